@@ -31,7 +31,7 @@ from qkv.text.tokenizer import Tokenizer
 #   `parameters` maps qkv's names to packed arrays. The weights of linear layers are (out, in). If
 #   int8 numbers and one float16 scale can express a row exactly, the row is packed in this way. Any
 #   other row is packed as float16.
-#   `tokenizer` has the contents of tokenizer.json.
+#   `tokenizer` holds the contents of tokenizer.json.
 #
 # The object `sizes` has these entries.
 #
@@ -41,9 +41,9 @@ from qkv.text.tokenizer import Tokenizer
 #   `eps` is the epsilon of the norms.
 #   `mask` is the mask token, or null.
 #   `next` is true if logits are for the next token.
-#   `bert` is true if the layers have the same steps as in BERT.
-#   `scales` has a pair ["", factor of the scores] for each layer. In the data from a server (see
-#   server.js), the string names the activation that the edit "scale" multiplies.
+#   `bert` is true if the layers have the same steps as BERT's layers.
+#   `scales` lists a pair ["", factor of the scores] for each layer. If a server runs the model (see
+#   server.js), the first entry of each pair names the activation that the edit "scale" multiplies.
 
 
 # A page with more than LARGE characters causes a warning. MOST is the maximum length of a string in
@@ -53,7 +53,7 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh")  # in 
 
 
 def need_engine(model: Model, call: str = "play") -> None:
-    """Raise an error if a page cannot run a model; the error names `call`.
+    """Raise an error if a page cannot run a model; the message begins with `call`.
 
     Raises:
         ValueError: a page cannot run the model; `engine_payload` lists the possible reasons.
@@ -71,7 +71,7 @@ def need_engine(model: Model, call: str = "play") -> None:
 def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
     """Pack a model for a page that runs it.
 
-    If the page will be large, a warning that names `call` is issued.
+    If the page will be large, issue a warning whose message begins with `call`.
 
     Raises:
         ValueError: the model is neither a decoder nor an encoder with a language-model head; the
@@ -134,7 +134,7 @@ def _design(model: Model, design: Design) -> dict[str, Any]:
     )
     head = design.head
     assert head is not None
-    scale = np.array(design.embed_scale, model.embedding.table.dtype)  # rounded like in training
+    scale = np.array(design.embed_scale, model.embedding.table.dtype)  # rounded as in training
     return {
         "layers": [_attends(layer, rotaries) for layer in design.layers],
         "rotaries": [_rotary(rotary, design.layers[0].head_size) for rotary in rotaries],

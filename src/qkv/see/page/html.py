@@ -57,7 +57,7 @@ def picture(title: str, lines: Sequence[str], rows: Rows, theme: str) -> str:
 
     Args:
         title: the title above the panels.
-        lines: lines of text below the panels, before the panels' own prose.
+        lines: lines of text below the panels, above the text that the panels bring.
         rows: the panels.
         theme: "light", "dark", or "auto" for the theme of the site or system.
     """

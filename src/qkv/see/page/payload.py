@@ -32,7 +32,7 @@ from qkv.see.steps.walk import Walk
 #   page of `compare` has two texts.
 #   `start` is the first state of the page (START), or null.
 #   `compare`, `walk`, `shift` and `replay` are COMPARE, WALK, SHIFT and REPLAY, or null.
-#   `notes` has sentences about the tokens.
+#   `notes` lists sentences about the tokens.
 #
 # The payload of `play` has other entries, which page/play.py describes. The list `texts` is
 # then empty, because the page runs the model. The model's data follow the payload (see
@@ -53,14 +53,14 @@ from qkv.see.steps.walk import Walk
 # TEXT is one text with its attention.
 #
 #   `name` is a string.
-#   `tokens` has L strings.
-#   `keys` has S strings, or is null if the keys are the tokens.
-#   `special` has the positions of the special tokens.
-#   `key_special` has the positions of the special keys, or is null.
+#   `tokens` is a list of L strings.
+#   `keys` is a list of S strings, or null if the keys are the tokens.
+#   `special` lists the positions of the special tokens.
+#   `key_special` lists the positions of the special keys, or is null.
 #   `words` lists the words as [first, last + 1, word], or is null if no token is a subword.
 #   `key_words` is the same list for the keys.
 #   `split` is the position at which the second of two sentences begins, or null.
-#   `layers` has the indices of the layers.
+#   `layers` lists the indices of the layers.
 #   `heads` is H, `length` is L, and `key_length` is S.
 #   `weights` is a packed array (layers, H, L, S), or null.
 #   `scores` is a packed array (k, H, L, S), or null. These are the scaled, masked scores of k
@@ -71,13 +71,13 @@ from qkv.see.steps.walk import Walk
 #   `norms` is a packed array (layers, H, S) of the lengths |v W_O|, or null.
 #   `measures` maps each name to a list of layers x H numbers, or to null.
 #   `summary` is a SUMMARY in place of the weights, or null.
-#   `left_out` has sentences about data that the page does not have.
+#   `left_out` lists sentences about data that the page does not have.
 #
-# SUMMARY has the largest weights of a long text.
+# SUMMARY holds the largest weights of a long text.
 #
 #   `top_k` is k.
 #   `indices` is a packed array (layers, H, L, k); all bits of an unused index are 1.
-#   `weights` has the weights on the keys in `indices`, as packed shares.
+#   `weights` holds the weights on the keys in `indices`, as packed shares.
 #   `received` is a packed array (layers, H, S).
 #   `kept` is the fraction of the total weight that the summary includes.
 #
@@ -87,10 +87,10 @@ from qkv.see.steps.walk import Walk
 #   `word` is the word.
 #   `why` is the reason why this word was chosen.
 #   `sentence` is a sentence about the comparison.
-#   `texts` has the original texts, A and B.
-#   `positions` has two lists with the positions of the word in A and in B.
-#   `similarity` has the cosines at the embeddings and after each layer.
-#   `strongest` has two lists with the links of A and of B, as in `to_dict`.
+#   `texts` lists the original texts, A and B.
+#   `positions` holds two lists: the positions of the word in A, and in B.
+#   `similarity` lists the cosines at the embeddings and after each layer.
+#   `strongest` holds two lists: the strongest links of A, and of B, in the format of `to_dict`.
 #
 # For two runs, COMPARE has these entries instead.
 #
@@ -98,13 +98,14 @@ from qkv.see.steps.walk import Walk
 #   `sentence` is a sentence about the comparison.
 #   `of` names the vectors whose changes are measured.
 #   `changes` is a list of [token, distance, cosine, length in A], the largest distance first.
-#   `by_layer` has the mean distances at the embeddings and after each layer.
+#   `by_layer` lists the mean distances at the embeddings and after each layer.
 
 
 THEMES = ("auto", "light", "dark")
 MOST_CELLS = 4_000_000  # the largest number of weights in a page: 16 MB before base64
 MOST_SCORES = 1_500_000
-MOST_KEPT = 1_000_000  # the largest number of weights in summaries with more than 4 per query
+# the largest number of weights in a summary that keeps more than 4 weights of each query
+MOST_KEPT = 1_000_000
 
 
 def text_payload(heads: Heads, layer: int) -> dict[str, Any]:
@@ -139,7 +140,7 @@ def text_payload(heads: Heads, layer: int) -> dict[str, Any]:
 
 
 def _axis(axis: Axis | None) -> tuple[Any, Any, Any]:
-    """Return `(names, positions of special tokens, words)` of an axis; all None without an axis."""
+    """Return `(names, positions of special tokens, words)`; all are None if `axis` is None."""
     if axis is None:
         return None, None, None
     positions = [position for position, special in enumerate(axis.special) if special]
@@ -221,12 +222,12 @@ def check_theme(theme: str, call: str) -> str:
 # the page shows first.
 #
 #   `run` is the name of the run.
-#   `tokens` has L strings.
-#   `special` has 1 for each special token, and 0 for the others.
-#   `layers` has the indices of the layers.
+#   `tokens` is a list of L strings.
+#   `special` is a list with 1 for each special token, and 0 for each other token.
+#   `layers` lists the indices of the layers.
 #   `heads` is H.
-#   `steps` has the steps of all snapshots.
-#   `shown` has the indices in `steps` of the snapshots with weights.
+#   `steps` lists the steps of all snapshots.
+#   `shown` lists the indices in `steps` of the snapshots with weights.
 #   `weights` holds the weights of these snapshots, packed as shares: (shown, layers, H, L, L).
 #   `hidden` is an array of bits, or null.
 #   `scores` is a list of measures. Each measure has a `name`, a phrase for the averaged weight
@@ -235,9 +236,9 @@ def check_theme(theme: str, call: str) -> str:
 #   `score` is the index in `scores` of the measure that the page's sentence is about.
 #   `becomes` is the least score for which a head gets the name in `head`.
 #   `losses` is a list of [step, loss].
-#   `logged` has the loss at each of the `steps`, or null.
-#   `knots` has the steps on the axis of charts, which are equally spaced.
-#   `left_out` has sentences about data that the page does not have.
+#   `logged` lists the loss at each of the `steps`; an unknown loss is null.
+#   `knots` lists the steps on the axis of charts, which are equally spaced.
+#   `left_out` lists sentences about data that the page does not have.
 
 
 def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
@@ -272,15 +273,15 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
     }
 
 
-# SHIFT has word vectors before and after attention, in one plane.
+# SHIFT holds word vectors before and after attention, in one plane.
 #
 #   `sentences` and `tokens` are lists of strings.
-#   `of` has the number of each token's sentence.
+#   `of` lists the number of each token's sentence.
 #   `before` is a list of points [x, y].
-#   `explained` has the share of the variance along each axis.
+#   `explained` lists the share of the variance along each axis.
 #   `stages` is a list of stages. Each stage has a `name`, its `points` [x, y], the lengths of the
 #   arrows (`moved`), the share of the variance in the plane (`held`), and a `cosine` per token.
-#   `labelled` has the positions of the labelled tokens.
+#   `labelled` lists the positions of the labelled tokens.
 #   `pairs` is a list of words in two sentences. Each entry has the `word`, two positions (`a` and
 #   `b`), and the `cosine` before attention and at each stage.
 
@@ -291,14 +292,14 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
     return vars(shift) | {"stages": stages, "pairs": [vars(pair) for pair in shift.pairs]}
 
 
-# WALK has the steps of one head.
+# WALK holds the steps of one head.
 #
 #   `layer` and `head` are numbers.
-#   `tokens` has the names of the queries.
-#   `keys` has the names of the keys, or is null if the keys are the tokens.
-#   `rows` has the positions of the queries that the page keeps, or is null for all queries.
-#   `key_rows` has the positions of the keys that the page keeps, or is null for all keys.
-#   `arrays` maps names to ARRAY. The array "own" has the model's own numbers for the step
+#   `tokens` lists the names of the queries.
+#   `keys` lists the names of the keys, or is null if the keys are the tokens.
+#   `rows` lists the positions of the queries that the page keeps, or is null for all queries.
+#   `key_rows` lists the positions of the keys that the page keeps, or is null for all keys.
+#   `arrays` maps names to ARRAY. The array "own" holds the model's own numbers for the step
 #   `own_step`.
 #   `steps` is a list of STEP.
 #   `start` is the [row, column] of the cell whose sum is written out when the page opens.
@@ -307,7 +308,7 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #   `difference` is the largest difference between a step and the model's own numbers.
 #   `said` is a sentence that names the likeliest word, or empty.
 #   `which` is a sentence that names the head, and may be followed by a sentence about the head.
-#   `reasons` has the reasons for this head.
+#   `reasons` lists the reasons for this head.
 #
 # ARRAY is one array of a walk.
 #
@@ -315,7 +316,7 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #   `shape` is the shape of the array.
 #   `rows` is a list of the kept rows, or null if all rows are kept. It is "rows" or "key_rows" if
 #   the kept rows are those of `rows` or `key_rows` in WALK.
-#   `columns` has the indices of the columns; the key is missing if the page has all columns.
+#   `columns` lists the indices of the columns; the key is missing if the page has all columns.
 #
 # STEP is one step of a walk.
 #
@@ -324,11 +325,11 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #   `side` is "queries" or "keys" if the rows are queries or keys. It is "position" if the step has
 #   only one row, which is the query of `start`.
 #   `columns` is "keys" if the columns are keys, or null if they are components of vectors.
-#   `shown` has the indices (`at`) and the `names` of the shown columns, or is null for all.
+#   `shown` holds the indices (`at`) and the `names` of the shown columns, or is null for all.
 #   `weights` is true if the numbers are weights.
 #   `cell` is the [row, column] of the number whose sum the page writes out, or null.
 #   `op` describes how each number is computed (see steps/step.py).
-#   `lengths` has the packed lengths of the rows in the page, or is null if rows are not vectors.
+#   `lengths` holds the packed lengths of the rows in the page, or is null if rows are not vectors.
 
 
 MOST_TOKENS = 64
@@ -419,7 +420,7 @@ def _held(walk: Walk, weights: Array) -> tuple[list[int] | None, list[int] | Non
     if max(length, keys) <= MOST_TOKENS:
         return None, None
     score = weights.copy()
-    score[walk.cell] = np.inf  # The page opens with the sum of this cell.
+    score[walk.cell] = np.inf  # The page shows the sum of this cell when it opens.
     if walk.keys is walk.tokens:  # Queries and keys share one list of positions.
         order = np.argsort(-score, axis=None, kind="stable")
         positions = dict.fromkeys(
@@ -509,7 +510,7 @@ def pack_flags(flags: Array) -> dict[str, Any] | None:
 
 
 def pack_indices(indices: Array, limit: int) -> dict[str, Any]:
-    """Pack indices below `limit` in 16 bits, or in 32 bits if necessary; -1 is packed as ones.
+    """Pack indices below `limit` in 16 bits, or in 32 bits if necessary; -1 becomes all 1 bits.
 
     >>> pack_indices(np.array([1, -1]), 10)
     {'b64': 'AQD//w==', 'bits': 16, 'shape': [2]}

@@ -23,9 +23,9 @@ from qkv.trace import Trace
 #   `state` is the part after the # of an address, or empty. The page opens in this state.
 #   `stories` is a list of STORY from the model's card.
 #   `roles` maps "layer.head" to the head's role and its score for this role.
-#   `cards` has the cards of the first lesson; see training/play_cards.py.
+#   `cards` lists the cards of the first lesson; see training/play_cards.py.
 #   `untrained` is true if the model is untrained.
-#   `little` has two lists that the rule for choosing a head ignores: function words in lower case
+#   `little` holds two lists that the rule for choosing a head ignores: function words in lower case
 #   (`words`), and parts of words around an apostrophe (`pieces`), such as the "t" of "don't".
 #   `next` is true if logits are for the next token.
 #   `guesses` is true if logits are for masked words.
@@ -33,8 +33,8 @@ from qkv.trace import Trace
 #
 # A page of findings has two more entries.
 #
-#   `findings` has the contents of the finding files.
-#   `parts` has the parts of the page in order. A part is the index of a finding, or a placeholder
+#   `findings` holds the contents of the finding files.
+#   `parts` lists the parts of the page in order. A part is the index of a finding, or a placeholder
 #   for HTML of the article.
 #
 # A page with two models has two more entries.
@@ -45,18 +45,18 @@ from qkv.trace import Trace
 # START is the first state of the page. Without `layer`, `head` and `said`, the page chooses a head.
 #
 #   `text` is a string.
-#   `edits` has records of edits.
+#   `edits` is a list of edits.
 #   `position` is the position at which the model guesses a word.
 #   `layer` and `head` are numbers.
 #   `said` is a sentence about this head.
 #   `query` is the position of a token, or null.
-#   `hide` has the positions of the word that a reader can hide first, with one click.
+#   `hide` lists the positions of the word that a reader can hide first, with one click.
 #   `view` is the first screen, which is "front", "findings" or "lab" (the default).
 #
 # STORY is a sentence in which an intervention changes the guess.
 #
 #   `text` is a string.
-#   `hide` has the positions of hidden tokens.
+#   `hide` lists the positions of hidden tokens.
 #   `ablate` is a list of [layer, head]. A story has either `hide` or `ablate`.
 #   `change` is the intervention in words.
 #   `before` and `after` are each a word and its probability.
@@ -134,8 +134,9 @@ def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: boo
 
     Args:
         model: the model that the server runs.
-        scales: the results of `scale_in` for the layers: the name of the activation that the edit
-            "scale" multiplies, and the factor by which the model multiplies the scores.
+        scales: the results of `scale_in` for the layers. Each result is the name of the activation
+            that the edit "scale" multiplies, and the factor by which the model multiplies the
+            scores.
         plain: whether the scores of every layer are products of queries and keys, without other
             terms.
     """

@@ -27,7 +27,7 @@ export function css(rgb) {
 }
 
 /**
- * Black or white text for a background colour, by the relative luminance of WCAG.
+ * Black or white, for text on a background colour; chosen by the relative luminance of WCAG.
  * @param {number[]} rgb
  */
 export function ink(rgb) {

@@ -48,7 +48,7 @@ export function toggle(ui, label, checked, onchange) {
 /**
  * Makes many items one tab stop. Arrows, Home, End and the page keys move the focus; Enter, Space and a click call
  * `onpick`; Esc calls `onfree`. Items have the attribute data-i. `onmove(i)` runs before item i gets the focus, so that
- * it can draw the item.
+ * the caller can draw item i.
  * @param {any} box
  * @param {{count: () => number, columns?: number | (() => number), at?: number, onmove?: (i: number) => void,
  *          onpick?: (i: number, event?: any) => void, onfree?: () => void}} options

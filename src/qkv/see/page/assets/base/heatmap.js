@@ -182,7 +182,7 @@ export function heatmap(ui, options) {
       pen.font = (on ? "bold " : "") + font(Math.min(12, Math.max(9, size)));
     };
     if (whole) {
-      // a few positions instead of names
+      // there is no room for names: label a few positions
       style(false, 11);
       for (const part of [0, 0.25, 0.5, 0.75]) {
         const [i, j] = [Math.round(part * n), Math.round(part * m)];

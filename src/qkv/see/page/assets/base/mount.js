@@ -18,7 +18,7 @@ import "./view.css";
  * @property {() => Element | null} focused
  */
 
-const ABOUT = "about"; // the slot of the documents about the model
+const ABOUT = "about"; // the name of the slot for the documents about the model
 let lastId = 0;
 
 /**
@@ -87,7 +87,7 @@ function mount(host, data, styles, view) {
   };
   box.dataset.theme = "light";
   box.addEventListener("keydown", (/** @type {any} */ event) => {
-    if (!event.ctrlKey && !event.metaKey) event.stopPropagation(); // a notebook would use the key as a shortcut
+    if (!event.ctrlKey && !event.metaKey) event.stopPropagation(); // so that a notebook does not use the key as a shortcut
   });
   root.append(el("style", {}, styles), box, live);
   try {
@@ -102,7 +102,7 @@ function mount(host, data, styles, view) {
   width = box.clientWidth;
   atOnce(paint);
   dark.addEventListener("change", paint);
-  new MutationObserver(paint).observe(document.body, { attributeFilter: ["data-theme"] }); // the site has its own switch of themes
+  new MutationObserver(paint).observe(document.body, { attributeFilter: ["data-theme"] }); // the site has its own theme switch
   new ResizeObserver(() => {
     if (box.clientWidth === width) return;
     width = box.clientWidth;

@@ -4,8 +4,8 @@ const SHORT = 8; // milliseconds; after this time a task leaves the next job to 
 let due = 0; // the time at which the running task ends; 0 if no task is running
 
 /**
- * Runs jobs one after another in short tasks, so that the page stays responsive. New jobs replace the jobs that are
- * left. The promise resolves when no jobs are left and all promises of the jobs are resolved.
+ * Runs jobs one after another in short tasks, so that the page stays responsive. New jobs replace the jobs that have
+ * not run. The promise resolves when no jobs are left and all promises of the jobs are resolved.
  */
 export function inTurn() {
   const { port1, port2 } = new MessageChannel();

@@ -68,7 +68,7 @@ function merged(tokens, ranks, made) {
     const top = pop(queue);
     const [position, id] = [top % POSITIONS, made[Math.floor(top / POSITIONS)]];
     const rank = gone[position] ? undefined : rankAt(position);
-    if (rank === undefined || made[rank] !== id) continue; // one token of this pair has been merged since
+    if (rank === undefined || made[rank] !== id) continue; // an earlier step has merged a token of this pair
     const next = after[position];
     tokens[position] = [id, tokens[position][1], tokens[next][2]];
     gone[next] = 1;

@@ -88,7 +88,7 @@ function whole(bytes) {
 }
 
 /**
- * Writes a sign of CLEAN without blanks wherever it is in a text: " ." becomes ".". But " do not" becomes " don't".
+ * Removes the blanks around a sign of CLEAN everywhere in a text: " ." becomes ".". Only " do not" becomes " don't".
  * @param {string} text
  * @param {string} sign
  */

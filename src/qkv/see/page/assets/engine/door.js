@@ -100,7 +100,8 @@ export function openDoor(compute, parts) {
   }
   const first = Object.keys(sides)[0];
   /**
-   * The worker of the model `wanted`; if `wanted` is undefined, of the model `usual`, or else of the page's first model.
+   * The worker of the model `wanted`. If `wanted` is undefined, this is the model `usual` or, if the page does not have
+   * that model, the page's first model.
    * @param {string | undefined} wanted
    * @param {string} usual
    */
@@ -162,5 +163,5 @@ export function openDoor(compute, parts) {
      */
     parameters: async (names, rows = {}, { model } = {}) => of(model, "encoder").ask({ ask: "parameters", names, rows }, {}),
   };
-  window.dispatchEvent(new Event("qkv")); // scripts before the model in the page wait for this event
+  window.dispatchEvent(new Event("qkv")); // scripts that come before the model in the page wait for this event
 }

@@ -1,7 +1,7 @@
 // The forward pass of an encoder or a decoder, in order from top to bottom: tokens, vectors, attention, MLP, logits.
-// The design (parameters.js) describes how families of models differ, like in Python; edits.js has the changes that a
-// reader can make. T is the number of tokens, D the size of a vector, H the number of heads, d the size of a head, F
-// the hidden size of the MLP, V the size of the vocabulary. A step of `forward` has arrays by their names in a trace.
+// As in Python, a design describes how a family of models differs from others (parameters.js). A reader can change a
+// run with edits (edits.js). T is the number of tokens, D the size of a vector, H the number of heads, d the size of a
+// head, F the hidden size of the MLP, V the size of the vocabulary. A step of `forward` maps names in a trace to arrays.
 // The results are equal to the model's own except for rounding. While a text is generated (generate.js), only L of T
 // tokens are computed; `first` tokens come before them.
 

@@ -6,7 +6,7 @@ import { readTokenizer } from "./tokenizer.js";
 
 /**
  * `size` is d, the size of a head's queries and keys; `next`: whether logits are for the next position; `bert`:
- * whether the layers have BERT's steps, with all parameters; `scales`: see server.js.
+ * whether the layers have the same steps as in BERT, each with all its parameters; `scales`: see server.js.
  * @typedef {{layers: number, heads: number, kv_heads: number, size: number, dim: number, vocabulary: number, most: number | null,
  *            next: boolean, eps: number, mask?: string | null, bert?: boolean, scales?: [string, number][]}} Sizes
  * @typedef {{dims: number, interleaved: boolean, scale: number, speeds: number[], longer?: {limit: number, speeds: number[]},

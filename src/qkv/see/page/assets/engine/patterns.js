@@ -51,7 +51,7 @@ function translated(pattern) {
 }
 
 /**
- * A letter in a class; if the group ignores case, with its forms in the other case.
+ * The part of a class that matches a letter; if the group ignores case, also its forms in the other case.
  * @param {string} part
  * @param {boolean[]} groups
  */

@@ -119,7 +119,7 @@ function reader(text) {
   const bit = (name, l, h, i, j) => {
     const packed = text[name];
     if (!packed) return false;
-    const [layers, heads] = packed.shape; // an axis of length 1 holds for all indices
+    const [layers, heads] = packed.shape; // if an axis has length 1, its only entry holds for all layers or heads
     const position = (((layers > 1 ? l : 0) * heads + (heads > 1 ? h : 0)) * L + i) * S + j;
     return Boolean((once(name, { ...packed, bits: 8 })[position >> 3] >> (7 - (position & 7))) & 1);
   };

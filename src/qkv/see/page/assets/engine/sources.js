@@ -12,7 +12,8 @@ import { tokenize } from "./tokenizer.js";
 /** @typedef {import("./parameters.js").Model} Model */
 
 /**
- * Adds `numbers`, the numbers from other runs, to edits. `numbers` is not a part of the name of a step in `memory`.
+ * Adds the numbers from other runs to edits, as the property `numbers`. This property is not enumerable, so it does not
+ * become a part of the names of steps in `memory`.
  * @param {Model} model
  * @param {Memory} memory
  * @param {number[]} ids  (T)
@@ -34,7 +35,7 @@ export function* withSources(model, memory, ids, edits) {
 }
 
 /**
- * The mean over the tokens of z (T, H * d), (H * d).
+ * The mean of z over the tokens: (T, H * d) -> (H * d).
  * @param {Float64Array} z
  * @param {number} T
  */

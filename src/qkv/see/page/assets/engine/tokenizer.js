@@ -74,7 +74,7 @@ export function readTokenizer(file) {
 }
 
 /**
- * The tokens that a post-processor adds around a text, and whether it leaves out blanks.
+ * The tokens that a post-processor adds around a text, and whether it excludes blanks from the positions of tokens.
  * @param {any} rules  null if the file has no post-processor
  * @returns {Frame}
  */
@@ -155,7 +155,7 @@ export function tokenize(tokenizer, text, most) {
   const own = [];
   for (const token of tokensOf(tokenizer, text)) {
     own.push(token);
-    if (own.length > room) break; // later tokens would be dropped
+    if (own.length > room) break; // tokens after these would be dropped
   }
   return { tokens: [...before, ...own.slice(0, room), ...after], cut: own.length > room };
 }

@@ -1,6 +1,6 @@
-// The worker, which runs the model while the page stays responsive: the other side of the door (door.js). The page
-// requests runs, continuations of a text, and sweeps that remove each head. The worker works step by step, so that
-// the newest run always goes first.
+// The worker runs the model, while the page stays responsive. It answers the requests of the door (door.js).
+// A request is for a run, for the continuation of a text, or for a sweep that removes each head separately.
+// The worker works step by step, so that the newest run always goes first.
 
 import { forward, handedOn, logitsAt } from "./engine.js";
 import { Cache, written } from "./generate.js";
@@ -24,9 +24,9 @@ let model;
 let jobs = []; // the newest job is the last
 let working = false;
 const [memory, cache] = [new Memory(), new Cache()];
-const BEFORE = 8; // the number of prompt tokens that are spelled together with new tokens
+const BEFORE = 8; // new tokens are decoded together with this many last tokens of the prompt
 const MOST_PATTERNS = 256; // up to this number of tokens, a run returns all patterns
-const next = new MessageChannel(); // a message to the worker itself comes after waiting messages, so that these are read between two steps
+const next = new MessageChannel(); // the worker sends itself a message before each step, so that messages from the page are read between two steps
 next.port1.onmessage = work;
 
 /** @type {Record<string, (question: any) => Generator<any, any>>} */
@@ -37,7 +37,7 @@ onmessage = ({ data: { read, drop, ...question } }) => {
     const written = JSON.parse(read);
     model = readModel(written);
     const { names } = model.tokenizer;
-    const words = Array.from({ length: model.sizes.vocabulary }, (_, id) => names[id] ?? String(id)); // the same names as in predict
+    const words = Array.from({ length: model.sizes.vocabulary }, (_, id) => names[id] ?? String(id)); // the names that `predict` uses in Python
     postMessage({ ready: { name: model.name, exact: written.exact, ...model.sizes, words } });
   } else if (drop) jobs = jobs.filter(({ id }) => id !== drop);
   else {
@@ -103,8 +103,8 @@ function* run(question) {
 }
 
 /**
- * A sweep: removes each head separately, in addition to the edits. The last layers come first, since lower layers are
- * not computed again.
+ * A sweep: removes each head separately, in addition to the edits. The last layers come first, because they
+ * are fastest: layers below the removed head are not computed again.
  * @param {Question} question
  */
 function* sweep(question) {

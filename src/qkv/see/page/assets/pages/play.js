@@ -50,7 +50,7 @@ function play(box, data, ui) {
   /** @type {Record<string, any>} */
   const all = { encoder: data, decoder: data.other };
   /** @type {Record<string, string>} */
-  const left = {}; // by side, the address of the page when the side was left
+  const left = {}; // maps each side to the address that it had when the reader left it
   const buttons = Object.entries(SIDES).map(([side, label]) => el("button", { type: "button", "data-side": side, onclick: () => turnTo(side) }, label));
   /** @type {{side: string, hash: () => string, text: () => string, close: () => void}} */
   let open;
@@ -75,12 +75,15 @@ function play(box, data, ui) {
     try {
       history.replaceState(history.state, "", left[side] ?? `#model=${side}`);
     } catch {
-      // a page inside another page has no own address
+      // a page in a frame has no address of its own
     }
     show(side);
   }
 
-  /** The text for the decoder to continue: the reader's text for the encoder, up to the gap; null if it is not new. */
+  /**
+   * The text for the decoder to continue: the reader's text for the encoder, up to its gap. Null if that text is the
+   * first text of the page, or if the decoder has received it before.
+   */
   function opening() {
     const text = open.text();
     if (open.side !== "encoder" || text === data.start.text || text === written) return null;
@@ -114,7 +117,7 @@ function pageOf(box, room, data, ui) {
     ...(data.findings && { findings: () => findingsScreen(ui, store) }),
   };
   /** @type {Partial<Record<PlayState["view"], Screen>>} */
-  const screens = {}; // the screens that were opened before
+  const screens = {}; // the screens that the reader has opened
   const ways = wayBar(store);
   const whole = el("a", { class: "whole", target: "_blank", rel: "noopener" }, "The whole page");
   room.append(ways.node, whole);
@@ -144,7 +147,7 @@ function pageOf(box, room, data, ui) {
     }
     ways.update(view);
     whole.hidden = state.only === null;
-    whole.href = store.address(state.only === null ? {} : { only: null, view: "lab" }); // all regions are in the lab
+    whole.href = store.address(state.only === null ? {} : { only: null, view: "lab" }); // the lab shows all regions
     if (view !== "lab") parts.cards.update(now); // a lesson that ends restores the state from before the lesson
     return screen.update(now);
   }

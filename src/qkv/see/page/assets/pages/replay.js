@@ -58,7 +58,7 @@ export const start = starting((box, payload, ui) => {
   /** @param {number} l @param {number} h @param {number} i @param {number} j */
   function hides(l, h, i, j) {
     if (!bits) return false;
-    const [a, b] = /** @type {NonNullable<Replay["hidden"]>} */ (data.hidden).shape; // an axis of length 1 holds for all indices
+    const [a, b] = /** @type {NonNullable<Replay["hidden"]>} */ (data.hidden).shape; // if an axis has length 1, its only entry holds for all layers or heads
     const k = (((a > 1 ? l : 0) * b + (b > 1 ? h : 0)) * L + i) * L + j;
     return (bits[k >> 3] >> (7 - (k & 7))) & 1;
   }
@@ -201,7 +201,7 @@ export const start = starting((box, payload, ui) => {
     order.map(([, h], i) => el("div", { class: "head", role: "option", "data-i": i }, el("span", { class: "thumb" }), el("span", { class: "head-name" }, `${layers[order[i][0]]} · ${h}`), el("b", { class: "head-name" }))),
   );
 
-  /** The end of the scale, which is the same at every step. */
+  /** The upper end of the scale, which is the same at every step. */
   function high() {
     /** @param {number} k */
     const largest = (k) => cells(k, state.l, state.h).reduce((a, b) => Math.max(a, b));

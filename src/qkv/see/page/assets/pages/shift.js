@@ -19,7 +19,7 @@ export const start = starting((box, payload, ui) => {
   /** @param {number} k */
   const letter = (k) => (k < 26 ? String.fromCharCode(65 + k) : String(k + 1));
   /** @type {Map<string, Set<number>>} */
-  const positions = new Map(); // from each word to its sentences
+  const positions = new Map(); // maps each word to the sentences that contain it
   tokens.forEach((token, i) => positions.set(token, (positions.get(token) || new Set()).add(of[i])));
   /** @param {number} i */
   const named = (i) => cut(visible(tokens[i]), 18) + (several && /** @type {Set<number>} */ (positions.get(tokens[i])).size > 1 ? ` (${letter(of[i])})` : "");

@@ -54,9 +54,9 @@ const WIDEST = 34; // the width of a ribbon
 const FAR = 6; // a ribbon over more than this number of lines goes around other nodes
 const THIN = 2; // the width of a ribbon for numbers whose length is not shown
 const OTHER_NUMBERS = ["pre", "act", "up", "post", "raw", "logits", "probs"];
-const BESIDE = ["P", "C", "K", "V"]; // nodes on the same line as the node before them
+const BESIDE = ["P", "C", "K", "V"]; // nodes on the same line as the preceding node
 /** @type {Record<string, string>} */
-const PARTS = { out: "attention", A: "attention", mlp: "the MLP", M: "the MLP" }; // from an added array to its part
+const PARTS = { out: "attention", A: "attention", mlp: "the MLP", M: "the MLP" }; // maps an added array to the part that computes it
 /** @type {Record<string, string>} */
 const SIGNS = { given: "", row: "row", wave: "wave", sum: "+", norm: "norm", rotated: "", masked: "", softmax: "softmax", capped: "cap", times: "×" };
 
@@ -131,7 +131,7 @@ function signOf({ op, sign }) {
 }
 
 /**
- * The index of a token's row in a step. If the rows belong to the keys of another text, the row of the key in
+ * The index of a token's row in a step. If the rows are keys of another text, this is the row of the key in
  * `flow.start`.
  * @param {Flow} flow
  * @param {FlowStep} step
@@ -166,7 +166,7 @@ function streamWords(flow, k, token, before) {
   const step = flow.steps[k];
   const length = lengthIn(flow, step, token);
   if (laneOf(step.name) || length === null || ["E", ...OTHER_NUMBERS].includes(step.name)) return "";
-  const adds = step.op.kind === "sum" && step.op.terms.length === 2 ? step.op.terms[1] : ""; // a sum of three has no single added vector
+  const adds = step.op.kind === "sum" && step.op.terms.length === 2 ? step.op.terms[1] : ""; // a sum of three arrays adds two vectors, so neither is named
   const part = PARTS[adds];
   if (!part) return `length ${number(length, 1)}`;
   const long = number(lengthIn(flow, /** @type {FlowStep} */ (flow.steps.find(({ name }) => name === adds)), token), 1);

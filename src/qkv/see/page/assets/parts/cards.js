@@ -152,7 +152,7 @@ export function cardsPart(ui, store) {
       el("span", { class: "sign", "aria-hidden": "true" }), el("span", {}, cardWords(label, values)), el("span", { class: "figure" }))));
     back.disabled = at === 0;
     end.hidden = at + 1 === cards.length; // on the last card, the button Next closes the lesson
-    if (drawn !== null || kept) title.focus({ preventScroll: true }); // not if an address opens the lesson
+    if (drawn !== null || kept) title.focus({ preventScroll: true }); // an address that opens the lesson does not move the focus
     drawn = at;
   }
 

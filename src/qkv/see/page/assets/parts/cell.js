@@ -24,7 +24,7 @@ const BARS = 96; // the height of the chart of bars, in pixels
  * @property {number[]} values  the length of each bar
  * @property {number | null} high  the end of the scale; null for the largest number
  * @property {number | null} at  the index of the main bar
- * @property {(k: number) => string} called  the position of a bar
+ * @property {(k: number) => string} called  names a bar
  * @property {(k: number) => string} tell describes a bar
  * @property {string} all describes all bars
  * @property {[string, number | null][]} spelled  the written sum: each term, and the index of its bar

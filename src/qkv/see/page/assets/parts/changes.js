@@ -184,7 +184,7 @@ function temperature(ui, store) {
     const others = editsNow(store).filter(({ op }) => op !== "scale");
     const power = Number(slider.value);
     const edits = power ? [...others, { op: "scale", value: usual / 2 ** power }] : others;
-    store.set({ edits }, { undo: performance.now() - slid > 1000 }); // one movement of the slider is one change
+    store.set({ edits }, { undo: performance.now() - slid > 1000 }); // a drag of the slider counts as one change
     slid = performance.now();
   });
   /** @param {Now} now */

@@ -16,7 +16,7 @@ export function oneAtATime(store) {
   const send = (patch, undo) => {
     const before = store.state;
     store.set(patch, { undo });
-    going = store.state !== before; // otherwise no change is waiting
+    going = store.state !== before; // if the state stays the same, the page computes nothing
   };
   return {
     /** @param {{edits: Edit[]}} patch @param {boolean} undo  whether the change can be undone */

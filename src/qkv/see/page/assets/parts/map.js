@@ -23,7 +23,8 @@ import "./map.css";
 /** @typedef {import("./sight.js").Seen} Seen */
 
 /**
- * @typedef {[number, number, string]} OrderedHead  indices of layer and head in the page, and the head's figure
+ * @typedef {[number, number, string]} OrderedHead  indices of layer and head in the page, and the head's
+ *     number in the measure (its figure)
  * @typedef {{moved: number, word: string, from: number, to: number}} Effect  the effect of removing a head: the probability that
  *     moves to other words, the likeliest word, and the probability of this word before and after
  * @typedef {{value: number | null, text: string, said: string}} Value  the value of a head in a colouring
@@ -60,9 +61,9 @@ function headsInOrder({ layers, heads, measures }, order) {
   /** @param {OrderedHead} ordered */
   const value = ([l, h]) => /** @type {Record<string, number[][]>} */ (measures)[order][l][h];
   /** @param {OrderedHead} head */
-  const rank = (head) => value(head) ?? 1e9 * sign; // heads without a figure come last
+  const rank = (head) => value(head) ?? 1e9 * sign; // heads without a value come last
   /** @param {number | null} x */
-  const short = (x) => number(x !== null && x < 0.005 ? 0 : x); // a power of ten would be too wide
+  const short = (x) => number(x !== null && x < 0.005 ? 0 : x); // writes 0 for a number that would need a power of ten, which is too wide
   all.sort((a, b) => a[0] - b[0] || a[1] - b[1]).sort((a, b) => sign * (rank(a) - rank(b)));
   return { all: all.map((head) => [head[0], head[1], short(value(head))]), wide: Math.min(heads, 16) };
 }

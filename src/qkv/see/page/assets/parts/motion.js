@@ -308,9 +308,9 @@ export function motionPart(ui) {
   let colours = null;
   /** @type {[CanvasRenderingContext2D, number, number, boolean, boolean, number]} */
   let [pen, wide, at, playing, inView, before] = [/** @type {any} */ (null), 0, last, false, false, 0];
-  let [end, rests, rested] = [last, RESTS, 0]; // the moment at which it stops; how long it rests at each moment, and how long it has rested
+  let [end, rests, rested] = [last, RESTS, 0]; // the moment at which the animation stops; how long it rests at each moment; how long it has rested
   /** @type {[number, number] | null} */
-  let asked = null; // the moments between which it will play when a row is ready
+  let asked = null; // the moments between which the animation will play when a row is ready
   let [figures, told] = ["", -1]; // the current numbers, and their description
   ui.redraw(() => {
     colours = null;
@@ -327,7 +327,7 @@ export function motionPart(ui) {
   /** @param {number} time */
   function frame(time) {
     if (!playing || !inView || !row) return;
-    advance(before ? Math.min(300, time - before) : 0); // no jump after the window was hidden
+    advance(before ? Math.min(300, time - before) : 0); // no jump when the window becomes visible again
     before = time;
     if (at >= end) stop();
     else requestAnimationFrame(frame);

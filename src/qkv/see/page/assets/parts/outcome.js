@@ -210,7 +210,7 @@ function nameAt(now, token) {
 }
 
 /**
- * The words of these tokens, each once; for a word of which some tokens are missing, the tokens.
+ * The words of these tokens, each once. If only some tokens of a word are among these, these tokens are named.
  * @param {Looked} now
  * @param {number[]} tokens
  */
@@ -238,7 +238,7 @@ function sentenceOf(parts) {
 // ---- the part of the page
 
 /**
- * The part with the outcome: `headline` is the sentence, `node` has everything below it.
+ * The part with the outcome: `headline` is the sentence, `node` contains everything below it.
  * @param {Ui} ui
  * @param {Store} store
  * @returns {Part}
@@ -248,7 +248,7 @@ export function outcomePart(ui, store) {
   const [bars, more] = [el("div", { class: "outcome-bars" }), el("div", { class: "outcome-more" })];
   const node = el("section", { class: "outcome", "data-part": "outcome", "aria-label": "What follows" }, bars, more);
   /** @type {[string, (() => void) | null, boolean | null]} */
-  let [drawn, chart, inside] = ["", null, null]; // the results on the page, by the data from which they were made
+  let [drawn, chart, inside] = ["", null, null]; // drawn: the key of the data that the page shows
 
   /** @param {Looked} now */
   function draw(now) {

@@ -157,7 +157,7 @@ export function paintBar(ui, store, step) {
   }
 
   /**
-   * The link under the pointer; null if the pointer is in the column of the weight out of sight.
+   * The link under the pointer; null if the pointer is in the additional column (the weight on other keys).
    * @param {PointerEvent} event
    */
   function cellUnder(event) {

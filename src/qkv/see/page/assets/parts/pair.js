@@ -42,7 +42,7 @@ function axisOf(one, other) {
 // ---- one of the two texts
 
 /**
- * The tokens that the tokens of one text look at: a sentence and lines. `heard()` is called when the rows in view
+ * The attention in one text, as a sentence and as lines. `heard()` is called when the rows in view
  * change.
  * @param {Ui} ui
  * @param {{heard: () => void, onpick: (token: number) => void}} options
@@ -131,7 +131,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   const node = el("div", { class: "both" }, el("div", { class: "both-sides" }, sides.map((side) => side.node)), room, table.node);
   /** @type {Shown} */
   let now; // undefined before the first update
-  let [pointing, quiet] = [false, false]; // quiet: several changes are drawn together
+  let [pointing, quiet] = [false, false]; // quiet: changes are not drawn one by one, but together afterwards
   let shown = ""; // the heads that the heat maps show
 
   /**
@@ -197,7 +197,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * Row and column of a cell in one text; the column after the last has the weight out of sight.
+   * Row and column of a cell in one text; the column after the last shows the weight on keys that are not shown.
    * @param {number} k
    * @param {number} i
    * @param {number} j
@@ -295,7 +295,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * The weights of a row of a long text that are in the page.
+   * The weights that the page has for a row of a long text.
    * @param {number} k
    * @param {number} i
    * @returns {[number, number][]}  a position on the shared axis, and the weight

@@ -112,7 +112,7 @@ export function patchPanel(ui, store) {
     el("div", { class: "bar" }, what.node, layer.node, head.node, token.node, put));
   let at = "resid_pre";
   /** @type {{layer?: number, head?: number | "all", token?: number | "all"}} */
-  let picked = {}; // the fields that the reader set; other fields follow the page
+  let picked = {}; // the fields that the reader set; the other fields have values that fit the page's state
   /** @type {{text: string, run: Run | null, error: string}} */
   let other = { text: "", run: null, error: "" };
   /** @type {Now} */

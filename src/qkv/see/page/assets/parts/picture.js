@@ -8,7 +8,7 @@ import { el, svg } from "../base/elements.js";
 /** @typedef {Pick<DOMRect, "left" | "top" | "width" | "height">} Box */
 /** @typedef {Map<HTMLCanvasElement, SVGElement>} Canvases  the contents of each canvas as SVG */
 
-const [MARGIN, PIXELS] = [16, 128]; // the margin of a picture; canvases of at most this many pixels a side are written as vectors
+const [MARGIN, PIXELS] = [16, 128]; // the margin of a picture; the most pixels on each side of a canvas that is written as vectors
 const [UNFOLDED, SHARP] = [4e6, 2]; // the most pixels of a heat map that is drawn whole; the PNG pixels for each CSS pixel
 const SVG_STYLE = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linecap",
   "opacity", "font-family", "font-size", "font-weight", "font-style", "text-anchor", "dominant-baseline", "paint-order"];
@@ -67,7 +67,7 @@ function canvasesOf(ui) {
 function drawnOf(ui, node, canvases, caption) {
   const out = svg("g");
   const frame = node.getBoundingClientRect();
-  const edges = [frame.left, frame.top, frame.right, frame.top]; // the room below may belong to other elements
+  const edges = [frame.left, frame.top, frame.right, frame.top]; // the bottom edge starts at the top, because the room at the bottom may belong to other elements
   /** @param {DOMRect} box */
   const widen = ({ left, top, right, bottom }) => {
     [edges[0], edges[1]] = [Math.min(edges[0], left), Math.min(edges[1], top)];
@@ -242,7 +242,7 @@ function fontOf({ fontStyle, fontWeight, fontSize, fontFamily }) {
 }
 
 /** @type {CanvasRenderingContext2D} */
-let measuring; // a pen for measures and colours
+let measuring; // a pen that measures text and converts colours
 
 /** @param {string} font */
 function penFor(font) {
@@ -313,7 +313,7 @@ function pixelsOf(canvas, at) {
   copy.drawImage(canvas, 0, 0);
   const { data } = copy.getImageData(0, 0, width, height);
   /** @type {Map<string, string>} */
-  const paths = new Map(); // from each colour to all its runs of pixels
+  const paths = new Map(); // maps each colour to its runs of pixels
   for (let row = 0; row < height; row++)
     for (let first = 0; first < width; ) {
       /** @param {number} column */

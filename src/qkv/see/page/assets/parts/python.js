@@ -26,7 +26,7 @@ export function pythonOf(data, { state, original }) {
     "import numpy as np",
     "import qkv",
     "",
-    `model = qkv.load(${data.stories?.length ? "" : JSON.stringify(data.model)})`, // the stories belong to the default model
+    `model = qkv.load(${data.stories?.length ? "" : JSON.stringify(data.model)})`, // only the default model has stories; load() needs no name for it
     `text = ${JSON.stringify(text)}`,
     ...(plain ? [] : ["ids = list(model.tokenize(text).ids)"]),
     `trace = model.trace(${plain ? "text" : "ids"}, logits=True${edit.join("\n")})`,

@@ -86,7 +86,7 @@ export function saveMenu(ui, around, about) {
   let [paper, later] = [null, 0]; // paper: the field with text to copy
   /** @param {string} label @param {any} make */
   const button = (label, make) => el("button", { type: "button", onclick: () => save(make) }, label);
-  const there = /** @type {() => About} */ (about); // set when the menu opens
+  const there = /** @type {() => About} */ (about); // while the menu is open, about() is not null
   const picture = () => pictureOf(ui, around, there().caption);
 
   function list() {
@@ -134,7 +134,7 @@ export function saveMenu(ui, around, about) {
   }
   const update = () => {
     clearTimeout(later);
-    later = setTimeout(list, 0); // after parts that need more time
+    later = setTimeout(list, 0); // waits for parts that update later
   };
   box.addEventListener("pointerenter", list);
   return { node: box, update };
@@ -162,7 +162,7 @@ export function handOver(name, blob) {
   setTimeout(() => URL.revokeObjectURL(href), 60_000);
 }
 
-/** Whether the page can certainly save files; in a frame of another origin this is unknown. */
+/** Whether the page is certain that it can save files; in a frame of another origin it cannot be certain. */
 function letsFilesOut() {
   const own = self.origin !== "null" || location.protocol === "file:";
   if (window === window.parent) return own;

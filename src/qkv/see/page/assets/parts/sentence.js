@@ -355,8 +355,8 @@ function storyOf(data, text) {
 }
 
 /**
- * The tokens of the chosen word. If the page shows guesses for this word, the tokens of the word with the largest
- * weight from it in the chosen head.
+ * The tokens of the chosen word. But if the page shows guesses for the chosen word, these are the tokens of another
+ * word: the one that receives the largest weight from the chosen word in the chosen head.
  * @param {Now} now
  */
 function mostSeen({ state, run, words }) {

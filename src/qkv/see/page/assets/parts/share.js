@@ -88,7 +88,7 @@ export function sharePart(ui, store) {
 }
 
 /**
- * This document as a file that opens in a state.
+ * This document as a file that opens in the state of an address.
  * @param {string} hash
  */
 function pageWith(hash) {

@@ -56,7 +56,8 @@ function sight(source, state) {
   const long = state.mode === "length";
   const live = Boolean(source.changed); // live weights are in per cent; recorded weights have the format of the terminal
   /**
-   * All rows of a head: the values that the page has, by column, and the weight that it does not show.
+   * All rows of a head: for each, the shown values by column, the weight out of sight, and the weight that the page
+   * does not have.
    * @param {number} l
    * @param {number} h
    * @returns {Row[]}
@@ -129,7 +130,7 @@ export function arrange(seen, { l, h }) {
   });
   return {
     ...seen,
-    where: source.changed ? `head ${text.layers[l]}.${h}` : `layer ${text.layers[l]}, head ${h}`, // a terminal names heads in the same way
+    where: source.changed ? `head ${text.layers[l]}.${h}` : `layer ${text.layers[l]}, head ${h}`, // the second form is the same as in a terminal
     sparse: Boolean(text.summary),
     /** @param {number} r */
     known: (r) => made[r].known, // [[column, value], ...], largest first
@@ -138,7 +139,7 @@ export function arrange(seen, { l, h }) {
     /** @param {number} r */
     gone: (r) => made[r].gone,
     /** @param {number} r */
-    rest: (r) => made[r].rest, // for a summary: the weight that the page does not have
+    rest: (r) => made[r].rest, // the weight that the page does not have; 0 unless the page has only a summary of the text
     /**
      * A cell; NaN if masked, undefined if the page does not have it.
      * @param {number} r
@@ -161,7 +162,7 @@ export function arrange(seen, { l, h }) {
 
 // ---- a run in the form of a recorded text
 
-const IN_SIGHT = new WeakMap(); // from each run to its source, and to its visible part for each set of options
+const IN_SIGHT = new WeakMap(); // maps each run to its source, and to its visible part for each set of options
 
 /**
  * The Source of a run: `reader` makes it from a text in a payload; this function makes it from a run of the model.
@@ -174,7 +175,7 @@ function sourceOf(run, edits) {
   const { tokens, special, pattern, blocks, causal } = run;
   const words = spansOf(run);
   const [T, heads] = [tokens.length, pattern[0]?.length ?? 0];
-  const masks = new Map(); // by head, if edits differ between heads
+  const masks = new Map(); // maps each head to its mask
   /** @param {number} l @param {number} h */
   const maskOf = (l, h) => {
     const key = l * heads + h;
@@ -183,13 +184,13 @@ function sourceOf(run, edits) {
   };
   /** @type {Source["score"]} */
   const score = (l, h, i, j) => blocks?.[l]?.attn_scores?.[h]?.[i * T + j] ?? null;
-  // a row that the reader set may have a weight at a masked key: this key is visible
+  // a row that the reader set may have a weight at a masked key; such a key counts as visible
   /** @type {Source["hidden"]} */
   const changed = (l, h, i, j) => !pattern[l][h][i * T + j] && Boolean(maskOf(l, h)[i * T + j]);
   /** @param {number} i @param {number} j */
   const ahead = (i, j) => (causal && j > i ? -Infinity : 0);
   /** @type {Source["hidden"]} */
-  const own = (l, h, i, j) => !pattern[l][h][i * T + j] && (score(l, h, i, j) ?? ahead(i, j)) === -Infinity; // the model's mask
+  const own = (l, h, i, j) => !pattern[l][h][i * T + j] && (score(l, h, i, j) ?? ahead(i, j)) === -Infinity; // whether the model's own mask hides the cell
   const flags = special.map(Number);
   return {
     text: {
@@ -273,11 +274,11 @@ export function endOfScale(seen, { stretch, mode, layer, head }) {
   return (stretch ? largest(seen.made(layer, head)) : mode === "length" ? seen.highest() : 1) || 1;
 }
 
-const NUMBERS = new WeakMap(); // from runs, or their visible parts, to numbers
+const NUMBERS = new WeakMap(); // maps runs, or their visible parts, to numbers
 let numbered = 0;
 
 /**
- * The number of an object, for drawings that are made once for each object.
+ * A number that identifies an object, so that each object is drawn only once.
  * @param {object} one
  */
 export function numberOf(one) {
@@ -286,7 +287,7 @@ export function numberOf(one) {
 }
 
 /**
- * A number of a row that has all its columns.
+ * The value in a column; the row must have a value in every column.
  * @param {Map<number, number>} values
  * @param {number} c
  */

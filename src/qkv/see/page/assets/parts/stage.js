@@ -1,5 +1,5 @@
-// The sentence in large type: its words, which can be tapped, the model's guess in the gap, and lines above the words
-// from the gap to the words that all heads together look at. Changes are animated.
+// The sentence in large type: its words, which can be tapped, the model's guess in the gap, and lines above the words.
+// The lines go from the gap to the words with the largest weights, averaged over all heads. Changes are animated.
 
 import { el, fill, svg } from "../base/elements.js";
 import { percent, visible } from "../base/format.js";
@@ -31,7 +31,7 @@ export function stage(ui, onword = null) {
   /** @type {StageWord[]} */
   let all = [];
   /** @type {Map<number, any>} */
-  const paths = new Map(); // by the word's first token
+  const paths = new Map(); // maps the first token of each word to its line
   /** @type {any} */
   let gap = null; // {node, word, share}: the guess
   /** @type {Float64Array | null} */

@@ -18,7 +18,7 @@ import "./steer.css";
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 
 const [DIGITS, STRONGEST, STEP, USUAL] = [4, 10, 0.25, 2]; // the digits of each number of a vector; the largest strength, its step, the usual strength
-const LONG = 30_000; // some programs cut longer addresses
+const LONG = 30_000; // some programs cut off addresses that are longer
 
 /** @param {Ui} ui @param {LiveStore} store @returns {Part} */
 export function steerPart(ui, store) {
@@ -100,10 +100,10 @@ function steeringPanel(ui, store) {
     said);
   const hand = oneAtATime(store);
   /** @type {{layer?: number, token?: number | "all"}} */
-  let picked = {}; // the fields that the reader set; other fields follow the page
+  let picked = {}; // the fields that the reader set; the other fields have values that fit the page's state
   /** @type {{towards: string, away: string, runs: Run[] | null, error: string}} */
   let texts = { towards: "", away: "", runs: null, error: "" };
-  let [slid, known] = [-Infinity, "null"]; // the time of the slider's last move; the `steer` of the state that the fields show
+  let [slid, known] = [-Infinity, "null"]; // the time of the slider's last move; the value of `state.steer` that the fields show
   /** @type {Now} */
   let told; // undefined before the first update
   const read = reading(store, (runs, error) => {
@@ -113,7 +113,7 @@ function steeringPanel(ui, store) {
   slider.addEventListener("input", () => {
     draw();
     if (!steeringOf(store.state)) return;
-    steer(performance.now() - slid > 1000); // one movement of the slider is one change
+    steer(performance.now() - slid > 1000); // a drag of the slider counts as one change
     slid = performance.now();
   });
 

@@ -25,7 +25,7 @@ import "./steps.css";
  */
 export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   /** @type {Map<string, Cell>} */
-  const picks = new Map(); // from the name of a step to the cell whose sum is shown
+  const picks = new Map(); // maps the name of a step to the cell whose sum is shown
   /** @type {Flow} */
   let flow; // `flow` and the variable below are undefined before the first flow
   /** @type {ReturnType<typeof sumsOf>} */
@@ -139,7 +139,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     const sizes = rows.flatMap((i) => columns.map((_, j) => get(i, j))).filter(Number.isFinite).sort((a, b) => a - b);
     const [least, most] = sizes.length ? [sizes[0], sizes.at(-1)] : [0, 1];
     const size = Math.max(-least, most);
-    // in a trained vector, a few numbers are far larger than the others, which would all look the same on their scale
+    // a trained vector has a few numbers that are far larger than the rest; on a scale for them, the rest would look equal
     const trim = Math.floor(sizes.length / (wide > 100 ? 200 : Infinity));
     const full = one.weights ? (stretched.input.checked ? most : 1) : Math.max(-sizes[trim], /** @type {number} */ (sizes.at(-1 - trim)));
     const high = full || 1;

@@ -59,7 +59,7 @@ function rescaled(row, key, weight, open) {
   const all = Array.from(row);
   const rest = all.reduce((sum, one, j) => (j === key ? sum : sum + one), 0);
   const others = all.filter((_, j) => j !== key && open(j)).length;
-  if (!rest && !others) return all.map((_, j) => Number(j === key)); // no other key can take the rest
+  if (!rest && !others) return all.map((_, j) => Number(j === key)); // no other key can receive the remaining weight
   const left = 1 - weight;
   /** @param {number} one @param {number} j */
   const share = (one, j) => (rest ? (one / rest) * left : open(j) ? left / others : 0);
@@ -67,7 +67,7 @@ function rescaled(row, key, weight, open) {
   const digits = (x) => Number(x.toFixed(7));
   const weights = all.map((one, j) => digits(j === key ? weight : share(one, j)));
   const most = weights.reduce((best, one, j) => (j !== key && (best < 0 || one > weights[best]) ? j : best), -1);
-  weights[most] = digits(weights[most] + 1 - weights.reduce((sum, one) => sum + one, 0)); // the rest after rounding
+  weights[most] = digits(weights[most] + 1 - weights.reduce((sum, one) => sum + one, 0)); // corrects rounding, so that the sum is 1
   return weights;
 }
 

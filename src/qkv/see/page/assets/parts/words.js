@@ -66,7 +66,7 @@ export function heatWords(model, value) {
   return others.some((other) => other !== usual) ? `attention scores times ${number(value)}` : `attention temperature ${number(usual / value)}`;
 }
 
-const QUOTED = 40; // the number of characters that a sentence quotes of a text
+const QUOTED = 40; // a sentence quotes at most this many characters of a text
 /** @type {Record<string, (layer: number) => string>} */
 const STREAMS = {
   resid_pre: (layer) => `the residual stream before layer ${layer}`,

@@ -51,7 +51,7 @@ export function writingPart(ui, store) {
   let going = null;
   /** @type {[number | null, number, string]} */
   let [chosen, seed, key] = [null, 0, ""]; // the chosen new token; the state for which the text was generated
-  let waiting = false; // waiting for the run of a text that was just typed, to continue it
+  let waiting = false; // whether the text was just typed: it is continued when its run is ready
   /** @type {Now} */
   let told;
 
@@ -99,7 +99,7 @@ export function writingPart(ui, store) {
     /** @param {Chosen} part */
     const onpart = (part) => {
       const before = textOf(tokens);
-      const whole = part.text.replace(/\ufffd+$/, ""); // a part of a character is shown with its other part
+      const whole = part.text.replace(/\ufffd+$/, ""); // a part of a character is shown only when the character is complete
       const piece = whole.startsWith(before) ? whole.slice(before.length) : spelled(part.token);
       tokens.push({ ...part, piece });
       show("going");

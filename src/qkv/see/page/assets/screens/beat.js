@@ -28,7 +28,7 @@ const GAPS = [
   ["They ate bread and _ for breakfast.", ["butter", "milk", "cheese", "jam", "honey", "eggs"]],
   ["The _ sang in the trees all morning.", ["birds", "bird"]],
 ];
-const HIDDEN = { text: "She drank a glass of _.", word: "glass" }; // the state of the last round
+const HIDDEN = { text: "She drank a glass of _.", word: "glass" }; // the sentence of the last round, and the word that is hidden in it
 const OFFERED = 4; // the number of words to choose from
 
 /** @param {Ui} ui @param {LiveStore} store @returns {Screen} */

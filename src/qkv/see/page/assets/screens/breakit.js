@@ -47,7 +47,7 @@ export function breakScreen(ui, store) {
   /** @param {Float32Array} logits */
   const firstOf = (logits) => likeliestOf(probabilitiesOf(logits), 1)[0];
 
-  /** Searches for a few heads; each step removes the head without which the guess has the least probability. */
+  /** Searches for a small set of heads: each step removes the head whose removal makes the guess least probable. */
   async function search() {
     const { state } = last;
     const [kept, at] = [others(), [/** @type {number} */ (state.position)]];

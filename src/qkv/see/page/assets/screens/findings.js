@@ -39,7 +39,7 @@ import "./findings.css";
  * @property {Predictions} after
  */
 
-const [TOLERANCE, ROUNDED] = [1e-4, 1e-2]; // tolerances of a probability: the same as in `qkv verify`, and for a page with rounded parameters
+const [TOLERANCE, ROUNDED] = [1e-4, 1e-2]; // the tolerance of a probability, as in `qkv verify`; the tolerance on a page with rounded parameters
 const SHORT = 26; // up to this number of characters, the texts before and after the edits are side by side
 const OF_HEADS = ["z", "q", "k", "v", "pattern"];
 

@@ -31,7 +31,7 @@ import "./story.css";
  */
 
 const EACH = 1450; // the milliseconds of each step while the story plays; 8 steps take 11.6 s
-const JUMP = 1000; // the milliseconds after which a jump has scrolled to its step
+const JUMP = 1000; // a jump has scrolled to its step after this many milliseconds
 /** @type {Step[]} */
 const STEPS = [
   {
@@ -137,7 +137,7 @@ export function storyScreen(ui, store, { outcome }) {
 
   /** @param {number} k */
   function goTo(k) {
-    landed = performance.now() + JUMP; // the steps between are not shown
+    landed = performance.now() + JUMP; // until then, the steps that scroll past are not shown
     texts[k].scrollIntoView({ block: "center", behavior: still.matches ? "auto" : "smooth" });
     turnTo(k);
   }

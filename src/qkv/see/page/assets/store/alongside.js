@@ -42,7 +42,7 @@ export function alongside(one, other) {
 function commonPositions(one, other) {
   const [n, wide] = [one.length, other.length + 1];
   if (n * wide > MOST_PAIRS) return [];
-  const best = new Float64Array((n + 1) * wide); // from two positions, the score of the best subsequence of the rest
+  const best = new Float64Array((n + 1) * wide); // for two positions: the score of the best common subsequence from there to the ends
   /** @param {number} i @param {number} j */
   const alike = (i, j) => (one[i] === other[j] ? MOST_PAIRS - Math.abs(i - j) + best[(i + 1) * wide + j + 1] : 0);
   for (let i = n - 1; i >= 0; i--)

@@ -153,7 +153,7 @@ function carried(before, text, run) {
 }
 
 /**
- * Converts an edit to the tokens of another text; null if one of its tokens is gone.
+ * Converts an edit to the tokens of another text; null if the other text lacks a token of the edit.
  * @param {any} edit
  * @param {(position: number) => number | null} at
  * @param {boolean} alike  whether the other text has the same number of tokens, which edits of all tokens need

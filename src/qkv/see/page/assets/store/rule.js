@@ -1,6 +1,6 @@
 // The rule for the first head that a page shows of a text, the same as in analysis/selection.py and
 // analysis/interventions.py. For a text with a gap it is the head whose removal changes the guess most; otherwise it
-// is the head whose strongest link is furthest above the usual weight.
+// is the head whose strongest link is furthest above the head's average weight on the same distance or the same key.
 
 import { percent } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
@@ -12,7 +12,7 @@ import { maskOf } from "./positions.js";
 
 const STANDS_OUT = 0.1; // a head stands out only if a weight or a probability differs by at least this
 const OF_POSITIONS = 0.4; // a head attends to a position if its average weight on a distance or a word is at least this
-const [MOST_HEADS, MOST_TOKENS] = [48, 512]; // at most this many heads are tried, in the last layers; for texts of at most this many tokens
+const [MOST_HEADS, MOST_TOKENS] = [48, 512]; // the rule tries at most this many heads, in the last layers, and only if a text has at most this many tokens
 
 /**
  * @typedef {{text: string, layer: number, head: number, query: number | null, said: string}} Ruled  the head that
@@ -96,7 +96,8 @@ function saidOfGap(run, spans, gap, { layer, head, moved, word: first, before, a
 // ---- texts without a gap
 
 /**
- * The head whose strongest link between two different content words is furthest above the usual weight.
+ * The head whose strongest link between two different content words is furthest above the average weights
+ * that `usualOf` returns.
  * @param {Run} run
  * @param {WordSpan[]} spans
  * @param {string} none

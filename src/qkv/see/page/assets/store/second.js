@@ -45,7 +45,7 @@ export async function secondOf(engine, state, first, model, signal) {
 }
 
 /**
- * The position in the second text of a token of the first text, or null.
+ * The position in the second text that matches a token of the first text; null if there is none.
  * @param {Both[]} axis
  * @param {number | null} token
  */

@@ -52,7 +52,7 @@ export const FOLDED = { view: "lab", inside: false, colouring: "pattern", beside
 export const LONGEST = 100_000; // the largest number of characters in a text; a browser accepts an address with two such texts
 const MOST_MASKS = 4_000_000; // the largest number of masks in an address
 /** @type {Record<string, string>} */
-export const PART_OF = { temperature: "changes", motion: "head", block: "steps" }; // parts that can be shown without the rest of their region
+export const PART_OF = { temperature: "changes", motion: "head", block: "steps" }; // maps a part that can be shown alone to its region
 const REGIONS = ["sentence", "writing", "changes", "headline", "map", "head", "steps", "outcome", "second", ...Object.keys(PART_OF)];
 /** @type {Record<string, any[]>} */
 export const ONE_OF = { view: ["lab", "front", "story", "games", "beat", "break", "watch", "findings"], colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"], theme: [null, "light", "dark"] };
@@ -75,7 +75,7 @@ export function toHash(state, start) {
   /** @param {any} of @param {string} name */
   const written = (of, name) => JSON.stringify(name === "edits" ? joinedMasks(of.edits) : of[name]);
   const fields = Object.keys(start).filter((name) => written(state, name) !== written(start, name));
-  const moves = fields.some((name) => name === "text" || name === "edits"); // positions belong to one text with its edits
+  const moves = fields.some((name) => name === "text" || name === "edits"); // positions fit only one text and its edits, so the address names them too
   if (start.view !== "lab" && fields.some((name) => OF_LAB.includes(name))) fields.push("view");
   const all = [...new Set(moves ? [...Object.keys(PLAIN), ...fields] : fields)];
   const put = new URLSearchParams();
@@ -177,12 +177,12 @@ export function joinedMasks(edits) {
 }
 
 /**
- * The reverse: each mask once. Throws if the address has more masks than a page allows.
+ * The reverse of `joinedMasks`: makes one edit for each mask. Throws if the address has more masks than a page allows.
  * @param {any[]} edits
  */
 function splitMasks(edits) {
   /** @type {[any[], Map<string, Set<number>>]} */
-  const [all, known] = [[], new Map()]; // the masks by layer and head
+  const [all, known] = [[], new Map()]; // known: maps a layer and head to its masks
   let read = 0;
   for (const edit of edits) {
     if (edit?.op !== "masks") {

@@ -81,16 +81,16 @@ export function playStore(data, heard) {
   /** @type {Read | null} */
   let tokens = null; // the tokens of a text
   /** @type {Read | null} */
-  let carry = null; // the earlier text to whose tokens the positions in the state still belong
+  let carry = null; // an earlier text: the positions in the state still count its tokens
   /** @type {{key: string, run: Run | Promise<Run> | null}} */
   let unchanged = { key: "", run: null }; // the last run without edits
   /** @type {[any, AbortController | null, string | null, string, any]} */
   let [model, going, error, written, writing] = [null, null, null, location.hash, 0];
   let asked = 0; // the number of requested states
-  let unchecked = state !== start; // requested by an address, and not yet checked
-  let unruled = unchecked ? namesNoHead(address) : data.start.layer === undefined; // the rule still has to choose the head
+  let unchecked = state !== start; // whether the state comes from an address and has not been checked
+  let unruled = unchecked ? namesNoHead(address) : data.start.layer === undefined; // whether the rule still has to choose the head
   let [picked, asking] = [false, new URLSearchParams(address.slice(1)).has("query")]; // picked: the reader chose the head, which stays when the text changes; asking: the reader chose the query
-  const ruled = new Map(); // the head that the rule chose, by text
+  const ruled = new Map(); // maps each text to the head that the rule chose
   if (data.start.said) ruled.set(start.text, { text: start.text, ...pick(data.start, ["layer", "head", "query", "said"]) });
   const closed = new AbortController();
   /** @param {PlayState} of */
@@ -117,7 +117,7 @@ export function playStore(data, heard) {
     },
     set,
     undo,
-    /** Stops using the address and the window, for another page. */
+    /** Stops using the address and the window, so that another page can use them. */
     close() {
       closed.abort();
       going?.abort(new Error("closed"));
@@ -139,7 +139,7 @@ export function playStore(data, heard) {
   function set(patch, { undo: keep = true } = {}) {
     const alone = "text" in patch && !["edits", "position", "query"].some((name) => name in patch);
     /** @type {Edit[]} */
-    const told = alone && !carry && shown ? editsOf(shown.state.edits, "swap") : []; // fields that belong to the words of a new text
+    const told = alone && !carry && shown ? editsOf(shown.state.edits, "swap") : []; // swaps replace words of the old text, so a new text drops them
     const next = stateOf({ ...state, edits: state.edits.filter((edit) => !told.includes(edit)), ...patch });
     /** @type {Record<string, any>[]} */
     const [before, after] = [state, next];
@@ -182,12 +182,12 @@ export function playStore(data, heard) {
     going?.abort(new Error("superseded"));
     const mine = new AbortController();
     going = mine;
-    const late = setTimeout(tell, 150); // a short wait is not shown
+    const late = setTimeout(tell, 150); // the page does not show a wait that is shorter
     try {
       let runs = await runsOf(mine.signal);
       if (going !== mine) return;
       if (unruled) {
-        shown = { ...runs, state }; // the reader can read it while the head is chosen
+        shown = { ...runs, state }; // the reader can read the results while the rule chooses the head
         tell();
         drawn.then(() => requestAnimationFrame(() => (document.documentElement.dataset.told = state.text)));
         const own = ruled.get(state.text) ?? (await headByRule(self.engine, state.text, runs.original, model, data, mine.signal));
@@ -246,7 +246,7 @@ export function playStore(data, heard) {
   }
 
   /**
-   * The state is impossible: returns to the last possible state.
+   * Returns to the last possible state, because the requested state is impossible.
    * @param {any} reason
    */
   function failed(reason) {
@@ -304,13 +304,13 @@ export function playStore(data, heard) {
       try {
         history.replaceState(history.state, "", written || location.href.replace(/#.*$/s, ""));
       } catch {
-        written = location.hash; // a page inside another page has no own address
+        written = location.hash; // a page in a frame has no address of its own
       }
     }, 250);
     writing = mine;
   }
 
-  // the event may come after the address was overwritten, so the address in the event counts
+  // the page may have overwritten the address before this event arrives, so the address in the event is used
   window.addEventListener("hashchange", ({ newURL }) => {
     const { hash } = new URL(newURL);
     if (hash === written || (data.side && sideOf(hash) !== data.side)) return;
