@@ -122,8 +122,8 @@ class Finding:
 
         Returns:
             A `Verification`: `.holds` is true if both measurements give the same words in the same
-                order, with probabilities that differ by at most 0.0001. `.differences` has a
-                sentence for each difference. If the model has other parameters than the finding's
+                order, with probabilities that differ by at most 0.0001. `.differences` contains
+                a sentence for each difference. If the model has other parameters than the finding's
                 model, the model is not run, and `.holds` is false.
 
         Raises:

@@ -110,7 +110,7 @@ class Recorder:
         return True
 
     def under(self, prefix: str, shaped: Change | None = None, back: Change | None = None) -> Self:
-        """Return a recorder that shares this one's arrays and adds `prefix` to every name.
+        """Return a recorder that shares this recorder's arrays and adds `prefix` to every name.
 
         Args:
             prefix: a prefix such as "blocks.0.".

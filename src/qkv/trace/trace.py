@@ -578,7 +578,7 @@ class Seq2SeqTrace:
 
     @classmethod
     def load(cls, path: StrPath) -> "Seq2SeqTrace":
-        """Read a trace that `save` wrote. `qkv.Trace.load` also reads such a trace."""
+        """Read a file that `save` wrote; `qkv.Trace.load` can also read the file."""
         kinds, call = {_OF_PAIRS: cls.unpacked}, "Seq2SeqTrace.load"
         what = "a trace of an encoder-decoder"
         trace: Seq2SeqTrace = read_trace(path, kinds, call=call, what=what)

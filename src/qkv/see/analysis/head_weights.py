@@ -18,7 +18,7 @@ LONG = 512  # A view of at least this many tokens shows only the largest weights
 _MOST = 1e30  # Weights above this number are replaced by NaN.
 
 Index = int | None  # The index of a layer or a head. None means that the view chooses.
-Indices = Sequence[int] | None  # The indices of layers, queries or keys. None means all of them.
+Indices = Sequence[int] | None  # The indices of layers, queries or keys; None means all indices.
 
 
 class Summary(NamedTuple):
@@ -236,7 +236,7 @@ class Heads:
         return np.asarray(weights[head])
 
     def excerpt(self, layer: int, head: int, most: int) -> tuple[list[int], list[int], Array]:
-        """Return the largest of the kept links, from at most `most` queries to at most `most` keys.
+        """Return the largest of the kept links, from up to `most` queries to up to `most` keys.
 
         Returns:
             `(queries, keys, weights)`: weights that were not kept are NaN.
@@ -342,7 +342,7 @@ def heads_of(trace: Trace, *, parameters: Arrays | None = None, name: str = "") 
 
 
 def _corner(links: Array, keys: Array, most: int) -> tuple[list[int], list[int]]:
-    """Return at most `most` queries and `most` keys of the largest links, both sorted."""
+    """Return up to `most` queries and up to `most` keys of the largest links, both sorted."""
     rows: set[int] = set()
     columns: set[int] = set()
     for index in np.argsort(-links, axis=None, kind="stable")[: 20 * most].tolist():

@@ -22,8 +22,8 @@ MOST_HEADS = 48  # the maximum number of heads to try; assets/store/rule.js uses
 MOST_TOKENS = 512
 
 # `Moved` maps each (layer, head) to the probability that moves to other words when the head is
-# removed. `Effects` maps it to two numbers: this probability, and the probability of the model's
-# first guess without the head.
+# removed. `Effects` maps each (layer, head) to two numbers: this probability, and the probability
+# of the model's first guess without the head.
 Moved = dict[tuple[int, int], float]
 Effects = dict[tuple[int, int], tuple[float, float]]
 

@@ -55,7 +55,7 @@ def measures_of(heads: Heads) -> dict[str, Array | None]:
 def entropy(weights: Array) -> Array:
     """Compute the entropy of each head's weights, `(H,)` in bits: 1 bit for two equal weights.
 
-    The entropy is the mean over queries of `-sum(w * log2(w))`; queries that attend to nothing are
+    The entropy is the mean over queries of `-sum(w * log2(w))`; queries that attend to no key are
     left out.
 
     Source:
@@ -72,8 +72,8 @@ def entropy(weights: Array) -> Array:
 def on_offset(weights: Array, offset: int) -> Array:
     """Compute the mean weight on the token at distance `offset`; -1 is the previous token.
 
-    The result is `(H,)`. Queries without such a token, and queries that attend to nothing, are left
-    out.
+    The result is `(H,)`. Queries without a token at this distance, and queries that attend to no
+    key, are left out.
 
     Source:
         Clark et al. 2019, section 3.1.
@@ -105,7 +105,7 @@ def on_keys(weights: Array, keys: Any) -> Array:
 def on_cells(weights: Array, cells: Array) -> Array:
     """Sum each query's weights on the marked cells `(L, S)`, and average the sums, `(H,)`.
 
-    Queries without a marked cell, and queries that attend to nothing, are left out.
+    Queries without a marked cell, and queries that attend to no key, are left out.
 
     >>> on_cells(np.array([[[1.0, 0.0], [0.75, 0.25]]]), np.array([[False, False], [True, False]]))
     array([0.75])

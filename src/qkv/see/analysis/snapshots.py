@@ -347,7 +347,7 @@ def replay_of(run: Run, text: Text) -> Replay:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Choose at most `most` of `count` indices, evenly spaced, including the first and the last.
+    """Choose up to `most` of `count` indices, evenly spaced, including the first and the last.
 
     >>> spread(5, 9), spread(9, 3)
     ([0, 1, 2, 3, 4], [0, 4, 8])
@@ -412,7 +412,7 @@ def in_words(replay: Replay, head: ChosenHead, score: int) -> str:
 
 
 def thinned(losses: Sequence[tuple[int, float]], most: int) -> list[list[float]]:
-    """Reduce a curve to at most `most` points; each new point is the mean of adjacent points.
+    """Reduce a curve to `most` points or fewer; each new point is the mean of adjacent points.
 
     >>> thinned([(0, 4.0), (1, 2.0), (2, 1.0), (3, 1.0)], 2)
     [[0.5, 3.0], [2.5, 1.0]]

@@ -61,7 +61,7 @@ def _compared_norm(walk: Walk, of: str, name: str, norm: Norm | None, hook: str)
 def normed(walk: Walk, of: str, name: str, norm: Norm, **others: Any) -> str:
     """Add the step of one of the model's norms; return the name of the result.
 
-    `others` are passed on to `Walk.write`.
+    `others` are arguments for `Walk.write`.
     """
     mark = "" if "gain" not in walk.arrays else f"_{name}"  # the first gain has no suffix
     gain, least = f"gain{mark}", f"eps{mark}"
@@ -79,7 +79,7 @@ def normed(walk: Walk, of: str, name: str, norm: Norm, **others: Any) -> str:
 
 
 def activation_step(walk: Walk, x: str, name: str, activation: str, **others: Any) -> None:
-    """Add the step of an activation function; `others` are passed on to `Walk.write`."""
+    """Add the step of an activation function; `others` are arguments for `Walk.write`."""
     if activation == "gelu":
         walk.inputs["erf"] = np.vectorize(math.erf, otypes=[walk.arrays[x].dtype])
     walk.write(activation.replace("_bloom", "_tanh"), x=x, name=name, **others)

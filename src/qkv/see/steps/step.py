@@ -396,7 +396,7 @@ class Walk:
         return few
 
     def spell(self, step: Step, cell: tuple[int, int], most: int = 3) -> str:
-        """Write out the sum behind the number in a cell of a step, with at most `most` terms."""
+        """Write out the sum behind the number in a cell of a step, with up to `most` terms."""
         columns = step.columns if step.shown is None else step.shown
         return spell(step.name, step.op, cell, self.arrays, step.rows, columns, most)
 
@@ -443,7 +443,7 @@ class Walk:
 
 
 def linear_step(walk: Walk, row: str, parameters: Arrays, **others: Any) -> Array:
-    """Add the step of a linear layer; `others` are passed on to `Walk.write`."""
+    """Add the step of a linear layer; `others` are arguments for `Walk.write`."""
     weight = ROWS[row]["op"]["right"]
     bias = weight.replace("W", "b", 1) if "bias" in parameters else None
     learned = {weight: parameters["weight"]} | ({bias: parameters["bias"]} if bias else {})

@@ -35,8 +35,8 @@ KNOWN = {"is_causal", "window", "attn_mask", "scale", "q_offset", "query_lengths
 class AttentionInputs:
     """The queries, keys, values and options of a layer's attention.
 
-    If the parameters are known, Q, K and V are computed from the layer's input. Otherwise they are
-    read from the trace.
+    If the parameters are known, Q, K and V are computed from the layer's input. Otherwise, Q, K
+    and V are read from the trace.
 
     Attributes:
         trace: the trace of one text.

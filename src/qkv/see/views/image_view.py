@@ -288,7 +288,7 @@ def _image(image: Any) -> Array:
 
 
 def smaller(image: Array, most: int = MOST_PIXELS) -> Array:
-    """Reduce the image to at most `most` pixels on its longer side."""
+    """Reduce the image to `most` pixels or fewer on its longer side."""
     step = max(image.shape[:2]) / most
     if step <= 1:
         return image

@@ -74,7 +74,8 @@ class PlayView(WithModels, OneText):
         opened: the likeliest words under the first interventions; empty if there are none.
         state: the part after the # of an address; the page opens in this state. May be empty.
         embed: whether a notebook contains the page itself, instead of an iframe that shows a file.
-        other: the view of a decoder, if the page has a second model. Readers can switch to it.
+        other: the view of a decoder, if the page has a second model. Readers can switch to
+            this view.
     """
 
     model: Model

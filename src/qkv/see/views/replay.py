@@ -173,8 +173,8 @@ class ReplayView(HeadShown):
     def _numbers(self) -> dict[str, Any]:
         """Return the numbers of the view.
 
-        `scores` has the value of each score at each step, layer and head. `weights` has the weights
-        of the shown head at each of `shown_steps`.
+        `scores` contains the value of each score at each step, layer and head. `weights` contains
+        the weights of the shown head at each of `shown_steps`.
         """
         replay = self.replay
         return {

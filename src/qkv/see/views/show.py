@@ -137,8 +137,8 @@ def show(
         head: the head to show, counted from 0.
         query: the word that attends, or the position of its token. If `query` is given, only the
             links of this word count when heads are compared.
-        key: the word that is attended to, or the position of its token. With `query` and `key`, the
-            heads are ranked by this one link.
+        key: the word that is attended to, or the position of its token. If both `query`
+            and `key` are given, the heads are ranked by the link between these two words.
         pieces: whether subwords are shown separately, instead of merged into words. When subwords
             are merged, the weights on them are summed, and the weights from them are averaged.
         theme: "light", "dark", or "auto" for the theme of the site or system.
