@@ -21,17 +21,18 @@ models, and each word is masked in a short sentence:
 
 The mean of the weights of runs 3 to 6 names 15.8% of the words. Another 60 sentences with gaps also
 serve to choose models (`training.fits --choose`). In 31 of these sentences, one of the five guesses
-of this mean fits. The number is 28 after run 2, 28 for the mean of runs 3 and 4, and 26 for the
-mean of runs 5 and 6. The first guess of the mean of runs 3 to 6 fits in 13 sentences; that of the
-other three models, in the order above, fits in 15, 9 and 13. Run 7 starts from the mean of runs 3
-to 6, stored in int8. In int8, this mean names 15.7% of the words, and its first guess fits in 14
-sentences.
+of this mean fits. For the model of run 2, one of the five guesses fits in 28 sentences; for the
+mean of runs 3 and 4 in 28, and for the mean of runs 5 and 6 in 26. The first guess fits in 13
+sentences for the mean of runs 3 to 6, in 15 for run 2, in 9 for the mean of runs 3 and 4, and in 13
+for the mean of runs 5 and 6. Run 7 starts from the mean of runs 3 to 6, stored in int8. In int8,
+this mean names 15.7% of the words, and its first guess fits in 14 sentences.
 
 The included model is the mean of two models: run 7, and the mean of runs 3 to 6. The included model
-names 18.1% of the words, and one of its five guesses is right for 34.1% (run 7 alone: 33.5%, the
-mean of runs 3 to 6: 32.3%). Its loss on the masked word is 5.91 nats. The loss of run 7 alone is
-6.56 nats, and the loss before run 7 was 5.55 nats. The first guess of the included model fits in 14
-of the 60 sentences, and one of its five guesses fits in 29.
+names 18.1% of the words, and one of its five guesses is right for 34.1% of the words. For run 7
+alone, one of the five guesses is right for 33.5%; for the mean of runs 3 to 6, for 32.3%. The
+included model's loss on the masked word is 5.91 nats. The loss of run 7 alone is 6.56 nats, and the
+loss of the model from which run 7 starts is 5.55 nats. The first guess of the included model fits
+in 14 of the 60 sentences, and one of its five guesses fits in 29.
 
 The counts alone take more space than the model. Of 1,200 of these words, the counts name 16.8%. The
 first guess of the counts fits in 23 of the 60 sentences, and one of their five guesses fits in 42.
@@ -39,10 +40,11 @@ first guess of the counts fits in 23 of the 60 sentences, and one of their five 
 Two more runs from the included model changed little, so we did not use them. In the first of these
 runs (4,154 steps, 16.2 million tokens), the model learned to fill gaps that counts can guess; its
 teachers were the counts and the earlier model. The mean of this run and the included model names
-18.8% of the words, one of five guesses is right for 35.2%, and one of five fits in 28 of the 60
-sentences. The second run (3,369 steps, 11.6 million tokens) learned more senses, from 48 uses in
-each step; for its mean with the included model, the same three results are 18.9%, 35.2% and 29. A
-model of this size seems to have learned all it can from these books.
+18.8% of the words. One of its five guesses is right for 35.2% of the words, and one of the five
+fits in 28 of the 60 sentences. The second run (3,369 steps, 11.6 million tokens) learned more
+senses, from 48 uses in each step. For the mean of the second run and the included model, these
+three results are 18.9%, 35.2% and 29 sentences. A model of this size seems to have learned all it
+can from these books.
 """
 
 from __future__ import annotations
@@ -95,7 +97,7 @@ class Recipe:
         vocabulary: V, the maximum number of tokens in the vocabulary; 0 keeps the vocabulary of the
             starting model.
         whole: the minimum share of whole words in the vocabulary.
-        held_out: the number of twelfths of WordNet's examples kept from training.
+        held_out: the number of twelfths of WordNet's examples that training does not read.
         clauses: the share of tokens from clauses of longer sentences.
         short: the share of tokens from short sentences of books.
         long: the share of tokens from passages of books.
@@ -115,7 +117,8 @@ class Recipe:
         prior: as for `training.objectives.Senses`.
         used: as for `training.objectives.Senses`.
         told: the probability of the masked word in the target distribution. The rest of the
-            distribution comes from a teacher: the starting model multiplied by counts.
+            distribution comes from a teacher: the product of the starting model's probabilities and
+            those of the counts.
         guessed: if above 0, each text contains one masked word, and the counts give this word at
             least this probability (`training.objectives.Guessed`).
         gapped: the maximum number of clauses with a guessable masked word, for each short sentence.
@@ -293,8 +296,8 @@ def weights(
 ) -> Array:
     """Fit the weights of the counts (and of a model, if given) to masked words of books.
 
-    The masked words are from the books that are kept for choosing models. The last weight is the
-    model's, if given.
+    The masked words are from the books that are kept for choosing models. If a model is given, the
+    last weight belongs to the model.
     """
     mask = tokenizer.vocabulary[str(tokenizer.mask)]
     choices = short_of(passages_of(found for _, found in books.read(source, ["choose"])))
@@ -321,9 +324,9 @@ def guessable(
 ) -> list[tuple[Array, int]]:
     """Return short texts, each with the position of a content word that the counts can guess.
 
-    The function tries one word in each short sentence of books, in `gapped` times as many clauses,
-    and in each example of WordNet. The word occurs once in its text, is one token of at least three
-    letters, and is not part of a contraction.
+    The function tries one word in each short sentence of books, in each example of WordNet, and in
+    clauses, of which there are `gapped` for each short sentence. The word occurs once in its text,
+    is one token of at least three letters, and is not part of a contraction.
     """
     rng = np.random.default_rng(recipe.seed)
     passages = passages_of(read_books)

@@ -508,11 +508,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", type=Path, help="the folder of a run of training.book_*")
     parser.add_argument("books", type=Path, help="a clone of the repository, or an archive")
-    parser.add_argument("-o", "--out", type=Path, help="the folder of the package")
+    parser.add_argument("-o", "--out", type=Path, help="folder to write (included model's folder)")
     parser.add_argument(
         "--beside", type=Path, nargs="*", default=(), help="other runs to include in the mean"
     )
-    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
+    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="folder of WordNet's files")
     given = parser.parse_args(arguments)
     place, text = ship(given.run, given.books, given.out, given.wordnet, given.beside)
     print(f"{place}\n\n{text}")

@@ -38,7 +38,7 @@ _AUTHORS = {
         "Richard Harding Davis",
     ),
 }
-_BOOKS = {0: "choose", 1: "test"}  # parts by the hash of the path modulo 64; other books: "train"
+_BOOKS = {0: "choose", 1: "test"}  # hash of the path modulo 64 -> part; otherwise "train"
 
 _HEADER = re.compile(r"\A.*?^-{5,}\s*$", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^\s*(?:#.*|[*\-=_\s]{3,}|\|.*|>.*)$", re.MULTILINE)

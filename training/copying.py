@@ -168,13 +168,13 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     """Measure some models on the same examples."""
     parser = argparse.ArgumentParser(prog="python -m training.copying", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("models", nargs="*", help="folders or names, or nothing for the default")
-    parser.add_argument("--seed", type=int, default=0, help="of the examples (0)")
+    parser.add_argument("models", nargs="*", help="folders or names (the default model)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed for the examples (0)")
     parser.add_argument(
         "--choose", action="store_true", help="measure on the examples kept for choosing models"
     )
-    parser.add_argument("--json", action="store_true", help="numbers, not a table")
-    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
+    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
+    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="folder of WordNet's files")
     given = parser.parse_args(arguments)
     models = [qkv.load(name) for name in given.models or [None]]
     sentences = held_out_sentences(read(given.wordnet), CHOSEN if given.choose else REPORTED)

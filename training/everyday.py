@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     """Print the report for one tokenizer."""
     parser = argparse.ArgumentParser(prog="python -m training.everyday", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("model", nargs="?", help="a folder, a name, a tokenizer.json, or nothing")
+    parser.add_argument("model", nargs="?", help="folder, name or tokenizer.json (default model)")
     say(shown(tokenizer_of(parser.parse_args(arguments).model)))
 
 

@@ -79,7 +79,7 @@ def whole(model: qkv.Model, texts: Sequence[str]) -> list[str]:
 
 
 def of_tokens(rows: Array, ids: Array) -> float:
-    """Return the share of the variance of vectors (n, D) that their tokens' means explain.
+    """Return which share of the variance of vectors (n, D) the mean vector of each token explains.
 
     Tokens that occur fewer than `OFTEN` times do not count.
 
@@ -222,7 +222,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser.add_argument(
         "books", type=Path, nargs="?", help="a clone of the repository, or an archive"
     )
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="that it learns from")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="number of tokens to learn from")
     given = parser.parse_args(arguments)
     if given.books is None:
         read(say)

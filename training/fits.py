@@ -71,7 +71,7 @@ def asked(path: Path, part: str = "test") -> list[Asked]:
     """Read the gaps or openings in one part of a file.
 
     Raises:
-        ValueError: a line is not a text, "=" and words; the message names the line.
+        ValueError: a line does not consist of a text, "=" and words; the message names the line.
 
     >>> [len(asked(path, part)) for path in (GAPS, OPENINGS) for part in PARTS]
     [200, 60, 60, 25]
@@ -110,7 +110,7 @@ def guessed(model: qkv.Model, gaps: Sequence[Asked]) -> list[Said]:
 
 
 def continued(model: qkv.Model, openings: Sequence[Asked], tokens: int = 6) -> list[Said]:
-    """Continue each opening greedily by one word; no word if the model extends the last word."""
+    """Continue each opening greedily by one word, or by none if the model extends the last word."""
     found = []
     for opening in openings:
         text = str(model.generate(opening.text, max_new_tokens=tokens))

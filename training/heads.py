@@ -83,7 +83,7 @@ def place_scores(
 
 
 def explained(scores: Array, part: Array) -> float:
-    """Return the share of the variance over keys of scores (..., L, S) that another array explains.
+    """Return which share of the variance over keys of scores (..., L, S) another array explains.
 
     A constant added to a whole row changes nothing, as in softmax. The share is below 0 if the
     other array predicts the scores worse than a constant.
@@ -123,7 +123,7 @@ def principal_cosines(one: Array, other: Array) -> Array:
 
 
 def lines_up(projection: Array, space: Array) -> float:
-    """Return the mean squared cosine of the principal angles: 1 if nested, 0 if orthogonal.
+    """Return the mean squared cosine of two subspaces' angles: 1 if nested, 0 if orthogonal.
 
     >>> lines_up(np.eye(4)[:, :2], np.eye(4)[:, 1:3])
     0.5
@@ -336,7 +336,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", type=Path, nargs="+", help="the folder of a run of training.make")
     parser.add_argument("-o", "--out", type=Path, required=True, help="the folder for the results")
-    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
+    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="folder of WordNet's files")
     given = parser.parse_args(arguments)
     sentences = list(islice(held_out_sentences(read(given.wordnet)), SENTENCES))
     results, measured = zip(*(through(run, sentences, say) for run in given.run), strict=True)

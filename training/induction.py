@@ -114,7 +114,7 @@ class Repeats:
         return Words(texts.ravel(), ends, ends[number] + now, texts[number, now + 1])
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
-        """Return the mean loss and the number of tokens; add to the network's gradient."""
+        """Return the mean loss and the number of tokens; add the gradient to the network's."""
         return words_loss(network, batch), len(batch.ids)
 
     def state(self) -> dict[str, Any]:
@@ -270,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m training.induction", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("-o", "--out", type=Path, required=True, help="the folder of the run")
-    parser.add_argument("--threads", type=int, help="how many (all cores)")
+    parser.add_argument("--threads", type=int, help="number of threads (all cores)")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     group = parser.add_argument_group("the sizes")
     for one in fields(Sizes):
@@ -294,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cut = qkv.load(given.out)
     for head in range(sizes.heads):
         cut = without(cut, 0, head)
-    print(f"without the heads of layer 0: right {accuracy(cut, texts, positions):.0%}")
+    print(f"without the heads of layer 0: accuracy {accuracy(cut, texts, positions):.0%}")
     with replacing(given.out / PICTURE) as file:
         plot(given.out, points).savefig(file, format="png")
     qkv.replay(given.out, TEXT).to_html(given.out / REPLAY)

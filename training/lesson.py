@@ -8,8 +8,9 @@ qualify, the rule prefers sentences in which *neighbour* and *other* (see below)
 sentences, it chooses the sentence with the most probable first guess. If *neighbour* and *other*
 are found in no sentence, the rule chooses the sentence with the largest weight. A first guess after
 a change counts if it consists of letters, is not a function word, is not in the sentence, has a
-probability of 2% or more, and is 0.05% more probable than the next guess. Each rule first searches
-sentences whose first guess has a probability of 5% or more, and then all other sentences.
+probability of 2% or more, and has a probability at least 0.0005 above that of the next guess. Each
+rule first searches sentences whose first guess has a probability of 5% or more, and then all other
+sentences.
 
 - *second*, a sentence for the card about masking a word: the next qualifying sentence from another
   family and with another word, if no other card uses this sentence.
@@ -54,9 +55,9 @@ Edit = dict[str, Any]
 Head = tuple[int, int]
 
 SURE, LEAST = 0.05, 0.02  # the minimum probability of a first guess: preferred, allowed
-LARGE, LARGE_TOO, APART = 0.5, 0.4, 0.1  # minimum weights, minimum distance from other weights
+LARGE, LARGE_TOO, APART = 0.5, 0.4, 0.1  # two minimum weights, and the minimum lead over others
 AHEAD = 0.0005  # the minimum difference in probability from the next guess
-STAYS, ALIKE = 0.08, 0.01  # the maximum differences of nearly equal weights
+STAYS, ALIKE = 0.08, 0.01  # maximum differences of a weight: after a swap, between two heads
 MORE_WEIGHT, MORE_MOVED = 1.2, 1.3
 
 

@@ -9,20 +9,20 @@ compared both settings on the examples that are kept for choosing models, in two
 steps without senses, and the results hardly differ. With "base", the model named 15.5% of masked
 tokens and 17.9% of masked words; with "word", it named 15.8% and 17.8%. In the test of
 `training.copying`, the model repeated another content word in 0.4% of the examples with "base" and
-in 0.2% with "word", and its guess was right in 1.6% and in 2.1%.
+in 0.2% with "word", and its guess was right in 1.6% with "base" and in 2.1% with "word".
 
 `make dictionary` makes the encoder in three runs. After the first run, the encoder named only 17.6%
 of masked tokens, so the second run continues from this encoder, and its rate rises and falls again.
 After the second run, it named 19.2%, but it had two faults. First, it repeated another content word
-of the sentence in 4.4% of 800 examples (2.5% before): a model that knows more about a text's topic
-repeats the words of the text more often. Second, it often guessed a full stop just before the full
-stop at the end of a reader's sentence. The reason for the second fault is that WordNet's examples
-end without a full stop, so in training a full stop mostly followed an abbreviation. So the third
-run, which is short, uses `in_sight` and `ended`. (With `in_sight` alone, after 1,400 steps at 3e-4,
-the model named 19.1%, repeated another content word in 1.4%, and guessed full stops even more
-often.) After the third run, the encoder named 18.9%. The mean of the weights before and after the
-third run names 19.3%, and qkv includes this mean. We chose it among four means, on the same
-examples on which the card reports results.
+of the sentence in 4.4% of 800 examples (2.5% after the first run): a model that knows more about a
+text's topic repeats the words of the text more often. Second, it often guessed a full stop just
+before the full stop at the end of a reader's sentence. The reason for the second fault is that
+WordNet's examples end without a full stop, so in training a full stop mostly followed an
+abbreviation. So the third run, which is short, uses `in_sight` and `ended`. (With `in_sight` alone,
+after 1,400 steps at 3e-4, the model named 19.1%, repeated another content word in 1.4%, and guessed
+full stops even more often.) After the third run, the encoder named 18.9%. The mean of the weights
+before and after the third run names 19.3%, and qkv includes this mean. We chose this mean among
+four, on the same examples on which the card reports results.
 """
 
 from __future__ import annotations
@@ -127,10 +127,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.alike not in ("word", "base", "token"):
-            raise ValueError(f"make: alike is {self.alike!r}: choose word, base or token")
+            raise ValueError(f"make: alike={self.alike!r}: choose word, base or token")
         if self.ended > self.alone:
             raise ValueError(
-                f"make: ended is {self.ended} and alone is {self.alone}: ended may not exceed alone"
+                f"make: ended={self.ended}, alone={self.alone}: `ended` may not exceed `alone`"
             )
 
     def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -165,8 +165,8 @@ def make(
     """
     if wordnet.kept != recipe.held_out:
         raise ValueError(
-            f"make: held_out is {recipe.held_out} and {wordnet.kept} twelfths of this WordNet's "
-            f"examples are held out: read WordNet with kept={recipe.held_out}"
+            f"make: held_out={recipe.held_out}, but this WordNet was read with "
+            f"kept={wordnet.kept}: read WordNet with kept={recipe.held_out}"
         )
     if recipe.after and tokenizer is None:
         tokenizer = SubwordTokenizer.from_file(Path(recipe.after) / "tokenizer.json")
@@ -231,8 +231,8 @@ def _begun(recipe: Recipe, tokenizer: Tokenizer) -> qkv.Model:
     for name, wanted in config.items():
         if model.config.get(name) != wanted:
             raise ValueError(
-                f"make: after is {recipe.after}, which has {name} {model.config.get(name)}, and "
-                f"the recipe sets {name} to {wanted}: give the recipe the sizes of that model"
+                f"make: the model {recipe.after} has {name}={model.config.get(name)}, and the "
+                f"recipe sets {name}={wanted}: give the recipe the sizes of that model"
             )
     return model
 

@@ -1,8 +1,8 @@
 """Guess the word in a gap from counts of the words around it.
 
-To learn which words go together, a small network needs far more text than these books. Counts need
-to read the books only once, so the counts teach the encoder. The encoder's target is the product of
-two guesses: the guess of the counts and the guess of the starting network
+To learn which words go together, a small network needs far more text than these books. Counting
+needs only one pass over the books, so the counts teach the encoder. The encoder's target is the
+product of two guesses: the guess of the counts and the guess of the starting network
 (`training.objectives.Taught`).
 """
 

@@ -315,7 +315,7 @@ class Senses(Stateless):
         return {name: getattr(self, name) for name in names}
 
     def batch(self, step: int, rng: np.random.Generator) -> Uses:
-        """Draw sentences, and each definition of a sense of their words once."""
+        """Draw sentences and the definitions of their words' senses, each definition once."""
         texts: list[Array] = []
         spans: list[tuple[int, int]] = []
         columns: dict[int, int] = {}  # synset -> index of its definition
@@ -356,7 +356,7 @@ class Senses(Stateless):
     def _meaning(
         self, synset: int, drawn: Sequence[Sentence], rng: np.random.Generator
     ) -> tuple[Array, tuple[int, int]]:
-        """Return a text with this sense, either the definition or another use, and its span."""
+        """Return the definition of a sense or another use of it, and the span of its vector."""
         if self.used and rng.random() < self.used:
             others = [
                 one for one in self._uses_of.get(synset, []) if all(one is not it for it in drawn)

@@ -195,7 +195,8 @@ def _pairs_at(
     def form(word: str) -> bool:
         return is_form(word, wordnet)
 
-    # which word has the relation, the direction, and the other word
+    # for each relation: its name, whether this word can have it, its direction, and the test of
+    # the other word
     for key, good, step, wanted in (
         ("subject", word in PREPOSITIONS, -1, SUBJECTS.__contains__),
         ("verb", word in PREPOSITIONS, -1, form),

@@ -124,8 +124,10 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     """Find the cards of one model."""
     parser = argparse.ArgumentParser(prog="python -m training.play_cards", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("model", nargs="?", default=str(PLACE), help="a folder or a name (wordnet)")
-    parser.add_argument("--keep", action="store_true", help="write them beside the model")
+    parser.add_argument(
+        "model", nargs="?", default=str(PLACE), help="folder or name of a model (included encoder)"
+    )
+    parser.add_argument("--keep", action="store_true", help="write the cards to cards.json")
     given = parser.parse_args(arguments)
     folder = Path(given.model)
     if given.keep and not folder.is_dir():

@@ -79,9 +79,9 @@ def surprise(model: qkv.Model, text: str, known: Container[str]) -> Surprise:
     A word is a token of `training.counting` that begins with a letter and is known. Its probability
     is the product of the probabilities of its tokens (including capitals), times the probability
     that the word ends after them, divided by the probability that the previous word has ended.
-    Otherwise "cat" would also have the probability of "cats". Punctuation and the end of a text do
-    not count. The model does not predict the first token of the text, so the word of this token
-    does not count.
+    Otherwise the probability of "cat" would include the probability of "cats". Punctuation and the
+    end of a text do not count. The model does not predict the first token of the text, so the word
+    of this token does not count.
 
     Args:
         model: a decoder whose tokens keep the blank before a word, as GPT-2's do.
@@ -130,7 +130,7 @@ def _closing(tokenizer: Tokenizer, name: str) -> Array:
 
 
 def _log_probabilities(model: qkv.Model, ids: Array, closing: Array) -> tuple[Array, Array]:
-    """Return log probabilities (N + 1,) of each token, and of any token that ends the word before.
+    """Return two arrays (N + 1,): log probabilities of each token, and of a word end before it.
 
     The values for the first token and after the last token are 0.
     """
@@ -164,7 +164,7 @@ def _log_probabilities(model: qkv.Model, ids: Array, closing: Array) -> tuple[Ar
 def perplexity(
     model: qkv.Model, read: Iterable[Iterable[Sequence[str]]], known: Container[str]
 ) -> dict[str, float]:
-    """Measure a decoder's perplexity per known word of some books.
+    """Measure a decoder's perplexity per known word on some books.
 
     Args:
         model: as for `surprise`.
@@ -260,9 +260,9 @@ def loops(text: str) -> bool:
     A text loops if four words in a row occur three times, if eight words in a row occur twice, or
     if a sentence of at least four words occurs twice; the runs of words may overlap. Ordinary prose
     often repeats three words ("he said that") and short sentences in dialogue ("I see."), so these
-    repetitions do not count as loops. By this rule, only 7 of the 5,666 passages of 48 words in the
-    part "choose" of the books loop. Each of the 7 passages contains a refrain, or an answer that
-    quotes the question. So a loop is almost always a fault of the model.
+    repetitions do not count as loops. We applied this rule to the 5,666 passages of 48 words in the
+    part "choose" of the books. Only 7 of these passages loop, and each of the 7 contains a refrain,
+    or an answer that quotes the question. So a loop is almost always a fault of the model.
 
     >>> loops("He ran and he ran and he ran and he ran."), loops("He ran, and she ran.")
     (True, False)
@@ -456,8 +456,12 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser.add_argument(
         "--choose", action="store_true", help="measure on the part kept for choosing models"
     )
-    parser.add_argument("--first", type=int, default=FIRST, help=f"words of each book ({FIRST})")
-    parser.add_argument("--json", action="store_true", help="numbers and texts, not a table")
+    parser.add_argument(
+        "--first", type=int, default=FIRST, help=f"number of words of each book ({FIRST})"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print numbers and texts as JSON, not a table"
+    )
     given = parser.parse_args(arguments)
     known = counting.numbered(
         counting.tokens(one)

@@ -13,7 +13,7 @@ from training.books import has_dropped
 from training.wordnet import Synset, WordNet
 
 SHORT = 4, 14  # the minimum and maximum number of words of a typed sentence
-_MARKS = re.compile(r"[\"\u2014;:()\[\]]|(?<!\w)'|'(?!\w)")  # used in dialogue and long sentences
+_MARKS = re.compile(r"[\"\u2014;:()\[\]]|(?<!\w)'|'(?!\w)")  # marks of dialogue and long sentences
 
 _BETWEEN = re.compile(
     r"\s*[;:\u2014()\[\]\"]+\s*|(?<=[,?!.])'\s*|(?<!\w)'\s*|,\s+(?=(?:and|but|for|so|or|yet|as|"
@@ -57,7 +57,7 @@ class Mixed:
         return found
 
     def state(self) -> dict[str, Any]:
-        """Return the tokens taken from each source, and each source's position."""
+        """Return the number of tokens taken from each source, and the state of each source."""
         return {
             "given": dict(self._given),
             "sources": {name: source.state() for name, source in self._sources.items()},

@@ -38,14 +38,14 @@ def written(text: str) -> str:
 
 
 def _shown(command: str, verb: str) -> Iterator[str]:
-    """Return the lines of a command's output to show, with `...` in place of other lines."""
+    """Choose the lines of a command's output that README.md shows; `...` replaces other lines."""
     _, _, *arguments = shlex.split(command)
     printed = CliRunner().invoke(main, arguments, env={"COLUMNS": WIDTH}, catch_exceptions=False)
     lines, at = [line.rstrip() for line in printed.stdout.splitlines()], 0
     for pattern, count in LINES[verb]:
         first = next((n for n in range(at, len(lines)) if re.match(pattern, lines[n])), None)
         if first is None:
-            raise ValueError(f"readme: `{command}` prints no line like {pattern!r}: see LINES")
+            raise ValueError(f"readme: `{command}` has no line like {pattern!r}: correct LINES")
         if first > at:
             yield "..."
         at = first + count

@@ -47,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write the file of one model."""
     parser = argparse.ArgumentParser(prog="python -m training.role_file", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("folder", nargs="?", type=Path, default=PLACE, help="the shipped one")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=PLACE, help="folder of the model (included encoder)"
+    )
     keep(parser.parse_args(arguments).folder)
 
 

@@ -20,7 +20,7 @@ word, so each relation is measured twice: in the unchanged sentence, and with [M
 looking word (*hidden verb to object*). A weight between words is the sum over the subwords of the
 word looked at, and the mean over the subwords of the looking word (Clark et al. 2019, "What Does
 BERT Look At?", section 4). Each pair is compared with unrelated words at the same positions of
-another sentence, masked in the same way; punctuation does not count for positions. Before any
+another sentence, masked in the same way; positions are counted without punctuation. Before any
 measurement, we chose the relations of objects, and the relations of nouns to prepositions and
 articles. We chose the other relations, and masking, after we had seen the heads on the examples
 kept for choosing models.
@@ -100,7 +100,7 @@ def relations(model: qkv.Model, wordnet: WordNet, twelfth: int) -> dict[str, Mea
     assert model.tokenizer is not None
     mask = model.tokenizer.mask
     sentences = held_out_sentences(wordnet, twelfth)
-    both: dict[str, list[tuple[Pair, Pair]]] = {}  # pairs of each relation, unrelated pairs
+    both: dict[str, list[tuple[Pair, Pair]]] = {}  # (pair, unrelated pair) of each relation
     for name, pairs in pairs_of(sentences, list(wordnet.uses(twelfth)), wordnet).items():
         others = others_at(pairs, sentences)
         both[name] = [(a, b) for a, b in zip(pairs, others, strict=True) if b is not None]
@@ -218,12 +218,12 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     """Print the roles of one model's heads."""
     parser = argparse.ArgumentParser(prog="python -m training.roles", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("model", nargs="?", help="a folder, a name, or nothing for the default")
+    parser.add_argument("model", nargs="?", help="folder or name of a model (default model)")
     parser.add_argument(
         "--choose", action="store_true", help="measure on the examples kept for choosing models"
     )
-    parser.add_argument("--json", action="store_true", help="numbers, not a table")
-    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
+    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
+    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="folder of WordNet's files")
     given = parser.parse_args(arguments)
     twelfth = CHOSEN if given.choose else REPORTED
     rows, found = roles(qkv.load(given.model), read(given.wordnet), twelfth)

@@ -108,13 +108,13 @@ def run(
     if reads_books:
         parser.add_argument("books", type=Path, help="a clone of the repository, or an archive")
     parser.add_argument("-o", "--out", type=Path, required=True, help="the folder of the run")
-    parser.add_argument("--minutes", type=float, help="the longest time of training")
-    parser.add_argument("--steps", type=int, help=f"how many ({steps} without --minutes)")
-    parser.add_argument("--threads", type=int, help="how many (all cores)")
+    parser.add_argument("--minutes", type=float, help="maximum minutes of training")
+    parser.add_argument("--steps", type=int, help=f"number of steps ({steps} without --minutes)")
+    parser.add_argument("--threads", type=int, help="number of threads (all cores)")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
-    parser.add_argument("--snapshots", type=int, nargs="*", help="snapshots at these steps")
+    parser.add_argument("--snapshots", type=int, nargs="*", help="steps at which to save snapshots")
     parser.add_argument("--tokenizer", type=Path, help="the tokenizer.json of an earlier run")
-    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
+    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="folder of WordNet's files")
     group = parser.add_argument_group("the recipe")
     for one in fields(recipe):
         kind = type(one.default)

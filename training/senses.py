@@ -200,7 +200,9 @@ def _masked(
     tokenizer = model.tokenizer
     assert tokenizer is not None
     rng = np.random.default_rng(seed)
-    hidden: list[tuple[Array, list[list[int]]]] = []  # the ids, and the positions of each unit
+    hidden: list[
+        tuple[Array, list[list[int]]]
+    ] = []  # the ids, and the positions of each masked unit
     for text in tokenizer.tokenize_batch(sentences):
         real = [k for k, special in enumerate(text.special) if not special]
         starts = [k for k in real if not joins(text.tokens[k])]
@@ -271,7 +273,7 @@ def traces(
     for begin, end in pairwise(int(cut) for cut in cuts):
         part = order[begin:end]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # no warning about truncated texts
+            warnings.simplefilter("ignore", UserWarning)  # do not warn about truncated texts
             yield part, model.trace([texts[k] for k in part], names=names)
 
 
@@ -318,12 +320,12 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     """Measure one model."""
     parser = argparse.ArgumentParser(prog="python -m training.senses", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("model", nargs="?", help="a folder, a name, or nothing for the default")
-    parser.add_argument("--json", action="store_true", help="numbers, not tables")
+    parser.add_argument("model", nargs="?", help="folder or name of a model (default model)")
+    parser.add_argument("--json", action="store_true", help="print JSON, not tables")
     parser.add_argument(
         "--choose", action="store_true", help="measure on the examples kept for choosing models"
     )
-    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
+    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="folder of WordNet's files")
     given = parser.parse_args(arguments)
     twelfth = CHOSEN if given.choose else REPORTED
     found = evaluate(qkv.load(given.model), read(given.wordnet), twelfth)

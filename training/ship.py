@@ -173,7 +173,7 @@ def keep_lesson(model: qkv.Model, place: Path) -> None:
 
 
 def kept_stories(model: qkv.Model, run: Path, place: Path) -> dict[str, Any]:
-    """Write those stories of the run, or else of the folder, that hold for the model."""
+    """Write the stories (of the run, or else of the folder) that hold for the model."""
     kept = told.kept_in(run if (run / told.STORIES).exists() else place)
     still = told.again(model, kept)
     gone = len(kept["stories"]) - len(still["stories"])
@@ -312,10 +312,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m training.ship", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", type=Path, help="the folder of a run of training.make")
-    parser.add_argument("-o", "--out", type=Path, help="the folder of the package")
+    parser.add_argument("-o", "--out", type=Path, help="folder to write (included model's folder)")
     parser.add_argument("--earlier", type=Path, help="the folder of an encoder to compare with")
-    parser.add_argument("--mean", action="store_true", help="average first and last weights")
-    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
+    parser.add_argument("--mean", action="store_true", help="mean of first and last weights")
+    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="folder of WordNet's files")
     given = parser.parse_args(arguments)
     place, found = ship(given.run, given.out, given.wordnet, earlier=given.earlier, mean=given.mean)
     *_, last = found["layers"].values()

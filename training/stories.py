@@ -69,7 +69,7 @@ class Found:
         drop: the fall of the log probability of the first guess.
         hide: the masked word, if the edit masks a word.
         ablate: (layer, head), if the edit removes a head.
-        median: for a head, the fall of the log odds without the median head.
+        median: for a head, the median over all heads of the fall that `drop` measures.
         looks: the word with the head's largest weight from the gap, and this weight.
         alike: whether masking the word that the head looks at most leads to the same guess.
     """
@@ -332,11 +332,13 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser.add_argument("model", nargs="?", default=NAME, help=f"a folder or a name ({NAME})")
     parser.add_argument("--top", type=int, default=TOP, help=f"number of stories to print ({TOP})")
     parser.add_argument(
-        "--least", type=float, default=LEAST, help=f"least probability of a guess ({LEAST})"
+        "--least", type=float, default=LEAST, help=f"minimum probability of a guess ({LEAST})"
     )
-    parser.add_argument("--keep", type=int, nargs="*", metavar="NUMBER", help="write these")
+    parser.add_argument(
+        "--keep", type=int, nargs="*", metavar="NUMBER", help="write the stories with these numbers"
+    )
     parser.add_argument("--json", action="store_true", help="print the stories as JSON")
-    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
+    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="folder of WordNet's files")
     given = parser.parse_args(arguments)
     model, every = qkv.load(given.model), candidates()
     found = search(model, every, Repeats(read(given.wordnet)), given.least)

@@ -32,7 +32,7 @@ from training.wordnet import FOLDER, KEPT, WordNet, documents, read
 
 ENTRIES = 16_384
 WHOLE = 0.85  # the share of whole words in the vocabulary: 13,926 words
-OF_FORMS = 0.25  # the share of the count of all its forms that is added to a word's count
+OF_FORMS = 0.25  # the share of the total count of a word's forms that is added to the word's count
 _SPECIAL = 5  # [PAD], [UNK], [CLS], [SEP] and [MASK]
 
 
@@ -73,7 +73,7 @@ def commonest(
         definitions: texts to count.
         examples: more texts to count, with the same total weight as the definitions.
         base: the function that returns the base form of a content word.
-        of_forms: the share of the count of all its forms that is added to the count of a word.
+        of_forms: the share of the total count of a word's forms that is added to the word's count.
 
     >>> texts = ["The cat sat.", "the Caf\N{LATIN SMALL LETTER E WITH ACUTE} 1945, the cat"]
     >>> commonest(texts), commonest(texts, ["cat"])
@@ -196,15 +196,17 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     """Make the tokenizer, and print how many everyday words it splits."""
     parser = argparse.ArgumentParser(prog="python -m training.vocabulary", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("-o", "--out", type=Path, required=True, help="the tokenizer.json")
-    parser.add_argument("--entries", type=int, default=ENTRIES, help=f"V ({ENTRIES})")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="the tokenizer.json to write")
+    parser.add_argument(
+        "--entries", type=int, default=ENTRIES, help=f"size of the vocabulary ({ENTRIES})"
+    )
     parser.add_argument(
         "--whole", type=float, default=WHOLE, help=f"the share of whole words ({WHOLE}), or 0"
     )
     parser.add_argument(
-        "--held_out", type=int, default=KEPT, help=f"twelfths of the examples ({KEPT})"
+        "--held_out", type=int, default=KEPT, help=f"number of twelfths to hold out ({KEPT})"
     )
-    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
+    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="folder of WordNet's files")
     given = parser.parse_args(arguments)
     wordnet = read(given.wordnet, kept=given.held_out)
     tokenizer = built(wordnet, given.entries, given.whole)

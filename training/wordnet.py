@@ -119,7 +119,7 @@ class WordNet:
     def uses(self, twelfth: int | None = None) -> Iterator[Use]:
         """Return the examples of a twelfth that contain a word of their synset.
 
-        Without a twelfth, return the training examples (see `may_learn`). If an example contains
+        If `twelfth` is None, return the training examples (see `may_learn`). If an example contains
         several words of its synset, the use is that of a compound, or else (without a compound) of
         the first word in the order of the synset. Only the first occurrence of the word counts.
         """
@@ -187,11 +187,11 @@ def read(folder: Path = FOLDER, *, kept: int = KEPT) -> WordNet:
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: `kept` is 0 or less, or holds out all examples.
+        ValueError: `kept` is 0 or less, or so large that all examples are held out.
     """
     if not REPORTED < kept < TWELFTHS:
         raise ValueError(
-            f"wordnet: kept is {kept}: hold out {REPORTED + 1} to {TWELFTHS - 1} twelfths of "
+            f"wordnet: kept={kept}: hold out {REPORTED + 1} to {TWELFTHS - 1} twelfths of "
             "the examples"
         )
     synsets: list[Synset] = []

@@ -125,7 +125,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     said = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0].split()[-1] for line in said[:3]] == ["0", "2", "4"]
     assert all("previous 0." in line and "induction 0." in line for line in said[:3])
-    assert said[3].startswith("without the heads of layer 0: right ")
+    assert said[3].startswith("without the heads of layer 0: accuracy ")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [list(row["losses"]) for row in rows] == [["repeats"]] * 4
     assert (run / "induction.png").read_bytes().startswith(b"\x89PNG")

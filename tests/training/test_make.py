@@ -151,9 +151,9 @@ def test_without_a_run_there_is_nothing_to_ship(folder: Path, tmp_path: Path) ->
 
 
 def test_recipes_that_cannot_be(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="alike is 'letter': choose word, base or token"):
+    with pytest.raises(ValueError, match="alike='letter': choose word, base or token"):
         make.Recipe(alike="letter")
-    with pytest.raises(ValueError, match="held_out is 2 and 1 twelfths of this WordNet's examples"):
+    with pytest.raises(ValueError, match="held_out=2, but this WordNet was read with kept=1: "):
         make.make(make.Recipe(), read(folder, kept=1), tmp_path / "run", steps=1)
     assert not (tmp_path / "run").exists()
 
@@ -163,7 +163,7 @@ def test_a_run_goes_on_from_a_model_of_its_own_sizes_only(
 ) -> None:
     make.main([*SMALL, "--wordnet", str(folder), "-o", str(tmp_path / "one"), "--steps", "1"])
     more = [*SMALL, "--wordnet", str(folder), "-o", str(tmp_path / "two"), "--steps", "1"]
-    with pytest.raises(ValueError, match=r"has hidden_size 8, and the recipe sets \w+ to 16: "):
+    with pytest.raises(ValueError, match=r"has hidden_size=8, and the recipe sets \w+=16: "):
         make.main([*more, "--dim", "16", "--after", str(tmp_path / "one")])
     with pytest.raises(FileNotFoundError, match="nowhere"):
         make.main([*more, "--after", str(tmp_path / "nowhere")])
@@ -207,5 +207,5 @@ def test_of_examples_by_themselves_some_end_with_a_full_stop(
     recipe = make.Recipe(**sizes, held_out=1, alone=3, ended=2)
     make.make(recipe, read(folder, kept=1), tmp_path / "run", steps=1)
     assert [texts.count(one) for one in ("oxen pull", "oxen pull.", "so!", "so!.")] == [1, 2, 3, 0]
-    with pytest.raises(ValueError, match="ended is 3 and alone is 2: ended may not exceed alone"):
+    with pytest.raises(ValueError, match="ended=3, alone=2: `ended` may not exceed `alone`"):
         make.Recipe(alone=2, ended=3)
