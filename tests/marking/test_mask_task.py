@@ -83,7 +83,8 @@ def test_what_was_tried_is_said():
     said = " ".join(check(of_bools, task="mask").message.split())
     for tried in ("a mask", "a row masked out", "a mask on scores of 1000", "padding of two texts"):
         assert tried in said
-    assert "to add, not as True and False" in check(of_numbers_to_add, task="mask").message
+    said = check(of_numbers_to_add, task="mask").message
+    assert "to add to the scores, not a mask of True and False" in said
 
 
 def test_masks_of_a_large_negative_number_are_fragile():

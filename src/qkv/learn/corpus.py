@@ -56,7 +56,7 @@ class Sequences:
     def __init__(self, sequences: Iterable[Any], *, seed: int = 0) -> None:
         self._sequences = [np.asarray(sequence, np.int32) for sequence in sequences]
         if not self._sequences:
-            raise ValueError("Sequences: sequences is empty: give at least one")
+            raise ValueError("Sequences: the argument sequences is empty: give a sequence")
         self._seed, self._epoch, self._next = seed, 0, 0
         self._orders = self._from_here()
 
@@ -142,7 +142,7 @@ class Files:
 
         Raises:
             ValueError: a line is not UTF-8 or is not text (the message names the file and the
-                line), or a file has become shorter.
+                line); or a file has become shorter.
         """
         lines: list[Line] = []
         file, offset, number = location.file, location.offset, location.line
@@ -222,7 +222,7 @@ def need_two_words(files: Files) -> None:
     raise ValueError(f"corpus: {files.named} holds only {what}: give more text")
 
 
-Cut = Callable[[Sequence[Line]], list[Array]]  # consecutive lines -> sequences of ids
+Cut = Callable[[Sequence[Line]], list[Array]]  # maps consecutive lines to sequences of ids
 
 
 class Corpus:
@@ -374,10 +374,10 @@ def _piece(stream: BinaryIO) -> bytes:
 
 def _size(path: Path) -> int:
     """Return the size of a file in bytes; raise an error if the file is not a regular file."""
-    about = path.stat()  # may raise a FileNotFoundError with the path
+    about = path.stat()  # `stat` may raise a FileNotFoundError with the path
     if stat.S_ISDIR(about.st_mode):
         raise IsADirectoryError(f"corpus: {path} is a folder: name the text files in it")
     if not stat.S_ISREG(about.st_mode):
         raise ValueError(f"corpus: {path} is not a regular file: save it to a regular file first")
-    with path.open("rb"):  # may raise a PermissionError
+    with path.open("rb"):  # `open` may raise a PermissionError
         return about.st_size

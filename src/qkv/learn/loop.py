@@ -106,9 +106,9 @@ def train(
         show_progress_bar: None shows a progress bar only on a terminal.
 
     Raises:
-        ValueError: a number is out of range, the optimizer belongs to another network, the folder
-            holds another run, or the folder has no checkpoint to resume from.
-        Diverged: the loss keeps rising, ten steps in a row were skipped, or an output of the model
+        ValueError: a number is out of range; the optimizer belongs to another network; the folder
+            holds another run; or the folder has no checkpoint to resume from.
+        Diverged: the loss keeps rising; ten steps in a row were skipped; or an output of the model
             is not finite. The run writes the model of the last good checkpoint to the folder.
         OSError: a file cannot be written; existing checkpoints stay complete.
         Interrupted: a signal stopped the run, after everything was saved. `Interrupted` is a
@@ -159,7 +159,7 @@ def train(
 
 
 def _parts(objectives: Objective | Iterable[Objective | Part]) -> list[Part]:
-    """Give each objective its weight in the loss; their names must differ."""
+    """Return each objective with its weight in the loss; objectives need different names."""
     objectives = objectives if isinstance(objectives, Iterable) else [objectives]
     parts = [part if isinstance(part, Part) else Part(part) for part in objectives]
     names = [part.objective.name for part in parts]
@@ -190,7 +190,7 @@ class Diverged(RuntimeError):
 
 @dataclass
 class Watch:
-    """The running means of the losses of a run. The keys of its dicts are names of objectives.
+    """The running means of the losses of a run. The keys of the dicts are names of objectives.
 
     Attributes:
         skipped: the number of steps that were skipped.
@@ -419,7 +419,7 @@ class Run:
         run_folder.write_checkpoint(self.folder, self.step, self.arrays(), about)
 
     def arrays(self) -> dict[str, Array]:
-        """Return the parameters and the optimizer's arrays `mean` and `square`; each is (n,)."""
+        """Return the parameters and the optimizer's arrays `mean` and `square`, all (n,)."""
         means = {"mean": self.optimizer.mean, "square": self.optimizer.square}
         return {"parameters": self.network.flat, **means}
 

@@ -68,8 +68,8 @@ class Network:
     def add(self, gradients: Arrays) -> None:
         """Add gradients, keyed by parameter name, to `gradient`.
 
-        If the output projection uses the token table as its weights, its gradient is added to the
-        gradient of the token table.
+        If the output projection uses the token table as its weights, the gradient of the projection
+        is added to the gradient of the token table.
         """
         weight = self.weight
         for name, gradient in gradients.items():

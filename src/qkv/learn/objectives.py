@@ -146,7 +146,7 @@ def _check_words(network: Network, batch: Words) -> None:
     if most is not None and longest > most:
         raise ValueError(
             f"words_loss: a text has {longest} tokens and {network.source.name} takes {most}: "
-            "cut it, or use a model with more positions"
+            "cut the text, or use a model with more positions"
         )
     ids = batch.ids
     if ids.size and not (ids.min() >= 0 and ids.max() < vocabulary):
@@ -242,7 +242,7 @@ class Masked(_Filled):
             `str.casefold`, upper and lower case are equal.
 
     Raises:
-        ValueError: the tokenizer has no mask, or the share is not between 0 and 1.
+        ValueError: the tokenizer has no mask token, or `share` is not between 0 and 1.
 
     Source:
         Devlin et al. 2019, "BERT", section 3.1.

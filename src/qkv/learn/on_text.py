@@ -157,7 +157,7 @@ def train_on_text(
         show_progress_bar: as for `train`.
 
     Raises:
-        ValueError: the corpus is empty, has only one word or is not UTF-8, or the folder holds
+        ValueError: the corpus is empty, has only one word or is not UTF-8; or the folder holds
             other files or a damaged run.
         OSError: a file cannot be read or written.
         Diverged: as for `train`.

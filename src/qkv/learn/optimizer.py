@@ -57,7 +57,7 @@ class AdamW:
         return gradient_norm(self.network.gradient)
 
     def step(self, rate: float, length: float | None = None) -> None:
-        """Update the parameters by one step. `length` is the gradient's norm; None computes it."""
+        """Update the parameters; `length` is the gradient's norm, or None to compute the norm."""
         length = self.length() if length is None else length
         if not math.isfinite(length):
             raise FloatingPointError("AdamW: a gradient is not finite")
@@ -103,9 +103,13 @@ class Schedule:
         if not 0 <= self.warmup < 1:
             raise ValueError(f"Schedule: warmup is {self.warmup}: it must be from 0 to below 1")
         if not 0 <= self.least <= 1:
-            raise ValueError(f"Schedule: least is {self.least}: it must be from 0 to 1")
+            raise ValueError(
+                f"Schedule: the argument least is {self.least}: it must be from 0 to 1"
+            )
         if self.fall not in ("linear", "cosine", "none"):
-            raise ValueError(f"Schedule: fall is {self.fall!r}: choose linear, cosine or none")
+            raise ValueError(
+                f"Schedule: the argument fall is {self.fall!r}: choose linear, cosine or none"
+            )
 
     def __call__(self, share: float) -> float:
         """Return the learning rate at a point of the run: 0 is its start, 1 is its end."""

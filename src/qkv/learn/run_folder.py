@@ -252,7 +252,7 @@ def write_snapshot(folder: Path, step: int, save: Callable[[Path], object]) -> N
         try:
             path.parent.mkdir(exist_ok=True)
             save(part)
-            shutil.rmtree(path, ignore_errors=True)  # of an earlier run
+            shutil.rmtree(path, ignore_errors=True)  # remove the folder of an earlier run
             part.replace(path)
         finally:
             shutil.rmtree(part, ignore_errors=True)

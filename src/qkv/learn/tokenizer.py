@@ -23,7 +23,7 @@ _LINES_AT_ONCE = 1000
 def train_tokenizer(
     lines: Iterable[str], kind: Literal["wordpiece", "bytes"], vocabulary: int
 ) -> SubwordTokenizer:
-    """Train a tokenizer of at most `vocabulary` tokens, unless the letters alone need more.
+    """Train a tokenizer of at most `vocabulary` tokens, unless the letters alone need more tokens.
 
     Training runs in a separate process, which Ctrl-C ends immediately. A word of more than 100
     letters (300 bytes) is first cut into parts of 100 letters, because the time grows with the
@@ -55,7 +55,7 @@ def train_tokenizer(
     if kind not in ("wordpiece", "bytes"):
         raise ValueError(f"train_tokenizer: kind is {kind!r}: choose wordpiece or bytes")
     if isinstance(lines, str):
-        raise TypeError("train_tokenizer: lines is one string: give a list of lines")
+        raise TypeError("train_tokenizer: the argument lines is one string: give a list of lines")
     vocabulary = whole_number(
         vocabulary, call="train_tokenizer", name="vocabulary", least=1, most=MOST
     )
@@ -63,7 +63,7 @@ def train_tokenizer(
         check_text(line, call="train_tokenizer", name=f"line {number}")
         for number, line in enumerate(lines, 1)
     )
-    if not sys.executable or getattr(sys, "frozen", False):  # no Python to start
+    if not sys.executable or getattr(sys, "frozen", False):  # there is no Python program to start
         return SubwordTokenizer(tokenizer_process.trained(list(checked), kind, vocabulary))
     text = _in_a_process(checked, kind, vocabulary)
     return SubwordTokenizer(tokenizers.Tokenizer.from_str(text))

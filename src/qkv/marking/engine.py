@@ -335,7 +335,7 @@ def mark_values(
     Args:
         task: the name of the task.
         name: the name of the values.
-        tried: the subject of the tests.
+        tried: the inputs of the tests in a few words.
         mistakes: the mistakes in the values.
         unread: keys of mistakes that give 0 points, because the values cannot be tested.
     """

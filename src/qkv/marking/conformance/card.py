@@ -286,7 +286,7 @@ def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
 
 
 def _moved(before: Case, after: Case) -> Case:
-    """Return `after`; if `q_offset` is S - L in `before`, set it to S - L in `after` too."""
+    """Return the case `after`; if `q_offset` is S - L in `before`, set it to S - L again."""
     offset = before.options.get("q_offset")
     if offset != before.S - before.L or isinstance(offset, str):
         return after

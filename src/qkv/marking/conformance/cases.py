@@ -15,7 +15,7 @@ from qkv.attend.arguments import OPTIONS
 _TABLES = tomllib.loads(files(__package__).joinpath("cases.toml").read_text("utf-8"))
 _ROWS = {feature: table["cases"] for feature, table in _TABLES.items() if feature != "once"}
 FEATURES = tuple(_ROWS)
-# options that may be arrays, which `Case.options` describes as text
+# options whose values may be arrays; `Case.options` describes such an array as text
 DRAWN = ("attn_mask", "bias", "sinks", "query_lengths", "key_lengths", "alibi_slopes", "q_offset")
 _POSITIONAL = ("is_causal", "window", "alibi_slopes")  # options that depend on positions
 

@@ -34,7 +34,7 @@ class AttentionMarking(Marking):
         self.of_weight_one = self.cases["one key"]
 
     def on(self, test: str, call: steps.Learner | None = None) -> list[Outcome]:
-        """Call the function with the inputs of a test; `call` replaces the function."""
+        """Call the function, or `call` if it is given, with the inputs of a test."""
         return self.run(self.cases[test], call)
 
     def choose(self, ways: Iterable[steps.Learner]) -> None:

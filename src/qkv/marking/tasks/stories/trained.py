@@ -49,7 +49,7 @@ def _of_one(number: int) -> Function:
 
 
 def _later(*, itself: bool) -> Function:
-    """Return a wrong score that also uses later and, with `itself`, current occurrences."""
+    """Return a wrong score that also uses later names and, if `itself`, the current name."""
 
     def of(weights: Array, ids: Any, names: Any) -> Any:
         shares = []
