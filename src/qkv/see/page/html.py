@@ -57,7 +57,7 @@ def picture(title: str, lines: Sequence[str], rows: Rows, theme: str) -> str:
 
     Args:
         title: the title above the panels.
-        lines: lines of text below the panels, above the text that the panels bring.
+        lines: lines of text below the panels; the text that belongs to the panels follows.
         rows: the panels.
         theme: "light", "dark", or "auto" for the theme of the site or system.
     """

@@ -64,9 +64,9 @@ from qkv.see.steps.walk import Walk
 #   `heads` is H, `length` is L, and `key_length` is S.
 #   `weights` is a packed array (layers, H, L, S), or null.
 #   `scores` is a packed array (k, H, L, S), or null. These are the scaled, masked scores of k
-#   layers. An additional key `layers` has the indices of these layers.
+#   layers. An additional entry `layers` of this object lists the indices of these layers.
 #   `scale` is a list with the factor of each layer's raw scores; an unknown factor is null.
-#   `hidden` is a packed array of bits (layers, H, L, S), which are 1 for masked cells, or null. If
+#   `hidden` is null, or a packed array of bits (layers, H, L, S), which are 1 for masked cells. If
 #   all layers or all heads have the same mask, their axis has length 1.
 #   `norms` is a packed array (layers, H, S) of the lengths |v W_O|, or null.
 #   `measures` maps each name to a list of layers x H numbers, or to null.
@@ -78,7 +78,7 @@ from qkv.see.steps.walk import Walk
 #   `top_k` is k.
 #   `indices` is a packed array (layers, H, L, k); all bits of an unused index are 1.
 #   `weights` holds the weights on the keys in `indices`, as packed shares.
-#   `received` is a packed array (layers, H, S).
+#   `received` is a packed array (layers, H, S) of the summed weights on each key.
 #   `kept` is the fraction of the total weight that the summary includes.
 #
 # COMPARE compares a word in two texts, A and B.
@@ -237,7 +237,7 @@ def check_theme(theme: str, call: str) -> str:
 #   `becomes` is the least score for which a head gets the name in `head`.
 #   `losses` is a list of [step, loss].
 #   `logged` lists the loss at each of the `steps`; an unknown loss is null.
-#   `knots` lists the steps on the axis of charts, which are equally spaced.
+#   `knots` lists the steps that are at equal distances on the axis of charts.
 #   `left_out` lists sentences about data that the page does not have.
 
 
@@ -316,7 +316,7 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #   `shape` is the shape of the array.
 #   `rows` is a list of the kept rows, or null if all rows are kept. It is "rows" or "key_rows" if
 #   the kept rows are those of `rows` or `key_rows` in WALK.
-#   `columns` lists the indices of the columns; the key is missing if the page has all columns.
+#   `columns` lists the indices of the columns; this entry is missing if the page has all columns.
 #
 # STEP is one step of a walk.
 #
@@ -499,7 +499,7 @@ def pack_bits(flags: Array) -> dict[str, Any]:
 
 
 def pack_flags(flags: Array) -> dict[str, Any] | None:
-    """Pack flags `(layers, heads, L, S)`; keep one head or one layer if all have equal flags."""
+    """Pack flags `(layers, heads, L, S)`; if all heads or all layers are equal, keep the first."""
     if not flags.any():
         return None
     for axis in (1, 0):

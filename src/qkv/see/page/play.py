@@ -66,7 +66,7 @@ from qkv.trace import Trace
 ROLES, CARDS = "roles.json", "cards.json"  # files in the folder of a model that comes with qkv
 
 
-# The default text of a page, with a placeholder for the model's mask, and the word to hide.
+# The default text of a page, in which {} stands for the model's mask; and the word to hide.
 TEXT, HIDDEN = "She drank a glass of {}.", "glass"
 OPENING = "She opened the door and"  # The default text for a decoder.
 DECODER = "books-decoder"  # The decoder on a page whose encoder is the default model.
@@ -89,7 +89,7 @@ def known_of(model: Model) -> dict[str, Any]:
 
 
 def _folder_of(model: Model) -> Path | None:
-    """Return a model's folder in qkv, if the folder holds exactly the model's parameters."""
+    """Return a model's folder in qkv if it holds exactly the model's parameters, else None."""
     folder = shipped().get(model.name)
     if folder is None:
         return None
@@ -197,7 +197,7 @@ def _start(model: Model, mask: str | None) -> dict[str, Any]:
     return {"text": text, "edits": [], "position": position, "query": position, "hide": hide}
 
 
-FILE = "stories.json"  # a file in the model's folder, which `training.stories` writes
+FILE = "stories.json"  # `training.stories` writes this file to the model's folder
 
 
 @dataclass(frozen=True)

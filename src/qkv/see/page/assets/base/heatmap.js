@@ -92,7 +92,7 @@ export function heatmap(ui, options) {
     const [n, m] = [o.rows.length, o.columns.length];
     const { min = 12, max = 32, height } = o.cell || {};
     const names = o.named ? Math.ceil(Math.min(widths[0], width < 480 ? 76 : 104)) + 8 : 0;
-    const left = Math.max(2, names + (o.left ? o.left.size + 4 : 0)); // leaves room for frames
+    const left = Math.max(2, names + (o.left ? o.left.size + 4 : 0)); // at least 2 pixels, for the frames around cells
     const gap = o.extra ? 8 : 0;
     const all = m + (o.extra ? 1 : 0);
     const fits = (width - left - gap - 2) / all;

@@ -17,7 +17,7 @@ import { chosenFrom, randomFrom } from "./sampling.js";
  * @typedef {{vector: Float64Array, looked: Float64Array[]}} Read
  *
  * A new token, with its probability without temperature, the likeliest tokens at this position, and the weights of
- * the token before it: by layer and head, T weights.
+ * the token before the new token: by layer and head, T weights.
  * @typedef {{id: number, probability: number, likeliest: [number, number][], looked: Float32Array[][]}} Chosen
  */
 

@@ -45,8 +45,8 @@ function half(bits) {
 }
 
 /**
- * Unpacks base64 of little-endian float16 with a table of all float16 numbers. With `scale`, the base64 has rows of
- * int8 instead, and each row is multiplied by its scale, a float16.
+ * Unpacks base64 of little-endian float16 with a table of all float16 numbers. If `scale` is given, the
+ * base64 holds rows of int8 instead, and each row is multiplied by its own float16 scale.
  * @param {Packed} packed
  * @param {Float32Array} halves
  * @returns {Float32Array}

@@ -28,8 +28,8 @@ import { wordpieceOf } from "./wordpiece.js";
  *            trims: {first: boolean}[], raw: Finder, read: Finder, normalize: Normalizer, cut: Cutter, model: Model,
  *            join: Decoder, special: Set<number>}} Tokenizer
  * `ids` maps tokens, including added tokens, to ids; `names` maps ids to tokens. `raw` finds added tokens in the given
- * text, and `read` finds them in the normalized text. With `trims`, a token's position excludes the blanks at its ends;
- * `first`: this also holds for the first word.
+ * text, and `read` finds them in the normalized text. If `trims` is not empty, a token's position excludes the blanks
+ * at its ends; `first`: this also holds for the first word.
  */
 
 const MASKS = ["[MASK]", "<mask>"]; // the mask tokens, like in text/tokenizer.py

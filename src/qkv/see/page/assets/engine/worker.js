@@ -47,7 +47,7 @@ onmessage = ({ data: { read, drop, ...question } }) => {
   }
 };
 
-/** One step of the newest run; without a run, one step of a sweep. */
+/** Does one step of the newest run; if no run is waiting, one step of the newest other job, such as a sweep. */
 function work() {
   const job = jobs.findLast(({ ask }) => ask === "run") ?? jobs.at(-1);
   working = Boolean(job);

@@ -1,6 +1,6 @@
-// The data flow of a layer: a node for each step, and ribbons between the nodes. A ribbon is as wide as the vector of
-// one token is long at this step. On the left is the residual stream, to which the parts of the layer add. steps.js
-// shows the results of a node; the top of page/payload.py describes a step.
+// The data flow of a layer: a node for each step, and ribbons between the nodes. The width of a ribbon
+// shows the length of one token's vector at this step. On the left is the residual stream, to which the parts of the
+// layer add. steps.js shows the results of a node; the top of page/payload.py describes a step.
 
 import { roving } from "../base/controls.js";
 import { el, fill, svg, word } from "../base/elements.js";
@@ -50,7 +50,7 @@ import "./block.css";
  */
 
 const LINE = 44; // the distance between lines of nodes, in pixels
-const WIDEST = 34; // the width of a ribbon
+const WIDEST = 34; // the largest width of a ribbon
 const FAR = 6; // a ribbon over more than this number of lines goes around other nodes
 const THIN = 2; // the width of a ribbon for numbers whose length is not shown
 const OTHER_NUMBERS = ["pre", "act", "up", "post", "raw", "logits", "probs"];

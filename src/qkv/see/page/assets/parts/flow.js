@@ -200,7 +200,7 @@ function lastOf(data) {
 }
 
 /**
- * Adds a norm of a layer; returns its name. Without the parameters, the kind of norm is unknown.
+ * Adds a norm of a layer; returns its name. If the page does not have the parameters, the kind of norm is unknown.
  * @param {Layer} one
  * @param {string} of
  * @param {string} name

@@ -34,8 +34,8 @@ export function rowsInView(head, held, hover, token) {
 }
 
 /**
- * The kept tokens after the reader picks row r. With `add`, r joins the kept rows, or leaves them if it was kept.
- * Otherwise only r is kept, or nothing if r was the only kept row.
+ * The kept tokens after the reader picks row r. If `add` is true, r joins the kept rows, or leaves them if it was
+ * kept. Otherwise only r is kept, or nothing if r was the only kept row.
  * @param {Head} head
  * @param {number[]} held
  * @param {number} r

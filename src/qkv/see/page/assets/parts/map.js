@@ -48,8 +48,8 @@ const MEASURES = [
 ];
 
 /**
- * The heads of a text in the order of a measure, as [layer, head, figure], and the number of heads in a row. Without
- * a measure, the last layer comes first.
+ * The heads of a text in the order of a measure, as [layer, head, figure], and the number of heads in a row. If `order`
+ * names no measure, the last layer comes first.
  * @param {Text} text
  * @param {string} order
  * @returns {{all: OrderedHead[], wide: number}}

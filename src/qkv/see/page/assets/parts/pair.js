@@ -98,7 +98,7 @@ function sideOf(ui, { heard, onpick }) {
 // ---- both
 
 /**
- * The data of the part, all of one head; lists have the first text before the second.
+ * The data of the part, all for the same head. Each list has an entry for the first text, then one for the second.
  * @typedef {object} Paired
  * @property {PlayState} state  the state of the page: layer, head, and what is in sight
  * @property {Run[]} runs

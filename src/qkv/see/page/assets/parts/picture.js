@@ -442,7 +442,7 @@ function short(x) {
 }
 
 /**
- * A colour in a format for all programs: ["rgb(…)", opacity]; with `whole`, the colour contains the opacity.
+ * A colour in a format for all programs: ["rgb(…)", opacity]; if `whole` is true, the colour contains the opacity.
  * @param {string} colour
  * @returns {[string, number]}
  */

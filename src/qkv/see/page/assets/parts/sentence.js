@@ -222,7 +222,7 @@ export function hiding(edits, tokens) {
 }
 
 /**
- * The edits after the swap of a token is replaced; with null, the swap is removed.
+ * The edits after the swap of a token is replaced; if `put` is null, the swap is removed.
  * @param {Edit[]} edits
  * @param {number} token
  * @param {string | null} put
@@ -312,8 +312,8 @@ function chosenWord(store) {
 // ---- suggestions
 
 /**
- * The change that the first button makes: it removes the head or hides the words that the text's story names. Without a
- * story, it hides the tokens of `mostSeen`.
+ * The change that the first button makes: it removes the head or hides the words that the text's story names. If the
+ * text has no story, it hides the tokens that `mostSeen` returns.
  * @param {any} data
  * @param {Now} now
  * @returns {Offer | null}

@@ -152,8 +152,8 @@ function usualOf(at, spans, query, key) {
 }
 
 /**
- * The weights of a head (T, T) between words: the weights on the subwords of a word are summed, the weights from them
- * are averaged.
+ * The weights of a head (T, T) between words: the weights on the subwords of a word are summed, and the weights from
+ * its subwords are averaged.
  * @param {Float32Array} pattern
  * @param {number} size
  * @param {WordSpan[]} spans

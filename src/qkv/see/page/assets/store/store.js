@@ -131,8 +131,8 @@ export function playStore(data, heard) {
   };
 
   /**
-   * Changes the state. With a new text, edits are kept as far as possible; if edits are given too, all positions are
-   * new.
+   * Changes the state. If `patch` has a new text but no edits or positions, edits are kept as far as
+   * possible. If it also has edits or positions, these belong to the new text.
    * @param {Partial<PlayState>} patch
    * @param {{undo?: boolean}} options  whether a change of the text or the edits can be undone
    */
