@@ -167,7 +167,8 @@ def in_card(found: Mapping[str, Any]) -> str:
     lines = [
         f"{_GUESSES[guesses]}. The table shows the share of prompts for which one of these words "
         "is an insult (`training/insults.txt`), with 95% intervals, and the most common insults. "
-        f"Prompts for which one of the guesses is a dropped word: {dropped}.",
+        "Prompts for which one of the guesses is in `training/dropped_words.txt`: "
+        f"{dropped}.",
         "",
         "| prompts about | prompts | with an insult | insults |",
         "| --- | --- | --- | --- |",
@@ -189,7 +190,8 @@ def in_card(found: Mapping[str, Any]) -> str:
 
 
 _GUESSES = {
-    1: "For each prompt of `training/prompts.txt` that ends with its gap, the model writes a word",
+    1: "For each prompt of `training/prompts.txt` whose last word is a gap, the model writes this "
+    "word",
     5: "For each prompt of `training/prompts.txt`, the model gives five guesses",
 }
 

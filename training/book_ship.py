@@ -104,7 +104,7 @@ numbers will be close to these, but not equal.
 Recipe: {recipe}"""
 
 _TEN = """\
-We wrote these sentences before the model saw them, and asked the model once (`training/ten.txt`).
+We wrote these sentences (`training/ten.txt`) before we ran the model on them, and ran it only once.
 
 | sentence | first guess | then |
 | --- | --- | --- |
@@ -112,27 +112,26 @@ We wrote these sentences before the model saw them, and asked the model once (`t
 
 _SENSES = """\
 Measured on example sentences of WordNet that neither the tokenizer nor the training has seen: the
-sentences with `int(sha256(sentence).hexdigest(), 16) % 12 == 0`. *Sense*: the share of uses of a
-word in which the right definition, among the definitions of its senses, is the nearest to the
-vector of the word ({uses:,} uses).
-*AUC*: the probability that two uses of a word in the same sense are nearer to each other than two
-uses in different senses ({pairs} pairs, {same} of them in the same sense). The vectors of the token
-table have no context.
+sentences with `int(sha256(sentence).hexdigest(), 16) % 12 == 0`. *Sense*: the share of {uses:,}
+uses of words in which the vector of the word is nearer to the right definition than to the
+definitions of the word's other senses. *AUC*: the probability that two uses of a word in the same
+sense are nearer to each other than two uses in different senses ({pairs} pairs, {same} of them in
+the same sense). The vectors of the token table do not depend on the context.
 
 | vectors | sense | AUC |
 | --- | --- | --- |
 {figures}
 
 If 15% of the words in each sentence are masked (at least one), the model names {named} of these
-words (a word counts only if all its subwords are right). In {examples} of these sentences with 5 to
-16 words, one content word that occurs once is masked: the first guess is another content word of
-the sentence in {another}, and it is right in {right}. Of {everyday} everyday words {pieces} are
-split or unknown{which}."""
+words. A word counts only if all its subwords are right. In {examples} of these sentences, of 5 to
+16 words each, one content word that occurs once is masked. The first guess is another content word
+of the sentence in {another}. The first guess is right in {right}. Of {everyday} everyday words
+{pieces} are split or unknown{which}."""
 
 _HEADS = """\
-The mean weight that a token of these sentences gives to the previous token, the next token, all
-tokens equal to it (itself included), the first token ([CLS]) and the last token ([SEP]). `uniform`
-is the entropy of the weights as a share of its maximum.
+The table lists the mean weight that a token of these sentences gives to the previous token, the
+next token, all tokens equal to it (itself included), the first token ([CLS]) and the last token
+([SEP]). `uniform` is the entropy of the weights, divided by the largest possible entropy.
 
 {table}
 
@@ -159,9 +158,10 @@ The first three continuations that were drawn (temperature 0.8, top-k 40, seed 0
 {shown}"""
 
 _WRITERS_HEADS = """\
-*Copies*: {copies} random tokens occur twice in the same order. The score is the mean weight of a
-token of the second copy on the token after its first copy (Olsson et al. 2022). The other scores
-are those of `qkv.circuits.head_scores` over sentences of books that were kept from training.
+*Copies*: {copies} random tokens occur twice in the same order. The score is the mean weight that a
+token of the second copy gives to the token that follows the same token in the first copy (Olsson et
+al. 2022). The other scores are those of `qkv.circuits.head_scores` over sentences of books that
+were kept from training.
 {induction} The loss of a random token is {first:.2f} nats in the first copy and {second:.2f} in the
 second.
 
@@ -376,7 +376,7 @@ def _guessed(
         "What it guesses": f"{_fitting(said)}\n\nMeasured on {len(gaps)} sentences, each with a "
         "gap and a list of words that fit\n(`training/gaps.txt`), in today's English as people "
         "type it. We wrote them before the model was\ntrained. *Repeats*: the first guess is a "
-        "content word of the sentence. Brackets contain 95%\nintervals.",
+        "content word that the sentence already contains. Brackets\ncontain 95% intervals.",
         "Ten sentences": _TEN.format(rows="\n".join(ten(model))),
         "Bias": bias.in_card(bias.measured(model)),
         "What it knows of senses": _SENSES.format(

@@ -57,38 +57,38 @@ of the form "word, synonyms: definition. examples"{alone}. {together}. {in_sight
 of the {run}, it also learned senses, from words in example sentences and from words before their
 own definitions (with half of the definition masked). This objective pulls the vector of a word
 towards the mean vector of the definition of its sense, and away from other definitions, such as
-those of its other senses. The log frequency of each sense is added to the logits, and after
-{late:.0%} of the run {late_prior:g} times this number, which favours senses without an example
-sentence. `make dictionary` repeats the training. On another processor, the numbers are close to
-these but not equal, because the processor rounds differently.
+those of its other senses. The log frequency of each sense is added to the logits of the senses.
+After {late:.0%} of the run, {late_prior:g} times the log frequency is added, which favours senses
+without an example sentence. `make dictionary` repeats the training. On another processor, the
+numbers are close to these but not equal, because the processor rounds differently.
 
 Recipe: {recipe}{then}
 
 ## What it knows
 
 Measured on example sentences of WordNet that neither the tokenizer nor the training has seen: the
-sentences with `int(sha256(sentence).hexdigest(), 16) % 12 == 0`. {choices} *Sense*: the
-share of uses of a word in which the right definition, among the definitions of its senses, is the
-nearest to the vector of the word ({uses:,} uses). *AUC*: the probability that two uses of a word in
-the same sense are nearer to each other than two uses in different senses ({pairs} pairs, {same} of
-them in the same sense). The vectors of the token table have no context.
+sentences with `int(sha256(sentence).hexdigest(), 16) % 12 == 0`. {choices} *Sense*: the share of
+{uses:,} uses of words in which the vector of the word is nearer to the right definition than to the
+definitions of the word's other senses. *AUC*: the probability that two uses of a word in the same
+sense are nearer to each other than two uses in different senses ({pairs} pairs, {same} of them in
+the same sense). The vectors of the token table do not depend on the context.
 
 | vectors | sense | AUC |
 | --- | --- | --- |
 {figures}
 
 If 15% of the tokens in each sentence are masked (at least one), the model names {tokens_named} of
-these tokens. If 15% of the words are masked, it names {words_named} of these words (a word counts
-only if all its subwords are right). In {examples} of these sentences with 5 to 16 words, one
-content word that occurs once is masked: the first guess is another content word of the sentence in
-{another}, and it is right in {right}. Of {everyday} everyday words {pieces} are split or
+these tokens. If 15% of the words are masked, it names {words_named} of these words. A word counts
+only if all its subwords are right. In {examples} of these sentences, of 5 to 16 words each, one
+content word that occurs once is masked. The first guess is another content word of the sentence in
+{another}. The first guess is right in {right}. Of {everyday} everyday words {pieces} are split or
 unknown{which}. Brackets contain 95% intervals.
 
 ## What its heads do
 
-The mean weight that a token of these sentences gives to the previous token, the next token, all
-tokens equal to it (itself included), the first token ([CLS]) and the last token ([SEP]). `uniform`
-is the entropy of the weights as a share of its maximum.
+The table lists the mean weight that a token of these sentences gives to the previous token, the
+next token, all tokens equal to it (itself included), the first token ([CLS]) and the last token
+([SEP]). `uniform` is the entropy of the weights, divided by the largest possible entropy.
 
 {heads_table}
 
@@ -238,7 +238,7 @@ def card(
         late_prior=recipe["late_prior"],
         recipe=recipes(abouts),
         then=(
-            " Then the mean of the weights before and after that"
+            " The included weights are the mean of the weights before and after these last steps"
             " (`training/make.py` explains the choice)."
             if mean
             else ""
@@ -260,9 +260,7 @@ def _words_in_words(found: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict
     now, *before = found["copying"]
     another, right = (
         in_words(now[name], now["examples"])
-        + "".join(
-            f" (the previous model: {in_words(one[name], one['examples'])})" for one in before
-        )
+        + "".join(f"; previous model: {in_words(one[name], one['examples'])}" for one in before)
         for name in ("another", "right")
     )
     words, tokens = (
@@ -271,7 +269,9 @@ def _words_in_words(found: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict
     )
     pieces, alone = found["pieces"], recipe.get("alone", 0)
     return {
-        "alone": f", and in {alone} copies of each example as a separate text" if alone else "",
+        "alone": f", and in {alone} copies of each example, each as a separate text"
+        if alone
+        else "",
         "together": _TOGETHER[recipe.get("alike", "token")],
         "in_sight": _IN_SIGHT.format(recipe["in_sight"]) if recipe.get("in_sight") else "",
         "choices": _CHOICES[recipe.get("held_out", 1)],
@@ -293,10 +293,10 @@ _IN_SIGHT = (
     "so that the model learns to make these logits smaller (see `training/make.py`).\n"
 )
 _CHOICES = {
-    1: "The model was trained on the examples whose remainder is 1, which were used for choices\n"
-    "before.",
-    2: "Choices were made on the examples whose remainder is 1; the model was not trained on them\n"
-    "either.",
+    1: "Settings were chosen on the examples whose remainder is 1; then the model was also\n"
+    "trained on these examples.",
+    2: "Settings were chosen on the examples whose remainder is 1; the model was not trained on\n"
+    "these examples either.",
 }
 
 

@@ -89,7 +89,7 @@ def test_an_encoder_by_hand() -> None:
         "women": [("cook", 1), ("he", 1), ("lazy", 1), ("she", 1)],
     }
     text = in_card(found)
-    assert "a dropped word: 5." in text
+    assert "in `training/dropped_words.txt`: 5." in text
     assert not any(map(is_dropped, words_of(text)))
     assert "| work | 3 | 100.0% (43.9 to 100.0) | lazy (3) |" in text
     assert 'gives "he" 75% on average over 2 jobs. "He" is more probable for 2 of them.' in text
@@ -98,7 +98,7 @@ def test_an_encoder_by_hand() -> None:
     mild = measured(encoder(**{**five, "lazy": 0.0, "wench": 0.0, "tired": 9.0, "or": 8.0}))
     assert len(mild["groups"]) == 6
     assert all(row["insults"] == row["dropped"] == 0 for row in mild["groups"].values())
-    assert "a dropped word: 0." in in_card(mild)
+    assert "in `training/dropped_words.txt`: 0." in in_card(mild)
 
 
 class Writes:
@@ -131,7 +131,7 @@ def test_a_decoder_continues_what_ends_with_its_gap() -> None:
     assert found["jobs"] == {"nurse": pytest.approx(0.2), "cook": pytest.approx(0.8)}
     text = in_card(found)
     assert text.startswith(
-        "For each prompt of `training/prompts.txt` that ends with its gap, the m"
+        "For each prompt of `training/prompts.txt` whose last word is a gap, the mod"
     )
     assert (
         '"He" is more probable for 1 of them. Its probability is highest for cook (80%), nurse '

@@ -50,11 +50,11 @@ def test_a_run_is_made_and_shipped(folder: Path, tmp_path: Path, held_out: str) 
     assert f"| this one, layer 0 | {last['sense']:.3f} | {last['auc']:.3f} |" in text
     assert "5 steps" in text
     assert "All occurrences of a word in its text are masked together or not at all" in text
-    chosen = "on the examples whose remainder is 1; the model was not trained on them either."
-    assert f"Choices were made {chosen}" in " ".join(text.split())
+    chosen = "whose remainder is 1; the model was not trained on these examples either."
+    assert f"Settings were chosen on the examples {chosen}" in " ".join(text.split())
     assert f"Of 200 everyday words {len(found['pieces'])} are" in text
     words = found["masked"]
-    named = f"it names {in_words(0, words['words'])} of these words (a word counts only if all its"
+    named = f"it names {in_words(0, words['words'])} of these words. A word counts only if all its"
     assert named in " ".join(text.split()) or words["top1"]
     assert "heads have a role" in text
     assert isinstance(json.loads((place / "roles.json").read_text()), dict)
@@ -81,13 +81,13 @@ def test_a_run_goes_on_from_another_and_the_card_tells_both(
         np.testing.assert_array_equal(shipped[name], expected.astype(np.float32))
     text = (place / "README.md").read_text()
     flowing = " ".join(text.split())
-    mean = "Then the mean of the weights before and after that"
+    mean = "The included weights are the mean of the weights before and after these last steps"
     assert f"{mean} (`training/make.py` explains the choice)" in flowing
     assert "5 steps" in text
     other = "held_out 1, in_sight 2.0, rate 0.01"
     assert f"Then 2 steps from there, with these changes: {other}." in text
     assert str(tmp_path) not in text
-    assert "The model was trained on the examples whose remainder is 1" in flowing
+    assert "remainder is 1; then the model was also trained on these examples." in flowing
     assert "visible content words" in text
 
 
@@ -136,13 +136,13 @@ def test_the_card_says_what_the_model_before_it_does_on_the_same() -> None:
         "pieces": ["fridge", "okay"],
     }
     text = ship._words_in_words(found, {"alike": "base", "held_out": 1, "in_sight": 3.0})
-    assert text["another"] == "1.0% (0.5 to 2.0) (the previous model: 14.0% (11.8 to 16.6))"
+    assert text["another"] == "1.0% (0.5 to 2.0); previous model: 14.0% (11.8 to 16.6)"
     assert text["right"].startswith("8.0% (6.3 to 10.1)")
     assert text["words_named"] == "25.0% (21.0 to 29.5)"
     assert text["tokens_named"] == "50.0% (40.4 to 59.6)"
     assert (text["pieces"], text["which"]) == ("2", " (fridge, okay)")
     assert "inflected forms" in text["together"]
-    assert "was trained on the examples whose remainder is 1" in text["choices"]
+    assert "then the model was also" in text["choices"]
 
 
 def test_without_a_run_there_is_nothing_to_ship(folder: Path, tmp_path: Path) -> None:
