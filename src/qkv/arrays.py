@@ -171,7 +171,7 @@ def check_out(out: Any, shape: Shape, dtype: DType, inputs: Iterable[Any], *, ca
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(
             f"{call}: out is {out.shape} {out.dtype} and the result is {shape} {dtype}: "
-            "give that shape and type"
+            "give an array of the result's shape and type"
         )
     if not out.flags.writeable:
         raise ValueError(f"{call}: out cannot be written to: give a writable array")

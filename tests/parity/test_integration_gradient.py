@@ -377,7 +377,9 @@ def test_weights_that_are_given_out_have_no_gradient() -> None:
     model.set_attn_implementation("qkv")
     found = model(**inputs).attentions[1]
     assert torch.isfinite(found).all()
-    reason = "BertSelfAttention: qkv computes no gradient of the weights from output_attentions"
+    reason = (
+        "BertSelfAttention: qkv computes no gradient of the weights that output_attentions returns"
+    )
     with pytest.raises(NotImplementedError, match=reason):
         found[..., 0].sum().backward()
 

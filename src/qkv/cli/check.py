@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     "--seed",
     type=click.IntRange(0),
     default=0,
-    help="The seed of the random inputs. Default: 0, with the shortest inputs.",
+    help="The seed of the random inputs. The default, 0, makes the shortest inputs.",
 )
 @click.option(
     "--seconds",
@@ -217,7 +217,7 @@ def _print_tasks(as_json: bool) -> None:
         click.echo(f"{task.name}\n    {task.signature}")
         click.echo(textwrap.indent(textwrap.fill(task.asks, 76), "    "))
         if len(task.looks_for) > 1:
-            click.echo(f"    it may be called {' or '.join(task.looks_for)}")
+            click.echo(f"    the function may be called {' or '.join(task.looks_for)}")
 
 
 _COMMON = 10  # the maximum number of mistakes listed below the table

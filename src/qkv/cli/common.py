@@ -115,7 +115,7 @@ _DEBUG = "qkv.debug"
 
 def _remember_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
-        context.meta[_DEBUG] = True  # for `Program.invoke`, whose context has the same `meta`
+        context.meta[_DEBUG] = True  # `Program.invoke` reads it: the contexts share `meta`
 
 
 debug_option = click.option(
@@ -147,7 +147,7 @@ def writable(*suffixes: str) -> Callable[[click.Context, click.Parameter, Any], 
 
 
 def _named_model(names: str, default: str) -> Callable[..., Any]:
-    """Make the option `--model`; its help has example names and the default model."""
+    """Make the option `--model`; its help lists example names and the default model."""
     return click.option(
         "--model",
         metavar="NAME",
@@ -173,13 +173,13 @@ def _heads(
 
 
 def hide_option(does: str) -> Callable[..., Any]:
-    """Make the option `--hide WORD`, with a help text that begins with `does`."""
+    """Make the option `--hide WORD`; its help text begins with the argument `does`."""
     about = f"{does} with WORD masked; may be given repeatedly."
     return click.option("--hide", multiple=True, metavar="WORD", help=about)
 
 
 def ablate_option(does: str) -> Callable[..., Any]:
-    """Make the option `--ablate LAYER.HEAD`, with a help text that begins with `does`."""
+    """Make the option `--ablate LAYER.HEAD`; its help text begins with the argument `does`."""
     about = f"{does} without this head, for example 0.3; may be given repeatedly."
     return click.option(
         "--ablate", multiple=True, metavar="LAYER.HEAD", callback=_heads, help=about

@@ -43,7 +43,9 @@ _EMPTY = "{} is empty: write one text per line"
     "cluster (of N workers) on this machine.",
 )
 @click.option(
-    "--column", metavar="NAME", help="With --cluster: column of the texts. Default: text."
+    "--column",
+    metavar="NAME",
+    help="With --cluster: the column that contains the texts. Default: text.",
 )
 @click.option(
     "--on-error",

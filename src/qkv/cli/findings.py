@@ -52,9 +52,10 @@ def publish(files: tuple[str, ...], output: str, open_page: bool, model: str | N
 def verify(files: tuple[str, ...], model: str | None, as_json: bool) -> None:
     """Measure the findings in FILEs (.json) again, and say which ones hold.
 
-    A finding holds if the model's parameters and the order of the predicted words are the same, and
-    the probabilities differ by at most 0.0001. The exit code is 0 if all findings hold, 1 if any
-    finding does not hold, and 2 for a bad request. Nothing is downloaded.
+    A finding holds if the model's parameters and the order of the predicted words are the same as
+    in the file, and the probabilities differ from the file by at most 0.0001. The exit code is 0 if
+    all findings hold, 1 if any finding does not hold, and 2 for a bad request. Nothing is
+    downloaded.
     """
     from qkv.findings.measured import verify_files
 

@@ -17,7 +17,7 @@ newer, or clang) when qkv is installed from source; QKV_NEED_KERNEL=1 pip instal
 @click.command()
 @json_option
 def bench(as_json: bool) -> None:
-    """Compare the speed of qkv's attention with plain NumPy and with the peak of this machine.
+    """Compare the speed of qkv's attention with plain NumPy and with this machine's peak speed.
 
     Each function's result is compared with float64 before the timing; the table lists the largest
     errors. Each time is the median of at least nine runs; the functions run alternately.

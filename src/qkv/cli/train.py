@@ -23,9 +23,13 @@ from qkv.cli.common import json_option, print_json, say
 @click.option("--length", type=int, help="The maximum length of a text, in tokens. Default: 128.")
 @click.option("--steps", type=int, help="The number of steps. Default: 1000 without --minutes.")
 @click.option(
-    "--minutes", type=float, help="The time limit; with it, the same seed may give another model."
+    "--minutes",
+    type=float,
+    help="The time limit; with a limit, runs with the same seed may give different models.",
 )
-@click.option("--tokens-per-step", type=int, help="The minimum tokens per step. Default: 4096.")
+@click.option(
+    "--tokens-per-step", type=int, help="The minimum number of tokens per step. Default: 4096."
+)
 @click.option("--rate", type=float, help="The highest learning rate. Default: 0.001.")
 @click.option("--seed", type=int, help="The same seed gives the same model. Default: 0.")
 @click.option(

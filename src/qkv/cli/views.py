@@ -162,7 +162,9 @@ def show(text: str, **options: Any) -> "View":
 @click.command()
 @click.argument("text_a")
 @click.argument("text_b")
-@click.option("--word", help="A word in both texts. Default: their common content word.")
+@click.option(
+    "--word", help="A word in both texts. Default: the content word that both texts share."
+)
 @_pieces_option
 @_view_command
 def compare(text_a: str, text_b: str, **options: Any) -> "View":

@@ -254,7 +254,7 @@ def record(
 
     - `top_indices` and `top_weights (B, Hq, T, top_k)`: the keys with the most weight for each
       query, the largest weight first, padded with -1 and 0;
-    - `received (B, Hq, T)`: the weight that each key received from all queries;
+    - `received (B, Hq, T)`: the sum of the weights that each key received from all queries;
     - `lse (B, Hq, T)`: the natural logarithm of each query's sum of exponentials.
 
     `qkv.show(trace)` shows the trace; for a batch, call `qkv.show(trace[0])`. For an
@@ -265,7 +265,7 @@ def record(
     Padding before and after each text is removed. Layers are numbered by their `layer_idx`, or in
     the order of their calls if a `layer_idx` is missing or repeated. A forward pass that continues
     the text with a key/value cache adds its tokens to the trace. Any other new forward pass clears
-    the trace first. Other threads are not recorded.
+    the trace first. Calls in other threads are not recorded.
 
     Args:
         top_k: the number of weights to keep for each query.
@@ -275,7 +275,7 @@ def record(
             without being recorded.
 
     Raises:
-        RuntimeError: `register()` was not called, another recording is active, or no attention ran
+        RuntimeError: `register()` was not called; another recording is active; or no attention ran
             through qkv before the block ended.
         TypeError: `module` is not a part of a model.
         NotImplementedError: raised while the model runs, in two cases. A part of the model splits

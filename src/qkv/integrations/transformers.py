@@ -129,7 +129,7 @@ def _function() -> Any:
         name = ctx.request[0]
         if grad_weights is not None:
             raise NotImplementedError(
-                f"{name}: qkv computes no gradient of the weights from output_attentions: "
+                f"{name}: qkv computes no gradient of the weights that output_attentions returns: "
                 'load the model with attn_implementation="eager"'
             )
         if grad is None:  # the loss does not depend on the result
@@ -207,7 +207,8 @@ def _options(
             )
         return {"is_causal": True}, None, Ran(module, is_causal=True)
     if type(attention_mask) is not tensors.mask_type():
-        # Several forward passes may get the same `attention_mask`, so `Ran` gets no mask.
+        # The mask in `Ran` identifies a forward pass. Several passes may get the same
+        # `attention_mask`, so `Ran` gets no mask.
         return {}, attention_mask, Ran(module)
     rules: tensors.Rules = attention_mask.rules
     ran = Ran(module, attention_mask, rules.start, rules.first_key, rules.is_causal, rules.padding)

@@ -64,7 +64,7 @@ class Operand(NamedTuple):
     """A dask array whose chunks fit the blocks of the call."""
 
     array: Any
-    axes: tuple[int | None, ...]  # For each axis of `array`, the axis of `Index`; None if not cut.
+    axes: tuple[int | None, ...]  # The axis of `Index` for each axis of `array`; None if uncut.
 
     def chunk(self, index: Index) -> tuple[int, ...]:
         """Return the index of the chunk that the block with this index reads."""
@@ -80,7 +80,7 @@ class Operand(NamedTuple):
 
 @dataclass(frozen=True)
 class Tasks:
-    """A layer of a Dask graph: its tasks, and the arrays and layers whose results it reads."""
+    """A layer of a Dask graph: its tasks, and the arrays and other layers that the tasks read."""
 
     name: str
     below: Sequence[Any]  # the dask arrays and the layers whose results the tasks read
@@ -134,7 +134,7 @@ class Blocks:
     call: Call  # The checked call; its arrays have the right shapes and dtypes, but no data.
     operands: dict[str, Operand]  # The arrays of the call, keyed by argument name.
     pieces: tuple[Pieces, ...]  # The sizes of blocks along the axes of an `Index`.
-    key_heads: tuple[int, ...]  # Piece h of the heads uses piece key_heads[h] of the key heads.
+    key_heads: tuple[int, ...]  # Block `h` of the heads uses block `key_heads[h]` of the key heads.
     is_flat: bool  # Whether a head axis was added to 2-D arrays.
     token: str  # A checksum of the call, which the names of its tasks contain.
 
@@ -312,7 +312,7 @@ def _cut(call: Call, arrays: dict[str, Any], is_flat: bool) -> Blocks:
 
 
 def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[int, ...]]:
-    """Return the pieces of the heads, the pieces of the key heads, and `Blocks.key_heads`."""
+    """Return the block sizes of the heads, those of the key heads, and `Blocks.key_heads`."""
     group = sum(heads) // max(1, sum(kv_heads))
     cuts = [*_starts(heads), *(group * start for start in _starts(kv_heads))]
     for start, stop in pairwise(sorted({*cuts})):
@@ -327,12 +327,12 @@ def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[i
 
 
 def _joined(*pieces: Pieces) -> Pieces:
-    """Return the pieces of an axis that is cut at the boundaries of all `pieces`."""
+    """Return the block sizes of an axis that is cut at the boundaries of all `pieces`."""
     return _sizes(sorted({start for each in pieces for start in _starts(each)})) or (0,)
 
 
 def _starts(pieces: Pieces) -> list[int]:
-    """Return the start of each piece, and the end of the last piece."""
+    """Return the start of each block along an axis, and the end of the last block."""
     return [0, *accumulate(pieces)]
 
 

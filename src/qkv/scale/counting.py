@@ -120,7 +120,7 @@ def _count(_: None, case: tuple[Block, bool]) -> Count:
 
 
 def count(block: Block, check: bool = True) -> Count:
-    """Count the rows that begin in a block. With `check`, also find the first bad row."""
+    """Count the rows that begin in a block. If `check` is true, also find the first bad row."""
     if block.source.kind == ".parquet":
         return _count_group(block)
     if block.source.packed or block.end is None:
@@ -165,7 +165,7 @@ def _count_stream(source: Source, check: bool) -> Count:
 
 
 class _Seen:
-    """Pass on the bytes of a stream; compute their checksum and the position of each line end."""
+    """A stream that reads another, and computes a checksum and the positions of line ends."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self._last = stream, b"\n"

@@ -137,8 +137,8 @@ def encode(
 
     Raises:
         TypeError: the model is not a name, or a source is not a path.
-        ValueError: a row is bad, the folder holds vectors of other sources or of another model,
-            or an argument has a wrong value.
+        ValueError: a row is bad; the folder holds vectors of other sources or of another model; or
+            an argument has a wrong value.
         FileNotFoundError: a source or the model does not exist.
         RuntimeError: another run writes to the folder.
         ConnectionError: the scheduler or all workers were lost.

@@ -136,7 +136,7 @@ def find_sources(sources: Any, column: str, call: str) -> list[Source]:
 
     Raises:
         TypeError: a source is not a path.
-        ValueError: `sources` is empty, a file has an unknown ending, or `column` is not a name.
+        ValueError: `sources` is empty; a file has an unknown ending; or `column` is not a name.
         FileNotFoundError: a path does not exist, or a glob matches no file.
     """
     if isinstance(sources, str | os.PathLike):

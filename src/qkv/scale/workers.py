@@ -93,7 +93,8 @@ def loaded(wanted: Named, call: str, where: str = "this process") -> Model:
     """Return a model, which each process loads only once.
 
     Raises:
-        ValueError: the model's files on this machine differ from those where the run began.
+        ValueError: the model's files on this machine differ from the files on the machine where the
+            run began.
     """
     with _loading:
         if wanted not in _models:
@@ -259,7 +260,7 @@ def _keeping_memory() -> Iterator[None]:
     """Inside the `with` block, reuse the memory of freed arrays for new arrays.
 
     In Dask's workers, glibc returns the memory of each freed large array to the operating system.
-    Requesting this memory again for every array takes a fifth of a model's time.
+    Requesting this memory again for every array takes a fifth of a model's running time.
     """
     before = os.environ.get("MALLOC_TRIM_THRESHOLD_", "")
     if sys.platform != "linux" or not before.isdecimal():

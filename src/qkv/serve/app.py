@@ -30,7 +30,7 @@ from qkv.visible import visible
 
 _ROUTERS = [route.router for route in (home, embeddings, completions, trace, rerank, about)]
 
-# `/metrics` reports these attributes of the worker and, in the second dict, of its counts.
+# `/metrics` reports the attributes of the worker in `_WATCHED`, and of its counts in `_COUNTED`.
 _WATCHED = {
     "waiting": "Requests without an answer so far.",
     "streams": "Completions that have not ended.",

@@ -38,9 +38,10 @@ class _Requests(HttpToolsProtocol):
 
     A whole request (headers and body) must arrive within `half_sent` seconds. If the server has an
     answer to send and the client reads nothing for `unread` seconds, the server closes the
-    connection. A client that closes its sending side after a request still gets the answer. But the
-    client may also have closed the whole connection. To find out, the server sends interim `100
-    Continue` responses while it computes the answer; clients ignore these responses.
+    connection. A client that closes its sending side after a request still gets the answer. At
+    first, the server cannot tell such a client from a client that has closed the whole connection.
+    To detect a closed connection, the server sends interim `100 Continue` responses while it
+    computes the answer; clients ignore these responses.
 
     A client may send several requests at once; the server answers them in order. The server reports
     an invalid or incomplete request only after all earlier requests are answered. The server
@@ -219,7 +220,7 @@ class _Requests(HttpToolsProtocol):
 
     def _too_late(self) -> None:
         self._late = None
-        if self._answering:  # later requests wait too
+        if self._answering:  # the late request must wait for this answer anyway
             self._begin()
         elif self._begun:
             message = f"the request had not arrived after {self.limits.half_sent:g} s"

@@ -79,7 +79,7 @@ class Stream(Request):
 
 
 class Streams:
-    """All streams. Each turn computes the next piece of up to `most` streams.
+    """All streams. Each turn computes one piece for each of at most `most` streams.
 
     A stream that waits for its client gets no turn until the client continues to read. A stream is
     open while its iterator is in memory. To free memory for a stream, another stream is closed

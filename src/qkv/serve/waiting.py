@@ -168,7 +168,7 @@ class Turns(Generic[Some]):
 
     @property
     def first(self) -> Some | None:
-        """The next request, or None."""
+        """The next request; None if the queue is empty."""
         lines = (line for lines in self._clients.values() for line in lines.values())
         return next((line[0] for line in lines), None)
 
@@ -225,7 +225,7 @@ def _client(connection: Hashable) -> Hashable:
 
 @dataclass(eq=False)
 class QueuedText:
-    """One text of a request, which was chosen for the next batch."""
+    """One text of a request; this text was chosen for the next batch."""
 
     request: Texts
     number: int

@@ -22,7 +22,7 @@ from qkv.serve.streams import END, Stream, Streams
 from qkv.serve.waiting import Request, Single, Task, Texts, Turns
 
 Result = TypeVar("Result")
-POLL = 0.01  # After `stop`, look every 10 ms whether the thread has ended.
+POLL = 0.01  # After `stop`, check every 10 ms whether the thread has ended.
 SWITCH = 0.0005  # Seconds after which another thread must give the interpreter to this thread.
 
 
@@ -44,8 +44,8 @@ class Worker:
 
     While the thread computes one batch, the texts of the next batch arrive. A batch takes one text
     from each connection in turn, up to `limits.batch_tokens` tokens, and packs the texts into rows.
-    Between two batches, the thread calls the function of one `Task`, and computes the next pieces
-    of up to `limits.streams` streams.
+    Between two batches, the thread calls the function of one `Task`, and computes one piece for
+    each of at most `limits.streams` streams.
 
     Args:
         model: the model that computes.
@@ -61,7 +61,8 @@ class Worker:
         self.model, self.limits = model, limits
         self.ready = False
         self._encoder = None if model.tokenizer is None else model.text_encoder()
-        self._encoders: dict[tuple[str | None, str | None], Encoder] = {}  # by prompt and task
+        # keyed by prompt and task
+        self._encoders: dict[tuple[str | None, str | None], Encoder] = {}
         if self._encoder is not None:
             self._encoders[None, None] = self._encoder
         limit = None if self._encoder is None else self._encoder.limit
@@ -109,10 +110,9 @@ class Worker:
         """Compute the vectors of texts or token ids, in batches with other requests.
 
         Token ids must include the special tokens, and are truncated at the same limit as texts.
-        With `dimensions`,
-        only the first dimensions of each vector are kept, and the vector is scaled to length 1.
-        `prompt_name` and `task` mean the same as in `encode`. With `whole`, a text is refused if it
-        would be truncated.
+        If `dimensions` is given, only the first dimensions of each vector are kept, and the vector
+        is scaled to length 1. `prompt_name` and `task` mean the same as in `encode`. If `whole` is
+        true, a text is refused if it would be truncated.
 
         Raises:
             Refused: too many requests wait (429); the server is shutting down (503); a text is
@@ -264,7 +264,7 @@ class Worker:
         return True
 
     def _gather(self) -> None:
-        """Wait briefly for more requests, unless half as many as in the last batch are waiting."""
+        """Wait briefly until half as many requests are waiting as the last batch had."""
         while 1 < len(self._texts) < self._usual / 2:
             left = self._texts.oldest + self.limits.gather - time.monotonic()
             if left <= 0:

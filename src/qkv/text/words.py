@@ -39,7 +39,7 @@ class WordTokenizer(Tokenizer):
 
     Raises:
         TypeError: a word or a text is not a string, or an id is not an integer.
-        ValueError: there are no words, two words have the same id, an id is missing, or a word of
+        ValueError: there are no words; two words have the same id; an id is missing; or a word of
             the vocabulary can never be found in a text.
 
     Example:

@@ -357,14 +357,14 @@ class _Writer:
             text += names.add(token)
         text += names.finish()
         starts = [start for start, _ in names.spans]
-        if text != row.prompt:  # for example, the tokenizer made it lower case
+        if text != row.prompt:  # for example, because the tokenizer writes lower case
             starts = np.maximum.accumulate(
                 [start for start, _ in row.prompt_tokens.offsets]
             ).tolist()
         logs.text_offset += [min(start, len(row.prompt)) for start in starts]
 
     def _write_new(self, logs: Logprobs, *, whole: bool) -> None:
-        """Add the new tokens that begin in the text sent so far; with `whole`, all new tokens."""
+        """Log the new tokens that begin in the text sent so far; if `whole`, log all new tokens."""
         row = self.row
         size = len(row.stream.text)
         starts = [start for start, _ in row.stream.spelling.spans]

@@ -116,7 +116,7 @@ def pairs_of(ranker: Ranker, query: str, documents: list[str], most: int) -> Ite
     """
     try:
         [alone] = ranker.pairs(query, [""])
-        tokens = len(alone) * len(documents)  # the number if all documents are empty
+        tokens = len(alone) * len(documents)  # the number of tokens if all documents were empty
         for part in ranker.parts_of_pairs(query, documents if tokens <= most else []):
             tokens += sum(len(pair) - len(alone) for pair in part)
             if tokens > most:

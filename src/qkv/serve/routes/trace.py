@@ -39,7 +39,7 @@ _NumberOrNumbers = Annotated[
     BeforeValidator(lambda n: [n] if type(n) is int else n, json_schema_input_type=int | _Numbers),
 ]
 _FEWER = "ask for fewer layers or heads, or give top_k"
-COPIES = 6  # The copies of a layer's attention weights that an edit keeps in memory.
+COPIES = 6  # The number of copies of a layer's attention weights that an edit keeps in memory.
 
 
 class TraceBody(Body):
@@ -78,12 +78,12 @@ class TraceBody(Body):
     )
     include: Annotated[list[Literal["text", "resid"]], Field(fail_fast=True)] = Field(
         [],
-        description='More parts of the answer: "text" adds ids, offsets and special, "resid" the '
-        "vectors between the layers.",
+        description='More parts of the answer: "text" adds the keys ids, offsets and special; '
+        '"resid" adds the vectors between the layers.',
     )
     at: Annotated[list[int], Field(fail_fast=True)] | None = Field(
         None,
-        description="Positions of tokens whose logits the answer includes, if the model has any.",
+        description="Positions whose logits the answer includes, if the model computes logits.",
     )
     inside: _NumberOrNumbers | None = Field(
         None, description="Layers whose q, k, v, attn_scores and z the answer includes."
@@ -274,7 +274,9 @@ def wanted_of(model: Model, body: TraceBody, changes: "Changes") -> Wanted:
         raise body.refused("at", f"selects logits, but {model.name} has none: leave it out")
     if body.top_k is not None:
         if wanted.resid or inside or body.at is not None:
-            problem = "is only for weights: leave out top_k, or leave out include, at and inside"
+            problem = (
+                "is only for weights: leave out top_k, or else the keys include, at and inside"
+            )
             raise body.refused("top_k", problem)
         if changes.weights:
             problem = "describes unchanged attention, and an edit sets a row or a scale"
@@ -444,7 +446,8 @@ class Changes:
         per_head = {mask.layer for mask in masked if mask.head is not None}
         layers = {mask.layer for mask in masked if mask.layer is not None}
         has_edges = any(mask.query is not None or mask.key is None for mask in masked)
-        masks = tokens * (tokens if has_edges else 1) * bool(masked)  # for layers without own masks
+        # the mask of all layers that have no mask of their own
+        masks = tokens * (tokens if has_edges else 1) * bool(masked)
         masks += sum(tokens**2 * (heads[n] if n in per_head else 1) for n in layers)
         changed = [heads[parse(name).layer or 0] * tokens**2 for name in self.weights]
         return masks + max(changed, default=0) * COPIES * model.network.dtype.itemsize
