@@ -12,9 +12,7 @@ from sphinx.util.inspect import TypeAliasForwardRef
 
 import qkv
 
-sys.path.insert(
-    0, str(Path(__file__).parent)
-)  # Sphinx runs this file without its folder on the path
+sys.path.insert(0, str(Path(__file__).parent))  # Sphinx does not add this file's folder to sys.path
 import live
 import notebooks
 import slides

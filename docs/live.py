@@ -1,4 +1,4 @@
-"""The directive `live`: a page shows parts of the live page in a frame.
+"""Define the directive `live`, which shows parts of the live page in a frame.
 
     ```{live} the bank of the river
     :only: sentence head
@@ -12,7 +12,8 @@
 `query` is a word of the text, or its position among the tokens. `second` is another text for
 comparison. `edits` are `causal`, `hide WORD` or `scale NUMBER`, separated by commas; if the head is
 shown, the head without edits is shown next to it. `colouring` is the colouring of the map. `inside`
-unfolds the head. `height` is the height of the frame until the page inside reports its own height.
+shows the inside of the head. `height` is the height of the frame until the live page reports its
+own height.
 
 The frame opens only the site's own `play.html`. If scripts are off or the reader saves data, a
 link replaces the frame (static/live.js).
@@ -45,14 +46,14 @@ REGIONS = {
     "second": "a second sentence",
     "writing": "the text that the model continues",
 }
-EDITS = "causal, hide and a word, or scale and a number"
+EDITS = "`causal`, `hide WORD` or `scale NUMBER`"
 COLOURINGS = {  # the colourings of the map, with the words of its menu
     "pattern": "pattern",
     "effect": "what removing it changes",
     "change": "difference from the original",
 }
 WORDS = ("only", "second", "layer", "head", "query", "edits", "colouring")  # options with words
-HEIGHT = 480  # of a frame, in pixels
+HEIGHT = 480  # the height of a frame, in pixels
 
 
 @cache
@@ -79,7 +80,7 @@ def position_of(word: str, text: str) -> int:
     """Return the position of a word among the tokens of a text, or the given position.
 
     Raises:
-        ValueError: the text has the word more than once, or not at all.
+        ValueError: the text contains the word more than once, or not at all.
     """
     tokens = list(model().tokenizer(text).tokens)
     if word.isdecimal() and word not in tokens:
@@ -95,7 +96,7 @@ def position_of(word: str, text: str) -> int:
 
 
 def edit_of(said: str, text: str) -> dict[str, object]:
-    """Return an edit of a text in the form that an address holds.
+    """Return an edit of a text in the form that the address of the live page uses.
 
     Raises:
         ValueError: the kind of edit is unknown, or its word is not in the text.
@@ -112,13 +113,13 @@ def edit_of(said: str, text: str) -> dict[str, object]:
 
 
 def state_of(text: str, options: dict[str, str]) -> dict[str, Any]:
-    """Return the state of the page that a directive describes, without the text.
+    """Return the state that a directive describes, except the text.
 
     Raises:
         ValueError: a region, head, word or edit does not exist.
     """
     if "only" not in options:
-        raise ValueError(f"only is missing: name some of {', '.join(REGIONS)}")
+        raise ValueError(f"the option `only` is missing: name some of {', '.join(REGIONS)}")
     names = regions_of(options["only"])
     if "." in options.get("head", ""):
         layer, _, head = options["head"].partition(".")

@@ -7,9 +7,10 @@ The tags of a code cell say where the cell goes:
     hide-output the output answers "Before you run this"; folded on the site
     remove-cell asserts about the numbers of the page; runs unseen on the site
 
-Directives do this too: an admonition of the class `teacher` is only for teachers, an admonition of
-the class `dropdown` (a hint) can be folded, `raw` is only for the site, and a live view becomes a
-cell that opens the view. The first code cell checks that qkv is installed.
+Directives also say where their text goes: an admonition of the class `teacher` is only for
+teachers, an admonition of the class `dropdown` (a hint) can be folded, `raw` is only for the site,
+and a live view becomes a cell that opens the view. The first code cell checks that qkv is
+installed.
 
     python docs/notebooks.py student build/student    # or teacher
 """
@@ -34,7 +35,7 @@ NOTES = {
     "wrong in class.",
 }
 NEEDS = " It needs only qkv with the extra `plot` (in a clone: `pip install '.[plot]'`).*"
-LIVE = "\0live: "  # begins a line whose call gets its own cell
+LIVE = "\0live: "  # begins a line with a call, which gets its own cell
 INSTALL = """import importlib.util
 
 if importlib.util.find_spec("qkv") is None:
@@ -99,8 +100,8 @@ def cell_tags(cell: nbformat.NotebookNode) -> set[str]:
 def for_notebook(text: str, *, notes: bool = False) -> str:
     """Convert the Markdown of a page for a notebook.
 
-    Links between pages become plain words, and directives become Markdown. `notes` keeps the notes
-    for teachers.
+    Links between pages become plain words, and directives become Markdown. If `notes` is True, keep
+    the notes for teachers.
 
     Raises:
         ValueError: a directive or a role that a notebook cannot show.
@@ -191,7 +192,7 @@ def _notebook(text: str, kind: str, kept: Callable) -> nbformat.NotebookNode:
 
 
 def _cell(kind: str, source: str, name: str, *tags: str) -> nbformat.NotebookNode:
-    """Make a cell that the page does not have."""
+    """Make a cell that is not on the page."""
     make = {"code": nbformat.v4.new_code_cell, "markdown": nbformat.v4.new_markdown_cell}[kind]
     made = make(source.strip())
     made["id"] = f"cell-{name}"
@@ -201,7 +202,7 @@ def _cell(kind: str, source: str, name: str, *tags: str) -> nbformat.NotebookNod
 
 
 def _live(call: str, number: int) -> nbformat.NotebookNode:
-    """Make the cell of a live view, which `qkv check` leaves out."""
+    """Make the cell of a live view; `qkv check` ignores this cell."""
     return _cell("code", call, f"{number}-live", "live")
 
 

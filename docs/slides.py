@@ -1,9 +1,9 @@
-"""Make the slides of a lesson from its built page: one page to project.
+"""Make the slides of a lesson from its built page, as one page for a projector.
 
 A slide has a heading, the first sentence of each paragraph (and every sentence with a bold word),
 and at most one exhibit: a picture, a formula, a cell, a table or a live view. The text below an
-exhibit stays on its slide, until a paragraph begins in bold or leads to the next exhibit with a
-colon. Answers stay folded; hints, solutions and notes for teachers are left out.
+exhibit stays on its slide, until a paragraph begins in bold, or ends with a colon before the next
+exhibit. Answers stay folded; hints, solutions and notes for teachers are left out.
 """
 
 import re
@@ -94,7 +94,7 @@ def _says_nothing(tag: Tag) -> bool:
 
 
 def _begins_anew(tag: Tag, shown: bool) -> bool:
-    """Return whether a paragraph begins a new slide; `shown`: this slide has an exhibit."""
+    """Return whether a paragraph begins a slide; `shown` is True if this slide has an exhibit."""
     if tag.name != "p":
         return False
     starts_bold = getattr(next(iter(tag.contents), None), "name", None) == "strong"
@@ -118,11 +118,11 @@ def _seen(tag: Tag) -> Tag:
 
 
 def _shortened(tag: Tag) -> Tag:
-    """Return a paragraph with its first sentence and all later ones that have bold words."""
+    """Return a paragraph with its first sentence and all later sentences with bold words."""
     if tag.name != "p" or _is_question(tag):
         return copy(tag)
     first, *others = END.split(tag.decode_contents())
-    if others and first.endswith("</strong>"):  # a heading inside the line
+    if others and first.endswith("</strong>"):  # the bold first sentence is a heading
         first = f"{first} {others.pop(0)}"
     if first.count("(") > first.count(")"):
         first = first[: first.rindex("(")]

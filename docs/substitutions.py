@@ -16,7 +16,7 @@ def filled(text: str) -> str:
     """Return a text with its numbers filled in.
 
     Raises:
-        ValueError: the file has no such number.
+        ValueError: numbers.json does not contain a number that the text names.
     """
 
     def number(found: re.Match) -> str:

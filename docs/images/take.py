@@ -2,7 +2,7 @@
 
     python docs/images/take.py
 
-Needs what `make browser` needs.
+Needs the same programs as `make browser`.
 """
 
 import io
@@ -17,7 +17,7 @@ from playwright.sync_api import Page, sync_playwright
 import qkv
 
 HERE = Path(__file__).parent
-RESTS, STEPS, STEP = 1800, range(0, 401, 50), 50  # of play.gif, in milliseconds
+RESTS, STEPS, STEP = 1800, range(0, 401, 50), 50  # the times in play.gif, in milliseconds
 # Pause the animations that run once after a click, and set them to a time in milliseconds.
 HELD = """(at) => {
   const all = document.querySelector(".qkv-view").shadowRoot.getAnimations();

@@ -3,7 +3,7 @@
 // from a disk.
 addEventListener("DOMContentLoaded", () => {
   if (navigator.connection?.saveData) return;
-  const theme = () => ({ light: "light", dark: "dark" })[document.body.dataset.theme] ?? null; // null: as the system
+  const theme = () => ({ light: "light", dark: "dark" })[document.body.dataset.theme] ?? null; // null: the system's theme
   const tell = (frame) => frame.contentWindow.postMessage({ theme: theme() }, "*");
   const frames = [...document.querySelectorAll(".live-view")].map((place) => {
     const link = place.querySelector("a");

@@ -72,7 +72,7 @@ def test_edits_stand_beside_the_original_where_a_head_is_in_view() -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({}, "only is missing: name some of sentence, changes, temperature"),
+        ({}, "the option `only` is missing: name some of sentence, changes, temperature"),
         ({"only": ""}, "no region is named: choose from sentence"),
         (
             {"only": "sentence heads"},
@@ -89,7 +89,7 @@ def test_edits_stand_beside_the_original_where_a_head_is_in_view() -> None:
         ({"only": "head", "edits": "hide loan"}, "'loan' is not a token of"),
         (
             {"only": "head", "edits": "hide"},
-            "'hide' is not an edit: write causal, hide and a word, or scale",
+            "'hide' is not an edit: write `causal`, `hide WORD` or `scale",
         ),
         ({"only": "head", "edits": "scale down"}, "edits: 'scale down' is not an edit"),
         ({"only": "head", "edits": "scale 0"}, "edits: 'scale 0' is not an edit"),

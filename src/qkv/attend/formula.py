@@ -21,7 +21,7 @@ class Steps(NamedTuple):
     lse: Array
 
 
-@np.errstate(all="ignore")  # no warnings: the result itself shows NaN and infinity
+@np.errstate(all="ignore")  # no warnings: the result contains NaN and infinity
 def formula(
     query: Array,
     key: Array,

@@ -65,8 +65,8 @@ def attention_grad(
         value: `(..., Hkv, S, dv)`.
         grad_out: `(..., Hq, L, dv)`, the gradient for the output.
         attn_mask: as for `qkv.attention`; it has no gradient.
-        forward: `(out, lse)`, the result of `qkv.attention(..., return_lse=True)`. Without
-            `forward`, the forward pass is computed again.
+        forward: `(out, lse)`, the result of `qkv.attention(..., return_lse=True)`. If None, the
+            forward pass is computed again.
         options: the options of `qkv.attention`, except `return_weights`, `return_lse` and `out`.
 
     Returns:
@@ -147,8 +147,8 @@ def varlen_attention_grad(
         grad_out: `(total queries, Hq, dv)`, the gradient for the output.
         cu_query_lengths: `(B + 1,)`, as for `qkv.varlen_attention`.
         cu_key_lengths: `(B + 1,)`, as for `qkv.varlen_attention`.
-        forward: `(out, lse)`, the result of `qkv.varlen_attention(..., return_lse=True)`. Without
-            `forward`, the forward pass is computed again.
+        forward: `(out, lse)`, the result of `qkv.varlen_attention(..., return_lse=True)`. If None,
+            the forward pass is computed again.
         options: `is_causal`, `q_offset`, `window`, `softcap`, `alibi_slopes`, `sinks` and `scale`
             of `qkv.varlen_attention`.
 
@@ -302,7 +302,7 @@ def _zeros_per_head(call: Call, groups: Shape) -> tuple[Array, Array]:
 
 
 def _heads(call: Grouped, wrong: Array, outputs: Outputs, gradients: Gradients) -> list[Case]:
-    """Return the arguments of `_head` for each key head that is True in `wrong (*lead, Hkv)`.
+    """Return the arguments of `_head` for each key head; `wrong (*lead, Hkv)` selects the heads.
 
     The gradients of these heads are first set to 0, because `_head` adds to the gradients.
     """

@@ -59,7 +59,7 @@ def tiles(call: Grouped, keys: int = KEYS) -> Iterator[Tile]:
 
 
 def _even(count: int, most: int) -> int:
-    """Split `count` evenly into pieces of at most `most`; return the size of the largest piece.
+    """Split `count` items evenly, with at most `most` per part; return the largest part's size.
 
     `_even(9, 8)` is 5, because 9 is split into 5 + 4.
     """
@@ -153,7 +153,7 @@ def is_one_block(call: Call) -> bool:
 
 
 def attend_one_block(call: Call, out: Array, lse: Array | None) -> bool:
-    """Compute a call for which `is_one_block` is true; the result is bit for bit that of `attend`.
+    """Compute a call for which `is_one_block` is true; the result equals `attend`'s bit for bit.
 
     `lse` is `(..., L, 1)` or None. Return False if numbers overflow; the caller then calls
     `attend`.
@@ -179,7 +179,7 @@ def attend(call: Grouped, tile: Tile, out: Array, lse: Array | None, weights: Ar
     given, the function also writes the tile's part of the array. `weights` must contain zeros.
     """
     context = out[tile.at]
-    with np.errstate(all="ignore"):  # no warnings: the result itself shows NaN and infinity
+    with np.errstate(all="ignore"):  # no warnings: the result contains NaN and infinity
         base, total = _pass_over_keys(call, tile, context, weights)
         if not _all_finite(context):  # a sum of values may overflow even if their mean is finite
             again = np.empty_like(context)
@@ -223,9 +223,9 @@ def _pass_over_keys(
 
     The base is subtracted from a row's scores, so that `exp` does not overflow. A base of None
     means 0 for all rows. Keys are read block by block. If a later block needs a larger base, the
-    sums of the earlier blocks are scaled down. With `weights`, all keys form one block. Before the
-    sum over keys, each value is divided by `unit`, so that large values do not overflow. The sum is
-    multiplied by `unit` again at the end.
+    sums of the earlier blocks are scaled down. If `weights` is given, all keys form one block.
+    Before the sum over keys, each value is divided by `unit`, so that large values do not overflow.
+    The sum is multiplied by `unit` again at the end.
     """
     base: Array | None = None
     total = np.zeros((), call.kind)
@@ -245,7 +245,7 @@ def _pass_over_keys(
         elif not (base is block is None):
             before = 0 if base is None else base
             base = np.maximum(before, 0 if block is None else block)
-            faded = np.exp(before - _finite_from_below(base))  # multiplies the earlier sums
+            faded = np.exp(before - _finite_from_below(base))  # the factor for the earlier sums
         if base is not None:
             scores -= _finite_from_below(base)
         exps = np.exp(scores, out=scores)

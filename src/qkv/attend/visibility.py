@@ -127,7 +127,7 @@ def _side(call: str, side: Any) -> int | None:
 def check_offset(
     call: str, q_offset: Any, length: int, keys: int, lead: Shape, *, needed: bool
 ) -> int | Array:
-    """Return the position of query 0 among the keys: one int, or an array `(*lead,)` per row."""
+    """Return query 0's position among the keys: one int, or one per row in an array `(*lead,)`."""
     if q_offset is None:
         if needed and length != keys:
             raise ValueError(

@@ -69,9 +69,9 @@ def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> R
     Args:
         trace: a trace of one text, with "pattern" and "v" of the layer.
         layer: the layer's index; a negative index counts from the end.
-        model: the model of the trace. With `model`, each value vector is multiplied by the head's
-            output projection before the norm is computed, as in the paper. Without `model`, the
-            norm of the value vector itself is used.
+        model: the model of the trace. If `model` is given, each value vector is multiplied by the
+            head's output projection before the norm is computed, as in the paper. If `model` is
+            None, the norm of the value vector itself is used.
 
     Returns:
         (Hq, T, T), float64: `[h, i, j]` is the norm of `weight * value` for query `i`, key `j`.
@@ -84,8 +84,8 @@ def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> R
 
     Source:
         Kobayashi et al. 2020, "Attention is Not Only a Weight: Analyzing Transformers with Vector
-        Norms", equations 3 to 5. With `model`, the result is `|weight * f(x)|` in the paper's
-        notation.
+        Norms", equations 3 to 5. If `model` is given, the result is `|weight * f(x)|` in the
+        paper's notation.
 
     >>> import qkv
     >>> model = qkv.load("random")

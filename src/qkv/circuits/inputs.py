@@ -162,7 +162,8 @@ def check_logit(value: Any, model: Model, length: int, call: str, name: str) -> 
     return Logit(position, ids)
 
 
-# `windows` ends a list of texts at TEXTS texts, or once the texts have LETTERS characters or ids.
+# `windows` yields a list of texts when the list contains TEXTS texts, or when these texts have
+# LETTERS characters or ids in total.
 TEXTS, LETTERS = 4096, 2**19
 MOST_POSITIONS = 2**11  # the maximum number of positions per run; a longer text runs alone
 
@@ -285,7 +286,7 @@ Use = Callable[[int, int, Array], None]
 
 
 class _Enough(Exception):
-    """An exception that ends a run after the attention weights of the last layer."""
+    """An exception that ends a run once the last layer's attention weights are computed."""
 
 
 def room(model: Model) -> int:

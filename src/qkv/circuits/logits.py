@@ -111,7 +111,8 @@ def attribute_logits(
             (GPT-NeoX).
         trace: a trace of one or several texts from this model. The trace must contain "full_embed",
             "z" (or "result"), "mlp_out" and the scales of the norms, for all layers. `by="neuron"`
-            also needs "post". A trace without `names=` has all of these.
+            also needs "post". A trace that was recorded without `names=` contains all of these
+            activations.
         of: (position, token), or (position, token, other token) for the difference of two logits.
             Negative positions count from the end of each text. A token is an id or a one-token
             string. For several texts, a list may give each text its own tuple.

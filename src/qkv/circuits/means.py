@@ -208,8 +208,8 @@ def head_scores(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> 
             - "previous", "next": the weight on the position before or after the query.
             - "first", "last": the weight on the first or last position of the text.
             - "same": the weight on all earlier positions with the same token as the query.
-            - "induction": the weight on the positions right after the positions of "same". Queries
-              whose token does not occur earlier in the text are left out.
+            - "induction": the weight on the position after each position that "same" counts.
+              Queries whose token does not occur earlier in the text are left out.
             - "entropy": the entropy of the query's weights, in nats.
 
     Returns:
@@ -222,9 +222,9 @@ def head_scores(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> 
             is outside the model's vocabulary.
 
     Source:
-        Induction: Olsson et al. 2022, "In-context Learning and Induction Heads", which calls the
-        measure "prefix matching". Entropy: Clark et al. 2019, "What Does BERT Look At?", section
-        3.3.
+        Induction: Olsson et al. 2022, "In-context Learning and Induction Heads", where the measure
+        "induction" is called "prefix matching". Entropy: Clark et al. 2019, "What Does BERT Look
+        At?", section 3.3.
 
     >>> import qkv
     >>> texts = ["the cat sat", "I love you"]

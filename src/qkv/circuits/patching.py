@@ -105,7 +105,7 @@ class Pair:
 
     @property
     def words(self) -> dict[str, list[str]]:
-        """The tokens of both texts. Where they differ, an entry names both: "queen/king"."""
+        """The tokens of both texts; if two tokens differ, the entry contains both: "queen/king"."""
         one, other = map(words_of, (self.clean, self.corrupted))
         return {"token": [a if a == b else f"{a}/{b}" for a, b in zip(one, other, strict=True)]}
 
@@ -215,7 +215,7 @@ def patch(
             than a function, because only the logits of one position are computed. For several
             pairs, a list may give each pair its own metric.
         by: "position" patches a head or neuron at one position at a time. For "pattern", the
-            position is that of the query. "head" is the default for activations with heads, and
+            position is the query's position. "head" is the default for activations with heads, and
             "neuron" for activations of neurons.
         normalize: scale the metric so that `corrupted` scores 0 and `clean` scores 1.
 

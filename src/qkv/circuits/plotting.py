@@ -40,8 +40,8 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
       has.
 
     Weights and probabilities have a scale from 0 to 1. Other scales run from 0 to the largest
-    number, except for `patch` without `normalize`: its scale starts at the metric of the corrupted
-    text. Values below the start of a scale are red.
+    number, except for a result of `patch` with `normalize=False`: its scale starts at the metric of
+    the corrupted text. Values below the start of a scale are red.
 
     Args:
         result: a result of `qkv.circuits`, or an `xarray.DataArray`, for example a slice of

@@ -53,7 +53,7 @@ class Result(np.ndarray[Any, Any]):
         words: Mapping[str, Sequence[str]] | None = None,
         ground: float = 0.0,
     ) -> Self:
-        """Name the axes of an array; ignore `words` if an axis has more or fewer indices."""
+        """Name the axes of an array; ignore `words` of an axis that has another length."""
         result = np.asarray(values).view(cls)
         sizes = dict(zip(axes, result.shape, strict=True))
         result.axes, result.of, result.title, result.ground = tuple(axes), of, title, ground

@@ -155,9 +155,9 @@ class SAE:
 
         Args:
             model: a text encoder or decoder from `qkv.load`.
-            texts: any iterable of texts. A text is a string or an array of ids. If the texts have
-                fewer than `tokens` tokens, a list of texts is read several times. An iterator can
-                be read only once.
+            texts: any iterable of texts. A text is a string or an array of ids. A list of texts
+                that contains too few tokens is read several times. An iterator can be read only
+                once.
             at: one activation of one layer, with one vector per token.
             features: n, the number of features.
             k: the maximum number of active features per token.
@@ -165,7 +165,7 @@ class SAE:
             seed: the random seed for the initial directions and the order of tokens.
 
         Warns:
-            UserWarning: an iterator ended before `tokens` tokens were read.
+            UserWarning: an iterator ended before all training tokens were read.
 
         Raises:
             TypeError: an argument has a wrong type.
@@ -221,7 +221,7 @@ class SAE:
         Raises:
             FileNotFoundError: the folder or a file in it does not exist.
             ModelError: a file is broken; or its architecture, activation function or normalization
-                of activations is not supported. The message says which.
+                of activations is not supported. The message names the problem.
         """
         about, arrays = read_folder(folder, "SAE.load")
         return cls(arrays.pop("W_enc"), arrays.pop("W_dec"), **arrays, **about)

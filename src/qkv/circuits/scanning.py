@@ -184,7 +184,7 @@ class Scan:
 
         Args:
             numbers: the indices of neurons or features, or a mapping from indices to card titles.
-                By default, the 24 neurons or features with the largest activations.
+                By default, the page shows the 24 neurons or features with the largest activations.
             top: the maximum number of texts per card.
             theme: "light", "dark", or "auto" for the theme of the site or system.
 

@@ -21,8 +21,8 @@ _narrow: ContextVar[DType | None] = ContextVar("_narrow", default=None)
 def products_in_bfloat16() -> Iterator[None]:
     """Inside the `with` block, let the kernel round float32 factors to bfloat16.
 
-    This changes how the kernel computes the result of `linear`, and the gradient for `x` in
-    `linear_grad`. Sums and results stay float32. Without the kernel, nothing is rounded.
+    The rounding affects the result of `linear`, and the gradient for `x` in `linear_grad`. Sums and
+    results stay float32. Without the kernel, nothing is rounded.
 
     Source:
         Micikevicius et al. 2018, "Mixed Precision Training"; Kalamkar et al. 2019, "A Study of
@@ -63,7 +63,8 @@ def linear(
 
     Returns:
         `(..., out)`, in the dtype to which NumPy promotes `x` and `weight`.
-        Half-precision inputs are summed in float32. The sums are rounded at the end unless `wide`.
+        Half-precision inputs are summed in float32. Unless `wide` is True, the sums are rounded at
+        the end.
 
     >>> linear(np.ones((1, 2)), np.array([[1.0], [2.0]]), np.array([-4.0]), activation="relu")
     array([[0.]])

@@ -11,7 +11,7 @@ from qkv.ops import kernel
 def normalize(
     x: Array, weight: Array, bias: Array | None, *, eps: float, centred: bool
 ) -> tuple[Array, Array]:
-    """Compute LayerNorm (`centred`) or RMSNorm.
+    """Compute LayerNorm if `centred` is True, otherwise RMSNorm.
 
     Args:
         x: (..., D), float32, float64, or bfloat16 if `stays_bfloat16`.
@@ -52,7 +52,7 @@ def normalize(
 def norm_grad(
     x: Array, weight: Array, scale: Array, grad: Array, *, centred: bool, bias: bool
 ) -> tuple[Array, Array, Array | None]:
-    """Compute the gradients of LayerNorm (`centred`) or RMSNorm.
+    """Compute the gradients of LayerNorm if `centred` is True, otherwise of RMSNorm.
 
     Args:
         x: `(..., D)`, the input of the norm.
