@@ -484,9 +484,11 @@ def test_generated_text_does_not_begin_with_the_prompt(tmp_path):
     np.testing.assert_allclose(found.logits, logits.max(-1), atol=1e-10)
     for begin, end in trace.decoder.offsets:
         assert 0 <= begin <= end <= len(found)
-    with pytest.raises(IndexError, match="token is 6"):
+    with pytest.raises(IndexError, match="`token` is 6"):
         found.looked_at(6)
-    with pytest.raises(TypeError, match=r"^looked_at: token is None: give the number of a token$"):
+    with pytest.raises(
+        TypeError, match=r"^looked_at: `token` is None: give the number of a token$"
+    ):
         found.looked_at(None)
     with pytest.raises(ValueError, match="trace=True"):
         model.generate("the cat", max_new_tokens=2).looked_at(0)

@@ -357,7 +357,7 @@ def test_each_token_can_be_traced(random: qkv.Model) -> None:
     np.testing.assert_array_equal(result.looked_at(-1)[1], result.looked_at(5)[1])
     with pytest.raises(IndexError, match="only 6 tokens are new"):
         result.looked_at(6)
-    with pytest.raises(TypeError, match=r"^looked_at: token is 'x': give the number of a token$"):
+    with pytest.raises(TypeError, match=r"^looked_at: `token` is 'x': give the number of a token$"):
         result.looked_at("x")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="trace=True"):
         plain.looked_at(0)

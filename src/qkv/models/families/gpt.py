@@ -145,7 +145,7 @@ def gpt_neox(config: Config) -> Design:
 
 
 def opt(config: Config) -> Design:
-    """Return the design of an OPT: positions skip masked tokens, and position 0 is table row 2."""
+    """Return the design of an OPT: positions skip masked tokens and begin at row 2 of the table."""
     plain = decoder(config, hidden=config.size("intermediate_size"))
     dim, first, top = plain.dim, 2, plain.head
     embedded = config.size_or_none("word_embed_proj_dim") or dim

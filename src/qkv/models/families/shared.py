@@ -15,7 +15,7 @@ def read_families(file: str, designs: Mapping[str, Describe], **renames: Rename)
     """Read the families in a TOML file: a table for each `model_type`.
 
     The keys of a table are the attributes of `Family`, and the keys in the list below. A table
-    whose name begins with _ is not a family, but a base that other tables extend.
+    whose name begins with `_` is not a family, but a base that other tables extend.
 
     Keys:
         like: the name of a table from which the table inherits all entries. A list in the table is
@@ -34,8 +34,9 @@ def read_families(file: str, designs: Mapping[str, Describe], **renames: Rename)
     Args:
         file: the name of a TOML file in this folder.
         designs: for each family, the function that turns a config into a design.
-        renames: functions for families whose parameter names depend on the config. A function
-            takes the names in the table and a config, and returns all names.
+        renames: functions for families whose parameter names depend on the config. Such a function
+            takes the parameter names from the family's table and a config, and returns the names
+            for this config.
     """
     text = Path(__file__).with_name(file).read_text(encoding="utf-8")
     tables: dict[str, dict[str, Any]] = {}

@@ -26,7 +26,7 @@ HARMLESS = frozenset({
     *("sbert_ce_default_activation_function", "sentence_transformers"),  # keys for `rank`
     *("use_cache",),
 })  # fmt: skip
-# Keys that can change a forward pass, each with the values that change nothing.
+# Keys that can change a forward pass, each with its values that have no effect.
 NEUTRAL: Mapping[str, Collection[Any]] = {
     "add_cross_attention": (False, None),
     "cross_attention_hidden_size": (None,),
@@ -317,7 +317,7 @@ class Config:
 
 
 def lacking(folder: Path, file: Path | None = None) -> str:
-    """Say why a folder is not a model, and what to do.
+    """Return an error text that says why a folder is not a model, and what to do.
 
     If the user gave a file instead of a folder, `file` is this file, and `folder` contains it.
     """

@@ -149,7 +149,7 @@ class Pixels:
 def _size(config: Config, key: str, *, shortest: bool) -> tuple[int, int] | int:
     """Return the size of resized images: (height, width), or the length of the shorter side.
 
-    With `shortest`, a single number in the config is the length of the shorter side.
+    If `shortest` is True, a single number in the config is the length of the shorter side.
     """
     value = config.values.get(key, 224)
     if shortest and not isinstance(value, dict):

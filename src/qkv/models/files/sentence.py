@@ -116,7 +116,7 @@ class Sentence:
         return Config(values if isinstance(values, dict) else {}, path)
 
     def prepared(self, text: str) -> str:
-        """Return the text that the tokenizer gets; with `lowercase`, it is in lower case."""
+        """Return the text for the tokenizer, in lower case if `lowercase` is True."""
         return text.lower() if self.lowercase else text
 
     def stripped(self, text: str) -> str:

@@ -149,8 +149,8 @@ class Design:
             follows each residual sum.
         parallel: whether a block's MLP reads the block's input instead of the sum after the
             attention, as in GPT-NeoX. If `parallel` is True, `norms` must be "before".
-        mlp_norm: whether the MLP has its own norm. If False, the MLP shares the attention's norm,
-            as in GPT-J.
+        mlp_norm: whether the MLP has its own norm. If `mlp_norm` is False, the MLP shares the
+            attention's norm, as in GPT-J.
         first_norm: whether the first layer's attention has a norm, if `norms` is "before".
         layer_scale: whether learned vectors multiply the outputs of the attention and of the MLP.
         final_norm: whether a norm follows the last block.

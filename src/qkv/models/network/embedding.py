@@ -119,8 +119,8 @@ class Embedding:
         """Return the gradients for the tables, given the gradient (..., D) for the vectors.
 
         The gradients are keyed by the names in a design, such as "embed.weight" (V, D). `record`
-        collects the gradients for activations. With a `GradientRecorder`, this method computes no
-        gradients for tables.
+        collects the gradients for activations. If `record` is a `GradientRecorder`, this method
+        computes no gradients for tables.
         """
         gradients = for_parameters(record)
         keep = record or unkept
@@ -176,9 +176,10 @@ class Embedding:
     def token_positions(self, ids: Array, mask: Array, shown: Array | None = None) -> Array:
         """Return the positions (total,) of the tokens in `ids` (B, T) that `mask` (B, T) selects.
 
-        In most families, the position of a token is its column. With `padding`, the position is the
-        number of earlier tokens that are not padding tokens. With `counted`, the position is the
-        number of earlier tokens where `shown` (B, T) is True. By default, `shown` is `mask`.
+        In most families, the position of a token is its column. If `padding` is given, the position
+        is the number of earlier tokens that are not padding tokens. If `counted` is True, the
+        position is the number of earlier tokens where `shown` (B, T) is True. By default, `shown`
+        is `mask`.
         """
         if self.counted:
             real = mask if shown is None else shown

@@ -165,7 +165,7 @@ class BuiltHead:
         """Return the gradients for rows and parameters, given the gradient for the logits.
 
         The gradient for a tied projection is named "head.out_proj.weight" (D, V). The caller adds
-        the transpose of this gradient to the gradient for the token table. With a
+        the transpose of this gradient to the gradient for the token table. If `record` is a
         `GradientRecorder`, this method computes no gradients for parameters.
         """
         steps, gradients = self.steps, for_parameters(record)

@@ -16,8 +16,8 @@ class Buckets:
     Attributes:
         count: the number of buckets.
         furthest: this distance and all longer distances share the last bucket.
-        both_ways: whether keys before and after a query have different buckets. If False, all keys
-            after the query share the first bucket.
+        both_ways: whether keys before and after a query have different buckets. If `both_ways` is
+            False, all keys after the query share the first bucket.
 
     Source:
         Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified
@@ -46,7 +46,7 @@ class Buckets:
         return buckets
 
     def with_table(self, table: Array) -> "RelativeBias":
-        """Combine these buckets with a table of their biases (count, Hq)."""
+        """Return the relative bias with these buckets; `table` (count, Hq) holds their biases."""
         return RelativeBias(self, table)
 
 

@@ -66,9 +66,9 @@ class Yarn:
 
     The original context length is `limit` tokens. In a text of `limit` tokens, pair i makes
     `n = limit * base**(-2i / dims) / (2 pi)` turns. Pairs with more than `fast` turns keep their
-    speed; the speed of pairs with fewer than `slow` turns is divided by the factor. With
-    `truncate`, the indices of the first and the last blended pair are rounded outwards to integers,
-    so that more pairs are blended.
+    speed; the speed of pairs with fewer than `slow` turns is divided by the factor. If `truncate`
+    is True, the indices of the first and the last blended pair are rounded outwards to integers, so
+    that more pairs are blended.
 
     Source:
         Peng et al. 2023, "YaRN: Efficient Context Window Extension of Large Language Models",

@@ -162,8 +162,9 @@ class Transformer:
     def spans(self, mask: Array) -> Array:
         """Return a mask (B, T) of the columns to compute, given a mask (B, T) of the tokens.
 
-        The result also selects masked columns between two tokens, which keeps the distance between
-        the tokens. With ALiBi, the result is `mask`, because ALiBi measures distances in tokens.
+        The result also selects masked columns between two tokens, so that the distance between the
+        tokens does not change. With ALiBi, the result is `mask`, because ALiBi measures distances
+        in tokens.
         """
         has_alibi = any("alibi_slopes" in options for options in self.options)
         return mask if has_alibi else without_holes(mask)
@@ -269,8 +270,8 @@ class Transformer:
 
         Returns:
             The gradients for the parameters of embedding, layers and final norm, keyed by the names
-            in the design, such as "blocks.0.attn.q_proj.weight". With a `GradientRecorder`, the
-            result is empty.
+            in the design, such as "blocks.0.attn.q_proj.weight". If `record` is a
+            `GradientRecorder`, the result is empty.
         """
         gradients, rows = for_parameters(record), of_rows(record, saved.cu)
         longest = int(np.diff(saved.cu).max(initial=0))
@@ -315,7 +316,7 @@ class Transformer:
 
     @quiet
     def unembed(self, rows: Array, *, norm: bool) -> Array:
-        """Return the logits (n, V) of vectors (n, D); with `norm`, apply the final norm first."""
+        """Return the logits (n, V) of vectors (n, D), after the final norm if `norm` is True."""
         if norm and self.final_norm is not None:
             rows, _ = self.final_norm.run(rows)
         return self.logits(rows)

@@ -243,7 +243,7 @@ def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
 
 
 def _no_number(number: int, text: Any) -> Any:
-    """Return `text`; raise a TypeError for a number, because `texts` is then one text's ids."""
+    """Return `text`; raise a TypeError for a number: then `texts` is the ids of a single text."""
     if is_whole_number(text):
         raise TypeError(
             f"trace_stream: text {number} is {type(text).__name__}: give strings, or (T,) integers"

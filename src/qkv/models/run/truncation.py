@@ -22,7 +22,8 @@ ROOM = 8  # From a long text, `ROOM * limit` characters are read first.
 class Cut:
     """Counts of texts and truncated texts, and the largest length of a text.
 
-    For two parts of a corpus, `a + b` gives the numbers of the whole corpus.
+    If `a` and `b` are the counts of two parts of a corpus, `a + b` holds the counts of the whole
+    corpus.
 
     Attributes:
         limit: the maximum number of tokens in a text; None for no limit.

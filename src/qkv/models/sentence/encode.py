@@ -275,7 +275,7 @@ class Encoder:
         )
 
     def _wanted(self, batch: Sequence[Array], **options: Any) -> Any:
-        """Return the outputs of one batch; `_vectors` scales and truncates sentence vectors."""
+        """Return the outputs of one batch; sentence vectors are not yet scaled or truncated."""
         if self._one_each:
             return self.pooled(batch, **options)
         rows, cu_lengths = self.run(batch, **options)
@@ -428,9 +428,9 @@ def encode(
         ablate: heads to ablate, as in `trace`. With `ablate`, `hide` or `edit`, all texts are split
             into tokens before the first text is run.
         hide: words, positions and edges to mask, as in `trace`; positions include the prompt.
-        edit: activations to change, as in `trace`. If an edit is a function, each call gets a batch
-            of texts in any order; `at.texts` has the index of each text. If an edit is an array, it
-            has one row per text, in the order of the texts.
+        edit: activations to change, as in `trace`. If an edit is a function, each of its calls gets
+            a batch of texts, in any order; `at.texts` has the index of each text. If an edit is an
+            array, it has one row per text, in the order of the texts.
 
     Returns:
         The vectors (n, D), in the order of the texts; (D,) for one string; (0, D) if there are no

@@ -87,7 +87,7 @@ def call(
         hide: words and positions to mask, as in `trace`; positions are columns of `input_ids`.
         edit: activations to change, as in `trace`. In arrays that replace an activation, in arrays
             that a function gets, and in `at.positions`, position t is column t of `input_ids`. If
-            an edit is a function, one call gets the activations of all texts.
+            an edit is a function, each of its calls gets the activations of all texts.
 
     Raises:
         TypeError: ids are not integers; a mask holds values other than bools, 0 and 1; or `trace`
@@ -203,7 +203,9 @@ def run_layers(
     if stop is not None:
         end = _layer(stop, count, "stop")
     if begin > end:
-        raise ValueError(f"{_CALL}: first is layer {begin} and stop is {end}: give a later stop")
+        raise ValueError(
+            f"{_CALL}: `first` is layer {begin} and `stop` is {end}: give a later stop"
+        )
     texts, length, dim = (vectors[None] if vectors.ndim == 2 else vectors).shape
     blank = Tokenized(np.zeros(length, np.int64), [""] * length, [], [])
     edits = edits_of(edit, call=_CALL)
@@ -240,10 +242,10 @@ def run_layers(
 def _layer(number: Any, count: int, name: str) -> int:
     """Return a layer number from 0 to `count`, the number of layers; convert negative ones."""
     if not is_whole_number(number):
-        raise TypeError(f"{_CALL}: {name} is {shown(number)}: give a whole number")
+        raise TypeError(f"{_CALL}: `{name}` is {shown(number)}: give a whole number")
     if not -count <= number <= count:
         raise ValueError(
-            f"{_CALL}: {name} is {number} and the model has {count} layers: give 0 to {count}"
+            f"{_CALL}: `{name}` is {number} and the model has {count} layers: give 0 to {count}"
         )
     return int(number) + (count if number < 0 else 0)
 

@@ -73,9 +73,9 @@ class Generated(str):
             raise ValueError("looked_at: nothing was traced: generate with trace=True")
         count = len(self.ids)
         if not is_whole_number(token):
-            raise TypeError(f"looked_at: token is {shown(token)}: give the number of a token")
+            raise TypeError(f"looked_at: `token` is {shown(token)}: give the number of a token")
         if not -count <= token < count:
-            raise IndexError(f"looked_at: token is {token}, but only {count} tokens are new")
+            raise IndexError(f"looked_at: `token` is {token}, but only {count} tokens are new")
         number = token % count
         if isinstance(self.trace, Seq2SeqTrace):
             return [weights[0, :, number] for weights in self.trace.cross_attentions]
@@ -448,7 +448,7 @@ def _behind(ids: Array, lengths: Array, new: Sequence[Sequence[int]]) -> tuple[A
 
 
 def _prompt_measured(body: Transformer, row: Row, vectors: Array, top: int) -> Iterator[None]:
-    """Measure prompt tokens that are not yet measured, from the last layer's vectors (n, D)."""
+    """Measure the remaining tokens of the prompt, given the last layer's vectors (n, D)."""
     ids = row.prompt_tokens.ids[1:].tolist()
     for begin in range(len(row.measured_prompt), len(ids), AT_ONCE):
         part = ids[begin : begin + AT_ONCE]

@@ -139,8 +139,8 @@ def check_stop(stop: Any) -> tuple[str, ...]:
     try:
         strings = (stop,) if isinstance(stop, str) else tuple(stop)
     except TypeError:
-        raise TypeError(f"generate: stop is {stop!r:.40}: give strings") from None
+        raise TypeError(f"generate: `stop` is {stop!r:.40}: give strings") from None
     for text in strings:
         if not check_text(text, call="generate", name="a stop string"):
-            raise ValueError("generate: stop has an empty string: omit it")
+            raise ValueError("generate: `stop` has an empty string: omit it")
     return strings

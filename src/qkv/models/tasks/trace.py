@@ -96,11 +96,11 @@ def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str =
 
 
 def _named(known: Sequence[str], names: Names, call: str) -> tuple[set[str], set[str]]:
-    """Return the wanted full names, and the subset of names that belong to no layer."""
+    """Return the wanted full names, and the subset of these names that belong to no layer."""
     wanted: Any = [names] if isinstance(names, str) or is_tuple_name(names) else names
     if not isinstance(wanted, Iterable):
         raise TypeError(
-            f'{call}: names is {shown(names)}: give names, such as ["pattern", ("q", 0)]'
+            f'{call}: `names` is {shown(names)}: give names, such as ["pattern", ("q", 0)]'
         )
     spelled = {full: spellings(full) for full in known}
     kept: set[str] = set()
@@ -108,7 +108,7 @@ def _named(known: Sequence[str], names: Names, call: str) -> tuple[set[str], set
     for name in wanted:
         if not isinstance(name, str | tuple):
             raise TypeError(
-                f'{call}: names has {shown(name)}: give names, such as "pattern" or ("q", 0)'
+                f'{call}: `names` has {shown(name)}: give names, such as "pattern" or ("q", 0)'
             )
         if isinstance(name, str):
             matches = {full for full, own in spelled.items() if name in own}
@@ -161,7 +161,7 @@ def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> 
     most = max(counts.values())
     for number in numbers:
         if not is_whole_number(number):
-            raise TypeError(f"{call}: layers has {shown(number)}: layers are whole numbers")
+            raise TypeError(f"{call}: `layers` has {shown(number)}: layers are whole numbers")
         if not -most <= number < most:
             raise ValueError(
                 f"{call}: there is no layer {number}: the model has {most} layers, "
