@@ -8,7 +8,7 @@ import { count, cut, visible } from "./format.js";
 /** @typedef {import("./mount.js").Ui} Ui */
 /** @typedef {ReturnType<typeof heatmap>} HeatMap */
 
-export const MATRICES = new WeakMap(); // the options of each heat map, by the map's node
+export const MATRICES = new WeakMap(); // maps the node of each heat map to the options of the map
 
 /**
  * A matrix in colours. The canvas is only as large as the visible part of the matrix. If the cells would be too small

@@ -58,7 +58,7 @@ function mount(host, data, styles, view) {
     ramps.clear();
     turn(box.clientWidth ? drawers : []);
   };
-  const colours = new Map(); // the values of CSS properties, by name
+  const colours = new Map(); // maps names of CSS properties to their values
   const ramps = new Map();
   /** @type {Ui} */
   const ui = {

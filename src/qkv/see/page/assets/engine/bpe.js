@@ -17,7 +17,7 @@ export function bpeOf({ vocab, merges, unk_token: unknown, fuse_unk: fuse, byte_
   /** @type {(token: string) => number} */
   const idOf = (token) => /** @type {number} */ (ids.get(token));
   /** @type {Map<number, number>} */
-  const ranks = new Map(); // from a pair of ids to the number of the merge
+  const ranks = new Map(); // maps a pair of ids to the number of its merge
   /** @type {number[]} */
   const made = []; // the id that results from each merge
   merges.forEach((/** @type {string | [string, string]} */ pair, /** @type {number} */ rank) => {

@@ -38,7 +38,7 @@
  */
 function workerFor(url, text) {
   const worker = new Worker(url);
-  const waiting = new Map(); // the open questions, by number
+  const waiting = new Map(); // maps the number of each open question to its callbacks
   let count = 0;
   /** @type {Error | null} */
   let broken = null;

@@ -26,7 +26,7 @@ export function escaped(text) {
 
 /** @param {string} pattern */
 function translated(pattern) {
-  const groups = [false]; // for each open group, whether it ignores case
+  const groups = [false]; // one flag for each open group: whether the group ignores case
   let inside = false; // a class
   let translation = "";
   for (const [part] of /** @type {Iterable<RegExpExecArray>} */ (pattern.matchAll(PART))) {

@@ -32,7 +32,7 @@ import { wordpieceOf } from "./wordpiece.js";
  * at its ends; `first`: this also holds for the first word.
  */
 
-const MASKS = ["[MASK]", "<mask>"]; // the mask tokens, like in text/tokenizer.py
+const MASKS = ["[MASK]", "<mask>"]; // the same mask tokens as in text/tokenizer.py
 const MODELS = /** @type {Record<string, (rules: any) => Model>} */ ({ BPE: bpeOf, WordPiece: wordpieceOf });
 const LETTER = /[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]/u;
 const BLANK = /[Ġ\p{White_Space}]/u;
@@ -54,7 +54,7 @@ export function readTokenizer(file) {
   const normalize = normalizerOf(file.normalizer);
   /** @type {(token: Added) => string} */
   const spelled = ({ content, normalized }) => (normalized ? normalize(pieceOf(content)).text : content);
-  for (const token of added) names[token.id] = spelled(token); // by their names in the library
+  for (const token of added) names[token.id] = spelled(token); // the names that the tokenizers library gives them
   const frame = frameOf(file.post_processor);
   const around = [...frame.before, ...frame.after].map(({ id }) => id);
   const unknown = file.model.unk_token;

@@ -127,7 +127,7 @@ export function cardsPart(ui, store) {
   const end = el("button", { type: "button", onclick: close }, "End");
   const node = el("section", { class: "cards", "data-part": "cards", "aria-label": "Lesson", hidden: true },
     el("div", { class: "card-says" }, title, read, ask), el("div", { class: "card-asks" }, options, told), el("div", { class: "card-goes" }, back, next, end));
-  const measured = new Map(); // the results of measurements, by card
+  const measured = new Map(); // maps each card to the results of its measurements
   /** @type {[number, any, any]} */
   let [at, drawn, kept] = [/** @type {any} */ (null), null, null]; // the open card, the drawn card, the state before the lesson
 

@@ -27,7 +27,7 @@ import "./outcome.css";
 const SEEN = 3; // the number of digits of a cosine
 const SURE = 0.0995; // a best guess with a lower probability is described as "not sure"
 const LONGEST_SAID = 14; // the number of words in the headline
-export const [FIRST, ROWS, HEADS_LISTED] = [4, 8, 5]; // the numbers of compared words, of rows of words, and of heads in the list
+export const [FIRST, ROWS, HEADS_LISTED] = [4, 8, 5]; // how many words are compared, how many words have rows, how many heads are listed
 
 /**
  * @typedef {{id: number, word: string, before: number, after: number, mark: "" | "new" | "lost"}} WordRow

@@ -102,7 +102,7 @@ export function paintBar(ui, store, step) {
   /** @type {{head: Head, at: At, own: number, key: number}} */
   let told; // undefined before the first update
   /** @type {Stroke | null} */
-  let stroke = null; // base: the edits before the stroke; hides: whether it hides links; cells: by "row column"; last: the current cell
+  let stroke = null; // base: the edits before the stroke; hides: whether it hides links; cells: maps "row column" to the cell; last: the current cell
   let painted = false; // whether the pointer has painted, so that the click after it paints nothing
 
   /**

@@ -7,7 +7,7 @@ import { joinedMasks } from "../store/state.js";
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../store/store.js").Now} Now */
 
-const ON_A_LINE = 8; // the number of numbers in one line of a list
+const ON_A_LINE = 8; // a list of numbers has this many numbers on each line
 
 /**
  * @param {any} data  the payload

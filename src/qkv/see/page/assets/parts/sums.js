@@ -3,7 +3,7 @@
 
 import { number } from "../base/format.js";
 
-const TERMS = 6; // the number of written terms of a long sum
+const TERMS = 6; // a long sum is written with this many terms
 
 /**
  * An array, by row and column; if it is too large for the page, only its shape is known.

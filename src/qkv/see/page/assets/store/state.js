@@ -150,7 +150,7 @@ function isState(state, start) {
   });
 }
 
-const JOINED = new WeakMap(); // from edits to their form in an address
+const JOINED = new WeakMap(); // maps a list of edits to its form in an address
 
 /**
  * Joins consecutive masks to one edit: {op: "masks", layer, head, rows: [[query, first key, last key], ...]}.
