@@ -19,10 +19,10 @@ from qkv.text import Tokenizer
 from qkv.text.tokenizer import parts_of
 
 BLOCK = 1 << 22  # The number of bytes in a block; a block is read, cut and shuffled as a whole.
-_LONGEST_LINE = 1 << 18  # A longer line (in bytes) is read in parts.
+_LONGEST_LINE = 1 << 18  # A line with more bytes than this is read in parts.
 _STRETCH = 1 << 20  # A sample of a large file consists of parts of about this many bytes.
 _MOST_READ = 10_000  # The maximum number of letters that `need_two_words` reads from a line.
-_LONGEST_WORD = 100  # Longer "words" are text without spaces, for example in Chinese.
+_LONGEST_WORD = 100  # "Words" longer than this are text without spaces, such as Chinese.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 

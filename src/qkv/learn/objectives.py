@@ -92,7 +92,7 @@ def words_loss(
         batch: the texts and targets.
         prior: `(indices, tokens, number)`, with two integer arrays (m,). For example, `([0, 2], [7,
             5], 1.5)` adds 1.5 to the logit of token 7 at target 0, and to the logit of token 5 at
-            target 2. All pairs of an index and a token must be different, and the indices must be
+            target 2. All pairs (index, token) must be different, and the indices must be
             in ascending order. Trained with this prior, the model itself gives these tokens lower
             logits.
         soft: (n, V), the probabilities that the model should predict. If `soft` is given, the
@@ -177,7 +177,7 @@ class _Filled:
         return words_loss(network, batch), len(batch.ids)
 
     def _sequences(self, usable: Callable[[Array], Any]) -> list[Array]:
-        """Take the sequences that `usable` accepts, until they have `tokens_per_step` tokens."""
+        """Draw sequences that `usable` accepts, until they hold `tokens_per_step` tokens in all."""
         sequences: list[Array] = []
         count = barren = 0
         while count < self.tokens_per_step:

@@ -347,7 +347,7 @@ def need_same(stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path
 
 @contextmanager
 def saving(what: str, folder: Path) -> Iterator[None]:
-    """Write `what` in a `with` block; after an OSError, name the last good checkpoint."""
+    """Add to an OSError in a `with` block: `what` was not written, and the last checkpoint."""
     try:
         yield
     except OSError as error:

@@ -107,7 +107,7 @@ class Library(NamedTuple):
 
     Attributes:
         give: a function that converts a NumPy array to an array of the library, on the device.
-        take: a function that converts an array of the library to NumPy, and bfloat16 to float32.
+        take: a function that converts an array of the library to NumPy; bfloat16 becomes float32.
         halves: the library's half-precision dtypes.
         absent: features and layouts that the library cannot express.
         backward: `backward(function, inputs, upstream)` returns the gradients of `function` with

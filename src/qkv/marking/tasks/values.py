@@ -14,7 +14,7 @@ from qkv.marking.tasks.exercises import gradients
 from qkv.marking.tasks.task import Task, Texts, task
 
 _Table = Mapping[str, Sequence[float]]
-# for each word, the features water, money, noun and adjective; all other words have zeros
+# the features water, money, noun and adjective of a word; words not in the table have zeros
 _TABLE: _Table = {
     "bank": [0.5, 0.5, 1, 0],
     "river": [1, 0, 1, 0],

@@ -1,4 +1,4 @@
-"""Mark a class: build layers, read their weights, and compare outputs with the formula."""
+"""Mark a layer class: build layers, read their weights, and compare outputs with the formula."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
