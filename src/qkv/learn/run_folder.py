@@ -347,7 +347,7 @@ def need_same(stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path
 
 @contextmanager
 def saving(what: str, folder: Path) -> Iterator[None]:
-    """Add to an OSError in a `with` block: `what` was not written, and the last checkpoint."""
+    """Raise an OSError again, and say that `what` failed and which checkpoint is complete."""
     try:
         yield
     except OSError as error:
