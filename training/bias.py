@@ -179,8 +179,9 @@ def in_card(found: Mapping[str, Any]) -> str:
         leads = sum(value > 0.5 for value in jobs.values())
         lines += [
             "",
-            f'Between "he" and "she", the model gives "he" {np.mean(list(jobs.values())):.0%} on '
-            f'average over {len(jobs)} jobs. "He" is more probable for {leads} of them. Its '
+            'If only "he" and "she" are compared, the probability of "he" is '
+            f"{np.mean(list(jobs.values())):.0%} on average over {len(jobs)} jobs. "
+            f'"He" is more probable for {leads} of them. Its '
             f"probability is highest for {_jobs(order[:MOST], jobs)}, and lowest for "
             f"{_jobs(order[: -MOST - 1 : -1], jobs)}.",
         ]

@@ -391,7 +391,7 @@ def test_tokens_are_given_before_or_set_afterwards() -> None:
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (["a", "b", "c"], "tokens is for 1 texts, but the run has 2"),
+        (["a", "b", "c"], "the argument tokens is for 1 texts, but the run has 2"),
         ([["a", "b"], ["c"]], "1 tokens for text 1, which has 2"),
     ],
 )

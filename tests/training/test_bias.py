@@ -92,7 +92,7 @@ def test_an_encoder_by_hand() -> None:
     assert "in `training/dropped_words.txt`: 5." in text
     assert not any(map(is_dropped, words_of(text)))
     assert "| work | 3 | 100.0% (43.9 to 100.0) | lazy (3) |" in text
-    assert 'gives "he" 75% on average over 2 jobs. "He" is more probable for 2 of them.' in text
+    assert 'of "he" is 75% on average over 2 jobs. "He" is more probable for 2 of them.' in text
     assert "- Work of men: cook (2), he (2), lazy (2), she (2)." in text
 
     mild = measured(encoder(**{**five, "lazy": 0.0, "wench": 0.0, "tired": 9.0, "or": 8.0}))

@@ -111,7 +111,7 @@ def _spelled_as_typed() -> Iterator[None]:
 def _on_cluster(
     cluster: str, files: tuple[str, ...], output: Any, **options: Any
 ) -> dict[str, Any]:
-    """Encode files into a folder, or with `dry_run` estimate the work; return a summary."""
+    """Encode files into a folder; if `dry_run`, only estimate the work. Return a summary."""
     from qkv import scale
     from qkv.scale.encoding import estimate
     from qkv.scale.workers import connected

@@ -212,14 +212,15 @@ class Recording(Trace):
     @tokens.setter
     def tokens(self, tokens: Sequence[Any]) -> None:
         if isinstance(tokens, str):
-            raise TypeError("record: tokens is a string: give a list of tokens")
+            raise TypeError("record: the argument tokens is a string: give a list of tokens")
         if not self._spans:
             self._asked = tokens
             return
         texts = [tokens] if tokens and isinstance(tokens[0], str) else list(tokens)
         if len(texts) != len(self._spans):
             raise ValueError(
-                f"record: tokens is for {len(texts)} texts, but the run has {len(self._spans)}: "
+                f"record: the argument tokens is for {len(texts)} texts, but the run has "
+                f"{len(self._spans)}: "
                 "give a list of tokens for each text"
             )
         named = []
@@ -281,8 +282,8 @@ def record(
         NotImplementedError: raised while the model runs, in two cases. A part of the model splits
             an input into windows or joins several inputs into one. Or a layer computes attention
             several times in one call, with different results.
-        ValueError: raised when the block ends, if attention ran in several parts or models and
-            `module` is None, or if the number of tokens does not match.
+        ValueError: raised when the block ends: attention ran in several parts or models and
+            `module` is None; or the number of `tokens` differs from the tokens of the run.
     """
     kept = whole_number(top_k, call="record", name="top_k", least=1)
     if not REGISTERED:
@@ -334,8 +335,7 @@ def _check_alike(owner: Any, summary: AttentionSummary, kept: AttentionSummary) 
         raise NotImplementedError(
             f"record: {type(owner).__name__} attends several times in one call with different "
             "results, but a trace keeps one result per layer: record one input, or "
-            "leave this "
-            "part out, record(module=another part)"
+            "leave this part out with record(module=another part)"
         )
 
 

@@ -328,8 +328,8 @@ def located(ran: Ran, query: Array, key: Array) -> Ran:
             raise NotImplementedError(
                 f"record: {type(one.module).__name__} was given {len(vectors)} rows, but "
                 f"{type(ran.owner).__name__} attends within {texts} x {length} tokens, so "
-                "the inputs were cut or packed: record a single input, or leave this part out, "
-                "record(module=another part)"
+                "the inputs were cut or packed: record a single input, or leave this part out "
+                "with record(module=another part)"
             )
     about = {"call": calls[0].kwargs, "part": inside[-1].module, "whole": calls[-1].module}
     if ran.mask is None and length == key.shape[-2]:  # the model made its mask itself

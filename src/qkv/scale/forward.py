@@ -48,9 +48,9 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
     Returns:
         The results of `qkv.attention` as dask arrays.
         A result has a chunk boundary wherever the query has one. In the axes for the batch and the
-        heads, it also has the chunk boundaries of key and value.
-        The last axis of the weights has the chunk boundaries of key and value.
-        Rounding errors are at most twice the rounding errors of `qkv.attention`.
+        heads, a result also has the chunk boundaries of key and value. The last axis of the weights
+        has the chunk boundaries of key and value. Rounding errors are at most twice the rounding
+        errors of `qkv.attention`.
 
     Raises:
         ValueError: shapes, lengths or numbers of heads are incompatible, or a size is unknown.
@@ -188,7 +188,7 @@ def _lse(part: Part, kind: DType) -> Array:
 def _weigh(rules: Rules, *, part: Part, values: Shape, **inputs: Array) -> Array:
     """Return the weights of a block of keys, normalized over all keys.
 
-    First, the weights of each row sum to 1 within the block. They are then multiplied by the
+    First, the weights of each row sum to 1 within the block. The weights are then multiplied by the
     block's share of the sum over all keys: `exp(lse of the block - lse of all keys)`.
 
     Args:

@@ -126,9 +126,9 @@ def each(
     """Call `task(model, case)` for every case, on a cluster's workers or in this process.
 
     If a worker dies, its case is computed again, as often as Dask's setting
-    `distributed.scheduler.allowed-failures` allows. With a model, each process computes one case at
-    a time, and the processes of a machine share its cores. Closing the iterator cancels all cases
-    that have not begun.
+    `distributed.scheduler.allowed-failures` allows. If `model` is given, each process computes one
+    case at a time, and the processes of a machine share the machine's cores. Closing the iterator
+    cancels all cases that have not begun.
 
     Args:
         client: the cluster's client; None to compute in this process.

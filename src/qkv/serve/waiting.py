@@ -136,7 +136,7 @@ Some = TypeVar("Some", bound=Request)
 
 
 class Turns(Generic[Some]):
-    """A queue of requests. Clients take turns. The connections of one client also take turns.
+    """A queue of requests. Clients take turns, and so do the connections of each client.
 
     A connection is a pair `(client, port)`. A connection that is not a pair counts as a client of
     its own.

@@ -115,9 +115,9 @@ class Worker:
         true, a text is refused if it would be truncated.
 
         Raises:
-            Refused: too many requests wait (429); the server is shutting down (503); a text is
-                empty or cannot be tokenized, an id is not in the vocabulary, the request has too
-                many texts or tokens, or `dimensions` is larger than the vectors (400).
+            Refused: 429, if too many requests wait. 503, if the server is shutting down. 400, if a
+                text is empty or cannot be tokenized; an id is not in the vocabulary; the request
+                has too many texts or tokens; or `dimensions` is larger than the vectors.
         """
         if self._encoder is None:
             raise Refused(400, f"{self.model.name} has no tokenizer, so it cannot read text")

@@ -99,7 +99,7 @@ def _flat(rule: Any) -> Iterator[Mapping[str, Any]]:
 def _factor(rule: Any) -> float:
     """Return the maximum number of characters that a rule writes for one character."""
     factor = 1.0
-    # The keys of a rule show its kind, because `tokenizers` accepts a rule without a type.
+    # The kind of a rule is read from its keys, because `tokenizers` accepts rules without a type.
     for part in _flat(rule):
         if "content" in part:
             factor *= _replacing(part)

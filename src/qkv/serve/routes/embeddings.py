@@ -61,8 +61,8 @@ class EmbeddingsBody(Body):
     )
     input_type: str | None = Field(
         None,
-        description="The purpose of the texts, query or document. It selects a prompt of the "
-        "model, if any.",
+        description="The purpose of the texts, query or document. If the model has a prompt for "
+        "this purpose, the prompt goes before each text.",
     )
     truncate: bool | Literal["END", "NONE"] | None = Field(
         True, description='Whether long texts are cut at their end ("END") or refused ("NONE").'

@@ -91,7 +91,7 @@ class TraceBody(Body):
 
 
 class TraceAnswer(BaseModel):
-    """The answer to a request for a trace; with `top_k`, it has no `pattern`."""
+    """The answer to a request for a trace; if the request has `top_k`, there is no `pattern`."""
 
     tokens: list[str] = Field(
         description="The tokens as the vocabulary spells them; ids if the input has ids."
@@ -233,8 +233,8 @@ def changed(model: Model, body: TraceBody, limits: Limits) -> "Changes":
     """Return the tokens of the input and the edits of their forward pass.
 
     Raises:
-        Refused: 400, if this model cannot read the text, an edit does not fit the model or text,
-            or the request has too many tokens, edits or other texts.
+        Refused: 400, if this model cannot read the text; an edit does not fit the model or text; or
+            the request has too many tokens, edits or other texts.
     """
     if (count := len(body.edits)) > limits.edits:
         problem = f"has {count:,} edits: send at most {limits.edits:,} in one request"
@@ -258,7 +258,7 @@ def wanted_of(model: Model, body: TraceBody, changes: "Changes") -> Wanted:
     """Return the requested parts of the answer.
 
     Raises:
-        Refused: 400, if a part does not exist in this model, or for this text and its edits.
+        Refused: 400, if a part does not exist in this model, or not for this text and its edits.
     """
     counts = [layer.attn.num_heads for layer in model.layers]
     layers = _chosen("layers", body.layers, len(counts))
