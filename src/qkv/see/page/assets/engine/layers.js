@@ -17,7 +17,8 @@ export function linear(x, weight, bias, I) {
   const T = x.length / I;
   const out = new Float64Array(T * O); // (T, I) -> (T, O)
   for (let o = 0; o < O; o += 4) {
-    const [o1, o2, o3] = [1, 2, 3].map((by) => Math.min(o + by, O - 1)); // if O is not a multiple of 4, the last step computes the last row more than once
+    // if O is not a multiple of 4, the last step computes the last row more than once
+    const [o1, o2, o3] = [1, 2, 3].map((by) => Math.min(o + by, O - 1));
     const [w0, w1, w2, w3] = [o, o1, o2, o3].map((row) => row * I);
     /** @type {(row: number, a: number, b: number, c: number, d: number) => void} */
     const put = (row, a, b, c, d) => {

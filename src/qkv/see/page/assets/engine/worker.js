@@ -26,7 +26,8 @@ let working = false;
 const [memory, cache] = [new Memory(), new Cache()];
 const BEFORE = 8; // new tokens are decoded together with this many last tokens of the prompt
 const MOST_PATTERNS = 256; // up to this number of tokens, a run returns all patterns
-const next = new MessageChannel(); // the worker sends itself a message before each step, so that messages from the page are read between two steps
+// the worker sends itself a message before each step, so that it reads messages from the page between two steps
+const next = new MessageChannel();
 next.port1.onmessage = work;
 
 /** @type {Record<string, (question: any) => Generator<any, any>>} */

@@ -67,7 +67,8 @@ function canvasesOf(ui) {
 function drawnOf(ui, node, canvases, caption) {
   const out = svg("g");
   const frame = node.getBoundingClientRect();
-  const edges = [frame.left, frame.top, frame.right, frame.top]; // the bottom edge starts at the top, because the room at the bottom may belong to other elements
+  // the bottom edge starts at the top, because the room at the bottom may belong to other elements
+  const edges = [frame.left, frame.top, frame.right, frame.top];
   /** @param {DOMRect} box */
   const widen = ({ left, top, right, bottom }) => {
     [edges[0], edges[1]] = [Math.min(edges[0], left), Math.min(edges[1], top)];

@@ -190,7 +190,7 @@ function sourceOf(run, edits) {
   /** @param {number} i @param {number} j */
   const ahead = (i, j) => (causal && j > i ? -Infinity : 0);
   /** @type {Source["hidden"]} */
-  const own = (l, h, i, j) => !pattern[l][h][i * T + j] && (score(l, h, i, j) ?? ahead(i, j)) === -Infinity; // whether the model's own mask hides the cell
+  const own = (l, h, i, j) => !pattern[l][h][i * T + j] && (score(l, h, i, j) ?? ahead(i, j)) === -Infinity; // the model's own mask
   const flags = special.map(Number);
   return {
     text: {

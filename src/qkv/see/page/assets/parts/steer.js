@@ -17,7 +17,8 @@ import "./steer.css";
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 
-const [DIGITS, STRONGEST, STEP, USUAL] = [4, 10, 0.25, 2]; // the digits of each number of a vector; the largest strength, its step, the usual strength
+// the digits of each number of a vector; the largest strength, its step, the usual strength
+const [DIGITS, STRONGEST, STEP, USUAL] = [4, 10, 0.25, 2];
 const LONG = 30_000; // some programs cut off addresses that are longer
 
 /** @param {Ui} ui @param {LiveStore} store @returns {Part} */

@@ -12,7 +12,8 @@ import { maskOf } from "./positions.js";
 
 const STANDS_OUT = 0.1; // a head stands out only if a weight or a probability differs by at least this
 const OF_POSITIONS = 0.4; // a head attends to a position if its average weight on a distance or a word is at least this
-const [MOST_HEADS, MOST_TOKENS] = [48, 512]; // the rule tries at most this many heads, in the last layers, and only if a text has at most this many tokens
+// the rule tries at most this many heads, in the last layers, and only if a text has at most this many tokens
+const [MOST_HEADS, MOST_TOKENS] = [48, 512];
 
 /**
  * @typedef {{text: string, layer: number, head: number, query: number | null, said: string}} Ruled  the head that
