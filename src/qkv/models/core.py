@@ -155,7 +155,7 @@ class Core:
             check_tokenizer(tokenizer, self.reader.rows, self.max_seq_length, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; for a class of qkv, raise an error if the name is unknown."""
+        """Set an attribute; in qkv's own classes, raise an error if the name is unknown."""
         is_known = name in _SET or name.startswith("_") or hasattr(type(self), name)
         if not is_known and type(self).__module__.startswith("qkv."):
             public = (known for known in dir(self) if not known.startswith("_"))
@@ -463,11 +463,12 @@ class Core:
             dtype: the dtype of the weights in the file: float16, bfloat16, float32, float64, or
                 int8; by default each array keeps its dtype. With int8, each matrix `X.weight`
                 (rows, columns) is stored as int8, and a tensor `X.weight_scale` (rows,) stores one
-                float16 scale per row. A weight is int8 * float32(scale), with an error of at most
-                scale/2. The scale of a row is the row's largest absolute value / 127. Rows that
-                were loaded from an int8 file keep their exact values. Layers after the pooling
-                keep their dtype, and all other tensors are stored as float16. transformers cannot
-                read the scales: omit dtype if transformers should load the model.
+                float16 scale per row. A loaded weight is int8 * float32(scale), and differs from
+                the saved weight by at most scale/2. The scale of a row is the row's largest
+                absolute value / 127. Rows that were loaded from an int8 file keep their exact
+                values. Layers after the pooling keep their dtype, and all other tensors are stored
+                as float16. transformers cannot read the scales: omit dtype if transformers should
+                load the model.
 
         Raises:
             ValueError: the name of the folder is empty; `dtype` is unknown; or a tensor has values

@@ -127,7 +127,7 @@ class Pool:
         return [vectors for chunk in chunks for vectors in chunk]
 
 
-_model: Any = None  # the model of this process, if a pool started it
+_model: Any = None  # the model of this process, if a pool started the process
 
 
 def _begin(folder: str, name: str, limits: Sequence[int | None], threads: int) -> None:

@@ -106,7 +106,7 @@ def names(own: PartNames, config: Config) -> PartNames:
 def side_names(side: str, mlp: int, gated: bool) -> dict[str, str]:
     """Return the parameter names of the encoder or decoder.
 
-    In the files, each block has numbered sublayers; `mlp` is the number of the MLP.
+    In the files, each block has numbered sublayers; `mlp` is the number of the MLP's sublayer.
     """
     block = f"{side}block.*.layer."
     feed = f"{block}{mlp}.DenseReluDense."

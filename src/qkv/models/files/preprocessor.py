@@ -17,7 +17,7 @@ _MOST = 1e30  # The maximum mean or standard deviation.
 _KINDS = ("ViT", "Bit", "CLIP")
 _ENDINGS = ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor")
 _PROCESSORS = tuple(kind + ending for kind in _KINDS for ending in _ENDINGS)
-# The default mean and deviation of each channel for CLIP.
+# The default mean and standard deviation of each channel for CLIP.
 _CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073]}
 _CLIP["image_std"] = [0.26862954, 0.26130258, 0.27577711]
 

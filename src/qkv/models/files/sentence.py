@@ -140,8 +140,8 @@ class Sentence:
         """Apply the modules after the pooling to vectors (n, width).
 
         After these modules have run, the vectors keep only their first `truncate_dim` numbers, as
-        in sentence-transformers. With `normalize=True`, the truncated vectors are scaled to length
-        1. With `normalize=False`, a last module that scales vectors to length 1 is skipped.
+        in sentence-transformers. With `normalize=True`, the method scales the truncated vectors to
+        length 1. With `normalize=False`, a last module that scales vectors to length 1 is skipped.
         """
         steps = self.steps
         if normalize is False and steps and isinstance(steps[-1], LengthOne):

@@ -77,7 +77,7 @@ class Mixture:
     limit: float
 
     def shapes(self, number: int, dim: int, hidden: int) -> Iterable[tuple[str, Shape]] | None:
-        """Return names and shapes of the experts' parameters; None if a layer has a single MLP."""
+        """Return names and shapes of experts' parameters; None if this layer has a single MLP."""
         return expert_shapes(dim, hidden, self.count).items()
 
     def build(self, parameters: Arrays, activation: str) -> Experts:
@@ -104,7 +104,7 @@ class GatedMixture:
     without: frozenset[int] = frozenset()
 
     def shapes(self, number: int, dim: int, hidden: int) -> Iterable[tuple[str, Shape]] | None:
-        """Return names and shapes of the experts' parameters; None if a layer has a single MLP."""
+        """Return names and shapes of experts' parameters; None if this layer has a single MLP."""
         if number in self.without:
             return None
         return gated_expert_shapes(dim, self.hidden, self.count)
@@ -482,7 +482,7 @@ class Seq2SeqDesign:
 
 @dataclass(frozen=True)
 class DualDesign:
-    """A transformer for texts and a transformer for images, whose heads give comparable vectors.
+    """A transformer for texts and one for images; the vectors of their heads can be compared.
 
     Attributes:
         text: the transformer for texts.

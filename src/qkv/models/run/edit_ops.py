@@ -46,7 +46,7 @@ class Source:
 
 @dataclass
 class Plan:
-    """The effect of all edit records of a call; each function of `OPS` adds one record.
+    """The effects of all edit records of a call; each function in `OPS` adds the effect of one.
 
     Attributes:
         call: the name of the public call, for errors.

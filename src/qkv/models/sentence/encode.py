@@ -507,7 +507,7 @@ def encode_query(
     prompt: str | None = None,
     **options: Any,
 ) -> Any:
-    """Encode queries: `encode` with the task "query" and, by default, the prompt "query".
+    """Encode queries with the task "query" and, by default, the prompt "query".
 
     Args:
         inputs: one text or any iterable of texts.
@@ -539,7 +539,7 @@ def encode_document(
     prompt: str | None = None,
     **options: Any,
 ) -> Any:
-    """Encode documents: `encode` with the task "document" and, by default, the prompt "document".
+    """Encode documents with the task "document" and, by default, the prompt "document".
 
     Args:
         inputs: one text or any iterable of texts.

@@ -13,7 +13,7 @@ from qkv.models.run.truncation import callers
 from qkv.ops.linear import multiply
 
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
-FEW = 100  # With fewer vectors, "int8" and "uint8" warn that the steps may not fit other texts.
+FEW = 100  # With fewer vectors, "int8" and "uint8" cause a warning: steps may not fit other texts.
 
 
 def check_precision(precision: Any, *, call: str, output_value: Any) -> None:
@@ -95,7 +95,7 @@ def as_given(array: Array, *inputs: Any) -> Any:
 def _distances(a: Array, b: Array, distance: Callable[[Array], Array]) -> Array:
     """Return the distance from each row of `a` to each row of `b`, (n, m)."""
     distances = np.empty((len(a), len(b)), a.dtype)
-    for number, row in enumerate(a):  # row by row, to avoid an (n, m, D) array
+    for number, row in enumerate(a):  # one row at a time, to avoid an (n, m, D) array
         distances[number] = distance(b - row)
     return distances
 

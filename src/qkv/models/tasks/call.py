@@ -81,8 +81,8 @@ def call(
             is 1. In GPT-2 and BERT, padding on the left shifts the default positions, which changes
             the result. To avoid the change, pass
             `np.maximum(np.cumsum(attention_mask, 1) - 1, 0)` as `position_ids`.
-            `position_ids` do not change masks, windows, ALiBi and relative biases, which follow the
-            order of the tokens.
+            `position_ids` have no effect on masks, windows, ALiBi and relative biases, which follow
+            the order of the tokens.
         ablate: heads to ablate, as in `trace`.
         hide: words and positions to mask, as in `trace`; positions are columns of `input_ids`.
         edit: activations to change, as in `trace`. In arrays that replace an activation, in arrays
@@ -166,7 +166,7 @@ def run_layers(
             arrays that functions get, are (B, T, ...).
 
     Returns:
-        The output of the last layer that runs, before the final norm, in the shape of `resid`.
+        The output of the last layer that runs, before the final norm, with the shape of `resid`.
         The type is float32, or float64 for a float64 model.
 
     Raises:

@@ -149,7 +149,7 @@ def generate(
     Raises:
         TypeError: a prompt or an argument has the wrong type.
         ValueError: the model has no head for the next token, or no tokenizer for text; a prompt is
-            empty, or too long for the model's positions; an argument is invalid.
+            empty, or too long for the model's positions; or an argument is invalid.
         FloatingPointError: the model's logits are not finite.
 
     Source:

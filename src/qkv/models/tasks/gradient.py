@@ -60,8 +60,8 @@ def gradient(
             computed activation, such as an "add" record or an `SAE`. If an array or a record "set",
             "ablate", "patch" or "row" replaces an activation, no gradient passes through. `at` may
             name the features of an `SAE`. If a function changes an activation, `at` may name only
-            this activation and activations that are computed after its layer, because qkv does not
-            know the derivative of the function.
+            this activation and activations that are computed after the layer of this activation,
+            because qkv does not know the derivative of the function.
 
     Returns:
         The gradients, keyed by the names in `at`.

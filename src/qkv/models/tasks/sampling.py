@@ -104,7 +104,7 @@ class Measured(NamedTuple):
 
 
 def measured(logits: Array, token: int, top: int = 0) -> Measured:
-    """Measure how likely a token is, and find the `top` most likely tokens, from logits (V,).
+    """Measure how likely a token is, given logits (V,); also find the `top` most likely tokens.
 
     >>> result = measured(np.log([0.1, 0.6, 0.3]), 2, top=2)
     >>> round(result.log_probability, 4), [(token, round(log, 4)) for token, log in result.top]

@@ -116,9 +116,9 @@ class TextStream:
 
 
 def _begun(text: str, stop: str) -> int:
-    """Return the index at which `text` ends with a part of `stop`; `len(text)` if it does not.
+    """Return where an unfinished `stop` string at the end of `text` begins.
 
-    For example, "EN" is a part of "END".
+    For example, "EN" is an unfinished "END". If `text` ends otherwise, return `len(text)`.
     """
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):

@@ -39,7 +39,7 @@ def names_to_keep(
     *,
     call: str = "trace",
 ) -> Callable[[str], bool]:
-    """Return a function that decides whether a trace keeps a name.
+    """Return a function that decides whether a trace keeps the activation with a given name.
 
     Args:
         known: all names that a trace of the model may have.
@@ -50,7 +50,7 @@ def names_to_keep(
         call: the name of the public call, for errors.
 
     Raises:
-        TypeError: a layer or `top_k` is not an integer, or a name is neither a string nor a tuple.
+        TypeError: a layer or `top_k` is not an integer; or a name is neither a string nor a tuple.
         ValueError: a layer does not exist, or `top_k` is below 1.
         KeyError: a name does not exist.
 
