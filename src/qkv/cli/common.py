@@ -89,7 +89,7 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or list commands with similar names."""
+        """Find the command, or raise an error that lists commands with similar names."""
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             names = self.list_commands(ctx)
             near = difflib.get_close_matches(args[0], names, n=2, cutoff=0.5) or names

@@ -158,7 +158,7 @@ class Guard:
             raise Refused(403, message, code="origin_not_allowed")
         if self._key is not None and path not in _KEYLESS:
             self._check_key(values.get(b"authorization", b""))
-        if path.startswith(_FILES) and path not in ASSETS:  # /docs loads only these files
+        if path.startswith(_FILES) and path not in ASSETS:  # /docs loads only the files in `ASSETS`
             raise Refused(404, "this path does not exist: GET / lists the routes")
         size = values.get(b"content-length", b"0")
         if size.isdigit() and int(size) > self._limits.body:

@@ -32,7 +32,7 @@ _log = logging.getLogger("qkv.serve")
 TOGETHER = 64  # The maximum number of completions in a batch.
 STOP = 1000  # The maximum length of a stop string in characters.
 LEAST = -9999.0  # The log probability of an impossible token, as OpenAI reports it.
-MEASURED = 32  # The estimated bytes of a log probability and the text of its token.
+MEASURED = 32  # The estimated number of bytes of a log probability and of its token's text.
 
 _REASONS: dict[str, Literal["stop", "length"]] = {"eos": "stop", "stop": "stop", "length": "length"}
 
