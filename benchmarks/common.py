@@ -166,7 +166,7 @@ def ours(query, key, value) -> float:
 
 
 def measure(row: Row, threads: int, rounds: int = ROUNDS, seconds: float = 1.0) -> dict[str, Any]:
-    """Verify a row's implementations, then time them in turn, and the machine's peak rates too.
+    """Verify a row's implementations, then time them and the machine's peak rates in turn.
 
     Raises:
         ArithmeticError: an implementation returns a wrong result; the row is not timed.

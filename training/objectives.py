@@ -356,7 +356,7 @@ class Senses(Stateless):
     def _meaning(
         self, synset: int, drawn: Sequence[Sentence], rng: np.random.Generator
     ) -> tuple[Array, tuple[int, int]]:
-        """Return the definition of a sense or another use of it, and the span of its vector."""
+        """Return a text for the sense (its definition or another use), and the span to average."""
         if self.used and rng.random() < self.used:
             others = [
                 one for one in self._uses_of.get(synset, []) if all(one is not it for it in drawn)

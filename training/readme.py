@@ -45,7 +45,7 @@ def _shown(command: str, verb: str) -> Iterator[str]:
     for pattern, count in LINES[verb]:
         first = next((n for n in range(at, len(lines)) if re.match(pattern, lines[n])), None)
         if first is None:
-            raise ValueError(f"readme: `{command}` has no line like {pattern!r}: correct LINES")
+            raise ValueError(f"readme: `{command}` prints no line like {pattern!r}: correct LINES")
         if first > at:
             yield "..."
         at = first + count
