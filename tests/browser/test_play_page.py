@@ -183,6 +183,13 @@ def test_a_damaged_address_gives_the_plain_page(visit: Visit, html: str) -> None
         assert shown(page) == plain, hash_
 
 
+def test_an_address_of_an_earlier_version_names_the_position_place(page: Page) -> None:
+    hash_ = address(**STATE | {"position": 2}).replace("position=", "place=")
+    assert "place=2" in hash_
+    after(page, lambda: page.evaluate("hash => { location.hash = hash; }", hash_))
+    assert held(page)["position"] == 2
+
+
 def test_an_address_is_followed_though_another_is_written_over_it(page: Page) -> None:
     write = """(hash) => {
       const before = location.href;

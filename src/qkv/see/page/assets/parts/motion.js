@@ -80,7 +80,8 @@ function arising({ run, state }) {
   const z = across.map((c) => vectors.z.at(query, c));
   const total = weights.reduce((sum, weight) => sum + weight, 0);
   const removed = isRemoved(edits, layer, head);
-  return { name: run.tokens[query], d: vectors.d, q, rows, z, total, overridden, removed, vectors, ...factorIn(rows, edits, vectors.d, block) };
+  const scaling = factorIn(rows, edits, vectors.d, block);
+  return { name: run.tokens[query], d: vectors.d, q, rows, z, total, overridden, removed, vectors, ...scaling };
 }
 
 /**
@@ -308,7 +309,8 @@ export function motionPart(ui) {
   let colours = null;
   /** @type {[CanvasRenderingContext2D, number, number, boolean, boolean, number]} */
   let [pen, wide, at, playing, inView, before] = [/** @type {any} */ (null), 0, last, false, false, 0];
-  let [end, rests, rested] = [last, RESTS, 0]; // the moment at which the animation stops; how long it rests at each moment; how long it has rested
+  // the moment at which the animation stops; how long it rests at each moment; how long it has rested
+  let [end, rests, rested] = [last, RESTS, 0];
   /** @type {[number, number] | null} */
   let asked = null; // the moments between which the animation will play when a row is ready
   let [figures, told] = ["", -1]; // the current numbers, and their description

@@ -43,7 +43,10 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   /** @param {number} x */
   const apart = (x) => (Number.isFinite(x) ? x.toExponential(1) : number(x));
   /** @type {(one: FlowStep) => string[]} */
-  const names = (one) => /** @type {Record<string, string[]>} */ ({ keys, position: [flow.tokens[flow.start[0]]] })[one.side] || flow.tokens;
+  const names = ({ side }) => {
+    if (side === "position") return [flow.tokens[flow.start[0]]];
+    return side === "keys" ? keys : flow.tokens;
+  };
   /** @param {FlowStep} one */
   const held = (one) => (one.side === "position" ? null : one.side === "keys" ? flow.key_rows : flow.rows);
   /** @param {FlowStep} one */

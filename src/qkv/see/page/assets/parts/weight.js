@@ -196,7 +196,8 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     if (!slider || event.button) return;
     const { left, width } = box.getBoundingClientRect();
     const row = rowNow();
-    drag = { position: slider.position, row, grab: event.clientX - left - row[slider.position] * width, value: row[slider.position], sent: false };
+    const { position } = slider;
+    drag = { position, row, grab: event.clientX - left - row[position] * width, value: row[position], sent: false };
     box.setPointerCapture(event.pointerId);
     box.classList.add("dragging");
     slider.node.focus();
