@@ -524,7 +524,7 @@ def test_json_has_the_few_numbers_and_the_words() -> None:
     words = data["words"]
     assert [one["word"] for one in words] == steps["probs"]["columns"]
     assert [one["probability"] for one in words] == pytest.approx(steps["probs"]["values"][0])
-    assert data["position"] == view.walk.position
+    assert data["place"] == view.walk.position
     assert len(data["own"][0]) == len(data["recomputed"][0]) == 8
 
 

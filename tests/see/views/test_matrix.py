@@ -198,7 +198,7 @@ def of_runs(view: View, kind: str, given: Given) -> str:
         close(found["similarity"], 1.0)
         return "1.000 after the last layer"
     lengths = np.linalg.norm(given.trace_a["resid_post", 0][0].astype(float), axis=-1)
-    changes = sorted(found["changes"], key=lambda change: change["position"])
+    changes = sorted(found["changes"], key=lambda change: change["place"])
     expected = np.where(np.isfinite(lengths), lengths, np.nan)  # an infinite vector has no distance
     close([change["distance"] for change in changes], expected)
     if kind == "infinite":

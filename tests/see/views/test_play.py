@@ -63,7 +63,7 @@ def test_it_opens_on_the_word_that_matters_most(small: qkv.Model, view: PlayView
     found = view.to_dict()
     assert view.opening.word == word
     assert found["hide"] == [small.tokenize(SMALL).tokens.index(word)]
-    assert found["position"] == 6
+    assert found["place"] == 6
     assert found["before"] == [list(one) for one in before[:5]]
     for (name, share), (expected, exact) in zip(found["after"], apart[word][2][:5], strict=True):
         assert name == expected

@@ -541,7 +541,7 @@ def test_what_a_head_changes_is_counted_in_each_token(minilm: Model) -> None:
     )
     assert view.by_layer[0] == 0
     data = json.loads(json.dumps(view.to_dict(), allow_nan=False))
-    assert data["changes"][0]["position"] == first.token
+    assert data["changes"][0]["place"] == first.token
     assert data["runs"] == list(view.names)
     text = str(view)
     assert re.search(rf"^{a.tokens[first.token]} +{first.distance:.3f} +█+ +{first.cosine:.3f}",

@@ -304,7 +304,7 @@ class RunsView(HeadShown):
             **self._chosen(),
             "by_layer": self.by_layer,
             "changes": [
-                {**asdict(change), "token": self.tokens[change.token], "position": change.token}
+                {**asdict(change), "token": self.tokens[change.token], "place": change.token}
                 for change in self.changes
             ],
         }

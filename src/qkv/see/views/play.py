@@ -122,7 +122,7 @@ class PlayView(WithModels, OneText):
             "text": self.text,
             "tokens": list(self.trace.tokens),
             **self._chosen(),
-            "position": self.opening.position,
+            "place": self.opening.position,
             "before": self.opening.before,
             "hide": self.opening.hidden,
             "after": self.opening.after,

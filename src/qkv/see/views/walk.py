@@ -180,7 +180,7 @@ class WalkView(View):
             "head": walk.head,
             "chosen": self.head and self.head.reason,
             "stands_out": self.head and self.head.stands_out,
-            "position": walk.position,
+            "place": walk.position,
             "steps": [
                 {name: getattr(step, name) for name in _OF_A_STEP}
                 | {"columns": step.names, "values": step.few}
