@@ -112,7 +112,7 @@ def test_it_names_what_the_page_names() -> None:
 
     (parts,) = re.findall(r"const PART_OF = \{(.*?)\};", store)
     of_parts = re.findall(r"(\w+):", parts)
-    assert set(live.REGIONS) == {*listed(r"const REGIONS = \[(.*?)\];"), *of_parts}
+    assert set(live.REGIONS) == {*listed(r"const ONLY = \[(.*?)\];"), *of_parts}
     assert list(live.COLOURINGS) == listed(r"colouring: \[(.*?)\]")
     assert {"causal", "hide", "scale"} <= operations().keys()
     menu = (ASSETS / "parts/map.js").read_text(encoding="utf-8")

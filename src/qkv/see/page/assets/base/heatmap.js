@@ -322,10 +322,10 @@ export function heatmap(ui, options) {
     for (let i = 0; i < n; i++) {
       for (const [j, value] of row(i)) {
         if (o.changed && Number.isNaN(value) && o.changed(i, j)) mine.push([i, j]);
-        const position = Math.floor((i * tall) / n) * wide + Math.floor((j * wide) / m);
-        const blank = !Number.isFinite(most[position]);
-        if (value === null && blank) most[position] = Infinity;
-        else if (value !== null && Math.abs(value) > (blank ? -1 : Math.abs(most[position]))) most[position] = value;
+        const index = Math.floor((i * tall) / n) * wide + Math.floor((j * wide) / m);
+        const blank = !Number.isFinite(most[index]);
+        if (value === null && blank) most[index] = Infinity;
+        else if (value !== null && Math.abs(value) > (blank ? -1 : Math.abs(most[index]))) most[index] = value;
       }
     }
     return raster(ui, most, wide, tall, share);

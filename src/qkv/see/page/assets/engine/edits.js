@@ -60,6 +60,17 @@ export function isFor(edit, l, h) {
 }
 
 /**
+ * The edit that sets the row of weights of a query in a head; undefined if there is none.
+ * @param {Edit[]} edits
+ * @param {number} layer
+ * @param {number} head
+ * @param {number} query
+ */
+export function setRow(edits, layer, head, query) {
+  return edits.findLast((edit) => edit.op === "row" && edit.layer === layer && edit.head === head && edit.query === query);
+}
+
+/**
  * The keys that a head does not see, (T - first, T), query by query: 1 if an edit hides the key.
  * @param {Edit[]} edits
  * @param {number} l
@@ -131,7 +142,7 @@ const CHANGES = {
  * The activation that an edit changes; the edit "row" changes the pattern.
  * @param {Edit} edit
  */
-function positionOf({ op, at, head, token, query }) {
+function targetOf({ op, at, head, token, query }) {
   return op === "row" ? { at: "pattern", head, token: query } : { at, head, token };
 }
 
@@ -144,8 +155,8 @@ function positionOf({ op, at, head, token, query }) {
  * @param {Sizes} sizes
  */
 export function changed(edits, at, x, T, sizes) {
-  for (const edit of edits.filter((one) => positionOf(one).at === at)) {
-    const indices = indicesOf(positionOf(edit), axesOf(at, T, sizes));
+  for (const edit of edits.filter((one) => targetOf(one).at === at)) {
+    const indices = indicesOf(targetOf(edit), axesOf(at, T, sizes));
     const values = CHANGES[edit.op](/** @type {Required<Edit>} */ (edit), indices.map((i) => x[i]));
     x = x.slice();
     indices.forEach((i, n) => (x[i] = values[n]));

@@ -120,8 +120,8 @@ function reader(text) {
     const packed = text[name];
     if (!packed) return false;
     const [layers, heads] = packed.shape; // if an axis has length 1, its only entry holds for all layers or heads
-    const position = (((layers > 1 ? l : 0) * heads + (heads > 1 ? h : 0)) * L + i) * S + j;
-    return Boolean((once(name, { ...packed, bits: 8 })[position >> 3] >> (7 - (position & 7))) & 1);
+    const index = (((layers > 1 ? l : 0) * heads + (heads > 1 ? h : 0)) * L + i) * S + j;
+    return Boolean((once(name, { ...packed, bits: 8 })[index >> 3] >> (7 - (index & 7))) & 1);
   };
   /** @param {string} name @param {any} packed @param {number} l @param {number} h @param {number} j */
   const ofKey = (name, packed, l, h, j) => once(name, packed)[(l * H + h) * S + j];

@@ -25,7 +25,7 @@ const OPS = schema.items.oneOf.map(nameOf);
  */
 export function checkedEdits(edits, T, model) {
   if (!Array.isArray(edits)) throw new TypeError(`run: edits is ${typeof edits}: give a list of objects with "op"`);
-  return edits.map((edit, position) => checked(edit, `run: edits[${position}]`, T, model));
+  return edits.map((edit, index) => checked(edit, `run: edits[${index}]`, T, model));
 }
 
 /**

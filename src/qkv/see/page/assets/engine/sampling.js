@@ -27,9 +27,9 @@ export function chosenFrom(logits, { temperature, top_k }, draw) {
  * @param {Float32Array | Float64Array} logits  (V)
  */
 export function probabilitiesOf(logits, temperature = 1) {
-  const powers = Float64Array.from(logits);
-  const highest = powers.reduce((one, other) => Math.max(one, other), -Infinity);
-  powers.forEach((logit, id) => (powers[id] = Math.exp((logit - highest) / temperature)));
+  const numbers = Float64Array.from(logits);
+  const highest = numbers.reduce((one, other) => Math.max(one, other), -Infinity);
+  const powers = numbers.map((logit) => Math.exp((logit - highest) / temperature));
   const total = powers.reduce((sum, one) => sum + one, 0);
   return powers.map((one) => one / total);
 }

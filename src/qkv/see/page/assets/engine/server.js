@@ -167,10 +167,10 @@ function keyFrom(form, message) {
  */
 function tensorsOf(file) {
   const size = Number(new DataView(file).getBigUint64(0, true));
-  const { __metadata__: written, ...positions } = JSON.parse(new TextDecoder().decode(new Uint8Array(file, 8, size)));
+  const { __metadata__: written, ...headers } = JSON.parse(new TextDecoder().decode(new Uint8Array(file, 8, size)));
   /** @type {Record<string, {shape: number[], numbers: Float32Array}>} */
   const arrays = {};
-  for (const [name, { dtype, shape, data_offsets: [first, end] }] of Object.entries(positions)) {
+  for (const [name, { dtype, shape, data_offsets: [first, end] }] of Object.entries(headers)) {
     const bytes = file.slice(8 + size + first, 8 + size + end);
     const numbers = dtype === "F64" ? Float32Array.from(new Float64Array(bytes)) : new Float32Array(bytes);
     arrays[name] = { shape, numbers };
@@ -228,9 +228,9 @@ function runOf(text, about, arrays, model) {
  * @returns {[number, number][]}
  */
 function inUnits(text, offsets) {
-  const positions = [0];
-  for (const mark of text) positions.push(positions.at(-1) + mark.length);
+  const starts = [0];
+  for (const mark of text) starts.push(starts.at(-1) + mark.length);
   /** @param {number} position */
-  const unit = (position) => positions[Math.min(position, positions.length - 1)];
+  const unit = (position) => starts[Math.min(position, starts.length - 1)];
   return offsets.map(([first, last]) => [unit(first), unit(last)]);
 }

@@ -90,13 +90,13 @@ function frameOf(rules) {
     BertProcessing: () => ({ before: one(rules.cls), after: one(rules.sep), trims }),
     RobertaProcessing: () => ({ before: one(rules.cls), after: one(rules.sep), trims }),
     TemplateProcessing: () => {
-      const position = rules.single.findIndex((/** @type {any} */ part) => part.Sequence);
+      const middle = rules.single.findIndex((/** @type {any} */ part) => part.Sequence);
       /** @type {(parts: any[]) => Token[]} */
       const all = (parts) => parts.flatMap(({ SpecialToken: { id } }) => {
         const { ids, tokens } = rules.special_tokens[id];
         return tokens.map((/** @type {string} */ token, /** @type {number} */ i) => put(token, ids[i]));
       });
-      return { before: all(rules.single.slice(0, position)), after: all(rules.single.slice(position + 1)), trims };
+      return { before: all(rules.single.slice(0, middle)), after: all(rules.single.slice(middle + 1)), trims };
     },
     Sequence: () => {
       /** @type {Frame[]} */
@@ -174,9 +174,9 @@ export function* tokensOf({ mask, names, trims, raw, read, normalize, cut, model
     const tokens = id === undefined ? model(word) : [[id, 0, piece.text.length]];
     for (const [own, begin, end] of tokens) {
       const token = id === undefined ? names[own] : piece.text;
-      let position = { start: word.from[begin], end: word.to[end - 1] };
-      for (const trim of trims) position = trimmed(written, token, position, trim.first && (first || position.start === 0));
-      yield { id: own, token, start: toOriginal(position.start, 0), end: toOriginal(position.end, 1), special: false };
+      let span = { start: word.from[begin], end: word.to[end - 1] };
+      for (const trim of trims) span = trimmed(written, token, span, trim.first && (first || span.start === 0));
+      yield { id: own, token, start: toOriginal(span.start, 0), end: toOriginal(span.end, 1), special: false };
       first = false;
     }
   }
@@ -194,7 +194,7 @@ export function* tokensOf({ mask, names, trims, raw, read, normalize, cut, model
  * text.
  * @param {string} text
  * @param {string} token
- * @param {{start: number, end: number}} position
+ * @param {{start: number, end: number}} span
  * @param {boolean} first  whether the tokenizer may have added one blank at the beginning
  */
 function trimmed(text, token, { start, end }, first) {

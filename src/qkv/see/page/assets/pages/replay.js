@@ -50,11 +50,11 @@ export const start = starting((box, payload, ui) => {
   // ---- the numbers
 
   /** @param {number} at @param {number} l @param {number} h @param {number} i @param {number} j */
-  const position = (at, l, h, i, j) => (((at * layers.length + l) * H + h) * L + i) * L + j;
+  const indexOf = (at, l, h, i, j) => (((at * layers.length + l) * H + h) * L + i) * L + j;
   /** @param {number} at @param {number} l @param {number} h @param {number} i @param {number} j */
-  const weight = (at, l, h, i, j) => packed[position(at, l, h, i, j)] / per;
+  const weight = (at, l, h, i, j) => packed[indexOf(at, l, h, i, j)] / per;
   /** @param {number} at @param {number} l @param {number} h */
-  const cells = (at, l, h) => packed.subarray(position(at, l, h, 0, 0), position(at, l, h + 1, 0, 0));
+  const cells = (at, l, h) => packed.subarray(indexOf(at, l, h, 0, 0), indexOf(at, l, h + 1, 0, 0));
   /** @param {number} l @param {number} h @param {number} i @param {number} j */
   function hides(l, h, i, j) {
     if (!bits) return false;

@@ -19,10 +19,10 @@ export const start = starting((box, payload, ui) => {
   /** @param {number} k */
   const letter = (k) => (k < 26 ? String.fromCharCode(65 + k) : String(k + 1));
   /** @type {Map<string, Set<number>>} */
-  const positions = new Map(); // maps each word to the sentences that contain it
-  tokens.forEach((token, i) => positions.set(token, (positions.get(token) || new Set()).add(of[i])));
+  const sentencesOf = new Map(); // maps each word to the sentences that contain it
+  tokens.forEach((token, i) => sentencesOf.set(token, (sentencesOf.get(token) || new Set()).add(of[i])));
   /** @param {number} i */
-  const named = (i) => cut(visible(tokens[i]), 18) + (several && /** @type {Set<number>} */ (positions.get(tokens[i])).size > 1 ? ` (${letter(of[i])})` : "");
+  const named = (i) => cut(visible(tokens[i]), 18) + (several && /** @type {Set<number>} */ (sentencesOf.get(tokens[i])).size > 1 ? ` (${letter(of[i])})` : "");
   const plane = planePart(ui, shift, named);
   let at = stages.length - 1;
 

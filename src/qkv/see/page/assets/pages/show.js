@@ -31,9 +31,9 @@ function show(box, data, ui) {
     const { layer, head: h, text } = now.state;
     fill(why, whyOf(now, data.start));
     fill(notes, notesOf(now, [now.run]));
-    const position = JSON.stringify([text, layer, h]);
-    if (opened && opened !== position) ui.say(head.said.textContent);
-    opened = position;
+    const key = JSON.stringify([text, layer, h]);
+    if (opened && opened !== key) ui.say(head.said.textContent);
+    opened = key;
   }
   update(store.now);
 }

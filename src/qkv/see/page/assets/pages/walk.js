@@ -33,8 +33,8 @@ function walkFlow(walk) {
   const opened = new Map();
   /** @param {Packed} packed */
   const open = ({ b64, shape, rows, columns }) => {
-    const positions = typeof rows === "string" ? walk[rows] : rows;
-    return numbersOf(b64 === null ? null : unpack({ b64 }), shape, { rows: positions, columns });
+    const held = typeof rows === "string" ? walk[rows] : rows;
+    return numbersOf(b64 === null ? null : unpack({ b64 }), shape, { rows: held, columns });
   };
   /** @param {string} name */
   const array = (name) => {

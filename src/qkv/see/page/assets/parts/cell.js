@@ -40,7 +40,7 @@ const BARS = 96; // the height of the chart of bars, in pixels
  * @returns {Bars}
  */
 export function productBars(label, sum, left, right) {
-  const { positions, count: all, whole } = sum;
+  const { indices, count: all, whole } = sum;
   const values = sum.left.map((x, k) => x * sum.right[k]);
   const sides = [1, -1].map((sign) => total(values.filter((x) => x * sign > 0)));
   const few = all > values.length ? `${values.length} of ${all} products` : `${all} products`;
@@ -51,8 +51,8 @@ export function productBars(label, sum, left, right) {
     values,
     high: null,
     at: null,
-    called: (k) => `number ${positions[k]}`,
-    tell: (k) => `number ${positions[k]}: ${inSum(sum.left[k])} × ${inSum(sum.right[k])} = ${inSum(values[k])}`,
+    called: (k) => `number ${indices[k]}`,
+    tell: (k) => `number ${indices[k]}: ${inSum(sum.left[k])} × ${inSum(sum.right[k])} = ${inSum(values[k])}`,
     all: `${few}: ${inSum(sides[0])} above the line, ${inSum(sides[1])} below`,
     spelled: termsOf(sum, sum.bias !== 0),
     whole,
@@ -101,11 +101,11 @@ export function sumBars(ui, { onpoint, writes = true, after } = {}) {
   let shown; // undefined before the first update
   /** @type {number | null} */
   let pointed = null; // the bar under the pointer
-  let position = { left: 0, wide: 1 };
+  let layout = { left: 0, wide: 1 };
 
   /** @param {MouseEvent} event */
   const under = ({ clientX }) => {
-    const k = Math.floor((clientX - canvas.getBoundingClientRect().left - position.left) / position.wide);
+    const k = Math.floor((clientX - canvas.getBoundingClientRect().left - layout.left) / layout.wide);
     return k >= 0 && k < shown.values.length ? k : null;
   };
   chart.addEventListener("pointermove", (/** @type {PointerEvent} */ event) => event.pointerType === "touch" || point(under(event)));
@@ -178,7 +178,7 @@ export function sumBars(ui, { onpoint, writes = true, after } = {}) {
     const left = Math.min(Math.round(9.7 * size), Math.floor(width * 0.27));
     const wide = Math.min(40, (width - left - 2) / values.length);
     const gap = wide > 4 ? 1 : 0;
-    position = { left, wide };
+    layout = { left, wide };
     [pen.textBaseline, pen.font, pen.fillStyle] = ["middle", `${size}px ${ui.color("--font")}`, ui.color("--ink")];
     const stripes = hatch(ui, pen);
     rows.forEach(([called, numbers, end], line) => {
@@ -199,7 +199,7 @@ export function sumBars(ui, { onpoint, writes = true, after } = {}) {
     pen.strokeRect(left + (mark + 0.5) * wide - room / 2 - 1, 1, room + 1, rows.length * over + 4 + BARS);
   }
 
-  /** @param {CanvasRenderingContext2D} pen @param {{left: number, wide: number, gap: number, size: number, top: number}} position */
+  /** @param {CanvasRenderingContext2D} pen @param {{left: number, wide: number, gap: number, size: number, top: number}} layout */
   function drawBars(pen, { left, wide, gap, size, top }) {
     const { values, name } = shown;
     const ends = values.filter(Number.isFinite);

@@ -319,8 +319,8 @@ function projectionFlow(one, letter, of, shared, data) {
   const stop = start + size;
   one.arrays.set(weight, transposed(known[`${name}.weight`], D, start, size));
   one.arrays.set(bias, numbersOf(known[`${name}.bias`].subarray(start, stop), [size]));
-  const positions = { start, stop, last: stop - 1, part: ` + ${bias}[${start}:${stop}]` };
-  one.write("projection", data, { ...values, ...biased(bias), ...positions, x: one.read, whose: whose ? `${whose},` : fill(PHRASES.head, { head }) });
+  const cut = { start, stop, last: stop - 1, part: ` + ${bias}[${start}:${stop}]` };
+  one.write("projection", data, { ...values, ...biased(bias), ...cut, x: one.read, whose: whose ? `${whose},` : fill(PHRASES.head, { head }) });
 }
 
 /**

@@ -3,7 +3,7 @@
 import { el, fill, word } from "../base/elements.js";
 import { fixed, number } from "../base/format.js";
 import { inTurn } from "../base/turns.js";
-import { editsOf, hiddenBy, isFor, scaleOf } from "../engine/edits.js";
+import { editsOf, hiddenBy, scaleOf, setRow } from "../engine/edits.js";
 import { capped } from "../engine/layers.js";
 import { streamOf } from "./block.js";
 import { flowOf, lengthAt, parametersOf } from "./flow.js";
@@ -115,7 +115,7 @@ function rowTable() {
     const usual = 1 / Math.sqrt(vectors.d);
     const { scale = scaleOf(edits, usual), softcap = null } = run.blocks[layer];
     const hidden = hiddenBy(edits, layer, head, T);
-    const overridden = edits.some((edit) => edit.op === "row" && edit.query === query && isFor(edit, layer, head));
+    const overridden = Boolean(setRow(edits, layer, head, query));
     const weights = run.pattern[layer][head].subarray(query * T, (query + 1) * T);
     fill(summary, "From ", word(run.tokens[query]), ` to its weights in head ${layer}.${head}, as a table`);
     fill(lead, overridden ? "You gave this row its weights; the softmax of the scores is not used." : "Each key's score says how well it fits the query. Scores that are not masked go through softmax; the weights sum to 1.");

@@ -251,9 +251,9 @@ export function mapPart(ui, store) {
   /** Scrolls the chosen head into view if the map has its own window. */
   function reveal() {
     const { layer, head, text } = now.state;
-    const position = JSON.stringify([text, layer, head, shape]);
-    if (position === revealed || !grid.clientHeight) return;
-    revealed = position;
+    const key = JSON.stringify([text, layer, head, shape]);
+    if (key === revealed || !grid.clientHeight) return;
+    revealed = key;
     const own = /** @type {Cell} */ (cells.find((cell) => cell.layer === layer && cell.head === head));
     const { offsetTop, offsetLeft, offsetHeight, offsetWidth } = own.node;
     /** @param {number} at @param {number} size @param {number} from @param {number} room */

@@ -4,7 +4,7 @@
 import { canvas2d, css, hatch, shade } from "../base/colours.js";
 import { el, fill, word } from "../base/elements.js";
 import { count, number, percent, visible } from "../base/format.js";
-import { hiddenBy, scaleOf } from "../engine/edits.js";
+import { hiddenBy, scaleOf, setRow } from "../engine/edits.js";
 import { vectorsOf } from "./head.js";
 import { isRemoved } from "./map.js";
 import "./motion.css";
@@ -76,7 +76,7 @@ function arising({ run, state }) {
   });
   const rest = positions.filter((key) => !kept.includes(key));
   if (rest.length) rows.push(together(rest, weights, across, vectors));
-  const overridden = edits.some((edit) => edit.op === "row" && edit.query === query && edit.layer === layer && edit.head === head);
+  const overridden = Boolean(setRow(edits, layer, head, query));
   const z = across.map((c) => vectors.z.at(query, c));
   const total = weights.reduce((sum, weight) => sum + weight, 0);
   const removed = isRemoved(edits, layer, head);

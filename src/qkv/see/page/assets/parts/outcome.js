@@ -5,7 +5,7 @@ import { el, fill, word } from "../base/elements.js";
 import { fixed, percent, visible } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
 import { editsOf } from "../engine/edits.js";
-import { probabilitiesOf, likeliestOf } from "../engine/sampling.js";
+import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import { cosineAt, movedShare } from "../store/probabilities.js";
 import { maskOf } from "../store/positions.js";
 import { lineChart } from "./chart.js";
@@ -327,8 +327,8 @@ export function outcomePart(ui, store) {
  */
 export function wordBars(now, { rows }) {
   const edited = now.state.edits.length > 0;
-  const position = word(nameAt(now, now.state.position));
-  const title = now.model.next ? ["What follows ", position] : isBlank(now) ? ["The model's words for ", position] : ["The model's words for ", position];
+  const there = word(nameAt(now, now.state.position));
+  const title = [now.model.next ? "What follows " : "The model's words for ", there];
   return [
     el("h3", {}, title),
     wordTable(rows, edited ? ["before", "now"] : null),

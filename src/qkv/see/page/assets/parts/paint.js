@@ -4,9 +4,8 @@ import { choice, toggle } from "../base/controls.js";
 import { el, fill, word } from "../base/elements.js";
 import { count, visible } from "../base/format.js";
 import { range } from "../base/arrays.js";
-import { isFor } from "../engine/edits.js";
+import { isFor, setRow } from "../engine/edits.js";
 import { oneAtATime } from "./hand.js";
-import { setRow } from "./weight.js";
 
 /** @typedef {import("../base/heatmap.js").HeatMap} HeatMap */
 /** @typedef {import("../base/mount.js").Ui} Ui */

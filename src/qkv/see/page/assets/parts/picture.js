@@ -153,7 +153,7 @@ function boxOf(style, { left: x, top: y, width, height }, into) {
 function clipped(into, box) {
   const id = newId("clip");
   const group = svg("g", { "clip-path": `url(#${id})` });
-  into.append(svg("clipPath", { id }, svg("rect", positionOf(box))), group);
+  into.append(svg("clipPath", { id }, svg("rect", attributesOf(box))), group);
   return group;
 }
 
@@ -167,7 +167,7 @@ function clipped(into, box) {
 function fragments(node, style) {
   const range = document.createRange();
   /** @param {number} first @param {number} last */
-  const positions = (first, last) => {
+  const rectangles = (first, last) => {
     range.setStart(node, first);
     range.setEnd(node, last);
     return [...range.getClientRects()].filter(({ width, height }) => width && height);
@@ -179,17 +179,17 @@ function fragments(node, style) {
   const put = (first, last) => {
     const text = node.data.slice(first, last);
     const [before, after] = [text.length - text.trimStart().length, text.length - text.trimEnd().length];
-    if (before === text.length || !positions(first + before, last - after).length) return;
+    if (before === text.length || !rectangles(first + before, last - after).length) return;
     lines.push({ text: text.trim().replace(/\s+/g, style.whiteSpace.startsWith("pre") ? "$&" : " "), rect: range.getBoundingClientRect() });
   };
-  const all = positions(0, node.data.length);
+  const all = rectangles(0, node.data.length);
   if (!all.length) return lines;
   if (!flat || all.every(({ top }) => Math.abs(top - all[0].top) < 3)) put(0, node.data.length);
   else {
     /** @type {[number, number | null, number]} */
     let [begin, line, at] = [0, null, 0];
     for (const mark of node.data) {
-      const [rect] = mark.trim() ? positions(at, at + mark.length) : [];
+      const [rect] = mark.trim() ? rectangles(at, at + mark.length) : [];
       if (rect && line !== null && Math.abs(rect.top - line) >= 3) {
         put(begin, at);
         begin = at;
@@ -266,7 +266,7 @@ function copyOf(node, above, box) {
   if (style.display === "none") return svg("g");
   const kept = [...node.attributes].filter(({ name }) => !/^(class|style|role|tabindex|focusable|aria-|data-|on)/.test(name));
   const copy = svg(node.localName, Object.fromEntries(kept.map(({ name, value }) => [name, value])));
-  if (box) for (const [name, value] of Object.entries(positionOf(box))) copy.setAttribute(name, value);
+  if (box) for (const [name, value] of Object.entries(attributesOf(box))) copy.setAttribute(name, value);
   if (box && style.overflowX === "visible") copy.setAttribute("overflow", "visible");
   for (const name of SVG_STYLE) {
     const value = style.getPropertyValue(name);
@@ -286,7 +286,7 @@ function copyOf(node, above, box) {
  * The position of a box as attributes.
  * @param {Box} box
  */
-function positionOf({ left, top, width, height }) {
+function attributesOf({ left, top, width, height }) {
   return { x: short(left), y: short(top), width: short(width), height: short(height) };
 }
 
@@ -297,7 +297,7 @@ function positionOf({ left, top, width, height }) {
  * @param {Canvases} canvases
  */
 function canvasOf(canvas, box, canvases) {
-  const [drawn, at] = [canvases.get(canvas), positionOf(box)];
+  const [drawn, at] = [canvases.get(canvas), attributesOf(box)];
   if (!drawn) return pixelsOf(canvas, at);
   for (const [name, value] of Object.entries(at)) drawn.setAttribute(name, value);
   return drawn;
@@ -420,7 +420,7 @@ function vectorPen(width, height) {
         "font-style": style?.trim() ?? null, textLength: short(Math.min(wide, most)), lengthAdjust: "spacingAndGlyphs", style: { "white-space": "pre" } }, forXml(text)));
     },
     /** @param {HTMLCanvasElement} image @param {number} left @param {number} top @param {number} wide @param {number} tall */
-    drawImage: (image, left, top, wide, tall) => group.append(pixelsOf(image, positionOf({ left, top, width: wide, height: tall }))),
+    drawImage: (image, left, top, wide, tall) => group.append(pixelsOf(image, attributesOf({ left, top, width: wide, height: tall }))),
     /**
      * A pattern of stripes, the only kind of pattern that the page uses: see `hatch` of colours.js.
      * @param {HTMLCanvasElement} tile

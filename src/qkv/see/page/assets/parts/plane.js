@@ -180,17 +180,17 @@ export function planePart(ui, shift, named) {
   /** @param {number} k */
   function draw(k) {
     at = k;
-    const position = scale();
-    if (!position.width) return;
+    const size = scale();
+    if (!size.width) return;
     /** @type {[Stage, Point[]]} */
     const [stage, dots] = [stages[k], []];
     const shown_ = new Set([...labelled, ...picked]);
-    const arrows = tokens.map((_, i) => arrow(i, stage, position, !shown_.has(i), dots));
-    picture.setAttribute("viewBox", `0 0 ${position.width} ${position.height}`);
-    picture.setAttribute("width", String(position.width));
-    picture.setAttribute("height", String(position.height));
+    const arrows = tokens.map((_, i) => arrow(i, stage, size, !shown_.has(i), dots));
+    picture.setAttribute("viewBox", `0 0 ${size.width} ${size.height}`);
+    picture.setAttribute("width", String(size.width));
+    picture.setAttribute("height", String(size.height));
     picture.setAttribute("aria-label", `${tokens.length} words as arrows from their static vectors to ${stage.name}; the table has the numbers`);
-    fill(picture, axes(position), arrows, labels(shown_, stage, position, dots));
+    fill(picture, axes(size), arrows, labels(shown_, stage, size, dots));
   }
 
   /** @param {number} i */

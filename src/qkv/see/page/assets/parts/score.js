@@ -3,7 +3,7 @@
 
 import { el, fill, word } from "../base/elements.js";
 import { number, visible } from "../base/format.js";
-import { hiddenBy, isFor, scaleOf } from "../engine/edits.js";
+import { hiddenBy, scaleOf, setRow } from "../engine/edits.js";
 import { productBars, sumBars } from "./cell.js";
 import { sumOf } from "./sums.js";
 import "./score.css";
@@ -68,7 +68,7 @@ function becomes(score, run, edits, { l, h, i, j, d }) {
   const scaled = score * scale;
   const mine = Boolean(hiddenBy(edits, l, h, T)[i * T + j]);
   const hidden = mine || run.blocks[l].attn_scores?.[h]?.[i * T + j] === -Infinity;
-  const overridden = edits.some((edit) => edit.op === "row" && edit.query === i && isFor(edit, l, h));
+  const overridden = Boolean(setRow(edits, l, h, i));
   /** @param {string} name @param {any} text @param {any} changed */
   const step = (name, text, changed) => [" · ", name, " ", el("b", { class: changed ? "changed" : null }, text)];
   return [

@@ -5,7 +5,7 @@ import { el, fill, svg } from "../base/elements.js";
 import { percent, visible } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
 import { editsOf } from "../engine/edits.js";
-import { probabilitiesOf, likeliestOf } from "../engine/sampling.js";
+import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import { maskOf } from "../store/positions.js";
 import "./stage.css";
 

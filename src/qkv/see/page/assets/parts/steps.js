@@ -112,8 +112,8 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   function behind(one, i, j) {
     const { op, name } = one;
     const label = `what ${name} is made of`;
-    /** @param {string} matrix @param {string} position */
-    const of = (matrix, position) => `${matrix}[${position}]`;
+    /** @param {string} matrix @param {string} cell */
+    const of = (matrix, cell) => `${matrix}[${cell}]`;
     const query = visible(names(one)[i]);
     if (op.kind === "softmax") {
       const along = columnsOf(one);
@@ -151,7 +151,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     /** @param {number} x */
     const text = (x) => (size < 0.01 ? inSum(x) : fixed(x, size < 100 ? 3 : 1));
     /** @param {number} k @param {number} j */
-    const position = (k, j) => `${one.name}[${visible(names(one)[rows[k]])}, ${visible(columns[j])}]`;
+    const cellName = (k, j) => `${one.name}[${visible(names(one)[rows[k]])}, ${visible(columns[j])}]`;
     /** @type {Cell} */
     const home = [Math.max(0, rows.indexOf(pickOf(one)[0])), shownColumns.indexOf(pickOf(one)[1])];
     return {
@@ -170,7 +170,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
         const fields = how ? [["=", how]] : [];
         const same = name === "own" ? value(one.name, rows[k], shownColumns[j]) : x;
         if (name === "own") fields.push(["recomputed", inSum(same)], ["difference", apart(Math.abs(x - same))]);
-        const where = position(k, j);
+        const where = cellName(k, j);
         return { title: `${name === "own" ? where.replace(one.name, /** @type {string} */ (flow.own)) : where} = ${inSum(x)}`, fields };
       },
       picked: home,

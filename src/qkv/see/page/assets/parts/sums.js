@@ -27,10 +27,10 @@ export function numbersOf(data, shape, { rows = null, columns = null } = {}) {
   if (data === null) return { shape };
   const wide = shape.at(-1);
   /** @param {number[] | null} held */
-  const numbered = (held) => held && new Map(held.map((i, position) => [i, position]));
-  const [positions, across] = [numbered(rows), numbered(columns)];
+  const numbered = (held) => held && new Map(held.map((i, index) => [i, index]));
+  const [along, across] = [numbered(rows), numbered(columns)];
   /** @param {number} i */
-  const down = (i) => /** @type {number} */ (positions ? positions.get(i) : i) * wide;
+  const down = (i) => /** @type {number} */ (along ? along.get(i) : i) * wide;
   /** @param {number} j */
   const spot = (j) => /** @type {number} */ (across ? across.get(j) : j);
   return {
@@ -42,9 +42,9 @@ export function numbersOf(data, shape, { rows = null, columns = null } = {}) {
 }
 
 /**
- * A sum of products. `left`, `right`: the factors that the page has; `positions`: their indices in the sum; `written`: the
+ * A sum of products. `left`, `right`: the factors that the page has; `indices`: their indices in the sum; `written`: the
  * products that are written out, in this order; `count`: the number of all products; `whole`: the value of the sum.
- * @typedef {{left: number[], right: number[], positions: number[], written: number[], count: number, bias: number, whole: number}} Sum
+ * @typedef {{left: number[], right: number[], indices: number[], written: number[], count: number, bias: number, whole: number}} Sum
  */
 
 /**
@@ -79,12 +79,12 @@ export function powers(row) {
  */
 export function sumOf(left, right, bias = 0) {
   const [own, other] = [Array.from(left), Array.from(right)];
-  const positions = own.map((_, k) => k);
+  const indices = own.map((_, k) => k);
   /** @param {number} k */
   const size = (k) => Math.abs(own[k] * other[k]);
-  const largest = [...positions].sort((a, b) => size(b) - size(a) || a - b).slice(0, TERMS);
-  const written = own.length <= TERMS + 1 ? positions : largest;
-  return { left: own, right: other, positions, written, count: own.length, bias, whole: bias + total(own.map((x, k) => x * other[k])) };
+  const largest = [...indices].sort((a, b) => size(b) - size(a) || a - b).slice(0, TERMS);
+  const written = own.length <= TERMS + 1 ? indices : largest;
+  return { left: own, right: other, indices, written, count: own.length, bias, whole: bias + total(own.map((x, k) => x * other[k])) };
 }
 
 /**
@@ -181,10 +181,10 @@ export function sumsOf(array) {
     const bias = op.bias ? value(op.bias, i, j) : 0;
     if (!op.terms) return sumOf(array(op.left).row(i), op.flip ? array(op.right).row(j) : array(op.right).column(j), bias);
     /** @type {number[]} */
-    const positions = op.terms;
-    const [left, right] = [positions.map((k) => value(op.left, i, k)), positions.map((k) => value(op.right, k, j))];
+    const indices = op.terms;
+    const [left, right] = [indices.map((k) => value(op.left, i, k)), indices.map((k) => value(op.right, k, j))];
     const written = left.map((_, k) => k).slice(0, op.count <= TERMS + 1 ? op.count : TERMS);
-    return { left, right, positions, written, count: op.count, bias, whole: value(op.name, i, j) };
+    return { left, right, indices, written, count: op.count, bias, whole: value(op.name, i, j) };
   }
 
   /**

@@ -4,6 +4,7 @@
 import { roving } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
 import { fixed, percent, visible } from "../base/format.js";
+import { setRow } from "../engine/edits.js";
 import { oneAtATime } from "./hand.js";
 import { ROW } from "./lines.js";
 import "./weight.css";
@@ -22,17 +23,6 @@ import "./weight.css";
 /** @typedef {{head: Head, at: At, run: Run, own: number, key: number, high: number, held: boolean}} Chosen  `own`, `key`: row and column */
 
 const FINEST = 0.01; // the smallest step of a weight
-
-/**
- * The edit that sets the row of weights of a query in a head; undefined if there is none.
- * @param {Edit[]} edits
- * @param {number} layer
- * @param {number} head
- * @param {number} query
- */
-export function setRow(edits, layer, head, query) {
-  return edits.findLast((edit) => edit.op === "row" && edit.layer === layer && edit.head === head && edit.query === query);
-}
 
 /**
  * The edits after the edit of a query's row in a head is replaced; if `weights` is null, the edit is removed.

@@ -5,7 +5,7 @@ import { choice } from "../base/controls.js";
 import { el, fill, svg, word } from "../base/elements.js";
 import { fixed, percent, visible } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
-import { probabilitiesOf, likeliestOf } from "../engine/sampling.js";
+import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import "./writing.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */

@@ -4,7 +4,7 @@
 import { el, fill, word } from "../base/elements.js";
 import { percent, visible } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
-import { probabilitiesOf, likeliestOf } from "../engine/sampling.js";
+import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import { maskOf, wordsOf } from "../store/positions.js";
 import { toTakeAway } from "../parts/save.js";
 

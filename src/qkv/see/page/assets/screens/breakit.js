@@ -4,7 +4,7 @@
 import { el, fill, word } from "../base/elements.js";
 import { plainName } from "../base/tokens.js";
 import { range } from "../base/arrays.js";
-import { probabilitiesOf, likeliestOf } from "../engine/sampling.js";
+import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import { isRemoved } from "../parts/map.js";
 import { stage } from "../parts/stage.js";
 

@@ -6,7 +6,7 @@ import { el, fill, word } from "../base/elements.js";
 import { fixed } from "../base/format.js";
 import { plainTokens } from "../base/tokens.js";
 import { range } from "../base/arrays.js";
-import { probabilitiesOf, likeliestOf } from "../engine/sampling.js";
+import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import { stateOf } from "../store/state.js";
 import { withWords } from "../store/positions.js";
 import { inWords } from "../parts/changes.js";
@@ -151,7 +151,7 @@ function cardOf(ui, store, finding, k) {
   function openLab() {
     away = true;
     const [first] = headsOf(edits, model) ?? [];
-    store.set({ text, edits, position: position, query: position, ...(first && { layer: first[0], head: first[1] }), view: "lab" });
+    store.set({ text, edits, position, query: position, ...(first && { layer: first[0], head: first[1] }), view: "lab" });
   }
 
   function show() {
@@ -163,7 +163,7 @@ function cardOf(ui, store, finding, k) {
     if (!runs) return;
     const { original, run } = runs;
     const sentence = withWords(text, original, run, edits, model);
-    const state = Object.freeze({ ...stateOf({ ...store.state, text, edits }), position: position });
+    const state = Object.freeze({ ...stateOf({ ...store.state, text, edits }), position });
     /** @type {Now} */
     const now = { state, model, run, original, sentence, words: run.words ?? [], second: null, busy: false, error: null, ruled: null };
     const [heads, query] = [headsOf(edits, model), queryOf(edits)];

@@ -4,7 +4,7 @@
 import { el, fill, word } from "../base/elements.js";
 import { count, percent, visible } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
-import { probabilitiesOf, likeliestOf } from "../engine/sampling.js";
+import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import { openCard } from "../parts/cards.js";
 import { mapPart } from "../parts/map.js";
 import { motionPart } from "../parts/motion.js";

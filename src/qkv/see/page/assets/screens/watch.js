@@ -72,11 +72,11 @@ export function watchScreen(ui, store) {
     const [low, high] = [Math.min, Math.max].map((end) => [0, 1].map((axis) => end(...all.map((p) => p[axis]))));
     const unit = Math.min((wide - 2 * MARGIN) / (high[0] - low[0] || 1), (tall - 2 * MARGIN) / (high[1] - low[1] || 1));
     /** @param {[number, number]} p */
-    const position = (p) => [wide / 2 + (p[0] - (low[0] + high[0]) / 2) * unit, tall / 2 - (p[1] - (low[1] + high[1]) / 2) * unit];
+    const pixelsOf = (p) => [wide / 2 + (p[0] - (low[0] + high[0]) / 2) * unit, tall / 2 - (p[1] - (low[1] + high[1]) / 2) * unit];
     paths.at.forEach((points, i) => {
-      const [x, y] = position(points[layer]);
+      const [x, y] = pixelsOf(points[layer]);
       const { trail, dot, name } = marks[i];
-      trail.setAttribute("d", `M${points.slice(0, layer + 1).map(position).join("L")}`);
+      trail.setAttribute("d", `M${points.slice(0, layer + 1).map(pixelsOf).join("L")}`);
       picture.classList.toggle("moves", moves);
       dot.style.setProperty("cx", `${x}px`);
       dot.style.setProperty("cy", `${y}px`);

@@ -14,10 +14,10 @@ export function recordedStore(data, heard) {
   const engine = openRecorded(data);
   const { start } = data;
   const first = data.texts[start.text || 0];
-  const position = { text: first.name, layer: Math.max(0, first.layers.indexOf(start.layer)), head: start.head || 0 };
+  const opening = { text: first.name, layer: Math.max(0, first.layers.indexOf(start.layer)), head: start.head || 0 };
   const looks = { colouring: "pattern", inside: true, ...SIGHT, merge: start.merge, stretch: data.stretch };
   /** @type {any} */
-  let state = Object.freeze({ ...position, query: start.query || 0, position: null, edits: [], ...looks });
+  let state = Object.freeze({ ...opening, query: start.query || 0, position: null, edits: [], ...looks });
   const held = () => data.texts.findIndex((/** @type {any} */ { name }) => name === state.text);
 
   return {

@@ -53,7 +53,7 @@ export const LONGEST = 100_000; // the largest number of characters in a text; a
 const MOST_MASKS = 4_000_000; // the largest number of masks in an address
 /** @type {Record<string, string>} */
 export const PART_OF = { temperature: "changes", motion: "head", block: "steps" }; // maps a part that can be shown alone to its region
-const REGIONS = ["sentence", "writing", "changes", "headline", "map", "head", "steps", "outcome", "second", ...Object.keys(PART_OF)];
+const ONLY = ["sentence", "writing", "changes", "headline", "map", "head", "steps", "outcome", "second", ...Object.keys(PART_OF)];
 /** @type {Record<string, any[]>} */
 export const ONE_OF = { view: ["lab", "front", "story", "games", "beat", "break", "watch", "findings"], colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"], theme: [null, "light", "dark"] };
 
@@ -119,8 +119,8 @@ export function namesNoHead(hash) {
  */
 export function fromHash(hash, start) {
   try {
-    const renamed = hash.replace(/([#&])place=/, "$1position="); // the key of the position in earlier versions
-    const put = [...new URLSearchParams(renamed.slice(1))].filter(([name]) => name in start);
+    const own = (/** @type {string} */ name) => (name === "place" ? "position" : name); // the key in addresses of earlier versions
+    const put = [...new URLSearchParams(hash.slice(1))].map(([name, value]) => [own(name), value]).filter(([name]) => name in start);
     const fields = Object.fromEntries(put.map(([name, value]) => [name, name === "text" ? value : JSON.parse(value)]));
     if (fields.edits !== undefined) fields.edits = splitMasks(fields.edits);
     if (OF_LAB.some((name) => name in fields && fields[name] !== start[name])) fields.view ??= "lab";
@@ -141,7 +141,7 @@ function isState(state, start) {
     const value = state[name];
     if (name in ONE_OF) return ONE_OF[name].includes(value);
     if (["second", "only"].includes(name) && value === null) return true;
-    if (name === "only") return Array.isArray(value) && value.length > 0 && value.every((one) => REGIONS.includes(one));
+    if (name === "only") return Array.isArray(value) && value.length > 0 && value.every((one) => ONLY.includes(one));
     if (name === "steer") return value === null || (isText(value.towards) && isText(value.away) && Number.isFinite(value.strength));
     if (name === "text" || name === "second") return isText(value);
     if (name === "edits") return Array.isArray(value) && value.every((edit) => edit !== null && typeof edit === "object");
