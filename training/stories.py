@@ -164,7 +164,7 @@ class _Guesser:
             )
         return _Run(number, text.ids.tolist(), text.tokens.index(self.mask)), words
 
-    def probabilities(self, runs: Sequence[_Run]) -> Iterator[tuple[_Run, Array]]:
+    def log_probabilities(self, runs: Sequence[_Run]) -> Iterator[tuple[_Run, Array]]:
         """Return each run's log probabilities (V,) at the gap; equal edits share a batch."""
         order = sorted(runs, key=lambda run: (run.ablate, run.hide, len(run.ids), run.number))
         changes = [
@@ -189,10 +189,10 @@ class _Guesser:
         logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
         yield from zip(runs, logits.astype(np.float32), strict=True)
 
-    def ranked(self, probabilities: Array) -> Ranked:
+    def ranked(self, log_probabilities: Array) -> Ranked:
         """Return the most probable words with their probabilities."""
-        best = np.argsort(-probabilities, kind="stable")[:RANKED]
-        return tuple((self.words[k].lower(), float(np.exp(probabilities[k]))) for k in best)
+        best = np.argsort(-log_probabilities, kind="stable")[:RANKED]
+        return tuple((self.words[k].lower(), float(np.exp(log_probabilities[k]))) for k in best)
 
     def looks(
         self, run: _Run, words: Mapping[str, Sequence[int]], head: tuple[int, int]
@@ -230,9 +230,9 @@ def search(
         return not any(repeats(word, other) for other in seen)
 
     before = {
-        run.number: probabilities
-        for run, probabilities in guesser.probabilities([run for run, _ in runs])
-        if good(run.number, guesser.ranked(probabilities)[0])
+        run.number: logs
+        for run, logs in guesser.log_probabilities([run for run, _ in runs])
+        if good(run.number, guesser.ranked(logs)[0])
     }
     edited = [
         _Run(run.number, run.ids, run.place, **edit)
@@ -242,14 +242,14 @@ def search(
     ]
     found = []
     every: dict[int, dict[_Edit, tuple[float, str]]] = {}
-    for run, probabilities in guesser.probabilities(edited):
+    for run, logs in guesser.log_probabilities(edited):
         was = before[run.number]
-        first, second = int(was.argmax()), int(probabilities.argmax())
-        drop = float(was[first] - probabilities[first])
+        first, second = int(was.argmax()), int(logs.argmax())
+        drop = float(was[first] - logs[first])
         every.setdefault(run.number, {})[run.hide or run.ablate] = drop, guesser.words[second]
-        after = guesser.ranked(probabilities)
+        after = guesser.ranked(logs)
         if first != second and drop >= np.log(RATIO) and good(run.number, after[0]):
-            swing = drop + float(probabilities[second] - was[second])
+            swing = drop + float(logs[second] - was[second])
             one = Found(given[run.number], guesser.ranked(was), after, swing, drop)
             found.append((run, one))
     return _best(

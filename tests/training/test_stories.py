@@ -293,9 +293,9 @@ def test_a_word_that_stands_twice_is_hidden_twice(model: Model) -> None:
     guesser = stories._Guesser(model)
     run, words = guesser.run(0, one)
     assert words["the"] == (1, 4)
-    [(_, probabilities)] = guesser.probabilities([replace(run, hide=words["the"])])
+    [(_, log_probabilities)] = guesser.log_probabilities([replace(run, hide=words["the"])])
     [guesses] = model.predict(one.sentence, hide=[1, 4])
-    assert guesser.ranked(probabilities)[0] == (
+    assert guesser.ranked(log_probabilities)[0] == (
         guesses[0][0],
         pytest.approx(guesses[0][1], rel=1e-4),
     )
