@@ -283,6 +283,8 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     update(next) {
       hand.update(next);
       settle();
+      // a key may be pressed after this update and before the next `set`: it then changes the row of the new run
+      if (told && next.run?.tokens.length === told.run.tokens.length) told = { ...told, run: next.run };
     },
   };
 }
