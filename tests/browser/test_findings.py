@@ -39,7 +39,7 @@ def glass(model: Model) -> qkv.Finding:
 
 def page_of(*findings: qkv.Finding, **options: Any) -> str:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*does not hold, and the page says so")
+        warnings.filterwarnings("ignore", message=".*does not hold, which the page also reports")
         return view_of(findings, **options)._document()
 
 

@@ -152,7 +152,9 @@ def test_an_article_becomes_a_page(
     result = run("publish", *names, "--model", str(files / "small"), "--open")
     assert result.exit_code == 0
     warning, wrote = result.stderr.splitlines()
-    assert "'The cat counts.' does not hold, and the page says so: after, word 1: " in warning
+    assert (
+        "'The cat counts.' does not hold, which the page also reports: after, word 1: " in warning
+    )
     assert wrote == "qkv publish: wrote qkv-findings.html"
     assert opened == [(tmp_path / "qkv-findings.html").as_uri()]
     html = Path("qkv-findings.html").read_text("utf-8")

@@ -254,7 +254,9 @@ def with_layers(part: Model) -> Any:
 def test_a_second_attention_in_a_layer_is_named() -> None:
     names = ["layers.0.own", "layers.0.cross", "layers.1.own", "layers.1.cross"]
     trace = with_layers(Model({name: Layer() for name in names}))
-    assert trace.other_layers == dict.fromkeys((1, 3), "a second attention module of its layer")
+    assert trace.other_layers == dict.fromkeys(
+        (1, 3), "a second attention module in the same layer"
+    )
 
 
 @pytest.mark.parametrize("module", ["text", 3])

@@ -154,7 +154,7 @@ def test_without_a_head_there_is_nothing_to_learn() -> None:
         ([[1], [2, 23]], [0], "ids run from 1 to 23 and fresh has 23 tokens"),
         ([[-1, 2]], [0], "ids run from -1 to 2"),
         ([[1, 2]], [], "there is no target"),
-        ([[1, 2, 3]], [2, 0, 2], "`at` has a row twice"),
+        ([[1, 2, 3]], [2, 0, 2], "`at` lists a row twice"),
     ],
 )
 def test_a_batch_that_does_not_fit(texts: Any, at: list[int], words: str) -> None:

@@ -438,7 +438,7 @@ def test_the_part_with_a_mistake_that_is_not_known_is_found_by_zeros():
     block = built(lambda x, own, cross, *rest: in_order(x, own, lambda h: cross(h) ** 3, *rest))
     result = check(block, task="decoder-block")
     assert result.mistakes == ("unknown",)
-    assert "right if cross_o are zeros: look into cross-attention" in " ".join(
+    assert "the output is right if cross_o are all zeros: look into cross-attention" in " ".join(
         result.message.split()
     )
 

@@ -219,7 +219,7 @@ def test_a_layer_that_attends_twice_shows_what_its_tokens_looked_at() -> None:
     model.set_attn_implementation("qkv")
     with qkv.record() as trace:
         model(**asked)
-    assert trace.other_layers == {1: "a second attention module of its layer"}
+    assert trace.other_layers == {1: "a second attention module in the same layer"}
     agree(trace, [attentions[0], attentions[2]])
 
 

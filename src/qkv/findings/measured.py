@@ -334,7 +334,7 @@ def view_of(
         differences = one._differences(used, call)
         if differences:
             warnings.warn(
-                f"{call}: {one.claim or one.text!r} does not hold, and the page says so: "
+                f"{call}: {one.claim or one.text!r} does not hold, which the page also reports: "
                 f"{differences[0]}",
                 UserWarning,
                 stacklevel=3,

@@ -116,11 +116,11 @@ class Recording(Trace):
         self._top_k, self._module = top_k, module
         self._wanted = None if module is None else {id(part) for part in module.modules()}
         self._layers: dict[tuple[int, int], _Layer] = {}
-        # The key is the id of a layer. The value is the mask of the layer's last call, and how many
-        # calls of the layer came before the last call in the same forward pass.
+        # The key is the id of a layer. The value describes the layer's last call: the call's mask,
+        # and the number of earlier calls of the layer in the same forward pass.
         self._latest: dict[int, tuple[Any, int]] = {}
         self._call: Any = None  # The object that identifies the last call.
-        self._spans: list[slice] = []  # For each text, the positions of its tokens without padding.
+        self._spans: list[slice] = []  # The positions of the tokens in each text, without padding.
         self._longest = 0
         self._asked: Sequence[Any] | None = None  # tokens that were set before the run
         if tokens is not None:
@@ -195,7 +195,7 @@ class Recording(Trace):
             other = _other(layer, first, parts)
             if not other and not layer.first.is_causal:
                 is_first = owners.setdefault(path, owner) is owner
-                other = "" if is_first else "a second attention module of its layer"
+                other = "" if is_first else "a second attention module in the same layer"
             if other:
                 self._others[number] = other
         self._layers.clear()

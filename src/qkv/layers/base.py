@@ -236,7 +236,7 @@ def project_back(
 
 
 def for_parameters(record: Recorder | None) -> Gradients:
-    """Return {} for the gradients of parameters; None if `record` is a `GradientRecorder`."""
+    """Return a dict to collect parameter gradients; None if `record` is a `GradientRecorder`."""
     return None if isinstance(record, GradientRecorder) else {}
 
 

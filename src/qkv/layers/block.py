@@ -349,7 +349,7 @@ class Block:
             if hook:
                 total = keep(hook, total)
             if hook or not self.parallel:
-                of_sum = total  # The gradient for the sum of the part's result and the residual.
+                of_sum = total  # The gradient for the residual after the part's result was added.
             read = keep(f"hook_{name}_out", of_sum)
             if self.post_norm:
                 total = total + through(name, read)

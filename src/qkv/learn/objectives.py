@@ -157,7 +157,7 @@ def _check_words(network: Network, batch: Words) -> None:
     if not len(batch.at):
         raise ValueError("words_loss: there is no target: give at least one row")
     if np.bincount(batch.at).max() > 1:
-        raise ValueError("words_loss: `at` has a row twice: give each row once")
+        raise ValueError("words_loss: `at` lists a row twice: list each row once")
 
 
 @dataclass(eq=False, repr=False)

@@ -55,9 +55,10 @@ class Isolated:
     """A child process that answers requests until its `with` block ends.
 
     Args:
-        program: a list or a function. A list holds the name of a module and its arguments: a new
-            process runs the module's `main`. `main` also receives the maximum lifetime of the new
-            process in seconds, as the last argument. A function runs in a fork of this process.
+        program: a list or a function. A list consists of the name of a module and the arguments for
+            the module's function `main`, which a new process calls. `main` also receives the
+            maximum lifetime of the new process in seconds, as the last argument. A function runs in
+            a fork of this process.
         seconds: the time limit for an answer.
         waiting: a function to call several times per second during a wait.
         call: the name of the public function, for error messages.
@@ -72,7 +73,8 @@ class Isolated:
             if callable(program):
                 self._child = Forked(program, self._stderr)
             else:
-                alarm = min(_START + _PATIENCE * seconds * 120, 1e6)  # no run takes as long as this
+                # the maximum lifetime of the child in seconds; no run takes so long
+                alarm = min(_START + _PATIENCE * seconds * 120, 1e6)
                 self._child = _started([*program, str(alarm)], self._stderr)
         except BaseException:
             self._stderr.close()
@@ -351,5 +353,5 @@ def _limit_memory(megabytes: int) -> None:
     except ImportError:  # Windows has no module `resource`
         return
     for limit, size in ((resource.RLIMIT_DATA, megabytes << 20), (resource.RLIMIT_CORE, 0)):
-        with suppress(ValueError, OSError):  # raised if the hard limit is lower
+        with suppress(ValueError, OSError):  # `setrlimit` fails if the hard limit is lower
             resource.setrlimit(limit, (size, resource.getrlimit(limit)[1]))

@@ -32,7 +32,7 @@ def check(
     - `q_offset` and `num_heads`.
 
     A finding is a mistake, fragile code or another convention. Fragile code fails for large
-    numbers or fully masked rows. Code that follows another convention is correct.
+    numbers or fully masked rows. A finding of another convention means that the code is correct.
 
     Args:
         function: the function or class for the task; for a task about values, a tuple of these

@@ -100,7 +100,9 @@ class Positions(NamedTuple):
     """The positions of queries or keys, and the length of their text."""
 
     at: Array
-    length: int | Array  # The length of the text; or for each position, its text's length.
+    # The length of the text; an array if texts are packed: for each position, the length of the
+    # text that contains the position.
+    length: int | Array
 
 
 class Result(NamedTuple):

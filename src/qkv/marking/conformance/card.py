@@ -286,7 +286,7 @@ def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
 
 
 def _moved(before: Case, after: Case) -> Case:
-    """Return the case `after`; if `q_offset` is S - L in `before`, set it to S - L again."""
+    """Return the case `after`; if `before` has q_offset = S - L, set q_offset to the new S - L."""
     offset = before.options.get("q_offset")
     if offset != before.S - before.L or isinstance(offset, str):
         return after

@@ -151,7 +151,11 @@ class Defect(NamedTuple):
         }
 
     def words(self, values: Mapping[str, Any]) -> str:
-        """Return `says` for a case with these values, such as "the kernel ignored softcap"."""
+        """Return the text `says` with the numbers of a case filled in.
+
+        Args:
+            values: the values of the case; `values["S"]` is the number of keys.
+        """
         if self.number is None:
             return self.says
         tile = int(self.number) if self.number >= 1 else 1

@@ -29,7 +29,7 @@ class Watch:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Record the calls in a `with` block; also record if `sys.setprofile` ended the record."""
+        """Record the calls in a `with` block, and whether recording was switched off early."""
         spy = self._spy
         threading.setprofile(spy)
         _set(spy)

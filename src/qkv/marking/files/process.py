@@ -113,7 +113,7 @@ def _without_helpers(marked: list[_Verdict]) -> list[CheckResult]:
     if not answers:
         return [result for result, _ in marked]
     helpers = "".join(
-        f"\nNot marked for {result.task}, which needs other parameters: {helper}."
+        f"\nNot marked for {result.task}, because the parameters do not fit: {helper}."
         for result, helper in marked
         if helper
     )

@@ -96,7 +96,7 @@ class Remotes:
         return unpack(packed, self._held)
 
     def _held(self, number: int, thing: Any) -> Any:
-        """Return the object with this number, updated with the values of `thing`."""
+        """Return the object with this number, after updating it from `thing` or replacing it."""
         before = self._things.get(number)
         if thing is None or isinstance(before, Elsewhere) or _write(before, thing):
             return before

@@ -432,7 +432,9 @@ class BlockMarking(StepwiseMarking):
         for part, names in self.parts.items():
             zeros = {name: np.zeros_like(case.parameters[name]) for name in names}
             if self.call(replace(case, parameters={**case.parameters, **zeros})).is_right:
-                hints.append(f"right if {' and '.join(names)} are zeros: look into {part}")
+                hints.append(
+                    f"the output is right if {' and '.join(names)} are all zeros: look into {part}"
+                )
         return findings.unexplained(runs, what, self.returns, hints)
 
 

@@ -27,7 +27,7 @@ def _steps(length: int) -> Array:
 
 
 def recurrence_table(length: int, keep: float) -> Array:
-    """Return a table (length, length); row i contains the weights of all words in state i.
+    """Return a table (length, length); row i lists the weight of each word in the loop's state i.
 
     The loop computes state = keep * state + (1 - keep) * word, and reads the words from last to
     first.

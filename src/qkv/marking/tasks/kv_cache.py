@@ -438,7 +438,7 @@ def several() -> list[Run]:
 
 
 def _with_positions(case: Run) -> Run:
-    """Add a table of T + 3 positions to a text of T words; the last row of the table is zeros."""
+    """Add a table of T + 3 position vectors to a case of T words; the last vector is all zeros."""
     words, width = case.arrays["x"].shape
     table = np.arange(1.0, 1 + (words + 3) * width).reshape(-1, width) % 5 / 2
     table[-1] = 0

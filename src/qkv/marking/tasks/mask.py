@@ -161,7 +161,7 @@ def _no_row_left(m: marker.AttentionMarking) -> Finding | None:
     if any(run.out is None or run.out.any() for run in masked):
         return None
     (inverted,) = pick(masks.MASK, "mask-inverted")
-    shows = "if all keys are visible, all scores are equally low; otherwise, every weight is 0"
+    shows = "queries that see all keys get equal weights; all other queries get only weights of 0"
     return of_mistake(replace(inverted, shows=shows), masked[0])
 
 

@@ -191,8 +191,8 @@ def both_ends(texts: Texts, name: str, *steps: Callable[[int], Steps]) -> tuple[
     Args:
         texts: the texts of the module; the placeholder {end} becomes "last" or "first".
         name: the name of the table that describes both mistakes.
-        steps: functions that return wrong steps, one function for each way to make the mistake. The
-            functions take the index of the skipped item: -1 or 0.
+        steps: functions that return wrong steps, one function for each way to make the mistake.
+            Each function receives the index of the item that the loop skips: -1 or 0.
     """
     return tuple(
         texts.mistake(name, *(step(at) for step in steps), end=end)

@@ -38,7 +38,7 @@ class AttentionMarking(Marking):
         return self.run(self.cases[test], call)
 
     def choose(self, ways: Iterable[steps.Learner]) -> None:
-        """Call the function in the first of these ways that gives only right results."""
+        """Use the first way of calling the function for which all results are right."""
         right = (way for way in ways if all(run.is_right for run in self.on(steps.CORE, way)))
         self.call = next(right, self.call)
 
@@ -215,7 +215,7 @@ def adds_its_mask(
     inverted = m.explain(as_bool, pick(known, "mask-inverted"))
     if (inverted and inverted[1]) or not m.explains_more(added, as_bool, known):
         return False
-    # where(mask, scores, -inf) needs a boolean mask: it inverts a mask of 0 and -inf
+    # where(mask, scores, -inf) is right for a boolean mask, but inverts a mask of 0 and -inf
     explained = m.explain(added, known)
     if explained and any(mistake.key == "mask-inverted" for mistake in explained[1]):
         return False

@@ -167,7 +167,7 @@ def _case(signature: str, *rows: Any) -> Case:
 
 
 def drawn(names: str, seed: int, *sizes: Shape, apart: int = 10, batch: Shape = ()) -> list[Case]:
-    """Draw cases of multiples of 1/2 between -2 and 2, which are short and exact in float32.
+    """Draw cases from multiples of 1/2 between -2 and 2, which float32 represents exactly.
 
     Args:
         names: the names of the arrays, such as "qkv".

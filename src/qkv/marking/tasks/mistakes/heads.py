@@ -101,7 +101,7 @@ HEADS = (
 IN_TURN = _TEXTS.mistake(
     "heads-interleaved", {"split": _in_turn, "join": _rejoin_in_turn}, {"split": _in_turn}
 )
-# mistakes of functions with a number of heads; calls with one head reveal such mistakes too
+# mistakes of functions with several heads that are visible even if a call has only one head
 ONE_HEAD = _TEXTS.mistakes(
     {
         "heads-beside-words": [
