@@ -169,9 +169,9 @@ def operations(query: Array, key: Array, value: Array, *, is_causal: bool = Fals
 def multiply_adds(dtype: str = "float32") -> float:
     """Measure the peak of floating-point operations per second, on the threads that qkv uses.
 
-    The kernel measures multiply-adds in registers; for `"bfloat16"`, it uses BF16 instructions if
-    the processor has them. Without the kernel, the fastest of several NumPy products of two large
-    matrices is measured.
+    The compiled kernel runs multiply-adds on values in registers; for `"bfloat16"`, it uses BF16
+    instructions if the processor has them. If the compiled kernel is missing, the result is the
+    speed of the fastest of several NumPy products of two large matrices.
     """
     if compiled is not None:
         return compiled.multiply_adds(body() or 0, dtype == "bfloat16", get_num_threads())

@@ -164,7 +164,7 @@ class Core:
             raise AttributeError(f"model: unknown attribute {name!r}{nearest}")
         object.__setattr__(self, name, value)
 
-    if not TYPE_CHECKING:  # if they saw `__getattr__`, type checkers would accept any name
+    if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts any name
 
         def __getattr__(self, name: str) -> Any:
             """Raise an AttributeError, with advice if the name comes from another library."""
@@ -406,8 +406,8 @@ class Core:
         """The token that replaces gaps in texts; None for decoders and models without a mask token.
 
         A gap is "[MASK]", "[mask]", or one or more "_" without a letter or digit on either side. A
-        "?" after a space is also a gap if more text follows. `encode` and `rank` do not replace
-        gaps.
+        "?" after a space is also a gap if more text follows. In texts for `encode` and `rank`, gaps
+        are not replaced.
 
         >>> import qkv
         >>> model = qkv.load()

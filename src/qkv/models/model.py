@@ -142,7 +142,7 @@ class Seq2SeqModel(Model):
     """
 
     __call__: Any = call_pair  # Takes ids for the encoder and for the decoder.
-    trace: Any = trace_pair  # With a target, returns a trace of encoder and decoder.
+    trace: Any = trace_pair  # If `target` is given, `trace` also traces the decoder.
 
 
 def handed_on(model: Model, layer: int) -> list[tuple[str, int]]:

@@ -213,8 +213,9 @@ def encode_images(
         normalize_embeddings: whether vectors are scaled to length 1.
         ablate: heads to ablate, as in `trace`.
         hide: the patches to mask, by name or position, as in `trace`.
-        edit: activations to change, as in `trace`. A function gets a batch of images, and
-            `at.texts` has the index of each image. An array has one row per image.
+        edit: activations to change, as in `trace`. A function `f(array, at)` gets the activation of
+            a batch of images; `at.texts` holds the index of each image. An array has one row per
+            image.
 
     Returns:
         (n, E) in the order of the images, or (E,) for a single image; E is the size of a vector.
@@ -352,8 +353,8 @@ class DualOutput(ModelOutput):
     Attributes:
         text_embeds: (n, E), the vector of each text, of size E, scaled to length 1.
         image_embeds: (m, E), the vector of each image, scaled to length 1.
-        logits_per_image: (m, n), how well each text describes each image: the cosines of their
-            vectors times `exp(logit_scale)`.
+        logits_per_image: (m, n), how well each text describes each image: the cosine of the two
+            vectors, multiplied by `exp(logit_scale)`.
     """
 
     text_embeds: Array
@@ -482,7 +483,7 @@ class DualEncoder(Model):
             batch_size: the number of texts or images in a batch.
 
         Returns:
-            (m, n) for m images and n texts: the cosines of their vectors times `exp(logit_scale)`.
+            (m, n) for m images and n texts: each pair's cosine, multiplied by `exp(logit_scale)`.
             `qkv.softmax` turns each image's logits into probabilities.
 
         Raises:

@@ -146,7 +146,7 @@ def test_a_limit_that_grows_with_the_text_is_none() -> None:
 @pytest.mark.parametrize(
     ("family", "values", "words"),
     [
-        ("bloom", {"n_embed": 24}, ["n_embed is 24", "hidden_size is 12", "name one setting"]),
+        ("bloom", {"n_embed": 24}, ["n_embed is 24", "hidden_size is 12", "set the same option"]),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, ["post_layernorm is True"]),
         ("bloom", {"pretraining_tp": 2, "slow_but_exact": True}, ["slow_but_exact is True"]),
         ("bloom", {"n_inner": 50}, ["n_inner is 50", "48"]),
@@ -167,7 +167,7 @@ def test_a_limit_that_grows_with_the_text_is_none() -> None:
         (
             "gpt_neo",
             {"attention_layers": ["global"] * 24},
-            ["attention_layers is", "name one setting"],
+            ["attention_layers is", "set the same option"],
         ),
         ("gpt_neo", {"window_size": 0}, ["window_size is 0"]),
         ("mixtral", {"num_experts": 1}, ["num_experts_per_tok is 2", "num_experts is 1"]),

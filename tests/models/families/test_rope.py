@@ -113,7 +113,7 @@ def test_both_keys_must_agree() -> None:
         ({"rope_scaling": {"type": "axial"}}, "rope_scaling: type is 'axial', which qkv does not"),
         (
             {"rope_scaling": {"type": "su", "rope_type": "longrope"}},
-            "rope_type is 'longrope' and type is 'su': both keys name one setting",
+            "rope_type is 'longrope' and type is 'su': both keys set the same option",
         ),
         ({"rope_scaling": [1]}, r"rope_scaling is \[1\]: it must be a JSON object"),
         (

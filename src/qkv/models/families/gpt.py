@@ -85,7 +85,7 @@ def gpt_neo_kinds(config: Config, count: int) -> list[str]:
     known = ("global", "local")
     types = config.value("attention_types", [[[*known], 12]])
     key = config.key("num_hidden_layers")
-    must = f'pairs like [["global", "local"], 12] that give {count} kinds in total ({key})'
+    must = f'pairs like [["global", "local"], 12], with {count} kinds in total ({key})'
     fine = isinstance(types, list)
     kinds: list[str] = []
     for pair in types if fine else ():
@@ -98,7 +98,7 @@ def gpt_neo_kinds(config: Config, count: int) -> list[str]:
     if again != kinds:
         raise ModelError(
             f"{config.source}: attention_layers is {again!r:.80} and attention_types gives "
-            f"{kinds!r:.80}: both keys name one setting: keep one of them"
+            f"{kinds!r:.80}: both keys set the same option: keep one of them"
         )
     return kinds
 

@@ -165,7 +165,7 @@ def gemma(config: Config) -> Design:
     config.only("use_bidirectional_attention", False, None)
     config.size("head_dim")  # Check that `head_dim` is an integer, not null.
     activation = config.activation("hidden_act")
-    if config.values.get("hidden_act") == "gelu":  # Early files say "gelu" for "gelu_tanh".
+    if config.values.get("hidden_act") == "gelu":  # In early configs, "gelu" means "gelu_tanh".
         activation = "gelu_tanh"
     return gemma_decoder(config, attention(config), activation=activation)
 

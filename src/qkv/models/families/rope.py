@@ -291,7 +291,7 @@ _KINDS: Mapping[str, Kind] = {
     "llama3": _llama3,
     "proportional": _proportional,
 }
-# Keys that qkv ignores. "finetuned" describes the training. Old files contain
-# "original_max_position_embeddings" even if their kind of scaling does not use this key.
+# Keys that qkv ignores. The key "finetuned" only describes how the model was trained. Old files
+# contain "original_max_position_embeddings" even if their kind of scaling does not use this key.
 _HARMLESS = frozenset({"finetuned", "original_max_position_embeddings"})
 _LARGEST = 2**16  # The maximum number of dimensions of a head.

@@ -158,7 +158,7 @@ def _tower_values(config: Config, side: str) -> dict[str, Any]:
 
     Old files have two configs per tower, such as `text_config` and `text_config_dict`. As in
     transformers, the design reads only the second config, with defaults for missing keys. Keys that
-    the design does not use come from the first config.
+    the design does not read keep their values from the first config.
     """
     source, family = f"{config.source}: {side}_config", _tower(side)
     merged = config.table(f"{side}_config")

@@ -73,7 +73,7 @@ class Config:
         source: the name of the file, for errors.
         defaults: the values for keys missing in the config.
         spellings: the names of each key in this family, the usual name first. If the family does
-            not use a key, the list is empty, and the key has its default value.
+            not use a key, the key's list of names is empty, and the key has its default value.
 
     Attributes:
         used: the keys that were read.
@@ -204,7 +204,7 @@ class Config:
             if self.values[key] != self.values[used[0]]:
                 raise ModelError(
                     f"{self.source}: {used[0]} is {self.values[used[0]]!r:.40} and {key} is "
-                    f"{self.values[key]!r:.40}: both keys name one setting: keep one of them"
+                    f"{self.values[key]!r:.40}: both keys set the same option: keep one of them"
                 )
         return (used or keys)[0]
 

@@ -37,7 +37,8 @@ def find_model(name: StrPath, revision: str | None = None, *, download: bool = T
         name: a folder, a Hub id ("organisation/name"), a short name such as "minilm", or the name
             of a model that comes with qkv, such as "books". For a short name or a Hub id, qkv
             searches the Hugging Face cache, then installed packages, then the Hub.
-        revision: a branch, tag or commit. With a revision, qkv does not search installed packages.
+        revision: a branch, tag or commit. If `revision` is given, qkv does not search installed
+            packages.
         download: whether to download the model from the Hub.
 
     Raises:

@@ -121,8 +121,10 @@ class Family:
         instead: maps the name of an optional tensor to the name of a substitute. If the optional
             tensor is missing, qkv reads the substitute.
         body: the prefixes of the names of all tensors that qkv reads. Tensors without these
-            prefixes belong to heads that qkv does not compute; `Model.save` writes them too.
-        unused: patterns of names; qkv ignores the tensors of the body that match one of them.
+            prefixes belong to heads that qkv does not compute; `Model.save` also writes these
+            tensors.
+        unused: patterns of tensor names; qkv ignores each tensor of the body whose name matches a
+            pattern.
         copies: maps the name of a tensor to the name of a tensor with the same values. A file may
             have only one of these two tensors.
         harmless: keys of a config that do not change a forward pass.

@@ -71,7 +71,7 @@ def stays(path: Path) -> bool:
     real, home = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
     roots = [home]
     for above in home.parents:
-        if above.name == "snapshots":  # The cache keeps the files of snapshots in "blobs".
+        if above.name == "snapshots":  # A snapshot's files are links into the folder "blobs".
             roots += [above.parent / "blobs", above.parent.parent / "blobs"]
     return any(real.is_relative_to(root) for root in roots)
 

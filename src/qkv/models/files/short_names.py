@@ -9,7 +9,7 @@ class Known:
 
     hub_id: str
     package: str  # The import name of a package that holds the files.
-    requirements: str  # A requirements file in `src/qkv/data`: the package's version and hash.
+    requirements: str  # The file in `src/qkv/data` with the package's version and hash.
     folder: str  # The folder of the files inside the package.
 
 

@@ -49,8 +49,8 @@ def to_rows(matrix: Array) -> Rows:
 
     If int8 numbers and a scale represent a row exactly, the row keeps its values. Other rows are
     rounded. The scale of a rounded row is the row's largest absolute value / 127, in float16. Each
-    rounding error is at most half the scale. A second conversion of the rounded rows returns the
-    same int8 rows and scales.
+    rounding error is at most half the scale. If the rounded rows are converted again, the int8 rows
+    and the scales stay the same.
 
     >>> rows, scales = to_rows(np.float32([[0.1, -12.7]]))
     >>> rows, scales.round(3)

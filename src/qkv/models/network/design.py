@@ -133,7 +133,7 @@ class Design:
         max_seq_length: the maximum number of tokens in a text; None for no limit.
         positions: the number of rows in the table of learned positions; 0 without a table.
         first_position: the row in the table of positions for the first token of a text.
-        padding: the id of the padding token; None if positions also count padding tokens.
+        padding: the id of the padding token if positions skip padding tokens; otherwise None.
         counted: whether positions skip masked tokens.
         token_types: the number of rows in the table of segments; 0 without a table.
         embed_dim: E, the size of a row of the embedding tables; None if this size is D. If E is
@@ -390,7 +390,8 @@ class VisionDesign(Design):
             the position vectors of the patches are interpolated.
         patch_bias: whether the linear layer from a patch to its vector has a bias.
         batched: whether two arrays in the files, the first token and the positions, have leading
-            dimensions of 1. For example, the first token is (1, 1, D) instead of (D,).
+            dimensions of 1. For example, the array of the first token has the shape (1, 1, D)
+            instead of (D,).
     """
 
     last_is_normed: bool = False

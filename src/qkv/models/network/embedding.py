@@ -304,8 +304,8 @@ def resampling(count: int, wanted: int) -> Array:
     """Return a matrix (wanted, count) for the cubic interpolation of equally spaced values.
 
     The matrix turns `count` values into `wanted` values, in float64. Value i of the result lies at
-    `(i + 1/2) * count / wanted - 1/2` and depends on the four values around this point. Beyond both
-    ends, the outermost values repeat.
+    `(i + 1/2) * count / wanted - 1/2` and depends on the four values around this point. The first
+    value is repeated before the start, and the last value is repeated after the end.
 
     Source:
         Keys 1981, "Cubic Convolution Interpolation for Digital Image Processing", equation 4, with

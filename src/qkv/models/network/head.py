@@ -43,7 +43,8 @@ class Head:
             each token.
         end: for the pooling "end", the id of the token that ends a text. The head reads the first
             token with this id; if a text does not have the id, the head reads the text's first
-            token. If `end` is None, the head reads the first token with the text's largest id.
+            token. If `end` is None, the head reads the token with the largest id; if several tokens
+            have this id, the head reads the first of them.
         classes: whether each token gets logits for classes instead of words.
         embeds: whether the head pools and gives one vector per text instead of logits.
         projects: whether the head has a last projection.

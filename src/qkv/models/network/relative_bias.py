@@ -60,7 +60,8 @@ class RelativeBias:
     def __call__(self, length: int, keys: int, q_offset: int = 0) -> Array:
         """Return the bias (1, Hq, L, S) of each query and key; query 0 is at position `q_offset`.
 
-        To save memory, the result is a view of one number per head and distance.
+        To save memory, only one number per head and distance is stored, and the result is a view of
+        these numbers.
 
         >>> bias = Buckets(4, 8).with_table(np.array([[0.0], [1.0], [2.0], [3.0]]))
         >>> bias(2, 4)[0, 0]

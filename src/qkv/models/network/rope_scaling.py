@@ -41,10 +41,10 @@ class Dynamic:
 
     Each text is scaled by its own length, so results do not depend on other texts in the batch.
     Only `model(ids)` and `generate` use the length of the longest text in the batch, as
-    transformers does. Cached keys keep their rotation. For a text longer than `limit`, a run of the
-    whole text therefore gives other results than a run of one token at a time. In qkv, the base of
-    a call depends only on the texts of this call; in transformers, it also depends on earlier
-    calls.
+    transformers does. Cached keys keep the rotation of the call that computed them. For a text
+    longer than `limit`, one call with the whole text therefore gives other results than one call
+    per token. In qkv, the base of a call depends only on the texts of this call; in transformers,
+    it also depends on earlier calls.
 
     Source:
         "NTK-aware" scaling by bloc97, made dynamic by emozilla (2023); Peng et al. 2023, YaRN,
@@ -126,9 +126,9 @@ class LongRope:
 class Llama3:
     """Llama 3: divide the speeds of slow pairs by a factor, and keep the speeds of fast pairs.
 
-    Let n be the number of turns of a pair in a text of the original context length. If n is at
-    least `high`, the pair keeps its speed. If n is at most `low`, the speed is divided by the
-    factor. Between `low` and `high`, the speed is blended in proportion to n.
+    Let n be the number of turns that a pair of dimensions makes over the original context length.
+    If n is at least `high`, the pair keeps its speed. If n is at most `low`, the speed is divided
+    by the factor. Between `low` and `high`, the speed is blended in proportion to n.
 
     Source:
         Llama 3.1 (Dubey et al. 2024, section 3.4.2), `apply_scaling` of Meta's published code.

@@ -19,8 +19,7 @@ class Layout(NamedTuple):
     """The texts of a batch, and the columns of `input_ids` that the network computes.
 
     The arguments and results of a call have one column for each column of `input_ids`. The network
-    skips columns of padding, so the network's arrays may have fewer columns: only the computed
-    columns.
+    skips columns of padding, so the network's arrays hold only the computed columns.
 
     Attributes:
         texts: the index of each text among all texts of the call.

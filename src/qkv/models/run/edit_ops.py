@@ -54,8 +54,8 @@ class Plan:
         lengths: the number of tokens in each text.
         prefix: the prefix of the names of the network's activations.
         first: the index of the first text among all texts of the call.
-        read: a function that returns the ids (T,) of a text. Its arguments are the text and the
-            name of the call, for errors. If the model reads no texts, `read` is None.
+        read: a function that takes a text and the name of the call (for error messages), and
+            returns the ids (T,) of the text. If the model reads no texts, `read` is None.
         sources: for each text that a record names in "from", the activations of this text.
         masked: the masked keys.
         ablated: the replacement of each ablated head's output: `ablated[layer][head]`.
@@ -184,7 +184,7 @@ def ablate(plan: Plan, record: Record) -> None:
 def scale(plan: Plan, record: Record) -> None:
     """Scale the products of queries and keys by `value` instead of the model's scale.
 
-    If the scores are more than scaled products (see `is_plain`), the queries are scaled instead.
+    If other steps also change the scores (see `is_plain`), the queries are scaled instead.
     """
     for layer in range(len(plan.body.layers)):
         short, usual = scale_in(plan.body, layer)
@@ -226,7 +226,7 @@ def add(plan: Plan, record: Record) -> None:
 
 
 def patch(plan: Plan, record: Record) -> None:
-    """Replace an activation, or its part for one head or token, by that of another text."""
+    """Replace an activation, or its part for one head or token, by values from another text."""
     source = plan.source(record)
     plan.put(record, lambda index: source()[index])
 
@@ -292,7 +292,7 @@ def shape_of(at: Parsed, body: Transformer, queries: int, keys: int, features: i
 
 
 def scale_in(body: Transformer, layer: int) -> tuple[str, float]:
-    """Return the activation that a record "scale" multiplies, and the model's own scale.
+    """Return the activation that a "scale" record multiplies, and the model's own scale.
 
     >>> import qkv
     >>> scale_in(qkv.load("random").network, 0)

@@ -187,9 +187,9 @@ def check_ids(ids: Array, rows: int, call: str) -> None:
 
 
 def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: str) -> None:
-    """Check that each id has a row in the token table, and that texts have room for words.
+    """Check that each id has a row in the token table, and that `limit` leaves room for words.
 
-    Texts have room for words if the tokenizer adds fewer than `limit` special tokens.
+    Room is left if the tokenizer adds fewer than `limit` special tokens to a text.
     """
     if len(tokenizer) > rows:
         raise ModelError(

@@ -91,8 +91,8 @@ def counting(cut: Cut) -> Iterator[None]:
 class Truncator:
     """Split texts into tokens up to a limit, and count the texts that were too long.
 
-    If a text is much longer than the limit, only its first words are split. From any text, at most
-    about a million characters are split.
+    If a text is much longer than the limit, only its first words are split. In any case, only about
+    the first million characters of a text are split.
 
     Args:
         tokenizer: the model's tokenizer.
