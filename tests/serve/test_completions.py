@@ -489,7 +489,7 @@ def test_logits_that_are_not_finite_are_named(tmp_path: Path) -> None:
     model.network.logits = lambda rows: np.full((len(rows), len(model.embedding.table)), np.nan)
     said = (
         "completions: the model's logits after 5 tokens are not finite: "
-        "the model's weights or float type cannot compute this text"
+        "the model's weights may be broken, or its float type may be too narrow"
     )
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
         for stream in (False, True):

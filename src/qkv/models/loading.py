@@ -224,7 +224,7 @@ def _tokenizer(
     read.need_file(path, read.MOST_TOKENIZER)
     try:
         tokenizer = kind.from_file(path)
-        tokenizer.tokenize("a")  # Some broken files load, but fail here.
+        tokenizer.tokenize("a")  # Some broken files can be read, but raise an error here.
     except BaseException as error:
         # A panic in the tokenizers library is a BaseException, but not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":

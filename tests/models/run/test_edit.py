@@ -469,7 +469,8 @@ def test_logits_that_an_edit_has_broken_are_not_said_to_be_of_the_weights(tmp_pa
     model = decoders.gpt2(tmp_path / "model", seed=3)
     for call in (model.generate, model.predict):
         with pytest.raises(
-            FloatingPointError, match="not finite: check the values in edit and ablate"
+            FloatingPointError,
+            match="not finite: check the values of the arguments edit and ablate",
         ):
             call("abc", edit={("resid_post", 0): lambda x: x * np.nan})
 
@@ -596,7 +597,7 @@ def test_nothing_is_left_behind_in_the_model(double):
         (
             {"ablate": {(0, 1): np.ones(12)}},
             ValueError,
-            r"ablate has an array \(12,\) for \(0, 1\), but a head gives \(4,\)",
+            r"ablate has an array \(12,\) for \(0, 1\), but a head's output has the shape \(4,\)",
         ),
         ({"ablate": {(0, 1): ["a"]}}, TypeError, r"ablate\[\(0, 1\)\]|ablate has <U1"),
         ({"edit": [("z", 0)]}, TypeError, r"edit\[0\] is \('z', 0\): give a record, as "),
@@ -613,12 +614,14 @@ def test_nothing_is_left_behind_in_the_model(double):
         (
             {"edit": {("z", 0): np.ones((2, 9, 3, 4))}},
             ValueError,
-            r"edit has shape \(2, 9, 3, 4\) for blocks.0.attn.hook_z, which is \(1, 9, 3, 4\) here",
+            r"edit has shape \(2, 9, 3, 4\) for blocks.0.attn.hook_z, "
+            r"whose shape is \(1, 9, 3, 4\) here",
         ),
         (
             {"edit": {("z", 0): 0.0}},
             ValueError,
-            r"edit has 0\.0 for blocks.0.attn.hook_z, which is \(1, 9, 3, 4\) here: give that s",
+            r"edit has 0\.0 for blocks.0.attn.hook_z, "
+            r"whose shape is \(1, 9, 3, 4\) here: give this s",
         ),
         ({"edit": {("z", 0): np.ones((1, 9, 3, 4), bool)}}, TypeError, "edit has bool for blocks"),
         (
@@ -705,7 +708,7 @@ def test_no_text_is_no_vector_whatever_is_edited(double):
 
 def test_an_array_of_several_texts_may_be_one_for_all(double):
     with pytest.raises(
-        ValueError, match=r"here: give that shape, or \(1, 9, 3, 4\) for the same values"
+        ValueError, match=r"here: give this shape, or \(1, 9, 3, 4\) for the same values"
     ):
         double.trace(TEXTS, edit={("z", 0): np.ones((2, 9, 3, 4))})
 

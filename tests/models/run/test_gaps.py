@@ -54,7 +54,7 @@ def test_a_gap_beyond_the_limit_is_told(books: qkv.Model) -> None:
     with pytest.warns(UserWarning, match=r"; the gap is beyond the first 64 tokens and is not r"):
         books.trace("word " * 70 + "_ .", names=["embed"])
     with pytest.warns(
-        UserWarning, match="^2 of 3 texts were .*; in 1 of them a gap is beyond the f"
+        UserWarning, match="^2 of 3 texts were .*; in 1 of these texts, a gap is beyond the f"
     ):
         books.trace(["a _ b", "word " * 70, "a _ " + "word " * 70 + "_ ."], names=["embed"])
     with pytest.warns(UserWarning, match=r"it has 74\)$"):  # and no word of a gap

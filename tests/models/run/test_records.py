@@ -289,7 +289,8 @@ def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
         ),
         (
             {"op": "ablate", "layer": 0, "head": 1, "with": [1.0] * 3},
-            r"\(ablate\) has an array \(3,\) for \(0, 1\), but a head gives \(4,\)",
+            r"\(ablate\) has an array \(3,\) for \(0, 1\), but a head's output has the shape "
+            r"\(4,\)",
         ),
         ({"op": "scale", "value": float("nan")}, r"\(scale\) has value nan: give a finite number"),
         ({"op": "scale", "value": [1]}, r"\(scale\) has value \[1\]: give a finite number"),
@@ -308,7 +309,8 @@ def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
         ),
         (
             {"op": "patch", "at": "z", "layer": 0, "from": "a dog ran"},
-            r"\(patch\) has from 'a dog ran': give a text of 8 tokens, as text 0 has",
+            r"\(patch\) has from 'a dog ran': give a text of 8 tokens, the length of text 0; "
+            "this text has 5",
         ),
         (
             {"op": "patch", "at": "z", "layer": 0, "from": ["a dog ran"]},

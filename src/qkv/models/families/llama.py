@@ -279,7 +279,7 @@ def gpt_oss(config: Config) -> Design:
     config.size("head_dim")  # Check that `head_dim` is an integer, not null.
     full = attention(config, sinks=True)
     count, top_k = _experts(config)
-    config.only("experts_per_token", top_k, None)  # Old files have `top_k` under both keys.
+    config.only("experts_per_token", top_k, None)  # Old files also store `top_k` under this key.
     alpha, limit = config.positive("swiglu_alpha"), config.positive("swiglu_limit")
     return decoder(
         config,

@@ -32,9 +32,9 @@ class Fused:
         count: the number of parameters in the tensor.
         groups: the number of equal groups of columns. Each group holds columns of all parameters,
             such as the query, key and value of one head.
-        shares: the relative numbers of columns of the parameters. For example, (4, 1, 1) means that
-            the first parameter has four times as many columns as each of the others. An empty tuple
-            means that all parameters have equally many columns.
+        shares: how many columns each parameter has, relative to the other parameters. For example,
+            (4, 1, 1) means that the first parameter has four times as many columns as each of the
+            others. An empty tuple means that all parameters have equally many columns.
 
     >>> Fused("qkv", 1, 3).cut(np.arange(6)), Fused("qkv", 1, 3, groups=2).cut(np.arange(6))
     (array([2, 3]), array([1, 4]))

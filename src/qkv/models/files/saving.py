@@ -60,7 +60,7 @@ def save_model(
     kind = dtype or next(iter(weights.parameters.values())).dtype
     about = {key: value for key, value in (config or {}).items() if key != "torch_dtype"}
     last = None if config is None else {**about, "dtype": kind.name}
-    listed = {**others, CONFIG: last}  # The config is written last: it marks a complete folder.
+    listed = {**others, CONFIG: last}  # The config is last: a folder with a config is complete.
     contents = {inner / WEIGHTS: save(arrays, {"format": "pt"})}
     contents |= {home / name: content for name, content in sentence.to_files().items()}
     contents |= {

@@ -185,11 +185,11 @@ class EncoderDecoder(Transformer):
         return self.decoder.head is not None
 
     def decode(self, ids: Array, mask: Array, texts: Encoded, **options: Unpack[Options]) -> Array:
-        """Run the decoder on whole texts, and return the vectors (total, D) of visible tokens.
+        """Run the decoder on whole texts, and return the vectors (total, D) of unmasked tokens.
 
         Args:
             ids: (B, L) token ids.
-            mask: (B, L), True at visible tokens. A masked token between visible tokens keeps its
+            mask: (B, L), True at unmasked tokens. A masked token between unmasked tokens keeps its
                 position: in the mask 1 0 1, the last token is at position 2.
             texts: the encoder's vectors.
             options: `record`, `top_k` and `stop`, as in `Options`.

@@ -337,7 +337,8 @@ class Transformer:
 
         Args:
             ids: (B, n) token ids, one row per text.
-            caches: one cache per layer; with fewer caches, only the first layers run.
+            caches: one cache per layer; if there are fewer caches than layers, only the first
+                layers run.
             lengths: (B,), the number of tokens in each row, without padding; n by default.
             options: `record`, `top_k` and `masks`, as in `Options`; a mask broadcasts to
                 (B, Hq, n, S).
@@ -366,7 +367,7 @@ class Transformer:
         return x if len(caches) < len(self.layers) else self._last(x, record)[0]
 
     def _step_bias(self, seen: Array, count: int, lengths: Array | None) -> dict[str, Array]:
-        """Return the bias (1 or B, Hq, count, S) for `count` tokens after `seen` (B,) tokens."""
+        """Return the bias (1 or B, Hq, count, S) for `count` tokens after the first `seen` (B,)."""
         if self.bias is None or not len(seen):
             return {}
         longest = int((seen + (count if lengths is None else lengths)).max(initial=0))

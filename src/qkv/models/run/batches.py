@@ -51,7 +51,7 @@ class Layout(NamedTuple):
         return self.first is not None and bool(self.first.any())
 
     def shown(self, whole: Array, name: str) -> Array:
-        """Return an array of the network with columns for padding, as the caller sees the array.
+        """Return an array of the network as the caller sees it, which includes columns for padding.
 
         Columns for padding hold 0, or -inf if the array holds scores.
         """

@@ -127,7 +127,10 @@ class Plan:
         source = self.sources[text]
         for number, length in enumerate(self.lengths, self.first):
             if length != len(source):
-                way = f"a text of {length} tokens, as text {number} has, not of {len(source)}"
+                way = (
+                    f"a text of {length} tokens, the length of text {number}; this text has "
+                    f"{len(source)}"
+                )
                 raise wrong(self.call, record, "from", way)
         source.names.add(name)
         return partial(source.__getitem__, name)

@@ -13,7 +13,7 @@ from qkv.trace import Recorder
 from qkv.trace.activations import activation, parse
 from qkv.trace.recorder import GradientRecorder
 
-CANNOT = "the model's weights or float type cannot compute this text"
+CANNOT = "the model's weights may be broken, or its float type may be too narrow"
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +117,7 @@ class EditedRun:
     @property
     def why(self) -> str:
         """The likely cause of non-finite logits, for the error message."""
-        return "check the values in edit and ablate" if self.asked else CANNOT
+        return "check the values of the arguments edit and ablate" if self.asked else CANNOT
 
     @property
     def changed(self) -> list[str]:

@@ -235,7 +235,7 @@ def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]
     """
     try:
         takes = signature(function)
-    except (TypeError, ValueError):  # Python cannot inspect some functions in C.
+    except (TypeError, ValueError):  # Python cannot inspect some functions that are written in C.
         return lambda array, at: function(array)
     fits = []
     for count in (1, 2):
@@ -275,7 +275,7 @@ def _array(name: str, array: Array, shape: Shape, call: str) -> Array:
         has = f"shape {array.shape}" if array.ndim else shown(array.item())
         more = f", or {(1, *shape[1:])} for the same values in every text" if shape[0] != 1 else ""
         raise ValueError(
-            f"{call}: edit has {has} for {name}, which is {shape} here: give that shape{more}"
+            f"{call}: edit has {has} for {name}, whose shape is {shape} here: give this shape{more}"
         )
     return array
 
@@ -408,7 +408,10 @@ def _in_model(record: Record, body: Transformer, call: str) -> Record:
 
 
 def _check_tokens(record: Record, batch: Sequence[Sized], first: int, call: str) -> None:
-    """Check that a record's tokens exist in each text; weights must be one number per token."""
+    """Check that each text has the tokens that a record names.
+
+    If the record has weights, also check that each token of the text has one weight.
+    """
     for number, text in enumerate(batch, first):
         count = len(text)
         of = "the text" if len(batch) == 1 and not first else f"text {number}"
@@ -448,7 +451,8 @@ def _output(record: Record, value: Any, size: int, call: str) -> Any:
         raise TypeError(f'{has} {array.dtype} for {pair}: give "zero", "mean" or floats ({size},)')
     if array.shape != (size,):
         raise ValueError(
-            f"{has} an array {array.shape} for {pair}, but a head gives ({size},): give that shape"
+            f"{has} an array {array.shape} for {pair}, but a head's output has the shape "
+            f"({size},): give this shape"
         )
     return array
 

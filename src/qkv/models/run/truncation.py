@@ -69,7 +69,7 @@ class Cut:
         parts = [f"{n} of {self.total} {texts} cut to {what}" for what, n in cut.items() if n]
         if self.gaps:
             first = f"{MOST:,} characters" if self.limit is None else f"{self.limit} tokens"
-            whose = "the gap" if self.total == 1 else f"in {self.gaps} of them a gap"
+            whose = "the gap" if self.total == 1 else f"in {self.gaps} of these texts, a gap"
             parts[-1] += f"; {whose} is beyond the first {first} and is not read"
         if parts:
             warnings.warn(" and ".join(parts), UserWarning, stacklevel=callers())
