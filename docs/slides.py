@@ -2,8 +2,9 @@
 
 A slide has a heading, the first sentence of each paragraph (and every sentence with a bold word),
 and at most one exhibit: a picture, a formula, a cell, a table or a live view. The text below an
-exhibit stays on its slide, until a paragraph begins in bold, or ends with a colon before the next
-exhibit. Answers stay folded; hints, solutions and notes for teachers are left out.
+exhibit is on the same slide as the exhibit. A paragraph below an exhibit begins a new slide if it
+begins in bold or ends with a colon. Answers stay folded; hints, solutions and notes for teachers
+are left out.
 """
 
 import re
@@ -16,7 +17,7 @@ from bs4 import BeautifulSoup, Tag
 LEFT_OUT = {"teacher", "hint", "tag_solution", "notebooks", "headerlink"}
 SHOWN = {"cell", "math-wrapper", "math", "table-wrapper", "live"}
 SCRIPTS = re.compile(r"documentation_options|doctools|sphinx_highlight|furo\.js", re.IGNORECASE)
-# the end of a sentence, with any tags around it
+# Matches the space between two sentences, even if tags end or begin a sentence.
 END = re.compile(r"(?:(?<=[.?!])|(?<=[.?!]</strong>)|(?<=[.?!]</em>))\s+(?=(?:<[^>]+>)*[A-Z0-9*])")
 
 
@@ -64,7 +65,7 @@ def _of_section(section: Tag) -> Iterator[list[Tag]]:
     heading = section.find(re.compile("^h[1-6]$"), recursive=False)
     is_task = "task" in section["id"]  # the text that states the task is shown in full
     slide: list[Tag] = []
-    shown = False  # does this slide have an exhibit?
+    shown = False  # whether the current slide has an exhibit
     for tag in section.find_all(True, recursive=False):
         if tag is heading or tag.name in ("span", "script") or _says_nothing(tag):
             continue
@@ -85,7 +86,7 @@ def _of_section(section: Tag) -> Iterator[list[Tag]]:
 
 
 def _says_nothing(tag: Tag) -> bool:
-    """Return whether a cell marks the page's solution, or has folded code and no output."""
+    """Return whether a cell calls `qkv.check`, or has folded code and no output."""
     if "cell" not in tag.get("class", []):
         return False
     code = tag.select_one(".cell_input pre")
@@ -94,7 +95,10 @@ def _says_nothing(tag: Tag) -> bool:
 
 
 def _begins_anew(tag: Tag, shown: bool) -> bool:
-    """Return whether a paragraph begins a slide; `shown` is True if this slide has an exhibit."""
+    """Return whether a paragraph begins a new slide.
+
+    `shown` is True if the current slide already has an exhibit.
+    """
     if tag.name != "p":
         return False
     starts_bold = getattr(next(iter(tag.contents), None), "name", None) == "strong"
@@ -104,12 +108,12 @@ def _begins_anew(tag: Tag, shown: bool) -> bool:
 
 
 def _is_question(tag: Tag) -> bool:
-    """Return whether a paragraph is the question of the lesson, which is all bold."""
+    """Return whether a paragraph is all bold, as only the question of a lesson is."""
     return tag.name == "p" and [getattr(one, "name", "") for one in tag.contents] == ["strong"]
 
 
 def _seen(tag: Tag) -> Tag:
-    """Return the part of a cell to show: only the picture, if the cell's code is folded."""
+    """Return a cell as a slide shows it: without its code, if the code is folded."""
     tag = copy(tag)
     if "tag_hide-input" in tag.get("class", []):
         for folded in tag.select(":scope > details.above-input"):
@@ -118,11 +122,11 @@ def _seen(tag: Tag) -> Tag:
 
 
 def _shortened(tag: Tag) -> Tag:
-    """Return a paragraph with its first sentence and all later sentences with bold words."""
+    """Return a paragraph with only its first sentence and the later sentences with bold words."""
     if tag.name != "p" or _is_question(tag):
         return copy(tag)
     first, *others = END.split(tag.decode_contents())
-    if others and first.endswith("</strong>"):  # the bold first sentence is a heading
+    if others and first.endswith("</strong>"):  # it is a heading: keep the next sentence too
         first = f"{first} {others.pop(0)}"
     if first.count("(") > first.count(")"):
         first = first[: first.rindex("(")]
