@@ -24,8 +24,8 @@ serve to choose models (`training.fits --choose`). In 31 of these sentences, one
 of this mean fits. For the model of run 2, one of the five guesses fits in 28 sentences; for the
 mean of runs 3 and 4 in 28, and for the mean of runs 5 and 6 in 26. The first guess fits in 13
 sentences for the mean of runs 3 to 6, in 15 for run 2, in 9 for the mean of runs 3 and 4, and in 13
-for the mean of runs 5 and 6. Run 7 starts from the mean of runs 3 to 6, stored in int8. In int8,
-this mean names 15.7% of the words, and its first guess fits in 14 sentences.
+for the mean of runs 5 and 6. Run 7 starts from the mean of runs 3 to 6, stored in int8. Stored in
+int8, the model names 15.7% of the words, and its first guess fits in 14 sentences.
 
 The included model is the mean of two models: run 7, and the mean of runs 3 to 6. The included model
 names 18.1% of the words, and one of its five guesses is right for 34.1% of the words. For run 7
@@ -42,9 +42,9 @@ runs (4,154 steps, 16.2 million tokens), the model learned to fill gaps that cou
 teachers were the counts and the earlier model. The mean of this run and the included model names
 18.8% of the words. One of its five guesses is right for 35.2% of the words, and one of the five
 fits in 28 of the 60 sentences. The second run (3,369 steps, 11.6 million tokens) learned more
-senses, from 48 uses in each step. For the mean of the second run and the included model, these
-three results are 18.9%, 35.2% and 29 sentences. A model of this size seems to have learned all it
-can from these books.
+senses, from 48 uses in each step. The mean of the second run and the included model names 18.9% of
+the words. One of its five guesses is right for 35.2% of the words, and one of the five fits in 29
+sentences. A model of this size seems to have learned all it can from these books.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Recipe:
             those of the counts.
         guessed: if above 0, each text contains one masked word, and the counts give this word at
             least this probability (`training.objectives.Guessed`).
-        gapped: the maximum number of clauses with a guessable masked word, for each short sentence.
+        gapped: the number of clauses that `guessable` tries for each short sentence.
         products: as for `qkv.learn.train`.
         seed: the seed of all random draws.
     """
@@ -325,8 +325,9 @@ def guessable(
     """Return short texts, each with the position of a content word that the counts can guess.
 
     The function tries one word in each short sentence of books, in each example of WordNet, and in
-    clauses, of which there are `gapped` for each short sentence. The word occurs once in its text,
-    is one token of at least three letters, and is not part of a contraction.
+    some clauses of books: `gapped` clauses for each short sentence, if there are so many. The word
+    occurs once in its text, is one token of at least three letters, and is not part of a
+    contraction.
     """
     rng = np.random.default_rng(recipe.seed)
     passages = passages_of(read_books)

@@ -488,7 +488,7 @@ def _written(
             copies=copied["tokens"],
             induction=f"Induction heads (*copies* of {prose.ROLE} or more): {', '.join(named)}."
             if named
-            else f"It has no induction head ({prose.ROLE} or more).",
+            else f"It has no induction head (*copies* of {prose.ROLE} or more).",
             first=copied["first"],
             second=copied["second"],
             table=heads_table(rows, WRITERS_SCORES),

@@ -68,7 +68,7 @@ class Said(NamedTuple):
 
 
 def asked(path: Path, part: str = "test") -> list[Asked]:
-    """Read the gaps or openings in one part of a file.
+    """Read one part of `gaps.txt` or `openings.txt`.
 
     Raises:
         ValueError: a line does not consist of a text, "=" and words; the message names the line.

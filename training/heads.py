@@ -11,10 +11,10 @@ a position, over all texts, is the vector of this position (Song and Zhong 2023,
 geometry in Transformers via disentangling position and context"). The matrix W_Q W_K^T of a head is
 its QK circuit, called its form in the code (Elhage et al. 2021, "A Mathematical Framework for
 Transformer Circuits"). This matrix gives each pair of positions a score. A head's scores vary over
-the keys; `from_places` is the share of this variance that the position scores explain. *Lines up*
-compares the subspace that a projection reads with the eight directions in which positions, or
-words, differ most: it is the mean squared cosine of the principal angles. For a random subspace of
-d in D dimensions the expected value is d / D.
+the keys; `from_places` is the share of this variance that the position scores explain. A projection
+reads a subspace, and positions (or words) differ most in eight directions. *Lines up* compares this
+subspace with these directions: it is the mean squared cosine of the principal angles. For a random
+subspace of d in D dimensions the expected value is d / D.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ def draw(folder: Path, found: Mapping[int, Mapping[str, Array]]) -> None:
     labels = [f"{n // last['previous'].shape[1]}.{n % last['previous'].shape[1]}" for n in order]
     axis.set_xticks(range(len(order)), labels, rotation=90, fontsize=7)
     axis.set(
-        xlabel="head, by the share that positions explain",
+        xlabel="heads, sorted by the share that positions explain",
         ylabel="alignment with positions",
         ylim=(0, 1),
     )

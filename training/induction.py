@@ -114,7 +114,7 @@ class Repeats:
         return Words(texts.ravel(), ends, ends[number] + now, texts[number, now + 1])
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
-        """Return the mean loss and the number of tokens; add the gradient to the network's."""
+        """Return the mean loss and the number of tokens; add to the network's gradient."""
         return words_loss(network, batch), len(batch.ids)
 
     def state(self) -> dict[str, Any]:

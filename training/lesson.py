@@ -55,9 +55,9 @@ Edit = dict[str, Any]
 Head = tuple[int, int]
 
 SURE, LEAST = 0.05, 0.02  # the minimum probability of a first guess: preferred, allowed
-LARGE, LARGE_TOO, APART = 0.5, 0.4, 0.1  # two minimum weights, and the minimum lead over others
-AHEAD = 0.0005  # the minimum difference in probability from the next guess
-STAYS, ALIKE = 0.08, 0.01  # maximum differences of a weight: after a swap, between two heads
+LARGE, LARGE_TOO, APART = 0.5, 0.4, 0.1  # two minimum weights; the minimum lead over other weights
+AHEAD = 0.0005  # how much more probable the first guess must be than the second
+STAYS, ALIKE = 0.08, 0.01  # how much a weight may differ: after a swap, between two heads
 MORE_WEIGHT, MORE_MOVED = 1.2, 1.3
 
 
@@ -144,7 +144,7 @@ class Sentence:
         return [(self.model.tokenizer.token(int(k)) or "", float(probabilities[k])) for k in best]
 
     def becomes(self, edits: Sequence[Edit]) -> str | None:
-        """Return the first guess after edits; None if the guess is unchanged or does not count."""
+        """Return the first guess after edits; None if it is unchanged or unfit for a card."""
         (word, probability), (_, next_one) = self.guesses(edits, 2)
         counts = (
             probability >= max(LEAST, next_one + AHEAD)

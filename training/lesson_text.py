@@ -54,10 +54,10 @@ def _sum(given: Examples) -> Card:
         "name": "sum",
         "read": f"{GAP} gives *{word}* {{0}} of its weight. Now *{word}* is hidden: nothing can "
         "look at it.",
-        "ask": f"What happens to the share of *{word}*?",
+        "ask": f"What happens to the weight of *{word}*?",
         "options": [
             "It is lost: less than 100% is left",
-            "The others take it over: still 100%",
+            "Other words get it: still 100%",
             "All get more: over 100%",
         ],
         "probes": [
@@ -108,8 +108,8 @@ def _neighbour(given: Examples) -> list[Card | None]:
         f"*{names[shown + by]}*.",
         "ask": f"Where will *{names[query]}* look most?",
         **_words(one, head, query),
-        "told": f"At *{word}*, the word {side} it. This head goes by position: every token "
-        "carries the number of its position.",
+        "told": f"It looks most at *{word}*, the word {side} it. This head goes by position: "
+        "every token carries the number of its position.",
         "before": _state(one, head, shown),
         "after": _state(one, head, query),
     }
@@ -139,8 +139,8 @@ def _other(given: Examples) -> Card | None:
         f"{_name(head)} reads the same words, with its own numbers.",
         "ask": f"Where does {GAP} look most in head {_name(head)}?",
         **_words(one, head, one.place),
-        "told": f"At *{word}*. Each head looks for something different, and the model combines "
-        "what all heads find.",
+        "told": f"It looks most at *{word}*. Each head looks for something different, and the "
+        "model combines what all heads find.",
         "before": _state(one, given.head),
         "after": _state(one, head),
     }

@@ -12,17 +12,18 @@ tokens and 17.9% of masked words; with "word", it named 15.8% and 17.8%. In the 
 in 0.2% with "word", and its guess was right in 1.6% with "base" and in 2.1% with "word".
 
 `make dictionary` makes the encoder in three runs. After the first run, the encoder named only 17.6%
-of masked tokens, so the second run continues from this encoder, and its rate rises and falls again.
-After the second run, it named 19.2%, but it had two faults. First, it repeated another content word
-of the sentence in 4.4% of 800 examples (2.5% after the first run): a model that knows more about a
-text's topic repeats the words of the text more often. Second, it often guessed a full stop just
-before the full stop at the end of a reader's sentence. The reason for the second fault is that
-WordNet's examples end without a full stop, so in training a full stop mostly followed an
-abbreviation. So the third run, which is short, uses `in_sight` and `ended`. (With `in_sight` alone,
-after 1,400 steps at 3e-4, the model named 19.1%, repeated another content word in 1.4%, and guessed
-full stops even more often.) After the third run, the encoder named 18.9%. The mean of the weights
-before and after the third run names 19.3%, and qkv includes this mean. We chose this mean among
-four, on the same examples on which the card reports results.
+of masked tokens, so the second run continues from this encoder; the learning rate rises and falls
+again. After the second run, it named 19.2%, but it had two faults. First, it repeated another
+content word of the sentence in 4.4% of 800 examples (2.5% after the first run): a model that knows
+more about a text's topic repeats the words of the text more often. Second, it often guessed a full
+stop just before the full stop at the end of a reader's sentence. The reason for the second fault is
+that WordNet's examples end without a full stop, so in training a full stop mostly followed an
+abbreviation. So the third run, which is short, uses `in_sight` and `ended`. (In a trial with
+`in_sight` alone, after 1,400 steps at 3e-4, the model named 19.1% and repeated another content word
+in 1.4%, but it guessed full stops even more often than after the second run.) After the third run,
+the encoder named 18.9%. The mean of the weights before and after the third run names 19.3%, and qkv
+includes this mean. We chose this mean among four, on the same examples on which the card reports
+results.
 """
 
 from __future__ import annotations
@@ -87,13 +88,13 @@ class Recipe:
         wrong: the number of other senses of each word.
         temperature: the divisor of the cosines in the loss on senses.
         replaced: the share of the uses in which a synonym replaces the word.
-        hidden: the share of a use's other tokens that are masked.
+        hidden: the share of masked tokens in a use, without the tokens of the word itself.
         defined: the share of the uses that consist of a word and its own definition.
         late: the share of the run after which `late_prior` favours rarely drawn senses.
         late_prior: the argument `prior` of `Senses` in the last part of the run; before, `prior` is
             1.
         after: the folder of a model of the same shape that provides the starting weights and the
-            tokenizer; both are new by default.
+            tokenizer; by default, the weights are random and the tokenizer is new.
         seed: the seed of all random draws.
     """
 

@@ -30,9 +30,9 @@ class Table:
         words: (n,) the words.
         often: (V,) each word's share of all words.
 
-    For a context with N different words, in which a word occurs c times, the ratio is
-    `log(1 + (c - D) / (D N often))`. The ratio is 0 for a word that does not occur in the context.
-    D is the discount.
+    A context has N different words, and one of them occurs c times. For this word, the ratio is
+    `log(1 + (c - D) / (D N often))`, where D is the discount. The ratio is 0 for a word that does
+    not occur in the context.
 
     Source:
         Ney, Essen and Kneser 1994, "On structuring probabilistic dependences in stochastic language
@@ -163,7 +163,7 @@ class Neighbours:
         return found
 
     def logits(self, batch: Words) -> Array:
-        """Return logits (n, V) for the targets of a batch, from counts without the targets."""
+        """Return logits (n, V) for the targets of a batch; the counts leave out the targets."""
         found = np.tile(self.weights[0] * self.common, (len(batch.at), 1))
         ids, of_text = batch.ids.tolist(), np.searchsorted(batch.cu_lengths, batch.at, "right") - 1
         cu_lengths, targets = batch.cu_lengths.tolist(), batch.targets.tolist()

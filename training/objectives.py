@@ -38,9 +38,9 @@ class Unseen(Masked):
     """Name masked words, and do not repeat visible content words.
 
     If all occurrences of a word are masked together, a masked word is never visible elsewhere in
-    its text. But a model that knows the text's topic still guesses visible words. So training adds
-    a constant to the logits of visible content words. To compensate, the model learns to make these
-    logits smaller.
+    its text. But the model, which knows the topic of the text, still guesses words that are visible
+    in the text. So training adds a constant to the logits of visible content words. To compensate,
+    the model learns to make these logits smaller.
 
     Args:
         source, tokenizer, named: as for `Masked`. in_sight: the constant. marks: whether to mask
@@ -74,7 +74,7 @@ class Unseen(Masked):
         ] = True
 
     def _order(self, words: Array, ids: Array, rng: np.random.Generator) -> Array:
-        """Return the word numbers in the order of masking: mostly content words first."""
+        """Return the word numbers in the order of masking; content words tend to be first."""
         if self.little == 1:
             return super()._order(words, ids, rng)
         weights = np.full(int(words.max()) + 1, self.little)
@@ -158,12 +158,12 @@ class Taught:
 class Guessed(Stateless):
     """Predict the single masked word of each text; the counts can guess this word.
 
-    Nobody can guess most randomly chosen words, such as a name, a number or one of many possible
-    adjectives. A person who writes a gap for others to fill does not choose such a word.
+    A word that is chosen at random can rarely be guessed: it may be a name, a number or one of many
+    possible adjectives. A person who writes a gap for others to fill does not choose such a word.
 
     Args:
         gaps: texts with their special tokens, each with the position of the masked word.
-        objective: an objective whose step size and constant for visible words are used here too.
+        objective: the objective that provides the loss, the tokens per step and the mask token.
     """
 
     name = "guessed"
@@ -248,10 +248,10 @@ class Uses:
 class Senses(Stateless):
     """Pull a word's vector towards the definition of its sense, and away from other definitions.
 
-    Most senses have no example sentence, so their definitions would occur only as wrong answers.
-    Therefore some draws consist of a word and its own definition, with half of the definition
-    masked. Training adds the log frequency of each drawn sense to the logits, so that the vectors
-    need not learn this frequency.
+    Most senses have no example sentence. In draws of example sentences alone, their definitions
+    would occur only as wrong answers. Therefore some draws consist of a word and its own
+    definition, with half of the definition masked. Training adds the log frequency of each drawn
+    sense to the logits, so that the vectors need not learn this frequency.
 
     Args:
         sentences: the uses from which a step draws.

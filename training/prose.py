@@ -430,7 +430,7 @@ def in_card(found: Mapping[str, Any]) -> str:
             *lines,
             f"| continuations that loop, of {n} with {WORDS} words | "
             f"{of['loop']}, {in_words(of['loop'], n)} |",
-            "| continuations that the model ended early and continued with a new paragraph | "
+            "| continuations in which the model ended a paragraph early and began another | "
             f"{of['closed']}, {in_words(of['closed'], n)} |",
             "| continuations that end with a complete sentence | "
             f"{of['end']}, {in_words(of['end'], n)} |",

@@ -13,7 +13,7 @@ from training.books import has_dropped
 from training.wordnet import Synset, WordNet
 
 SHORT = 4, 14  # the minimum and maximum number of words of a typed sentence
-_MARKS = re.compile(r"[\"\u2014;:()\[\]]|(?<!\w)'|'(?!\w)")  # marks of dialogue and long sentences
+_MARKS = re.compile(r"[\"\u2014;:()\[\]]|(?<!\w)'|'(?!\w)")  # not in typed sentences
 
 _BETWEEN = re.compile(
     r"\s*[;:\u2014()\[\]\"]+\s*|(?<=[,?!.])'\s*|(?<!\w)'\s*|,\s+(?=(?:and|but|for|so|or|yet|as|"
@@ -84,7 +84,7 @@ def typed(sentence: str) -> str:
 
 
 def clauses(sentence: str) -> list[str]:
-    """Return the clauses of a sentence that a reader might type alone.
+    """Split a sentence; return those of its clauses that a reader might type as a whole text.
 
     >>> clauses('"I must go," said Tom at once, and he took his hat.')
     ['said Tom at once', 'he took his hat.']

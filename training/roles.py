@@ -13,7 +13,7 @@ The rule. A head has a role if one of these weights is 0.4 or more:
   interval of the difference must be 0.1 or more. This must hold both on the examples kept for
   choosing models and on the examples kept for reports.
 
-Of the heads whose only roles are *first* or *last*, at most three count.
+The number of heads with a role includes at most three heads whose only roles are *first* or *last*.
 
 The relations are those of `training.pairs`. Heads of a masked language model act most at the masked
 word, so each relation is measured twice: in the unchanged sentence, and with [MASK] in place of the

@@ -14,16 +14,17 @@ the word has as this part of speech. Only words with at least two such senses co
 pairs of uses of one word as one part of speech. The AUC is the probability that a pair of uses with
 the same sense has a larger cosine than a pair of uses with different senses.
 
-For all-MiniLM-L6-v2, at the embeddings, layer 4 and the last layer, sense is 0.299, 0.351 and 0.374
-(random guessing: 0.292), and AUC is 0.609, 0.716 and 0.627 (random: 0.500), from 2,723 uses and 562
-pairs. In only 72 of the pairs, the two uses have the same sense, so the error of an AUC is about
-0.03.
+We measured all-MiniLM-L6-v2 at the embeddings, layer 4 and the last layer. Its *sense* is 0.299,
+0.351 and 0.374 (random guessing: 0.292), from 2,723 uses. Its *AUC* is 0.609, 0.716 and 0.627
+(random guessing: 0.500), from 562 pairs. In only 72 of the pairs, the two uses have the same sense,
+so the error of an AUC is about 0.03.
 
-We tried other choices and did not keep them. With all inflected forms, sense is 0.294, 0.347, 0.371
-and AUC is 0.625, 0.739, 0.665. With all inflected forms and no special tokens in the mean of a
-definition, sense is 0.288, 0.341, 0.368; with the senses of every part of speech, sense is 0.258,
-0.296, 0.317. With "word, synonyms: definition" instead of the definition, sense is 0.294, 0.347,
-0.428; but this text contains the word itself, so the comparison is too easy.
+We tried other choices and did not keep them. With all inflected forms, *sense* is 0.294, 0.347,
+0.371 and *AUC* is 0.625, 0.739, 0.665. With all inflected forms and without special tokens in the
+mean of a definition, *sense* is 0.288, 0.341, 0.368. With the senses of every part of speech,
+*sense* is 0.258, 0.296, 0.317. If the text "word, synonyms: definition" replaces the definition,
+*sense* is 0.294, 0.347, 0.428; but this text contains the word itself, so the comparison is too
+easy.
 """
 
 from __future__ import annotations
@@ -133,8 +134,8 @@ def _pairs(wordnet: WordNet, uses: Sequence[Use]) -> tuple[Array, Array, Array]:
 def auc(scores: Array, positive: Array) -> float:
     """Return the probability that a positive has a higher score than a negative; ties count half.
 
-    Scores that differ by less than 1e-6 count as equal. The result is NaN without positives or
-    without negatives.
+    Scores that differ by less than 1e-6 count as equal. The result is NaN if there are no positives
+    or no negatives.
 
     >>> auc(np.array([0.9, 0.5, 0.5, 0.1]), np.array([True, True, False, False]))
     0.875
@@ -225,9 +226,10 @@ def _masked(
 def heads(model: qkv.Model, sentences: Sequence[str]) -> list[dict[str, Any]]:
     """Return the mean weight that the tokens give to certain tokens, for each head.
 
-    The names of the results say which tokens: the previous or the next token, all tokens equal to
-    the looking token (including the looking token itself), or the first or the last token ([CLS]
-    and [SEP] in a BERT). `uniform` is the entropy of the head's weights, divided by its maximum.
+    Each result is named after the tokens that the weight is on: the previous or the next token, all
+    tokens equal to the looking token (including the looking token itself), or the first or the last
+    token ([CLS] and [SEP] in a BERT). `uniform` is the entropy of the head's weights, divided by
+    its maximum.
     """
     sums = np.zeros((len(HEAD_SCORES), model.num_layers, model.num_heads))
     counts = np.zeros(len(HEAD_SCORES))

@@ -173,12 +173,15 @@ def keep_lesson(model: qkv.Model, place: Path) -> None:
 
 
 def kept_stories(model: qkv.Model, run: Path, place: Path) -> dict[str, Any]:
-    """Write the stories (of the run, or else of the folder) that hold for the model."""
+    """Write the run's stories, or else the folder's, if the model still makes their guesses."""
     kept = told.kept_in(run if (run / told.STORIES).exists() else place)
     still = told.again(model, kept)
     gone = len(kept["stories"]) - len(still["stories"])
     if gone:
-        print(f"ship: {gone} stories no longer hold: choose others with training.stories --keep")
+        print(
+            f"ship: {gone} stories are left out because this model guesses otherwise: choose "
+            "others with training.stories --keep"
+        )
     told.keep(place, still)
     return still
 

@@ -6,10 +6,11 @@ these numbers to stories.json in the model's folder, and into the model's card. 
 tests read this file.
 
 Search. `stories.txt` contains sentences with one missing word (frames) and words for the frames
-(fillers), which make over 2,500 sentences. No sentence is random or an example of WordNet. In each
-sentence, the search masks every word in turn (`hide`), and ablates every head in turn (`ablate`).
+(fillers), which make over 2,500 sentences. No sentence is generated at random, and no sentence is
+an example of WordNet. In each sentence, the search masks every word in turn (`hide`), and ablates
+every head in turn (`ablate`).
 
-A story has a first guess before an edit, and another first guess after the edit. Conditions:
+A story is a sentence with an edit that changes the first guess. Conditions:
 
 - both guesses are whole words in WordNet but not function words, and have a probability of 4% or
   more;
@@ -20,9 +21,9 @@ A story has a first guess before an edit, and another first guess after the edit
 Order. Four criteria determine the order, in this sequence: the first guess is a right word of the
 filler; the edit concerns a word of the filler (the masked word, or the word that the head looks at
 most from the gap); the second guess would be right with another filler in the frame; the *swing*
-is large. The swing is the fall of the log odds of the first guess against the second guess. Each
-sentence gives at most one story with a masked word, and one with an ablated head. Only a reader can
-judge whether a story is easy to understand.
+is large. The swing is how much the edit lowers the log odds of the first guess against the second
+guess. Each sentence gives at most one story with a masked word, and one with an ablated head. Only
+a reader can judge whether a story is easy to understand.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class _Guesser:
         """Return an unedited sentence, and the tokens of each of its words."""
         sentence = candidate.sentence
         text = self.tokenizer.tokenize(sentence.replace(MASK, self.mask))
-        grown = len(self.mask) - len(MASK)  # the shift of the text after the mask
+        grown = len(self.mask) - len(MASK)  # how far the characters after the mask move
         start = sentence.index(MASK)
         words = {}
         for word, spans in candidate.words.items():
@@ -165,7 +166,7 @@ class _Guesser:
         return _Run(number, text.ids.tolist(), text.tokens.index(self.mask)), words
 
     def log_probabilities(self, runs: Sequence[_Run]) -> Iterator[tuple[_Run, Array]]:
-        """Return each run's log probabilities (V,) at the gap; equal edits share a batch."""
+        """Return log probabilities (V,) at each run's gap; the runs of a batch have equal edits."""
         order = sorted(runs, key=lambda run: (run.ablate, run.hide, len(run.ids), run.number))
         changes = [
             k
@@ -181,7 +182,7 @@ class _Guesser:
             [run.ids for run in runs],
             names=[self.last],
             ablate=runs[0].ablate,
-            hide=list(runs[0].hide),  # a tuple of two positions would be a link
+            hide=list(runs[0].hide),  # `hide` reads a tuple of two positions as a link
         )
         rows = trace[self.last][np.arange(len(runs)), [run.place for run in runs]]
         logits = self.model.unembed(rows).astype(np.float64)
@@ -267,7 +268,7 @@ def _explained(
     words: Mapping[str, tuple[int, ...]],
     every: Mapping[_Edit, tuple[float, str]],
 ) -> Found:
-    """Complete a story with its word or head; `every` contains the effects of all edits."""
+    """Add the masked word or the ablated head to a story; `every` has the effects of all edits."""
     if run.hide:
         return replace(found, hide=next(word for word, at in words.items() if at == run.hide))
     [head] = run.ablate
@@ -317,7 +318,7 @@ def shown(found: Sequence[Found], top: int, sentences: int) -> str:
             moved += f" (the median head {-one.median:+.1f}), looks at {word} {weight:.2f}"
             moved += ", as with that hidden" if one.alike else ""
         lines.append(f"         {moved}")
-    lines += ["", "***: the first guess is right; the filler caused it; the second guess fits"]
+    lines += ["", "***: the first guess is right and depends on the filler; the second fits"]
     return "\n".join(lines)
 
 

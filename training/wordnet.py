@@ -29,7 +29,7 @@ _ENDINGS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 _WORD = re.compile(r"[^\W_]+(?:['./-][^\W_]+)*")
 _QUOTED = re.compile(r'"([^"]*)"')
-_MARKER = re.compile(r"\((?:a|p|ip)\)$")  # where an adjective may stand, as WordNet marks it
+_MARKER = re.compile(r"\((?:a|p|ip)\)$")  # a marker of an adjective's position
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def test_it_copies_as_its_card_says(model: qkv.Model) -> None:
     named = re.findall(r"(\d)\.(\d) \(\d\.\d\d\)", CARD)
     assert named == [(str(i), str(j)) for i, j in np.argwhere(said >= 0.4)]
     assert ("Induction heads (*copies* of 0.4 or more): " in CARD) is bool(named)
-    assert ("It has no induction head (0.4 or more)." in CARD) is not named
+    assert ("It has no induction head (*copies* of 0.4 or more)." in CARD) is not named
 
 
 def test_its_heads_do_what_its_card_says(model: qkv.Model) -> None:

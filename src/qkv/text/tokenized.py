@@ -184,7 +184,7 @@ _BYTES = _letters_of_bytes()
 
 
 def joined_words(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
-    """Join readable tokens to words; omit the special tokens that the tokenizer added.
+    """Join readable tokens into words; omit the special tokens that the tokenizer added.
 
     >>> joined_words(["[CLS]", "bank", "##er", "."], [True, False, False, False])
     ['banker', '.']

@@ -24,7 +24,7 @@ Text = TypeVar("Text", bound=Sized)
 
 MASKS = ("[MASK]", "<mask>")  # mask tokens of trained models
 
-_ACROSS = re.compile(r"[^\s▁Ġ⏎][ ▁Ġ]")  # matches a token with a space inside
+_ACROSS = re.compile(r"[^\s▁Ġ⏎][ ▁Ġ]")  # finds a space inside a token
 
 
 class Tokenizer:

@@ -36,7 +36,7 @@ class Activation(NamedTuple):
 
     @property
     def is_weights(self) -> bool:
-        """Whether the activation has a number for each pair of query and key, as weights have."""
+        """Whether the activation has a number for each pair of a query and a key."""
         return {"query", "key"} <= {*self.axes}
 
 
@@ -167,7 +167,7 @@ def meant(name: object, num_layers: int) -> list[str]:
 
 
 def is_tuple_name(name: object) -> bool:
-    """Return whether a tuple is one name, as in TransformerLens, instead of several names.
+    """Return whether a tuple is a single name, as in TransformerLens, and not a tuple of names.
 
     >>> is_tuple_name(("pattern", 3)), is_tuple_name(("scale", None)), is_tuple_name(("q", "k"))
     (True, True, False)
