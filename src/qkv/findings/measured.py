@@ -22,7 +22,7 @@ from qkv.text.tokenizer import check_text
 if TYPE_CHECKING:
     from qkv.text import Tokenized
 
-TOP = 5  # The number of most probable words that a finding stores.
+TOP = 5  # A finding stores this many words: the words with the highest probabilities.
 # Two probabilities count as equal if they differ by at most this number. The file
 # screens/findings.js defines the same tolerance.
 TOLERANCE = 1e-4

@@ -33,7 +33,7 @@ class Ran:
         is_causal: whether attention is causal: no query sees later positions.
         padding: `(B, T)`, True for tokens and False for padding; None without padding.
         call: an object that identifies the call of `owner`. If `owner` computes attention twice in
-            one call, the two `Ran` have the same object.
+            one call, both records contain the same object.
         part: the part of the model that contains the layer, such as the encoder; None if unknown.
         whole: the outermost module that ran.
     """
@@ -322,7 +322,7 @@ def _of_tokens(call: Call, ran: Ran) -> Call:
     lengths = real.sum(axis=1)
     if (real == (np.arange(length) < lengths[:, None])).all():
         return call._replace(query_lengths=lengths)
-    if ran.is_causal:  # a causal padding query before the text attends to no token
+    if ran.is_causal:  # padding queries before a text cannot see its tokens
         return call
     added = np.where(real, 0, -np.inf).astype(call.plan.kind)[:, None, :, None]  # (B, 1, L, 1)
     return call._replace(bias=added if call.bias is None else call.bias + added)

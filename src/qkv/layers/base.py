@@ -184,7 +184,7 @@ class Gradient:
 
 
 def need_single(x: Array, parameters: Arrays, *, call: str) -> None:
-    """Raise an error if the layer computes in half precision, which has no backward pass."""
+    """Raise an error for half precision, which the backward pass does not support."""
     dtype = result_type([x], parameters, call=call)
     if compute_type(dtype) != dtype:
         raise TypeError(

@@ -209,7 +209,7 @@ class Experts(Routed):
         """Return one tuple of weights and biases for each expert.
 
         Every call returns the same array objects, because `linear` stores a packed copy of each
-        object. For new objects, `linear` would have to make new copies.
+        object. If this method returned new objects, `linear` would have to pack every array again.
         """
         whole = [self.parameters[f"experts.{name}"] for name in _EXPERT.values()]
         if not self._whole or not all(map(is_, self._whole, whole)):

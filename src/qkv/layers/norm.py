@@ -273,7 +273,7 @@ class LayerScale(base.Layer):
         layer.dim = len(base.parameter(arrays, "weight", "(D)", call=call))
         if len(arrays) > 1:
             other = next(name for name in arrays if name != "weight")
-            raise ValueError(f"{call}: there is no parameter {other}: give weight alone")
+            raise ValueError(f'{call}: there is no parameter {other}: give only "weight"')
         layer.parameters = arrays
         return layer
 

@@ -93,8 +93,8 @@ def words_loss(
         prior: `(indices, tokens, number)`, with two integer arrays (m,). For example, `([0, 2], [7,
             5], 1.5)` adds 1.5 to the logit of token 7 at target 0, and to the logit of token 5 at
             target 2. All pairs (index, token) must be different, and the indices must be
-            in ascending order. Trained with this prior, the model itself gives these tokens lower
-            logits.
+            in ascending order. Because the training loss includes the prior, the model learns to
+            give these tokens lower logits without the prior.
         soft: (n, V), the probabilities that the model should predict. If `soft` is given, the
             gradient is the gradient of the cross-entropy with `soft` instead of the targets.
 
@@ -229,9 +229,9 @@ class Masked(_Filled):
     Some non-special tokens are chosen at random, and the model must predict all chosen tokens. In
     the input, 80% of the chosen tokens are replaced by the mask token, 10% are replaced by a
     different token, and 10% stay.
-    With `alike`, words are chosen instead of tokens. If a word is chosen, all its occurrences in
-    the text are chosen, because a visible occurrence would reveal a masked one. Punctuation marks
-    are always chosen separately.
+    If `alike` is given, words are chosen instead of tokens. If a word is chosen, all its
+    occurrences in the text are chosen, because a visible occurrence would reveal a masked one. Each
+    punctuation mark is chosen separately.
 
     Args:
         source: the source of sequences; the sequences include special tokens.

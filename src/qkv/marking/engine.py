@@ -90,7 +90,7 @@ def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = Fal
 
 
 def _can_be_reproduced(run: Outcome) -> bool:
-    """Did the call return an array, or raise an error that wrong steps can also raise?"""
+    """Did the call return an array, or raise an error of a kind that a known mistake can cause?"""
     if run.error is None:
         return run.out is not None
     return isinstance(run.error, NO_FIT) or bool(clash(run.error))

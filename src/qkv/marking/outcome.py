@@ -18,8 +18,8 @@ import numpy as np
 from qkv.arrays import Array, as_array
 from qkv.marking.errors import type_name
 
-# the allowed error, relative to the largest value; float32 has smaller rounding errors, and a
-# mistake causes much larger errors
+# The allowed error, relative to the largest value. The rounding errors of float32 are smaller than
+# this limit, and the errors that a mistake causes are much larger.
 TOLERANCE = 2e-6
 HALF_TOLERANCE = 4e-3  # The allowed error for float16.
 _FEW = 100_000  # An output with no more values than this is always copied.
@@ -103,8 +103,8 @@ def is_stub(thing: Any) -> bool:
 def takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that takes arrays and retries with torch tensors if `function` fails.
 
-    Classes are returned unchanged. Without an earlier import of torch, functions are also returned
-    unchanged.
+    Classes are returned unchanged. If torch is not imported yet, functions are returned unchanged
+    too.
 
     Args:
         function: a function of arrays, torch tensors, or mappings with such values.

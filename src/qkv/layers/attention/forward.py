@@ -137,7 +137,7 @@ class Projected(NamedTuple):
     """The queries, keys and values of each head; queries and keys are normalised and rotated."""
 
     parts: dict[str, Array]  # "q", "k" and "v", each (..., H, L, d).
-    shapes: dict[str, Shape]  # The shapes of the parts after their projections.
+    shapes: dict[str, Shape]  # The shapes of q, k and v after their projections.
     norms: dict[str, NormSaved]  # The values that the norms of q and k save.
     positions: dict[str, Positions]  # The positions of q and k, if they were rotated.
 

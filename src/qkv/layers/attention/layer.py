@@ -181,7 +181,7 @@ class MultiHeadAttention(Parts):
         self.q_norm = self.k_norm = None
         self.rotary = as_rotary(rotary, call=weights.call)
         if self.rotary is not None:
-            # Rotate zeros, so that wrong fields of `rotary` raise an error now.
+            # Rotate zeros, so that wrong fields of `rotary` raise an error before the first call.
             self.rotary.rotate(np.zeros((1, self.d_query)), np.zeros(1), 1)
 
     @base.quiet

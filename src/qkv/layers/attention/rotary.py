@@ -28,7 +28,8 @@ class Rotary:
     interleaved: bool = False
     scaling: Scaling | None = None
     # The last arguments and the last result of `rotation`, which returns this result again if the
-    # arguments are equal. Usually they are equal: consecutive layers rotate by the same positions.
+    # arguments are equal. Usually the arguments of two consecutive layers are equal, because the
+    # layers rotate by the same positions.
     _last: list[tuple[Any, tuple[Array, Array], tuple[Array, Array]]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )

@@ -86,7 +86,10 @@ def callee(function: Any, names: Mapping[str, str] | None, also: Iterable[str] =
 
 
 def _ours_to_theirs(names: Mapping[str, str], theirs: set[str]) -> dict[str, str]:
-    """Return a mapping from qkv's names to the function's; `names` may map in either direction."""
+    """Map qkv's argument names to the function's names.
+
+    `names` may map qkv's names to the function's names, or the function's names to qkv's names.
+    """
     ours = {}
     for name, other in names.items():
         if other in _TAKEN and (name in theirs or name not in _TAKEN):

@@ -147,8 +147,8 @@ def _check_names(**values: Collection[str]) -> None:
 def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolated]:
     """Return a function that starts the child process.
 
-    If the function is given by name, the child is a new process, which loads the function. If it is
-    given as an object, the child is a fork of this process, which already has the object.
+    If the function is given by name, the child is a new process, which loads the function. If the
+    function is given as an object, the child is a fork of this process, so that it has the object.
     """
     limits = {**limits, "call": "conform"}
     target, gradient = task["target"], task["gradient"]

@@ -17,8 +17,8 @@ _LARGE = 10_000  # To save time, cases with more array elements than this are sk
 _ROUNDING = 1e-5  # Allowed rounding error, relative to the largest number.
 # If the defects of earlier features explain more than 80% of the cases, no new defect is tried.
 _ENOUGH = 0.8
-# A defect explains an output only if the output's distance from the right output is at least three
-# times its distance from the output with the defect.
+# A defect explains a function's output only if this output is at least three times closer to the
+# output with the defect than to the right output.
 _CLOSER = 3.0
 _ROUGH = 0.6  # The maximum score of a defect that predicts only the size of the errors.
 _LIKE = 3.0  # A defect that predicts an error of 0.1 explains errors below 0.3.
@@ -229,10 +229,10 @@ class Explainer:
     def _score(self, candidates: tuple[Defect, ...], seen: list[_Seen]) -> tuple[float, float, int]:
         """Return the score of a set of defects, a tuple of three numbers; a larger tuple is better.
 
-        The first number is about the cases where the function is right: the fraction of them where
-        the formula with these defects is right too. The second number is the fraction of the
-        feature's cases that the defects explain. The third number is minus the number of changed
-        lines.
+        For the first number, the formula with these defects runs on the cases of other features for
+        which the function gives right results: the number is the fraction of these cases for which
+        the formula gives right results too. The second number is the fraction of the feature's
+        cases that the defects explain. The third number is minus the number of changed lines.
         """
         share = sum(case.explained(candidates) for case in seen) / len(seen)
         if candidates[-1].rough:

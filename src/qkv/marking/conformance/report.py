@@ -95,7 +95,7 @@ class Report:
         pairs = [(each.error, each.bound) for each in good if each.error is not None and each.bound]
         error, bound = max(pairs, key=lambda pair: pair[0] / pair[1], default=(0.0, 0.0))
         cases = "1 case" if len(good) == 1 else f"{len(good)} cases"
-        remark = f"{cases}, error {error:.1e} of {bound:.1e} allowed"
+        remark = f"{cases}, error {error:.1e} (at most {bound:.1e} is allowed)"
         refused = [result.case.name for result in results if result.status == "refused"]
         like = [result.like for result in results if result.like]
         if like:
@@ -120,7 +120,7 @@ class Report:
         results = self._results(feature)
         bad = sum(result.status != "right" for result in results)
         call = str(finding.case) if finding.case.error is not None else finding.case.case.shown()
-        lines = [f"{bad} of {len(results)} cases; the smallest: {call}"]
+        lines = [f"not right: {bad} of {len(results)} cases; the smallest of them: {call}"]
         if finding.explanation is not None and not finding.like:
             for line, instead in finding.explanation.lines:
                 lines += [f"- {part}" for part in line.splitlines()]
@@ -211,7 +211,7 @@ def status_of(results: Sequence[CaseResult]) -> str:
     """Return the status of a feature; one wrong case makes the feature wrong.
 
     The function may refuse optional cases. A case is ignored if a defect of another feature
-    explains it. If such defects explain all cases, no case is ignored.
+    explains the case. But if defects of other features explain all cases, no case is ignored.
     """
     results = [result for result in results if not result.like] or results
     if any(result.status == "wrong" for result in results):

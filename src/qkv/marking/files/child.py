@@ -129,7 +129,7 @@ class _Submission:
         return [self._packed(getattr(self.module, name)) for name in names]
 
     def _find(self, names: list[str]) -> list[Any] | None:
-        """Find the first name that the file defines; return it, its object and its parameters."""
+        """Find the first of these names in the file; return name, object and parameters."""
         name = next((name for name in names if hasattr(self.module, name)), None)
         if name is None:
             return None

@@ -22,7 +22,7 @@ MEGABYTES = 2048
 _CELL = 6  # a notebook cell may take this many times a task's time limit, to train a model
 
 _WORDS = re.compile(r"\w+")
-# a verdict, and the signature of the function if it is probably only a helper, otherwise ""
+# a verdict and a text: the signature of a function that is probably only a helper, otherwise ""
 _Verdict = tuple[CheckResult, str]
 
 

@@ -87,7 +87,10 @@ _SUBSETS = [numbers for size in (1, 2, 3) for numbers in combinations(range(3), 
 
 
 def _some(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
-    """For each subset of the three parts, return a step with `other` instead of pre-norm."""
+    """For each subset of the three parts, return a step with `other` in place of pre-norm there.
+
+    In the parts outside the subset, the step uses pre-norm.
+    """
     return [some_parts(numbers, other) for numbers in _SUBSETS]
 
 
@@ -247,7 +250,8 @@ def _drawn(rng: np.random.Generator, sizes: Shape, *masks: str) -> BlockOfTwoTex
 
     while True:
         parameters = {name: rng.integers(-4, 5, shape) / 2 for name, shape in shapes.items()}
-        context = vectors(*mask.shape) / 4  # smaller scores, so that no key takes all the weight
+        # Dividing by 4 makes the scores small, so that no key gets all the weight.
+        context = vectors(*mask.shape) / 4
         case = BlockOfTwoTexts(vectors(*mask.shape[:-1], words), context, parameters, mask)
         with np.errstate(all="ignore"):
             if close(compute(case, RIGHT), compute(case, _WITHOUT_EPS)):

@@ -175,8 +175,8 @@ class StepMarking(StepwiseMarking):
         together, first = self.explain([*single, *more], known), self.explain(single, known)
         if together is None:
             return False
-        # if calls with one word reveal only one of two mistakes, use two tests: the first test
-        # reports only that mistake
+        # If calls with one word reveal only one of two mistakes, use two tests: the first test then
+        # reports only the mistake that calls with one word reveal.
         mistakes = together[1]
         return len(mistakes) < 2 or first is None or any(m not in mistakes for m in first[1])
 
@@ -429,7 +429,7 @@ def word_by_word() -> list[Run]:
 
 @per_seed
 def several() -> list[Run]:
-    """Return texts of which at least one call reads several words."""
+    """Return texts that are read in one or more calls; at least one call reads several words."""
     return [
         *_cases(110, (2,)),
         *_cases(20, (2, 1), (3, 1, 1)),

@@ -126,10 +126,10 @@ def _masked(query: Any, key: Any, mask: Any) -> Case:
     return Case(dict(zip(("query", "key", "value"), arrays, strict=True)), mask=np.array(mask))
 
 
-# First case: scores [[1000, 0], [-1000, 0]]; the larger score of each row is masked. Second case:
-# scores [[636, 0], [-636, -636], [25, 0]]; one score of each row is masked: 636, the second -636,
-# and 25. Together, the cases tell two mistakes apart: a finite number instead of -inf, and a
-# maximum over masked scores.
+# First case: the scores are [[1000, 0], [-1000, 0]], and the larger score of each row is masked.
+# Second case: the scores are [[636, 0], [-636, -636], [25, 0]], and these scores are masked: 636
+# in row 0, the second score in row 1, and 25 in row 2. Together, the cases tell two mistakes
+# apart: a finite number instead of -inf, and a maximum over masked scores.
 _LARGE = (
     _masked([[1000], [-1000]], [[1], [0]], [[False, True], [True, False]]),
     _masked(

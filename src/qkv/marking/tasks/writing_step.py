@@ -117,7 +117,11 @@ def _with_words(kept: Kept, context: Kept, words: Kept) -> Kept:
 
 
 def _of_words(*sources: Callable[[Kept, Kept, Kept], Kept]) -> list[Steps]:
-    """Return two variants per source, which receives words after or before self-attention."""
+    """For each source, return two variants of a mistake.
+
+    In the first variant, the source receives the words after self-attention, as in a right
+    computation. In the second variant, the source receives the words before self-attention.
+    """
     befores: tuple[Steps, ...] = ({}, {"words": lambda x, before: before})
     return [{"source": source, **before} for source in sources for before in befores]
 
@@ -189,7 +193,7 @@ def word_by_word() -> list[Run]:
 
 @per_seed
 def several() -> list[Run]:
-    """Draw texts of which at least one call reads several words."""
+    """Draw texts that are read in one or more calls; at least one call reads several words."""
     return [
         _drawn(811, (2,), 2, 2),
         _drawn(816, (3,), 3, 3),

@@ -34,7 +34,7 @@ def odd_shape(runs: list[Outcome]) -> Finding | None:
 
 
 def _sides(runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]) -> list[list[Outcome]]:
-    """Return `[below, above]`: runs whose first size is smaller than the second, or larger."""
+    """Return `[below, above]`: runs with `first < second`, and runs with `first > second`."""
     below: list[Outcome] = []
     above: list[Outcome] = []
     for run in runs:
@@ -91,7 +91,7 @@ def large_scores(wrong: Outcome) -> Finding:
 
 
 def large_ones(wrong: Outcome) -> Finding:
-    """Describe a wrong result for two queries: one has large scores, one has their negatives."""
+    """Describe a wrong result for two queries, whose large scores have opposite signs."""
     nan = [False, False] if wrong.out is None else np.isnan(wrong.out).any(axis=-1).tolist()
     if nan == [True, False]:
         return _TEXTS.finding("maximum-forgotten", wrong)
@@ -217,7 +217,7 @@ def _wrong_scale(runs: list[Outcome]) -> Finding | None:
         sign, off = min(sign, np.sign(times)), off or abs(times - 1) > 1e-3
     if not off:
         return None
-    shows = "everything else is right: only the sharpness of the weights is wrong"
+    shows = "everything else is right: only the sharpness of the softmax is wrong"
     if sign < 0:
         shows = "the order of the weights is reversed: the lowest score gets the largest weight"
     if sign == 0:

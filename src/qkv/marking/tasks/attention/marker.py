@@ -189,7 +189,10 @@ class AttentionMarking(Marking):
         return not self.wrong
 
     def refused_batch(self) -> Outcome | None:
-        """Return a call that fails for a batch, or None if a known mistake explains the calls."""
+        """Call the function with batches, and return the first call that fails.
+
+        Return None if no call fails, or if a known mistake explains the results.
+        """
         runs = self.on("batches")
         refused = [run for run in runs if run.out is None or run.out.shape != run.right.shape]
         return refused[0] if refused and self.explain(runs, BATCHES) is None else None

@@ -155,7 +155,7 @@ def long_ones(length: int) -> list[Case]:
 
 
 def large_ones(length: int) -> Case:
-    """Return a case of two queries: one has the scores 2000 and 1000, the other their negatives."""
+    """Return a case of two queries with the scores 2000 and 1000, and -2000 and -1000."""
     key = np.where(np.arange(length) < (length + 1) // 2, 2, 1)[:, None]
     return _case("qkv", [[1000], [-1000]], key, np.arange(length)[:, None])
 

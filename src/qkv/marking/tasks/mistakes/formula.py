@@ -269,7 +269,10 @@ def _sum(**over: Any) -> dict[str, Any]:
 
 
 def over(*axes: int) -> tuple[Steps, Steps]:
-    """Return two wrong softmaxes: over `axes`, one takes maximum and sum, one only the sum."""
+    """Return the steps of two wrong softmaxes, which sum over `axes`.
+
+    The first softmax also subtracts the maximum over `axes`.
+    """
     over: dict[str, Any] = {"axis": axes, "keepdims": True}
     return _max(**over) | _sum(**over), _sum(**over)
 

@@ -74,7 +74,8 @@ HEADS = (
                 _sized(lambda columns, heads, width: width // heads),
                 _sized(lambda columns, heads, width: width),
             ],
-            # heads-join precedes heads-reshape, because both have variants with the same wrong join
+            # "heads-join" must precede "heads-reshape": both contain variants with the wrong join
+            # `_rejoin`
             "heads-join": [{"join": _rejoin}, {"join": _flat}],
             "heads-reshape": [
                 {"split": _reshape},

@@ -21,9 +21,10 @@ _COMPARED: Mapping[str, list[Callable[..., Array]]] = {
 
 
 def causal(keys: Mapping[str, str], remedy: str) -> tuple[Mistake, ...]:
-    """Return mistakes in causal masks; `keys` maps their names in this module to new keys.
+    """Return mistakes in causal masks, with new keys.
 
-    For example, `{"ahead": "causal-ahead"}` returns one mistake, whose `key` is "causal-ahead".
+    `keys` maps the name of each mistake in this module to the mistake's new key. For example,
+    `{"ahead": "causal-ahead"}` returns one mistake, whose `key` is "causal-ahead".
     """
     known = _TEXTS.mistakes({name: _COMPARED[name] for name in keys}, step="sees")
     return mended(remedy, *(replace(mistake, key=keys[mistake.key]) for mistake in known))

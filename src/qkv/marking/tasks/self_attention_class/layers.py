@@ -196,7 +196,7 @@ def arrays_of(
 
 
 def _opened(thing: Any) -> tuple[Array | None, dict[Any, Any]]:
-    """Return `(array, {})` for an array; for any other object, return None and its parts."""
+    """Return `(array, {})` for an array, and `(None, parts)` for any other object."""
     if isinstance(thing, Mapping):
         return None, dict(thing)
     if isinstance(thing, list | tuple):
@@ -286,7 +286,7 @@ def _joined(arrays: list[Array], role: str, layout: Layout) -> tuple[Array, str]
 
 
 def _on_slices(arrays: list[Array]) -> Array:
-    """Return a block-diagonal matrix: each of these matrices reads its own slice of a vector."""
+    """Return the block-diagonal matrix that multiplies each slice of a vector by one matrix."""
     rows, columns = arrays[0].shape
     whole = np.zeros((rows * len(arrays), columns * len(arrays)))
     for n, a in enumerate(arrays):

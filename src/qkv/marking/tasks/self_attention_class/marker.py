@@ -71,7 +71,7 @@ def _inputs() -> _Inputs:
 
 @dataclass(frozen=True)
 class _LayerFinding(Finding):
-    """A finding about a layer, whose example shows the wrong output but not the right one."""
+    """A finding about a layer; its example contains the wrong output, but no right output."""
 
     def example(self) -> dict[str, Any]:
         """Return the layer, its words and its output."""

@@ -316,7 +316,9 @@ INDUCTION_HEAD = task(
 
 _NAME, _TRIED = "head-removed", "no head, one head and two heads"
 _MEANS = "return p[returning(ids)].mean(), p[others(ids)].mean()"
-_WITHIN = 2e-4  # allows for rounding in float32; a mistake changes the means far more
+# The allowed error of a mean: float32 rounding errors are smaller, and a mistake causes much larger
+# errors.
+_WITHIN = 2e-4
 
 NO_FUNCTION = _TEXTS.mistake("removal-no-function")
 
@@ -347,7 +349,8 @@ class _Removed:
     def means(self, said: Callable[[Array, Array], Array], positions: Function) -> Any:
         """Return a function `of(ids, heads)` that runs the decoder without `heads`.
 
-        The function returns two numbers: the means of `said` over two sets of positions.
+        The function returns two numbers: the mean result of `said` over each of two sets of
+        positions.
 
         Args:
             said: a function that takes logits and ids, and returns a number per position.
