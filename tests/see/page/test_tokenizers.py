@@ -80,7 +80,7 @@ def test_what_stands_for_groups_of_a_pattern_is_refused() -> None:
     rules = json.loads(bpe().to_str())
     rules["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(a)"}, "content": "$1"}
     made = Tokenizer.from_str(json.dumps(rules))
-    assert reasons(made) == ["has a normalizer that inserts groups of its pattern"]
+    assert reasons(made) == ["has a normalizer that inserts the matched groups of its pattern"]
     rules["normalizer"]["pattern"] = {"String": "(a)"}
     assert reasons(Tokenizer.from_str(json.dumps(rules))) == []
 

@@ -342,7 +342,7 @@ def heads_of(trace: Trace, *, parameters: Arrays | None = None, name: str = "") 
 
 
 def _corner(links: Array, keys: Array, most: int) -> tuple[list[int], list[int]]:
-    """Return up to `most` queries and up to `most` keys of the largest links, both sorted."""
+    """Return up to `most` queries and up to `most` keys of the largest links, as sorted lists."""
     rows: set[int] = set()
     columns: set[int] = set()
     for index in np.argsort(-links, axis=None, kind="stable")[: 20 * most].tolist():
@@ -363,7 +363,7 @@ def _scale(trace: Trace, layer: int) -> float | None:
     if any(settings.get(name) is not None for name in ("softcap", "bias", "alibi_slopes")):
         return None
     mask = settings.get("attn_mask")
-    # A float mask is added to the scaled scores, so no factor maps raw scores to the sum.
+    # A float mask is added to the scaled scores. The sum is not a multiple of the raw scores.
     if mask is not None and np.asarray(mask).dtype != bool:
         return None
     scale = settings.get("scale")
@@ -464,7 +464,7 @@ def _merged_summary(part: Summary, rows: Sequence[Span], columns: Sequence[Span]
     heads, _, top_k = part.indices.shape
     there = part.indices >= 0
     head, query, _ = np.nonzero(there)
-    line = head * len(rows) + row_of[query]  # the row number of a query word in (H * words, k)
+    line = head * len(rows) + row_of[query]  # the row in (H * words, k)
     cells, at = np.unique(line * len(columns) + key_of[part.indices[there]], return_inverse=True)
     sizes = np.array([end - first for first, end, _ in rows])
     shares = np.nan_to_num(part.weights[there]).astype(np.float64) / sizes[row_of[query]]

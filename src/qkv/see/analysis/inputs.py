@@ -211,7 +211,7 @@ def _no_tokens(trace: Trace) -> str:
     """Explain why a trace has no tokens, and what to do."""
     if not trace.names():
         return (
-            "this trace is empty: a recording is filled when its with block ends without an "
+            "this trace is empty: a recording is filled when its `with` block ends without an "
             "error; to trace a model of qkv, call model.trace(text)"
         )
     weights = 'trace["pattern"]' if "pattern" in trace else "trace.attentions"

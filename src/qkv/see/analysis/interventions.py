@@ -163,7 +163,7 @@ class Opening:
         position: the position of the token.
         before: the likeliest words at the position, with their probabilities.
         hidden: the positions of the hidden word's tokens; empty if the text has no word to hide.
-            The hidden word is the word whose hiding changes the guess most.
+            Hiding this word changes the guess more than hiding any other word.
         word: the hidden word.
         after: the likeliest words with `word` hidden; equal to `before` if no word is hidden.
     """
@@ -180,9 +180,9 @@ def opening_of(model: Model, trace: Trace) -> Opening:
 
     For an encoder, the position is the first mask token. If the text has no mask token, the
     position is the last content word. For a decoder, the position is the last token, and the guess
-    is the next word. The hidden word is a content word. The function prefers words whose hiding
-    changes the likeliest guess. Among these words, it chooses the word whose hiding moves the most
-    probability (half the sum of the absolute changes).
+    is the next word. The hidden word is a content word. If hiding a word changes the likeliest
+    guess, the function prefers this word. Among several such words, it chooses the word that, if
+    hidden, moves the most probability (half the sum of the absolute changes).
     """
     special = list(trace.special)
     tokens = plain_tokens(trace.tokens, special)

@@ -89,8 +89,8 @@ def on_offset(weights: Array, offset: int) -> Array:
 def on_keys(weights: Array, keys: Any) -> Array:
     """Sum each query's weights on these keys, and average the sums over the queries, `(H,)`.
 
-    With key 0, the result is the weight on the first token. With the keys of all special tokens
-    after the first token, it is the weight on separators.
+    With key 0, the result is the weight on the first token. With the positions of all special
+    tokens except token 0, the result is the weight on separators.
 
     Source:
         Clark et al. 2019, section 3.2.
@@ -191,7 +191,7 @@ def strongest(score: Array, count: int) -> list[int]:
 
 
 def strongest_block(score: Array, most_rows: int, most_columns: int) -> tuple[list[int], list[int]]:
-    """Return the indices `(rows, columns)` with the largest numbers; both lists are sorted.
+    """Return the sorted rows, and the sorted columns, that contain the largest numbers.
 
     >>> strongest_block(np.array([[1, 9, 0], [0, 0, 2], [8, 0, 0]]), 2, 2)
     ([0, 2], [0, 1])
@@ -270,9 +270,9 @@ def attended(heads: Heads, layer: int, head: int, positions: Sequence[int]) -> A
 
 
 def strongest_by_token(heads: Heads, rows: Sequence[int], count: int) -> list[Link]:
-    """List the content words that a word attends to most, each in the head with its largest weight.
+    """List a word's largest links over all heads, at most one link to each content word.
 
-    The word itself is left out. Ties go to the lowest layer, then the lowest head.
+    Links to the word itself are left out. Ties go to the lowest layer, then the lowest head.
     """
     best: dict[int, Link] = {}
     keys = heads.content_keys(rows[0])

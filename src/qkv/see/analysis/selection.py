@@ -42,8 +42,8 @@ PAGE = Notation("head {}.{}", percent, lambda share: f"{100 * share:.0f} percent
 
 Asked = tuple[Index, Index]  # The layer and the head that the caller chose.
 Side = tuple[Heads, Sequence[int]]  # The heads of one text, and the positions of one word.
-# A function that finds the head whose removal changes the guess at a gap most. The function's
-# arguments limit the search to a layer and a head.
+# A function that removes one head after another and returns the head with the largest effect on the
+# guess at a gap. The function's arguments limit the search to a layer and a head.
 Removing = Callable[[Index, Index], Removal | None]
 
 
@@ -321,12 +321,12 @@ def contrasting_head(
 
 
 def _looks(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
-    """Sum the weights from a word over the keys with the same name; return the sums by name."""
+    """Return a word's weight on each key name; keys with the same name are summed."""
     return _by_name(heads, enumerate(attended(heads, layer, head, rows).tolist()))
 
 
 def _above(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
-    """For each key name, sum the excesses of a word's links over their usual weights."""
+    """Like `_looks`, but return how far a word's links exceed their usual weights."""
     weights = attended(heads, layer, head, rows)
     query = rows[0]
     links = (

@@ -404,7 +404,7 @@ def _plain(text: Text, size: float) -> None:
 def _write(
     axes: Axes, at: panels.Point, words: str, size: float, below: str = "", **style: Any
 ) -> Text:
-    """Write `words` at a point of a chart in fitting fonts, and the text `below` under them."""
+    """Write `words` and `below` at a point; replace characters of `words` that no font has."""
     text = axes.text(*at, drawable([words])[0] + below, **style)
     _plain(text, size)
     return text

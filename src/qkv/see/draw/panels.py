@@ -565,7 +565,7 @@ def drawn_in(medium: str, rows: Rows) -> list[list[Panel]]:
 
 
 def pictured(rows: Rows) -> tuple[list[str], list[list[Panel]]]:
-    """Return the lines of a picture's prose panels, and its rows of all other panels."""
+    """Return a picture's lines of prose, and its rows of panels without the prose panels."""
     shown = drawn_in("picture", rows)
     prose = [panel.text for row in shown for panel in row if isinstance(panel, Prose)]
     drawn = ([panel for panel in row if not isinstance(panel, Prose)] for row in shown)
@@ -628,7 +628,7 @@ def placed(labels: Sequence[Label], points: Array, area: Box, unit: float = 1.0)
 def _free_box(
     label: Label, points: Array, area: Box, unit: float, taken: Sequence[Box]
 ) -> Box | None:
-    """Find the box nearest to a label's point that lies in the area and overlaps no taken box."""
+    """Find a free box in the area for a label, as near to the label's point as possible."""
     (x, y), (width, height) = label
     for ring in range(100):
         radius = (5 + 4 * ring) * unit

@@ -515,7 +515,7 @@ def _scale(screen: Screen, panel: panels.HeatMap) -> Text:
 
 
 def _first(count: int, room: int, needed: int) -> list[int]:
-    """Choose the first `room` indices; if they lack `needed`, replace the last index with it."""
+    """Choose the first `room` indices; if `needed` is not among them, it replaces the last one."""
     shown = list(range(min(count, room)))
     if shown and needed not in shown:
         shown[-1] = needed

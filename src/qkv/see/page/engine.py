@@ -40,7 +40,7 @@ from qkv.text.tokenizer import Tokenizer
 #   `most` is the maximum number of tokens in a text, or null.
 #   `eps` is the epsilon of the norms.
 #   `mask` is the mask token, or null.
-#   `next` is true if logits are for the next token.
+#   `next` is true if the model predicts the next token.
 #   `bert` is true if the layers have the same steps as BERT's layers.
 #   `scales` lists a pair ["", factor of the scores] for each layer. If a server runs the model (see
 #   server.js), the first entry of each pair names the activation that the edit "scale" multiplies.
@@ -134,7 +134,7 @@ def _design(model: Model, design: Design) -> dict[str, Any]:
     )
     head = design.head
     assert head is not None
-    scale = np.array(design.embed_scale, model.embedding.table.dtype)  # rounded as in training
+    scale = np.array(design.embed_scale, model.embedding.table.dtype)  # the model rounds it too
     return {
         "layers": [_attends(layer, rotaries) for layer in design.layers],
         "rotaries": [_rotary(rotary, design.layers[0].head_size) for rotary in rotaries],
@@ -328,7 +328,7 @@ def _reasons_of_pattern(part: str, step: Mapping[str, Any]) -> Iterator[str]:
     if not _PATTERN.fullmatch(pattern):
         yield f"has a {part} with the pattern {_short(pattern)}"
     if "$" in step.get("content", ""):
-        yield f"has a {part} that inserts groups of its pattern"
+        yield f"has a {part} that inserts the matched groups of its pattern"
 
 
 def _reasons_around(tokenizer: Tokenizer, rules: Mapping[str, Any] | None) -> Iterator[str]:

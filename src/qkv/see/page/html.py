@@ -59,7 +59,7 @@ def picture(title: str, lines: Sequence[str], rows: Rows, theme: str) -> str:
         title: the title above the panels.
         lines: lines of text below the panels; the text that belongs to the panels follows.
         rows: the panels.
-        theme: "light", "dark", or "auto" for the theme of the site or system.
+        theme: "light", "dark", or "auto"; "auto" follows the theme of the site or system.
     """
     prose, shown = pictured(rows)
     names = ("light", "dark") if theme == "auto" else (theme,)
@@ -120,7 +120,7 @@ def _in_both_themes(light: str, dark: str) -> tuple[str, str]:
 def document(title: str, body: str, theme: str, policy: str = POLICY, *, wide: bool = False) -> str:
     """Write an HTML document with a body; the document's policy forbids access to the network.
 
-    If `wide` is false, the body is at most 1,400 pixels wide. Otherwise it is as wide as the
+    If `wide` is false, the body is at most 1,400 pixels wide. Otherwise the body is as wide as the
     window.
     """
     return Template(template("document.html")).substitute(

@@ -45,7 +45,8 @@ from qkv.see.steps.walk import Walk
 #   `query` is the position of a token, or null.
 #   `chosen` is the reason why this head is shown.
 #   `sentence` describes the head.
-#   `stands_out` is a bool, or null if the reader asked for the head.
+#   `stands_out` is true if this head stands out from all others, and null if the caller chose the
+#   head.
 #   `headline` is another sentence about the head, or empty.
 #   `heads` lists the marked heads, or is null.
 #   `merge` is true if subwords are merged into words.
@@ -77,7 +78,7 @@ from qkv.see.steps.walk import Walk
 #
 #   `top_k` is k.
 #   `indices` is a packed array (layers, H, L, k); all bits of an unused index are 1.
-#   `weights` holds the weights on the keys in `indices`, as packed shares.
+#   `weights` holds the weights on the keys in `indices`, packed by `pack_shares`.
 #   `received` is a packed array (layers, H, S) of the summed weights on each key.
 #   `kept` is the fraction of the total weight that the summary includes.
 #
@@ -233,8 +234,8 @@ def check_theme(theme: str, call: str) -> str:
 #   `scores` is a list of measures. Each measure has a `name`, a phrase for the averaged weight
 #   (`of`), a name for heads with a high score (`head`), and a list of layers x H numbers for each
 #   step (`values`).
-#   `score` is the index in `scores` of the measure that the page's sentence is about.
-#   `becomes` is the least score for which a head gets the name in `head`.
+#   `score` is an index into `scores`: the page's sentence describes this measure.
+#   `becomes` is a threshold: a head with at least this score gets the name `head` of the measure.
 #   `losses` is a list of [step, loss].
 #   `logged` lists the loss at each of the `steps`; an unknown loss is null.
 #   `knots` lists the steps that are at equal distances on the axis of charts.
@@ -276,7 +277,7 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
 # SHIFT holds word vectors before and after attention, in one plane.
 #
 #   `sentences` and `tokens` are lists of strings.
-#   `of` lists the number of each token's sentence.
+#   `of` lists, for each token, the index of the sentence that contains it.
 #   `before` is a list of points [x, y].
 #   `explained` lists the share of the variance along each axis.
 #   `stages` is a list of stages. Each stage has a `name`, its `points` [x, y], the lengths of the
@@ -303,8 +304,8 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #   `own_step`.
 #   `steps` is a list of STEP.
 #   `start` is the [row, column] of the cell whose sum is written out when the page opens.
-#   `own` is the name of the array "own" in the trace, for example "blocks.0.hook_resid_post".
-#   `own_step` is the index of the step that is compared with the array "own".
+#   `own` is the trace's name for the array "own", for example "blocks.0.hook_resid_post".
+#   `own_step` is the index of the step that the page compares with the array "own".
 #   `difference` is the largest difference between a step and the model's own numbers.
 #   `said` is a sentence that names the likeliest word, or empty.
 #   `which` is a sentence that names the head, and may be followed by a sentence about the head.
@@ -314,16 +315,16 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #
 #   `b64` is the base64 of little-endian float32, or null if the array is too large for the page.
 #   `shape` is the shape of the array.
-#   `rows` is a list of the kept rows, or null if all rows are kept. It is "rows" or "key_rows" if
-#   the kept rows are those of `rows` or `key_rows` in WALK.
+#   `rows` is a list of the kept rows, or null if all rows are kept. The string "rows" means the
+#   list `rows` of WALK; "key_rows" means the list `key_rows` of WALK.
 #   `columns` lists the indices of the columns; this entry is missing if the page has all columns.
 #
 # STEP is one step of a walk.
 #
 #   `title`, `formula`, `shape`, `code` and `note` are strings.
 #   `name` is the name of the step's array.
-#   `side` is "queries" or "keys" if the rows are queries or keys. It is "position" if the step has
-#   only one row, which is the query of `start`.
+#   `side` is "queries" if the rows are queries, "keys" if the rows are keys, and "position" if the
+#   step has only one row, for the query of `start`.
 #   `columns` is "keys" if the columns are keys, or null if they are components of vectors.
 #   `shown` holds the indices (`at`) and the `names` of the shown columns, or is null for all.
 #   `weights` is true if the numbers are weights.
@@ -474,7 +475,7 @@ def pack_rows(rows: Array, scales: Array) -> dict[str, Any]:
 
 
 def pack_shares(weights: Array) -> dict[str, Any]:
-    """Pack weights in 16 bits as `n / per`; their first four digits stay the same.
+    """Pack weights in 16 bits as `n / per`, which keeps the first four digits of each weight.
 
     If the page rounds `n / per` to at most four digits, it shows the same digits as for the weight
     itself. An even n means that the weight is exactly `n / per`. If n is odd, the weight lies

@@ -16,8 +16,9 @@ from qkv.see.page import html
 from qkv.see.page.payload import payload_of
 from qkv.trace import Trace
 
-# The entries of the payload of `play`. The entry `texts` is empty, because the page runs the model.
-# The model and its script are a separate part after the payload (see page/engine.py).
+# The entries of the payload of `play`. The entry `texts` is empty, because the page computes the
+# weights itself by running the model. The model and its script are a separate part after the
+# payload (see page/engine.py).
 #
 #   `start` is the first state of the page (START).
 #   `state` is the part after the # of an address, or empty. The page opens in this state.
@@ -27,8 +28,8 @@ from qkv.trace import Trace
 #   `untrained` is true if the model is untrained.
 #   `little` holds two lists that the rule for choosing a head ignores: function words in lower case
 #   (`words`), and parts of words around an apostrophe (`pieces`), such as the "t" of "don't".
-#   `next` is true if logits are for the next token.
-#   `guesses` is true if logits are for masked words.
+#   `next` is true if the model predicts the next token.
+#   `guesses` is true if the model predicts masked words.
 #   `mask` is the mask token, or null.
 #
 # A page of findings has two more entries.
@@ -66,7 +67,7 @@ from qkv.trace import Trace
 ROLES, CARDS = "roles.json", "cards.json"  # files in the folder of a model that comes with qkv
 
 
-# The default text of a page, in which {} stands for the model's mask; and the word to hide.
+# TEXT is the default text of a page; {} stands for the model's mask. HIDDEN is the word to hide.
 TEXT, HIDDEN = "She drank a glass of {}.", "glass"
 OPENING = "She opened the door and"  # The default text for a decoder.
 DECODER = "books-decoder"  # The decoder on a page whose encoder is the default model.
@@ -89,7 +90,7 @@ def known_of(model: Model) -> dict[str, Any]:
 
 
 def _folder_of(model: Model) -> Path | None:
-    """Return a model's folder in qkv if it holds exactly the model's parameters, else None."""
+    """Return a model's folder if the model comes with qkv and is unchanged, else None."""
     folder = shipped().get(model.name)
     if folder is None:
         return None
