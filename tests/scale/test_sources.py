@@ -82,7 +82,7 @@ def test_row_groups(tmp_path: Path) -> None:
     assert good == texts[:-1]
     assert bad == Bad("has no 'text'")
     [source] = find_sources(tmp_path / "x.parquet", "n", "t")
-    with pytest.raises(ValueError, match="column 'n' is int64: name a column of strings"):
+    with pytest.raises(ValueError, match="column 'n' is int64: give a column of strings"):
         described(source, "t")
 
 

@@ -62,9 +62,9 @@ def body_and_threads() -> tuple[int | None, int]:
 def get_num_threads() -> int:
     """Return the number of threads that may compute.
 
-    `set_num_threads` sets the number. Unless `set_num_threads` was called, the environment variable
-    `QKV_NUM_THREADS` sets it. The default is the number of cores that this process may use.
-    The results of attention and linear layers do not depend on the number of threads.
+    `set_num_threads` sets this number. If `set_num_threads` was not called, the environment
+    variable `QKV_NUM_THREADS` sets the number. The default is the number of cores that this process
+    may use. The results of attention and linear layers do not depend on the number of threads.
     """
     if getattr(_here, "alone", False):
         return 1

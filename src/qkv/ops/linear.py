@@ -129,7 +129,7 @@ def linear_grad(
     Args:
         x: `(..., in)`.
         weight: `(in, out)`, with any strides.
-        grad: `(..., out)`, the gradient for the result.
+        grad: `(..., out)`, the gradient with respect to the result.
         bias: whether the layer has a bias.
 
     Returns:
@@ -166,7 +166,7 @@ def linear_grad(
 
 
 def input_grad(weight: Array, grad: Array) -> Array:
-    """Compute the gradient for `x` `(..., in)` from the gradient `(..., out)` for `x @ weight`.
+    """Compute the gradient for `x`, given the gradient `grad` for `x @ weight`.
 
     >>> input_grad(np.array([[3.0], [4.0]]), np.array([[10.0]])).tolist()
     [[30.0, 40.0]]

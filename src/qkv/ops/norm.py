@@ -58,7 +58,7 @@ def norm_grad(
         x: `(..., D)`, the input of the norm.
         weight: `(D,)`.
         scale: `(..., 1)`, the numbers by which `normalize` divided the vectors.
-        grad: `(..., D)`, the gradient for the result.
+        grad: `(..., D)`, the gradient with respect to the result.
         centred: whether the mean of each vector was subtracted first.
         bias: whether the norm has a bias.
 

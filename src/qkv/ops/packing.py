@@ -121,7 +121,7 @@ def _lasting_memory(count: int) -> Array:
 
 
 def _count(shelf: Any, size: int) -> None:
-    """Add `size` to the number of used bytes of a shelf; delete the shelf if few bytes are left.
+    """Add `size` to a shelf's number of used bytes; if few bytes are still used, delete the shelf.
 
     A negative `size` counts freed bytes. If the deleted shelf still contained packed weights, these
     weights are packed again at their next use.

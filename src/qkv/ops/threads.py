@@ -144,8 +144,8 @@ def _blas() -> list[tuple[Any, Callable[[int], None]]]:
     """Return NumPy's BLAS libraries, each with its function to set the number of threads.
 
     threadpoolctl 3.7 and later wrap this function, so that only the first Python thread that calls
-    the wrapper can change the number. `one_blas_thread` is called from several threads, so this
-    list contains the functions without the wrapper.
+    the wrapper can change the number. But `one_blas_thread` must work on every thread, so this list
+    contains the functions that the wrappers call.
     """
     from threadpoolctl import ThreadpoolController
 

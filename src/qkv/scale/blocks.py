@@ -136,7 +136,7 @@ class Blocks:
     pieces: tuple[Pieces, ...]  # The sizes of blocks along the axes of an `Index`.
     key_heads: tuple[int, ...]  # Block `h` of the heads uses block `key_heads[h]` of the key heads.
     is_flat: bool  # Whether a head axis was added to 2-D arrays.
-    token: str  # A checksum of the call, which the names of its tasks contain.
+    token: str  # A checksum of the call. The names of the call's tasks contain this checksum.
 
     @property
     def arrays(self) -> list[Any]:
@@ -163,8 +163,9 @@ class Blocks:
     def rows(self) -> Iterator[tuple[Index, list[Index]]]:
         """Yield `(first, seen)` for each block of queries.
 
-        `seen` lists the `Index` of each pair of this block and a block of keys that its queries may
-        see. `first` is the `Index` of the pair of this block and the first block of keys.
+        Each `Index` stands for a block of queries and a block of keys. `seen` lists the indices of
+        this block of queries with each block of keys that the queries may see. `first` is the index
+        of this block of queries with the first block of keys.
         """
         *_, queries, keys = (_starts(pieces) for pieces in self.pieces)
         lead = range(len(self.pieces) - 4)

@@ -14,7 +14,8 @@ from qkv.attend.visibility import check_flag
 from qkv.ops.kernel import one_thread
 from qkv.scale.blocks import Blocks, Rules, Tasks, cut
 
-# The arrays that the task of a block reads. The sinks are read only for one block of each row.
+# The arrays that the task of a block reads. Of the tasks for one block of queries, only one task
+# reads the sinks too.
 _READ = ("query", "key", "value", "attn_mask", "bias", "alibi_slopes")
 _ROUNDED = 1e8  # Above this number, the rounding error of a float64 log-sum-exp is too large.
 
@@ -24,7 +25,7 @@ class Part(NamedTuple):
 
     out: Array  # (*lead, Hq, L, dv), in the dtype of the computation.
     lse: Array  # (*lead, Hq, L), float64.
-    rest: Array | None  # The exact log-sum-exp is `lse + rest`; None means 0.
+    rest: Array | None  # The exact log-sum-exp is `lse + rest`, or `lse` if `rest` is None.
 
 
 def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any) -> Any:
@@ -188,8 +189,8 @@ def _lse(part: Part, kind: DType) -> Array:
 def _weigh(rules: Rules, *, part: Part, values: Shape, **inputs: Array) -> Array:
     """Return the weights of a block of keys, normalized over all keys.
 
-    First, the weights of each row sum to 1 within the block. The weights are then multiplied by the
-    block's share of the sum over all keys: `exp(lse of the block - lse of all keys)`.
+    First, compute weights that sum to 1 over the keys of the block. Then multiply these weights by
+    the block's share of the sum over all keys: `exp(lse of the block - lse of all keys)`.
 
     Args:
         rules: the rules of the block.

@@ -130,8 +130,8 @@ class Folder:
         return (self.read(LOCK) or b"").partition(b" ")[0] == run.encode()
 
 
-# The schema of a manifest. A dict stands for a JSON object with these entries. A dict with the key
-# "" stands for a JSON object whose keys are numbers, and whose values all fit the entry "". A list
+# The schema of a manifest. A dict stands for a JSON object with these entries. A dict {"": schema}
+# stands for a JSON object whose keys are numbers, and whose values all fit this schema. A list
 # stands for a JSON list whose elements all fit the list's only entry. A tuple stands for a JSON
 # list whose elements fit the tuple's entries in order.
 _SIZE, _TEXT = range(2**31), str

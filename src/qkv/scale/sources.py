@@ -187,7 +187,7 @@ def _found(path: Any, column: str, call: str) -> Iterator[Source]:
 
 
 def described(source: Source, call: str) -> Source:
-    """Check that a source has the text column; return the source, for a CSV with its `field`.
+    """Check that a source has the text column; return the source, and fill in `field` for a CSV.
 
     Raises:
         ValueError: the column does not exist, or does not hold strings.
@@ -202,7 +202,7 @@ def described(source: Source, call: str) -> Source:
             kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
             if kind not in (arrow.string(), arrow.large_string(), arrow.string_view()):
                 raise ValueError(
-                    f"{name}: column {source.column!r} is {kind}: name a column of strings"
+                    f"{name}: column {source.column!r} is {kind}: give a column of strings"
                 )
             return source
     elif source.kind == ".csv":
