@@ -293,7 +293,7 @@ def test_many_texts_are_read_in_parts(model):
         np.testing.assert_allclose(array, whole[name], atol=1e-12)
     assert [len(trace) for trace in model.trace_stream(texts, batch_size=2)] == [2, 1]
     with pytest.raises(
-        ValueError, match=r"trace: .* gives logits only for the text that it writes: add target"
+        ValueError, match=r"trace: .* computes logits only for the decoder's text: add target"
     ):
         model.trace(texts, logits=True)
     with pytest.raises(ValueError, match=r"trace_stream: .* writes: call trace\(text, target="):

@@ -155,7 +155,7 @@ def test_a_stream_warns_once_of_all_that_was_cut(small):
         (TEXTS, {"names": "patern"}, KeyError, "trace_stream: there is no 'patern'; the nearest"),
         (TEXTS, {"names": 3}, TypeError, "trace_stream: `names` is 3"),
         (TEXTS, {"layers": 9}, ValueError, "trace_stream: there is no layer 9"),
-        (TEXTS, {"layers": 0.5}, TypeError, r"trace_stream: `layers` has 0\.5"),
+        (TEXTS, {"layers": 0.5}, TypeError, r"trace_stream: `layers` contains 0\.5"),
         (TEXTS, {"top_k": 0}, ValueError, "trace_stream: top_k is 0"),
         (TEXTS, {"top_k": 2.0}, TypeError, r"trace_stream: top_k is 2\.0"),
         (TEXTS, {"logits": True}, ValueError, "trace_stream: .* has no head"),

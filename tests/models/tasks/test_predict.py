@@ -406,7 +406,7 @@ def test_a_model_of_two_texts_generates(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^predict: t5 reads one text and writes another: call g"):
         model.predict("the cat")
     with pytest.raises(
-        ValueError, match=r"^trace: t5 gives logits only for the text that it writes: add target"
+        ValueError, match=r"^trace: t5 computes logits only for the decoder's text: add target"
     ):
         model.trace("the cat", logits=True)
     read, written = [[4, 5, 6], [7, 3]], [[2, 8], [2, 9, 10]]

@@ -295,7 +295,7 @@ class Encoder:
         ]
 
     def _whole(self, texts: Sequence[str]) -> list[str]:
-        """Put the prompt before each text, and remove white space at both ends."""
+        """Put the prompt before each text, and remove white space at the ends of the result."""
         sentence = self.sentence
         return [sentence.prepared(sentence.stripped(self._before + text)) for text in texts]
 

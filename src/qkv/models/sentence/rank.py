@@ -110,7 +110,7 @@ def frame_of(tokenizer: Tokenizer, text: str, name: str, call: str) -> Frame:
     sections = (slice(0, a), slice(a, b), slice(b, c), slice(c, d), slice(d, None))
     kinds = [set(segments[section].tolist()) or {0} for section in sections]
     if max(map(len, kinds)) > 1:
-        raise ValueError(f"{call}: the tokenizer of {name} gives a text several segments")
+        raise ValueError(f"{call}: the tokenizer of {name} assigns several segments to one text")
     before, between, after = (ids[section] for section in sections[::2])
     one, two, three, four, five = (kind.pop() for kind in kinds)
     return Frame((before, between, after), (one, two, three, four, five))
@@ -135,8 +135,8 @@ class Ranker:
             if the logits are the scores.
 
     Raises:
-        TypeError: `Model.rank` does not accept the type of an option.
-        ValueError: `Model.rank` does not accept an option, or the model has no tokenizer.
+        TypeError: an option has the wrong type for `Model.rank`.
+        ValueError: an option has a value that `Model.rank` rejects, or the model has no tokenizer.
     """
 
     model: Core

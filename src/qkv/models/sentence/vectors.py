@@ -13,7 +13,7 @@ from qkv.models.run.truncation import callers
 from qkv.ops.linear import multiply
 
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
-FEW = 100  # With fewer vectors, "int8" and "uint8" cause a warning: steps may not fit other texts.
+FEW = 100  # For fewer vectors, "int8" and "uint8" warn that their steps may not fit other texts.
 
 
 def check_precision(precision: Any, *, call: str, output_value: Any) -> None:
@@ -55,8 +55,8 @@ def quantized(vectors: Array, precision: str, *, call: str) -> Array:
         )
     if 1 < len(vectors) < FEW:
         warnings.warn(
-            f"{call}: the steps of {precision} come from the range of {len(vectors)} vectors: give "
-            f"{FEW} or more, because each call computes its own steps",
+            f"{call}: the steps of {precision} come from the range of {len(vectors)} vectors, and "
+            f"may not fit other texts: give {FEW} texts or more in one call",
             UserWarning,
             stacklevel=callers(),
         )

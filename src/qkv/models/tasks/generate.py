@@ -103,9 +103,10 @@ def generate(
     """Continue one text or several texts token by token.
 
     A text ends with an end token (`eos_token_id` of generation_config.json, or else of
-    config.json), before a stop string, or after `max_new_tokens`. With a temperature, tokens are
-    sampled as in transformers. First, the logits are divided by the temperature. Second, only the
-    tokens with the `top_k` largest logits are kept. Third, only the most likely of these tokens are
+    config.json), before a stop string, or after `max_new_tokens`. If the temperature is above 0,
+    tokens are sampled as in transformers. First, the logits are divided by the temperature. Second,
+    only the tokens with the `top_k` largest logits are kept. Third, only the most likely of these
+    tokens are
     kept: as few as possible with a total probability of `top_p` or more.
 
     Args:
@@ -273,8 +274,8 @@ def tokens_to_add(
     """Return the maximum number of tokens to add to a prompt of `count` tokens.
 
     Raises:
-        ValueError: the prompt is empty; or the model has fewer than `wanted` positions, or none,
-            left after the prompt.
+        ValueError: the prompt is empty; no position is free after the prompt; or fewer than
+            `wanted` positions are free.
 
     >>> [tokens_to_add("the prompt", count, None, 256, "tiny", 64) for count in (202, 2)]
     [54, 64]
@@ -285,7 +286,7 @@ def tokens_to_add(
     if left < min(usual, 1):
         raise ValueError(
             f"generate: {which} has {count} tokens and {name} takes texts of at most {limit}: "
-            "no room is left for a new token: shorten it"
+            "no room is left for a new token: give a shorter prompt"
         )
     if wanted is not None and wanted > left:
         raise ValueError(
@@ -327,7 +328,7 @@ class Row:
 
     @property
     def is_measured(self) -> bool:
-        """Whether all tokens of the prompt except the first are measured."""
+        """Whether `measured_prompt` has all tokens of the prompt except the first."""
         return len(self.measured_prompt) >= len(self.prompt_tokens) - 1
 
     def add(self, token: int, eos_ids: frozenset[int]) -> str:
@@ -343,7 +344,7 @@ class Row:
         return piece
 
     def added(self, tokenizer: Tokenizer | None, begin: int = 0) -> Tokenized:
-        """Return the new tokens, with offsets in a text in which the new text begins at `begin`."""
+        """Return the new tokens; their offsets count from `begin`, where the new text begins."""
         end = begin + len(self.stream.text)
         spans = [(begin + a, min(begin + b, end)) for a, b in self.stream.spelling.spans]
         known = [(tokenizer and tokenizer.token(token)) or str(token) for token in self.ids]

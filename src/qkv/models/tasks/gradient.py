@@ -59,9 +59,9 @@ def gradient(
             gradient of its replacement. Gradients pass through an edit whose result depends on the
             computed activation, such as an "add" record or an `SAE`. If an array or a record "set",
             "ablate", "patch" or "row" replaces an activation, no gradient passes through. `at` may
-            name the features of an `SAE`. If a function changes an activation, `at` may name only
-            this activation and activations that are computed after the layer of this activation,
-            because qkv does not know the derivative of the function.
+            name the features of an `SAE`. qkv does not know the derivative of a function. So if a
+            function changes an activation, `at` may name only this activation, and activations that
+            are computed after its layer.
 
     Returns:
         The gradients, keyed by the names in `at`.
@@ -141,7 +141,7 @@ def target_of(of: Any, lengths: Sequence[int], body: Transformer, token_id: Toke
         assert body.head is not None
         return Target(*weighed(of, lengths, body.head.steps.outputs, token_id), {})
     if not of:
-        raise ValueError(f"{_CALL}: `of` is empty: name an activation: {{('post', 3): array}}")
+        raise ValueError(f"{_CALL}: `of` is empty: give an activation: {{('post', 3): array}}")
     weights: dict[str, Array] = {}
     for name, full in names_of(list(of), body, "of").items():
         every = [full] if isinstance(full, str) else full
@@ -296,7 +296,7 @@ def word_id(model: Core, words: int, word: Any, *, call: str = _CALL, argument: 
     if tokenizer is None:
         raise ValueError(
             f"{call}: {argument} has the token {word!r:.60} and {model.name} has no tokenizer: "
-            "give its id"
+            "give the token's id"
         )
     [ids] = tokenizer.ids_batch([model.prepared(word)])
     names = [tokenizer.token(int(token)) for token in ids]
@@ -335,7 +335,8 @@ def names_of(at: Any, body: Transformer, argument: str, spliced: Sequence[str] =
     for name in [at] if single else at:
         if not isinstance(name, str | tuple):
             raise TypeError(
-                f"{_CALL}: `{argument}` has {shown(name)}: give names, such as ('resid_post', 3)"
+                f"{_CALL}: `{argument}` contains {shown(name)}: give names, such as "
+                "('resid_post', 3)"
             )
         full = meant(name, len(body.layers))
         fits = next((spelled for spelled in full if spelled in known), None)

@@ -50,9 +50,9 @@ class Factored:
 class HeadWeights:
     """The weights of each head of a layer, and the model's tables, named as in TransformerLens.
 
-    The weights are not multiplied by the weights of a norm, no mean is subtracted, and rotary
-    positions are ignored. If query heads share a key/value head, its weights are repeated for each
-    query head. A missing bias is 0.
+    No norm is folded into a matrix, no mean is subtracted from a matrix, and rotary positions are
+    ignored. If query heads share a key/value head, its weights are repeated for each query head. A
+    missing bias is 0.
 
     Attributes:
         W_Q: (Hq, D, d), turns vectors into queries.

@@ -227,7 +227,7 @@ def _one_text(model: Core, text: Any) -> Tokenized:
     if limit is not None and len(tokens) > limit:
         raise ValueError(
             f"predict: the text has {len(tokens)} tokens and {model.name} takes texts of at most "
-            f"{limit}: shorten it"
+            f"{limit}: give a shorter text"
         )
     return replace(tokens, text=text[: max(end for _, end in tokens.offsets)])
 
@@ -290,7 +290,7 @@ def in_words(ranked: Ranked, before: list[list[str]], tokenizer: Tokenizer | Non
         name = None if tokenizer is None else tokenizer.token(token)
         if tokenizer is None or name is None:
             return str(token)
-        front = ["Ġ"] * marks + list(last)  # show `plain_tokens` how spaces are marked
+        front = ["Ġ"] * marks + list(last)  # tells `plain_tokens` that "Ġ" marks a space
         special = [False] * len(front) + [tokenizer.is_special(token)]
         return plain_tokens([*front, name], special)[-1]
 

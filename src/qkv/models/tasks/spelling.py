@@ -8,7 +8,7 @@ from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_text
 
 CONTEXT = 8  # The maximum number of preceding tokens that are decoded with new tokens.
-_BROKEN = "\ufffd"  # The character that `decode` returns for an incomplete character.
+_BROKEN = "\ufffd"  # `decode` returns this for an incomplete character.
 
 # Letters of scripts without spaces between words: Thai to Khmer, Chinese, Japanese, ...
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -118,7 +118,8 @@ class TextStream:
 def _begun(text: str, stop: str) -> int:
     """Return where an unfinished `stop` string at the end of `text` begins.
 
-    For example, "EN" is an unfinished "END". If `text` ends otherwise, return `len(text)`.
+    For example, "EN" is an unfinished "END". Return `len(text)` if `text` does not end with an
+    unfinished `stop` string.
     """
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):
@@ -142,5 +143,5 @@ def check_stop(stop: Any) -> tuple[str, ...]:
         raise TypeError(f"generate: `stop` is {stop!r:.40}: give strings") from None
     for text in strings:
         if not check_text(text, call="generate", name="a stop string"):
-            raise ValueError("generate: `stop` has an empty string: omit it")
+            raise ValueError("generate: `stop` contains an empty string: omit the empty string")
     return strings

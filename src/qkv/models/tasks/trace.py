@@ -82,8 +82,8 @@ def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str =
     Args:
         known: every name that a trace of the model may hold.
         keep: a function that decides whether a name is kept.
-        side: "encoder" or "decoder", to consider only its names; by default, all names are
-            considered.
+        side: "encoder" or "decoder": consider only names of this network; by default, consider all
+            names.
 
     >>> known = ["hook_embed", "blocks.0.attn.hook_q", "blocks.1.hook_mlp_out", "ln_final.hook_x"]
     >>> [layers_to_run(known, [name].__contains__) for name in known]
@@ -108,7 +108,7 @@ def _named(known: Sequence[str], names: Names, call: str) -> tuple[set[str], set
     for name in wanted:
         if not isinstance(name, str | tuple):
             raise TypeError(
-                f'{call}: `names` has {shown(name)}: give names, such as "pattern" or ("q", 0)'
+                f'{call}: `names` contains {shown(name)}: give names, such as "pattern" or ("q", 0)'
             )
         if isinstance(name, str):
             matches = {full for full, own in spelled.items() if name in own}
@@ -161,7 +161,7 @@ def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> 
     most = max(counts.values())
     for number in numbers:
         if not is_whole_number(number):
-            raise TypeError(f"{call}: `layers` has {shown(number)}: layers are whole numbers")
+            raise TypeError(f"{call}: `layers` contains {shown(number)}: layers are whole numbers")
         if not -most <= number < most:
             raise ValueError(
                 f"{call}: there is no layer {number}: the model has {most} layers, "
@@ -217,9 +217,10 @@ def trace(
             Activations that are not kept need memory only for one batch.
         ablate: heads to ablate, as pairs (layer, head), or (layer, None) for all heads of a layer.
             The `hook_z` of an ablated head becomes 0, so the head adds nothing; its `hook_pattern`
-            does not change. You can also pass a mapping from pairs to the new `hook_z`: "zero", an
-            array (d,), or "mean", the mean over all tokens of all these texts in an unedited run.
-            If `ablate` contains a head twice, the last entry for this head applies.
+            does not change. You can also pass a dict that maps each pair (layer, head) to the new
+            `hook_z`: "zero", an array (d,), or "mean", the mean over all tokens of all these texts
+            in an unedited run. If `ablate` contains a head twice, the last entry for this head
+            applies.
         hide: the tokens to mask for all queries, including the tokens' own queries. Words, and
             special tokens such as "[SEP]", are masked at every occurrence; positions are masked in
             each text that is long enough, and -1 is the last position. A masked token still sees
@@ -301,7 +302,8 @@ def trace_stream(
         hide: words, positions and edges to mask in the texts that contain them.
         edit: activations to change, in each batch separately. A function gets all texts of a batch,
             and `at.texts` holds their indices among all texts. An array has the shape (1, T, ...)
-            or the shape of a batch, where T is the length of the longest text in the batch.
+            or (B, T, ...), where B is the number of texts in the batch, and T is the length of its
+            longest text.
 
     Returns:
         An iterator over traces; each is the trace of a list of texts.
@@ -376,7 +378,7 @@ class _Tracer:
             if not model.continues:
                 wanted = "add target=..." if call == "trace" else "call trace(text, target=...)"
                 raise ValueError(
-                    f"{call}: {model.name} gives logits only for the text that it writes: {wanted}"
+                    f"{call}: {model.name} computes logits only for the decoder's text: {wanted}"
                 )
         self.keep = names_to_keep(known, self.layers, self.names, self.top_k, call=call)
         self.stop = None if self.logits else layers_to_run(known, self.keep)
@@ -418,7 +420,7 @@ def as_trace(
         batch: the tokens of each text.
         body: the network that ran.
         masks: for some layers, a mask of the visible keys, as `EditedRun.masks` returns it.
-        others: `single` and `changed` of the trace.
+        others: the arguments `single` and `changed` of `Trace`.
     """
     return Trace(
         arrays,
