@@ -15,8 +15,8 @@ shown, the head without edits is shown next to it. `colouring` is the colouring 
 shows the inside of the head. `height` is the height of the frame until the live page reports its
 own height.
 
-The frame opens only the site's own `play.html`. If scripts are off or the reader saves data, a
-link replaces the frame (static/live.js).
+The frame opens only the site's own `play.html`. If scripts are off, or the browser is set to save
+data, a link replaces the frame (static/live.js).
 """
 
 import html
@@ -47,7 +47,7 @@ REGIONS = {
     "writing": "the text that the model continues",
 }
 EDITS = "`causal`, `hide WORD` or `scale NUMBER`"
-COLOURINGS = {  # the colourings of the map, with the words of its menu
+COLOURINGS = {  # colouring -> its name in the map's menu
     "pattern": "pattern",
     "effect": "what removing it changes",
     "change": "difference from the original",
@@ -165,7 +165,7 @@ def in_notebook(text: str, options: dict[str, str]) -> str:
 
 
 class Live(SphinxDirective):
-    """The directive: a link, which static/live.js turns into a frame, and a text below."""
+    """A directive that inserts a text below a link, which static/live.js turns into a frame."""
 
     required_arguments = 1
     final_argument_whitespace = True
@@ -179,7 +179,7 @@ class Live(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         text = " ".join(self.arguments[0].split())
         if not self.content:
-            raise self.error("live: the text is missing: say below the options what to try")
+            raise self.error("live: no text follows the options: write what to try")
         page = "../" * self.env.docname.count("/") + "play.html"
         try:
             href = address(page, text, self.options)

@@ -1,16 +1,16 @@
 """Make two notebooks from the page of each lesson: the student's and the teacher's.
 
-The tags of a code cell say where the cell goes:
+The tags of a code cell decide where the cell appears, and how:
 
     stub                    the empty cell of a task: a signature and `...`
     solution, hide-input    the answer to the stub before it; folded on the site
     hide-output the output answers "Before you run this"; folded on the site
     remove-cell asserts about the numbers of the page; runs unseen on the site
 
-Directives also say where their text goes: an admonition of the class `teacher` is only for
-teachers, an admonition of the class `dropdown` (a hint) can be folded, `raw` is only for the site,
-and a live view becomes a cell that opens the view. The first code cell checks that qkv is
-installed.
+The kind of a directive decides where its text appears. An admonition of the class `teacher` appears
+only in the teacher's notebook, and `raw` only on the site. An admonition of the class `dropdown` (a
+hint) can be folded. A live view becomes a cell that opens the view. The first code cell checks that
+qkv is installed.
 
     python docs/notebooks.py student build/student    # or teacher
 """
@@ -35,7 +35,7 @@ NOTES = {
     "wrong in class.",
 }
 NEEDS = " It needs only qkv with the extra `plot` (in a clone: `pip install '.[plot]'`).*"
-LIVE = "\0live: "  # begins a line with a call, which gets its own cell
+LIVE = "\0live: "  # marks a call that gets its own cell
 INSTALL = """import importlib.util
 
 if importlib.util.find_spec("qkv") is None:

@@ -138,7 +138,7 @@ WRONG = {
     ),
     "empty": (
         ("Click *river*.", ""),
-        "live: the text is missing: say below the options what to try",
+        "live: no text follows the options: write what to try",
     ),
     "option": ((":height: 333", ":high: 333"), "high"),
 }
