@@ -1,1 +1,1 @@
-"""Measurements of each claim of speed, one file per claim: `python -m benchmarks --help`."""
+"""Measure each claim about speed, with one file per claim: `python -m benchmarks --help`."""

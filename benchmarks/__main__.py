@@ -110,7 +110,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--again",
         action="store_true",
-        help="replace these claims in the last full run",
+        help="replace the results of these claims in the last full run",
     )
     parser.add_argument("--json", help="the file for the results")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -121,9 +121,10 @@ def parsed() -> argparse.Namespace:
 
 
 def in_the_last(result: dict[str, Any]) -> dict[str, Any]:
-    """Replace the results of claims in the last full run, and date each replaced result.
+    """Replace the results of claims in the last full run, and add the date to each new result.
 
-    If a claim was not measured on the machine of the last full run, its entry names its machine.
+    If a claim was measured on another machine than the last full run, the claim's entry names this
+    machine.
     """
     last = json.loads((RESULTS / "full.json").read_text(encoding="utf-8"))
     about = {"when": result["when"]}
@@ -149,12 +150,12 @@ def title(claim: str) -> str:
 
 
 def once(claim: str) -> bool:
-    """Return whether a claim is measured only on all threads."""
+    """Return whether a claim is measured only with all threads, not also with one."""
     return getattr(module(claim), "ONCE", False)
 
 
 def environment_of(claim: str) -> dict[str, str]:
-    """Return the environment variables for the process of a claim."""
+    """Return the environment variables that the measurement of a claim needs."""
     return getattr(module(claim), "ENVIRONMENT", {})
 
 

@@ -1,4 +1,4 @@
-"""The rows of a claim: implementations of one task, verified, timed and compared with goals."""
+"""Verify and time the implementations of a task, and compare the measurements with goals."""
 
 import statistics
 from collections.abc import Callable, Iterable
@@ -74,7 +74,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Row:
-    """One task, with its implementations and goals: a line of the table of goals."""
+    """One task, the implementations that are timed on the task, and the goals for their results."""
 
     name: str
     ways: dict[str, Way | None]  # None if the library is not installed
@@ -89,7 +89,7 @@ class Row:
 
 
 def seconds(row: dict[str, Any], way: str) -> float:
-    """Return an implementation's median time; for several (joined by "|"), the shortest one."""
+    """Return the median time of an implementation, or the shortest of several (joined by "|")."""
     there = [row["ways"][name]["seconds"] for name in way.split("|") if name in row["ways"]]
     return min(there)
 
@@ -150,7 +150,7 @@ def less_memory(than: str, least: float, way: str = "qkv") -> Goal:
 
 
 def beside(query, key, value, most: int = 256, **options) -> Callable[[Callable], Callable]:
-    """Compute attention in float64; return a function that makes a value for `Way.error`."""
+    """Compute attention in float64; return a function that makes error functions for `Way`."""
     rows = sample(query.shape[-2], most)
     truth = exact(query, key, value, rows, **options)
 

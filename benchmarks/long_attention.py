@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-SIZE = 64  # the size of the one head
+SIZE = 64  # the size of the head
 
 
 @contextmanager

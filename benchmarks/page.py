@@ -142,13 +142,13 @@ def minutes(seconds: float) -> str:
 
 
 def table(heading: list[str], rows: list[list[str]], words: int = 1) -> str:
-    """Return a Markdown table whose columns after the first `words` are right-aligned."""
+    """Return a Markdown table: all columns except the first `words` columns are right-aligned."""
     lines = [heading, ["---"] * words + ["---:"] * (len(heading) - words), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def machine(result: dict[str, Any]) -> str:
-    """Return a table with the processor, system, versions, and limits by number of threads."""
+    """Return a table of the processor, the system, the versions and the peak rates."""
     about = result["machine"]
     limits: dict[tuple[str, int], list[float]] = {}
     for found in result["claims"].values():
@@ -250,7 +250,7 @@ def details(rows: list[dict[str, Any]]) -> str:
 
 
 def shares(row: dict[str, Any]) -> str:
-    """Return a sentence with the shares of qkv's time."""
+    """Return a sentence that lists which share of qkv's time each part takes."""
     listed = ", ".join(f"{name} {share:.0%}" for name, share in row["parts"].items())
     return f"How `qkv` spends its time ({row['name']}, {count(row['threads'])}): {listed}.\n"
 
@@ -317,7 +317,7 @@ def draw(curves: dict[str, list[dict[str, float]]], path: Path, *, dark: bool) -
         "axes.edgecolor": faint,
         "xtick.color": ink,
         "ytick.color": ink,
-        "svg.hashsalt": "qkv",  # so that each run writes the same file
+        "svg.hashsalt": "qkv",  # a fixed salt, so that each run writes the same file
     }
     with plt.rc_context(settings):
         figure, axes = plt.subplots(1, 2, figsize=(10, 4.4), layout="constrained")

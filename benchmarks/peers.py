@@ -60,7 +60,7 @@ def from_torch(tensor) -> np.ndarray:
 def torch_attention(q, k, v, *, mask=None, dtype="float32", **options) -> Peer:
     """Call `scaled_dot_product_attention` of torch, with boolean masks converted to floats."""
     tq, tk, tv = tensors(q, k, v, dtype=dtype)
-    if mask is not None:  # otherwise torch converts the mask in each call
+    if mask is not None:  # torch would convert a boolean mask in each call
         options["attn_mask"] = torch().from_numpy(np.where(mask, 0, -np.inf).astype(np.float32))
     attend = torch().nn.functional.scaled_dot_product_attention
     return lambda: attend(tq, tk, tv, **options), from_torch

@@ -3,11 +3,10 @@
 The time of a key press runs from an input event, which changes the text, until the new guesses are
 painted. The page may paint the chosen head later. The time of a sweep is the time to ablate every
 head in turn; drawing the map does not count. The time of the animation runs from the choice of a
-query until its row is complete. The time of new tokens runs from the call until the last token,
-including the prompt. Each text begins with a new word, so that no result comes from a cache. The
-page's results are compared with `predict`, `trace` and `generate`. The page and its worker share
-the
-machine with the browser. The main thread reports only tasks of 50 ms or more.
+query until the query's row is complete. The time of new tokens runs from the call until the last
+token, including the prompt. Each text begins with a new word, so that no result comes from a cache.
+The page's results are compared with `predict`, `trace` and `generate`. The page and its worker
+share the machine with the browser. The main thread reports only tasks of 50 ms or more.
 """
 
 import os
@@ -96,8 +95,8 @@ TASKS = """() => {
 def rows(shrink: int = 1, browser: Any = None) -> Iterator[Row]:
     """Yield rows for a key press and a sweep at each length; without a browser nothing is measured.
 
-    If no browser is given, the function starts one. A process can run only one Playwright, so tests
-    pass their own browser.
+    If no browser is given, the function starts one. A process can run only one Playwright, so a
+    test that already runs a browser passes it.
     """
     model = qkv.load("books")
     chosen = [0]  # tokens before the missing word, which stay the same in all texts
@@ -202,7 +201,7 @@ def pressed(page: Any, model: qkv.Model) -> Row:
 
 
 def fold(page: Any) -> None:
-    """Fold all parts of the page as at the start, so that rows do not affect each other."""
+    """Fold all parts of the page, as at the start, so that no measured row affects the next one."""
     if page is not None:
         folds = page.get_by_role("button", name="Fold")
         if folds.count():
@@ -211,7 +210,7 @@ def fold(page: Any) -> None:
 
 
 def forget(page: Any) -> None:
-    """Delete the reported tasks, which belong to another row."""
+    """Delete the long tasks reported so far, which belong to another row."""
     if page is not None:
         page.wait_for_timeout(200)
         page.evaluate("tasks.length = 0")
@@ -273,7 +272,7 @@ def swept(page: Any, texts: Texts, name: str, most: float) -> Row:
 
 
 def moved(page: Any, texts: Texts, chosen: list[int], name: str) -> Row:
-    """Make the row of the animation that computes the row of a chosen query."""
+    """Make the row for the animation that computes the weights of a chosen query."""
     if page is None:
         return Row(name, {"qkv": None}, (at_most(MOTION),))
     motion = page.locator("[data-part=motion]")

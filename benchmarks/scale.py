@@ -17,7 +17,7 @@ from benchmarks.long_attention import on_workers
 from benchmarks.texts import sentences
 from qkv.measure import operations, random_inputs
 
-ONCE = True  # measured only on all threads, because each implementation sets its number of threads
+ONCE = True  # one run is enough, because each implementation sets its own thread count
 COUNT = 4000  # the number of texts to encode
 LONG = 262_144  # the number of tokens, for one head of size 64
 MOVED = 2**26  # the number of bytes that one worker sends to another worker
@@ -96,7 +96,7 @@ def attention(client: Any, length: int) -> Row:
 
     rng, shape = da.random.default_rng(0), (1, 1, length, 64)
     made = [rng.normal(size=shape, chunks=(1, 1, length // 16, 64)) for _ in "qkv"]
-    cut = client.persist([x.astype(np.float32) for x in made])  # kept in the workers' memory
+    cut = client.persist([x.astype(np.float32) for x in made])  # stored by the workers
     q, k, v = (np.asarray(x) for x in client.compute(cut, sync=True))
     error, work = beside(q, k, v, 64, is_causal=True), operations(q, k, v, is_causal=True)
     allowed = ours(q, k, v)

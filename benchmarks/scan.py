@@ -191,7 +191,7 @@ def alone(way: str, folder: Path, file: Path) -> float:
 
 
 def main() -> None:
-    """Scan as the command line says, and print the peak memory."""
+    """Run the scan that the command line chooses, and print the peak memory."""
     way, folder, path = sys.argv[1:]
     with open(path, encoding="utf-8") as file:
         texts = map(json.loads, file)

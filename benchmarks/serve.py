@@ -3,9 +3,9 @@
 The servers run one after another, so each server shares the machine's cores only with the clients.
 All clients are in one process. This process prepares the requests before the clock starts, keeps
 the connections open, and requests base64, as OpenAI's package does. After the clock has stopped,
-the process compares every vector with `encode`. The clients' processor time is part of each time.
-"Without the clients" subtracts this
-processor time, divided by the number of cores. Each server computes with as many threads as
+the process compares every vector with `encode`. Each measured time includes the clients' processor
+time. "Without the clients" subtracts this processor time, divided by the number of cores. Each
+server computes with as many threads as
 `encode`. `FastAPI + sentence-transformers` is `benchmarks/peer_server.py`, with one worker.
 """
 
@@ -205,7 +205,7 @@ class Loaded:
         return statistics.median(turn[name] for turn in self.turns[1:])
 
     def share_of_requests(self, share: float) -> float:
-        """Return the time within which a share of the requests was answered (median of rounds)."""
+        """Return the median time within which this share of the requests was answered."""
         return statistics.median(
             float(np.quantile(turn["requests"], share)) for turn in self.turns[1:]
         )
@@ -232,7 +232,7 @@ def together(
     vectors: np.ndarray,
     size: int,
 ) -> Row:
-    """Make the row of many clients that send each text once, `size` texts in each request."""
+    """Make the row in which many clients send each text once, with `size` texts in a request."""
     load = {"requests": -(-len(texts) // size), "clients": CLIENTS, "size": size}
     found = loaded(servers, ask, load)
     floats = loaded({"float": servers["qkv serve"]}, ask, {**load, "encoding": "float"})["float"]
@@ -338,7 +338,7 @@ def alone(
 
 
 def memory(servers: dict[str, Server | None], ask: Ask, count: int) -> Row:
-    """Make the row of the server's memory after a tenth of many requests, and after all."""
+    """Make the row of the memory of the server after a tenth of the requests, and after all."""
     one = servers["qkv serve"]
     assert one is not None
     part = Loaded(one, ask, Load(one.port, count // 10, CLIENTS))
