@@ -149,8 +149,8 @@ export function stretcher(ui, checked, onchange) {
 
 /**
  * A table that a reader can unfold; the table is made only when it is open. `set(told)` takes a function that returns
- * the contents: a caption, the names of columns, and rows. A row is a name and cells; a cell is a text, or a text and
- * whether the reader has changed the cell.
+ * the contents: a caption, the names of columns, and rows. A row is a list of its name and its cells. A cell is a
+ * text, or a pair: a text, and whether the reader has changed the cell.
  * @param {string} summary
  * @param {string} label
  */

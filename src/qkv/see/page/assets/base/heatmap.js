@@ -52,7 +52,7 @@ export function heatmap(ui, options) {
   /** @type {number[] | null} */
   let widths = null; // the widths of the widest row name and column name
   /** @type {any} */
-  let shape = null; // the positions of all parts: see layout
+  let shape = null; // the positions of all parts: see `layout`
   /** @type {[CanvasPattern | null, [number, number][]]} */
   let [orange, mine] = [null, []]; // the stripes of cells that the reader hid, and the cells' positions in the picture
   /** @type {number | null} */

@@ -1,5 +1,5 @@
 // Byte pair encoding. A word begins as a list of its characters. Each step merges the pair of neighbours that training
-// merged earliest. The steps end when training merged none of the remaining pairs.
+// merged earliest. The steps end when no remaining pair was merged in training.
 
 /** @typedef {import("./wordpiece.js").Model} Model */
 /** @typedef {import("./wordpiece.js").TokenSpan} TokenSpan */

@@ -134,9 +134,9 @@ export function openDoor(compute, parts) {
      * Continues a text, token by token.
      * @param {string} text
      * @param {{max?: number, temperature?: number, top_k?: number | null, seed?: number, begun?: number[], model?: string,
-     *     signal?: AbortSignal, onpart?: (part: Chosen) => void}} options  `max`: new tokens; `temperature`: 0 takes the likeliest
-     *     token each time; otherwise one of the `top_k` likeliest is drawn, reproducibly with a seed; `begun`: new tokens that
-     *     exist already; `onpart` is called with each new token
+     *     signal?: AbortSignal, onpart?: (part: Chosen) => void}} options  `max`: the number of new tokens; `temperature`: with 0,
+     *     each new token is the likeliest token, otherwise one of the `top_k` likeliest tokens is drawn; `seed`: the same seed
+     *     draws the same tokens; `begun`: new tokens that exist already; `onpart` is called with each new token
      * @param {Edit[]} edits  edits of the text; edits that name no token apply to new tokens too
      * @returns {Promise<Written>}
      */

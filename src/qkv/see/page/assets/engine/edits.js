@@ -114,7 +114,8 @@ export function axesOf(at, T, { heads: H, kv_heads, size: d, dim: D }) {
 }
 
 /**
- * The indices of the numbers that an edit changes in a flat array: those of its head and token, or all.
+ * The indices of the numbers that an edit changes in a flat array. An edit that names no head changes all heads, and
+ * an edit that names no token changes all tokens.
  * @param {{head?: number, token?: number}} edit
  * @param {[Axis, number][]} axes
  */
@@ -128,7 +129,7 @@ export function indicesOf(edit, axes) {
 }
 
 /**
- * The numbers that an edit puts into an activation: by op, a function of the edit and the old numbers.
+ * Maps the op of an edit to a function. The function takes the edit and the old numbers, and returns the new numbers.
  * @type {Record<string, (edit: Required<Edit>, part: number[]) => ArrayLike<number>>}
  */
 const CHANGES = {
@@ -165,7 +166,8 @@ export function changed(edits, at, x, T, sizes) {
 }
 
 /**
- * The outputs of all heads of a layer, z (T, H * d). Ablated heads give 0, or the numbers that an edit sets.
+ * The outputs of all heads of a layer, z (T, H * d). The output of an ablated head is 0, or the numbers that the
+ * ablation names.
  * @param {Edit[]} ablations
  * @param {Float64Array} z
  * @param {Sizes} sizes

@@ -180,7 +180,8 @@ function mlp(model, l, x, L) {
  * @param {Model} model
  * @param {number} l
  * @param {Float64Array} x
- * @param {Step} heads  the heads' z, and `ln1.normalized`, the heads' input, if a norm comes before the heads
+ * @param {Step} heads  `z`, the outputs of the heads; if a norm comes before the heads, also `ln1.normalized`, their
+ *     input
  * @param {number} L
  * @param {Edit[]} edits
  * @returns {Step}
@@ -257,7 +258,8 @@ export function metIn({ q, k, v, rot_q = q, rot_k = k }) {
 }
 
 /**
- * The logits of vectors (T, D): how well each word of the vocabulary would match at these positions (n).
+ * The logits (n, V) at these positions (n), computed from the vectors (T, D): one score for each word of the
+ * vocabulary.
  * @param {Model} model
  * @param {Float64Array} x
  * @param {number[]} positions

@@ -86,7 +86,7 @@ export function normalized(x, weight, bias, { eps, rms, offset }) {
  * @type {Record<string, (x: number) => number>}
  */
 export const ACTIVATIONS = {
-  gelu: (x) => x * below(x), // the share of the normal distribution below x
+  gelu: (x) => x * below(x), // `below(x)`: the probability that a standard normal variable is below x
   gelu_tanh: (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x * x * x))),
   quick_gelu: (x) => x / (1 + Math.exp(-1.702 * x)),
   silu: (x) => x / (1 + Math.exp(-x)),
@@ -108,7 +108,7 @@ function bell(x) {
 }
 
 /**
- * The share of the normal distribution below x, computed from the table and the derivatives at the nearest step.
+ * The probability that a standard normal variable is below x, from the nearest entry of the table and a Taylor series.
  * @param {number} x
  */
 function below(x) {

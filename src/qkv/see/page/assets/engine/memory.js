@@ -13,8 +13,8 @@ export class Memory {
   }
 
   /**
-   * Returns the earlier result with this name, or else the result of `compute`. Each result has its own `key`, which
-   * the names of later results contain.
+   * Returns the earlier result with this name, or else the result of `compute`. Each result gets a unique `key`. The
+   * names of the results that are computed from it contain this key.
    * @param {string} name
    * @param {() => Step} compute
    */

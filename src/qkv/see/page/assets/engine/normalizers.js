@@ -67,9 +67,9 @@ const unaccented = (piece) => changed(composed("NFD", "NFD")(piece), (mark) => (
 const lowered = (piece) => changed(piece, (mark) => mark.toLowerCase());
 
 /**
- * Converts a text to a normal form of Unicode. A new character stands for the same part of the text as the first of the
- * old characters that it joins. If it is only a later part of an old character, it stands for the same part of the text
- * as the new character before it.
+ * Converts a text to a normal form of Unicode. If a new character joins several old characters, it comes from the
+ * same part of the given text as the first of them. If a new character is only a later part of an old character, it
+ * comes from the part of the given text from which the old character came.
  * @param {string} form
  * @param {string} parts  the form that decomposes all characters
  * @returns {Normalizer}
@@ -79,8 +79,9 @@ function composed(form, parts) {
     const text = piece.text.normalize(form);
     if (text === piece.text) return piece;
     const marks = marksOf(piece);
+    // maps each part to flags, one for each time that the part occurs, in reverse order: 1 if it begins an old character
     /** @type {Map<string, number[]>} */
-    const firsts = new Map(); // for each part, in reverse order: 1 where it begins an old character, or else 0
+    const firsts = new Map();
     for (const [mark] of [...marks].reverse())
       for (const [i, part] of Array.from(mark.normalize(parts)).map((one, i) => /** @type {[number, string]} */ ([i, one])).reverse()) {
         if (!firsts.has(part)) firsts.set(part, []);

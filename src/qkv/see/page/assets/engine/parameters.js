@@ -6,7 +6,8 @@ import { readTokenizer } from "./tokenizer.js";
 
 /**
  * `size` is d, the size of a head's queries and keys; `next`: whether logits are for the next position; `bert`:
- * whether the layers have the same steps as in BERT, each with all its parameters; `scales`: see server.js.
+ * whether the layers have the same steps as BERT's layers, and all parameters of these steps; `scales`: see
+ * server.js.
  * @typedef {{layers: number, heads: number, kv_heads: number, size: number, dim: number, vocabulary: number, most: number | null,
  *            next: boolean, eps: number, mask?: string | null, bert?: boolean, scales?: [string, number][]}} Sizes
  * @typedef {{dims: number, interleaved: boolean, scale: number, speeds: number[], longer?: {limit: number, speeds: number[]},
@@ -18,7 +19,7 @@ import { readTokenizer } from "./tokenizer.js";
  *            head: {activation: string | null, scale: number, softcap: number | null}, ends: number[]}} Design
  *            the options of a family; see engine.py
  * @typedef {{name: string, sizes: Sizes, design: Design, parameters: Record<string, Float32Array>, tokenizer: Tokenizer}} Model
- * @typedef {{b64: string, scale?: string}} Packed  a parameter, see unpacked
+ * @typedef {{b64: string, scale?: string}} Packed  a parameter; see `unpacked`
  */
 
 /**

@@ -5,7 +5,7 @@ const PART = /\\[pP]\{[^}]*\}|\\u[\da-f]{4}|\\.|\(\?i:|\(\?:|\(\?<?[=!]|\{\d+(?:
 const FOLDED = /** @type {Record<string, string>} */ ({ s: "ſ", k: "\u212a" }); // other letters that match if case is ignored, by the rules of Unicode
 const SYNTAX = "^$\\.*+?()[]{}|/";
 const WORD = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
-const MORE = "²³¹¼½¾"; // word characters in Oniguruma, except in a class
+const MORE = "²³¹¼½¾"; // Oniguruma counts these characters as word characters, except inside a character class
 const CLASSES = /** @type {Record<string, string>} */ ({
   s: "\\p{White_Space}", S: "\\P{White_Space}", d: "\\p{Nd}", D: "\\P{Nd}", w: WORD,
 });

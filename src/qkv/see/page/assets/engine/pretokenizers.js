@@ -91,7 +91,8 @@ function split(pattern, behavior, invert = false) {
 }
 
 /**
- * Joins a span with the span before it if `joins` is true for their flags `matched`.
+ * Joins neighbouring spans. Calls `joins` with the flag `matched` of a span and of the span before it; if the result
+ * is true, the two spans become one.
  * @param {Span[]} spans
  * @param {(matched: boolean, before: boolean) => boolean} joins
  */

@@ -24,7 +24,8 @@ import { unpack } from "../base/arrays.js";
  * @property {number} key_length
  * @property {Packed | boolean | null} hidden  bits, 1 for masked cells; for a run, whether any cell may be masked
  * @property {(number | null)[]} scale  the factor of the scores of each layer
- * @property {{top_k: number, indices: Packed, weights: Packed, received: Packed} | null} summary  of a long text: its largest weights
+ * @property {{top_k: number, indices: Packed, weights: Packed, received: Packed} | null} summary  the largest weights
+ *     of a long text; null for other texts
  * @property {Packed | null} [norms]
  * @property {Record<string, number[][] | null>} [measures]  by name, layer and head
  * @property {string[]} left_out

@@ -1,10 +1,12 @@
-// Texts that the rules of a tokenizer change. Each character keeps the part of the given text for which it stands.
+// Texts that the rules of a tokenizer change. Each character of a changed text stores which part of the given text it
+// comes from.
 
 /**
- * The character at position i of `text` stands for `original.slice(from[i], to[i])`; the piece begins at position
+ * The character at position i of `text` comes from `original.slice(from[i], to[i])`; the piece begins at position
  * `start` of the given text.
  * @typedef {{text: string, from: number[], to: number[], start: number}} Piece
- * @typedef {[mark: string, from: number, to: number]} Mark  a character, and the part of the text for which it stands
+ * @typedef {[mark: string, from: number, to: number]} Mark  a character, and the part of the given text from which it
+ *     comes
  */
 
 /**
@@ -51,7 +53,7 @@ export function madeOf(marks, start) {
 }
 
 /**
- * Replaces each character of a piece by others, which stand for the same part of the text.
+ * Replaces each character of a piece by other characters, which come from the same part of the given text.
  * @param {Piece} piece
  * @param {(mark: string) => Iterable<string>} change
  */
@@ -73,8 +75,8 @@ export function partOf({ text, from, to, start }, first, last) {
 }
 
 /**
- * Adds characters to the beginning of a piece, unless the piece is empty; they stand for the same part of the text as
- * the piece's first character.
+ * Adds characters to the beginning of a piece, unless the piece is empty. The new characters come from the same part
+ * of the given text as the piece's first character.
  * @param {Piece} piece
  * @param {string} marks
  */
@@ -87,7 +89,8 @@ export function behind(piece, marks) {
 }
 
 /**
- * Replaces the matches of a pattern in a piece; the new characters stand for the last character of the match.
+ * Replaces the matches of a pattern in a piece by `put`. Each `put` comes from the same part of the given text as the
+ * last character of its match.
  * @param {Piece} piece
  * @param {RegExp} pattern
  * @param {string} put

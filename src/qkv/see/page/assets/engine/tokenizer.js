@@ -22,7 +22,8 @@ import { wordpieceOf } from "./wordpiece.js";
  * @typedef {{id: number, token: string, start: number, end: number, special: boolean}} Token
  * @typedef {{content: string, id: number, special: boolean, lstrip: boolean, rstrip: boolean, single_word: boolean,
  *            normalized: boolean}} Added
- * @typedef {(piece: Piece) => {piece: Piece, id?: number}[]} Finder  cuts a text at added tokens, whose parts have an id
+ * @typedef {(piece: Piece) => {piece: Piece, id?: number}[]} Finder  cuts a text at added tokens; only the parts that
+ *     are added tokens have an `id`
  * @typedef {{before: Token[], after: Token[], trims: {first: boolean}[]}} Frame
  * @typedef {{ids: Map<string, number>, names: string[], mask: string | null, before: Token[], after: Token[],
  *            trims: {first: boolean}[], raw: Finder, read: Finder, normalize: Normalizer, cut: Cutter, model: Model,
@@ -190,8 +191,8 @@ export function* tokensOf({ mask, names, trims, raw, read, normalize, cut, model
 }
 
 /**
- * The position of a token without the blanks at its ends. A blank that the tokenizer added has no position in the
- * text.
+ * The start and the end of a token in the text, without the blanks at the token's ends. A blank that the tokenizer
+ * added is not in the text.
  * @param {string} text
  * @param {string} token
  * @param {{start: number, end: number}} span

@@ -19,13 +19,14 @@ import { viewBarPart } from "../parts/view_bar.js";
  * @typedef {object} Compared
  * @property {"word" | "runs"} what
  * @property {string} sentence
- * @property {string} [word]  the shared word; this and the next fields exist for two texts
+ * @property {string} [word]  the shared word; this field and the following fields exist only for two texts
  * @property {string} [why]  the reason for this word
  * @property {string[]} [texts]
  * @property {[number[], number[]]} [positions]
  * @property {number[]} [similarity]  the cosines of the shared word, at the embeddings and after each layer
  * @property {{to_token: string, layer: number, head: number, weight: number}[][]} [strongest]  the strongest links of each text
- * @property {string} [of]  the vectors whose changes are measured; this and the next fields exist for two runs
+ * @property {string} [of]  the vectors whose changes are measured; this field and the following fields exist only for
+ *     two runs
  * @property {[number, number, number, number][]} [changes]  token, distance, cosine, length before
  * @property {number[]} [by_layer]  the mean distance
  */

@@ -81,8 +81,8 @@ function play(box, data, ui) {
   }
 
   /**
-   * The text for the decoder to continue: the reader's text for the encoder, up to its gap. Null if that text is the
-   * first text of the page, or if the decoder has received it before.
+   * The text that the decoder continues: the text that the reader wrote for the encoder, up to the first gap. Null if
+   * that text is the first text of the page, or if the decoder has received it before.
    */
   function opening() {
     const text = open.text();

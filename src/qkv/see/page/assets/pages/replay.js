@@ -15,7 +15,7 @@ import "./replay.css";
  * @typedef {object} Replay
  * @property {string} run
  * @property {string[]} tokens  (L)
- * @property {number[]} layers  the numbers of the layers
+ * @property {number[]} layers  the indices of the recorded layers in the model
  * @property {number} heads
  * @property {number[]} steps  of all snapshots
  * @property {number[]} shown  the indices in `steps` of the snapshots with weights
@@ -87,7 +87,7 @@ export const start = starting((box, payload, ui) => {
   }
 
   /**
-   * Describes the course of a head's score, in the words of `in_words` in analysis/snapshots.py.
+   * Describes how a head's score changes over the steps, in the same words as `in_words` in analysis/snapshots.py.
    * @param {number} l
    * @param {number} h
    */

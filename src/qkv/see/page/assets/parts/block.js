@@ -28,7 +28,7 @@ import "./block.css";
  * @property {ArrayLike<number> | null} lengths  the lengths of the rows, if these are vectors
  * @property {boolean} [changed]  whether the reader changed this step
  * @property {string[]} [reads]  the steps from which ribbons lead here, if steps between are left out
- * @property {string} [sign]  the sign beside the name, if it differs from the sign of the step's own operation
+ * @property {string} [sign]  the sign beside the name; by default the sign of the step's operation
  */
 
 /**
@@ -43,7 +43,8 @@ import "./block.css";
  * @property {number[]} start  the query and the key whose sum is written out first
  * @property {FlowStep[]} steps
  * @property {(name: string) => Numbers} array
- * @property {string} [own]  the name in the trace of the array "own", the model's numbers with which a step is compared
+ * @property {string} [own]  a step is compared with the model's own numbers, the array "own"; `own` is the name of
+ *     these numbers in the trace
  * @property {number} [own_step]
  * @property {number} [difference]  the largest difference of all steps
  * @property {string} [said]  a sentence with the likeliest word
@@ -51,7 +52,7 @@ import "./block.css";
 
 const LINE = 44; // the distance between lines of nodes, in pixels
 const WIDEST = 34; // the largest width of a ribbon
-const FAR = 6; // a ribbon over more than this number of lines goes around other nodes
+const FAR = 6; // a ribbon that crosses more than this number of lines goes around the nodes between its ends
 const THIN = 2; // the width of a ribbon for numbers whose length is not shown
 const OTHER_NUMBERS = ["pre", "act", "up", "post", "raw", "logits", "probs"];
 const BESIDE = ["P", "C", "K", "V"]; // nodes on the same line as the preceding node
@@ -187,7 +188,7 @@ function ribbonPath(x0, y0, wide0, x1, y1, wide1) {
   /** @type {string[][]} */
   const [left, right] = [[], []];
   for (let part = 0; part <= 1; part += 1 / 24) {
-    const along = part * part * (3 - 2 * part); // both ends are vertical
+    const along = part * part * (3 - 2 * part); // so that the ribbon is vertical at both ends
     const [x, y] = [x0 + (x1 - x0) * along, y0 + (y1 - y0) * part];
     const [dx, dy] = [(x1 - x0) * 6 * part * (1 - part), y1 - y0];
     const half = (wide0 + (wide1 - wide0) * along) / 2 / Math.hypot(dx, dy);
@@ -248,7 +249,7 @@ export function blockPart(ui, { onshow, panel }) {
   });
   ui.redraw(draw);
 
-  /** Makes the nodes again if they differ from the nodes before. */
+  /** Makes the nodes again if they differ from the previous nodes. */
   function build() {
     const { steps } = flow;
     const wanted = JSON.stringify(steps.map((step) => [step.name, step.title, signOf(step), step.changed]));

@@ -22,7 +22,8 @@ const AS_MUCH = 0.1; // smaller changes count as no change; the same as in train
  * of a word at the position, or the probability that edits move to other words.
  * @typedef {{of: "weight" | "probability" | "moved", edits: Edit[], layer?: number, head?: number, query?: number, keys?: number[], word?: string}} Probe
  *
- * A card of the lesson. In its texts, *word* is a word of the sentence, and {0} is the result of the first probe.
+ * A card of the lesson. In the texts of a card, *word* stands for a word of the sentence, and {0} for the result of
+ * the first probe.
  * @typedef {object} Card
  * @property {string} name
  * @property {string} read

@@ -63,7 +63,8 @@ export function productBars(label, sum, left, right) {
  * Converts a row of scores and their softmax to bars.
  * @param {string} label
  * @param {{scores: ArrayLike<number>, raised: ArrayLike<number>, shares: number[], names: string[], at: number,
- * of: string, name: string}} row `of` is the name of the scores, `name` the name of the shares
+ * of: string, name: string}} row `of` is the name of the scores, and `name` is the name of `shares`, the results of
+ * the softmax
  * @returns {Bars}
  */
 export function shareBars(label, { scores, raised, shares, names, at, of, name }) {

@@ -78,7 +78,8 @@ function flowWriter(tokens, token) {
      * @param {string} row  of steps.json
      * @param {ArrayLike<number>} data  row by row
      * @param {Record<string, any>} values  for the row's placeholders
-     * @param {any} about  other fields of the step; `from`: the steps that lead to a step that is not computed here
+     * @param {any} about  other fields of the step; `from`: the names of its source steps, if its numbers are not
+     *     computed here
      */
     write(row, data, values = {}, { from = null, ...about } = {}) {
       const { columns, op, ...made } = fill(ROWS[row], values);
@@ -97,7 +98,7 @@ function flowWriter(tokens, token) {
  * The length of one of several vectors.
  * @param {ArrayLike<number>} data  one vector after another
  * @param {number} t  the index of the vector
- * @param {number} wide  the number of numbers in each vector
+ * @param {number} wide  the length of each vector
  */
 export function lengthAt(data, t, wide) {
   let total_ = 0;
@@ -131,7 +132,8 @@ function transposed(weight, wide, first = 0, count_ = weight.length / wide) {
 }
 
 /**
- * The names of the parameters for the steps of a layer, and the rows of tables that the text needs.
+ * The names of the parameters that the steps of a layer show. For a table of vectors, also the rows that the text
+ * needs.
  * @param {Run} run
  * @param {number} layer
  * @returns {[string[], Record<string, number[]>]}
@@ -163,7 +165,7 @@ export function flowOf(run, { layer, head, edits, query, position }, model, know
   if (!layer && known) embeddingFlow(one);
   else one.write(layer ? "input" : "first input", run.resid[layer], { layer, before: layer - 1 });
   const whole = Boolean(block.mlp_out && block.resid_post);
-  const first = whole && lastOf(block.resid_post) === lastOf(run.resid[layer + 1]); // the norms come before the parts
+  const first = whole && lastOf(block.resid_post) === lastOf(run.resid[layer + 1]); // whether norms come before the attention and the MLP
   if (first && block["ln1.normalized"]) one.read = normFlow(one, "X", "N", block["ln1.normalized"]);
   attentionFlow(one);
   if (first) normedFirst(one);
@@ -291,7 +293,7 @@ function attentionFlow(one) {
  * @param {number} i
  * @param {Float32Array} right
  * @param {number} j
- * @param {number} d  the number of numbers in a row
+ * @param {number} d  the length of a row
  */
 function dotOf(left, i, right, j, d) {
   let sum = 0;

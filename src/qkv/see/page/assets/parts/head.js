@@ -26,7 +26,7 @@ import "./head.css";
 
 /**
  * @typedef {{at: (t: number, c: number) => number, high: number}} Vectors
- *     `at`: number c of the vector of token t; `high`: the largest number
+ *     `at(t, c)`: the number c in the vector of token t; `high`: the largest number
  * @typedef {{d: number, q: Vectors, k: Vectors, v: Vectors, z: Vectors}} HeadVectors  `d`: the size of a vector
  * @typedef {{run: Run, head: Head, far: Head | null, at: At, high: number, vectors: HeadVectors | null}} Shown  a head
  *     and its view; `far`: the head with which it is compared; `high`: the end of the scale
@@ -67,7 +67,8 @@ export function vectorsOf(run, layer, head) {
 // ---- one head
 
 /**
- * The part for one head of the text. A page can put `title`, and `said`, a description of the view, elsewhere.
+ * The part for one head of the text. A page can show the element `title`, and the element `said` with the description
+ * of the view, in another position.
  * @param {Ui} ui
  * @param {Store} store
  * @param {Hands | null} hands  the controls that change the head; null for a recorded text
@@ -118,8 +119,9 @@ export function headPart(ui, store, hands = null) {
   let shown;
   /** @type {[number | null, number, boolean, string]} */
   let [hover, key, aligned, as] = [null, 0, false, ""];
+  // positions of tokens: the query of the state, the query that is shown without a pointer, and the queries kept in view
   /** @type {[number | null, number, number[]]} */
-  let [asked, cursor, held] = [null, 0, []]; // tokens: the query of the state, the query of the row at rest, the queries kept in view
+  let [asked, cursor, held] = [null, 0, []];
   /** @type {[number, number] | null} */
   let cell = null; // the cell under the pointer
   const turn = inTurn();
@@ -257,7 +259,8 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * Shows the rows in view. `more` has further options of the map; `fresh`: the tokens differ from the tokens before.
+   * Shows the rows in view. `more` has further options of the map; `fresh`: the tokens differ from the previous
+   * tokens.
    * @param {Record<string, any>} more
    */
   function refresh(more = {}, fresh = false, aloud = false) {

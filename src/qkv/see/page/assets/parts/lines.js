@@ -11,8 +11,9 @@ import { count, visible } from "../base/format.js";
 /**
  * @typedef {{head: Head, active: number[], held: boolean, high: number}} Shown  `active`: the rows in view; `held`: whether
  *     the reader keeps these rows in view; `high`: the end of the scale
- * @typedef {{c?: number, name: string, kind: string, values: number[], hidden?: boolean, mine?: boolean}} Key  one key
- *     of the list, or several keys together, which have no column; `values`: the weights from the rows in view
+ * @typedef {{c?: number, name: string, kind: string, values: number[], hidden?: boolean, mine?: boolean}} Key  one
+ *     key of the list, or an entry for several keys together; `c`: the column of a single key; `values`: the weights
+ *     from the rows in view
  */
 
 export const ROW = 26; // the height of one token, in CSS pixels
@@ -34,8 +35,9 @@ export function rowsInView(head, held, hover, token) {
 }
 
 /**
- * The kept tokens after the reader picks row r. If `add` is true, r joins the kept rows, or leaves them if it was
- * kept. Otherwise only r is kept, or nothing if r was the only kept row.
+ * Returns the tokens of the rows that stay in view after the reader picks row r. If `add` is true, r is added to the
+ * kept rows or, if it is already kept, removed from them. Otherwise only r is kept, or nothing if r was the only kept
+ * row.
  * @param {Head} head
  * @param {number[]} held
  * @param {number} r
@@ -243,7 +245,7 @@ export function lines(ui, { onhover, onpick, onfree }) {
   }
 
   /**
-   * Shows `next`. `fresh`: the tokens differ from the tokens before, so the part scrolls to the first row in view.
+   * Shows `next`. `fresh`: the tokens differ from the previous tokens, so the part scrolls to the first row in view.
    * @param {Shown} next
    * @param {boolean} fresh
    */

@@ -23,8 +23,8 @@ import "./map.css";
 /** @typedef {import("./sight.js").Seen} Seen */
 
 /**
- * @typedef {[number, number, string]} OrderedHead  indices of layer and head in the page, and the head's
- *     number in the measure (its figure)
+ * @typedef {[number, number, string]} OrderedHead  the indices of a layer and a head in the page, and the value of
+ *     the measure for this head as a text
  * @typedef {{moved: number, word: string, from: number, to: number}} Effect  the effect of removing a head: the probability that
  *     moves to other words, the likeliest word, and the probability of this word before and after
  * @typedef {{value: number | null, text: string, said: string}} Value  the value of a head in a colouring
@@ -85,7 +85,7 @@ export function usually(role) {
 }
 
 /**
- * The role in the terms of the measurement.
+ * The role of a head, and the mean weight that was measured for the role.
  * @param {[string, number]} role
  */
 export function measured([role, value]) {
@@ -100,7 +100,7 @@ export function isRemoved(edits, layer, head) {
 }
 
 /**
- * The edits after a head is switched on or off.
+ * Returns edits in which a head is switched on or off.
  * @param {Edit[]} edits
  * @param {number} layer
  * @param {number} head

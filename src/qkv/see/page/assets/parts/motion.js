@@ -406,7 +406,7 @@ export function motionPart(ui) {
   }
 
   /**
-   * Describes a moment, with the numbers of the key that has the largest weight.
+   * Describes a moment of the animation. Its example is the key with the largest weight, whose numbers are shown.
    * @param {number} moment
    */
   function sentence(moment) {

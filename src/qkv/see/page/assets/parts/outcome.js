@@ -37,7 +37,8 @@ export const [FIRST, ROWS, HEADS_LISTED] = [4, 8, 5]; // how many words are comp
 // ---- the outcome in numbers
 
 /**
- * The words to show, the likeliest now first: the likeliest words before and now, and further likely words now.
+ * The words to show: the likeliest words before the changes, and the likeliest words now. The word that is likeliest
+ * now comes first.
  * @param {Float64Array} before
  * @param {Float64Array} after
  * @param {string[]} words  the vocabulary
@@ -210,7 +211,8 @@ function nameAt(now, token) {
 }
 
 /**
- * The words of these tokens, each once. If only some tokens of a word are among these, these tokens are named.
+ * The words to which these tokens belong, each once. If the list lacks a token of a word, the listed tokens are
+ * named, not the word.
  * @param {Looked} now
  * @param {number[]} tokens
  */
@@ -248,7 +250,7 @@ export function outcomePart(ui, store) {
   const [bars, more] = [el("div", { class: "outcome-bars" }), el("div", { class: "outcome-more" })];
   const node = el("section", { class: "outcome", "data-part": "outcome", "aria-label": "What follows" }, bars, more);
   /** @type {[string, (() => void) | null, boolean | null]} */
-  let [drawn, chart, inside] = ["", null, null]; // drawn: the key of the data that the page shows
+  let [drawn, chart, inside] = ["", null, null]; // drawn: identifies the runs and the position that the page shows
 
   /** @param {Looked} now */
   function draw(now) {

@@ -122,7 +122,7 @@ export function paintBar(ui, store, step) {
   }
 
   /**
-   * The edits after links are hidden or shown.
+   * Returns edits that hide these links, or show them again.
    * @param {Edit[]} edits
    * @param {Pair[]} cells
    * @param {boolean} hides

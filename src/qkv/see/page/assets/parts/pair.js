@@ -100,7 +100,8 @@ function sideOf(ui, { heard, onpick }) {
 /**
  * The data of the part, all for the same head. Each list has an entry for the first text, then one for the second.
  * @typedef {object} Paired
- * @property {PlayState} state  the state of the page: layer, head, and what is in sight
+ * @property {PlayState} state  the state of the page, which names the layer, the head and the visible part of the
+ *     texts
  * @property {Run[]} runs
  * @property {Edit[][]} edits  the edits of the runs
  * @property {string[]} names  of the texts

@@ -76,7 +76,8 @@ function headsOf(at, { heads, kv_heads }) {
 }
 
 /**
- * The heads of an activation as options; shared keys and values are named with the heads that share them.
+ * The heads of an activation as options. If several heads share keys and values, the option of a key/value head names
+ * these heads.
  * @param {string} at
  * @param {any} model
  */

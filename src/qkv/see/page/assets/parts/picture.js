@@ -8,8 +8,8 @@ import { el, svg } from "../base/elements.js";
 /** @typedef {Pick<DOMRect, "left" | "top" | "width" | "height">} Box */
 /** @typedef {Map<HTMLCanvasElement, SVGElement>} Canvases  the contents of each canvas as SVG */
 
-const [MARGIN, PIXELS] = [16, 128]; // the margin of a picture; the most pixels on each side of a canvas that is written as vectors
-const [UNFOLDED, SHARP] = [4e6, 2]; // the most pixels of a heat map that is drawn whole; the PNG pixels for each CSS pixel
+const [MARGIN, PIXELS] = [16, 128]; // the margin of a picture; the most pixels on a side of a canvas whose pixels are written as squares
+const [UNFOLDED, SHARP] = [4e6, 2]; // the most pixels of a heat map that is not cut to its window; the PNG pixels for each CSS pixel
 const SVG_STYLE = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linecap",
   "opacity", "font-family", "font-size", "font-weight", "font-style", "text-anchor", "dominant-baseline", "paint-order"];
 let ids = 0; // the number of ids in use
@@ -67,7 +67,8 @@ function canvasesOf(ui) {
 function drawnOf(ui, node, canvases, caption) {
   const out = svg("g");
   const frame = node.getBoundingClientRect();
-  // the bottom edge starts at the top, because the room at the bottom may belong to other elements
+  // the bottom edge starts at the top of the frame and moves down to the lowest element of the picture, because the
+  // space at the bottom of the frame may belong to other elements
   const edges = [frame.left, frame.top, frame.right, frame.top];
   /** @param {DOMRect} box */
   const widen = ({ left, top, right, bottom }) => {
@@ -207,7 +208,7 @@ function fragments(node, style) {
  * @param {string} text
  * @param {DOMRect} rect
  * @param {CSSStyleDeclaration} style
- * @param {number} end  the position at which it is cut off
+ * @param {number} end  the position at which the text is cut off
  * @param {boolean} turned
  */
 function textOf(text, rect, style, end, turned) {
@@ -357,7 +358,7 @@ function vectorPen(width, height) {
   /** @param {string | SVGElement} style */
   const paint = (style) => {
     if (typeof style === "string") return plainColour(style, true)[0];
-    if (!style.id) return "none"; // made by another pen of this kind
+    if (!style.id) return "none"; // a CanvasPattern of a 2D canvas has no id
     if (!style.isConnected) node.prepend(style);
     return `url(#${style.id})`;
   };

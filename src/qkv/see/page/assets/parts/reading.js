@@ -6,7 +6,8 @@
 const PAUSE = 150; // milliseconds: a text is read after a pause of this length
 
 /**
- * Runs texts without edits and logits when the reader pauses; later requests replace earlier ones.
+ * When the reader pauses, runs texts without edits, and without computing logits. A later request replaces an earlier
+ * request.
  * @param {Store} store
  * @param {(runs: Run[] | null[], error: string) => void} heard
  */

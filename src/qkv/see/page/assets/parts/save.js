@@ -30,7 +30,7 @@ function exactly(x) {
 }
 
 /**
- * A cell of a table. A ' is put before a text that a spreadsheet would compute.
+ * A cell of a table. If a spreadsheet would read a text as a formula, a ' is written before the text.
  * @param {any} value
  */
 function csvCell(value) {
@@ -74,7 +74,7 @@ export function matricesIn(node) {
 /**
  * A menu that saves a part. `about` is called each time and describes the part.
  * @param {Ui} ui
- * @param {HTMLElement} around  the element in the picture: the part, or more
+ * @param {HTMLElement} around  the element that the picture shows: the part, or an element that contains the part
  * @param {() => About | null} about `name`: the name of the part in file names; `text`: the text of the page;
  * `caption`: the text below the picture; null if there is nothing to save
  */

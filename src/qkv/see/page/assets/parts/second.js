@@ -1,6 +1,6 @@
-// A second sentence beside the reader's own. The part shows its run with the changes that apply to it, the same head
-// in both sentences on a shared axis, the similarity of a word in both, the heads that differ most, and the model's
-// guesses in both.
+// A second sentence beside the reader's own. The changes that fit the second sentence apply to its run too. The part
+// shows the same head in both sentences on a shared axis, the similarity of a word in both, the heads that differ
+// most, and the model's guesses in both.
 
 import { el, fill, word } from "../base/elements.js";
 import { probabilitiesOf } from "../engine/sampling.js";
@@ -23,7 +23,7 @@ import "./second.css";
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {Now & {second: Second}} Two  the data if there is a second text */
 
-const FEWEST = 0.005; // smaller differences of a row of weights count as none
+const FEWEST = 0.005; // heads whose rows of weights differ by less are not listed
 
 // ---- the part
 

@@ -27,7 +27,8 @@ import "./sentence.css";
 
 /**
  * @typedef {{token: number, tokens: [number, number], word: string, guessed: boolean, chosen: boolean, kinds: string[],
- *            pieces: string[], said: string}} Chip  a word; `tokens`: its first token and the last + 1; `guessed`: whether it is missing
+ *            pieces: string[], said: string}} Chip  a word; `tokens`: its first token, and its last token + 1;
+ *            `guessed`: whether the word is missing
  * @typedef {{text: string, hide?: number[], ablate?: [number, number][], change: string, why: string}} Story  STORY of page/play.py
  */
 
@@ -211,7 +212,7 @@ function hiddenTokens(edits) {
 }
 
 /**
- * The edits after these tokens are hidden or, if all of them were hidden, shown again.
+ * Returns edits that hide these tokens or, if all of these tokens are already hidden, show them again.
  * @param {Edit[]} edits
  * @param {number[]} tokens
  */
@@ -222,7 +223,7 @@ export function hiding(edits, tokens) {
 }
 
 /**
- * The edits after the swap of a token is replaced; if `put` is null, the swap is removed.
+ * Returns edits in which the swap of a token is replaced or, if `put` is null, removed.
  * @param {Edit[]} edits
  * @param {number} token
  * @param {string | null} put
@@ -312,8 +313,8 @@ function chosenWord(store) {
 // ---- suggestions
 
 /**
- * The change that the first button makes: it removes the head or hides the words that the text's story names. If the
- * text has no story, it hides the tokens that `mostSeen` returns.
+ * The change that the first button makes: the button removes the head or hides the words that the text's story names.
+ * If the text has no story, the button hides the tokens that `mostSeen` returns.
  * @param {any} data
  * @param {Now} now
  * @returns {Offer | null}
@@ -355,8 +356,8 @@ function storyOf(data, text) {
 }
 
 /**
- * The tokens of the chosen word. But if the page shows guesses for the chosen word, these are the tokens of another
- * word: the one that receives the largest weight from the chosen word in the chosen head.
+ * The tokens of the chosen word or, if the page shows guesses for the chosen word, the tokens of another word: the
+ * word that receives the largest weight from the chosen word in the chosen head.
  * @param {Now} now
  */
 function mostSeen({ state, run, words }) {

@@ -15,7 +15,8 @@ import { SIGHT } from "../store/state.js";
 /** @typedef {import("../base/mount.js").Ui} Ui */
 
 /**
- * @typedef {{first: number, last: number, name: string}} Span  the tokens of a row or a column, `last` left out
+ * @typedef {{first: number, last: number, name: string}} Span  the tokens of a row or a column, from `first` to
+ *     `last` - 1
  * @typedef {{values: Map<number, number>, gone: number, rest: number}} Row  `values`: by column; `rest`: the weight that the page does not have
  * @typedef {{l: number, h: number}} HeadIndex  indices of a layer and a head in the page
  * @typedef {PlayState & HeadIndex} At  what the page shows, and the head
@@ -54,7 +55,7 @@ function sight(source, state) {
   };
   const [rowAt, columnAt] = [inverse(rows, text.length), inverse(columns, text.key_length)];
   const long = state.mode === "length";
-  const live = Boolean(source.changed); // live weights are in per cent; recorded weights have the format of the terminal
+  const live = Boolean(source.changed); // live weights are written in per cent, and recorded weights as in the terminal
   /**
    * All rows of a head: for each, the shown values by column, the weight out of sight, and the weight that the page
    * does not have.
@@ -165,7 +166,7 @@ export function arrange(seen, { l, h }) {
 const IN_SIGHT = new WeakMap(); // maps each run to its source, and to its visible part for each set of options
 
 /**
- * The Source of a run: `reader` makes it from a text in a payload; this function makes it from a run of the model.
+ * Makes the Source of a run of the model. For a text in a payload, `reader` makes the Source.
  * @param {Run} run
  * @param {Edit[]} edits  the edits of the run
  * @returns {Source}
@@ -386,7 +387,7 @@ export function wordsOfRows(head, rows, at) {
 }
 
 /**
- * The description of a cell for a heat map; `state` has the head and what is in sight.
+ * The description of a cell for a heat map; `state` names the head and the visible part of the text.
  * @param {Head} head
  * @param {At} state
  * @param {number} r

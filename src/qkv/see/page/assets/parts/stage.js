@@ -13,7 +13,7 @@ import "./stage.css";
 /** @typedef {import("../store/store.js").Now} Now */
 /** @typedef {{first: number, last: number, text: string, before: string, gap: boolean, plain: boolean}} StageWord  `plain`: no letters */
 
-const [THINNEST, PER_WEIGHT] = [1.5, 26]; // the width of a line in pixels: without weight, and in addition for a weight of 1
+const [THINNEST, PER_WEIGHT] = [1.5, 26]; // the width of a line in pixels is THINNEST + PER_WEIGHT * weight
 const [LEAST, FEWEST, MOST] = [0.02, 3, 12]; // the least weight of a line; the least and the largest number of lines
 const LONG = 70; // longer sentences have smaller type
 

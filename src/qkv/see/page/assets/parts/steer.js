@@ -189,7 +189,7 @@ function steeringPanel(ui, store) {
   }
 
   /**
-   * Describes the length of the vector, or the reason why there is none.
+   * Describes the length of the vector, or the reason why the vector does not exist.
    * @param {number[] | null} vector
    * @param {number} own
    */

@@ -9,7 +9,8 @@ const TERMS = 6; // a long sum is written with this many terms
  * An array, by row and column; if it is too large for the page, only its shape is known.
  * @typedef {object} Numbers
  * @property {number[]} shape
- * @property {(i: number, j: number) => number} [get]  of a vector: its number j, for every i
+ * @property {(i: number, j: number) => number} [get]  the number in row i and column j; a vector has the same numbers
+ *     in every row
  * @property {(i: number) => Float64Array} [row]
  * @property {(j: number) => Float64Array} [column]
  */
@@ -20,7 +21,8 @@ const TERMS = 6; // a long sum is written with this many terms
  * Makes `Numbers` from a flat array, row by row.
  * @param {ArrayLike<number> | null} data  null if the page leaves them out
  * @param {number[]} shape  one or two sizes
- * @param {{rows?: number[] | null, columns?: number[] | null}} held  the indices of the held rows and columns in the whole array
+ * @param {{rows?: number[] | null, columns?: number[] | null}} held  the rows and columns that the page has: their
+ *     indices in the whole array
  * @returns {Numbers}
  */
 export function numbersOf(data, shape, { rows = null, columns = null } = {}) {
@@ -170,7 +172,8 @@ export function sumsOf(array) {
   };
 
   /**
-   * The products whose sum is the number; null if the number is no such sum, or if the page leaves them out.
+   * The products whose sum is the number; null if the number is not a sum of products, or if the page leaves the
+   * products out.
    * @param {any} op
    * @param {number} i
    * @param {number} j

@@ -25,7 +25,7 @@ import "./weight.css";
 const FINEST = 0.01; // the smallest step of a weight
 
 /**
- * The edits after the edit of a query's row in a head is replaced; if `weights` is null, the edit is removed.
+ * Returns edits in which the edit of a query's row in a head is replaced or, if `weights` is null, removed.
  * @param {Edit[]} edits
  * @param {number} layer
  * @param {number} head
@@ -129,7 +129,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
   }
 
   /**
-   * Sets a weight by a key or a button; presses in quick succession are one change.
+   * Sets a weight by a keyboard key or a button; presses in quick succession are one change.
    * @param {number} position
    * @param {number} weight
    */
@@ -141,7 +141,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
   }
 
   /**
-   * Changes a weight by `by`, to the nearest whole step.
+   * Adds `by` to a weight, and rounds the result to a multiple of `FINEST`.
    * @param {number} position
    * @param {number} by
    */
@@ -283,7 +283,8 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     update(next) {
       hand.update(next);
       settle();
-      // a key may be pressed after this update and before the next `set`: it then changes the row of the new run
+      // if a keyboard key is pressed after this update but before the next `set`, the key press must change the row
+      // of the new run
       if (told && next.run?.tokens.length === told.run.tokens.length) told = { ...told, run: next.run };
     },
   };

@@ -79,7 +79,7 @@ const OF_HEADS = { z: "output", q: "queries", k: "keys", v: "values", pattern: "
 
 /**
  * The plain name of an activation.
- * @param {Edit} edit  that has an `at`
+ * @param {Edit} edit  an edit with the field `at`
  * @param {any} model
  */
 function activationOf({ at = "", layer = 0, head }, { heads, kv_heads = heads }) {
@@ -98,7 +98,7 @@ export function steeringOf({ edits, steer }) {
 
 /**
  * Describes an edit of an activation: the name of the activation, and its change.
- * @param {Edit} edit  that has an `at`
+ * @param {Edit} edit  an edit with the field `at`
  * @param {{state: Pick<PlayState, "edits" | "steer">, model: any}} now
  * @param {(token: number) => Said} named
  * @returns {Said[]}

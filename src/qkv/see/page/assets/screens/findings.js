@@ -182,7 +182,7 @@ function cardOf(ui, store, finding, k) {
 }
 
 /**
- * The heads that edits name, as layer and head; undefined if they name none.
+ * The heads to which edits apply, as pairs [layer, head]; undefined if no edit applies to heads.
  * @param {Edit[]} edits
  * @param {any} model
  * @returns {[number, number][] | undefined}
@@ -200,7 +200,8 @@ function headsOf(edits, { heads: count, kv_heads = count }) {
 }
 
 /**
- * The query that edits of single rows name; undefined if they name none or several.
+ * The query to which all edits apply; undefined if they apply to several queries, or if an edit applies to no single
+ * query.
  * @param {Edit[]} edits
  */
 function queryOf(edits) {

@@ -29,7 +29,7 @@ import "./lab.css";
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../store/store.js").LiveStore} LiveStore */
-/** @typedef {{node: HTMLElement, update: (now: Told) => Promise<void>}} Screen  `update` promises that all is drawn */
+/** @typedef {{node: HTMLElement, update: (now: Told) => Promise<void>}} Screen  `update` resolves when everything is drawn */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
 /** @typedef {ReturnType<typeof regionOf>} Region */
 /** @typedef {Record<string, Part> & {head: import("../parts/head.js").HeadPart}} Parts */

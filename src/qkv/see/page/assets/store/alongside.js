@@ -34,8 +34,8 @@ export function alongside(one, other) {
 }
 
 /**
- * The positions of a longest common subsequence. Of several such subsequences, the one is chosen whose tokens differ
- * least in their positions.
+ * The positions of a longest common subsequence. If there are several, the function chooses the subsequence whose
+ * tokens have the most similar positions in both texts.
  * @param {string[]} one
  * @param {string[]} other
  */

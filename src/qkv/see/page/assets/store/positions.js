@@ -31,7 +31,7 @@ export function wordsOf(text, { tokens, offsets, special }, model) {
 }
 
 /**
- * The text that the model reads with edits; both runs get the words of their texts.
+ * Returns the text that the model reads after the edits. Also stores in each run the words of its text.
  * @param {string} text
  * @param {Run} original  of this text, without edits
  * @param {Run} run  the run with edits; the original run if there are no edits
@@ -78,7 +78,8 @@ function withSwaps(text, { offsets }, edits) {
 }
 
 /**
- * Whether a token continues the token before it: WordPiece marks this; for other tokenizers the letters decide.
+ * Whether a token continues the word of the token before it. WordPiece marks such a token with ##. For other
+ * tokenizers, a token continues a word if there are letters on both sides of its start.
  * @param {string} token
  * @param {string} text
  * @param {number} at
@@ -117,8 +118,8 @@ export function maskOf(model) {
 }
 
 /**
- * The position of the first mask, or else of the last word with letters, or else none; for a decoder, the end of the
- * text.
+ * The position of the first mask token or, in a text without a mask token, of the last word with letters; null if no
+ * word has letters. For a decoder, the position of the last token.
  * @param {string} text
  * @param {Run} run
  * @param {any} model
@@ -156,7 +157,8 @@ function carried(before, text, run) {
  * Converts an edit to the tokens of another text; null if the other text lacks a token of the edit.
  * @param {any} edit
  * @param {(position: number) => number | null} at
- * @param {boolean} alike  whether the other text has the same number of tokens, which edits of all tokens need
+ * @param {boolean} alike  whether both texts have the same number of tokens; an edit that has numbers for all tokens
+ *     needs this
  */
 export function moved(edit, at, alike) {
   const names = ["token", "query", "key"].filter((name) => edit[name] !== undefined);

@@ -1,6 +1,7 @@
 // The rule for the first head that a page shows of a text, the same as in analysis/selection.py and
-// analysis/interventions.py. For a text with a gap it is the head whose removal changes the guess most; otherwise it
-// is the head whose strongest link is furthest above the head's average weight on the same distance or the same key.
+// analysis/interventions.py. For a text with a gap, the rule chooses the head whose removal changes the guess most.
+// For other texts, the rule compares the strongest link of each head with two average weights of the head: at the same
+// distance, and on the same key. It chooses the head whose link exceeds both averages most.
 
 import { percent } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
@@ -135,8 +136,8 @@ function linkByRule(run, spans, none, { untrained, little }) {
 }
 
 /**
- * A head's average weights: on words at the same distance (including this pair), and on the same key from other words
- * that see it.
+ * Two average weights of a head: the mean over all pairs of words at the same distance (this pair included), and the
+ * mean weight on the same key, over the other words that see this key.
  * @param {(query: number, key: number) => number} at
  * @param {WordSpan[]} spans
  * @param {number} query

@@ -21,7 +21,7 @@ import { isSwap, moved, usualPosition, wordsOf } from "./positions.js";
 /**
  * The run of the second text of a state; null if the state has no second text.
  * @param {Door} engine
- * @param {PlayState} state  its positions belong to the text of `first`
+ * @param {PlayState} state  the positions in the state belong to the text of the run `first`
  * @param {Run} first  the run of its first text, without edits
  * @param {any} model
  * @param {AbortSignal} signal

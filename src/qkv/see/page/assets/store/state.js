@@ -27,7 +27,8 @@ import { pick } from "../base/arrays.js";
  * @property {Steer | null} [steer]  the origin of the steering vector
  * @property {boolean} [skip]  whether special tokens are left out; this and the next fields exist for recorded texts
  * @property {"weight" | "length"} [mode]  whether weights are shown, or the lengths of contributions
- * @property {string} [part]  the visible sentences of two: "all", or for example "AB": the queries of A, the keys of B
+ * @property {string} [part]  in a text of two sentences, the visible part: "all", or for example "AB": the queries of
+ *     A, the keys of B
  * @property {boolean} [stretch]  whether scales end at the largest number
  */
 
@@ -67,7 +68,7 @@ export function stateOf(fields) {
 // ---- the address
 
 /**
- * The part of an address after the #: only the fields that differ from the start of the page.
+ * Writes a state as the part of an address after the #, with only the fields that differ from the page's first state.
  * @param {any} state
  * @param {any} start
  */
@@ -86,7 +87,8 @@ export function toHash(state, start) {
 }
 
 /**
- * The address with which a page opens: its own address, or the address with which it was saved or made.
+ * The state with which a page opens, as the part of an address after the #. The state comes from the page's address
+ * or, if the address has no such part, from the file of the page.
  * @param {any} data  the payload
  * @returns {string}
  */
@@ -96,7 +98,7 @@ export function openingOf(data) {
 }
 
 /**
- * The model, of two, to which an address belongs.
+ * Which of the page's two models an address names: the encoder or the decoder.
  * @param {string} [hash]
  */
 export function sideOf(hash = "") {
@@ -113,7 +115,7 @@ export function namesNoHead(hash) {
 }
 
 /**
- * The state in an address; null if it holds no state, or an invalid one.
+ * Reads the state in an address; null if the address contains no valid state.
  * @param {string} hash
  * @param {any} start
  */

@@ -17,8 +17,8 @@ import { FOLDED, fromHash, namesNoHead, openingOf, PLAIN, sideOf, stateOf, toHas
 
 /**
  * The data that the parts receive. `run` is the run of `state.text` with `state.edits`; `original` is the run of the
- * text without edits (the same run if there are no edits). Both have logits only at `state.position`, (1, V), and
- * `blocks[state.layer]`.
+ * text without edits (the same run if there are no edits). Both runs have logits (1, V) for `state.position` only,
+ * and blocks for `state.layer` only.
  * @typedef {object} Now
  * @property {PlayState} state
  * @property {any} model  the sizes, name and vocabulary; null until they are known
@@ -68,7 +68,8 @@ const RUN_FOR = ["text", "second", "edits", "position", "layer"]; // the fields 
 
 /**
  * @param {any} data  the payload
- * @param {(now: Told) => Promise<void>} heard  is called at every change; promises that all is drawn
+ * @param {(now: Told) => Promise<void>} heard  is called at every change; the promise resolves when everything is
+ *     drawn
  */
 export function playStore(data, heard) {
   let start = stateOf({ ...PLAIN, ...FOLDED, ...pick(data.start, [...Object.keys(PLAIN), ...Object.keys(FOLDED)]) });
@@ -81,7 +82,7 @@ export function playStore(data, heard) {
   /** @type {Read | null} */
   let tokens = null; // the tokens of a text
   /** @type {Read | null} */
-  let carry = null; // an earlier text: the positions in the state still count its tokens
+  let carry = null; // the earlier text to which the positions in the state still belong
   /** @type {{key: string, run: Run | Promise<Run> | null}} */
   let unchanged = { key: "", run: null }; // the last run without edits
   /** @type {[any, AbortController | null, string | null, string, any]} */
@@ -131,8 +132,8 @@ export function playStore(data, heard) {
   };
 
   /**
-   * Changes the state. If `patch` has a new text but no edits or positions, edits are kept as far as
-   * possible. If it also has edits or positions, these belong to the new text.
+   * Changes the state. If `patch` has a new text but no edits or positions, edits are kept as far as possible. If
+   * `patch` has a new text with edits or positions, these belong to the new text.
    * @param {Partial<PlayState>} patch
    * @param {{undo?: boolean}} options  whether a change of the text or the edits can be undone
    */
@@ -221,7 +222,7 @@ export function playStore(data, heard) {
   }
 
   /**
-   * The run of the state, and of its text without edits.
+   * Two runs: the run of the state's text with its edits, and the run of the same text without edits.
    * @param {AbortSignal} signal
    */
   async function runsOf(signal) {
@@ -329,7 +330,7 @@ export function playStore(data, heard) {
 }
 
 /**
- * The door to a page's model for the parts: tokens have readable names.
+ * The door through which the parts use a page's model. Its runs have readable names for tokens.
  * @param {any} qkv
  * @param {any} data
  */
@@ -354,7 +355,8 @@ function engineOf({ where = "in this page", run, sweep, models, model, parameter
 }
 
 /**
- * Calls `open` with the door to a model (door.js) when it exists, or `missing` if the page ends without a model.
+ * Calls `open` with the door to a model (door.js) as soon as the door exists; calls `missing` if the page has loaded
+ * and has no model.
  * @param {(qkv: any) => void} open
  * @param {(reason: Error) => void} missing
  */
