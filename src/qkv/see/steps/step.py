@@ -177,10 +177,10 @@ def _number(x: Any) -> str:
 
 
 # The contents of steps.json. `rows` contains the steps, keyed by the names that Python and the page
-# use. In a row, `op` describes how each number is computed (see `_made`). `columns` is the letter
-# that stands for the number of columns; it is empty if the columns are keys. `phrases` contains
-# parts of notes and titles. {x} is a placeholder. A text that is only a placeholder becomes the
-# placeholder's value, which may have any type.
+# use. In the row of a step, `op` describes how each number of the step is computed (see `_made`).
+# `columns` is the letter that stands for the number of columns; it is empty if the columns are
+# keys. `phrases` contains parts of notes and titles. {x} is a placeholder. A text that is only a
+# placeholder becomes the placeholder's value, which may have any type.
 _DATA = json.loads(files("qkv.see.steps").joinpath("steps.json").read_text("utf-8"))
 ROWS: Mapping[str, Mapping[str, Any]] = _DATA["rows"]
 PHRASES: Mapping[str, str] = _DATA["phrases"]
@@ -328,12 +328,12 @@ class Walk:
 
     @property
     def own_name(self) -> str:
-        """Return the name of the model's array with which the last compared step is compared."""
+        """Return the name of the model's array with which `last_compared` is compared."""
         return self.compared[-1][1]
 
     @property
     def own(self) -> Array:
-        """Return the model's array with which the last compared step is compared, `(n, m)`."""
+        """Return the model's array `(n, m)` with which `last_compared` is compared."""
         return self.compared[-1][2]
 
     @property

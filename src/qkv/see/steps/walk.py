@@ -372,7 +372,7 @@ def _head_steps(walk: Walk, at: AttentionInputs) -> Array:
 
 
 def _projection_step(walk: Walk, at: AttentionInputs, name: str) -> None:
-    """Add the step that computes queries, keys or values, and write out the sum of one number."""
+    """Add the step that computes queries, keys or values; write out the sum of one of its cells."""
     letter, own = name.upper(), at.of(name, walk.head)
     first, whose = own * at.shared, ""
     if name != "q" and at.shared > 1:

@@ -540,9 +540,9 @@ def _runs(a: Trace, b: Trace, layer: int | None, head: int | None, **options: An
     states = [word_vectors.last_state(trace) for trace in (a, b)]
     if states[0] is None or states[1] is None:
         raise ValueError(
-            "compare: two runs are compared by the vectors after the last layer: trace "
-            "resid_post or normalized_resid_post of both, or name a word, word=..., to compare "
-            "the word's attention"
+            "compare: two runs are compared by the vectors after the last layer, which a trace "
+            "lacks: trace resid_post or normalized_resid_post of both, or name a word, word=..., "
+            "to compare the word's attention"
         )
     by_layer = word_vectors.measure_by_layer(
         a, b, lambda x, y: np.linalg.norm(y.astype(np.float64) - x, axis=-1).mean()

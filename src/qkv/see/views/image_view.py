@@ -79,8 +79,8 @@ class ImageView(View):
         if patch is not None:
             query = f"The patch in row {patch[0]}, column {patch[1]} (white frame)"
         return (
-            f"{query} puts {weights[row, column]:.2f} of layer {self.layer}, head {self.head} on "
-            f"the patch in row {row}, column {column} (red frame); half of its weight on "
+            f"{query} puts weight {weights[row, column]:.2f} on the patch in row {row}, column "
+            f"{column} (red frame), in layer {self.layer}, head {self.head}. Half of its weight on "
             f"patches lies on {self.half} of {weights.size} patches."
         )
 
@@ -166,7 +166,7 @@ class ImageView(View):
         end, own = (largest, " by its own largest weight") if self.stretch else ("weight 1", "")
         return (
             f"Grey: weight 0. Light blue: {end}. "
-            f"On {self.trace.tokens[0]}, which is no patch: {self.first[self.head]:.2f}."
+            f"On {self.trace.tokens[0]}, which is not a patch: {self.first[self.head]:.2f}."
             + f" Below, each head of the layer{own}."
             * (len(self.weights) > 1)
         )

@@ -380,7 +380,7 @@ class OneText(HeadShown):
             return []
         title = ("Other heads worth a look", "the link of each head that stands out")
         if self.one_link:
-            title = ("Other heads with this link", "in order of how much it stands out")
+            title = ("Other heads with this link", "the link that stands out most comes first")
         columns = [
             panels.Column("", [f"{queries[x.query]} → {keys[x.key]}" for x in links], left=True),
             panels.Column("", [f"{x.weight:.2f}" for x in links]),
@@ -492,7 +492,7 @@ def arrows_of(trace: Trace) -> list[panels.Panel]:
 
 
 def first_query(heads: Heads, head: ChosenHead) -> int:
-    """Return the query of the head's link or, if it has no link, of the head's largest weight."""
+    """Return the query of the head's link or, if the head has no link, of its largest weight."""
     if head.link is not None:
         return head.link.query
     weights: Array = np.nan_to_num(heads.known(head.layer, head.head))
