@@ -30,7 +30,8 @@ from qkv.visible import visible
 
 _ROUTERS = [route.router for route in (home, embeddings, completions, trace, rerank, about)]
 
-# `/metrics` reports the attributes of the worker in `_WATCHED`, and of its counts in `_COUNTED`.
+# `/metrics` reports the attributes of the worker that `_WATCHED` names, and the attributes of
+# `worker.counts` that `_COUNTED` names.
 _WATCHED = {
     "waiting": "Requests without an answer so far.",
     "streams": "Completions that have not ended.",

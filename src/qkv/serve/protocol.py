@@ -12,8 +12,8 @@ from qkv.serve.limits import Limits
 
 LINGER = 0.2  # An idle connection stays open for this many seconds after the shutdown begins.
 # After a client has finished sending, the server checks repeatedly whether the client is still
-# connected. The first number is the seconds before the first check. The wait doubles after each
-# check, up to the second number.
+# connected. The first number is the wait before the first check, in seconds. The wait doubles after
+# each check, up to the second number.
 PROBES = 0.05, 1.0
 _INTERIM = STATUS_LINE[100] + b"\r\n"
 

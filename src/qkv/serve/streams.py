@@ -54,7 +54,7 @@ class Stream(Request):
 
     @property
     def is_read(self) -> bool:
-        """Whether at most `AHEAD // 2` pieces are unread, so that a paused stream continues."""
+        """Whether at most `AHEAD // 2` pieces are unread. If so, a paused stream continues."""
         return self.computed - self.taken <= AHEAD // 2
 
     def step(self) -> tuple[Any, BaseException | None]:

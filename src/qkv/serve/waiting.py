@@ -302,9 +302,8 @@ class TextTurns(Turns[Texts]):
         """Return a text's number of tokens, or an estimate before the text is tokenized.
 
         The model computes only the first `limit` tokens of a text, but the tokenizer reads the
-        whole text. For a very long text, the tokenizer takes longer than the model. The estimate
-        for such a text is the number of tokens that the model could compute in the time of the
-        tokenizer.
+        whole text. For a very long text, the tokenizer takes longer than the model. Such a text
+        counts as many tokens as the model could compute while the tokenizer reads the text.
         """
         if not isinstance(text, str):
             return len(text)

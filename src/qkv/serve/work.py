@@ -75,7 +75,7 @@ class Worker:
         self._usual = 1  # the number of requests in the last batch
         self._answers: list[tuple[Request, Any, BaseException | None]] = []
         self._asked: set[Request] = set()  # Only the event loop uses this set.
-        self._inbox: SimpleQueue[Request | None] = SimpleQueue()  # None wakes the thread
+        self._inbox: SimpleQueue[Request | None] = SimpleQueue()  # None only wakes the thread
         self._thread: threading.Thread | None = None
         self._stopping = False
 

@@ -306,7 +306,7 @@ def _tokens(rows: Sequence[Row]) -> int:
 
 @dataclass
 class _Writer:
-    """Splits the text of one row into pieces, and records how much text the client has received."""
+    """Splits the text of one completion into pieces, and records how much text was sent."""
 
     model: Model
     row: Row

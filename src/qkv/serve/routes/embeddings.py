@@ -134,7 +134,7 @@ async def embeddings(request: Request) -> Response:
     json = await read_json(request)
     texts, most = json.get("input"), state.limits.inputs
     if isinstance(texts, list) and len(texts) > most and not isinstance(texts[0], int):
-        raise too_many(len(texts), most)  # before `Body.read` copies the texts
+        raise too_many(len(texts), most)  # checked before `Body.read` copies the texts
     body = EmbeddingsBody.read(json)
     prompt_name, task = body.prompt_of(state.model)
     embedded = await state.worker.embed(

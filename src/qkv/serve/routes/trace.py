@@ -104,8 +104,10 @@ class TraceAnswer(BaseModel):
     top_indices: list[list[list[list[int]]]] | None = Field(
         None, description="Positions of keys by layer, head and query, largest weight first."
     )
-    top_weights: list[list[list[list[float]]]] | None = Field(None, description="Their weights.")
-    ids: list[int] | None = Field(None, description="Of the tokens.")
+    top_weights: list[list[list[list[float]]]] | None = Field(
+        None, description="The weights of the keys in `top_indices`."
+    )
+    ids: list[int] | None = Field(None, description="The ids of the tokens.")
     offsets: list[list[int]] | None = Field(
         None, description="The span of characters of each token."
     )
@@ -114,10 +116,10 @@ class TraceAnswer(BaseModel):
         None, description="Vectors by layer and token: the embeddings, then each layer's output."
     )
     logits: list[list[float]] | None = Field(
-        None, description="By position and entry of the vocabulary."
+        None, description="Logits by position and entry of the vocabulary."
     )
     inside: dict[str, Any] | None = Field(
-        None, description="By layer and name; in a safetensors file inside.LAYER.NAME."
+        None, description="Activations by layer and name; in a safetensors file inside.LAYER.NAME."
     )
 
 
@@ -258,7 +260,7 @@ def wanted_of(model: Model, body: TraceBody, changes: "Changes") -> Wanted:
     """Return the requested parts of the answer.
 
     Raises:
-        Refused: 400, if a part does not exist in this model, or not for this text and its edits.
+        Refused: 400, if this model, text and edits do not allow one of the requested parts.
     """
     counts = [layer.attn.num_heads for layer in model.layers]
     layers = _chosen("layers", body.layers, len(counts))
@@ -275,11 +277,11 @@ def wanted_of(model: Model, body: TraceBody, changes: "Changes") -> Wanted:
     if body.top_k is not None:
         if wanted.resid or inside or body.at is not None:
             problem = (
-                "is only for weights: leave out top_k, or else the keys include, at and inside"
+                "is only for weights: leave out top_k, or leave out 'include', 'at' and 'inside'"
             )
             raise body.refused("top_k", problem)
         if changes.weights:
-            problem = "describes unchanged attention, and an edit sets a row or a scale"
+            problem = "cannot be combined with an edit of scores or weights, such as row or scale"
             raise body.refused("top_k", f"{problem}: leave one out")
     return wanted
 
@@ -348,7 +350,7 @@ def check_finite(name: str, arrays: dict[str, Array], edits: Sequence[Any]) -> N
     Only masked scores may be -inf.
 
     Raises:
-        Refused: 400 if edits are the cause, else 500.
+        Refused: 400 if the request has edits, which may be the cause; otherwise 500.
     """
     for key, array in arrays.items():
         if array.dtype.kind != "f" or np.isfinite(array).all():
