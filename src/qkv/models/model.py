@@ -136,8 +136,8 @@ class CrossEncoderModel(Model):
 class Seq2SeqModel(Model):
     """An encoder-decoder model, which reads one text and writes another.
 
-    The methods of `Model` use the encoder: `encode` pools the encoder's vectors, and `trace`
-    without a `target` shows the encoder. `num_layers` and `num_heads` describe the encoder.
+    The methods of `Model` use the encoder: `encode` pools the encoder's vectors, and `trace` shows
+    only the encoder unless `target` is given. `num_layers` and `num_heads` describe the encoder.
     `generate` returns the text that the decoder writes.
     """
 

@@ -61,7 +61,7 @@ class Pool:
         limits = [route.max_seq_length for route in model._all_routes()]
         self._executor = ProcessPoolExecutor(
             self.processes,
-            mp_context=multiprocessing.get_context("spawn"),  # a fork would lack compute threads
+            mp_context=multiprocessing.get_context("spawn"),  # "fork" copies only one thread
             initializer=_begin,
             initargs=(self._folder.name, model.name, limits, threads),
         )

@@ -94,7 +94,7 @@ def gpt_neo_kinds(config: Config, count: int) -> list[str]:
         fine = fine and is_whole(pair[1]) and 0 <= pair[1] * len(pair[0]) <= count - len(kinds)
         kinds += [*pair[0]] * pair[1] if fine else []
     config.need(fine and len(kinds) == count, "attention_types", types, must, 80)
-    again = config.value("attention_layers", kinds)  # Old files have the kinds under both keys.
+    again = config.value("attention_layers", kinds)  # Old files also use this key.
     if again != kinds:
         raise ModelError(
             f"{config.source}: attention_layers is {again!r:.80} and attention_types gives "
@@ -129,7 +129,7 @@ def gpt_neox(config: Config) -> Design:
     layer, bias = attention(config), config.flag("attention_bias")
     config.only("head_dim", layer.head_size, None)
     base = config.positive("rotary_emb_base")
-    config.only("rope_theta", base, None)  # the same setting as `rotary_emb_base`
+    config.only("rope_theta", base, None)  # `rope_theta` sets the same option as `rotary_emb_base`
     part = config.positive("rotary_pct")
     config.only("partial_rotary_factor", part, None)
     rotary = read_rotary(config, layer.head_size, RotaryDefaults(base, partial=part))

@@ -38,8 +38,9 @@ def attention(config: Config, **fields: Any) -> Attention:
 def windows(config: Config, every: int) -> tuple[int | None, ...]:
     """Return the window of each layer, in tokens; None for a layer that sees all tokens.
 
-    The config's key `layer_types` gives the kind of each layer. Without this key, layers `every`,
-    `2 * every`, ..., counted from 1, see all tokens, and the other layers have windows.
+    The config's key `layer_types` gives the kind of each layer. If `layer_types` is missing, the
+    layers `every`, `2 * every`, ... (counted from 1) see all tokens, and the other layers have
+    windows.
     """
     turns = [SLIDING if layer % every else FULL for layer in range(1, config.layers() + 1)]
     kinds = config.kinds(turns)

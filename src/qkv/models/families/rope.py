@@ -185,7 +185,8 @@ def _rotated(config: Config, size: int, default: float) -> int | None:
     if part > 1 or dims < 2 or dims % 2:
         raise ModelError(
             f"{config.source}: partial_rotary_factor is {part:g} and a head has {size} dimensions "
-            "(hidden_size / num_attention_heads): give a fraction that rotates an even number"
+            "(hidden_size / num_attention_heads): give a fraction that rotates an even "
+            "number of dimensions"
         )
     return None if dims == size else dims
 

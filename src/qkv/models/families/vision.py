@@ -58,8 +58,8 @@ def dinov2(config: Config) -> VisionDesign:
     rows, columns = image[0] // patch[0], image[1] // patch[1]
     if rows != columns:
         raise ModelError(
-            f"{config.source}: image_size is {image} and patch_size is {patch}, {rows} x {columns} "
-            "patches: give equal numbers of rows and columns"
+            f"{config.source}: image_size is {image} and patch_size is {patch}, which gives "
+            f"{rows} x {columns} patches: give equal numbers of rows and columns"
         )
     hidden = config.size("hidden_size") * config.size("mlp_ratio")
     gated, activation = config.flag("use_swiglu_ffn"), config.activation("hidden_act")
@@ -76,7 +76,7 @@ def dinov2(config: Config) -> VisionDesign:
 
 
 def _dinov2_names(names: PartNames, config: Config) -> PartNames:
-    """Return the parameter names; with `use_swiglu_ffn`, the MLP has a gate."""
+    """Return the parameter names; if `use_swiglu_ffn` is true, the MLP has a gate."""
     if not config.flag("use_swiglu_ffn"):
         return names
     mlp, parts = "encoder.layer.*.mlp.", ("blocks.*.mlp.gate_proj", "blocks.*.mlp.up_proj")

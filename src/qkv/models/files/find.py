@@ -140,7 +140,7 @@ def cache_folder() -> Path:
             return Path(os.path.expanduser(os.environ[variable]))
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     home = Path(os.environ.get("HF_HOME") or caches / "huggingface")
-    return Path(os.path.expanduser(home)) / "hub"  # Without a home folder, "~" stays in the path.
+    return Path(os.path.expanduser(home)) / "hub"  # If there is no home folder, "~" remains.
 
 
 def cached(hub_id: str, revision: str | None = None) -> Path | None:

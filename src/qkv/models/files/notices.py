@@ -12,7 +12,7 @@ MOST = 2**20  # The maximum size of all documents together, in bytes.
 def read_notices(folder: Path) -> dict[str, str]:
     """Return the texts of a folder's documents, keyed by file name, the model card first.
 
-    If qkv cannot read a file, a sentence that says why replaces the text of the file.
+    If qkv cannot read a file, the dict holds a sentence with the reason instead of the file's text.
     """
     try:
         names = sorted(os.listdir(folder))

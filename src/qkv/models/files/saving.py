@@ -76,7 +76,7 @@ def save_model(
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(content)
-    for path in stale - contents.keys():  # Files of an earlier model in the folder.
+    for path in stale - contents.keys():  # Remove the files of an earlier model.
         if path.is_file():
             path.unlink()
 

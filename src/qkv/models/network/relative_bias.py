@@ -38,7 +38,7 @@ class Buckets:
         away = np.abs(distance) if self.both_ways else np.maximum(-distance, 0)
         # the first `near` distances have one bucket each; the other buckets grow geometrically
         near = count // 2
-        # float32, as in training, because rounding can move a distance to the next bucket
+        # use float32 as in training, because rounding can move a distance to the next bucket
         ratio = np.log(np.maximum(away, near).astype(np.float32) / np.float32(near))
         steps = ratio / np.float32(math.log(self.furthest / near)) * np.float32(count - near)
         far = np.minimum(near + steps.astype(np.int64), count - 1)

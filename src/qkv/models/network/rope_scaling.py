@@ -104,7 +104,7 @@ class LongRope:
 
     A text is long if it has more tokens than the original context length `limit`. As in
     `Dynamic`, each text has its own length; only `model(ids)` and `generate` use the length of the
-    longest text in the batch. Keys in a cache keep their rotation.
+    longest text in the batch. Cached keys keep the rotation of the call that computed them.
 
     Source:
         Ding et al. 2024, "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens",

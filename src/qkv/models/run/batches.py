@@ -179,7 +179,7 @@ class Joined:
     def __init__(self, texts: int, longest: int) -> None:
         self.arrays: dict[str, Array] = {}
         self._texts, self._longest = texts, longest
-        self._same: dict[str, str] = {}  # If an array has two names, maps the second to the first.
+        self._same: dict[str, str] = {}  # Maps an array's second name to its first name.
 
     def add(self, first: int, arrays: Arrays) -> None:
         """Add the arrays of a batch; `first` is the index of the batch's first text."""
@@ -242,7 +242,10 @@ def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
 
 
 def _no_number(number: int, text: Any) -> Any:
-    """Return `text`; raise a TypeError for a number: then `texts` is the ids of a single text."""
+    """Return `text`, or raise a TypeError if it is a number.
+
+    A number means that the caller gave the ids of a single text instead of a list of texts.
+    """
     if is_whole_number(text):
         raise TypeError(
             f"trace_stream: text {number} is {type(text).__name__}: give strings, or (T,) integers"

@@ -19,7 +19,9 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Source:
-    """The activations of another text. The first access runs the network, without edits.
+    """The activations of another text.
+
+    The first access to an activation runs the network, without edits.
 
     Args:
         body: the network.
@@ -142,8 +144,8 @@ class Plan:
 
         Args:
             record: the edit record.
-            value: a function that returns the new part. Its argument is the index of the part in
-                the activation of one text.
+            value: a function that takes the index of the part in the activation of one text, and
+                returns the new part.
         """
         at, layer = record.fields["at"], record.fields["layer"]
         index = tuple(chosen for _, chosen in self.part(record, 0).values())

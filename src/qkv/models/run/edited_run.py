@@ -321,8 +321,8 @@ class EditedRun:
         name = next(names, None)
         if top_k is not None and name is not None:
             raise ValueError(
-                f"{self.call}: top_k is {top_k} and edit changes {name}: top_k summarises "
-                "only weights that the model computes: omit top_k"
+                f"{self.call}: top_k is {top_k}, but an edit changes {name}: top_k "
+                "summarises only weights that the model computes: omit top_k"
             )
 
     def _z(self, layer: int) -> str:

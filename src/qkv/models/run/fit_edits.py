@@ -212,7 +212,8 @@ def _of_layer(name: tuple[Any, ...], layer: Any, index: Trace | Seq2SeqTrace) ->
 def _index(names: Iterable[str], side: str = "") -> Trace:
     """Return a `Trace` that maps each name to its full name, stored as an array of one string.
 
-    `Trace` accepts short names, so `fit` uses such a trace to convert short names to full names.
+    `Trace` accepts short names, so `fit` finds an activation's full name by looking up its short
+    name in this trace.
     """
     return Trace({name: np.array(side + name) for name in names if activation(name).editable})
 

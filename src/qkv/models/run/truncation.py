@@ -55,7 +55,10 @@ class Cut:
         )
 
     def warn(self) -> None:
-        """Warn about truncated texts; inside `with counting(cut):`, only add them to `cut`."""
+        """Warn about truncated texts.
+
+        Inside a block `with counting(cut):`, add the counts to `cut` instead of warning.
+        """
         counted = _counted.get()
         if counted is not None:
             vars(counted).update(vars(counted + self))
@@ -145,9 +148,9 @@ class Truncator:
         """Return the first tokens of a long text; if possible, split only a part of the text.
 
         The tokens up to the limit are the same as if the whole text were split. This method splits
-        the first words of the text, and then about twice as many words. If the first words have the
-        same tokens in both cases, further words cannot change these tokens. Tokenizers without
-        `keeps_words_apart` may join two words in one token, so they split the whole text.
+        the first words of the text, and then about twice as many words. If both splits give the
+        same tokens for the first words, further words cannot change these tokens. Tokenizers
+        without `keeps_words_apart` may join two words in one token, so they split the whole text.
         """
         cut, limit = self.cut, self.cut.limit
         if limit is not None and self._tokenizer.keeps_words_apart:
