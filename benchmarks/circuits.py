@@ -168,7 +168,7 @@ def hooks_sweep(model: Any, *, clean: np.ndarray, corrupted: np.ndarray, at: str
 def hooks_edges(
     model: Any, *, clean: np.ndarray, corrupted: np.ndarray
 ) -> dict[tuple[str, str], float]:
-    """Score all edges with torch hooks; for each receiver, run one batch from its block on."""
+    """Score all edges with torch hooks: one batch per receiver, from the receiver's block on."""
     blocks, count = model.transformer.h, model.config.n_head
 
     def kept(ids: np.ndarray) -> dict[str, list[Any]]:

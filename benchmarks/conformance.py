@@ -122,7 +122,7 @@ def differing(cards: dict[str, dict[str, Any]], status: str) -> list[str]:
 
 
 def reproduction(target: str, feature: str) -> list[str]:
-    """Return a program of at most ten lines without qkv, and the output of the program."""
+    """Return a program of at most ten lines that does not use qkv, and the program's output."""
     file = REPRODUCED / f"{target}-{feature}.txt".replace(" ", "-")
     if not file.is_file():
         raise SystemExit(

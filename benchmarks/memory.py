@@ -14,7 +14,7 @@ PATIENCE = 1.0  # seconds; shorter calls are timed repeatedly
 
 
 def measured_alone(way: str, shape: tuple[int, ...]) -> dict[str, float]:
-    """Return the median `seconds` of a call, and the `bytes` of its memory without inputs."""
+    """Return the median `seconds` of a call, and the `bytes` that it needs besides its inputs."""
     command = [sys.executable, "-m", "benchmarks.memory", json.dumps([way, shape])]
     environment = os.environ | ({"QKV_BACKEND": "numpy"} if way == "qkv on NumPy" else {})
     answer = subprocess.run(

@@ -143,7 +143,7 @@ def first_words(model: qkv.Model) -> Iterator[str]:
 
 
 def share(said: str) -> float:
-    """Convert a percentage of the page to a probability; "under 0.1%" becomes 0."""
+    """Convert a percentage that the page shows to a probability; "under 0.1%" becomes 0."""
     return 0.0 if said.startswith(("under", "<")) else float(said.rstrip("%")) / 100
 
 

@@ -121,7 +121,7 @@ def write_slides(app, error):
 
 
 def write_play(app, error):
-    """Write the page that index.md frames into its folder."""
+    """Write the live page, which index.md shows in a frame, into the output folder."""
     if error is None and app.builder.format == "html":
         qkv.play().to_html(Path(app.outdir, "play.html"))
 

@@ -2,7 +2,7 @@
 
     python docs/images/take.py
 
-Needs the same programs as `make browser`.
+This script needs the same programs as `make browser`.
 """
 
 import io
