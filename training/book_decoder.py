@@ -7,7 +7,7 @@ DIR becomes a run of `qkv.learn`; `--resume` continues a stopped run.
 
 `make model` makes the shipped decoder in two runs. After the first run, the best induction score
 was 0.97 on random tokens and 0.84 on random words, but only 0.17 on sentences of books. So the
-second run has three times as much repeated text.
+second run has three times as much repeated text as the first run.
 
 In trials of 60 steps at a rate of 3e-3, the loss reached 5.86 nats per token with Muon, and 6.62
 with AdamW.

@@ -20,8 +20,8 @@ models, and each word is masked in a short sentence:
 | 7 | continues the mean of 3 to 6: more gaps, longer training, a larger `in_sight` | 18.2% |
 
 The mean of the weights of runs 3 to 6 names 15.8% of the words. Another 60 sentences with gaps also
-serve to choose models (`training.fits --choose`). In 31 of these sentences, one of the five guesses
-of this mean fits. For the model of run 2, one of the five guesses fits in 28 sentences; for the
+serve to choose models (`training.fits --choose`). For this mean, one of the five guesses fits in 31
+of these sentences. For the model of run 2, one of the five guesses fits in 28 sentences; for the
 mean of runs 3 and 4 in 28, and for the mean of runs 5 and 6 in 26. The first guess fits in 13
 sentences for the mean of runs 3 to 6, in 15 for run 2, in 9 for the mean of runs 3 and 4, and in 13
 for the mean of runs 5 and 6. Run 7 starts from the mean of runs 3 to 6, stored in int8. Stored in
@@ -35,7 +35,8 @@ loss of the model from which run 7 starts is 5.55 nats. The first guess of the i
 in 14 of the 60 sentences, and one of its five guesses fits in 29.
 
 The counts alone take more space than the model. Of 1,200 of these words, the counts name 16.8%. The
-first guess of the counts fits in 23 of the 60 sentences, and one of their five guesses fits in 42.
+first guess of the counts fits in 23 of the 60 sentences, and one of the counts' five guesses fits
+in 42.
 
 Two more runs from the included model changed little, so we did not use them. In the first of these
 runs (4,154 steps, 16.2 million tokens), the model learned to fill gaps that counts can guess; its

@@ -274,8 +274,8 @@ def _together(
     """Return the records of all runs, beginning with the first run and the runs that it continues.
 
     If the included weights are a mean, the last record lists the numbers of the runs in the mean,
-    counted from 1. A member of the mean may be a mean itself; its entry lists the numbers of its
-    own runs.
+    counted from 1. A member of the mean may be a mean itself; then its entry is a list of the runs
+    in that mean.
     """
     [run, *others], abouts = runs, [dict(about) for about in chains[0]]
     own = _learned(abouts[-1])
@@ -320,7 +320,7 @@ def _runs(abouts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _meant(mean: Sequence[Any]) -> str:
-    """Name the runs in a mean of weights, and the members that are means themselves.
+    """Name the runs in a mean of weights; if a member is a mean itself, name its runs too.
 
     >>> _meant([5, 6, 3, 4])
     'the included weights are the mean of runs 3, 4, 5 and 6'

@@ -51,7 +51,7 @@ def keep_runs(abouts: Sequence[Mapping[str, Any]], place: Path) -> None:
     """Write the records of a model's runs into the model's folder, for `abouts_of`.
 
     If the first run started from a model, the file keeps the name of this model's folder. The file
-    contains no other folder names.
+    does not name the folders of other models or runs.
     """
     kept: list[dict[str, Any]] = []
     for about in abouts:

@@ -123,10 +123,11 @@ class LookUp:
 
 @dataclass(frozen=True)
 class _Order:
-    """The n-grams of one length n; the key of an n-gram is `V * context + word`, both as numbers.
+    """The n-grams of one length n, and their counts.
 
     Attributes:
-        keys: (G,) sorted.
+        keys: (G,) the key of each n-gram, sorted; a key is `V * context + word`, where `context`
+            and `word` are the numbers of the n-gram's context and last word.
         counts: (G,) the count of each n-gram.
         totals: for each context, the sum of its counts.
         kept: for each context, the probability that is left for shorter contexts.
@@ -158,7 +159,7 @@ class KneserNey:
         self._size = size
         grams: list[
             tuple[Array, Array]
-        ] = []  # the keys, and the index of the key at each position from n - 1 on
+        ] = []  # for each n: the keys; the index of the key that ends at each position
         counted: list[Array] = []
         for n in range(1, order + 1):
             before = grams[-1][1][:-1] if grams else np.zeros(len(words), np.int64)

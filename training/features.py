@@ -79,7 +79,7 @@ def whole(model: qkv.Model, texts: Sequence[str]) -> list[str]:
 
 
 def of_tokens(rows: Array, ids: Array) -> float:
-    """Return which share of the variance of vectors (n, D) the mean vector of each token explains.
+    """Return the share of the variance of vectors (n, D) that their tokens' mean vectors explain.
 
     Tokens that occur fewer than `OFTEN` times do not count.
 

@@ -104,8 +104,8 @@ class Repeats:
 
     WordNet defines the forms of a word. Two words are similar in three cases. A word of at least
     three letters is the beginning of the other word. A word of at least four letters is the end of
-    the other word. Or both words begin with the same letters: at least four, and all except three
-    letters of the longer word.
+    the other word. Or both words begin with the same four or more letters, and the longer word has
+    at most three further letters.
     """
 
     wordnet: WordNet

@@ -83,10 +83,10 @@ def place_scores(
 
 
 def explained(scores: Array, part: Array) -> float:
-    """Return which share of the variance over keys of scores (..., L, S) another array explains.
+    """Return the share of the variance of scores (..., L, S) over keys that `part` explains.
 
-    A constant added to a whole row changes nothing, as in softmax. The share is below 0 if the
-    other array predicts the scores worse than a constant.
+    A constant added to a whole row changes nothing, as in softmax. The share is below 0 if `part`
+    predicts the scores worse than a constant.
 
     >>> scores = np.array([[3.0, 1.0]])
     >>> explained(scores, scores + 5), explained(scores, np.zeros((1, 2)))

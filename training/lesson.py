@@ -16,11 +16,11 @@ sentences.
   family and with another word, if no other card uses this sentence.
 - *neighbour*: the head with the largest mean weight on the previous or the next token, over the
   pool. In the lesson's sentence, the query is the word that looks at the filler's word in this
-  head. The rule also replaces the filler's word by a filler of another family for which the weight
-  changes by at most 0.08.
+  head. The rule also chooses a filler of another family. If this filler replaces the filler's word,
+  the weight may change by at most 0.08.
 - *other*: in the lesson's sentence, the head in which the missing word gives another content word
-  the largest weight, which must be 0.4 or more. This head is not the head of *neighbour*. It is in
-  the layer of the lesson's head if possible.
+  the largest weight, which must be 0.4 or more. This head is not the head of *neighbour*. If
+  possible, this head is in the layer of the lesson's head.
 - *causal*: a sentence whose filler comes after the gap, and whose first guess changes under a
   causal mask. Of these sentences, the rule chooses the sentence whose first guess loses most
   probability.
@@ -323,7 +323,7 @@ def _aside(sentence: Sentence, by: int) -> Array:
 
 
 def _other(sentence: Sentence, heads: Sequence[Head], word: str) -> tuple[Head, str] | None:
-    """Return a head that looks at another content word, in the first head's layer if possible."""
+    """Return a head that looks at another content word; prefer heads in the first head's layer."""
     best = None
     for other in np.ndindex(*sentence.looks.shape[:2]):
         name, weight = sentence.top(other)

@@ -40,8 +40,8 @@ def _weight(given: Examples) -> Card:
         f"*{one.text.tokens[query]}* looks. {GAP} is the missing word.",
         "ask": f"Where will {GAP} look most?",
         **_words(one, head, one.place),
-        "told": f"*{word}* has the largest weight. A weight is a share: in this head, that "
-        f"share of what {GAP} reads comes from *{word}*.",
+        "told": f"*{word}* has the largest weight. The weight is a share: it says how much "
+        f"of what {GAP} reads in this head comes from *{word}*.",
         "before": _state(one, head, query),
         "after": _state(one, head),
     }

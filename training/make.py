@@ -22,8 +22,8 @@ abbreviation. So the third run, which is short, uses `in_sight` and `ended`. (In
 `in_sight` alone, after 1,400 steps at 3e-4, the model named 19.1% and repeated another content word
 in 1.4%, but it guessed full stops even more often than after the second run.) After the third run,
 the encoder named 18.9%. The mean of the weights before and after the third run names 19.3%, and qkv
-includes this mean. We chose this mean among four, on the same examples on which the card reports
-results.
+includes this mean. We chose this mean among four candidates, on the same examples on which the card
+reports results.
 """
 
 from __future__ import annotations

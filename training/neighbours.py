@@ -1,8 +1,8 @@
 """Guess the word in a gap from counts of the words around it.
 
-To learn which words go together, a small network needs far more text than these books. Counting
-needs only one pass over the books, so the counts teach the encoder. The encoder's target is the
-product of two guesses: the guess of the counts and the guess of the starting network
+To learn which words go together, a small network needs far more text than these books. For counts,
+one pass over these books is enough. So the encoder learns from the counts. The encoder's target is
+the product of two guesses: the guess of the counts and the guess of the starting network
 (`training.objectives.Taught`).
 """
 
@@ -177,7 +177,7 @@ class Neighbours:
         return found
 
     def probabilities(self, texts: Sequence[Array], places: Sequence[int]) -> Array:
-        """Return the probability (n,) of words at positions, from counts without these words.
+        """Return the probability (n,) of words at positions; the counts leave out these words.
 
         Content words that are visible in the text have probability 0.
         """

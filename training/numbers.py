@@ -5,9 +5,9 @@ runs the cells of each page, evaluates the f-strings with the variables of the c
 results to docs/data/numbers.json. Where a page writes `{{ lesson1.river }}`, Sphinx inserts the
 number. If a page has no cells, its section contains `code` instead of the path.
 
-A hidden cell of asserts that may fail (`:tags: [remove-cell, raises-exception]`) tests a page's
-other statements about the included weights. numbers.json lists failing asserts under "untrue": an
-author must correct these statements.
+A page's other statements about the included weights are tested by asserts in a hidden cell
+(`:tags: [remove-cell, raises-exception]`), and these asserts may fail. numbers.json lists failing
+asserts under "untrue": an author must correct these statements.
 """
 
 from __future__ import annotations

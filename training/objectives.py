@@ -87,7 +87,7 @@ class Unseen(Masked):
         return words_loss(network, batch, (*self.seen(batch), self.in_sight)), len(batch.ids)
 
     def seen(self, batch: Words) -> tuple[Array, Array]:
-        """Return all pairs of a target's index and another content word of its text, each (m,)."""
+        """Pair targets with the other content words of their texts; return indices and ids (m,)."""
         of_text = np.searchsorted(batch.at, batch.cu_lengths)
         numbers, tokens = [], []
         for (begin, end), (first, last) in zip(

@@ -130,9 +130,9 @@ def _closing(tokenizer: Tokenizer, name: str) -> Array:
 
 
 def _log_probabilities(model: qkv.Model, ids: Array, closing: Array) -> tuple[Array, Array]:
-    """Return two arrays (N + 1,): log probabilities of each token, and of a word end before it.
+    """Return log probabilities (N + 1,) of each token, and of a word's end before each token.
 
-    The values for the first token and after the last token are 0.
+    Both arrays are 0 at index 0 (the first token) and at index N (after the last token).
     """
     length = model.max_seq_length or 2 * len(ids)
     half = length // 2

@@ -149,7 +149,7 @@ def roles(
 
 
 def counted(rows: Sequence[dict[str, Any]]) -> int:
-    """Count the heads with a role; at most three heads with only *first* and *last* count.
+    """Count the heads with a role; count at most three whose only roles are *first* or *last*.
 
     >>> counted([{"roles": {"first": 0.5}}] * 5 + [{"roles": {"first": 0.4, "next": 0.8}}])
     4

@@ -120,7 +120,7 @@ def ship(
         mean: whether to write the mean of the run's first and last weights.
 
     Returns:
-        The folder and the figures.
+        The path of the folder, and the measured figures.
 
     Raises:
         FileNotFoundError: the run or WordNet is missing.
@@ -164,7 +164,7 @@ def _mean(run: Path, after: str | None) -> qkv.Model:
 
 
 def keep_lesson(model: qkv.Model, place: Path) -> None:
-    """Write the lesson's cards, and the roles of the heads that the encoder's card lists."""
+    """Write the cards of the lesson, and the roles of heads from the encoder's model card."""
     role_file.keep(place)
     kept = play_cards.lesson(model)
     if gone := play_cards.missing(kept):

@@ -66,11 +66,12 @@ class Found:
         candidate: the sentence.
         before: the most probable words without the edit.
         after: the most probable words with the edit.
-        swing: the fall of the log odds of the first guess against the second.
-        drop: the fall of the log probability of the first guess.
+        swing: how much the edit lowers the log odds of the first guess against the second.
+        drop: how much the edit lowers the log probability of the first guess.
         hide: the masked word, if the edit masks a word.
         ablate: (layer, head), if the edit removes a head.
-        median: for a head, the median over all heads of the fall that `drop` measures.
+        median: if the edit removes a head, the median of `drop` over the edits that remove one
+            head.
         looks: the word with the head's largest weight from the gap, and this weight.
         alike: whether masking the word that the head looks at most leads to the same guess.
     """
@@ -88,7 +89,7 @@ class Found:
 
     @property
     def marks(self) -> tuple[bool, bool, bool]:
-        """Return whether the guess is right, the filler causes it, and the second guess fits."""
+        """Return whether the guess is right, it depends on the filler, and the second one fits."""
         word = self.hide or self.looks[0]
         one = self.candidate
         return self.before[0][0] in one.right, word in one.cue, self.after[0][0] in one.fits

@@ -66,7 +66,7 @@ def kept_in(folder: Path) -> dict[str, Any]:
 
 
 def again(model: qkv.Model, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stories that hold for a model, with the probabilities of this model."""
+    """Return the stories whose guesses a model still makes, with the model's probabilities."""
     told = [now for one in kept["stories"] if (now := _told(model, one)) is not None]
     return {**kept, "stories": told}
 

@@ -3,10 +3,10 @@
 `python -m training.vocabulary -o tokenizer.json` makes the tokenizer, and prints how many of the
 everyday words it splits.
 
-Ordinary WordPiece training joins the most frequent neighbours everywhere, so much of a vocabulary
-goes to endings and parts of names. Here the most common words of definitions and examples,
-including inflected words, are whole entries; the rest of the vocabulary is trained by the usual
-rule (Wu et al. 2016, section 4.1) on all other words of the texts.
+Ordinary WordPiece training joins the most frequent neighbours everywhere. As a result, endings and
+parts of names take up much of the vocabulary. Here the most common words of definitions and
+examples, including inflected words, are whole entries; the rest of the vocabulary is trained by the
+usual rule (Wu et al. 2016, section 4.1) on all other words of the texts.
 
 Small counts say little about a word's frequency: "cooks" occurs five times in these texts, but
 "cook" and its forms occur 346 times. So each form gets a quarter of the total count of all forms.
@@ -55,7 +55,7 @@ def built(wordnet: WordNet, entries: int = ENTRIES, whole: float = WHOLE) -> Tok
 
 
 def running_text(wordnet: WordNet) -> tuple[list[str], list[str]]:
-    """Return the definitions without the defined words, and the training examples."""
+    """Return the definitions (without the words that they define), and the training examples."""
     definitions = [synset.definition for synset in wordnet.synsets]
     examples = [text for synset in wordnet.synsets for text in synset.examples]
     return definitions, list(filter(wordnet.may_learn, examples))

@@ -11,7 +11,7 @@ from pathlib import Path
 FOLDER = Path("/usr/share/wordnet")
 TWELFTHS = 12  # the number of parts of the examples; an example's part depends only on its text
 REPORTED, CHOSEN = 0, 1  # the twelfth for reports, and the twelfth for choosing models
-KEPT = 2  # how many twelfths, from the first, the tokenizer and the training skip
+KEPT = 2  # the tokenizer and the training skip this many twelfths, the first ones
 PARTS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 
 # Endings, and the endings that replace them when a word is looked up (Debian's `man 7WN morphy`).
@@ -120,8 +120,9 @@ class WordNet:
         """Return the examples of a twelfth that contain a word of their synset.
 
         If `twelfth` is None, return the training examples (see `may_learn`). If an example contains
-        several words of its synset, the use is that of a compound, or else (without a compound) of
-        the first word in the order of the synset. Only the first occurrence of the word counts.
+        several words of its synset, the use has the longest compound. If none of these words is a
+        compound, the use has the first of them in the order of the synset. Only the first
+        occurrence of the word counts.
         """
         for number, synset in enumerate(self.synsets):
             for sentence in synset.examples:
@@ -132,7 +133,11 @@ class WordNet:
                         yield Use(sentence, lemma, number, start, end)
 
     def may_learn(self, sentence: str) -> bool:
-        """Return whether an example neither is nor contains a held-out example of several words."""
+        """Return whether training may read an example.
+
+        Training may not read a held-out example, or an example that contains a held-out example of
+        two or more words.
+        """
         if is_held_out(sentence, self.kept):
             return False
         words = _words(sentence)
