@@ -141,7 +141,7 @@ class Finding:
         publish(path, [self], model=model, theme=theme)
 
     def _used(self, model: AnyModel | None, call: str) -> Model:
-        """Return the model that measures the finding."""
+        """Return the model with which the finding is measured."""
         if isinstance(model, Model):
             return model
         if model is not None:

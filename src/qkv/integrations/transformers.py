@@ -17,7 +17,7 @@ from qkv.integrations import tensors
 from qkv.integrations.record import CURRENT, REGISTERED, Ran
 from qkv.integrations.tensors import as_array, as_tensor, check_readable, torch_module
 
-# A few models pass these arguments to restrict the visible keys; `attend` does not support them.
+# A few models pass these arguments to restrict the visible keys. `attend` refuses such calls.
 REFUSED = ("indices", "block_indices", "sinks", "cache")
 
 OUTSIDE = (
@@ -229,7 +229,7 @@ def _collects_weights() -> bool:
 
 
 def _option_of(dropout: float, config: Any) -> str:
-    """Guess which option of the model's config sets this dropout; return the option's name."""
+    """Guess the name of the option in the model's config that has the value `dropout`."""
     options = getattr(config, "__dict__", {})
     names = [name for name, value in options.items() if "drop" in name and value == dropout]
     return min(names, key=lambda name: "att" not in name, default="dropout")

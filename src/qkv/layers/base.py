@@ -152,7 +152,7 @@ def is_wide(residual: Array | None) -> bool:
 
 
 def working(x: Array, dtype: DType) -> Array:
-    """Convert `x` to the type in which `dtype` arrays are computed, without a copy if possible."""
+    """Convert `x` to `working_type(dtype)`; copy the array only if the type changes."""
     return x.astype(working_type(dtype), copy=False)
 
 
@@ -252,7 +252,8 @@ class Layer:
         parameters: the layer's arrays, keyed by name.
         dim: D, the size of the vectors.
         hooks: the names of the activations that the layer records.
-        run: the unchecked forward pass; with `save` it also returns the values for `backward`.
+        run: the forward pass without checks; if `save` is True, `run` also returns the values for
+            `backward`.
     """
 
     parameters: dict[str, Array]

@@ -226,7 +226,7 @@ class Block:
     def run(
         self, x: Array, *, record: Recorder | None = None, save: bool = False, **options: Any
     ) -> tuple[Array, BlockSaved]:
-        """Run the unchecked forward pass; with `save` also return the values for `backward`.
+        """Run the forward pass without checks; if `save`, also return the values for `backward`.
 
         `options` are the options of `MultiHeadAttention.run`. In a decoder, cross-attention gets
         only `cache`, `lengths` and `top_k`.

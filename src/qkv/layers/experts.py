@@ -72,7 +72,7 @@ class Routed(base.Feed, ABC):
         record: Recorder | None = None,
         save: bool = False,
     ) -> tuple[Array, RoutedSaved]:
-        """Run the unchecked forward pass; also return the values for `backward`."""
+        """Run the forward pass without checks; also return the values for `backward`."""
         x, dtype = base.promoted(x, self.parameters, call=type(self).__name__)
         rows = x.reshape(-1, self.dim)  # (rows, D)
         chosen, weights, probabilities = self._route(rows)

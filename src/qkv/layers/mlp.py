@@ -104,7 +104,7 @@ class MLP(base.Feed):
         record: Recorder | None = None,
         save: bool = False,
     ) -> tuple[Array, MLPSaved | None]:
-        """Run the unchecked forward pass; with `save` also return the values for `backward`."""
+        """Run the forward pass without checks; if `save`, also return the values for `backward`."""
         x, dtype = base.promoted(x, self.parameters, call=type(self).__name__)
         first = "gate_proj" if self.gated else "up_proj"
         saved, keep = None, record or unkept

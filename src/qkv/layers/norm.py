@@ -47,7 +47,7 @@ class _Norm(base.Layer):
     def run(
         self, x: Array, *, record: Recorder | None = None, save: bool = False
     ) -> tuple[Array, NormSaved]:
-        """Run the unchecked forward pass; also return the values for `backward`."""
+        """Run the forward pass without checks; also return the values for `backward`."""
         x, dtype = base.promoted(x, self.parameters, call=type(self).__name__)
         weight, bias = self.scaled(), self.parameters.get("bias")
         out, scale = normalize(x, weight, bias, eps=self.eps, centred=self._is_centred)
@@ -234,7 +234,7 @@ def _vectors(parameters: Mapping[str, Any], known: set[str], *, call: str) -> di
 
 
 class ScaleSaved(NamedTuple):
-    """Values that the forward pass of a scale saves for its backward pass."""
+    """Values that the forward pass of a `LayerScale` saves for its backward pass."""
 
     x: Array  # (..., D)
 
@@ -280,7 +280,7 @@ class LayerScale(base.Layer):
     def run(
         self, x: Array, *, record: Recorder | None = None, save: bool = False
     ) -> tuple[Array, ScaleSaved]:
-        """Run the unchecked forward pass; also return the values for `backward`."""
+        """Run the forward pass without checks; also return the values for `backward`."""
         x, dtype = base.promoted(x, self.parameters, call=type(self).__name__)
         out = x * self.parameters["weight"].astype(x.dtype, copy=False)
         return out.astype(dtype, copy=False), ScaleSaved(x)

@@ -183,7 +183,7 @@ class Files:
                     raw = stream.read(share // stretches)
                     if len(raw) < share // stretches:
                         raise self._shrunk(file)
-                # The part may begin inside a character; the rest of a character is not valid UTF-8.
+                # A part may begin or end inside a character; "ignore" drops the invalid bytes.
                 texts = raw.decode("utf-8", "ignore").splitlines(keepends=True)
                 yield from texts[1:-1] or texts  # only whole lines
 

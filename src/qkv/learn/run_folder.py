@@ -347,7 +347,7 @@ def need_same(stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path
 
 @contextmanager
 def saving(what: str, folder: Path) -> Iterator[None]:
-    """Raise an OSError again, and say that `what` failed and which checkpoint is complete."""
+    """Replace an OSError with an OSError whose message contains `what` and the last checkpoint."""
     try:
         yield
     except OSError as error:

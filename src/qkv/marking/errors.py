@@ -99,9 +99,9 @@ def line_of(error: BaseException | None) -> str:
 
 
 def clash(error: BaseException) -> frozenset[int]:
-    """Return the mismatched sizes in an error of a product, a sum or a reshape.
+    """Return the mismatched sizes that an error message of a product, sum or reshape contains.
 
-    The result is empty for other errors.
+    For other errors, the result is empty.
 
     >>> import numpy as np
     >>> try:

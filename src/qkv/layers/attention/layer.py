@@ -327,7 +327,7 @@ class MultiHeadAttention(Parts):
         save: bool = False,
         **options: Any,
     ) -> tuple[Array, AttentionSaved | None]:
-        """Run the unchecked forward pass; with `save` also return the values for `backward`.
+        """Run the forward pass without checks; if `save`, also return the values for `backward`.
 
         `plan` is the plan that `check` returned, or None. `positions` are the positions of packed
         rows; by default each text begins at position 0.

@@ -196,7 +196,7 @@ def returned(case: Case) -> tuple[str, ...]:
 
 
 def parts(expected: Expected, names: Sequence[str]) -> list[Array]:
-    """Return the named arrays from the results of the formula."""
+    """Return the results of the formula that have these names."""
     return [getattr(expected, name) for name in names]
 
 

@@ -168,7 +168,7 @@ class _File(NamedTuple):
         return results, []
 
     def _verdict(self, remotes: Remotes, name: str, own: list[str]) -> _Verdict:
-        """Mark a function or values for a task; an error of the marker also gives a verdict."""
+        """Mark a function or values for a task; if the marker fails, the verdict reports this."""
         try:
             task = task_of(name)
             if task.values:

@@ -400,7 +400,9 @@ STYLES: tuple[tuple[Steps, tuple[str, ...]], ...] = (
 
 
 class BlockMarking(StepwiseMarking):
-    """The tests of one block, compared with a right block of the same style, such as RMSNorm.
+    """The tests of one block; the right results come from a right block of the same style.
+
+    For example, the results of a block with RMSNorm are compared with a right block with RMSNorm.
 
     Attributes:
         parts: for each part, the names of the parameters that switch off the part if they are zero.

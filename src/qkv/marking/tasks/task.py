@@ -92,7 +92,7 @@ class Computation(NamedTuple):
 
 
 class StepwiseMarking(Marking):
-    """The tests of one function, compared with the right computation of its task.
+    """The tests of one function; the right results come from the right computation of its task.
 
     Args:
         right: the right computation.
@@ -169,7 +169,7 @@ class Texts:
 
 
 def without(a: Array, at: int, axis: int, number: float = 0) -> Array:
-    """Replace the first item (at = 0) or the last item (at = -1) along an axis with a number."""
+    """Set the first item (at = 0) or the last item (at = -1) along an axis to a number."""
     a = np.array(a)
     np.moveaxis(a, axis, 0)[at] = number
     return a

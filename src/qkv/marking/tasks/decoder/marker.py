@@ -55,7 +55,7 @@ def _speeds(base: float, d: int) -> Array:
     return base ** (-np.arange(0, d, 2) / d)
 
 
-# mistakes that show only in a model with a separate LM head, lm_head.weight
+# mistakes that are visible only in a model with a separate LM head, `lm_head.weight`
 UNTIED = _TEXTS.mistakes(
     {
         "decoder-head-tied": [lambda embeddings, head: (embeddings, embeddings)],

@@ -276,7 +276,7 @@ def _output_size(m: Marking, layers: Layers, cases: list[Call], clashing: Call) 
 
 
 def _of_weights(layers: Layers, case: Call) -> Iterator[Mistake]:
-    """Yield mistakes that show in the weights of a layer with two heads."""
+    """Yield mistakes that are visible in the weights of a layer with two heads."""
     weights = next(read for read in map(layers.read(case), (False, True)) if read is not None)
     w = weights.matrices
     halves = [np.split(w[role], 2, axis=1) for role in "qkv"]

@@ -291,7 +291,7 @@ def _among(right: Array, layer: int, head: int) -> bool:
 
 
 def _marked(task: str, name: str, tried: str, find: Function, things: Any) -> CheckResult:
-    """Grade the values of a student; `find` is a function that yields their mistakes."""
+    """Mark a student's values; the function `find` yields the mistakes in these values."""
     try:
         mistakes = [*find(*things)]
     except Unmeasured as error:
