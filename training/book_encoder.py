@@ -113,7 +113,7 @@ class Recipe:
         rate: the highest learning rate.
         warmup: the share of the run in which the rate rises.
         begin: the share of the run after which the model also learns senses.
-        uses: the number of words, each in a sentence, whose senses the model learns in each step.
+        uses: the number of uses (words in sentences) from which each step learns senses.
         wrong: the number of other senses of each word.
         prior: as for `training.objectives.Senses`.
         used: as for `training.objectives.Senses`.

@@ -129,7 +129,7 @@ def scores(model: qkv.Model, texts: Array, positions: Array) -> tuple[Array, Arr
     """Return the previous-token score and the induction score of each head, both (layers, heads).
 
     The previous-token score is the mean weight on the previous token. The induction score is the
-    mean weight that tokens of second copies give to the token after their first copy.
+    mean weight that a token of a second copy gives to the token after its first copy.
 
     Source:
         Olsson et al. 2022, "In-context Learning and Induction Heads", where the induction score is

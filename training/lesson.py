@@ -7,8 +7,8 @@ the content word changes the first guess, and so does ablating the head. If seve
 qualify, the rule prefers sentences in which *neighbour* and *other* (see below) are found. Of these
 sentences, it chooses the sentence with the most probable first guess. If *neighbour* and *other*
 are found in no sentence, the rule chooses the sentence with the largest weight. A first guess after
-a change counts if it consists of letters, is not a function word, is not in the sentence, has a
-probability of 2% or more, and has a probability at least 0.0005 above that of the next guess. Each
+a change counts if it consists of letters, is not a function word, is not in the sentence, and has a
+probability of 2% or more, which exceeds the probability of the next guess by at least 0.0005. Each
 rule first searches sentences whose first guess has a probability of 5% or more, and then all other
 sentences.
 
@@ -167,7 +167,7 @@ class Sentence:
         return self.text.tokens[int(row.argmax())], float(row.max())
 
     def clear(self, head: Head, word: str, query: int | None = None) -> bool:
-        """Return whether a query's weight on a word exceeds its other weights by 0.1."""
+        """Return whether a query's weight on a word exceeds the query's other weights by 0.1."""
         row = self.run([])[0][head][self.place if query is None else query]
         own = {name: float(row[at].sum()) for name, at in self.words.items()}
         return all(own[word] >= x + APART for name, x in own.items() if name != word)
@@ -262,7 +262,7 @@ def _lessons(sentences: Sequence[Sentence]) -> tuple[list[Any], list[Any]]:
 
 
 def _best(search: Callable[..., Iterator[tuple[Any, ...]]], *pools: Sequence[Sentence]) -> Any:
-    """Return the best item of the first pool that is not empty, without its sort key."""
+    """Return the best item of the first non-empty pool; leave out the item's sort key."""
     for sentences in pools:
         best = max(search(sentences), key=lambda one: one[0], default=None)
         if best is not None:

@@ -84,7 +84,7 @@ class Recipe:
         warmup: the share of the run in which the rate rises.
         begin: the share of the run after which the model also learns senses.
         weight: the weight of the loss on senses; the loss on masked words has the weight 1.
-        uses: the number of words, each in a sentence, whose senses the model learns in each step.
+        uses: the number of uses (words in sentences) from which each step learns senses.
         wrong: the number of other senses of each word.
         temperature: the divisor of the cosines in the loss on senses.
         replaced: the share of the uses in which a synonym replaces the word.

@@ -365,7 +365,7 @@ def check_no_mapping(texts: Any, *, call: str) -> None:
 
 
 def check_texts(texts: Any, *, call: str, first: int = 0) -> list[str]:
-    """Return `texts` as a list of strings; in errors, the first text has number `first`."""
+    """Return `texts` as a list of strings; errors number the texts from `first`."""
     if isinstance(texts, str | bytes | bytearray):
         raise TypeError(f"{call}: texts is one {type(texts).__name__}: give a list of strings")
     check_no_mapping(texts, call=call)
