@@ -22,7 +22,7 @@ Advance = Callable[[int], None]
 
 ROUNDS = 9  # The minimum number of rounds; fewer make medians unreliable.
 LEAST = 2e-3  # Each round repeats calls that take fewer than `LEAST` seconds.
-SHORT = 0.02  # Each round first runs calls that take fewer than `SHORT` seconds, without timing.
+SHORT = 0.02  # In each round, a call of less than `SHORT` seconds first runs without being timed.
 
 
 def in_turn(
@@ -107,7 +107,8 @@ def exact(query: Array, key: Array, value: Array, rows: Iterable[slice], **optio
         query: `(..., Hq, L, d)`.
         key: `(..., Hkv, S, d)`.
         value: `(..., Hkv, S, dv)`.
-        rows: slices of the queries. The outputs for all slices form one array, `(..., Hq, n, dv)`.
+        rows: slices of the queries. The result joins the outputs for all slices,
+            `(..., Hq, n, dv)`.
         options: the options of `qkv.attention`. Masks and biases must have an axis of L queries,
             and `q_offset` must be a number.
     """

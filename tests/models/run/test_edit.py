@@ -608,7 +608,7 @@ def test_nothing_is_left_behind_in_the_model(double):
         (
             {"edit": {("z", 0): abs, "blocks.0.attn.hook_z": abs}},
             ValueError,
-            "edit names blocks.0.attn.hook_z twice: give it one change",
+            "edit has two changes for blocks.0.attn.hook_z: give only one",
         ),
         ({"edit": {"logits": abs}}, ValueError, "edit has 'logits', the output of the run"),
         (

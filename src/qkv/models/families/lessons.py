@@ -37,7 +37,7 @@ class AttentionOnly(Block):
     def run(
         self, x: Array, *, cu: Array | None = None, record: Recorder | None = None, **options: Any
     ) -> tuple[Array, BlockSaved]:
-        """Run the layer on packed rows (total, D), or, with a cache, on vectors (B, T, D)."""
+        """Run the layer on packed rows (total, D), or on vectors (B, T, D) if a cache is given."""
         keep, inner = of_rows(record, cu) or unkept, record and record.under("attn.")
         x = keep("hook_resid_pre", x)
         out, saved = self.attn.run(x, cu=cu, record=inner, **options)

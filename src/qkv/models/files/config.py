@@ -26,7 +26,7 @@ HARMLESS = frozenset({
     *("sbert_ce_default_activation_function", "sentence_transformers"),  # keys for `rank`
     *("use_cache",),
 })  # fmt: skip
-# Keys that can change a forward pass, each with its values that have no effect.
+# Keys that can change a forward pass, each with the values that have no effect.
 NEUTRAL: Mapping[str, Collection[Any]] = {
     "add_cross_attention": (False, None),
     "cross_attention_hidden_size": (None,),

@@ -166,7 +166,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Names:
-    """The names of one model's parameters in its files.
+    """The names of one model's parameters in the model's files.
 
     Attributes:
         family: the model's family.
@@ -278,7 +278,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         tied[names.tensor_of(_TABLE)[0]] = names.tensor_of(_OUTPUT)[0]
     instead = {**family.instead, **tied}
     wanted: dict[str, tuple[str, Fused]] = {}  # The tensor of each parameter.
-    # Generators avoid a huge list of names if a broken config asks for a huge number of layers.
+    # A broken config may set a huge number of layers: a generator avoids a huge list of names.
     for name, shape in chain(design.shapes(), _outputs(tied, stored, tensors)):
         theirs, fused = names.tensor_of(name)
         if theirs not in stored and instead.get(theirs) in stored:
@@ -289,7 +289,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
                 "again"
             )
         tensor = tensors[stored[theirs]]
-        # Slices of the shape also work for a scalar, whose shape is ().
+        # Slicing a shape also works for a scalar, whose shape is ().
         expected = (*shape[:-1], *map(fused.whole, shape[-1:]))
         expected = expected[::-1] if family.transposed(name) else expected
         if tensor.shape != expected:

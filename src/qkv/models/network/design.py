@@ -132,7 +132,7 @@ class Design:
             "blocks.0...". `same_as` is empty if each layer has its own parameters.
         max_seq_length: the maximum number of tokens in a text; None for no limit.
         positions: the number of rows in the table of learned positions; 0 without a table.
-        first_position: the row in the table of positions for the first token of a text.
+        first_position: the row that the first token of a text has in the table of positions.
         padding: the id of the padding token if positions skip padding tokens; otherwise None.
         counted: whether positions skip masked tokens.
         token_types: the number of rows in the table of segments; 0 without a table.

@@ -23,7 +23,7 @@ from qkv.ops.linear import linear
 from qkv.trace import Recorder
 
 _BOTH = "cls and mean"
-Saved = dict[str, Any]  # the values of each step that the backward pass needs
+Saved = dict[str, Any]  # from each step, the values that the backward pass needs
 
 
 @dataclass(frozen=True)

@@ -348,7 +348,7 @@ class Transformer:
         """
         record, masks, quick = options.get("record"), options.get("masks"), None
         if record is None and not masks:
-            quick = self._quick()  # for a prompt, this call packs the weights for later steps
+            quick = self._quick()  # for a prompt, this call prepares the weights for later steps
         seen = caches[0].lengths if caches else np.zeros((), np.int64)
         token_positions = np.broadcast_to(seen[..., None] + np.arange(ids.shape[1]), ids.shape)
         limit = self.embedding.max_positions

@@ -209,7 +209,7 @@ class Joined:
 def joined(
     batch: Sequence[Tokenized], batch_size: int | None, run: Callable[[range], dict[str, Array]]
 ) -> dict[str, Array]:
-    """Call `run` for each batch, a range of texts, and join the arrays that `run` returns."""
+    """Call `run` for each batch (a range of texts), and join the arrays that `run` returns."""
     which = parts(batch, batch_size)
     if len(which) == 1:
         return run(which[0])

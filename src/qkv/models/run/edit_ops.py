@@ -48,7 +48,7 @@ class Source:
 
 @dataclass
 class Plan:
-    """The effects of all edit records of a call; each function in `OPS` adds the effect of one.
+    """The effects of all edit records of a call; each function in `OPS` adds one record's effect.
 
     Attributes:
         call: the name of the public call, for errors.

@@ -132,7 +132,7 @@ def _named(edit: Mapping[Any, Any], body: Transformer, is_pair: bool, call: str)
     for name, change in edit.items():
         for full in _resolved(name, index, call):
             if full in changes:
-                raise ValueError(f"{call}: edit names {full} twice: give it one change")
+                raise ValueError(f"{call}: edit has two changes for {full}: give only one")
             if isinstance(change, str | bytes) or change is None:
                 raise TypeError(
                     f"{call}: edit has {shown(change)} for {full}: give a function or an array"

@@ -357,7 +357,7 @@ class TextReader:
         return self.read(text, call)[1][0].ids
 
     def with_names(self, text: Tokenized) -> Tokenized:
-        """Return the text with the names of its tokens; find the names if it holds only ids."""
+        """Return the text with its tokens' names; if the text holds only ids, look up the names."""
         if text.text or any(text.special) or text.tokens != [str(token) for token in text.ids]:
             return text
         return named(text.ids, np.ones(len(text), bool), self.tokenizer)
