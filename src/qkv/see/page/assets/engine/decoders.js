@@ -88,7 +88,8 @@ function whole(bytes) {
 }
 
 /**
- * Removes the blanks around a sign of CLEAN everywhere in a text: " ." becomes ".". Only " do not" becomes " don't".
+ * Removes the blanks around a sign of CLEAN everywhere in a text: " ." becomes ".". The exception is " do not", which
+ * becomes " don't".
  * @param {string} text
  * @param {string} sign
  */

@@ -87,7 +87,8 @@ function workerFor(url, text) {
 /**
  * Opens the door.
  * @param {() => void} compute
- * @param {Iterable<HTMLElement>} parts  the elements that hold the models; `data-side` is the side of each: "encoder" or "decoder"
+ * @param {Iterable<HTMLElement>} parts  the elements that contain the models; the attribute `data-side` of each is
+ *     "encoder" or "decoder"
  */
 export function openDoor(compute, parts) {
   const url = URL.createObjectURL(new Blob([`"use strict";\n(${compute})();`], { type: "text/javascript" }));

@@ -25,7 +25,7 @@ import "./block.css";
  * @property {boolean} weights
  * @property {[number, number] | null} cell the cell whose sum is written out first
  * @property {any} op  how a number is computed (parts/sums.js); `op.from` has the steps that lead to a given array
- * @property {ArrayLike<number> | null} lengths  the lengths of the rows, if these are vectors
+ * @property {ArrayLike<number> | null} lengths  the lengths of the rows, if the rows are vectors
  * @property {boolean} [changed]  whether the reader changed this step
  * @property {string[]} [reads]  the steps from which ribbons lead here, if steps between are left out
  * @property {string} [sign]  the sign beside the name; by default the sign of the step's operation
@@ -167,7 +167,8 @@ function streamWords(flow, k, token, before) {
   const step = flow.steps[k];
   const length = lengthIn(flow, step, token);
   if (laneOf(step.name) || length === null || ["E", ...OTHER_NUMBERS].includes(step.name)) return "";
-  const adds = step.op.kind === "sum" && step.op.terms.length === 2 ? step.op.terms[1] : ""; // a sum of three arrays adds two vectors, so neither is named
+  // the name of the array that the step adds; empty if the step adds two arrays at once
+  const adds = step.op.kind === "sum" && step.op.terms.length === 2 ? step.op.terms[1] : "";
   const part = PARTS[adds];
   if (!part) return `length ${number(length, 1)}`;
   const long = number(lengthIn(flow, /** @type {FlowStep} */ (flow.steps.find(({ name }) => name === adds)), token), 1);

@@ -121,7 +121,7 @@ function withHead(edits, layer, head, heads, on) {
 // ---- the effect of removing each head
 
 /**
- * Runs the model without each head, and calls `heard` after each.
+ * Runs the model without each head, one head after another, and calls `heard` after each run.
  * @param {Store} store
  * @param {() => void} heard
  */

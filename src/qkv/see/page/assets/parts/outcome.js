@@ -120,7 +120,7 @@ function wordlessHeadline(now) {
 }
 
 /**
- * The position of the guess in words; empty if it is clear: at the only gap of a text, or after the last word.
+ * The position of the guess in words; empty if the guess is at the only gap of the text.
  * @param {Looked} now
  * @returns {Said[]}
  */

@@ -53,7 +53,7 @@ function canvasesOf(ui) {
   try {
     ui.repaint();
   } catch (reason) {
-    reportError(reason); // the pen does not support this drawing, so it becomes pixels
+    reportError(reason); // the pen cannot write this drawing as SVG, so the canvases become pixels
     drawings.clear();
   } finally {
     pens.other = null;
@@ -204,7 +204,7 @@ function fragments(node, style) {
 }
 
 /**
- * Writes a line of text at its position; it has the same width in every font.
+ * Writes a line of text at its position. The line has the same width in every font.
  * @param {string} text
  * @param {DOMRect} rect
  * @param {CSSStyleDeclaration} style

@@ -1,6 +1,6 @@
-// A second sentence beside the reader's own. The changes that fit the second sentence apply to its run too. The part
-// shows the same head in both sentences on a shared axis, the similarity of a word in both, the heads that differ
-// most, and the model's guesses in both.
+// A second sentence beside the reader's first sentence. The changes that fit the second sentence apply to its run
+// too. The part shows the same head in both sentences on a shared axis, the similarity of a word in both, the heads
+// that differ most, and the model's guesses in both.
 
 import { el, fill, word } from "../base/elements.js";
 import { probabilitiesOf } from "../engine/sampling.js";

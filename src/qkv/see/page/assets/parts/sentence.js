@@ -262,7 +262,7 @@ function chosenWord(store) {
     swapFor(put);
   });
 
-  /** Masks a word: by an edit if it is one token, or else by a new text. A swapped word becomes the original word. */
+  /** Masks a word: by an edit if the word is one token, or else by a new text. A swapped word becomes the original word. */
   function maskIt() {
     const { edits } = store.state;
     if (span.kinds.includes("swapped")) store.set({ edits: swapping(edits, span.token, null) });

@@ -47,7 +47,8 @@ export function plainOf(parts) {
 }
 
 /**
- * The model's factor of a layer's scores; if the model names none, 1/√d, where d is the size of a head.
+ * The factor by which the model multiplies a layer's scores: the factor that the model names or, by default, 1/√d,
+ * where d is the size of a head.
  * @param {any} model
  * @param {number} layer
  */

@@ -220,8 +220,8 @@ export function writingPart(ui, store) {
 }
 
 /**
- * The label of a token: its text, with a sign for a new line. A token without text has its name as the label, or a
- * note that it is a part of a character.
+ * The label of a token: its text, with a sign for a new line. The label of a token without text is its name if the
+ * token is special, and otherwise "…", because the token is a part of a character.
  * @param {string} piece
  * @param {string} token
  */

@@ -1,5 +1,5 @@
 // The game "Beat the model": the reader and the model fill ten gaps; then one word is hidden from the model. The page
-// runs the model for its guesses.
+// runs the model to get the model's guesses.
 
 import { el, fill, word } from "../base/elements.js";
 import { percent, visible } from "../base/format.js";

@@ -20,8 +20,8 @@ import "./story.css";
 /** @typedef {import("./lab.js").Screen} Screen */
 
 /**
- * A step: its text (about a run, the word whose vector the story follows, and the guess), the moments of the
- * animation that it plays, and the names of its questions.
+ * A step of the story. It has a text, the moments of the animation that it plays, and the names of its questions. The
+ * text is about a run, the word whose vector the story follows, and the guess.
  * @typedef {object} Step
  * @property {string} title
  * @property {(now: Now, named: {here: any, best: any, share: string}) => any} say

@@ -1,4 +1,4 @@
-// The run of a second text beside the reader's own.
+// The run of a second text, which the page shows beside the reader's first text.
 
 import { alongside } from "./alongside.js";
 import { isSwap, moved, usualPosition, wordsOf } from "./positions.js";
@@ -45,7 +45,7 @@ export async function secondOf(engine, state, first, model, signal) {
 }
 
 /**
- * The position in the second text that matches a token of the first text; null if there is none.
+ * The position in the second text that matches a token of the first text; null if no position matches.
  * @param {Both[]} axis
  * @param {number | null} token
  */
