@@ -348,7 +348,7 @@ class Walk:
 
     @property
     def difference(self) -> float:
-        """Return the largest difference between the model's own and the recomputed numbers."""
+        """Return the largest difference between the model's numbers and the recomputed numbers."""
         apart = [np.abs(own - self.steps[k].values).max() for k, _, own in self.compared]
         return float(np.max(apart))
 

@@ -75,7 +75,7 @@ class ShiftView(View):
             shown_in=PICTURE,
         )
         arrows = Arrows(
-            title=f"From the static vectors to those {shift.stages[-1].name}",
+            title=f"From the static vectors to the vectors {shift.stages[-1].name}",
             before=shift.before,
             after=shift.stages[-1].points,
             names=self.names,
@@ -120,7 +120,7 @@ class ShiftView(View):
         ends = [f"{pair.cosine[0]:.3f} → {pair.cosine[-1]:.3f}" for pair in shift.pairs]
         return Table(
             title="Words that sentences share",
-            explained="cosine: static, then after the last layer",
+            explained="cosine of the static vectors → of the vectors after the last layer",
             names=[pair.word for pair in shift.pairs],
             columns=[Column("", sides), Column("", ends)],
         )
