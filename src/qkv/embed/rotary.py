@@ -31,7 +31,7 @@ def apply_rotary(
         dims: rotate only the first `dims` of the d numbers; None for all.
         speeds: (dims / 2,), the angle by which each pair rotates per position. By default, the
             angles are computed from `base`. If `speeds` is given, `base` is not used. Some models
-            use `speeds` to read texts that are longer than the texts of their training.
+            use `speeds` to read texts that are longer than the training texts.
 
     Returns:
         A new array with the shape and type of `x`.

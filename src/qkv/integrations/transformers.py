@@ -332,7 +332,7 @@ def located(ran: Ran, query: Array, key: Array) -> Ran:
                 "with record(module=another part)"
             )
     about = {"call": calls[0].kwargs, "part": inside[-1].module, "whole": calls[-1].module}
-    if ran.mask is None and length == key.shape[-2]:  # the model made its mask itself
+    if ran.mask is None and length == key.shape[-2]:  # no mask of qkv was passed
         for mask in (one.argument("attention_mask") for one in inside):
             if mask is not None and tuple(mask.shape) == (texts, length):
                 about |= {"start": 0, "padding": mask.detach().bool().numpy()}

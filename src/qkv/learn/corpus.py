@@ -138,7 +138,7 @@ class Files:
     def block(self, location: Location, size: int = BLOCK) -> tuple[list[Line], Location]:
         """Read lines, about `size` bytes in total; the first line begins at `location`.
 
-        Return the lines, and the location of the line after them.
+        Return the lines, and the location of the next line.
 
         Raises:
             ValueError: a line is not UTF-8 or is not text (the message names the file and the
@@ -364,7 +364,7 @@ def _piece(stream: BinaryIO) -> bytes:
     if len(raw) < _LONGEST_LINE or raw.endswith(b"\n"):
         return raw
     end = raw.rfind(b" ")
-    if end <= 0:  # no space: drop the last character, which may be incomplete
+    if end <= 0:  # no space in the part: drop the last character, which may be cut
         end = len(raw) - 1
         while end > len(raw) - 4 and raw[end] & 0xC0 == 0x80:
             end -= 1

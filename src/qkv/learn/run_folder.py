@@ -86,7 +86,7 @@ class Metrics:
         if kept or path.exists():
             with replacing(path) as file:
                 file.writelines(map(_line, kept))
-        self.file = path.open("ab", buffering=0)  # a crash would lose lines in a buffer
+        self.file = path.open("ab", buffering=0)  # with a buffer, a crash would lose lines
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Add a line.

@@ -79,7 +79,7 @@ def _wordpiece(lines: list[str], vocabulary: int) -> "tokenizers.Tokenizer":
     _train(first, lines, trainer, LONGEST)
     inner = _bert_like(Tokenizer(models.WordPiece(first.get_vocab(), unk_token="[UNK]")))
     long_word = re.compile(rf"\w{{{LONGEST + 1}}}")
-    if any(map(long_word.search, lines)):  # if it is not cut, a long word becomes [UNK]
+    if any(map(long_word.search, lines)):  # a long word that is not cut becomes [UNK]
         inner.pre_tokenizer = _in_pieces(inner.pre_tokenizer, LONGEST)
     inner.add_special_tokens(list(_SPECIAL))
     return inner

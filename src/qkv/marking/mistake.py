@@ -81,7 +81,8 @@ def _rows(tables: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tu
             yield name, fields
 
 
-# read at import, because a student's file may later replace functions that read files
+# The texts are read at import, because a student's file may later replace functions that read
+# files.
 TEXTS = MappingProxyType(read_texts("qkv.marking.mistakes"))
 
 

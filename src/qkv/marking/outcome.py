@@ -234,7 +234,8 @@ def _kept(a: Array | None, right: Array) -> Array | None:
     return a if a is None or a.size > max(right.size, _FEW) else a.copy()
 
 
-getpid, _leave = os.getpid, os._exit  # saved before a student's file can replace them
+# These functions are saved here because a student's file may replace the attributes of `os`.
+getpid, _leave = os.getpid, os._exit
 
 
 class Unread(io.TextIOBase):
@@ -290,7 +291,7 @@ def numbers(out: Any) -> Array | None:
     if out is None or isinstance(out, Elsewhere):
         return None
     with contextlib.suppress(AttributeError):
-        out = out.detach()  # a tensor that needs gradients does not convert to an array
+        out = out.detach()  # NumPy cannot convert a tensor that requires a gradient
     try:
         a = as_array(out, call="check", name="output")
     except TypeError:

@@ -23,7 +23,7 @@ Layout = Literal["in_out", "out_in"]
 
 
 class MultiHeadAttention(Parts):
-    """Multi-head attention over word vectors, with its own projections.
+    """A layer of multi-head attention over word vectors, including the projections.
 
     Queries are computed from `x`; keys and values are computed from `context`, or from `x` if no
     context is given.

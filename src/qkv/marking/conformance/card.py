@@ -1,4 +1,4 @@
-"""Judge every feature of an attention function; compare its results with float64."""
+"""Judge every feature of an attention function by the results of a formula in float64."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from qkv.marking.isolated import Isolated, serve
 from qkv.marking.outcome import name_of
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-# maps some arguments of `conform` to the names that they accept
+# the allowed values of some arguments of `conform`, keyed by the argument's name
 _NAMES = MappingProxyType(
     {"arrays": LIBRARIES, "dtypes": DTYPES, "features": FEATURES, "aligned": ("start", "end")}
 )

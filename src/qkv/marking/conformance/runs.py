@@ -172,7 +172,7 @@ class Answer:
 
 
 def answer(case: Case, drawn: Drawn) -> Answer:
-    """Compute the right answer to a case and its error bounds."""
+    """Compute the right answer to a case, and the error bounds of the answer."""
     right = run(values(case, drawn))
     names = returned(case)
     every = case.feature in ("rows that see nothing", "empty")

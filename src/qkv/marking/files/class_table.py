@@ -124,7 +124,7 @@ def _owner(file: str, folders: Sequence[str]) -> str | None:
 
 
 def _names_above(file: str, folders: Sequence[str]) -> list[str]:
-    """Return the names of a file and its folders, which may contain a student's id."""
+    """Return the names in which a student's id may be: of a file, and of the folders above it."""
     path = Path(file)
     above = next((folder for folder in folders if path.is_relative_to(folder)), path.parent)
     inside = path.relative_to(above)

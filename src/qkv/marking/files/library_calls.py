@@ -18,7 +18,8 @@ _ATTENTION = frozenset(
 _STARTS = frozenset({"system", "popen", "fork_exec", "posix_spawn", "execv", "execve", "spawnv"})
 _PRINTED = "Unread.write"  # print() calls this method while output is hidden
 _SWITCHED_OFF = "sys.setprofile"
-_set, _get = sys.setprofile, sys.getprofile  # saved before a student's file can replace them
+# These functions are saved here because a student's file may replace the attributes of `sys`.
+_set, _get = sys.setprofile, sys.getprofile
 
 
 class Watch:

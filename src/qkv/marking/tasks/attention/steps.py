@@ -251,7 +251,7 @@ def _visible(case: Case, steps: Steps, queries: int, keys: int) -> Array:
 
 
 def answer(case: Case) -> Formula:
-    """Return the right output, its weights, the log-sum-exp of each row, and the scores."""
+    """Return the right output, weights and scores, and the log-sum-exp of each row of scores."""
     arrays = [a.astype(np.float64) for a in case.arrays.values()]
     parts = RIGHT["project"](*arrays) if "x" in case.arrays else arrays
     if case.heads > 1:

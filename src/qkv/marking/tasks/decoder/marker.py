@@ -27,7 +27,7 @@ from qkv.marking.tasks.task import Computation, StepwiseMarking, Texts, tested, 
 
 _TEXTS = Texts(__name__)
 
-# mistakes before, between and after the layers
+# mistakes in the steps before, between and after the layers
 ENDS = _TEXTS.mistakes(
     {
         "decoder-final-norm": [{"final_norm": lambda x, norm: x}],
