@@ -368,8 +368,8 @@ class Run:
         self.seconds += taken
         if skipped:
             warnings.warn(
-                f"train: step {self.step} was skipped: its loss is {total:.4g}, and its gradient has "
-                f"the norm {length:.4g}",
+                f"train: step {self.step} was skipped: its loss is {total:.4g}, and its gradient "
+                f"has the norm {length:.4g}",
                 UserWarning,
                 stacklevel=3,
             )
