@@ -304,7 +304,7 @@ class Masked(_Filled):
         return rng.permutation(int(words.max()) + 1)
 
     def _words(self, texts: Sequence[Array], alike: Callable[[str], str]) -> Array:
-        """Return the number of the word of each non-special token; equal words get one number."""
+        """Return a number for each non-special token; tokens of equal words get equal numbers."""
         numbers: list[int] = []
         count = 0
         for ids in texts:

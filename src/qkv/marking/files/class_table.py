@@ -124,7 +124,7 @@ def _owner(file: str, folders: Sequence[str]) -> str | None:
 
 
 def _names_above(file: str, folders: Sequence[str]) -> list[str]:
-    """Return the names in which a student's id may be: of a file, and of the folders above it."""
+    """Return the names that may contain a student's id: the file's name and its folders' names."""
     path = Path(file)
     above = next((folder for folder in folders if path.is_relative_to(folder)), path.parent)
     inside = path.relative_to(above)
