@@ -66,7 +66,7 @@ def progress(
 def training_progress(show: bool | None = None) -> Iterator[Callable[[float, str], None]]:
     """Show the progress of a training run; yield a function that updates the bar.
 
-    The function takes the finished share of the run, from 0 to 1, and a description.
+    The function's arguments are the finished share of the run, from 0 to 1, and a description.
 
     Args:
         show: True shows a bar, False shows no bar, None shows a bar only on a terminal.

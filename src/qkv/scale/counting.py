@@ -262,7 +262,7 @@ def _to_the_next(stream: IO[bytes], last: bytes) -> bytes:
 
 
 def _marks(begins: Array) -> Array:
-    """Return (M, 2): the row number and the position of each row that may begin a part."""
+    """Return (M, 2): the number and the byte position of each row that may begin a part."""
     if not len(begins):
         return np.empty((0, 2), np.int64)
     by_bytes = np.searchsorted(begins, np.arange(begins[0], begins[-1] + 1, MARK_BYTES))

@@ -54,7 +54,7 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
         errors of `qkv.attention`.
 
     Raises:
-        ValueError: shapes, lengths or numbers of heads are incompatible, or a size is unknown.
+        ValueError: shapes, lengths or numbers of heads are incompatible; or a size is unknown.
         TypeError: types are incompatible, or an option is unknown.
         ImportError: Dask is not installed.
 

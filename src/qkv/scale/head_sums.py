@@ -43,7 +43,7 @@ def head_scores(
         applies, the score is NaN.
 
     Raises:
-        ValueError: a score or the column does not exist, or a row has no text. The error names the
+        ValueError: a score or the column does not exist; or a row has no text. The error names the
             file and the row, counted from 0.
         FileNotFoundError: a source does not exist.
         ConnectionError: the cluster was lost.

@@ -184,7 +184,7 @@ def test_an_encoder_at_its_mask():
         (
             {"of": {("z", 0): np.ones(3)}},
             ValueError,
-            r"`of` has shape \(3,\) for \('z', 0\), which is",
+            r"`of` has shape \(3,\) for \('z', 0\), whose shape is",
         ),
         ({"of": {("z", 9): np.ones(3)}}, KeyError, "the layers are 0 to 1"),
         ({"of": {3: np.ones(3)}}, TypeError, "`of` contains 3: give names"),

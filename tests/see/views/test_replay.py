@@ -295,7 +295,7 @@ NOTHING = Trace({"hook_embed": np.ones((1, 2, 3))}, tokens=[["a", "b"]])
         ({"a": MADE}, None, TypeError, "'a' is not a training step"),
         ({-1: MADE}, None, TypeError, "-1 is not a training step"),
         ({1: "minilm"}, "a", TypeError, "step 1 is a str: give a model or a trace"),
-        ({1: MADE}, "a text", TypeError, "leave text out"),
+        ({1: MADE}, "a text", TypeError, "leave `text` out"),
         ({1: LESSON}, None, ValueError, "the text is missing"),
         ({1: LESSON}, " ", ValueError, "the text is empty"),
         ({1: NOTHING}, None, ValueError, "step 1 holds no weights"),

@@ -415,8 +415,8 @@ def encode(
         precision: the format of the vectors. "float32" and None keep the computed floats. "int8"
             and "uint8" divide each dimension's range, from its least to its largest number in these
             texts, into 256 steps, so the steps depend on the texts. "binary" and "ubinary" keep one
-            bit per number: 1 if the number is positive. Eight bits form a uint8 in "ubinary";
-            "binary" subtracts 128 and gives an int8.
+            bit per number: 1 if the number is positive. In "ubinary", eight bits form a uint8; in
+            "binary", 128 is subtracted and the result is an int8.
         convert_to_numpy: False for a list of torch tensors, one per text.
         convert_to_tensor: True for one torch tensor, (n, D).
         device: None or "cpu", the only device.

@@ -24,7 +24,7 @@ from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_text, check_texts, parts_of
 
 # Keys of config.json that name the activation. Versions of sentence-transformers before 4 write the
-# second key.
+# second of these keys.
 _KEYS = ("sentence_transformers", "sbert_ce_default_activation_function")
 _SIGMOID = "torch.nn.modules.activation.Sigmoid"
 _IDENTITY = "torch.nn.modules.linear.Identity"
@@ -225,7 +225,7 @@ class Ranker:
         return frame
 
     def _ids(self, truncator: Truncator, texts: Sequence[str]) -> list[Array]:
-        """Return the ids of texts (T,), without special tokens."""
+        """Return the ids (T,) of each text, without special tokens."""
         tokens = truncator([self.model.sentence.prepared(text.strip()) for text in texts])
         return [text.ids[~np.array(text.special, bool)] for text in tokens]
 

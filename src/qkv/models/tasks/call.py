@@ -211,7 +211,7 @@ def run_layers(
     edits = edits_of(edit, call=_CALL)
     swaps = [record.source for record in edits.records if record.op == "swap"]
     if swaps:
-        raise ValueError(f"{_CALL}: {swaps[0]} needs tokens, but resid holds only vectors: omit it")
+        raise ValueError(f"{_CALL}: {swaps[0]} needs tokens, but resid has none: omit this edit")
     _, edited = model._fit(edits, [blank] * texts)
     for record in edits.records:
         layer = record.fields.get("layer", begin)

@@ -154,8 +154,8 @@ def target_of(of: Any, lengths: Sequence[int], body: Transformer, token_id: Toke
             )
         if array.shape != shape:
             raise ValueError(
-                f"{_CALL}: `of` has shape {array.shape} for {name!r}, which is {shape} here: "
-                "they must be the same"
+                f"{_CALL}: `of` has shape {array.shape} for {name!r}, whose shape is {shape} "
+                "in this run: the two shapes must be the same"
             )
         parts = array.astype(body.dtype).reshape(len(every), len(lengths), *inner)
         weights |= zip(every, parts, strict=True)

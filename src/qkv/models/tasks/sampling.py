@@ -12,7 +12,9 @@ from qkv.models.tasks.predict import largest
 
 @dataclass(frozen=True)
 class Sampling:
-    """The rules that choose a token from logits, in this order, as in `transformers`.
+    """The rules that choose a token from logits.
+
+    As in `transformers`, the rules apply in this order: `temperature`, `top_k`, `top_p`.
 
     Attributes:
         temperature: divides the logits; 0 chooses the token with the largest logit.

@@ -250,7 +250,8 @@ class Heads:
     def hidden(self, layer: int, head: int) -> Array | None:
         """Return which cells of a head are masked, `(L, S)` bool; None if the scores are not known.
 
-        The cell of two words is masked if the cells of all their tokens are masked.
+        The cell of two words is masked if every cell that joins a token of one word and a token of
+        the other is masked.
         """
         if layer not in self.scores:
             return None

@@ -102,8 +102,8 @@ def positions_in(
 def positions_of(model: Model | None, word: str | None, a: Trace, b: Trace) -> Chosen:
     """Choose the word to compare: return `(word, reason, positions in each text)`.
 
-    If `word` is None, choose the content word that both texts share or, of several such words,
-    the word whose vectors after the last layer are least similar.
+    If `word` is None, choose a content word that both texts share. If they share several, choose
+    the word whose two vectors after the last layer are least similar.
 
     Raises:
         ValueError: the word is not in both texts, or the texts share no word; the message lists

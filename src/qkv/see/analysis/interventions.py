@@ -103,7 +103,7 @@ def removal_of(
 
 
 def moved_in_both(model: Model, traces: Sequence[Trace], gaps: list[int]) -> Moved | None:
-    """Remove each head in turn; return its mean effect on the guesses at the gaps of two texts."""
+    """Remove each head in turn; return the mean of its effects on the guesses in two texts."""
     if [gap_of(model, trace) for trace in traces] != gaps:
         return None
     layers = removed_in_turn(model)

@@ -115,10 +115,10 @@ def on_cells(weights: Array, cells: Array) -> Array:
 
 
 def after_copies(tokens: Sequence[str], special: Sequence[bool]) -> Array:
-    """Find induction targets, `(L, L)` bool: tokens that follow an earlier occurrence of a token.
+    """Find each token's induction targets: the tokens that follow its earlier occurrences.
 
-    In "a b c a", the target of the second "a" is "b". Special tokens have no targets. A token is
-    never its own target, even in "a a".
+    The result is `(L, L)` bool. In "a b c a", the target of the second "a" is "b". Special tokens
+    have no targets. A token is never its own target, even in "a a".
 
     Source:
         Olsson et al. 2022, "In-context Learning and Induction Heads": the prefix matching score.

@@ -99,9 +99,9 @@ def rank_heads(
 
 
 def other_heads(seen: Heads, links: list[Link], shown: ChosenHead, one_link: bool) -> list[Link]:
-    """Choose up to 5 links of other heads that stand out, each with a different pair of words.
+    """Choose up to 5 links that stand out, in other heads and between different pairs of words.
 
-    If `one_link` is true, all `links` join the same two words, and up to 8 of them are chosen.
+    If `one_link` is true, all `links` join the same two words; then choose up to 8 links.
     """
     pairs = {(shown.link.query, shown.link.key)} if shown.link else set()
     kept = []
@@ -271,9 +271,9 @@ def contrasting_head(
     """Choose the head in which the attention of a word differs most between two texts.
 
     The excess of a link is its weight minus the usual weight (see `rank_heads`), at least 0. A
-    head's difference is half the sum of the absolute changes of its excesses between the texts. If
-    several heads have the largest difference, their weights are compared in the same way. Ties go
-    to the lowest layer, then the lowest head.
+    head's difference is half the sum, over its links, of the absolute change of the excess from one
+    text to the other. If several heads have the largest difference, their weights are compared in
+    the same way. Ties go to the lowest layer, then the lowest head.
 
     The chosen head stands out if the excess of a link differs by at least 0.1 between the texts. No
     head of an untrained model stands out.
@@ -400,7 +400,7 @@ def checked_head(heads: Heads, layer: Index, head: Index, call: str) -> tuple[In
 
     Raises:
         IndexError: the layer or the head is out of range.
-        ValueError: the trace holds no weights, or the layer's queries or keys are not the trace's
+        ValueError: the trace holds no weights; or the layer's queries or keys are not the trace's
             tokens.
     """
     asked = layer, head

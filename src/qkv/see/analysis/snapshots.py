@@ -119,7 +119,7 @@ def traces(run: Run, text: Text, most: int) -> Iterator[tuple[int, Trace]]:
             snapshot = run.open(step)
             if isinstance(snapshot, Trace):
                 if text is not None:
-                    raise TypeError("replay: the traces already have a text: leave text out")
+                    raise TypeError("replay: the traces already have a text: leave `text` out")
                 trace = one_text(snapshot, "replay")
                 if not any(("pattern", layer) in trace for layer in range(trace.num_layers)):
                     raise ValueError(

@@ -130,7 +130,7 @@ def is_word(tokens: Texts, special: Flags) -> Array:
 
 
 def content(tokens: Texts, special: Flags) -> tuple[Array, Array]:
-    """Return `(flags, numbers)`: which tokens are in content words, and the index of each word.
+    """Return which tokens are in content words (bool), and the index of each token's word.
 
     Equal words have the same index. Content words are the words that the model knows, except
     function words: articles, pronouns, prepositions, conjunctions and auxiliaries. The list of

@@ -17,7 +17,7 @@ from qkv.see.draw import panels
 from qkv.see.draw.colours import THEMES, TONES, Tone, ink, shade
 
 _GAP = 24
-_CARD = 330.0  # The width of a passage in pixels, as wide as a phone.
+_CARD = 330.0  # The width of a passage in pixels, which fits on a phone.
 _IMAGE, _SMALL = 300.0, 150.0  # The widths in pixels of a single image and a small image.
 SIZE = 11  # The height of a letter in pixels.
 # Characters of these bidirectional classes could reverse the direction of the following words.

@@ -99,14 +99,14 @@ class Screen:
         return _fits("█▏░√ᵀ→…⋯·Σₖ∞", self.encoding)
 
     def plain(self, text: str) -> str:
-        """Replace the characters in one of qkv's own texts that this screen cannot show."""
+        """In one of qkv's own texts, replace the characters that this screen cannot show."""
         if not self.unicode:
             for sign, ascii_form in _ASCII.items():
                 text = text.replace(sign, ascii_form)
         return self.safe(text)
 
     def safe(self, text: str) -> str:
-        r"""Escape characters in an untrusted text that the terminal cannot show or would execute.
+        r"""In an untrusted text, escape characters that the terminal cannot show or would execute.
 
         >>> Screen().safe("a\x1b[2Jb")
         'a\\x1b[2Jb'

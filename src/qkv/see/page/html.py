@@ -133,7 +133,7 @@ def document(title: str, body: str, theme: str, policy: str = POLICY, *, wide: b
 
 
 def script_json(data: Any) -> str:
-    r"""Write JSON that is safe in a script element, with any characters in its strings.
+    r"""Write JSON that is safe in a script element, whatever characters its strings contain.
 
     >>> script_json({"a": "</script>\u2028&"})
     '{"a":"\\u003c/script\\u003e\\u2028\\u0026"}'

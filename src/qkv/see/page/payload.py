@@ -27,16 +27,16 @@ from qkv.see.steps.walk import Walk
 #   `kind` is "show", "compare", "walk", "shift", "replay" or "play".
 #   `title` and `model` are strings.
 #   `theme` is "auto", "light" or "dark".
-#   `stretch` is true if scales end at the largest weight when the page opens.
+#   `stretch` is true if the page opens with scales that end at the largest weight instead of 1.
 #   `texts` is a list of TEXT. A page of `show` has one text, or three for an encoder-decoder. A
 #   page of `compare` has two texts.
 #   `start` is the first state of the page (START), or null.
 #   `compare`, `walk`, `shift` and `replay` are COMPARE, WALK, SHIFT and REPLAY, or null.
 #   `notes` lists sentences about the tokens.
 #
-# The payload of `play` has other entries, which page/play.py describes. The list `texts` is
-# then empty, because the page runs the model. The model's data follow the payload (see
-# page/engine.py).
+# The payload of `play` has other entries, which page/play.py describes. The list `texts` is then
+# empty, because the page computes the weights itself by running the model. The model's data follow
+# the payload (see page/engine.py).
 #
 # START is the first state of a page.
 #
@@ -68,7 +68,8 @@ from qkv.see.steps.walk import Walk
 #   layers. An additional entry `layers` of this object lists the indices of these layers.
 #   `scale` is a list with the factor of each layer's raw scores; an unknown factor is null.
 #   `hidden` is null, or a packed array of bits (layers, H, L, S), which are 1 for masked cells. If
-#   all layers or all heads have the same mask, their axis has length 1.
+#   all layers have the same mask, the axis of the layers has length 1; the same applies to the
+#   heads.
 #   `norms` is a packed array (layers, H, S) of the lengths |v W_O|, or null.
 #   `measures` maps each name to a list of layers x H numbers, or to null.
 #   `summary` is a SUMMARY in place of the weights, or null.
