@@ -769,10 +769,10 @@ def test_neither_side_sees_what_is_hidden_on_whichever_side_there_is_padding(mod
             r"encoder\.0\.hook_resid_post, decoder\.0\.hook_resid_post",
         ),
         ("decoder.3.hook_resid_post", KeyError, "edit has 'decoder.3.hook_resid_post'"),
-        ("decoder.0.cross_attn.hook_k", ValueError, r"which is \(2, 5, 3, 5\) here"),
-        ("decoder.0.attn.hook_pattern", ValueError, r"which is \(2, 3, 5, 5\) here"),
-        ("decoder.0.cross_attn.hook_pattern", ValueError, r"which is \(2, 3, 5, 5\) here"),
-        ("encoder.hook_embed", ValueError, r"which is \(2, 5, 12\) here"),
+        ("decoder.0.cross_attn.hook_k", ValueError, r"whose shape is \(2, 5, 3, 5\) here"),
+        ("decoder.0.attn.hook_pattern", ValueError, r"whose shape is \(2, 3, 5, 5\) here"),
+        ("decoder.0.cross_attn.hook_pattern", ValueError, r"whose shape is \(2, 3, 5, 5\) here"),
+        ("encoder.hook_embed", ValueError, r"whose shape is \(2, 5, 12\) here"),
     ],
 )
 def test_edits_of_two_texts_that_do_not_fit(model, name, error, said):
