@@ -198,7 +198,7 @@ def test_errors_count_all_texts(encoder, wrong, error):
         (["a", "the cat"], {"hide": ["cat", "the"]}, ValueError, "hide masks every word of text 1"),
         (["a cat"], {"edit": {("z", 0): np.ones((1, 9, 3, 4))}}, ValueError, "edit has shape"),
         (["a cat"], {"edit": {("z", 0): lambda z: None}}, TypeError, "the function for .* None"),
-        (["a cat"], {"edit": {("pattern", 0): abs}, "top_k": 2}, ValueError, "top_k is 2 and"),
+        (["a cat"], {"edit": {("pattern", 0): abs}, "top_k": 2}, ValueError, "top_k is 2, but an"),
     ],
 )
 def test_an_error_of_a_batch_names_the_call_that_was_made(encoder, texts, options, error, words):
