@@ -252,8 +252,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"inside": [12]}, "inside", "has 12: this model has 12, numbered 0 to 11"),
     ({"include": ["everything"]}, "include", 'give a list of "text" and "resid"'),
     ({"top_k": 2, "at": []}, "top_k", "is only for weights"),
-    ({"top_k": 2, "edits": [examples(8, "dog", 12)["row"]]}, "top_k", "cannot be combined with an edit of scores"),
-    ({"top_k": 2, "edits": [{"op": "scale", "value": 2}]}, "top_k", "or weights, such as row or scale"),
+    ({"top_k": 2, "edits": [examples(8, "dog", 12)["row"]]}, "top_k", "with an edit of scores"),
+    ({"top_k": 2, "edits": [{"op": "scale", "value": 2}]}, "top_k", "such as row or scale"),
     (
         {"edits": [{"op": "patch", "at": "z", "layer": 0, "from": f"a {n}"} for n in range(17)]},
         "edits",
