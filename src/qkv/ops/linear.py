@@ -166,7 +166,7 @@ def linear_grad(
 
 
 def input_grad(weight: Array, grad: Array) -> Array:
-    """Compute the gradient for `x`, given the gradient `grad` for `x @ weight`.
+    """Compute the gradient `(..., in)` for `x` from the gradient `(..., out)` for `x @ weight`.
 
     >>> input_grad(np.array([[3.0], [4.0]]), np.array([[10.0]])).tolist()
     [[30.0, 40.0]]

@@ -332,7 +332,7 @@ class Shift:
     pairs: list[Pair]
 
     def moved(self, stage: Stage) -> Array:
-        """Compute how far each word is, in the plane, from its static vector at a stage, `(n,)`."""
+        """Compute how far each word has moved in the plane from its static vector, `(n,)`."""
         return np.asarray(np.linalg.norm(stage.points - self.before, axis=1))
 
 
