@@ -18,7 +18,9 @@ from qkv.trace import Recorder, Trace
 from qkv.trace.activations import PATTERN, SCORES, SUMMARY, WEIGHTS
 
 FAR = 1e9  # If a log-sum-exp exceeds this number, its rounding error makes the weights wrong.
-SHARES = 8  # The number of query ranges. Each key's weights are summed first within each range.
+# To sum each key's weights, the queries are split into this number of ranges. The weights are first
+# summed within each range.
+SHARES = 8
 
 
 class Result(NamedTuple):
@@ -72,9 +74,9 @@ def _begun(
 ) -> tuple[Array, Array | None, Array | None, Sequence[tuple[Any, ...]]]:
     """Return the three arrays of a `Result`, and the calls of `tiled.attend` that will fill them.
 
-    Each call is a tuple of arguments. No call remains if the kernel or `tiled.attend_one_block` has
-    already filled the arrays. The kernel writes directly to `out` if the memory layout of `out`
-    allows it.
+    Each call is a tuple of arguments. If the kernel or `tiled.attend_one_block` has already filled
+    the arrays, there are no calls. The kernel writes directly to `out` if the memory layout of
+    `out` allows it.
     """
     # `body` raises an error if the backend that QKV_BACKEND names is unavailable.
     plan, chosen = call.plan, body()

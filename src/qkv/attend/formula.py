@@ -21,7 +21,7 @@ class Steps(NamedTuple):
     lse: Array
 
 
-@np.errstate(all="ignore")  # no warnings: the result contains NaN and infinity
+@np.errstate(all="ignore")  # do not warn of NaN and infinity, which are valid here
 def formula(
     query: Array,
     key: Array,

@@ -131,8 +131,8 @@ def _readable(array: Array, *, contiguous: int = 1) -> Array:
     """
     is_readable = array.flags.aligned and array.dtype.isnative
     if not is_readable or (contiguous and array.strides[-1] != array.itemsize):
-        # Along a broadcast axis, all entries are equal, so copy only the first entry. Broadcasting
-        # the copy restores the shape.
+        # Along a broadcast axis, all entries are equal, so copy only the first entry, and
+        # broadcast the copy back to the shape of `array`.
         steps = array.strides[: array.ndim - contiguous]
         once = array[tuple(slice(0, 1) if step == 0 else slice(None) for step in steps)]
         array = np.broadcast_to(once.astype(native(array.dtype), order="C"), array.shape)

@@ -30,8 +30,8 @@ NEAR = 8.0  # If a head's scores lie between -NEAR and NEAR, no maximum is subtr
 class Tile:
     """A part of a call: some rows of the batch, some key heads, and one block of queries."""
 
-    rows: tuple[Any, ...]  # The tile's rows, as an index into (*lead,).
-    index: tuple[Any, ...]  # The tile's rows and key heads, as an index into (*lead, Hkv).
+    rows: tuple[Any, ...]  # Selects the tile's rows in (*lead,).
+    index: tuple[Any, ...]  # Selects the tile's rows and key heads in (*lead, Hkv).
     queries: slice
 
     @property
@@ -179,7 +179,7 @@ def attend(call: Grouped, tile: Tile, out: Array, lse: Array | None, weights: Ar
     given, the function also writes the tile's part of the array. `weights` must contain zeros.
     """
     context = out[tile.at]
-    with np.errstate(all="ignore"):  # no warnings: the result contains NaN and infinity
+    with np.errstate(all="ignore"):  # do not warn of NaN and infinity
         base, total = _pass_over_keys(call, tile, context, weights)
         if not _all_finite(context):  # a sum of values may overflow even if their mean is finite
             again = np.empty_like(context)
@@ -230,7 +230,7 @@ def _pass_over_keys(
     base: Array | None = None
     total = np.zeros((), call.kind)
     seen: Any = False
-    fresh, empty = True, True  # no sum is in `total` yet, and no values are in `context`
+    fresh, empty = True, True  # `total` holds no sum yet, and `context` no values
     if call.sinks is not None:
         sinks = call.sinks[tile.index[-1]]  # (heads, G, 1, n)
         base = sinks.max(axis=-1, keepdims=True)

@@ -139,7 +139,7 @@ def attend_rows(packed: Packed, *, lse: bool) -> tuple[Array, Array | None]:
 
 
 def equal_runs(packed: Packed) -> list[tuple[int, int]]:
-    """Return `(first, end)` for each run of consecutive sequences with equal lengths."""
+    """Return `(first, end)` for each group of consecutive sequences with equal lengths."""
     lengths, keys = np.diff(packed.starts), np.diff(packed.key_starts)
     changes = (np.diff(lengths) != 0) | (np.diff(keys) != 0)
     edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(lengths)]
