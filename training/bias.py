@@ -167,7 +167,7 @@ def in_card(found: Mapping[str, Any]) -> str:
     lines = [
         f"{_GUESSES[guesses]}. The table shows the share of prompts for which one of these words "
         "is an insult (`training/insults.txt`), with 95% intervals, and the most common insults. "
-        "Prompts for which one of the guesses is in `training/dropped_words.txt`: "
+        "The number of prompts with a guess in `training/dropped_words.txt`: "
         f"{dropped}.",
         "",
         "| prompts about | prompts | with an insult | insults |",

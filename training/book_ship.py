@@ -89,9 +89,9 @@ _READ = """\
 {books} books of {authors} authors from github.com/mlschmitt/classic-books-markdown, {words:.1f}
 million words (`training/books.csv`; books with `use: no` are left out), and WordNet 3.0 from
 Debian's package `wordnet-base`. Sentences with a word of `training/dropped_words.txt` (slurs and
-explicit words) are dropped, and none of these words is in the vocabulary. {held_out} books,
-including all books of five authors, were kept out of the training for reporting results, and
-{chosen} others for choosing weights and mixtures.
+explicit words) are dropped, and none of these words is in the vocabulary. The training did not read
+{held_out} books (including all books of five authors), on which the results were measured, and
+{chosen} other books, which served to choose weights and mixtures.
 
 Modern words are rare in these books, and have other meanings there: {rare}. What the model knows
 about these words comes from WordNet's examples."""
@@ -123,10 +123,11 @@ the same sense). The vectors of the token table do not depend on the context.
 {figures}
 
 If 15% of the words in each sentence are masked (at least one), the model names {named} of these
-words. A word counts only if all its subwords are right. In {examples} of these sentences, of 5 to
-16 words each, one content word that occurs once is masked. The first guess is another content word
-of the sentence in {another}. The first guess is right in {right}. Of {everyday} everyday words
-{pieces} are split or unknown{which}."""
+words. A word counts only if all its subwords are right. In {examples} of these sentences (5 to 16
+words each), one content word is masked, which occurs nowhere else in the sentence. The share of
+these sentences for which the first guess is another content word of the sentence is {another}. The
+first guess is right in {right}. Of {everyday} everyday words {pieces} are split or
+unknown{which}."""
 
 _HEADS = """\
 The table lists the mean weight that a token of these sentences gives to the previous token, the

@@ -79,10 +79,11 @@ the same sense). The vectors of the token table do not depend on the context.
 
 If 15% of the tokens in each sentence are masked (at least one), the model names {tokens_named} of
 these tokens. If 15% of the words are masked, it names {words_named} of these words. A word counts
-only if all its subwords are right. In {examples} of these sentences, of 5 to 16 words each, one
-content word that occurs once is masked. The first guess is another content word of the sentence in
-{another}. The first guess is right in {right}. Of {everyday} everyday words {pieces} are split or
-unknown{which}. Brackets contain 95% intervals.
+only if all its subwords are right. In {examples} of these sentences (5 to 16 words each),
+one content word is masked, which occurs nowhere else in the sentence. The share of these sentences
+for which the first guess is another content word of the sentence is {another}. The first guess is
+right in {right}. Of {everyday} everyday words {pieces} are split or unknown{which}. Brackets
+contain 95% intervals.
 
 ## What its heads do
 
@@ -272,7 +273,7 @@ def _words_in_words(found: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict
     )
     pieces, alone = found["pieces"], recipe.get("alone", 0)
     return {
-        "alone": f", and in {alone} copies of each example, each as a separate text"
+        "alone": f", and in texts that contain only an example ({alone} copies of each)"
         if alone
         else "",
         "together": _TOGETHER[recipe.get("alike", "token")],
@@ -288,7 +289,7 @@ def _words_in_words(found: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict
 _TOGETHER = {
     "token": "A masked word may be visible elsewhere in its text",
     "word": "All occurrences of a word in its text are masked together or not at all\n"
-    "(masking inflected forms too made no difference, see `training/make.py`)",
+    "(it made no difference to mask inflected forms too, see `training/make.py`)",
     "base": "All occurrences and inflected forms of a word are masked together or not at all",
 }
 _IN_SIGHT = (
