@@ -10,8 +10,9 @@ from qkv.cli.common import console, json_option, print_json, tell
 from qkv.visible import visible
 
 NO_KERNEL = """\
-the native kernel was not built, so NumPy computes. The kernel needs a C++17 compiler (GCC 10 or
-newer, or clang) when qkv is installed from source; QKV_NEED_KERNEL=1 pip install . shows errors"""
+the native kernel was not built, so qkv computes with NumPy. The kernel needs a C++17 compiler (GCC
+10 or newer, or clang) when qkv is installed from source; QKV_NEED_KERNEL=1 pip install . shows
+errors"""
 
 
 @click.command()
@@ -19,8 +20,9 @@ newer, or clang) when qkv is installed from source; QKV_NEED_KERNEL=1 pip instal
 def bench(as_json: bool) -> None:
     """Compare the speed of qkv's attention with plain NumPy and with this machine's peak speed.
 
-    Each function's result is compared with float64 before the timing; the table lists the largest
-    errors. Each time is the median of at least nine runs; the functions run alternately.
+    Before the timing, each function's result is compared with the result in float64; the table
+    lists the largest errors. Each time is the median of at least nine runs; the functions run
+    alternately.
     """
     from qkv.measure import ROUNDS, TASKS, machine, survey, table
     from qkv.progress import progress

@@ -121,8 +121,8 @@ def walk(text: str, model: str | None, **options: Any) -> "View":
     """Show each step of one head over TEXT: its formula, its line of NumPy, and its numbers.
 
     Then show the other steps of the head's layer (norms and MLP), and the words that the model
-    predicts. The prediction is for the first [MASK] of TEXT, or for the token with the head's
-    strongest link.
+    predicts. The model predicts the first [MASK] of TEXT. If TEXT has no [MASK], the command
+    shows the prediction at the token from which the head's strongest link starts.
     """
     from qkv import see
     from qkv.models import random_model
@@ -253,7 +253,7 @@ def guess(text: str | None, top: int, as_json: bool, **options: Any) -> None:
         try:
             hidden = tuple(dict.fromkeys(options["hide"]))
             return see.guess(question, top_k=top, **{**options, "hide": hidden})
-        except ValueError as error:  # users of the command know `top_k` as `--top`
+        except ValueError as error:  # the command's option for `top_k` is `--top`
             message = str(error).removeprefix("predict: ").replace("top_k is", "--top is")
             raise ValueError(message) from error
 
