@@ -79,8 +79,8 @@ def test_too_few_steps_are_told(small):
     ("options", "error", "words"),
     [
         ({"text": [[3, 7], [1, 9]]}, ValueError, "text is a list of 2 texts: give one"),
-        ({"of": (9, 1)}, ValueError, "of has position 9"),
-        ({"of": 3}, TypeError, r"of is 3: give \(position, token\)"),
+        ({"of": (9, 1)}, ValueError, "`of` has position 9"),
+        ({"of": 3}, TypeError, r"`of` is 3: give \(position, token\)"),
         ({"steps": 0}, ValueError, "steps"),
         ({"baseline": 10**6}, ValueError, "there is no token 1000000"),
         ({"baseline": "king"}, ValueError, "'king' is not in the vocabulary"),

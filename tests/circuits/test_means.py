@@ -249,7 +249,7 @@ def test_long_texts_are_cut_as_in_a_trace_and_counted_once(bert: qkv.Model) -> N
 
 @pytest.mark.parametrize("of", ["inducton", ["previous", "inducton"], [3], []])
 def test_an_unknown_name_is_refused_with_those_there_are(bert: qkv.Model, of: Any) -> None:
-    with pytest.raises(ValueError, match=f"head_scores: of .*choose among {', '.join(NAMES)}"):
+    with pytest.raises(ValueError, match=f"head_scores: `of` .*choose among {', '.join(NAMES)}"):
         head_scores(bert, TEXTS, of)
 
 

@@ -123,18 +123,18 @@ def test_what_cannot_be_scanned(small):
         yield ""
 
     for of, error, words in (
-        ("post", ValueError, "of is 'post', which names 2 activations: give one layer, as"),
+        ("post", ValueError, "`of` is 'post', which names 2 activations: give one layer, as"),
         (
             ("pattern", 0),
             ValueError,
-            "of has blocks.0.attn.hook_pattern, which does not have one row per",
+            "`of` has blocks.0.attn.hook_pattern, which does not have one row per",
         ),
         (("past", 0), KeyError, r"there is no \('past', 0\); the nearest are"),
         (("post", 2), KeyError, "there is no layer 2"),
         (
             SAE(np.eye(12), np.eye(12)),
             ValueError,
-            "of is <SAE.* has no activation name: set its attribute, for example sae.at",
+            "`of` is <SAE.* has no activation name: set its attribute, for example sae.at",
         ),
     ):
         with pytest.raises(error, match=words):

@@ -163,24 +163,28 @@ def test_to_first_order(small, kind, at):
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ({"clean": CLEAN[:4]}, ValueError, "clean has 4 tokens and corrupted has 6: give texts"),
-        ({"clean": [CLEAN, CLEAN]}, ValueError, "clean .* 2 texts"),
+        (
+            {"clean": CLEAN[:4]},
+            ValueError,
+            "`clean` has 4 tokens and `corrupted` has 6: give texts",
+        ),
+        ({"clean": [CLEAN, CLEAN]}, ValueError, "`clean` .* 2 texts"),
         (
             {"at": "resid"},
             ValueError,
-            "at is 'resid': choose among resid_pre, resid_mid, resid_post",
+            "`at` is 'resid': choose among resid_pre, resid_mid, resid_post",
         ),
-        ({"at": ("z", 3)}, ValueError, r"at is \('z', 3\): choose among"),
+        ({"at": ("z", 3)}, ValueError, r"`at` is \('z', 3\): choose among"),
         (
             {"metric": (6, 1)},
             ValueError,
-            "metric has position 6 and the text has 6 tokens: give -6",
+            "`metric` has position 6 and the text has 6 tokens: give -6",
         ),
         ({"metric": (0, 30)}, ValueError, "no token 30: the ids run from 0 to 29"),
         ({"metric": (0, "dogs")}, ValueError, "'dogs' is 2 tokens of"),
-        ({"metric": (0, 0.5)}, TypeError, r"metric has the token 0\.5: give an id"),
-        ({"metric": "cat"}, TypeError, r"metric is 'cat': give \(position, token\)"),
-        ({"metric": (0, 1, 2, 3)}, TypeError, r"metric is \(0, 1, 2, 3\): give \(pos"),
+        ({"metric": (0, 0.5)}, TypeError, r"`metric` has the token 0\.5: give an id"),
+        ({"metric": "cat"}, TypeError, r"`metric` is 'cat': give \(position, token\)"),
+        ({"metric": (0, 1, 2, 3)}, TypeError, r"`metric` is \(0, 1, 2, 3\): give \(pos"),
         ({"corrupted": CLEAN, "normalize": True}, ValueError, "cannot be normalized: omit no"),
         ({"model": "gpt2"}, TypeError, "model is str"),
     ],
@@ -207,7 +211,7 @@ def test_models_and_metrics_that_do_not_do(small):
         with_metric(lambda logits: None)
     with pytest.raises(TypeError, match=r"attribution_patch: metric is a function, .* call patch"):
         attribution_patch(model, CLEAN, CORRUPTED, at="z", metric=difference)
-    with pytest.raises(ValueError, match="at is 'resid_mid', and the layers of parallel have no"):
+    with pytest.raises(ValueError, match="the layers of parallel have no activation 'resid_mid'"):
         patch(small("parallel"), CLEAN, CORRUPTED, at="resid_mid", metric=LOGIT)
     for kind, words in (
         ("headless", "no LM head, so the model computes no logits"),

@@ -461,5 +461,5 @@ def test_a_graph_without_most_of_its_nodes_stays_together() -> None:
     assert 0 < at["2.7"] - at["30.11"] < 120
     assert at["layer 2"] > at["layer 30"]
     nothing = plot(graph_of(1, 1, [Edge("embed", "logits", 0.0)]))
-    assert nothing.sentence == "None of 1 edges has a score other than 0."
+    assert nothing.sentence == "The score is 0 for each of the 1 edges."
     assert not items(nothing, "qkv-edge")

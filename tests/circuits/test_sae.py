@@ -143,7 +143,9 @@ def test_features_can_be_edited_and_what_is_not_reconstructed_can_stay(small):
     none = model.trace(IDS, names=SITE, edit={sae.at: made("topk"), ("sae_acts_post", 0): zeros})
     np.testing.assert_allclose(none[SITE][0], np.tile(B_DEC, (6, 1)), rtol=0, atol=1e-12)
     edit = {sae.at: sae, ("sae_acts_post", 0): zeros[..., 1:]}
-    with pytest.raises(ValueError, match=r"\(2, 6, 19\) for .*acts_post, which is \(2, 6, 20\) h"):
+    with pytest.raises(
+        ValueError, match=r"\(2, 6, 19\) for .*acts_post, whose shape is \(2, 6, 20\)"
+    ):
         model.trace(IDS, edit=edit)
     with pytest.raises(KeyError, match="sae_acts_post"):
         model.trace(IDS, names=["sae_acts_post"])
@@ -472,12 +474,12 @@ def test_measures_on_texts(small):
         (
             lambda: SAE(np.eye(3), np.eye(3), at="resid_post"),
             ValueError,
-            "at is 'resid_post': give",
+            "`at` is 'resid_post': give",
         ),
         (
             lambda: SAE(np.eye(3), np.eye(3), at=("z", -1)),
             ValueError,
-            r"at is \('z', -1\): give a full",
+            r"`at` is \('z', -1\): give a full",
         ),
         (
             lambda: made("topk").encode(np.ones((2, 5))),
@@ -488,7 +490,7 @@ def test_measures_on_texts(small):
         (
             lambda: made("topk").decode(np.ones(3)),
             ValueError,
-            r"SAE.decode: features has shape \(3,",
+            r"SAE.decode: `features` has shape \(3,",
         ),
     ],
 )
@@ -505,11 +507,11 @@ def test_models_and_sites_that_do_not_do(small):
     with pytest.raises(TypeError, match=r"SAE.train: model is str"):
         SAE.train("gpt2", IDS, at=SITE, **options)
     with pytest.raises(
-        ValueError, match=r"SAE.train: at is 'resid_post', which names 2 activations"
+        ValueError, match=r"SAE.train: `at` is 'resid_post', which names 2 activations"
     ):
         SAE.train(model, IDS, at="resid_post", **options)
     with pytest.raises(
-        ValueError, match=r"at has blocks.0.attn.hook_pattern, which does not have one row per"
+        ValueError, match=r"`at` has blocks.0.attn.hook_pattern, which does not have one row per"
     ):
         SAE.train(model, IDS, at=("pattern", 0), **options)
     with pytest.raises(KeyError, match=r"SAE.train: there is no 'resid_past'"):

@@ -250,7 +250,7 @@ def test_what_cannot_be_asked_for_is_refused_before_a_text_is_read(bert: qkv.Mod
         yield ""
 
     with pytest.raises(
-        ValueError, match=f"scan_heads: of has 'x': choose among {', '.join(NAMES)}"
+        ValueError, match=f"scan_heads: `of` has 'x': choose among {', '.join(NAMES)}"
     ):
         scan_heads(bert, texts(), ["first", "x"])
     with pytest.raises(ValueError, match="scan_heads: top_k is 0"):

@@ -153,18 +153,21 @@ def test_what_has_no_shares(small):
         attribute_logits(model, trace, (0, 30))
     with pytest.raises(ValueError, match=r"attribute_logits: 'the cat' is 2 tokens of"):
         attribute_logits(model, trace, (0, "the cat"))
-    with pytest.raises(TypeError, match=r"attribute_logits: of has the token 0\.5: give an id"):
+    with pytest.raises(TypeError, match=r"attribute_logits: `of` has the token 0\.5: give an id"):
         attribute_logits(model, trace, (0, 0.5))
-    with pytest.raises(ValueError, match=r"attribute_logits: by is 'head': give 'neuron', or omit"):
+    said = r"attribute_logits: `by` is 'head': give 'neuron', or omit"
+    with pytest.raises(ValueError, match=said):
         attribute_logits(model, trace, (0, 4), by="head")
-    with pytest.raises(ValueError, match=r"by is 'neuron', but a block of .* a mixture of experts"):
+    with pytest.raises(
+        ValueError, match=r"`by` is 'neuron', but a block of .* a mixture of experts"
+    ):
         attribute_logits(small("mixtral"), small("mixtral").trace(IDS), (0, 4), by="neuron")
     two = model.trace([IDS, IDS[:2]])
-    with pytest.raises(ValueError, match="of is a list of 3 for 2 texts: give one value for all"):
+    with pytest.raises(ValueError, match="`of` is a list of 3 for 2 texts: give one value for all"):
         attribute_logits(model, two, [(0, 4)] * 3)
-    with pytest.raises(ValueError, match="of text 1 has position 2 and the text has 2 tokens"):
+    with pytest.raises(ValueError, match="`of` of text 1 has position 2 and the text has 2 tokens"):
         attribute_logits(model, two, (2, 4))
-    with pytest.raises(TypeError, match=r"of is 4: give \(position, token\) or"):
+    with pytest.raises(TypeError, match=r"`of` is 4: give \(position, token\) or"):
         attribute_logits(model, trace, 4)
     with pytest.raises(
         KeyError,

@@ -126,34 +126,34 @@ def test_one_metric_serves_all_pairs_and_a_list_of_one_counts_as_one_text(small)
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"by": "head"}, "by is 'head', but 'resid_pre' has no axis of this kind: give 'posi"),
+        ({"by": "head"}, "`by` is 'head', but 'resid_pre' has no axis of this kind: give 'posi"),
         (
             {"at": "z", "by": "neuron"},
-            "by is 'neuron', but 'z' .*: give 'position' or 'head'",
+            "`by` is 'neuron', but 'z' .*: give 'position' or 'head'",
         ),
         (
             {"at": "post", "by": "head"},
-            "by is 'head', but 'post' .*: give 'position' or 'neuron'",
+            "`by` is 'head', but 'post' .*: give 'position' or 'neuron'",
         ),
-        ({"at": "z", "by": 1}, "by is 1, but 'z'"),
-        ({"at": []}, "at is an empty list: choose among resid_pre, "),
+        ({"at": "z", "by": 1}, "`by` is 1, but 'z'"),
+        ({"at": []}, "`at` is an empty list: choose among resid_pre, "),
         (
             {"at": ["mlp_out", "z"]},
             r"the result for 'mlp_out' has axes \('pair', 'layer', 'token'\) and shape .*, but the "
             "result for 'z' has axes",
         ),
-        ({"corrupted": OTHERS[:3]}, "clean has 4 texts and corrupted has 3: give equal"),
+        ({"corrupted": OTHERS[:3]}, "`clean` has 4 texts and `corrupted` has 3: give equal"),
         (
             {"corrupted": OTHERS[::-1]},
-            "clean of pair 1 has 4 tokens and corrupted has 7: give texts",
+            "`clean` of pair 1 has 4 tokens and `corrupted` has 7: give texts",
         ),
-        ({"metric": [LOGIT] * 3}, "metric is a list of 3 for 4 texts: give one value for all"),
+        ({"metric": [LOGIT] * 3}, "`metric` is a list of 3 for 4 texts: give one value for all"),
         (
             {"metric": (1, 3), "normalize": True},
-            r"metric of pair 0 is \S+ for corrupted and \S+ for clean, so the result cannot "
-            "be norm",
+            r"`metric` of pair 0 is \S+ in the corrupted run and \S+ in the clean run, so the "
+            "result cannot be norm",
         ),
-        ({"metric": (5, 1)}, "metric of pair 1 has position 5 and the text has 4 tokens"),
+        ({"metric": (5, 1)}, "`metric` of pair 1 has position 5 and the text has 4 tokens"),
     ],
 )
 def test_pairs_that_do_not_fit(small, given, words):
@@ -164,7 +164,7 @@ def test_pairs_that_do_not_fit(small, given, words):
 
 
 def test_experts_have_no_neurons_to_patch(small):
-    with pytest.raises(ValueError, match=r"at is 'post', and the layers of .* have no"):
+    with pytest.raises(ValueError, match=r"the layers of .* have no activation 'post'"):
         patch(small("gpt_oss"), CLEAN, CORRUPTED, at="post", metric=LOGIT)
 
 

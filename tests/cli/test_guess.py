@@ -75,7 +75,7 @@ def test_the_default_model_guesses_in_a_process_of_its_own() -> None:
         (("",), "the text is empty: give at least one word"),
         ((TEXT, "--top", "0"), "0 is not in the range x>=1"),
         ((TEXT, "--top", "31"), "guess: --top is 31 and model has 30 words: give 1 to 30"),
-        ((TEXT, "--hide", "dog"), "hide has 'dog', which is in no text: the words are the, cat"),
+        ((TEXT, "--hide", "dog"), "`hide` has 'dog', which is in no text: the words are the, cat"),
         ((TEXT, "--ablate", "0"), "0: write LAYER.HEAD, for example 0.3"),
         ((TEXT, "--ablate", "0.x"), "0.x: write LAYER.HEAD, for example 0.3"),
         (

@@ -54,7 +54,7 @@ def test_changes_are_in_force_when_the_page_opens(folder: str, tmp_path: Path) -
     line = refused(run("play", TEXT, "--model", folder, "--ablate", "7"), "play")
     assert "7: write LAYER.HEAD, for example 0.3" in line
     line = refused(run("play", TEXT, "--model", folder, "--hide", "dog"), "play")
-    assert "hide has 'dog', which is in no text" in line
+    assert "`hide` has 'dog', which is in no text" in line
 
 
 def test_refusals_are_one_line(

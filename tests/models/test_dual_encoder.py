@@ -242,7 +242,7 @@ def test_images_are_no_texts(model, call, given):
         (lambda m: m.encode_image(pixels(1)[:, :, :7]), ValueError, r"\(2, 7, 8\) and the model"),
         (lambda m: m.encode_image(pixels(0)), ValueError, "no image is given"),
         (lambda m: m.encode_image(pixels(1), batch_size=0), ValueError, "batch_size is 0"),
-        (lambda m: m.encode_image(pixels(1), hide="9,9"), ValueError, "hide has '9,9'"),
+        (lambda m: m.encode_image(pixels(1), hide="9,9"), ValueError, "`hide` has '9,9'"),
         (lambda m: m(IDS), ValueError, r"pixel_values are missing: .*model\.text\("),
         (lambda m: m.text.predict("a"), ValueError, "a head for vectors, not for words"),
         (lambda m: m.text.rank("a", ["b"]), ValueError, "a head for vectors and does not rank"),

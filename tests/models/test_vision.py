@@ -170,7 +170,7 @@ def test_heads_and_patches_can_be_left_out(model):
     assert not trace.pattern(1, 0)[:, [0, 6]].any()
     assert not trace["z", 0][:, :, 1].any()
     assert trace.changed == {"ablate": [(0, 1)], "hide": ["1,2", "[CLS]"]}
-    with pytest.raises(ValueError, match=r"hide has '9,9'"):
+    with pytest.raises(ValueError, match=r"`hide` has '9,9'"):
         model.trace(image, hide="9,9")
 
 

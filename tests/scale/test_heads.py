@@ -176,7 +176,7 @@ def test_a_bad_row_has_its_number_in_the_file(
 
 
 def test_what_is_asked_wrongly_is_refused_before_a_file_is_read(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="of has 'inducton': choose among previous, next"):
+    with pytest.raises(ValueError, match="`of` has 'inducton': choose among previous, next"):
         scale.head_scores(None, tmp_path / "none.txt", "inducton")
     with pytest.raises(FileNotFoundError, match=r"scale\.head_scores: there is no file"):
         scale.head_scores(None, tmp_path / "none.txt")

@@ -36,8 +36,8 @@ def edges(
     For an exact score, one edge of the clean run is changed: the receiver reads the sender's output
     from the corrupted run, and all later parts are recomputed. The score is the resulting change of
     the metric. (`patch` does the opposite: it puts activations of `clean` into `corrupted`.) Many
-    edges run in one batch. Parts before the receiver are not recomputed. In a decoder, positions
-    before the first token that differs between the texts are not recomputed either.
+    edges run in one batch. Parts before the receiver are not recomputed. A decoder
+    also recomputes no position before the first token that differs between the texts.
 
     Args:
         model: a model with an LM head, and with norms before attention and MLPs (GPT-2, Llama).
@@ -56,8 +56,8 @@ def edges(
             5 gradients, at evenly spaced points between the corrupted and the clean embeddings.
 
     Returns:
-        A `Graph` of all edges. For estimated scores, `.correlation` compares a sample of 200 edges
-        with their exact scores.
+        A `Graph` of all edges. For estimated scores, `.correlation` is Pearson's correlation of the
+        estimated and the exact scores of 200 sampled edges.
 
     Raises:
         TypeError: an argument has a wrong type, or the metric does not return a number. "eap" and
@@ -199,7 +199,8 @@ def discover(
     call = "discover"
     if (threshold is None) == (edges is None):
         raise ValueError(
-            f"{call}: give threshold, the smallest absolute score, or edges, the number of edges"
+            f"{call}: give either `threshold` (the smallest absolute score) or "
+            "`edges` (the number of edges)"
         )
     least = 0.0 if threshold is None else real_number(threshold, call=call, name="threshold")
     if not least >= 0:
@@ -208,13 +209,14 @@ def discover(
     most = sum(one.senders for one in wiring.receivers.values())
     if edges is not None and whole_number(edges, call=call, name="edges", least=0) > most:
         raise ValueError(
-            f"{call}: edges is {edges} and {model.name} has {most} edges: give at most {most}"
+            f"{call}: `edges` is {edges}, but {model.name} has only {most} edges: "
+            f"give at most {most}"
         )
     stream = Stream(pair_of(model, (clean, corrupted), "resid_pre", metric, call))
     if stream.base == stream.low:
         raise ValueError(
-            f"{call}: metric is {stream.base:.6g} for clean and for corrupted, so there is no "
-            "difference to explain: choose another metric or other texts"
+            f"{call}: metric is {stream.base:.6g} in the clean and in the corrupted run, so there "
+            "is no difference to explain: choose another metric or other texts"
         )
     whole = _graph(stream, metric, method)
     kept = [edge for edge in whole.edges[:edges] if abs(edge.score) >= least]
@@ -263,8 +265,8 @@ def _correlation(stream: Stream, scores: Arrays) -> float:
     """Return Pearson's correlation between estimated and exact scores on a sample of edges.
 
     Half of the sample consists of the edges with the largest estimates. The other half is drawn at
-    random from the remaining edges. For the correlation, the drawn edges have larger weights: if
-    100 of 1,000 remaining edges are drawn, each drawn edge counts ten times.
+    random from the remaining edges. In the correlation, each drawn edge also stands for edges that
+    were not drawn: if 100 of 1,000 remaining edges are drawn, each drawn edge counts ten times.
     """
     edges = [(name, number) for name, own in scores.items() for number in range(len(own))]
     estimates = np.concatenate(list(scores.values()))

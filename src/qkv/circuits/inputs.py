@@ -134,8 +134,8 @@ def for_each(value: Any, count: int, call: str, name: str) -> list[Any]:
         return [value] * count
     if len(value) != count:
         raise ValueError(
-            f"{call}: {name} is a list of {len(value)} for {count} texts: give one value for "
-            "all texts, or a list with one value for each text"
+            f"{call}: `{name}` is a list of {len(value)} for {count} texts: give one "
+            "value for all texts, or a list with one value for each text"
         )
     return value
 
@@ -153,8 +153,8 @@ def check_logit(value: Any, model: Model, length: int, call: str, name: str) -> 
     parts = tuple(value) if isinstance(value, tuple | list) else ()
     if len(parts) not in (2, 3) or not is_whole_number(parts[0]):
         raise TypeError(
-            f"{call}: {name} is {shown(value)}: give (position, token) or (position, token, other "
-            "token)"
+            f"{call}: {name} is {shown(value)}: give (position, token) or "
+            "(position, token, other token)"
         )
     position = checked_position(parts[0], length, call=call, argument=name)
     words = model._need_words(call)
@@ -364,12 +364,12 @@ def sites(model: Model, names: Any, call: str, argument: str) -> list[str]:
     for name in full:
         if activation(name).axes[:2] != ("text", "token"):
             raise ValueError(
-                f"{call}: {argument} has {name}, which does not have one row per token: "
-                'give vectors, for example ("resid_post", 0) or ("z", 0)'
+                f"{call}: `{argument}` has {name}, which does not have one row per "
+                'token: give vectors, for example ("resid_post", 0) or ("z", 0)'
             )
     if not full:
         raise ValueError(
-            f"{call}: {argument} is empty: name activations, for example ('resid_post', 0)"
+            f"{call}: `{argument}` is empty: name activations, for example ('resid_post', 0)"
         )
     return full
 
@@ -379,8 +379,8 @@ def one_site(model: Model, name: Any, call: str, argument: str) -> str:
     full = sites(model, [name], call, argument)
     if len(full) > 1:
         raise ValueError(
-            f"{call}: {argument} is {shown(name)}, which names {len(full)} activations: give one "
-            f'layer, as ("{name}", 0)'
+            f"{call}: `{argument}` is {shown(name)}, which names {len(full)} "
+            f'activations: give one layer, as ("{name}", 0)'
         )
     return full[0]
 

@@ -153,7 +153,7 @@ def attribute_logits(
     embed = kept(trace, call, "full_embed", ("resid_pre", 0))  # (B, T, D)
     texts = len(embed)
     lengths = trace.lengths.tolist() if texts > 1 else [embed.shape[1]]
-    names = [f"of text {number}" for number in range(texts)] if texts > 1 else ["of"]
+    names = [f"`of` of text {number}" for number in range(texts)] if texts > 1 else ["`of`"]
     pairs = zip(for_each(of, texts, call, "of"), lengths, names, strict=True)
     logits = [check_logit(one, model, length, call, name) for one, length, name in pairs]
     axes = {"heads": ("layer", "head"), "mlp": ("layer",), "neurons": ("layer", "neuron")}
@@ -216,11 +216,11 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
 def _check_linear(model: Model, by: Any) -> None:
     """Check that a logit of the model is a sum of contributions, with fixed scales of norms."""
     if by not in (None, "neuron"):
-        raise ValueError(f"attribute_logits: by is {shown(by)}: give 'neuron', or omit it")
+        raise ValueError(f"attribute_logits: `by` is {shown(by)}: give 'neuron', or omit it")
     if by is not None and not all(isinstance(block.mlp, MLP) for block in model.layers):
         raise ValueError(
-            f"attribute_logits: by is 'neuron', but a block of {model.name} has no MLP or has a "
-            "mixture of experts: omit by='neuron'"
+            f"attribute_logits: `by` is 'neuron', but a block of {model.name} has "
+            "no MLP or has a mixture of experts: omit by='neuron'"
         )
     if not has_linear_head(model):
         raise ValueError(
@@ -308,7 +308,7 @@ def integrated_gradients(
     if len(trace) > 1:
         raise ValueError(f"{call}: text is a list of {len(trace)} texts: give one text")
     ids, end = trace[0].ids, trace["embed"][0].astype(np.float64)  # (T, D)
-    logit = check_logit(of, model, len(end), call, "of")
+    logit = check_logit(of, model, len(end), call, "`of`")
     start = _baseline(model, baseline, end.shape, call)
     nodes, weights = np.polynomial.legendre.leggauss(steps)  # between -1 and 1
     mean = np.zeros_like(end)
@@ -339,7 +339,7 @@ def _baseline(model: Model, baseline: Any, shape: tuple[int, ...], call: str) ->
         return np.zeros(shape)
     if isinstance(baseline, str) or np.ndim(baseline) == 0:
         rows = len(model.embedding.table)
-        token = word_id(model, rows, baseline, call=call, argument="baseline")
+        token = word_id(model, rows, baseline, call=call, argument="`baseline`")
         alone = model.trace(np.full(shape[0], token), names="embed")["embed"][0]
         return np.asarray(alone, np.float64)
     array = as_array(baseline, call=call, name="baseline")

@@ -24,7 +24,7 @@ def checked_names(of: inputs.Names, call: str, known: Sequence[str]) -> tuple[st
     odd = [name for name in names if name not in known]
     if odd or not names:
         fault = f"has {odd[0]!r:.40}" if odd else "is empty"
-        raise ValueError(f"{call}: of {fault}: choose among {', '.join(known)}")
+        raise ValueError(f"{call}: `of` {fault}: choose among {', '.join(known)}")
     return names
 
 
@@ -109,8 +109,8 @@ class _Pairs:
         self.shape = same.shape[:2]
         self.text, self.query, self.key = np.nonzero(same)
         row = self.text * count + self.query
-        # Pairs of the same query are consecutive. `groups` holds the index of each query's first
-        # pair.
+        # Pairs of the same query are consecutive. For each query, `groups` holds the index of the
+        # query's first pair.
         self.groups = np.flatnonzero(np.diff(row, prepend=-1))
         self.rows = row[self.groups]
 
@@ -208,7 +208,7 @@ def head_scores(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> 
             - "previous", "next": the weight on the position before or after the query.
             - "first", "last": the weight on the first or last position of the text.
             - "same": the weight on all earlier positions with the same token as the query.
-            - "induction": the weight on the position after each position that "same" counts.
+            - "induction": for each position that "same" counts, the weight on the next position.
               Queries whose token does not occur earlier in the text are left out.
             - "entropy": the entropy of the query's weights, in nats.
 

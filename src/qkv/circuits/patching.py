@@ -97,9 +97,9 @@ class Pair:
         low, high = self.low, self._of(self.clean)
         if low == high or not np.isfinite(high - low):
             raise ValueError(
-                f"{self.call}: metric{self.which} is {low:.6g} for corrupted and {high:.6g} for "
-                "clean, so the result cannot be normalized: omit normalize, or choose another "
-                "metric"
+                f"{self.call}: `metric`{self.which} is {low:.6g} in the corrupted run and "
+                f"{high:.6g} in the clean run, so the result cannot be normalized: omit normalize, "
+                "or choose another metric"
             )
         return np.asarray((values - low) / (high - low))
 
@@ -145,28 +145,30 @@ class Pair:
 
 def _check_site(at: Any, sites: Sequence[str], call: str) -> None:
     if at not in sites:
-        raise ValueError(f"{call}: at is {shown(at)}: choose among {', '.join(sites)}")
+        raise ValueError(f"{call}: `at` is {shown(at)}: choose among {', '.join(sites)}")
 
 
 def pair_of(model: Model, texts: Any, at: str, metric: Any, call: str, which: str = "") -> Pair:
     """Run the clean and the corrupted text; check that both have the same number of tokens."""
     if any(not any(short_name(hook) == at for hook in layer.hooks) for layer in model.layers):
-        raise ValueError(f"{call}: at is {at!r}, and the layers of {model.name} have no {at!r}")
+        raise ValueError(f"{call}: the layers of {model.name} have no activation {at!r}")
     names = [(part, layer) for part in ("resid_pre", at) for layer in range(model.num_layers)]
     names.append(handed_on(model, model.num_layers - 1)[0])
     runs = []
     for name, text in zip(("clean", "corrupted"), texts, strict=True):
         trace = model.trace(text, names=[*dict.fromkeys(names)])
         if len(trace) > 1:
-            raise ValueError(f"{call}: {name} is a list of {len(trace)} texts: give one text")
+            raise ValueError(f"{call}: `{name}` is a list of {len(trace)} texts: give one text")
         runs.append(trace[0])
     one, other = (len(trace.ids) for trace in runs)
     if one != other:
         raise ValueError(
-            f"{call}: clean{which} has {one} tokens and corrupted has {other}: give texts "
+            f"{call}: `clean`{which} has {one} tokens and `corrupted` has {other}: give texts "
             "with equal numbers of tokens, because activations keep their positions"
         )
-    chosen = metric if callable(metric) else check_logit(metric, model, one, call, f"metric{which}")
+    chosen = (
+        metric if callable(metric) else check_logit(metric, model, one, call, f"`metric`{which}")
+    )
     return Pair(model, at, runs[0], runs[1], chosen, call, which)
 
 
@@ -202,7 +204,7 @@ def patch(
         clean: one text as a string or token ids, or a list of texts. A list of one text is treated
             as one text, and so are ids of shape (1, T).
         corrupted: one text or a list, with as many texts as `clean`. Both texts of a pair must have
-            the same number of tokens. Different pairs may differ in length.
+            the same number of tokens. Two pairs may have different numbers of tokens.
         at: the activation. "resid_pre", "resid_mid", "resid_post", "attn_out" and "mlp_out" are
             patched at one position at a time. "z", "pattern", "q", "k" and "v" are patched in one
             head at a time. "pre" and "post" are the MLP's neurons before and after the activation
@@ -292,7 +294,7 @@ def _result(pairs: Sequence[Pair], values: list[Array], name: str, normalize: bo
 def _of_sites(sites: Sequence[str], by: Any, patched: Callable[..., Result]) -> Result:
     """Join the results for several activations, such as "z" and "q", along a new first axis."""
     if not sites:
-        raise ValueError(f"patch: at is an empty list: choose among {', '.join(SITES)}")
+        raise ValueError(f"patch: `at` is an empty list: choose among {', '.join(SITES)}")
     for site in sites:
         _axes(site, by)  # check all sites before the first run
     results = [patched(at=site) for site in sites]
@@ -321,7 +323,7 @@ def _axes(at: Any, by: Any) -> tuple[int, ...]:
     if by not in (None, "position", unit):
         others = " or ".join(map(repr, dict.fromkeys(("position", unit))))
         raise ValueError(
-            f"patch: by is {shown(by)}, but {at!r} has no axis of this kind: give {others}"
+            f"patch: `by` is {shown(by)}, but {at!r} has no axis of this kind: give {others}"
         )
     return axes if by == "position" and unit != "position" else axes[:1]
 
@@ -335,7 +337,8 @@ def _pairs(model: Model, clean: Any, corrupted: Any, at: Any, metric: Any) -> li
     )
     if len(one) != len(other):
         raise ValueError(
-            f"patch: clean has {len(one)} texts and corrupted has {len(other)}: give equal numbers"
+            f"patch: `clean` has {len(one)} texts and `corrupted` has {len(other)}: "
+            "give equal numbers of texts"
         )
     metrics = for_each(metric, len(one), "patch", "metric")
     names = [f" of pair {number}" * (len(one) > 1) for number in range(len(one))]

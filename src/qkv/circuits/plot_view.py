@@ -65,7 +65,7 @@ _IN_ROW = 3
 
 
 def cards_of(cards: list[Passages], said: str, whole: int, unit: str, theme: str) -> PlotView:
-    """Return a page of cards. Each card shows one of `whole` neurons, features or heads."""
+    """Return a page of cards for some of the `whole` neurons, features or heads; one card each."""
     check_theme(theme, "cards")
     if not cards:
         raise ValueError(
@@ -140,7 +140,7 @@ def graph_view(graph: Any) -> PlotView:
     said = (
         f"Strongest of {len(edges)} edges: {drawn[0].name}, {form(drawn[0].value)}."
         if drawn
-        else f"None of {len(edges)} edges has a score other than 0."
+        else f"The score is 0 for each of the {len(edges)} edges."
     )
     facts = [
         f"{meaning}: {value:.3f}."
@@ -152,7 +152,7 @@ def graph_view(graph: Any) -> PlotView:
 
 
 def _edge(sender: Any, receiver: Any, score: Any, nodes: frozenset[str]) -> panels.Edge:
-    """Return an edge of a graph, which must connect two nodes."""
+    """Return an edge; raise an error unless the edge connects two of `nodes`."""
     end, _, last = str(receiver).rpartition(".")
     node, kind = (end, last) if last in panels.INPUTS else (str(receiver), "")
     for name in (str(sender), node):

@@ -175,7 +175,7 @@ class _Drawing:
 
 
 def _of_mapping(results: Mapping[Any, Any]) -> list[_Drawing]:
-    """Read each entry of a dict. Plain numbers get the label `of` of the dict's first `Result`."""
+    """Read each entry of a dict. Plain numbers get the label of the first `Result` in the dict."""
     of = next((one.of for one in results.values() if isinstance(one, Result)), "number")
     numbers = (float, int, np.number)
     parts = [

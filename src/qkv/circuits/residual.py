@@ -147,8 +147,8 @@ class Stream:
     """A clean run, a corrupted run, and edited versions of the clean run.
 
     In a decoder, positions before the first token that differs between the runs are not recomputed.
-    If the metric of a decoder is the logit at position p, positions after p are not recomputed
-    either. If the metric of an encoder or decoder is the logit at position p, the last MLP runs
+    If the metric of a decoder is the logit at position p, no position after p is recomputed. If the
+    metric of an encoder or decoder is the logit at position p, the last MLP runs
     only at position p.
 
     Attributes:
@@ -221,8 +221,8 @@ class Stream:
         """Return the metric of a clean run in which some edges carry the corrupted outputs.
 
         Args:
-            corrupted: masks (n,) of the corrupted senders, keyed by receiver. A receiver without a
-                mask has no corrupted senders.
+            corrupted: masks keyed by receiver. A mask (n,) is True for each corrupted sender. A
+                receiver without a mask has no corrupted senders.
         """
         # The corrupted output of each sender minus the sender's output in this run.
         now = np.zeros_like(self.deltas)
@@ -259,7 +259,7 @@ class Stream:
         return float(self._values(x[:, self.cut(len(self.layers))])[0])
 
     def cut(self, layer: int) -> slice:
-        """Return the positions for which a layer computes queries and its MLP, as a slice."""
+        """Return, as a slice, the positions at which a layer computes queries and runs its MLP."""
         return self._only if layer >= len(self.layers) - 1 else slice(None)
 
     def _kept(self, layer: int) -> Kept:

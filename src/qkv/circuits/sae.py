@@ -290,8 +290,8 @@ class SAE:
         array = self._float(features, "decode", "features")
         if array.shape[-1:] != (self.num_features,):
             raise ValueError(
-                f"SAE.decode: features has shape {array.shape} for {self.num_features} features: "
-                f"give (..., {self.num_features})"
+                f"SAE.decode: `features` has shape {array.shape} for "
+                f"{self.num_features} features: give (..., {self.num_features})"
             )
         return linear(array, self.parameters["W_dec"], self.parameters["b_dec"])
 
@@ -444,7 +444,7 @@ def _full_name(at: Any) -> str | None:
     if isinstance(short, str) and is_whole_number(layer) and layer >= 0:
         return f"blocks.{layer}.{_INNER.get(short, '')}hook_{short}"
     raise ValueError(
-        f'SAE: at is {shown(at)}: give a full name, or a short name such as ("resid_post", 3)'
+        f'SAE: `at` is {shown(at)}: give a full name, or a short name such as ("resid_post", 3)'
     )
 
 

@@ -134,7 +134,8 @@ def trained(rows: Iterator[Array], n: int, k: int, tokens: int, seed: int) -> tu
             _, grads, fired = gradients(parameters, x, k, np.flatnonzero(quiet > DEAD))
             for name, slope in grads.items():
                 slopes[name][...] = slope
-            # Remove each gradient's component along its decoder row, because rows keep length 1.
+            # Each decoder row keeps length 1, so remove the component of the row's gradient that
+            # is parallel to the row.
             along = (slopes["W_dec"] * decoder).sum(1, keepdims=True)
             slopes["W_dec"] -= along * decoder
             seen += len(x)

@@ -62,7 +62,7 @@ class Best:
         return np.nonzero(fits)  # type: ignore[return-value]  # two arrays, for two axes
 
     def add(self, units: Array, values: Array, numbers: Array, positions: Array, rows: Any) -> None:
-        """Add n values; entry i of each argument belongs to the unit `units[i]`."""
+        """Offer n new texts to the units; entry i of each argument is for the unit `units[i]`."""
         touched = np.unique(units)
         there = self.numbers[touched] >= 0  # (touched, count)
         whole = np.empty(len(rows), object)
@@ -179,8 +179,8 @@ class Scan:
         """Return a page of cards: the texts with the largest activations per neuron or feature.
 
         Words are shaded by their activation, from 0 to the largest activation of the card. In each
-        text, a frame marks the word with the largest activation. A long text is cut to the words
-        around the frame.
+        text, a frame marks the word with the largest activation. Of a long text, the card
+        shows only the framed word and the words around it.
 
         Args:
             numbers: the indices of neurons or features, or a mapping from indices to card titles.
@@ -275,8 +275,8 @@ def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: in
     sae = of if isinstance(of, SAE) else None
     if sae is not None and sae.at is None:
         raise ValueError(
-            f"scan: of is {sae!r}, which has no activation name: set its attribute, for example "
-            "sae.at = ('resid_post', 3)"
+            f"scan: `of` is {sae!r}, which has no activation name: set its attribute, "
+            "for example sae.at = ('resid_post', 3)"
         )
     name = one_site(model, of if sae is None else sae.at, "scan", "of")
     top = whole_number(top, call="scan", name="top", least=1)

@@ -210,7 +210,8 @@ def _ablated(ablate: Any, call: str) -> list[Record]:
         whole = len(numbers) == 2 and is_whole_number(numbers[0])
         if not whole or not (numbers[1] is None or is_whole_number(numbers[1])):
             raise TypeError(
-                f"{call}: ablate has {shown(pair)}: write (layer, head) pairs, for example [(0, 4)]"
+                f"{call}: `ablate` has {shown(pair)}: write (layer, head) pairs, "
+                "for example [(0, 4)]"
             )
         fields: dict[str, Any] = {"op": "ablate", "layer": int(numbers[0])}
         if numbers[1] is not None:
@@ -238,8 +239,9 @@ def _masked(hide: Any, call: str) -> list[Record]:
             fields = {"op": "mask", **dict(zip(_EDGE, map(int, numbers), strict=False))}
         else:
             raise TypeError(
-                f"{call}: hide has {shown(one)}: give words, positions as whole numbers, and edges "
-                "as (query, key), (query, key, layer) or (query, key, layer, head)"
+                f"{call}: `hide` has {shown(one)}: give words, positions as whole "
+                "numbers, and edges as (query, key), (query, key, layer) or "
+                "(query, key, layer, head)"
             )
         records.append(Record(fields, "hide"))
     return records

@@ -441,7 +441,8 @@ def test_places_that_are_still_to_come_may_be_hidden(tmp_path):
     ids = [*decoders.ids_of("abc"), *found.ids]
     logits = model([ids], hide=hide, ablate=[(0, 1)]).logits[0]
     assert logits.argmax(-1)[length - 1 : -1].tolist() == found.ids
-    with pytest.raises(ValueError, match=rf"^generate: hide has position {length + 6} but no text"):
+    said = rf"^generate: `hide` has position {length + 6} but no text"
+    with pytest.raises(ValueError, match=said):
         model.generate("abc", max_new_tokens=6, hide=[length + 6])
 
 
@@ -555,25 +556,25 @@ def test_nothing_is_left_behind_in_the_model(double):
             "ablate names head 3, but layer 0 has 3 heads, numbered 0 to 2",
         ),
         ({"ablate": [(0, -4)]}, ValueError, "ablate names head -4"),
-        ({"ablate": (0, 1)}, TypeError, r"ablate has 0: write \(layer, head\) pairs"),
-        ({"ablate": 3}, TypeError, "ablate has 3: write"),
-        ({"ablate": [(0, 1, 2)]}, TypeError, r"ablate has \(0, 1, 2\)"),
-        ({"ablate": [(0, True)]}, TypeError, r"ablate has \(0, True\)"),
-        ({"ablate": [(0, 1.0)]}, TypeError, r"ablate has \(0, 1.0\)"),
-        ({"ablate": ["01"]}, TypeError, "ablate has '01'"),
+        ({"ablate": (0, 1)}, TypeError, r"`ablate` has 0: write \(layer, head\) pairs"),
+        ({"ablate": 3}, TypeError, "`ablate` has 3: write"),
+        ({"ablate": [(0, 1, 2)]}, TypeError, r"`ablate` has \(0, 1, 2\)"),
+        ({"ablate": [(0, True)]}, TypeError, r"`ablate` has \(0, True\)"),
+        ({"ablate": [(0, 1.0)]}, TypeError, r"`ablate` has \(0, 1.0\)"),
+        ({"ablate": ["01"]}, TypeError, "`ablate` has '01'"),
         (
             {"hide": ["dog"]},
             ValueError,
-            r"hide has 'dog', which is in no text: the words are the, cat, sat, on, mat, \.$",
+            r"`hide` has 'dog', which is in no text: the words are the, cat, sat, on, mat, \.$",
         ),
-        ({"hide": ["xyzzy"]}, ValueError, "hide has 'xyzzy', which is in no text"),
-        ({"hide": "the cat dog"}, ValueError, "hide has 'the cat dog'"),
-        ({"hide": [""]}, ValueError, "hide has '', which is in no text"),
-        ({"hide": [3.0]}, TypeError, r"hide has 3\.0: give words, positions as whole numb"),
-        ({"hide": [True]}, TypeError, "hide has True: give words"),
-        ({"hide": [(1,)]}, TypeError, r"hide has \(1,\): give words"),
-        ({"hide": [(1, "cat")]}, TypeError, r"hide has \(1, 'cat'\): give words"),
-        ({"hide": [(1, 2, 0, 0, 0)]}, TypeError, r"hide has \(1, 2, 0, 0, 0\): give words"),
+        ({"hide": ["xyzzy"]}, ValueError, "`hide` has 'xyzzy', which is in no text"),
+        ({"hide": "the cat dog"}, ValueError, "`hide` has 'the cat dog'"),
+        ({"hide": [""]}, ValueError, "`hide` has '', which is in no text"),
+        ({"hide": [3.0]}, TypeError, r"`hide` has 3\.0: give words, positions as whole numb"),
+        ({"hide": [True]}, TypeError, "`hide` has True: give words"),
+        ({"hide": [(1,)]}, TypeError, r"`hide` has \(1,\): give words"),
+        ({"hide": [(1, "cat")]}, TypeError, r"`hide` has \(1, 'cat'\): give words"),
+        ({"hide": [(1, 2, 0, 0, 0)]}, TypeError, r"`hide` has \(1, 2, 0, 0, 0\): give words"),
         (
             {"hide": [(1, 2, 2)]},
             ValueError,
@@ -584,15 +585,19 @@ def test_nothing_is_left_behind_in_the_model(double):
             ValueError,
             "hide names head 3, but layer 0 has 3 heads, numbered 0 to 2",
         ),
-        ({"hide": [(9, 2)]}, ValueError, "hide has position 9 but no text has more than 9 tokens"),
-        ({"hide": [(2, -10)]}, ValueError, "hide has position -10"),
-        ({"hide": {"cat": 1}}, TypeError, "hide has {'cat': 1}: give words"),
+        (
+            {"hide": [(9, 2)]},
+            ValueError,
+            "`hide` has position 9 but no text has more than 9 tokens",
+        ),
+        ({"hide": [(2, -10)]}, ValueError, "`hide` has position -10"),
+        ({"hide": {"cat": 1}}, TypeError, "`hide` has {'cat': 1}: give words"),
         (
             {"hide": [9]},
             ValueError,
-            "hide has position 9 but no text has more than 9 tokens: give -9 to 8, or a word$",
+            "`hide` has position 9 but no text has more than 9 tokens: give -9 to 8, or a word$",
         ),
-        ({"hide": -10}, ValueError, "hide has position -10"),
+        ({"hide": -10}, ValueError, "`hide` has position -10"),
         ({"ablate": {(0, 1): "men"}}, ValueError, r"ablate has 'men' for \(0, 1\): write \"zero\""),
         (
             {"ablate": {(0, 1): np.ones(12)}},
@@ -640,7 +645,7 @@ def test_nothing_is_left_behind_in_the_model(double):
             ValueError,
             "top_k is 2, but an edit changes blocks.1.attn.hook_pattern: top_k summarises",
         ),
-        ({"ablate": [(None, 0)]}, TypeError, r"ablate has \(None, 0\)"),
+        ({"ablate": [(None, 0)]}, TypeError, r"`ablate` has \(None, 0\)"),
         ({"ablate": [(2, None)]}, ValueError, "ablate names layer 2"),
         (
             {"hide": (3, 1)},

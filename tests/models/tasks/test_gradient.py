@@ -179,7 +179,7 @@ def test_an_encoder_at_its_mask():
             "a function for ln_final.hook_scale, whose derivative is not known",
         ),
         ({"ablate": [(0, 9)]}, ValueError, "ablate names head 9"),
-        ({"hide": 12}, ValueError, "hide has"),
+        ({"hide": 12}, ValueError, "`hide` has"),
         ({"of": {}}, ValueError, "`of` is empty: give an activation"),
         (
             {"of": {("z", 0): np.ones(3)}},

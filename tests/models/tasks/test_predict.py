@@ -234,7 +234,7 @@ def test_a_model_without_a_tokenizer_hides_places(tmp_path: Path) -> None:
     model = load(tmp_path / "model", dtype=np.float64)
     assert model([[2, 4, 5, 3]], hide=[1]).logits is not None
     for call in (lambda: model([[2, 4, 3]], hide="cat"), lambda: model.trace([2, 4], hide="cat")):
-        with pytest.raises(ValueError, match=r"hide has 'cat' but .* no tokenizer .*hide=\[3\]"):
+        with pytest.raises(ValueError, match=r"`hide` has 'cat' but .* no tokenizer .*hide=\[3\]"):
             call()
     with pytest.raises(ValueError, match=r"^predict: model fills in words but has no tokenizer"):
         model.predict([2, 4, 3])
@@ -244,9 +244,13 @@ def test_a_model_without_a_tokenizer_hides_places(tmp_path: Path) -> None:
     ("options", "error", "said"),
     [
         ({"ablate": [(2, 0)]}, ValueError, "ablate names layer 2, but the model has 2"),
-        ({"ablate": [(0, "1")]}, TypeError, r"ablate has \(0, '1'\)"),
-        ({"hide": "dog"}, ValueError, "hide has 'dog', which is in no text: the words are the, c"),
-        ({"hide": 9}, ValueError, "hide has position 9 but no text has more than 9"),
+        ({"ablate": [(0, "1")]}, TypeError, r"`ablate` has \(0, '1'\)"),
+        (
+            {"hide": "dog"},
+            ValueError,
+            "`hide` has 'dog', which is in no text: the words are the, c",
+        ),
+        ({"hide": 9}, ValueError, "`hide` has position 9 but no text has more than 9"),
     ],
 )
 def test_what_cannot_be_edited_is_said_of_the_model(

@@ -122,7 +122,7 @@ def test_places_may_be_an_array_and_ablate_an_iterator(model: qkv.Model) -> None
         ("", {}, "guess: the text is empty"),
         ("the cat", {}, "predict: the text has no mask token"),
         (TEXT, {"top_k": 31}, "predict: top_k is 31"),
-        (TEXT, {"hide": "dog"}, "predict: hide has 'dog'"),
+        (TEXT, {"hide": "dog"}, "predict: `hide` has 'dog'"),
         (TEXT, {"theme": "blue"}, "guess: theme"),
     ],
 )

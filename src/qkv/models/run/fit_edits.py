@@ -493,8 +493,8 @@ class _Masking:
         call, batch, absent = self.call, self.batch, self.absent
         if self.subwords is None:
             raise ValueError(
-                f"{call}: hide has {words[0]!r} but the model has no tokenizer to find words: "
-                "give positions, such as hide=[3]"
+                f"{call}: `hide` has {words[0]!r} but the model has no tokenizer "
+                "to find words: give positions, such as hide=[3]"
             )
         keys: list[set[int]] = [set() for _ in batch]
         for word in words:
@@ -512,7 +512,7 @@ class _Masking:
                 absent.difference_update([word] * is_found)
             elif not is_found:
                 raise ValueError(
-                    f"{call}: hide has {word!r}, which is in no text: the words are "
+                    f"{call}: `hide` has {word!r}, which is in no text: the words are "
                     f"{_listed(batch)}"
                 )
         for number, (text, row) in enumerate(zip(batch, keys, strict=True), self.first):
@@ -540,8 +540,8 @@ class _Masking:
             self.absent.difference_update([] if outside else [asked])
         elif outside:
             raise ValueError(
-                f"{self.call}: hide has position {outside[0]} but no text has more than {most} "
-                f"tokens: give {least} to {most - 1}, or a word"
+                f"{self.call}: `hide` has position {outside[0]} but no text has "
+                f"more than {most} tokens: give {least} to {most - 1}, or a word"
             )
 
         def from_end(at: int | None, length: int) -> int | None:

@@ -255,7 +255,12 @@ def weighed(of: Any, lengths: Sequence[int], words: int, token_id: TokenId) -> t
 
 
 def checked_position(
-    position: Any, length: int, *, which: str = "the text", call: str = _CALL, argument: str = "of"
+    position: Any,
+    length: int,
+    *,
+    which: str = "the text",
+    call: str = _CALL,
+    argument: str = "`of`",
 ) -> int:
     """Return a position in a text of `length` tokens, counted from 0.
 
@@ -270,13 +275,15 @@ def checked_position(
     """
     if not -length <= position < length:
         raise ValueError(
-            f"{call}: {argument} has position {position} and {which} has {length} tokens: give "
-            f"{-length} to {length - 1}"
+            f"{call}: {argument} has position {position} and {which} has {length} "
+            f"tokens: give {-length} to {length - 1}"
         )
     return int(position) % length
 
 
-def word_id(model: Core, words: int, word: Any, *, call: str = _CALL, argument: str = "of") -> int:
+def word_id(
+    model: Core, words: int, word: Any, *, call: str = _CALL, argument: str = "`of`"
+) -> int:
     """Return the id of `word`, which is an id below `words`, or a string that is one token.
 
     A string may also be a token as the vocabulary spells it ("##s", "Ġthe"). In error
@@ -295,8 +302,8 @@ def word_id(model: Core, words: int, word: Any, *, call: str = _CALL, argument: 
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise ValueError(
-            f"{call}: {argument} has the token {word!r:.60} and {model.name} has no tokenizer: "
-            "give the token's id"
+            f"{call}: {argument} has the token {word!r:.60} and {model.name} has no "
+            "tokenizer: give the token's id"
         )
     [ids] = tokenizer.ids_batch([model.prepared(word)])
     names = [tokenizer.token(int(token)) for token in ids]

@@ -339,8 +339,8 @@ def trace_stream(
         cut.warn()
         if absent and tracer.first:
             raise ValueError(
-                f"trace_stream: hide has {shown(min(absent, key=str))}, which is in none of the "
-                "texts: omit it"
+                f"trace_stream: `hide` has {shown(min(absent, key=str))}, which is "
+                "in none of the texts: omit it"
             )
 
     return traces()
