@@ -297,10 +297,10 @@ _IN_SIGHT = (
     "so that the model learns to make these logits smaller (see `training/make.py`).\n"
 )
 _CHOICES = {
-    1: "Settings were chosen on the examples whose remainder is 1; then the model was also\n"
+    1: "Settings were chosen on the examples whose hash modulo 12 is 1; then the model was also\n"
     "trained on these examples.",
-    2: "Settings were chosen on the examples whose remainder is 1; the model was not trained on\n"
-    "these examples either.",
+    2: "Settings were chosen on the examples whose hash modulo 12 is 1; the model was not trained\n"
+    "on these examples either.",
 }
 
 

@@ -50,7 +50,7 @@ def test_a_run_is_made_and_shipped(folder: Path, tmp_path: Path, held_out: str) 
     assert f"| this one, layer 0 | {last['sense']:.3f} | {last['auc']:.3f} |" in text
     assert "5 steps" in text
     assert "All occurrences of a word in its text are masked together or not at all" in text
-    chosen = "whose remainder is 1; the model was not trained on these examples either."
+    chosen = "whose hash modulo 12 is 1; the model was not trained on these examples either."
     assert f"Settings were chosen on the examples {chosen}" in " ".join(text.split())
     assert f"Of 200 everyday words {len(found['pieces'])} are" in text
     words = found["masked"]
@@ -87,7 +87,9 @@ def test_a_run_goes_on_from_another_and_the_card_tells_both(
     other = "held_out 1, in_sight 2.0, rate 0.01"
     assert f"Then 2 steps from there, with these changes: {other}." in text
     assert str(tmp_path) not in text
-    assert "remainder is 1; then the model was also trained on these examples." in flowing
+    assert (
+        "whose hash modulo 12 is 1; then the model was also trained on these examples." in flowing
+    )
     assert "visible content words" in text
 
 
