@@ -116,8 +116,8 @@ def test_the_error_names_the_call_that_was_made() -> None:
     [
         ({"is_causal": True}, {"is_causal": 1}, "is_causal is 1"),
         ({"is_causal": False}, {"is_causal": 0.0}, "is_causal is 0.0"),
-        ({"window": (1, 0)}, {"window": (True, 0)}, "a side of window is True"),
-        ({"window": (1, 0)}, {"window": (1.0, 0)}, "a side of window is float"),
+        ({"window": (1, 0)}, {"window": (True, 0)}, "a side of `window` is True"),
+        ({"window": (1, 0)}, {"window": (1.0, 0)}, "a side of `window` is float"),
         ({"q_offset": 1}, {"q_offset": True}, "q_offset is bool"),
         ({"q_offset": 1}, {"q_offset": 1.0}, "q_offset is float64"),
         ({"softcap": 1.0}, {"softcap": True}, "softcap is True"),

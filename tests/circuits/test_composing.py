@@ -55,7 +55,7 @@ def test_by_hand(small):
 
 
 def test_what_does_not_compose(small):
-    with pytest.raises(ValueError, match="composition: kind is 'qk': choose among q, k and v"):
+    with pytest.raises(ValueError, match="composition: `kind` is 'qk': choose among q, k and v"):
         composition(small("gpt2"), "qk")
     with pytest.raises(ValueError, match=r"composition: .* reads one text and writes another"):
         composition(small("t5"), "q")

@@ -379,10 +379,10 @@ ABOUT = {"clean": CLEAN, "corrupted": CORRUPTED, "metric": LOGIT}
             path,
             {"receivers": 3},
             TypeError,
-            r"receivers is 3: give names, for example \['mlp\.3'\]",
+            r"`receivers` is 3: give names, for example \['mlp\.3'\]",
         ),
         (path, {"receivers": [3]}, TypeError, "receivers: 3 is not a name: give names"),
-        (path, {"receivers": []}, ValueError, "receivers is empty"),
+        (path, {"receivers": []}, ValueError, "`receivers` is empty"),
         (path, {"sender": "mlp.1", "receivers": "mlp.0"}, ValueError, "mlp.0 does not read mlp.1"),
         (path, {"sender": 1}, TypeError, "sender: 1 is not a name: give names"),
         (

@@ -64,7 +64,7 @@ def test_value_weighted_beside_loops(small, kind):
 def test_what_cannot_be_followed(small):
     model = small("gpt2")
     trace, two = model.trace(IDS), model.trace([IDS, IDS[:3]])
-    with pytest.raises(TypeError, match="rollout: trace is list"):
+    with pytest.raises(TypeError, match="rollout: `trace` is list"):
         rollout([trace])
     with pytest.raises(ValueError, match="rollout: trace holds 2 texts"):
         rollout(two)

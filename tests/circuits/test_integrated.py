@@ -87,7 +87,7 @@ def test_too_few_steps_are_told(small):
         (
             {"baseline": [1, 2]},
             TypeError,
-            r"baseline is .*: give a token, or floats of shape \(12,\)",
+            r"`baseline` is .*: give a token, or floats of shape \(12,\)",
         ),
         ({"baseline": np.ones(3)}, ValueError, r"shape \(3,\) and the embeddings have \(6, 12\)"),
     ],

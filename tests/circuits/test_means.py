@@ -262,7 +262,7 @@ def test_what_is_no_text_is_refused_by_its_number(bert: qkv.Model) -> None:
         head_scores(bert, ["the", [1] * 17])
     with pytest.raises(TypeError, match="head_scores: text 1 is float64"):
         head_scores(bert, ["the", [0.5]])
-    with pytest.raises(TypeError, match="head_scores: texts is int"):
+    with pytest.raises(TypeError, match="head_scores: `texts` is int"):
         head_scores(bert, 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="text 0 is not a list of ids and fresh has no tokenizer"):
         head_scores(uniform(), ["the"])

@@ -343,13 +343,17 @@ def test_a_part_of_a_result_is_drawn_by_its_names() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: np.ones((2, 2)), TypeError, r"result is ndarray \(2, 2\), without named axes"),
-        (lambda: result_of([[1.0]], "a", "b").T, TypeError, r"result is Result \(1, 1\), without "),
+        (lambda: np.ones((2, 2)), TypeError, r"`result` is ndarray \(2, 2\), without named axes"),
+        (
+            lambda: result_of([[1.0]], "a", "b").T,
+            TypeError,
+            r"`result` is Result \(1, 1\), without ",
+        ),
         (lambda: result_of([["a"]], "a", "b").to_xarray(), TypeError, "a DataArray of <U1: give"),
         (lambda: SimpleNamespace(nodes=["a"], edges=[("a", "a")]), TypeError, "SimpleNamespace: "),
-        (lambda: "lens", TypeError, "result is str: give a result of qkv.circuits"),
-        (lambda: {"heads": [1.0]}, TypeError, "result is list: give a result"),
-        (dict, ValueError, "result is an empty dict: give a dict with results"),
+        (lambda: "lens", TypeError, "`result` is str: give a result of qkv.circuits"),
+        (lambda: {"heads": [1.0]}, TypeError, "`result` is list: give a result"),
+        (dict, ValueError, "`result` is an empty dict: give a dict with results"),
         (lambda: result_of(np.ones((2, 0)), "layer", "head"), ValueError, r"is empty, \(2, 0\)"),
         (lambda: graph_of(1, 1, [Edge("embed", "attn.3.0.q", 1.0)]), ValueError,
          r"the edge embed → attn.3.0.q joins attn.3.0, which is not among the 4 nodes"),

@@ -277,7 +277,7 @@ def test_what_is_no_text_is_refused_by_its_number(bert: qkv.Model) -> None:
         scan_heads(bert, ["the", "cat", 3])
     with pytest.raises(ValueError, match=r"scan_heads: text 1 has 17 ids: give 1 to 16"):
         scan_heads(bert, ["the", [1] * 17])
-    with pytest.raises(TypeError, match="scan_heads: texts is int"):
+    with pytest.raises(TypeError, match="scan_heads: `texts` is int"):
         scan_heads(bert, 3)  # type: ignore[arg-type]  # what is tested
 
 

@@ -190,7 +190,7 @@ def _outputs(call: Call | Packed, shape: Shape, grad_out: Any, forward: Any, nam
         return Outputs(grad_out, out, lse, EXACT_WIDE)
     if not isinstance(forward, (tuple, list)) or len(forward) != 2:
         raise TypeError(
-            f"{name}: forward is {shown(forward)}: give (out, lse), "
+            f"{name}: `forward` is {shown(forward)}: give (out, lse), "
             "the result of attention with return_lse=True"
         )
     out = _checked(forward[0], "forward[0]", shape, plan.dtype, name)

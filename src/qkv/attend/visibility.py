@@ -110,16 +110,16 @@ def _side(call: str, side: Any) -> int | None:
     if side is None:
         return None
     if isinstance(side, (bool, np.bool_)):
-        raise TypeError(f"{call}: a side of window is {side}: write a number of keys or None")
+        raise TypeError(f"{call}: a side of `window` is {side}: write a number of keys or None")
     try:
         keys = operator.index(side)
     except TypeError:
         raise TypeError(
-            f"{call}: a side of window is {type(side).__name__}: write a whole number or None"
+            f"{call}: a side of `window` is {type(side).__name__}: write a whole number or None"
         ) from None
     if keys < 0:
         raise ValueError(
-            f"{call}: a side of window is {shown(keys)}: it must be 0 or more, or None"
+            f"{call}: a side of `window` is {shown(keys)}: it must be 0 or more, or None"
         )
     return min(keys, FAR)
 

@@ -128,7 +128,9 @@ def path(
     """
     names = [receivers] if isinstance(receivers, str) else receivers
     if not isinstance(names, Iterable):
-        raise TypeError(f"path: receivers is {shown(receivers)}: give names, for example ['mlp.3']")
+        raise TypeError(
+            f"path: `receivers` is {shown(receivers)}: give names, for example ['mlp.3']"
+        )
     wiring = Wiring(_checked(model, metric, "exact", "path").layers)
     number = wiring.senders.index(_known(sender, wiring.senders, "sender"))
     chosen = {}
@@ -142,7 +144,9 @@ def path(
             )
         chosen[name] = np.arange(count) == number
     if not chosen:
-        raise ValueError("path: receivers is empty: give at least one name, for example ['mlp.3']")
+        raise ValueError(
+            "path: `receivers` is empty: give at least one name, for example ['mlp.3']"
+        )
     stream = Stream(pair_of(model, (clean, corrupted), "resid_pre", metric, "path"))
     return stream.metric(chosen) - stream.base
 

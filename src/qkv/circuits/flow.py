@@ -161,7 +161,7 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     """
     model = check_model(model, "composition")
     if kind not in ("q", "k", "v"):
-        raise ValueError(f"composition: kind is {shown(kind)}: choose among q, k and v")
+        raise ValueError(f"composition: `kind` is {shown(kind)}: choose among q, k and v")
     layers, heads = model.num_layers, model.num_heads
     write, read = [], []
     for layer in range(layers):

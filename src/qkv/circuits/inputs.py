@@ -78,7 +78,7 @@ def check_trace(trace: Any, call: str, model: Model | None = None, *, many: bool
     """
     if not isinstance(trace, Trace):
         kind = type(trace).__name__
-        raise TypeError(f"{call}: trace is {kind}: give a trace from model.trace(text)")
+        raise TypeError(f"{call}: `trace` is {kind}: give a trace from model.trace(text)")
     if len(trace) > 1 and not many:
         raise ValueError(f"{call}: trace holds {len(trace)} texts: give one, for example trace[0]")
     if model is not None and trace.num_layers != model.num_layers:
@@ -230,7 +230,7 @@ def windows(model: Model, texts: Any, call: str, *, empty: bool = False) -> Iter
         texts = [texts]
     if not isinstance(texts, Iterable):
         kind = type(texts).__name__
-        raise TypeError(f"{call}: texts is {kind}: give strings, or the ids of their tokens")
+        raise TypeError(f"{call}: `texts` is {kind}: give strings, or the ids of their tokens")
     read = _Reader(model, call, empty)
     window: list[str | Array] = []
     size = first = 0

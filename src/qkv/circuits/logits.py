@@ -324,9 +324,9 @@ def integrated_gradients(
     missing = abs(shares.sum() - (high - low))
     if missing > 0.05 * abs(high - low) + 1e-4 * max(abs(low), abs(high)):
         warnings.warn(
-            f"{call}: the contributions sum to {shares.sum():.4g}, and the logit is "
-            f"{high - low:.4g} above the logit of the baseline: give more steps than {steps}, or "
-            "another baseline",
+            f"{call}: the contributions sum to {shares.sum():.4g}, but should sum to "
+            f"{high - low:.4g} (the logit minus the logit of the baseline): give more steps than "
+            f"{steps}, or another baseline",
             stacklevel=2,
         )
     axes, title, words = ("token", "D"), "Integrated gradients", {"token": words_of(trace[0])}
@@ -345,12 +345,12 @@ def _baseline(model: Model, baseline: Any, shape: tuple[int, ...], call: str) ->
     array = as_array(baseline, call=call, name="baseline")
     if not is_float(array.dtype):
         raise TypeError(
-            f"{call}: baseline is {shown(baseline)}: give a token, or floats of "
+            f"{call}: `baseline` is {shown(baseline)}: give a token, or floats of "
             f"shape {shape[1:]} or {shape}"
         )
     if array.shape not in (shape, shape[1:]):
         raise ValueError(
-            f"{call}: baseline has shape {array.shape} and the embeddings have {shape}: "
+            f"{call}: `baseline` has shape {array.shape} and the embeddings have {shape}: "
             f"give {shape}, or {shape[1:]} for all positions"
         )
     return np.array(np.broadcast_to(array, shape), np.float64)

@@ -185,7 +185,7 @@ def _of_mapping(results: Mapping[Any, Any]) -> list[_Drawing]:
         for name, value in results.items()
     ]
     if not parts:
-        raise ValueError("plot: result is an empty dict: give a dict with results")
+        raise ValueError("plot: `result` is an empty dict: give a dict with results")
     return parts
 
 
@@ -202,11 +202,13 @@ def _read(result: Any) -> _Drawing:
         if isinstance(result, np.ndarray):
             kind += f" {result.shape}, without named axes"
         raise TypeError(
-            f"plot: result is {kind}: give a result of qkv.circuits, or an "
+            f"plot: `result` is {kind}: give a result of qkv.circuits, or an "
             "xarray.DataArray, such as a slice of result.to_xarray()"
         )
     if part.values.size == 0:
-        raise ValueError(f"plot: result is empty, {part.values.shape}: give a result with numbers")
+        raise ValueError(
+            f"plot: `result` is empty, {part.values.shape}: give a result with numbers"
+        )
     last = part.axes[-1].name if part.axes else ""
     # The softmax needs the logits of all tokens, but a DataArray may lack some of them.
     if last == "V" and part.of == "logit" and isinstance(result, Result):
@@ -222,7 +224,7 @@ def _from_xarray(array: Any) -> _Drawing:
     """Read a DataArray, its axis names and its index numbers."""
     if array.dtype.kind not in "fiub":
         raise TypeError(
-            f"plot: result is a DataArray of {array.dtype}: give a DataArray of numbers"
+            f"plot: `result` is a DataArray of {array.dtype}: give a DataArray of numbers"
         )
     axes = []
     for name in map(str, array.dims):
