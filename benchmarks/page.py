@@ -100,9 +100,9 @@ peak, for attention alone and for whole models. All numbers in the tables come f
   timed. For attention, up to 256 queries of each head were verified. The largest error is next to
   each time.
 - All implementations in a row ran **alternately in one process**: the first round of each, then the
-  second round of each, and so on. A time is the median of at least nine rounds. For models, whose
-  rounds take up to a minute, it is the median of three or five rounds. Compare only times in the
-  same row: machines differ, and the speed of one machine changes over time.
+  second round of each, and so on. A time is the median of at least nine rounds. For models, a
+  round takes up to a minute, so a time is the median of three or five rounds. Compare only times
+  in the same row: machines differ, and the speed of one machine changes over time.
 - Each peer had its fastest configuration: inputs converted to its preferred layout before the
   timing, onnxruntime with bound inputs and outputs, OpenVINO compiled for latency. `qkv` was
   called as a user would call it, and allocated its result each time.
@@ -220,7 +220,7 @@ def outcome(goal: dict[str, Any]) -> str:
 
 
 def details(rows: list[dict[str, Any]]) -> str:
-    """Return the table of a claim's times."""
+    """Return a table of the times that were measured for one claim."""
     counts = sorted({row["threads"] for row in rows})
     heading = ["work", "way"]
     heading += [f"{name}{count(n)}" for n in counts for name in ("", "of limit, ")]

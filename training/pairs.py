@@ -195,8 +195,8 @@ def _pairs_at(
     def form(word: str) -> bool:
         return is_form(word, wordnet)
 
-    # for each relation: its name, whether this word can be its looking word, the direction of the
-    # search, and the test of the other word
+    # a relation's name, whether `word` can be the looking word of the relation, the direction of
+    # the search, and a function that tests a candidate for the second word
     for key, good, step, wanted in (
         ("subject", word in PREPOSITIONS, -1, SUBJECTS.__contains__),
         ("verb", word in PREPOSITIONS, -1, form),

@@ -126,9 +126,9 @@ def each_line(stream: Any, most: int | None, at_begin: bool = True) -> Iterator[
 
 
 def _decoded(part: bytes, ended: bool, size: int, decoder: Any) -> BadLine | tuple[str, int]:
-    """Decode a part of a line; return its text, and how many bytes the previous part left.
+    """Decode a part of a line; return the text and the number of kept bytes.
 
-    The decoder keeps the last bytes of the previous part if that part ended inside a character.
+    If the previous part ended inside a character, the decoder kept that part's last bytes.
     `size` is the number of bytes in the line before this part. If the part is not text, return a
     `BadLine`.
     """

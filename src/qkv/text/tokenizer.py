@@ -350,7 +350,7 @@ def check_text(text: Any, *, call: str, name: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(
             f"{call}: {name} has the lone surrogate {text[error.start]!a} at character "
-            f"{error.start}, half a character that cannot be encoded: replace it"
+            f"{error.start}: a lone surrogate cannot be encoded: replace it"
         ) from None
     return text
 

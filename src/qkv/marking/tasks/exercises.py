@@ -262,7 +262,7 @@ NEIGHBOUR_SCORE = Exercise(
         },
         DO,
     ),
-    tried="one and two steps, forwards and backwards",
+    tried="steps of one and two positions, forwards and backwards",
     returns="return score",
 ).task()
 

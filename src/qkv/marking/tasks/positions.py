@@ -149,7 +149,7 @@ MISTAKES = (
 
 
 def _by_speed(table: Array | None) -> tuple[Mistake, ...]:
-    """Return, as mistakes, the wrong base and the wrong dim that would explain this wrong table."""
+    """Find the wrong base and the wrong dim that explain a wrong table; return them as mistakes."""
     if table is None or table.shape != (3, 4) or not (angle := _second_angle(table)):
         return ()
     base = angle**-2.0  # with dim 4, pair 1 rotates by base ** (-2 / 4) per position

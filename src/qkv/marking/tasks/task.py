@@ -1,4 +1,4 @@
-"""Tasks, the texts of their known mistakes, and tasks that ask for one short function."""
+"""Define tasks, descriptions of their known mistakes, and exercises (tasks with one step)."""
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -272,7 +272,7 @@ def are_numbers(value: Any, shape: Shape) -> bool:
     """Return whether a value is an array of this shape whose values fit in float32."""
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError):  # lists of different lengths
+    except (TypeError, ValueError):  # nested lists of different lengths cannot become an array
         return False
     return is_number(array) and array.shape == shape and bool((np.abs(array) <= _LARGEST).all())
 

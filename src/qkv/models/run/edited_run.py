@@ -52,8 +52,9 @@ class Spliced(Protocol):
     """A layer that replaces an activation of a model, such as an autoencoder.
 
     Attributes:
-        hooks: the names of the layer's own activations. In a trace, the name "a" becomes "x.a",
-            where "x" is the replaced activation. Edits can change the layer's own activations.
+        hooks: the names of the layer's own activations. If the layer replaces the activation "x",
+            a trace stores the layer's activation "a" under the name "x.a". Edits can change the
+            layer's own activations.
     """
 
     hooks: Sequence[str]

@@ -210,7 +210,7 @@ def _of_layer(name: tuple[Any, ...], layer: Any, index: Trace | Seq2SeqTrace) ->
 
 
 def _index(names: Iterable[str], side: str = "") -> Trace:
-    """Return a `Trace` that maps each name to its full name, stored as an array of one string.
+    """Return a `Trace` in which the value of each activation is its full name, as a string array.
 
     `Trace` accepts short names, so `fit` finds an activation's full name by looking up its short
     name in this trace.

@@ -200,13 +200,13 @@ def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: st
     around = len(added)
     if len(added.ids) != around:
         raise ModelError(
-            f"load: the tokenizer of {name} adds {around} tokens with {len(added.ids)} ids to a "
-            "text: both numbers must be equal"
+            f"load: the tokenizer of {name} adds {around} tokens to a text, but gives them "
+            f"{len(added.ids)} ids: each token needs one id"
         )
     if added.ids.max(initial=0) >= rows:
         raise ModelError(
-            f"load: the tokenizer of {name} adds the id {added.ids.max()} to each text and its "
-            f"token table has {rows} rows: take both from one model"
+            f"load: the tokenizer of {name} adds the id {added.ids.max()} to each text, but the "
+            f"token table has only {rows} rows: take the tokenizer and the table from one model"
         )
     if limit is not None and limit <= around:
         raise ModelError(

@@ -45,9 +45,10 @@ class HeatMap(Panel):
         rows: a label for each row.
         columns: a label for each column.
         top: the upper end of a scale that begins at 0. If `top` is None, the scale fits the
-            numbers: it begins at `ground` or, if a number is smaller, has `ground` in its middle.
-        ground: the number that has the colour of the background, if `top` is None.
-        scale: both ends of a scale that several maps share, if `top` is None.
+            numbers: it begins at `ground`. If a number is smaller than `ground`, the middle of
+            the scale is `ground`.
+        ground: the number that is drawn in the background's colour. Used only if `top` is None.
+        scale: both ends of the scale, if several maps use the same one. Used only if `top` is None.
         hidden: `(n, m)` bool, the masked cells.
         score: `(n, m)`: if not all rows and columns fit, those with the largest scores are shown.
             The default is `values`.

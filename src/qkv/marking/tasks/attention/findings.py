@@ -211,7 +211,8 @@ def _wrong_scale(runs: list[Outcome]) -> Finding | None:
         times = float((logs * scores).sum() / (scores * scores).sum())
         if np.abs(logs - times * scores).max() > 1e-3:
             return None
-        d = list(run.case.arrays.values())[1].shape[-1]  # the size of keys, or of the rows of w_q
+        # the size of a key, or the number of columns of w_q
+        d = list(run.case.arrays.values())[1].shape[-1]
         times = round(times, 12) + 0.0
         factors[d] = times * d**-0.5
         sign, off = min(sign, np.sign(times)), off or abs(times - 1) > 1e-3

@@ -128,7 +128,7 @@ _LOOPS = (
 
 
 def _each_number(*by: int) -> Steps:
-    """Return steps with x * w instead of x @ w for the weights `by`: 0 = w_q, 1 = w_k, 2 = w_v."""
+    """Return steps that compute x * w, not x @ w; `by` selects w: 0 = w_q, 1 = w_k, 2 = w_v."""
     return {
         "project": lambda x, *weights: [x * w if n in by else x @ w for n, w in enumerate(weights)]
     }

@@ -174,7 +174,7 @@ def projections(layer: Any, layout: Layout) -> Projections | None:
     by_role = {}
     for role, arrays in named.items():
         weights = [a for path, a in arrays if _WEIGHT.search(path.lower())]
-        by_role[role] = weights or [a for _, a in arrays]  # prefer arrays that are named as weights
+        by_role[role] = weights or [a for _, a in arrays]  # prefer arrays whose names match _WEIGHT
     return _read(by_role, layout)
 
 
@@ -286,7 +286,7 @@ def _joined(arrays: list[Array], role: str, layout: Layout) -> tuple[Array, str]
 
 
 def _on_slices(arrays: list[Array]) -> Array:
-    """Return the block-diagonal matrix that multiplies each slice of a vector by one matrix."""
+    """Return a block-diagonal matrix: slice n of a vector is multiplied by arrays[n]."""
     rows, columns = arrays[0].shape
     whole = np.zeros((rows * len(arrays), columns * len(arrays)))
     for n, a in enumerate(arrays):

@@ -196,7 +196,7 @@ def _best(m: Marking, ways: dict[bool, list[Call]]) -> tuple[bool, list[Call]]:
 
 
 def _clashes(case: Call) -> bool:
-    """Tell whether W_O does not fit the joined heads."""
+    """Return whether the joined heads and W_O have different sizes."""
     w = case.matrices or {}
     return bool(len(w["o"]) != w["v"].shape[1])
 
@@ -300,7 +300,7 @@ def _unscaled(layers: Layers) -> Finding | None:
         weights = next(
             filter(None, (layers.read(_inputs().wide)(flipped) for flipped in (False, True))), None
         )
-    except RAISED:  # the layer does not take this size
+    except RAISED:  # the layer rejects this size
         return None
     if weights is None:
         return None

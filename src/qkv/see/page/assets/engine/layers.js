@@ -5,7 +5,7 @@
 /** @typedef {import("./parameters.js").Rotary} Rotary */
 
 /**
- * A linear layer: x (T, I) times weight (O, I) plus bias (O). Each row of the weight gives one number of the result.
+ * A linear layer: x (T, I) times weight (O, I) plus bias (O). Each row of the weight produces one column of the result.
  * Two rows of x and four rows of the weight are read together, since reading takes longer than multiplying.
  * @param {Float64Array} x
  * @param {Float32Array} weight

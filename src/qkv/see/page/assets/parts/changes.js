@@ -57,7 +57,7 @@ export function changesPart(ui, store) {
 }
 
 /**
- * Describes the edits. Edits of one word form one item, and so do pairs that were hidden one after the other.
+ * Describes the edits. All edits of one word form one item. Pairs that were hidden one after the other also form one item.
  * @param {Now} now
  * @returns {{said: any[], gone: Edit[]}[]}
  */

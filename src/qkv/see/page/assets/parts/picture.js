@@ -256,7 +256,7 @@ function penFor(font) {
 // ---- pictures inside the part
 
 /**
- * A copy of an SVG of the page, with the rules of its style sheets in its attributes.
+ * Copies an SVG of the page. The rules of the page's style sheets become attributes of the copy.
  * @param {Element} node
  * @param {CSSStyleDeclaration | null} above
  * @param {DOMRect | null} box

@@ -1,5 +1,5 @@
-// Bars for the weight that each key of a long text received from all queries. For a long text, a page has only the
-// largest weights.
+// Bars for the weight that each key of a long text received from all queries. For a long text, the page
+// receives only the largest weights.
 
 import { canvas2d } from "../base/colours.js";
 import { el, fill, word } from "../base/elements.js";

@@ -104,7 +104,7 @@ function steeringPanel(ui, store) {
   let picked = {}; // the fields that the reader set; the other fields have values that fit the page's state
   /** @type {{towards: string, away: string, runs: Run[] | null, error: string}} */
   let texts = { towards: "", away: "", runs: null, error: "" };
-  let [slid, known] = [-Infinity, "null"]; // the time of the slider's last move; the value of `state.steer` that the fields show
+  let [slid, known] = [-Infinity, "null"]; // `slid`: when the slider last moved; `known`: the value of `state.steer` in the fields
   /** @type {Now} */
   let told; // undefined before the first update
   const read = reading(store, (runs, error) => {

@@ -41,7 +41,7 @@ import { FOLDED, fromHash, namesNoHead, openingOf, PLAIN, sideOf, stateOf, toHas
  * @property {Partial<Door> & {name?: string}} engine
  * @property {PlayState} state
  * @property {(patch: Partial<PlayState>, options?: {undo?: boolean}) => void} set
- * @property {boolean} [recorded]  whether the texts are recorded; only the live page has the next fields
+ * @property {boolean} [recorded]  whether the texts are recorded; the fields below exist only on a live page
  * @property {() => void} [undo]
  * @property {boolean} [canUndo]
  * @property {(patch?: Partial<PlayState>) => string} [address]
