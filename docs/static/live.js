@@ -1,6 +1,6 @@
-// Replace each link to a live view by a frame, unless the reader saves data. The frame follows the page's light or dark
-// theme: first from the frame's address, later from messages. The frame reports its height, even if the page was opened
-// from a disk.
+// Replace each link to a live view by a frame, unless the reader's browser is set to save data. The frame has the light
+// or dark theme of the page: the frame's address gives the first theme, and messages report later changes. The frame
+// sends its height as a message, which also works if the page was opened from a disk.
 addEventListener("DOMContentLoaded", () => {
   if (navigator.connection?.saveData) return;
   const theme = () => ({ light: "light", dark: "dark" })[document.body.dataset.theme] ?? null; // null: the system's theme

@@ -1,4 +1,4 @@
-// Keys that go to the next and the previous slide of a lesson; the page's address contains the current slide.
+// Go to the next or the previous slide of a lesson by keys, and write the current slide into the page's address.
 const slides = [...document.querySelectorAll("main > section")];
 const shown = () => slides.reduce((best, slide, at) => (slide.getBoundingClientRect().top < innerHeight / 2 ? at : best), 0);
 const STEPS = { ArrowRight: 1, ArrowDown: 1, PageDown: 1, " ": 1, ArrowLeft: -1, ArrowUp: -1, PageUp: -1 };
