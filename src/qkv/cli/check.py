@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 @click.option(
     "--roster",
     metavar="FILE",
-    help="A CSV file with the columns id and name: the table has a row for each student.",
+    help="A CSV file of all students, with the columns `id` and `name`; the table gets a row for "
+    "each student.",
 )
 @click.option(
     "--csv", metavar="FILE", callback=writable(".csv"), help="Write the table of the class as CSV."

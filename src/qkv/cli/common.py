@@ -174,13 +174,13 @@ def _heads(
 
 
 def hide_option(does: str) -> Callable[..., Any]:
-    """Make the option `--hide WORD`, with a help text that begins with the words `does`."""
+    """Make the option `--hide WORD`; its help text begins with the value of `does`."""
     about = f"{does} with WORD masked; may be given repeatedly."
     return click.option("--hide", multiple=True, metavar="WORD", help=about)
 
 
 def ablate_option(does: str) -> Callable[..., Any]:
-    """Make the option `--ablate LAYER.HEAD`, with a help text that begins with the words `does`."""
+    """Make the option `--ablate LAYER.HEAD`; its help text begins with the value of `does`."""
     about = f"{does} without this head, for example 0.3; may be given repeatedly."
     return click.option(
         "--ablate", multiple=True, metavar="LAYER.HEAD", callback=_heads, help=about

@@ -28,8 +28,8 @@ _CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u
     "--temperature",
     type=float,
     default=0.0,
-    help="Draw tokens; a higher temperature makes unlikely tokens likelier. Default: 0, always the "
-    "likeliest token; the next three options need a temperature above 0.",
+    help="Draw tokens; a higher temperature makes unlikely tokens likelier. Default: 0, which "
+    "always takes the likeliest token; the next three options need a temperature above 0.",
 )
 @click.option("--top-k", type=int, help="Draw from the K likeliest tokens.")
 @click.option(

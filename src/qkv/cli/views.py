@@ -241,8 +241,8 @@ def guess(text: str | None, top: int, as_json: bool, **options: Any) -> None:
         question, others = text, ""
     elif os.environ.get("QKV_MODEL") or any(options.values()):
         raise click.UsageError(
-            "Missing argument 'TEXT': it may be omitted only if none of --hide, --ablate, --model "
-            "and QKV_MODEL is set",
+            "Missing argument 'TEXT': with --hide, --ablate, --model or QKV_MODEL, you must also "
+            "give TEXT",
             click.get_current_context(),
         )
     else:
