@@ -22,7 +22,7 @@ from qkv.ops.threads import go_on, one_blas_thread
 QUERIES = 256  # The maximum number of queries in a block, counted over all heads of a group.
 KEYS = 512  # The maximum number of keys in a block.
 CELLS = QUERIES * KEYS  # The maximum number of scores in a block, which may have several heads.
-FEW = 16  # With fewer queries, `_products` scales the scores instead of the keys.
+FEW = 16  # If there are fewer queries than FEW, `_products` scales the scores instead of the keys.
 NEAR = 8.0  # If a head's scores lie between -NEAR and NEAR, no maximum is subtracted from them.
 
 
@@ -300,7 +300,7 @@ def _all_finite(array: Array) -> bool:
         return True
     if array.flags.c_contiguous:
         flat = array.reshape(-1)
-        # If the dot product is finite, no number in `flat` is NaN or infinite.
+        # If the dot product is finite, then all numbers in `flat` are finite.
         if math.isfinite(np.dot(flat, flat)):
             return True
     return bool(np.isfinite(array.min()) and np.isfinite(array.max()))

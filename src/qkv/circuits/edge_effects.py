@@ -308,8 +308,8 @@ def _known(name: Any, names: Sequence[str], argument: str) -> str:
 def estimated(stream: Stream, of: Any, steps: int | None) -> dict[str, Array]:
     """Estimate the effect of every edge; return float64 arrays (senders,), keyed by receiver.
 
-    An estimate is the sender's corrupted output minus its clean output, times the gradient of the
-    metric at the receiver's input.
+    An estimate is the sum of the elementwise products of two arrays: the sender's corrupted output
+    minus its clean output, and the gradient of the metric with respect to the receiver's input.
 
     Args:
         stream: the clean run and the corrupted run.

@@ -99,10 +99,10 @@ def attribute_logits(
 
     "embed" is the contribution of the token and position embeddings. "heads" holds the
     contribution of each head. "mlp" holds the contribution of each MLP, including its biases, and 0
-    for a block without an MLP. "bias" is the contribution of the biases in the attention layers'
-    output projections, the final norm and the LM head. With `by="neuron"`, the result also has
-    "neurons": the contribution of each neuron of each MLP. The contributions of an MLP's neurons
-    and of its output bias sum to the contribution of the MLP.
+    for a block without an MLP. "bias" is the contribution of the other biases: those of the
+    attention layers' output projections, of the final norm and of the LM head. With `by="neuron"`,
+    the result also has "neurons": the contribution of each neuron of each MLP. The contributions of
+    an MLP's neurons and of its output bias sum to the contribution of the MLP.
 
     Args:
         model: a decoder with norms before attention and MLPs (GPT-2, Llama), and with an LM head

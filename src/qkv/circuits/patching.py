@@ -29,10 +29,11 @@ def attribution_patch(
 ) -> Result:
     """Attribution patching: estimate the changes of `patch` with one backward pass.
 
-    An estimate is the clean activation minus the corrupted activation, times the gradient of the
-    metric at this activation in the corrupted run. Estimates are accurate if the two activations
-    differ little. Estimates are least accurate for "resid_pre" of early layers. To check the
-    estimates, correlate them with the result of `patch` for one pair of texts (`np.corrcoef`).
+    An estimate is the sum of the elementwise products of two arrays: the clean activation minus the
+    corrupted activation, and the gradient of the metric with respect to this activation in the
+    corrupted run. Estimates are accurate if the two activations differ little. Estimates are least
+    accurate for "resid_pre" of early layers. To check the estimates, correlate them with the result
+    of `patch` for one pair of texts (`np.corrcoef`).
 
     Args:
         model: as for `patch`, in float32 or float64.

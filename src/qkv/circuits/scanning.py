@@ -62,7 +62,7 @@ class Best:
         return np.nonzero(fits)  # type: ignore[return-value]  # two arrays, for two axes
 
     def add(self, units: Array, values: Array, numbers: Array, positions: Array, rows: Any) -> None:
-        """Offer n new texts to the units; entry i of each argument is for the unit `units[i]`."""
+        """Add n values; value i was measured in the text `numbers[i]`, for the unit `units[i]`."""
         touched = np.unique(units)
         there = self.numbers[touched] >= 0  # (touched, count)
         whole = np.empty(len(rows), object)
