@@ -58,7 +58,7 @@ const KINDS = {
 };
 
 /**
- * The function of a decoder in a tokenizer.json.
+ * Returns the function that joins tokens as the decoder of a `tokenizer.json` says.
  * @param {any} rules  null if the file has no decoder
  * @returns {Decoder}
  */
@@ -88,8 +88,8 @@ function whole(bytes) {
 }
 
 /**
- * Removes the blanks around a sign of CLEAN everywhere in a text: " ." becomes ".". The exception is " do not", which
- * becomes " don't".
+ * Removes the blanks around `sign`, one of the strings in `CLEAN`, everywhere in a text: " ." becomes ".". The
+ * exception is " do not", which becomes " don't".
  * @param {string} text
  * @param {string} sign
  */

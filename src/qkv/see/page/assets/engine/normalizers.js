@@ -37,7 +37,7 @@ const KINDS = {
 };
 
 /**
- * The function of a normalizer in a tokenizer.json.
+ * Returns the function that changes texts as the normalizer of a `tokenizer.json` says.
  * @param {any} rules  null if the file has no normalizer
  * @returns {Normalizer}
  */

@@ -6,7 +6,7 @@ import { behind, changed, matchesOf, partOf, replaced } from "./spans.js";
 
 /** @typedef {import("./spans.js").Piece} Piece */
 /** @typedef {(piece: Piece) => Piece[]} Cutter */
-/** @typedef {[first: number, last: number, matched: boolean]} Span  a part of a text, and whether a pattern was matched there */
+/** @typedef {[first: number, last: number, matched: boolean]} Span  a part of a text; `matched` is true if the part matches the pattern */
 
 const BLANK = /\p{White_Space}/gu;
 const PUNCTUATION = /[\p{P}$+<=>^\x60|~]/gu; // punctuation, and the ASCII signs that Unicode counts as symbols
@@ -38,7 +38,7 @@ const KINDS = {
 };
 
 /**
- * The function of a pre-tokenizer in a tokenizer.json.
+ * Returns the function that cuts texts as the pre-tokenizer of a `tokenizer.json` says.
  * @param {any} rules  null if the file has no pre-tokenizer
  * @returns {Cutter}
  */
@@ -69,7 +69,7 @@ const BEHAVIORS = {
 /**
  * Cuts a text at the matches of a pattern.
  * @param {RegExp} pattern
- * @param {string} behavior  the treatment of matches
+ * @param {string} behavior  what happens to a match: it is removed, isolated, or merged with a neighbour
  * @param {boolean} invert  whether the parts between matches count as matches
  * @returns {Cutter}
  */

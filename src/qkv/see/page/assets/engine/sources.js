@@ -12,8 +12,8 @@ import { tokenize } from "./tokenizer.js";
 /** @typedef {import("./parameters.js").Model} Model */
 
 /**
- * Adds the numbers from other runs to edits, as the property `numbers`. This property is not enumerable, so it does not
- * become a part of the names of steps in `memory`.
+ * Adds the numbers from other runs to edits, as the property `numbers`. This property is not enumerable, so that
+ * `JSON.stringify` skips it: `memory` stores results under the JSON text of their edits.
  * @param {Model} model
  * @param {Memory} memory
  * @param {number[]} ids  (T)

@@ -6,7 +6,8 @@
 /** @typedef {import("../store/store.js").Store} Store */
 
 /**
- * Sends changes to the store one after the other: while a change is computed, only the newest later change waits.
+ * Sends changes to the store one after the other. While the page computes a change, a new change must wait, and
+ * replaces a change that is already waiting.
  * @param {Store} store
  */
 export function oneAtATime(store) {

@@ -61,13 +61,13 @@ export function menu(ui, label, onchange) {
 }
 
 /**
- * Whole numbers as options.
+ * Returns menu options for the whole numbers from 0 to `size - 1`.
  * @param {number} size
  */
 export const numbered = (size) => range(0, size).map((i) => [i, i]);
 
 /**
- * The number of heads of an activation; keys and values may have fewer heads.
+ * Returns the number of heads of an activation. Keys and values may have fewer heads than queries.
  * @param {string} at
  * @param {any} model
  */
@@ -76,8 +76,8 @@ function headsOf(at, { heads, kv_heads }) {
 }
 
 /**
- * The heads of an activation as options. If several heads share keys and values, the option of a key/value head names
- * these heads.
+ * Returns menu options for the heads of an activation. If several heads share keys and values, the option of a
+ * key/value head lists these heads.
  * @param {string} at
  * @param {any} model
  */
@@ -113,7 +113,7 @@ export function patchPanel(ui, store) {
     el("div", { class: "bar" }, what.node, layer.node, head.node, token.node, put));
   let at = "resid_pre";
   /** @type {{layer?: number, head?: number | "all", token?: number | "all"}} */
-  let picked = {}; // the fields that the reader set; the other fields have values that fit the page's state
+  let picked = {}; // the fields that the reader has set; the other fields get default values from the page's state
   /** @type {{text: string, run: Run | null, error: string}} */
   let other = { text: "", run: null, error: "" };
   /** @type {Now} */
@@ -144,7 +144,7 @@ export function patchPanel(ui, store) {
   /** Whether both texts have the same number of tokens. */
   const fits = () => other.run?.tokens.length === told.run.tokens.length;
 
-  /** The edit for the chosen fields. @returns {Edit} */
+  /** Returns the edit that the fields of the panel describe. @returns {Edit} */
   function record() {
     const { state, run } = told;
     const here = { op: "patch", at, layer: picked.layer ?? state.layer };
@@ -182,7 +182,7 @@ export function patchPanel(ui, store) {
     fill(cut, other.run ? sideBySide(run.tokens, other.run.tokens) : null);
   }
 
-  /** Describes whether the other sentence fits. @returns {Said[]} */
+  /** Describes whether the other sentence has as many tokens as the reader's sentence. @returns {Said[]} */
   function saidOf() {
     const tokens = told.run.tokens;
     if (other.error) return [other.error];

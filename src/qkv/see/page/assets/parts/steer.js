@@ -101,7 +101,7 @@ function steeringPanel(ui, store) {
     said);
   const hand = oneAtATime(store);
   /** @type {{layer?: number, token?: number | "all"}} */
-  let picked = {}; // the fields that the reader set; the other fields have values that fit the page's state
+  let picked = {}; // the fields that the reader has set; the other fields get default values from the page's state
   /** @type {{towards: string, away: string, runs: Run[] | null, error: string}} */
   let texts = { towards: "", away: "", runs: null, error: "" };
   let [slid, known] = [-Infinity, "null"]; // `slid`: when the slider last moved; `known`: the value of `state.steer` in the fields

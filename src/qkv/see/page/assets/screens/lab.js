@@ -44,9 +44,9 @@ const ON_TAB = {
   steps: ["steps"],
   result: ["outcome"],
 };
-const ABOVE = ["sentence", "writing", "changes"]; // the regions above the headline
-const INSIDE = ["map", "motion", "steps", "block"]; // the regions that only an unfolded page shows
-const SAYING = ["headline", "outcome"]; // the regions beside the headline
+const ABOVE = ["sentence", "writing", "changes"]; // these regions are above the headline
+const INSIDE = ["map", "motion", "steps", "block"]; // parts of the unfolded page: if `state.only` lists one of them, the page is unfolded
+const SAYING = ["headline", "outcome"]; // the parts in the box of the headline
 const SAVED = ["map", "head", "steps", "outcome", "second"]; // the regions that can be saved
 const REGIONS = {
   sentence: "The sentence",
@@ -61,10 +61,10 @@ const REGIONS = {
 const HANDS = { paintBar, weightHandles };
 
 /**
- * @param {any} box  holds the page; its data attributes say what is shown
+ * @param {any} box  the element that contains the page; its `data-` attributes tell the style sheet what to show
  * @param {Ui} ui
  * @param {LiveStore} store
- * @param {{cards: Part, outcome: Part, writing: Part}} shared  the parts that the first screen has too
+ * @param {{cards: Part, outcome: Part, writing: Part}} shared  the parts that other screens also use
  * @returns {Screen}
  */
 export function labScreen(box, ui, store, shared) {
@@ -84,7 +84,7 @@ export function labScreen(box, ui, store, shared) {
   const notes = (data.notes || []).map((/** @type {string} */ line) => el("p", { class: "note" }, line));
   const inside = el("button", { type: "button", class: "inside", onclick: () => store.set({ inside: !store.state.inside }) });
   /** @type {Told[]} */
-  let [last, told] = []; // the data from the store, and the data as the parts receive them
+  let [last, told] = []; // the store's data; a copy for the parts, whose `state.inside` is true if the page is unfolded
   const turn = inTurn();
 
   const title = el("h2", { class: "title" }, `Write a sentence, change something, and see what happens.${data.guesses === false ? "" : ` ${data.mask ?? "[MASK]"} or _ marks a word for the model to guess.`}`);
@@ -151,7 +151,8 @@ export function labScreen(box, ui, store, shared) {
 }
 
 /**
- * The parts by name, in order of importance; `before` shows the head for the text without edits.
+ * Creates the parts and returns them by name, the most important first. The part `before` shows the chosen head for
+ * the text without edits.
  * @param {Ui} ui
  * @param {LiveStore} store
  * @param {{cards: Part, outcome: Part, writing: Part}} shared
@@ -218,7 +219,7 @@ function regionOf(ui, name, label, parts) {
 }
 
 /**
- * The tabs of a narrow window.
+ * Returns the tabs that choose which regions a narrow page shows.
  * @param {Store} store
  * @param {Region[]} regions
  */

@@ -1,5 +1,5 @@
 // The story of the model's guess, in eight steps on the reader's own sentence. The text scrolls, and one picture
-// stays in view. The pictures are parts of the lab; each question of the lesson is at the step that it is about.
+// stays in view. The lab uses the same pictures. Under each step are the questions of the lesson about this step.
 
 import { el, fill, word } from "../base/elements.js";
 import { count, percent, visible } from "../base/format.js";
@@ -20,8 +20,9 @@ import "./story.css";
 /** @typedef {import("./lab.js").Screen} Screen */
 
 /**
- * A step of the story. It has a text, the moments of the animation that it plays, and the names of its questions. The
- * text is about a run, the word whose vector the story follows, and the guess.
+ * A step of the story: its title, its text (`say`), its picture (`shows`), the part of the animation that it plays
+ * (`moments`), and the names of its questions (`asks`). `say` gets the page's data, the word whose vector the story
+ * follows (`here`), the model's guess (`best`) and the probability of the guess (`share`).
  * @typedef {object} Step
  * @property {string} title
  * @property {(now: Now, named: {here: any, best: any, share: string}) => any} say
@@ -31,7 +32,7 @@ import "./story.css";
  */
 
 const EACH = 1450; // the milliseconds of each step while the story plays; 8 steps take 11.6 s
-const JUMP = 1000; // a jump has scrolled to its step after this many milliseconds
+const JUMP = 1000; // a jump to a step scrolls for at most this many milliseconds
 /** @type {Step[]} */
 const STEPS = [
   {
@@ -115,7 +116,7 @@ export function storyScreen(ui, store, { outcome }) {
   const node = el("div", { class: "story", "data-part": "story" },
     el("h2", { tabindex: -1 }, "How does it do that?"), el("div", { class: "telling" }, el("div", { class: "steps-told" }, texts, end), figure));
   /** @type {[number, any, number]} */
-  let [at, playing, landed] = [-1, null, 0]; // the shown step; the timer of the next step; when the last jump has ended
+  let [at, playing, landed] = [-1, null, 0]; // the current step; the timer of the next step; the time when the last jump ends
   /** @type {Now} */
   let last;
 
@@ -137,7 +138,7 @@ export function storyScreen(ui, store, { outcome }) {
 
   /** @param {number} k */
   function goTo(k) {
-    landed = performance.now() + JUMP; // until then, the steps that scroll past are not shown
+    landed = performance.now() + JUMP; // until this time, `observer` ignores the steps that scroll past
     texts[k].scrollIntoView({ block: "center", behavior: still.matches ? "auto" : "smooth" });
     turnTo(k);
   }
@@ -169,7 +170,7 @@ export function storyScreen(ui, store, { outcome }) {
     if (last) show();
   }
 
-  /** The picture of the step. */
+  /** Shows the picture of the current step, and updates the texts of all steps. */
   function show() {
     const { shows, moments } = STEPS[at];
     if (picture.firstChild !== pictures[shows]) fill(picture, pictures[shows]);
@@ -207,7 +208,7 @@ export function storyScreen(ui, store, { outcome }) {
 }
 
 /**
- * The words that the steps are about.
+ * Returns the words and the probability that the texts of the steps mention.
  * @param {Now} now
  */
 function namedIn({ run, state, model }) {

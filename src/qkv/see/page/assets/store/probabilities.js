@@ -1,7 +1,7 @@
 // Measures of a change: the similarity of vectors, and the share of weights and probabilities that moved.
 
 /**
- * The cosine of two vectors, row t of two arrays (T, D).
+ * Returns the cosine of two vectors: row `t` of `one` and row `t` of `other`, two arrays (T, D).
  * @param {Float32Array} one
  * @param {Float32Array} other
  * @param {number} t
