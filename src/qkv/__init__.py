@@ -84,8 +84,8 @@ _ROOMS = (
     "text",
 )
 
-# For each name, the package that is imported when a user first uses the name. A name that is not
-# listed loads from qkv.see.
+# For each public name, the package that is imported when a user first uses the name. If a name of
+# `__all__` is missing here, it is loaded from `qkv.see`.
 _LATER = {
     "Finding": "qkv.findings",
     "Model": "qkv.models",

@@ -23,15 +23,15 @@ def wanted(show: bool | None) -> bool:
 def progress(
     what: str, total: int | None, show: bool | None = None, unit: str = ""
 ) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar; yield a function that adds an amount of work to the finished work.
+    """Show a progress bar; yield a function that advances the bar by an amount of work.
 
     Args:
         what: the name of the bar.
         total: the total amount of work; None if unknown.
         show: True shows a bar at once, False shows no bar. None shows a bar on a terminal after 2
             seconds of work.
-        unit: what the amounts count, such as "tokens". With a unit, the bar also shows the speed:
-            "1,200 tokens a second".
+        unit: the unit of the amounts, such as "tokens". If a unit is given, the bar also shows the
+            speed: "1,200 tokens a second".
     """
     if not wanted(show):
         yield lambda _: None
