@@ -288,8 +288,8 @@ def growth(found: dict[str, Any]) -> str:
 
 
 ALT = (
-    "Two log-log plots of time and of memory over the number of tokens, with a line for each way; "
-    "the table below has the exponents and the longest texts."
+    "Two log-log plots: time and memory against the number of tokens, with a line for each "
+    "implementation. The table below lists the exponents and the longest texts."
 )
 
 

@@ -43,7 +43,7 @@ def insults(path: Path = INSULTS) -> frozenset[str]:
 
 
 def is_insult(word: str) -> bool:
-    """Tell whether a lower-case word is an insult or a dropped word.
+    """Return whether a lower-case word is an insult or a dropped word.
 
     >>> is_insult("lazy"), is_insult("tired")
     (True, False)

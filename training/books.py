@@ -38,7 +38,8 @@ _AUTHORS = {
         "Richard Harding Davis",
     ),
 }
-_BOOKS = {0: "choose", 1: "test"}  # hash of the path modulo 64 -> part; otherwise "train"
+# maps (hash of a book's path) modulo 64 to the book's part; the part of all other books is "train"
+_BOOKS = {0: "choose", 1: "test"}
 
 _HEADER = re.compile(r"\A.*?^-{5,}\s*$", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^\s*(?:#.*|[*\-=_\s]{3,}|\|.*|>.*)$", re.MULTILINE)

@@ -100,7 +100,7 @@ def _blocks(
 
 @dataclass
 class Repeats:
-    """A test whether a word repeats another word, a form of it, or a similar word.
+    """Tests whether a word is the same as another word, a form of that word, or similar to it.
 
     WordNet defines the forms of a word. Two words are similar in three cases. A word of at least
     three letters is the beginning of the other word. A word of at least four letters is the end of

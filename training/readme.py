@@ -38,7 +38,7 @@ def written(text: str) -> str:
 
 
 def _shown(command: str, verb: str) -> Iterator[str]:
-    """Choose the lines of a command's output that README.md shows; `...` replaces other lines."""
+    """Yield the lines of a command's output for README.md; `...` replaces omitted lines."""
     _, _, *arguments = shlex.split(command)
     printed = CliRunner().invoke(main, arguments, env={"COLUMNS": WIDTH}, catch_exceptions=False)
     lines, at = [line.rstrip() for line in printed.stdout.splitlines()], 0

@@ -213,7 +213,7 @@ def test_a_right_decoder_gets_all_points(decoder):
     result = check(decoder, task="decoder")
     assert (result.passed, result.points) == (True, 10), str(result)
     assert (result.fragile, result.conventions) == ((), ())
-    tried = "logits, words that are written one after the other, a model of other sizes with"
+    tried = "logits, words that are generated one after the other, a model of other sizes with"
     assert f"Tried: {tried} lm_head.weight." in result.message
 
 

@@ -262,7 +262,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"edits": [{"op": "patch", "at": "z", "layer": 0, "from": "a dog"}]},
         "edits",
-        "has from 'a dog': give a text of 8 tokens, the length of text 0; this text has 4",
+        "has from 'a dog': give a text of 8 tokens, because text 0 has 8 tokens; "
+        "the given text has 4",
     ),
     ({"top_k": 2, "edits": [PATTERN]}, "top_k", "edit"),
     ({"edits": [{"op": "causal"}] * 2049}, "edits", "has 2,049 edits: send at most 2,048"),

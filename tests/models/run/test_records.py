@@ -309,8 +309,8 @@ def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
         ),
         (
             {"op": "patch", "at": "z", "layer": 0, "from": "a dog ran"},
-            r"\(patch\) has from 'a dog ran': give a text of 8 tokens, the length of text 0; "
-            "this text has 5",
+            r"\(patch\) has from 'a dog ran': give a text of 8 tokens, because text 0 has 8 "
+            "tokens; the given text has 5",
         ),
         (
             {"op": "patch", "at": "z", "layer": 0, "from": ["a dog ran"]},

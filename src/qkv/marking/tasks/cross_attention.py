@@ -139,7 +139,7 @@ def masks_of(*words: str) -> Array:
 
 
 def _drawn(seed: int, sizes: tuple[int, ...], *masks: str) -> TwoTexts:
-    """Draw multiples of 1/2 for the sizes (L, D, d, dv); `masks` are strings such as "110"."""
+    """Draw a case of multiples of 1/2, with the sizes (L, D, d, dv) and masks such as "110"."""
     rng, mask = generator(seed), masks_of(*masks)
     words, width, d, dv = sizes
     shapes = {"x": (*mask.shape[:-1], words, width), "context": (*mask.shape, width)}

@@ -226,7 +226,7 @@ _WITHOUT_EPS: Steps = {**RIGHT, "normalize": lambda x: block.layer_norm(x, eps=0
 
 
 def _drawn(rng: np.random.Generator, sizes: Shape, *masks: str) -> BlockOfTwoTexts:
-    """Draw multiples of 1/2 as parameters, and word vectors so large that eps has no effect.
+    """Draw random parameters (multiples of 1/2), and word vectors so large that eps is negligible.
 
     Args:
         rng: the random generator.

@@ -169,7 +169,7 @@ class StepMarking(StepwiseMarking):
     def _together(
         self, single: list[Outcome], more: list[Outcome], known: Sequence[Mistake]
     ) -> bool:
-        """Tell whether one test can cover calls with one word and calls with several words."""
+        """Return whether one test can cover calls with one word and calls with several words."""
         if all(run.error is not None for run in single):
             return True  # many mistakes give this error: more calls are needed to tell them apart
         together, first = self.explain([*single, *more], known), self.explain(single, known)
@@ -212,14 +212,14 @@ class StepMarking(StepwiseMarking):
         ).is_right
 
     def _right_in_other_order(self) -> bool:
-        """Tell whether the step is right if it returns (cache, out) instead of (out, cache)."""
+        """Return whether the step is right if it returns (cache, out) instead of (out, cache)."""
         self.stepping.cache_first = True
         run = self.call(self.smallest)
         self.stepping.cache_first = False
         return run.is_right
 
     def _writes_to_cache(self) -> bool:
-        """Tell whether a second call with the same cache gives a different output or an error."""
+        """Return whether a second call with the same cache gives a different output or an error."""
         call = self.stepping
 
         def second_time(run: Run) -> Any:

@@ -87,7 +87,7 @@ class Plan:
         return next(name for name in meant((short, layer), len(self.body.layers)) if name in known)
 
     def change(self, short: str, layer: int, do: Change, back: Change) -> None:
-        """Add a step that changes a layer's activation; steps run in the order of addition.
+        """Add a step that changes a layer's activation; the step that was added first runs first.
 
         `back` multiplies the gradient by the transposed Jacobian of `do`.
         """
@@ -130,8 +130,8 @@ class Plan:
         for number, length in enumerate(self.lengths, self.first):
             if length != len(source):
                 way = (
-                    f"a text of {length} tokens, the length of text {number}; this text has "
-                    f"{len(source)}"
+                    f"a text of {length} tokens, because text {number} has {length} tokens; "
+                    f"the given text has {len(source)}"
                 )
                 raise wrong(self.call, record, "from", way)
         source.names.add(name)

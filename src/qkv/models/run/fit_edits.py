@@ -198,7 +198,7 @@ def _full_names(name: str | tuple[Any, ...], index: Trace | Seq2SeqTrace) -> lis
 def _of_layer(name: tuple[Any, ...], layer: Any, index: Trace | Seq2SeqTrace) -> str:
     """Return the full name of an activation in one layer.
 
-    The first entry of `name` is the short name; a third entry is a part of the layer, e.g. "attn".
+    `name[0]` is the short name. `name[2]`, if given, is a part of the layer, e.g. "attn".
     """
     short, *part = name[0], *name[2:]
     side, _, rest = str(short).partition(".")
@@ -307,8 +307,8 @@ def plain(
         if callable(change) or not at:
             what = "a function" if callable(change) else "an array"
             raise ValueError(
-                f"{call}: edit has {what} for {name}, which a record cannot hold: give an array "
-                f"for {', '.join(sites[:-1])} or {sites[-1]}, or records such as "
+                f"{call}: edit has {what} for {name}, but no record can express this edit: give an "
+                f"array for {', '.join(sites[:-1])} or {sites[-1]}, or records such as "
                 '[{"op": "add", "at": "resid_post", "layer": 0, "vector": [...]}]'
             )
         records.append({"op": "set", "at": at[0], "layer": layer, "value": change[0].tolist()})
@@ -409,7 +409,7 @@ def _in_model(record: Record, body: Transformer, call: str) -> Record:
 
 
 def _check_tokens(record: Record, batch: Sequence[Sized], first: int, call: str) -> None:
-    """Check that each text has the tokens that a record names.
+    """Check that each text contains the tokens that a record refers to.
 
     If the record has weights, also check that each token of the text has one weight.
     """

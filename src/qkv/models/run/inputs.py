@@ -171,8 +171,8 @@ def checked_positions(
     outside = positions[mask & ((positions < 0) | (positions >= most))]
     if outside.size:
         raise ValueError(
-            f"model: position_ids have {outside[0]} at a token, but the positions of {name} are 0 "
-            f"to {most - 1}: give only these positions"
+            f"model: position_ids contain {outside[0]} for a token, but the positions of {name} "
+            f"are 0 to {most - 1}: give only these positions"
         )
     return np.where(mask, positions, 0).astype(np.int64) - embedding.first_id
 

@@ -45,7 +45,7 @@ def _sides(runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]) -> list[
 
 
 def _whole_sides(sides: Sequence[list[Outcome]]) -> bool:
-    """Tell whether some list contains only wrong runs, and no list mixes right and wrong runs."""
+    """Return whether a list has only wrong runs, and no list mixes right and wrong runs."""
     wrong = [{not run.is_right for run in side} for side in sides]
     return {True} in wrong and {True, False} not in wrong
 
@@ -143,7 +143,7 @@ def second_output(runs: list[Outcome]) -> Finding | None:
 
 
 def _same_numbers(a: Array, b: Array) -> bool:
-    """Tell whether two arrays hold the same numbers, ignoring leading dimensions of size 1."""
+    """Return whether two arrays hold the same numbers, ignoring leading dimensions of size 1."""
     return a.size == b.size and a.shape[-2:] == b.shape[-2:] and close(a.reshape(b.shape), b)
 
 

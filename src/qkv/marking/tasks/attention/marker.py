@@ -38,7 +38,7 @@ class AttentionMarking(Marking):
         return self.run(self.cases[test], call)
 
     def choose(self, ways: Iterable[steps.Learner]) -> None:
-        """Use the first way of calling the function for which all results are right."""
+        """Try the ways to call the function; use the first way that gives only right results."""
         right = (way for way in ways if all(run.is_right for run in self.on(steps.CORE, way)))
         self.call = next(right, self.call)
 
@@ -201,7 +201,7 @@ class AttentionMarking(Marking):
 def adds_its_mask(
     m: Marking, runs: Sequence[list[Outcome]], known: Sequence[Mistake], for_numbers: bool
 ) -> bool:
-    """Tell whether a function expects a mask of 0 and -inf, and adds the mask to the scores.
+    """Return whether a function expects a mask of 0 and -inf, and adds the mask to the scores.
 
     The marker calls the function with both kinds of mask, and keeps the kind that reveals fewer
     mistakes. Adding a boolean mask to the scores (1 for True, 0 for False) is a mistake, unless the
@@ -232,12 +232,12 @@ def adds_its_mask(
 
 
 def is_made_for_numbers(nothing: Outcome) -> bool:
-    """Tell whether fully masked rows give an output without nan; plain softmax gives nan."""
+    """Return whether fully masked rows give an output without nan; plain softmax gives nan."""
     return nothing.out is not None and not np.isnan(nothing.out).any()
 
 
 def _mark(task: str, function: Function, signature: str, batches: bool = False) -> CheckResult:
-    """Mark an attention function; `batches` tells whether the task asks for batches."""
+    """Mark an attention function; if `batches` is True, the task requires batches."""
     m = AttentionMarking(task, steps.learner(function, signature), signature, batches)
     m.test_all()
     return m.result()

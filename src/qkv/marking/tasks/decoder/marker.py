@@ -357,7 +357,7 @@ ANOTHER_MODEL = Group(
     UNTIED,
 )
 WRITTEN = Group(
-    "words that are written one after the other", [steps.Text(np.array([2, 9]), write=8)]
+    "words that are generated one after the other", [steps.Text(np.array([2, 9]), write=8)]
 )
 
 

@@ -253,7 +253,7 @@ def _read(by_role: Mapping[str, list[Array]], layout: Layout) -> Projections | N
 
 
 def _flat(a: Array) -> bool:
-    """Tell whether an array is a bias: a vector, or a matrix with one row or column."""
+    """Return whether an array is a bias: a vector, or a matrix with one row or column."""
     return a.ndim == 1 or (a.ndim == 2 and min(a.shape) == 1)
 
 
@@ -338,7 +338,7 @@ class Layers:
         return others(case)
 
     def number_as_mask(self, case: Call) -> bool:
-        """Tell whether the mask parameter's default is a number, as in layers that add the mask."""
+        """Return whether the default of the mask parameter is a number: the layer adds the mask."""
         parameters = inspect.signature(_called(self.of(case))).parameters
         name = self.takes(case)[0].get("mask")
         return name is not None and is_number(parameters[name].default)

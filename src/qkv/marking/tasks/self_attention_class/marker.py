@@ -152,7 +152,7 @@ def _as_asked(m: Marking, layers: Layers) -> None:
 
 
 def _is_called(layers: Layers) -> bool:
-    """Tell whether a layer itself is callable; a method `forward` is not enough."""
+    """Return whether a layer itself is callable; a method `forward` is not enough."""
     try:
         return callable(layers.of(_inputs().cases[0]))
     except RAISED:

@@ -285,7 +285,7 @@ def _head(thing: Any, answer: Any) -> Iterator[Mistake]:
 
 
 def _among(right: Array, layer: int, head: int) -> bool:
-    """Tell whether this head exists and is one of the right heads."""
+    """Return whether this head exists and is one of the right heads."""
     there = 0 <= layer < right.shape[0] and 0 <= head < right.shape[1]
     return there and bool(right[layer, head])
 

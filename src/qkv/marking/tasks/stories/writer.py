@@ -51,7 +51,7 @@ def _first_names(story: Sentences) -> set[str]:
 
 
 def _names_change(written: _Written) -> bool:
-    """Tell whether most stories change the last name of a person."""
+    """Return whether most stories change the last name of a person."""
     changed = [
         len(_first_names(story)) < len(_people(story))
         for story in written.stories
@@ -61,7 +61,7 @@ def _names_change(written: _Written) -> bool:
 
 
 def _new_people(written: _Written) -> bool:
-    """Tell whether most stories have too many people, and repeat names too rarely."""
+    """Return whether most stories have too many people, and repeat names too rarely."""
     few = [
         len(_first_names(story)) > PEOPLE and len(story) - len(_people(story)) < _RETURNS
         for story in written.stories
@@ -70,13 +70,13 @@ def _new_people(written: _Written) -> bool:
 
 
 def _shared(written: _Written) -> bool:
-    """Tell whether two people of a story share a name, or one person's two names are equal."""
+    """Return whether two people have the same name, or one person's two names are equal."""
     people = map(_people, written.stories)
     return any(len({name for one in each for name in one}) < 2 * len(each) for each in people)
 
 
 def _fixed(written: _Written) -> bool:
-    """Tell whether any frequent first name has too few different last names."""
+    """Return whether any frequent first name has too few different last names."""
     often = Counter(name for story in written.stories for name in _first_names(story))
     pairs = Counter(first for first, _ in set.union(*map(_people, written.stories)))
     return any(
@@ -85,13 +85,13 @@ def _fixed(written: _Written) -> bool:
 
 
 def _split(written: _Written) -> bool:
-    """Tell whether first names are never last names."""
+    """Return whether first names are never last names."""
     first, last = ({one[part] for story in written.stories for one in story} for part in (0, 1))
     return not first & last
 
 
 def _in_turn(written: _Written) -> bool:
-    """Tell whether people appear in a fixed order."""
+    """Return whether people appear in a fixed order."""
     return all(
         story[i][:2] == story[i - PEOPLE][:2]
         for story in written.stories

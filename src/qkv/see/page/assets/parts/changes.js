@@ -124,7 +124,7 @@ function windowMasks(size, reach) {
 }
 
 /**
- * The distance to which each token sees, if the hidden pairs form a window; otherwise null.
+ * The size of the window: each token sees this many tokens to each side. Null if the hidden pairs form no window.
  * @param {Edit[]} edits
  * @param {number} size
  */

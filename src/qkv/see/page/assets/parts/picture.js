@@ -67,8 +67,8 @@ function canvasesOf(ui) {
 function drawnOf(ui, node, canvases, caption) {
   const out = svg("g");
   const frame = node.getBoundingClientRect();
-  // the bottom edge starts at the top of the frame and moves down to the lowest element of the picture, because the
-  // space at the bottom of the frame may belong to other elements
+  // The bottom edge of the picture starts at the top of the frame. Each drawn element moves this edge down to its own
+  // bottom. The bottom of the frame is not used, because the space above it may belong to elements outside the picture.
   const edges = [frame.left, frame.top, frame.right, frame.top];
   /** @param {DOMRect} box */
   const widen = ({ left, top, right, bottom }) => {
@@ -83,7 +83,7 @@ function drawnOf(ui, node, canvases, caption) {
     svg("title", {}, forXml(caption)), svg("rect", { width, height, fill: plainColour(ui.color("--paper"))[0] }), out);
 
   /**
-   * `within`: whether an ancestor cuts the element off.
+   * `within`: whether an ancestor clips the element.
    * @param {HTMLElement} element
    * @param {SVGElement} into
    */
@@ -444,7 +444,8 @@ function short(x) {
 }
 
 /**
- * A colour in a format for all programs: ["rgb(…)", opacity]; if `whole` is true, the colour contains the opacity.
+ * Returns a colour as ["rgb(…)", opacity], which all programs can read. If `whole` is true, the string is "rgba(…)" for
+ * transparent colours.
  * @param {string} colour
  * @returns {[string, number]}
  */

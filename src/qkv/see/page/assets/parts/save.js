@@ -162,7 +162,7 @@ export function handOver(name, blob) {
   setTimeout(() => URL.revokeObjectURL(href), 60_000);
 }
 
-/** Whether the page is certain that it can save files; in a frame of another origin it cannot be certain. */
+/** Whether the page can certainly save files. The answer is false in a frame of another origin. */
 function letsFilesOut() {
   const own = self.origin !== "null" || location.protocol === "file:";
   if (window === window.parent) return own;

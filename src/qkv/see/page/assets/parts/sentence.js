@@ -313,7 +313,8 @@ function chosenWord(store) {
 // ---- suggestions
 
 /**
- * The change that the first button makes: the button removes the head or hides the words that the text's story names.
+ * The change that the first button makes. The text's story lists a head or some words: the button removes this head or
+ * hides these words.
  * If the text has no story, the button hides the tokens that `mostSeen` returns.
  * @param {any} data
  * @param {Now} now

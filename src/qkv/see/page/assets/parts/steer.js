@@ -140,7 +140,7 @@ function steeringPanel(ui, store) {
   }
 
   /**
-   * The vector, rounded so that it fits into an address; null if there is none.
+   * The vector, rounded so that it fits into an address; null if the vector does not exist.
    * @returns {number[] | null}
    */
   function vectorOf() {

@@ -82,7 +82,7 @@ export function playStore(data, heard) {
   /** @type {Read | null} */
   let tokens = null; // the tokens of a text
   /** @type {Read | null} */
-  let carry = null; // the earlier text to which the positions in the state still belong
+  let carry = null; // the earlier text, if the positions in the state still refer to it
   /** @type {{key: string, run: Run | Promise<Run> | null}} */
   let unchanged = { key: "", run: null }; // the last run without edits
   /** @type {[any, AbortController | null, string | null, string, any]} */
