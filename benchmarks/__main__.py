@@ -123,8 +123,8 @@ def parsed() -> argparse.Namespace:
 def in_the_last(result: dict[str, Any]) -> dict[str, Any]:
     """Replace the results of claims in the last full run, and add the date to each new result.
 
-    If a claim was measured on another machine than the last full run, the claim's entry names this
-    machine.
+    If the last full run used a different machine, the new result's entry contains the name of the
+    machine that measured the claim.
     """
     last = json.loads((RESULTS / "full.json").read_text(encoding="utf-8"))
     about = {"when": result["when"]}

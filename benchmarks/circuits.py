@@ -240,6 +240,6 @@ def hooks_edges(
 
 
 def of(logits: Any) -> Any:
-    """Compute the difference of two logits that `METRIC` names, from logits (1, T, V)."""
+    """Compute `METRIC` from logits (1, T, V): the difference between two tokens' logits."""
     place, token, other = METRIC
     return logits[0, place, token] - logits[0, place, other]

@@ -89,7 +89,7 @@ class Row:
 
 
 def seconds(row: dict[str, Any], way: str) -> float:
-    """Return the median time of an implementation, or the shortest of several (joined by "|")."""
+    """Return an implementation's median time; of several, joined by "|", the shortest time."""
     there = [row["ways"][name]["seconds"] for name in way.split("|") if name in row["ways"]]
     return min(there)
 

@@ -12,7 +12,7 @@ LONGEST = 65536
 WAYS = ("qkv", "qkv, window (512, 0)", "qkv on NumPy", "torch", "numpy")
 MOST_SECONDS = 20.0
 MOST_BYTES = 6e9
-FLOOR = 4e6  # bytes; smaller differences come from the process itself
+FLOOR = 4e6  # measured bytes below this number are noise of the process
 
 
 def curves(shrink: int = 1) -> dict[str, list[dict[str, float]]]:

@@ -175,7 +175,7 @@ def tasks(client: Any, length: int) -> Row:
 
 
 def named(key: Any, run: str) -> Any:
-    """Return the key of a task, renamed for one run."""
+    """Return a task's key with the name of one run added to the key."""
     return (f"{key[0]}-run-{run}", *key[1:]) if isinstance(key, tuple) else f"{key}-run-{run}"
 
 
@@ -231,7 +231,7 @@ async def _fetched(key: Any, source: str, dask_worker: Any) -> float:
 
 
 def merging(length: int) -> Row:
-    """Merge two partial results of `length` queries, as the tree of blocks does."""
+    """Merge the results of `length` queries over two parts of the keys, as `qkv.scale` does."""
     q, k, v = random_inputs((1, 1, length, 64), (1, 1, 256, 64))
     parts = [
         qkv.attention(q, k[..., half, :], v[..., half, :], return_lse=True)

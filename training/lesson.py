@@ -7,8 +7,8 @@ the content word changes the first guess, and so does ablating the head. If seve
 qualify, the rule prefers sentences in which *neighbour* and *other* (see below) are found. Of these
 sentences, it chooses the sentence with the most probable first guess. If *neighbour* and *other*
 are found in no sentence, the rule chooses the sentence with the largest weight. A first guess after
-a change counts if it consists of letters, is not a function word, is not in the sentence, and has a
-probability of 2% or more, which exceeds the probability of the next guess by at least 0.0005. Each
+a change counts if it consists of letters, is not a function word, and is not in the sentence. Its
+probability must be 2% or more, and exceed the second guess's probability by at least 0.0005. Each
 rule first searches sentences whose first guess has a probability of 5% or more, and then all other
 sentences.
 
@@ -16,8 +16,8 @@ sentences.
   family and with another word, if no other card uses this sentence.
 - *neighbour*: the head with the largest mean weight on the previous or the next token, over the
   pool. In the lesson's sentence, the query is the word that looks at the filler's word in this
-  head. The rule also chooses a filler of another family. If this filler replaces the filler's word,
-  the weight may change by at most 0.08.
+  head. The rule also chooses a replacement word, a filler of another family. If the replacement
+  word replaces the filler's word, the weight may change by at most 0.08.
 - *other*: in the lesson's sentence, the head in which the missing word gives another content word
   the largest weight, which must be 0.4 or more. This head is not the head of *neighbour*. If
   possible, this head is in the layer of the lesson's head.
@@ -54,7 +54,7 @@ Card = dict[str, Any]
 Edit = dict[str, Any]
 Head = tuple[int, int]
 
-SURE, LEAST = 0.05, 0.02  # the minimum probability of a first guess: preferred, allowed
+SURE, LEAST = 0.05, 0.02  # the preferred and the lowest allowed probability of a first guess
 LARGE, LARGE_TOO, APART = 0.5, 0.4, 0.1  # two minimum weights; the minimum lead over other weights
 AHEAD = 0.0005  # how much more probable the first guess must be than the second
 STAYS, ALIKE = 0.08, 0.01  # how much a weight may differ: after a swap, between two heads
@@ -182,8 +182,8 @@ class Examples:
         head: the head that looks at `word` in the lesson's sentence.
         word: the filler's word that the head looks at.
         second: another qualifying sentence, with its head and word.
-        neighbour: (head, distance from the query to the key, query, second query, replacing word).
-        other: another head, and the word that this head looks at.
+        neighbour: (head, distance from query to key, query, second query, replacement word).
+        other: a second head, and the word that the second head looks at.
         causal: a sentence, a head, and the word that this head looks at.
         equal: a sentence, the word, the head with less effect, and the head with more effect.
         worth: a sentence, the word with more weight, and the word with more effect.

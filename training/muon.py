@@ -13,15 +13,15 @@ from qkv.ops.training import adamw
 
 _FACTORS = 3.4445, -4.7750, 2.0315
 _TURNS = 5
-_LIKE_ADAM = 0.2  # the root mean square of the changes of a step, as a share of the rate
+_LIKE_ADAM = 0.2  # the root mean square of a step's changes, divided by the learning rate
 
 
 class Muon(AdamW):
     """Muon for the matrices within blocks, AdamW for all other parameters.
 
     Let U S V^T be the singular value decomposition of the running mean of a matrix's gradient. The
-    step of the matrix is about U V^T, scaled to the usual size of a step of AdamW. So Muon and
-    AdamW can use the same rate.
+    step of the matrix is approximately U V^T, scaled to the usual size of a step of AdamW. So Muon
+    and AdamW can use the same rate.
 
     Args:
         network: the network to train.

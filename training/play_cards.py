@@ -23,8 +23,8 @@ A card holds everything that the page needs to ask the question and to check the
           | {"of": "probability", "edits", "word"}      of a word at the position
           | {"of": "moved", "edits"}               the probability that moves to other words
 
-In the texts of a card, *word* is a word of the sentence or of the vocabulary ("?" is the missing
-word), and {0} is the number of the first probe.
+In the texts of a card, a word between asterisks is a word of the sentence or of the vocabulary
+(*?* is the missing word), and {0} stands for the number that the first probe returns.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _TOKENS = 100  # the number of tokens that suffices for `WORDS` words
 _WINDOWS = 16  # the number of windows in a batch
 _COPIES = 64  # the number of texts with repeated words or sentences
 _TWICE = 20  # the number of words that occur twice in each text
-_SENTENCE = 8, 16  # the minimum and maximum words of a repeated sentence
+_SENTENCE = 8, 16  # the minimum and maximum number of words in a repeated sentence
 
 _PARTS = re.compile(r"[^.!?]+[.!?]+")
 _CONTINUES = re.compile(r"[a-zA-Z0-9\u00c3-]|'[a-z]")  # \u00c3 begins the bytes of "é"
@@ -89,7 +89,7 @@ def surprise(model: qkv.Model, text: str, known: Container[str]) -> Surprise:
         known: words in lower case.
 
     Raises:
-        ValueError: the tokenizer has no blanks before words.
+        ValueError: no token of the tokenizer begins with a blank.
 
     Source:
         Pimentel and Meister 2024, "How to Compute the Probability of a Word", theorem 1.
@@ -130,8 +130,9 @@ def _closing(tokenizer: Tokenizer, name: str) -> Array:
 
 
 def _log_probabilities(model: qkv.Model, ids: Array, closing: Array) -> tuple[Array, Array]:
-    """Return log probabilities (N + 1,) of each token, and of a word's end before each token.
+    """Return two arrays (N + 1,) of log probabilities: of the tokens, and of a word's end.
 
+    The second array holds, for each token, the log probability that a word ends before the token.
     Both arrays are 0 at index 0 (the first token) and at index N (after the last token).
     """
     length = model.max_seq_length or 2 * len(ids)
@@ -332,7 +333,7 @@ def continuations(model: qkv.Model, texts: Sequence[str], seed: int = 0) -> list
 
 
 def _free(model: qkv.Model, prompts: Sequence[str]) -> int:
-    """Return the number of tokens by which every prompt can be continued."""
+    """Return the number of tokens that the model can add to every prompt."""
     assert model.tokenizer is not None
     longest = max((len(ids) for ids in model.tokenizer.ids_batch(prompts)), default=0)
     return min(_TOKENS, (model.max_seq_length or 2 * _TOKENS) - longest)

@@ -14,13 +14,14 @@ the word has as this part of speech. Only words with at least two such senses co
 pairs of uses of one word as one part of speech. The AUC is the probability that a pair of uses with
 the same sense has a larger cosine than a pair of uses with different senses.
 
-We measured all-MiniLM-L6-v2 at the embeddings, layer 4 and the last layer. Its *sense* is 0.299,
-0.351 and 0.374 (random guessing: 0.292), from 2,723 uses. Its *AUC* is 0.609, 0.716 and 0.627
-(random guessing: 0.500), from 562 pairs. In only 72 of the pairs, the two uses have the same sense,
-so the error of an AUC is about 0.03.
+We measured all-MiniLM-L6-v2 at the embeddings, layer 4 and the last layer. There, the model's
+*sense* is 0.299, 0.351 and 0.374 (random guessing: 0.292), from 2,723 uses. The model's *AUC* is
+0.609, 0.716 and 0.627 (random guessing: 0.500), from 562 pairs. In only 72 of the pairs, the two
+uses have the same sense, so the error of an AUC is about 0.03.
 
-We tried other choices and did not keep them. With all inflected forms, *sense* is 0.294, 0.347,
-0.371 and *AUC* is 0.625, 0.739, 0.665. With all inflected forms and without special tokens in the
+We also tried the following choices, and did not keep them. The numbers are for the same three
+points of the model. With all inflected forms, *sense* is 0.294, 0.347 and 0.371, and *AUC* is
+0.625, 0.739 and 0.665. With all inflected forms and without special tokens in the
 mean of a definition, *sense* is 0.288, 0.341, 0.368. With the senses of every part of speech,
 *sense* is 0.258, 0.296, 0.317. If the text "word, synonyms: definition" replaces the definition,
 *sense* is 0.294, 0.347, 0.428; but this text contains the word itself, so the comparison is too
@@ -153,7 +154,7 @@ def vectors(
     """Return the mean of the token vectors of each text, or of a span of its characters.
 
     Returns:
-        (K, n, D): K is 2 plus the number of layers, for the token table, the embeddings and each
+        (K, n, D): one array (n, D) for the token table, one for the embeddings, and one for each
         layer.
     """
     names = ["embed", "blocks.0.hook_resid_pre", "resid_post"]

@@ -279,11 +279,12 @@ def record(
         RuntimeError: `register()` was not called; another recording is active; or no attention ran
             through qkv before the block ended.
         TypeError: `module` is not a part of a model.
-        NotImplementedError: raised while the model runs, in two cases. A part of the model splits
-            an input into windows or joins several inputs into one. Or a layer computes attention
-            several times in one call, with different results.
-        ValueError: raised when the block ends: attention ran in several parts or models and
-            `module` is None; or the number of `tokens` differs from the tokens of the run.
+        NotImplementedError: a part of the model splits an input into windows or joins several
+            inputs into one; or a layer computes attention several times in one call, with different
+            results. The error is raised while the model runs.
+        ValueError: attention ran in several parts or models, and `module` is None; or the number of
+            `tokens` differs from the number of tokens in the run. The error is raised when the
+            block ends.
     """
     kept = whole_number(top_k, call="record", name="top_k", least=1)
     if not REGISTERED:

@@ -30,8 +30,8 @@ class Encoding:
         prompt: a string that is inserted before each text.
         normalize_embeddings: whether vectors are scaled to length 1.
         truncate_dim: the number of dimensions to which vectors are truncated.
-        batch_size: the number of texts in a batch, if each text has 128 tokens. If the texts are
-            shorter, a batch has more texts.
+        batch_size: the number of texts in a batch, if each text has 128 tokens. If the texts have
+            fewer than 128 tokens, a batch contains more texts.
 
     >>> encoding = Encoding("random", truncate_dim=3)
     >>> encoding.fit(["I love you"]).transform(["I love you", "the cat sat"]).shape

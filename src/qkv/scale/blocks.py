@@ -64,7 +64,7 @@ class Operand(NamedTuple):
     """A dask array whose chunks fit the blocks of the call."""
 
     array: Any
-    axes: tuple[int | None, ...]  # The axis of `Index` for each axis of `array`; None if uncut.
+    axes: tuple[int | None, ...]  # For each axis of `array`, the axis of `Index`; None if not cut.
 
     def chunk(self, index: Index) -> tuple[int, ...]:
         """Return the index of the chunk that the block with this index reads."""
@@ -163,9 +163,9 @@ class Blocks:
     def rows(self) -> Iterator[tuple[Index, list[Index]]]:
         """Yield `(first, seen)` for each block of queries.
 
-        Each `Index` stands for a block of queries and a block of keys. `seen` lists the indices of
-        this block of queries with each block of keys that the queries may see. `first` is the index
-        of this block of queries with the first block of keys.
+        Each `Index` stands for a pair: a block of queries and a block of keys. `seen` lists the
+        pairs of this block of queries and each block of keys that the queries may see. `first` is
+        the pair of this block of queries and the first block of keys.
         """
         *_, queries, keys = (_starts(pieces) for pieces in self.pieces)
         lead = range(len(self.pieces) - 4)

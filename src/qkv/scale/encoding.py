@@ -88,7 +88,7 @@ class _Plan:
 
     @cached_property
     def digest(self) -> str:
-        """A short checksum of the plan, which the file names of parts contain."""
+        """A short checksum of the plan. The file name of each part contains this checksum."""
         return hashlib.blake2b(json.dumps(self.about).encode(), digest_size=4).hexdigest()
 
     def name(self, number: int) -> str:

@@ -14,8 +14,8 @@ from qkv.attend.visibility import check_flag
 from qkv.ops.kernel import one_thread
 from qkv.scale.blocks import Blocks, Rules, Tasks, cut
 
-# The arrays that the task of a block reads. Of the tasks for one block of queries, only one task
-# reads the sinks too.
+# The arrays that the task of each block reads. For each block of queries, one of the tasks also
+# reads the sinks.
 _READ = ("query", "key", "value", "attn_mask", "bias", "alibi_slopes")
 _ROUNDED = 1e8  # Above this number, the rounding error of a float64 log-sum-exp is too large.
 
@@ -48,10 +48,10 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
 
     Returns:
         The results of `qkv.attention` as dask arrays.
-        A result has a chunk boundary wherever the query has one. In the axes for the batch and the
-        heads, a result also has the chunk boundaries of key and value. The last axis of the weights
-        has the chunk boundaries of key and value. Rounding errors are at most twice the rounding
-        errors of `qkv.attention`.
+        A result has a chunk boundary wherever the query has a chunk boundary. On its batch and head
+        axes, a result is also cut at the chunk boundaries of `key` and `value`. The last axis of
+        the weights has the chunk boundaries of `key` and `value`. Rounding errors are at most twice
+        the rounding errors of `qkv.attention`.
 
     Raises:
         ValueError: shapes, lengths or numbers of heads are incompatible; or a size is unknown.

@@ -132,8 +132,8 @@ class Folder:
 
 # The schema of a manifest. A dict stands for a JSON object with these entries. A dict {"": schema}
 # stands for a JSON object whose keys are numbers, and whose values all fit this schema. A list
-# stands for a JSON list whose elements all fit the list's only entry. A tuple stands for a JSON
-# list whose elements fit the tuple's entries in order.
+# with one schema stands for a JSON list whose elements all fit this schema. A tuple of schemas
+# stands for a JSON list whose elements fit these schemas in order.
 _SIZE, _TEXT = range(2**31), str
 _PART = {
     "name": PART,

@@ -50,7 +50,7 @@ def create_app(model: Model, limits: Limits | None = None) -> Guard:
     """Return an ASGI application that serves a model and checks each request with a `Guard`.
 
     Routes read the attributes of `request.app.state`: `model`, `limits`, `worker`, `numbers`,
-    `routes`, and `name`. Answers give `name` as the model's name.
+    `routes`, and `name`. In answers, `name` is the model's name.
     """
     limits = limits or Limits()
     app = _with_routes(f"qkv serves {model.name}", needs_key=limits.key is not None)

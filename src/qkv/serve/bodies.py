@@ -76,7 +76,7 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 
 class Body(BaseModel):
-    """The base class of request bodies. A body ignores unknown keys, and keys whose value is null.
+    """The base class of request bodies. Unknown keys are ignored, and so are keys with value null.
 
     Attributes:
         call: the name of the route in errors and in keys.toml.

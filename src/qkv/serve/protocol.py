@@ -84,7 +84,7 @@ class _Requests(HttpToolsProtocol):
             data = self._parse(data)
         is_arriving = self._late is not None and not self.transport.is_closing()
         if is_arriving and self._head > self.limits.head:
-            message = f"the head of the request has more than {self.limits.head} bytes: send less"
+            message = f"the headers of the request exceed {self.limits.head} bytes: shorten them"
             self._refuse(Refused(431, message, code="head_too_large"))
 
     def _parse(self, data: bytes) -> bytes:

@@ -54,7 +54,7 @@ class Stream(Request):
 
     @property
     def is_read(self) -> bool:
-        """Whether at most `AHEAD // 2` pieces are unread. If so, a paused stream continues."""
+        """Whether at most `AHEAD // 2` pieces are unread, so that a paused stream continues."""
         return self.computed - self.taken <= AHEAD // 2
 
     def step(self) -> tuple[Any, BaseException | None]:
@@ -98,7 +98,8 @@ class Streams:
         self._all: dict[Stream, None] = {}
         self._parked: dict[Stream, None] = {}  # streams whose clients have too many unread pieces
         self._due, self._closed = Turns[Stream](), Turns[Stream]()
-        self._lines = [self._closed, self._due]  # turns alternate between closed and open streams
+        # A turn begins with closed streams or with open streams, in alternation.
+        self._lines = [self._closed, self._due]
 
     def __len__(self) -> int:
         """Return the number of streams that have not ended."""

@@ -25,7 +25,7 @@ _ELEMENTS = MappingProxyType({"right": "system-out", "wrong": "failure"})
 class _Test(NamedTuple):
     """A test in a JUnit suite, which passes if `status` is "right" and fails if it is "wrong".
 
-    With any other status, such as "refused", the test counts as skipped.
+    If `status` is neither "right" nor "wrong", the test counts as skipped.
     """
 
     name: str

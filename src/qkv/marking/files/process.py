@@ -46,11 +46,11 @@ def check_file(
     gets no points, and `helped_by` names the function.
 
     The memory of the separate process is limited, and the process is ended if a task takes too
-    long. The limits protect against accidents, such as an endless loop. They do not protect against
-    malicious code: the process is not a sandbox, and the file has all rights of the user who runs
-    `check_file`. The file's output is not shown, and `input()` raises an EOFError. Syntax errors,
-    calls of `sys.exit` and missing functions are reported like other mistakes. If the file causes
-    an error in `check_file` itself, the verdict is `"not-marked"` with the reason.
+    long. The limits protect against accidents, such as an endless loop. The limits do not protect
+    against malicious code: the process is not a sandbox, and the file has all rights of the user
+    who runs `check_file`. The file's output is not shown, and `input()` raises an EOFError. Syntax
+    errors, calls of `sys.exit` and missing functions are reported like other mistakes. If the file
+    causes an error in `check_file` itself, the verdict is `"not-marked"` with the reason.
 
     Args:
         path: the file.

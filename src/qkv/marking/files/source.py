@@ -49,7 +49,8 @@ def _names(body: list[ast.stmt]) -> Iterator[str]:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield statement.name
             continue
-        another = ast.Lambda | ast.Name | ast.Attribute  # types of `f` in `softmax = f`
+        # In `softmax = f`, the right side must have one of these types.
+        another = ast.Lambda | ast.Name | ast.Attribute
         if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(
             statement.value, another
         ):

@@ -155,7 +155,7 @@ def _shared(model: Model | None, a: Trace, b: Trace, words: list[list[str]]) -> 
 
 
 def _last(similarity: Array) -> float:
-    """Return the similarity after the last layer; return infinity for NaN, so `min` avoids it."""
+    """Return the similarity after the last layer, or infinity if the similarity is NaN."""
     value = float(similarity[-1]) if len(similarity) else 0.0
     return math.inf if math.isnan(value) else value
 

@@ -181,8 +181,8 @@ def opening_of(model: Model, trace: Trace) -> Opening:
     For an encoder, the position is the first mask token. If the text has no mask token, the
     position is the last content word. For a decoder, the position is the last token, and the guess
     is the next word. The hidden word is a content word. If hiding a word changes the likeliest
-    guess, the function prefers this word. Among several such words, it chooses the word that, if
-    hidden, moves the most probability (half the sum of the absolute changes).
+    guess, the function prefers this word. If there are several such words, the function chooses the
+    word whose hiding moves the most probability (half the sum of the absolute changes).
     """
     special = list(trace.special)
     tokens = plain_tokens(trace.tokens, special)

@@ -54,8 +54,8 @@ class ChosenHead:
     Attributes:
         layer: the layer.
         head: the head.
-        link: the head's strongest link, if it has a link. If the head was chosen for its effect on
-            a gap, the link has the largest weight from the gap.
+        link: the head's strongest link; None if the head has no link. If the head was chosen for
+            its effect on a gap, the link has the largest weight from the gap.
         reason: a clause that says why this head is shown.
         stands_out: whether the head stands out from all others; None if the caller chose the head.
         headline: a sentence with further information about the head; may be empty.
@@ -99,9 +99,11 @@ def rank_heads(
 
 
 def other_heads(seen: Heads, links: list[Link], shown: ChosenHead, one_link: bool) -> list[Link]:
-    """Choose up to 5 links that stand out, in other heads and between different pairs of words.
+    """Choose up to 5 links that stand out, in heads other than `shown`.
 
-    If `one_link` is true, all `links` join the same two words; then choose up to 8 links.
+    Two chosen links never join the same two words, nor does a chosen link join the words of the
+    link of `shown`. If `one_link` is true, all `links` join the same two words; then choose up to 8
+    links.
     """
     pairs = {(shown.link.query, shown.link.key)} if shown.link else set()
     kept = []
@@ -270,10 +272,11 @@ def contrasting_head(
 ) -> ChosenHead:
     """Choose the head in which the attention of a word differs most between two texts.
 
-    The excess of a link is its weight minus the usual weight (see `rank_heads`), at least 0. A
-    head's difference is half the sum, over its links, of the absolute change of the excess from one
-    text to the other. If several heads have the largest difference, their weights are compared in
-    the same way. Ties go to the lowest layer, then the lowest head.
+    The excess of a link is its weight minus the usual weight (see `rank_heads`), at least 0. To
+    compare a head between the texts, the absolute changes of the excesses of all links are added,
+    and the sum is halved. The result is the head's difference. If several heads have the largest
+    difference, their weights are compared in the same way. Ties go to the lowest layer, then the
+    lowest head.
 
     The chosen head stands out if the excess of a link differs by at least 0.1 between the texts. No
     head of an untrained model stands out.

@@ -307,7 +307,7 @@ class Shift:
 
     All vectors are scaled to length 1, as in a cosine. The plane is fitted to the static vectors
     and to the vectors of the last stage; each set is centred on its own mean over all sentences
-    (see `fit_plane`). The other stages are centred in the same way and drawn in the same plane, so
+    (see `fit_plane`). All stages are centred in the same way and drawn in the same plane, so
     only the vectors move from stage to stage. `Stage.held` is the share of a stage's variance that
     the plane shows.
 

@@ -7,7 +7,7 @@
  */
 export function fixed(x, digits) {
   const size = Math.abs(x);
-  const middle = (size * 2 ** (digits + 1)) % 2 === 1; // exactly halfway between two results: toFixed would round up
+  const middle = (size * 2 ** (digits + 1)) % 2 === 1; // x is exactly halfway between two results, and toFixed would round up
   const even = (2 * Math.round((size * 10 ** digits) / 2)) / 10 ** digits;
   return `${x < 0 ? "−" : ""}${(middle ? even : size).toFixed(digits)}`;
 }

@@ -8,7 +8,7 @@
  * The result of a run. D is the size of a vector, V the size of the vocabulary, n the number of requested positions.
  * @typedef {object} Run
  * @property {string[]} tokens the T tokens
- * @property {Float32Array[][]} pattern  by layer and head: weights (T, T), query by query
+ * @property {Float32Array[][]} pattern  the weights (T, T) of each head of each layer, with one row for each query
  * @property {Float32Array[]} resid (T, D): hook_full_embed, then the output of each block
  * @property {Float32Array} logits (T, V), or (n, V) at the requested positions
  * @property {number[]} ids  (T)
@@ -43,7 +43,7 @@ function workerFor(url, text) {
   /** @type {Error | null} */
   let broken = null;
   const model = new Promise((resolve, reject) => waiting.set(0, { resolve, reject }));
-  model.catch(() => {}); // each question reports this error to its own caller
+  model.catch(() => {}); // callers receive this error as the answer to their questions
 
   worker.onmessage = ({ data: { ready, id = 0, error, done, value } }) => {
     const asker = waiting.get(id);
@@ -113,13 +113,13 @@ export function openDoor(compute, parts) {
   }
 
   globalThis.qkv = {
-    /** Resolves to the name, sizes and vocabulary of the model; in a page with two models, of the encoder. */
+    /** Resolves to the name, sizes and vocabulary of the model. If the page has two models, the data is the encoder's. */
     model: of(undefined, first).model,
-    /** The same data for each model of the page: `models.encoder` and `models.decoder` resolve to them. */
+    /** The same data for each model of the page: `models.encoder` and `models.decoder` each resolve to the model's data. */
     models: Object.create(null, Object.fromEntries(Object.entries(sides).map(([side, worker]) => [side, { get: () => worker().model }]))),
 
     /**
-     * Runs a text with edits (see edits.js). A new run goes before older runs.
+     * Runs a text with edits (see edits.js). The newest run is computed first.
      * @param {string} text
      * @param {Edit[]} edits
      * @param {{model?: string, at?: number[], layers?: number[], most?: number, signal?: AbortSignal}} options
@@ -138,7 +138,7 @@ export function openDoor(compute, parts) {
      *     signal?: AbortSignal, onpart?: (part: Chosen) => void}} options  `max`: the number of new tokens; `temperature`: with 0,
      *     each new token is the likeliest token, otherwise one of the `top_k` likeliest tokens is drawn; `seed`: the same seed
      *     draws the same tokens; `begun`: new tokens that exist already; `onpart` is called with each new token
-     * @param {Edit[]} edits  edits of the text; edits that name no token apply to new tokens too
+     * @param {Edit[]} edits  edits of the text; an edit without a token applies to new tokens too
      * @returns {Promise<Written>}
      */
     generate: async (text, { model, signal, onpart = () => {}, ...options } = {}, edits = []) =>

@@ -2,8 +2,8 @@
 // As in Python, a design describes how a family of models differs from others (parameters.js). A reader can change a
 // run with edits (edits.js). T is the number of tokens, D the size of a vector, H the number of heads, d the size of a
 // head, F the hidden size of the MLP, V the size of the vocabulary. A step of `forward` maps names in a trace to arrays.
-// The results are equal to the model's own except for rounding. While a text is generated (generate.js), only L of T
-// tokens are computed; `first` tokens come before them.
+// The results are equal to the model's own except for rounding. While a text is generated (generate.js), only the
+// last L of the T tokens are computed; `first` is the number of earlier tokens.
 
 import { changed, editsOf, hiddenBy, scaleOf, stageOf, without } from "./edits.js";
 import { ACTIVATIONS, add, capped, linear, normalized, rotated, scoresOf, softmax, weigh } from "./layers.js";

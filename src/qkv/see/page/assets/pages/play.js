@@ -1,4 +1,4 @@
-// The live page, with one model, or with two models of which one is open. The page shows one of its screens at a
+// The live page. It has one model, or two models, and shows one model at a time. The page shows one of its screens at a
 // time: the front screen or the findings, the story, the games, or the lab, which has all controls. store.js
 // describes the data that the screens receive.
 

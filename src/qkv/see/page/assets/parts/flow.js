@@ -77,9 +77,9 @@ function flowWriter(tokens, token) {
      * Adds a step whose rows are tokens.
      * @param {string} row  of steps.json
      * @param {ArrayLike<number>} data  row by row
-     * @param {Record<string, any>} values  for the row's placeholders
-     * @param {any} about  other fields of the step; `from`: the names of its source steps, if its numbers are not
-     *     computed here
+     * @param {Record<string, any>} values  the values that replace the row's placeholders
+     * @param {any} about  other fields of the step; `from`: the names of the source steps, if the step's numbers are
+     *     not computed here
      */
     write(row, data, values = {}, { from = null, ...about } = {}) {
       const { columns, op, ...made } = fill(ROWS[row], values);
@@ -95,7 +95,7 @@ function flowWriter(tokens, token) {
 }
 
 /**
- * The length of one of several vectors.
+ * The length (norm) of the vector with index `t`.
  * @param {ArrayLike<number>} data  one vector after another
  * @param {number} t  the index of the vector
  * @param {number} wide  the length of each vector
@@ -132,8 +132,8 @@ function transposed(weight, wide, first = 0, count_ = weight.length / wide) {
 }
 
 /**
- * The names of the parameters that the steps of a layer show. For a table of vectors, also the rows that the text
- * needs.
+ * The names of the parameters that the steps of a layer show. A table of vectors is listed together with the indices of
+ * the rows that the text needs.
  * @param {Run} run
  * @param {number} layer
  * @returns {[string[], Record<string, number[]>]}
@@ -222,7 +222,7 @@ function normFlow(one, of, name, data, part = "", note = PHRASES[name] ?? "") {
 }
 
 /**
- * The values of placeholders for a bias: its name, and the code that adds it.
+ * The values of the placeholders for a bias: the bias's name, and the code that adds the bias.
  * @param {string} bias
  */
 function biased(bias) {

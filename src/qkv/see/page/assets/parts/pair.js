@@ -26,7 +26,8 @@ const AWAY = "out of sight";
 const CELLS = 40; // up to this number of columns, the maps have cells; beyond it, the three maps are pictures side by side
 
 /**
- * A shared axis of both texts with its names: the token if it is the same in both, or else "one / other".
+ * A shared axis of two texts, with a name for each position: the token if both texts have the same token there, or else
+ * "first token / second token".
  * @param {string[]} one
  * @param {string[]} other
  * @returns {Axis}
@@ -100,8 +101,7 @@ function sideOf(ui, { heard, onpick }) {
 /**
  * The data of the part, all for the same head. Each list has an entry for the first text, then one for the second.
  * @typedef {object} Paired
- * @property {PlayState} state  the state of the page, which names the layer, the head and the visible part of the
- *     texts
+ * @property {PlayState} state  the page's state: the layer, the head, the visible part of the texts, and more
  * @property {Run[]} runs
  * @property {Edit[][]} edits  the edits of the runs
  * @property {string[]} names  of the texts
@@ -136,7 +136,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   let shown = ""; // the heads that the heat maps show
 
   /**
-   * Changes the view of both texts, then draws the heat maps once, with further options.
+   * Changes the view of both texts, then draws the heat maps once, with the options `next`.
    * @param {() => void} change
    * @param {Record<string, any>[]} next  the options of each map
    */

@@ -157,8 +157,8 @@ function carried(before, text, run) {
  * Converts an edit to the tokens of another text; null if the other text lacks a token of the edit.
  * @param {any} edit
  * @param {(position: number) => number | null} at
- * @param {boolean} alike  whether both texts have the same number of tokens; an edit that has numbers for all tokens
- *     needs this
+ * @param {boolean} alike  whether both texts have the same number of tokens; if not, an edit with numbers for all
+ *     tokens cannot be converted
  */
 export function moved(edit, at, alike) {
   const names = ["token", "query", "key"].filter((name) => edit[name] !== undefined);

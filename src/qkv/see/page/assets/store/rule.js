@@ -1,7 +1,8 @@
-// The rule for the first head that a page shows of a text, the same as in analysis/selection.py and
-// analysis/interventions.py. For a text with a gap, the rule chooses the head whose removal changes the guess most.
-// For other texts, the rule compares the strongest link of each head with two average weights of the head: at the same
-// distance, and on the same key. It chooses the head whose link exceeds both averages most.
+// The rule by which a page chooses the head to show first for a text. analysis/selection.py and
+// analysis/interventions.py apply the same rule. For a text with a gap, the rule chooses the head whose removal changes
+// the guess most. For other texts, the rule compares each head's strongest link with two averages: the head's mean
+// weight at the same distance, and its mean weight on the same key. The rule chooses the head whose link exceeds both
+// averages most.
 
 import { percent } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
@@ -11,9 +12,9 @@ import { maskOf } from "./positions.js";
 
 /** @typedef {import("../engine/door.js").Run} Run */
 
-const STANDS_OUT = 0.1; // a head stands out only if a weight or a probability differs by at least this
+const STANDS_OUT = 0.1; // a head stands out only if it changes a weight or a probability by at least this
 const OF_POSITIONS = 0.4; // a head attends to a position if its average weight on a distance or a word is at least this
-// the rule tries at most this many heads, in the last layers, and only if a text has at most this many tokens
+// the rule tries at most `MOST_HEADS` heads, in the last layers, and only if a text has at most `MOST_TOKENS` tokens
 const [MOST_HEADS, MOST_TOKENS] = [48, 512];
 
 /**
