@@ -167,25 +167,23 @@ def check_out(out: Any, shape: Shape, dtype: DType, inputs: Iterable[Any], *, ca
     `out` must be writable and must not share memory with `inputs`.
     """
     if not isinstance(out, np.ndarray):
-        raise TypeError(f"{call}: the argument out is {type(out).__name__}: give a NumPy array")
+        raise TypeError(f"{call}: `out` is {type(out).__name__}: give a NumPy array")
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(
-            f"{call}: the array out is {out.shape} {out.dtype} and the result is {shape} {dtype}: "
+            f"{call}: `out` is {out.shape} {out.dtype} and the result is {shape} {dtype}: "
             "give an array of the result's shape and type"
         )
     if not out.flags.writeable:
-        raise ValueError(f"{call}: the array out cannot be written to: give a writable array")
+        raise ValueError(f"{call}: `out` cannot be written to: give a writable array")
     if _overlaps_itself(out):
         raise ValueError(
-            f"{call}: several elements of the array out share memory: give an array without overlap"
+            f"{call}: several elements of `out` share memory: give an array without overlap"
         )
     for value in inputs:
         if value is None or isinstance(value, (str, int)):
             continue
         if _overlap(out, as_array(value, call=call, name="an input")):
-            raise ValueError(
-                f"{call}: the array out shares memory with an input: give another array"
-            )
+            raise ValueError(f"{call}: `out` shares memory with an input: give another array")
 
 
 def _overlap(array: Array, other: Array) -> bool:

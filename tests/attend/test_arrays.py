@@ -322,7 +322,7 @@ def test_out_must_be_writable() -> None:
 def test_out_must_not_share_memory_with_itself(strides: tuple[int, ...]) -> None:
     room = np.full(800, 7, np.float32)
     out = as_strided(room[400:], (2, 2, 5, 3), strides)
-    with pytest.raises(ValueError, match=r"^attention: several elements of the array out share"):
+    with pytest.raises(ValueError, match=r"^attention: several elements of `out` share"):
         qkv.attention(*qkv_arrays(), out=out)
     assert (room == 7).all()
 

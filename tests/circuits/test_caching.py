@@ -113,9 +113,9 @@ def test_a_call_goes_on_where_it_was(small, tmp_path, small_files, monkeypatch):
         ),
         (
             {"names": "pattern"},
-            "names has blocks.0.attn.hook_pattern, which does not have one row per t",
+            "`names` has blocks.0.attn.hook_pattern, which does not have one row per t",
         ),
-        ({"names": []}, "names is empty: name activations"),
+        ({"names": []}, "`names` is empty: give activations"),
         ({"texts": [*TEXTS, []]}, "text 7 has 0 ids"),
         ({"dtype": "int8"}, "dtype is int8: choose"),
         ({"folder": ""}, "the name of the folder is empty"),

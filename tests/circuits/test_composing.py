@@ -59,5 +59,5 @@ def test_what_does_not_compose(small):
         composition(small("gpt2"), "qk")
     with pytest.raises(ValueError, match=r"composition: .* reads one text and writes another"):
         composition(small("t5"), "q")
-    with pytest.raises(TypeError, match="composition: model is str"):
+    with pytest.raises(TypeError, match="composition: `model` is str"):
         composition("gpt2", "q")

@@ -41,5 +41,5 @@ def test_what_has_no_such_matrix(small):
         copying_scores(small("bert"))
     with pytest.raises(ValueError, match=r"copying_scores: .* has no LM head"):
         copying_scores(small("headless"))
-    with pytest.raises(TypeError, match="copying_scores: model is str"):
+    with pytest.raises(TypeError, match="copying_scores: `model` is str"):
         copying_scores("gpt2")

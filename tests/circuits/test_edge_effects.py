@@ -355,12 +355,17 @@ ABOUT = {"clean": CLEAN, "corrupted": CORRUPTED, "metric": LOGIT}
             edges,
             {"method": "fast"},
             ValueError,
-            "method is 'fast': choose among exact, eap, eap-ig",
+            "`method` is 'fast': choose among exact, eap, eap-ig",
         ),
-        (edges, {"method": None}, ValueError, "method is None: choose among"),
-        (edges, {"method": "eap", "metric": difference}, TypeError, "metric is a function, which"),
+        (edges, {"method": None}, ValueError, "`method` is None: choose among"),
+        (
+            edges,
+            {"method": "eap", "metric": difference},
+            TypeError,
+            "`metric` is a function, which",
+        ),
         (edges, {"metric": 3}, TypeError, r"`metric` is 3: give \(position, token\)"),
-        (edges, {"metric": lambda logits: logits}, ValueError, "metric returned an array"),
+        (edges, {"metric": lambda logits: logits}, ValueError, "`metric` returned an array"),
         (edges, {"corrupted": CLEAN[1:]}, ValueError, "`clean` has 6 tokens and `corrupted` has 5"),
         (edges, {"clean": [CLEAN, CLEAN]}, ValueError, "`clean` is a list of 2 texts: give one"),
         (
@@ -397,8 +402,8 @@ ABOUT = {"clean": CLEAN, "corrupted": CORRUPTED, "metric": LOGIT}
             ValueError,
             r"give either `threshold` \(the smallest",
         ),
-        (discover, {"threshold": -1}, ValueError, "threshold is -1: give a non-negative number"),
-        (discover, {"threshold": math.nan}, ValueError, "threshold is nan"),
+        (discover, {"threshold": -1}, ValueError, "`threshold` is -1: give a non-negative number"),
+        (discover, {"threshold": math.nan}, ValueError, "`threshold` is nan"),
         (discover, {"threshold": "x"}, TypeError, "threshold"),
         (discover, {"edges": 1.5}, TypeError, "edges"),
         (discover, {"edges": -1}, ValueError, "edges"),
@@ -435,7 +440,7 @@ def test_models_without_a_residual_stream_of_sums(small, call):
             call(small(kind), **ABOUT, **more)
     with pytest.raises(ValueError, match=f"^{call.__name__}: .* computes no logits for words"):
         call(small("headless"), **ABOUT, **more)
-    with pytest.raises(TypeError, match=f"^{call.__name__}: model is str: give a model"):
+    with pytest.raises(TypeError, match=f"^{call.__name__}: `model` is str: give a model"):
         call("gpt2", **ABOUT, **more)
 
 

@@ -66,11 +66,11 @@ def test_what_cannot_be_followed(small):
     trace, two = model.trace(IDS), model.trace([IDS, IDS[:3]])
     with pytest.raises(TypeError, match="rollout: `trace` is list"):
         rollout([trace])
-    with pytest.raises(ValueError, match="rollout: trace holds 2 texts"):
+    with pytest.raises(ValueError, match="rollout: `trace` holds 2 texts"):
         rollout(two)
     with pytest.raises(
         KeyError,
-        match=r"rollout: trace has no \('pattern', 0\): call trace\(\) without names=, or",
+        match=r"rollout: `trace` has no \('pattern', 0\): call trace\(\) without names=, or",
     ):
         rollout(model.trace(IDS, layers=[1]))
     odd = qkv.Trace({"blocks.0.attn.hook_pattern": np.ones((1, 1, 2, 3)) / 3})
@@ -80,9 +80,9 @@ def test_what_cannot_be_followed(small):
         value_weighted(trace, 2)
     with pytest.raises(TypeError, match="value_weighted: layer is '1': give a whole number"):
         value_weighted(trace, "1")
-    with pytest.raises(KeyError, match=r"value_weighted: trace has no \('v', 0\)"):
+    with pytest.raises(KeyError, match=r"value_weighted: `trace` has no \('v', 0\)"):
         value_weighted(model.trace(IDS, names="pattern"), 0)
-    with pytest.raises(TypeError, match="value_weighted: model is int"):
+    with pytest.raises(TypeError, match="value_weighted: `model` is int"):
         value_weighted(trace, 0, model=3)
-    with pytest.raises(ValueError, match="trace has 2 layers and random has 1"):
+    with pytest.raises(ValueError, match="`trace` has 2 layers and random has 1"):
         value_weighted(trace, 0, model=qkv.load("random"))

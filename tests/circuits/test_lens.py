@@ -74,12 +74,12 @@ def test_what_has_no_lens(small):
         logit_lens(small("t5"), trace)
     with pytest.raises(ValueError, match=r"logit_lens: .* reads images"):
         logit_lens(small("vit"), trace)
-    with pytest.raises(TypeError, match=r"logit_lens: model is str: give a model"):
+    with pytest.raises(TypeError, match=r"logit_lens: `model` is str: give a model"):
         logit_lens("gpt2", trace)
     with pytest.raises(TypeError, match=r"logit_lens: `trace` is dict: give a trace"):
         logit_lens(model, dict(trace))
     with pytest.raises(
-        ValueError, match=r"trace has 1 layers and .* has 2: trace the text with this"
+        ValueError, match=r"`trace` has 1 layers and .* has 2: trace the text with this"
     ):
         logit_lens(model, qkv.load("random").trace("the cat"))
     with pytest.raises(

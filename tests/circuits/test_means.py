@@ -280,7 +280,7 @@ def test_models_of_two_texts_and_of_images_are_refused(
 
 
 def test_a_name_in_place_of_a_model_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"head_scores: model is str: give a model"):
+    with pytest.raises(TypeError, match=r"head_scores: `model` is str: give a model"):
         head_scores("minilm", TEXTS)  # type: ignore[arg-type]
 
 
@@ -354,7 +354,7 @@ def test_however_texts_are_batched(small, monkeypatch):
 
 def test_models_that_cannot_be_compared(small, tmp_path):
     model = small("gpt2")
-    with pytest.raises(TypeError, match="diff: model is str"):
+    with pytest.raises(TypeError, match="diff: `model` is str"):
         diff(model, "gpt2", IDS)
     with pytest.raises(
         ValueError, match=r"diff: .* has 2 layers and .* 1: give models of the same"
@@ -366,7 +366,7 @@ def test_models_that_cannot_be_compared(small, tmp_path):
     wide = qkv.load(str(write_small(tmp_path / "wide", wide)), dtype="float64")
     with pytest.raises(ValueError, match=r"has 30 words and .* 31"):
         diff(model, wide, IDS)
-    with pytest.raises(ValueError, match="diff: texts hold no token: give a text"):
+    with pytest.raises(ValueError, match="diff: the texts hold no token: give a text"):
         diff(model, model, [])
     other = moved(model)
     other.max_seq_length = 4

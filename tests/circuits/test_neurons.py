@@ -123,7 +123,7 @@ def test_what_cannot_be_scanned(small):
         yield ""
 
     for of, error, words in (
-        ("post", ValueError, "`of` is 'post', which names 2 activations: give one layer, as"),
+        ("post", ValueError, "`of` is 'post', which means 2 activations: give one layer, as"),
         (
             ("pattern", 0),
             ValueError,
@@ -141,9 +141,9 @@ def test_what_cannot_be_scanned(small):
             scan(model, texts(), of=of)
     with pytest.raises(ValueError, match="scan: top is 0"):
         scan(model, texts(), of=("post", 0), top=0)
-    with pytest.raises(TypeError, match="scan: model is str"):
+    with pytest.raises(TypeError, match="scan: `model` is str"):
         scan("gpt2", texts(), of=("post", 0))
-    with pytest.raises(ValueError, match="scan: texts hold no token: give a text"):
+    with pytest.raises(ValueError, match="scan: the texts hold no token: give a text"):
         scan(model, [], of=("post", 0))
     with pytest.raises(ValueError, match=r"scan: .* reads images"):
         scan(small("vit"), texts(), of=("post", 0))

@@ -186,7 +186,7 @@ def test_to_first_order(small, kind, at):
         ({"metric": "cat"}, TypeError, r"`metric` is 'cat': give \(position, token\)"),
         ({"metric": (0, 1, 2, 3)}, TypeError, r"`metric` is \(0, 1, 2, 3\): give \(pos"),
         ({"corrupted": CLEAN, "normalize": True}, ValueError, "cannot be normalized: omit no"),
-        ({"model": "gpt2"}, TypeError, "model is str"),
+        ({"model": "gpt2"}, TypeError, "`model` is str"),
     ],
 )
 def test_what_cannot_be_patched(small, call, given, error, words):
@@ -204,12 +204,14 @@ def test_models_and_metrics_that_do_not_do(small):
         return patch(model, CLEAN, CORRUPTED, at="z", metric=metric)
 
     with pytest.raises(
-        ValueError, match=r"metric returned an array \(30,\) for logits \(1, 6, 30\): re"
+        ValueError, match=r"`metric` returned an array \(30,\) for logits \(1, 6, 30\): re"
     ):
         with_metric(lambda logits: logits[0, -1])
-    with pytest.raises(TypeError, match=r"patch: metric returned None: return one number"):
+    with pytest.raises(TypeError, match=r"patch: `metric` returned None: return one number"):
         with_metric(lambda logits: None)
-    with pytest.raises(TypeError, match=r"attribution_patch: metric is a function, .* call patch"):
+    with pytest.raises(
+        TypeError, match=r"attribution_patch: `metric` is a function, .* call patch"
+    ):
         attribution_patch(model, CLEAN, CORRUPTED, at="z", metric=difference)
     with pytest.raises(ValueError, match="the layers of parallel have no activation 'resid_mid'"):
         patch(small("parallel"), CLEAN, CORRUPTED, at="resid_mid", metric=LOGIT)

@@ -417,9 +417,9 @@ def test_training_on_a_model_is_the_same_each_time_and_counts_its_tokens(small):
     assert one.parameters["W_enc"].dtype == np.float64
     heads = SAE.train(model, texts, **{**options, "at": ("z", 1), "tokens": 10})
     assert heads.dim == 12
-    with pytest.warns(UserWarning, match=r"texts ended after 520 of 2,500 tokens, before the le"):
+    with pytest.warns(UserWarning, match=r"`texts` ended after 520 of 2,500 tokens, before the le"):
         SAE.train(model, iter(texts), **options)
-    with pytest.raises(ValueError, match=r"SAE.train: texts hold no token: give a text"):
+    with pytest.raises(ValueError, match=r"SAE.train: the texts hold no token: give a text"):
         SAE.train(model, [], **options)
 
 
@@ -483,7 +483,7 @@ def test_measures_on_texts(small):
         (
             lambda: made("topk").encode(np.ones((2, 5))),
             ValueError,
-            r"SAE.encode: x has shape \(2, 5\) but <SAE: topk, 20 features of 12> takes",
+            r"SAE.encode: `x` has shape \(2, 5\) but <SAE: topk, 20 features of 12> takes",
         ),
         (lambda: made("topk").encode([1, 2]), TypeError, "SAE.encode: x is int64: give floats"),
         (
@@ -503,10 +503,10 @@ def test_what_does_not_fit(call, error, words):
 def test_models_and_sites_that_do_not_do(small):
     model = small("gpt2")
     options = {"features": 8, "k": 2, "tokens": 10}
-    with pytest.raises(TypeError, match=r"SAE.train: model is str"):
+    with pytest.raises(TypeError, match=r"SAE.train: `model` is str"):
         SAE.train("gpt2", IDS, at=SITE, **options)
     with pytest.raises(
-        ValueError, match=r"SAE.train: `at` is 'resid_post', which names 2 activations"
+        ValueError, match=r"SAE.train: `at` is 'resid_post', which means 2 activations"
     ):
         SAE.train(model, IDS, at="resid_post", **options)
     with pytest.raises(
@@ -523,5 +523,5 @@ def test_models_and_sites_that_do_not_do(small):
         r"example sae.at",
     ):
         made("topk").evaluate(model, IDS)
-    with pytest.raises(ValueError, match=r"x has shape \(1, 6, 3, 4\) but <SAE.* of 20"):
+    with pytest.raises(ValueError, match=r"`x` has shape \(1, 6, 3, 4\) but <SAE.* of 20"):
         model.trace(IDS[0], edit={("z", 0): SAE(np.ones((20, 4)), np.ones((4, 20)))})

@@ -257,7 +257,7 @@ def test_what_cannot_be_asked_for_is_refused_before_a_text_is_read(bert: qkv.Mod
         scan_heads(bert, texts(), top_k=0)
     with pytest.raises(TypeError, match=r"scan_heads: top_k is 1\.5"):
         scan_heads(bert, texts(), top_k=1.5)  # type: ignore[arg-type]  # what is tested
-    with pytest.raises(TypeError, match=r"scan_heads: model is str: give a model"):
+    with pytest.raises(TypeError, match=r"scan_heads: `model` is str: give a model"):
         scan_heads("minilm", texts())  # type: ignore[arg-type]  # what is tested
 
 

@@ -434,7 +434,7 @@ def test_out_that_cannot_be_used() -> None:
     frozen = np.zeros((2, 5, 4), np.float32)
     frozen.setflags(write=False)
     for out, error, message in [
-        ([1], TypeError, "out is list"),
+        ([1], TypeError, "`out` is list"),
         (
             np.zeros((2, 5, 3), np.float32),
             ValueError,

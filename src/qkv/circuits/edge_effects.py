@@ -208,7 +208,7 @@ def discover(
         )
     least = 0.0 if threshold is None else real_number(threshold, call=call, name="threshold")
     if not least >= 0:
-        raise ValueError(f"{call}: threshold is {shown(threshold)}: give a non-negative number")
+        raise ValueError(f"{call}: `threshold` is {shown(threshold)}: give a non-negative number")
     wiring = Wiring(_checked(model, metric, method, call).layers)
     most = sum(one.senders for one in wiring.receivers.values())
     if edges is not None and whole_number(edges, call=call, name="edges", least=0) > most:
@@ -219,8 +219,8 @@ def discover(
     stream = Stream(pair_of(model, (clean, corrupted), "resid_pre", metric, call))
     if stream.base == stream.low:
         raise ValueError(
-            f"{call}: metric is {stream.base:.6g} in the clean and in the corrupted run, so there "
-            "is no difference to explain: choose another metric or other texts"
+            f"{call}: `metric` is {stream.base:.6g} in the clean and in the corrupted run, so "
+            "there is no difference to explain: choose another metric or other texts"
         )
     whole = _graph(stream, metric, method)
     kept = [edge for edge in whole.edges[:edges] if abs(edge.score) >= least]
@@ -237,11 +237,11 @@ def discover(
 def _checked(model: Any, metric: Any, method: Any, call: str) -> Model:
     """Return the model, or raise an error if the method cannot use this metric or this model."""
     if not isinstance(method, str) or method not in _METHODS:
-        raise ValueError(f"{call}: method is {shown(method)}: choose among {', '.join(_METHODS)}")
+        raise ValueError(f"{call}: `method` is {shown(method)}: choose among {', '.join(_METHODS)}")
     if method != "exact" and callable(metric):
         raise TypeError(
-            f"{call}: metric is a function, which has no gradient here: give (position, token) or "
-            '(position, token, other token), or use method="exact"'
+            f"{call}: `metric` is a function, which has no gradient here: give (position, token) "
+            'or (position, token, other token), or use method="exact"'
         )
     return check_residual(check_words(model, call), call)
 

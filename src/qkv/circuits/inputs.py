@@ -48,7 +48,7 @@ def check_model(model: Any, call: str) -> Model:
     """Return the model; raise an error unless the model is a text encoder or decoder."""
     if not isinstance(model, Model):
         kind = type(model).__name__
-        raise TypeError(f"{call}: model is {kind}: give a model from qkv.load(name)")
+        raise TypeError(f"{call}: `model` is {kind}: give a model from qkv.load(name)")
     others = {Seq2SeqModel: "reads one text and writes another", VisionModel: "reads images"}
     for other, does in others.items():
         if isinstance(model, other):
@@ -80,10 +80,12 @@ def check_trace(trace: Any, call: str, model: Model | None = None, *, many: bool
         kind = type(trace).__name__
         raise TypeError(f"{call}: `trace` is {kind}: give a trace from model.trace(text)")
     if len(trace) > 1 and not many:
-        raise ValueError(f"{call}: trace holds {len(trace)} texts: give one, for example trace[0]")
+        raise ValueError(
+            f"{call}: `trace` holds {len(trace)} texts: give one, for example trace[0]"
+        )
     if model is not None and trace.num_layers != model.num_layers:
         raise ValueError(
-            f"{call}: trace has {trace.num_layers} layers and {model.name} has "
+            f"{call}: `trace` has {trace.num_layers} layers and {model.name} has "
             f"{model.num_layers}: trace the text with this model"
         )
     return trace
@@ -117,8 +119,8 @@ def kept(trace: Trace, call: str, *names: Any) -> Array:
             return np.asarray(trace[name])
     short = names[0] if isinstance(names[0], str) else names[0][0]
     raise KeyError(
-        f"{call}: trace has no {shown(names[0])}: call trace() without names=, or add {short!r} to "
-        "names="
+        f"{call}: `trace` has no {shown(names[0])}: call trace() without names=, or add {short!r} "
+        "to names="
     )
 
 
@@ -369,7 +371,7 @@ def sites(model: Model, names: Any, call: str, argument: str) -> list[str]:
             )
     if not full:
         raise ValueError(
-            f"{call}: `{argument}` is empty: name activations, for example ('resid_post', 0)"
+            f"{call}: `{argument}` is empty: give activations, for example ('resid_post', 0)"
         )
     return full
 
@@ -379,7 +381,7 @@ def one_site(model: Model, name: Any, call: str, argument: str) -> str:
     full = sites(model, [name], call, argument)
     if len(full) > 1:
         raise ValueError(
-            f"{call}: `{argument}` is {shown(name)}, which names {len(full)} "
+            f"{call}: `{argument}` is {shown(name)}, which means {len(full)} "
             f'activations: give one layer, as ("{name}", 0)'
         )
     return full[0]
@@ -413,7 +415,7 @@ def rows_of(model: Model, texts: Any, name: str, call: str, *, may_be_empty: boo
             empty = False
             yield batch, rows.reshape(len(rows), -1)
     if empty:
-        raise ValueError(f"{call}: texts hold no token: give a text with tokens")
+        raise ValueError(f"{call}: the texts hold no token: give a text with tokens")
 
 
 def recorded(model: Model, ids: Sequence[Array], names: Sequence[str]) -> dict[str, Array]:

@@ -365,7 +365,7 @@ def diff(model_a: Model, model_b: Model, texts: inputs.Texts) -> dict[str, Resul
         for name, values in measured:
             sums[name] = sums.get(name, 0.0) + values.sum(0, dtype=np.float64)
     if not count:
-        raise ValueError("diff: texts hold no token: give a text with tokens")
+        raise ValueError("diff: the texts hold no token: give a text with tokens")
     axes = {"heads": ("layer", "head")}
     return {
         name: Result(total / count, axes.get(name, ("layer",)), of="cosine", title=name)

@@ -64,8 +64,8 @@ def attribution_patch(
     """
     if callable(metric):
         raise TypeError(
-            "attribution_patch: metric is a function, which has no gradient here: give (position, "
-            "token) or (position, token, other token), or call patch"
+            "attribution_patch: `metric` is a function, which has no gradient here: give "
+            "(position, token) or (position, token, other token), or call patch"
         )
     model = check_words(model, "attribution_patch")
     _check_site(at, (*POSITIONS, *HEADS), "attribution_patch")
@@ -135,12 +135,12 @@ class Pair:
         number = np.asarray(self.metric(logits))
         if number.shape:
             raise ValueError(
-                f"{self.call}: metric returned an array {number.shape} for logits {logits.shape}: "
-                "return one number"
+                f"{self.call}: `metric` returned an array {number.shape} for logits "
+                f"{logits.shape}: return one number"
             )
         if number.dtype.kind not in "fiub":
             value = shown(number.item())
-            raise TypeError(f"{self.call}: metric returned {value}: return one number")
+            raise TypeError(f"{self.call}: `metric` returned {value}: return one number")
         return float(number)
 
 

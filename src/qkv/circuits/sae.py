@@ -194,7 +194,7 @@ class SAE:
         arrays, seen = trained(rows, features, k, tokens, seed)
         if seen < tokens:
             warnings.warn(
-                f"{call}: texts ended after {seen:,} of {tokens:,} tokens, before the learning "
+                f"{call}: `texts` ended after {seen:,} of {tokens:,} tokens, before the learning "
                 "rate had fallen to 0: give a list, which is read again, or reduce tokens=",
                 stacklevel=2,
             )
@@ -394,8 +394,8 @@ class SAE:
         if array.ndim > 1 and array.shape[-2] * array.shape[-1] == self.dim:
             return array.reshape(*array.shape[:-2], self.dim)
         raise ValueError(
-            f"SAE.{call}: x has shape {array.shape} but {self!r} takes vectors of size {self.dim}: "
-            f"give (..., {self.dim})"
+            f"SAE.{call}: `x` has shape {array.shape} but {self!r} takes vectors of size "
+            f"{self.dim}: give (..., {self.dim})"
         )
 
     def _float(self, x: ArrayLike, call: str, name: str) -> Array:

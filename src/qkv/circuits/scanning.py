@@ -302,7 +302,7 @@ def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: in
             best.add(units, largest[cells], numbers[which], positions[cells], kept)
             best.keep(batch)
     if best is None:
-        raise ValueError("scan: texts hold no token: give a text with tokens")
+        raise ValueError("scan: the texts hold no token: give a text with tokens")
     unit = "neuron" if sae is None else "feature"
     return Scan(name, unit, count, above / count, total / count, best, best.spelled(model))
 
