@@ -189,7 +189,7 @@ def hooks_edges(
         return found
 
     def rest(x: Any, first: int) -> np.ndarray:
-        """Run the blocks from number `first` on, and return the metric."""
+        """Run the block with index `first` and all later blocks, and return the metric."""
         for block in blocks[first:]:
             x = block(x)
             x = x[0] if isinstance(x, tuple) else x

@@ -19,7 +19,9 @@ from qkv.measure import (
     time_in_words,
 )
 
-PAUSE = 0.05  # seconds; after a call, onnxruntime's threads spin for 35 ms, and torch's for 7 ms
+# Seconds to wait between calls. After a call, onnxruntime's threads spin for 35 ms, and torch's
+# threads spin for 7 ms.
+PAUSE = 0.05
 LOOSE = {"float32": 1e-4, "bfloat16": 5e-2}  # the maximum error of a peer
 
 
@@ -161,7 +163,7 @@ def beside(query, key, value, most: int = 256, **options) -> Callable[[Callable]
 
 
 def ours(query, key, value) -> float:
-    """Return the largest error that qkv promises."""
+    """Return the maximum error that qkv guarantees."""
     return allowed_error(query, key, value)
 
 

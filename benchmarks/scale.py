@@ -89,7 +89,7 @@ def written(folder: Path) -> np.ndarray:
 
 
 def attention(client: Any, length: int) -> Row:
-    """Compare causal attention over many blocks on one thread and on two workers of one thread."""
+    """Compare causal attention on one thread with two workers, each with one thread."""
     import dask.array as da
 
     from qkv import scale
@@ -180,7 +180,7 @@ def named(key: Any, run: str) -> Any:
 
 
 def renamed(graph: dict[Any, Any], run: str) -> dict[Any, Any]:
-    """Return a copy of a graph whose tasks are renamed for one run."""
+    """Copy a graph, and rename the tasks of the copy for one run."""
     names = {key: named(key, run) for key in graph}
     return {names[key]: task.substitute(names, key=names[key]) for key, task in graph.items()}
 

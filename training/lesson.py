@@ -12,12 +12,12 @@ probability must be 2% or more, and exceed the second guess's probability by at 
 rule first searches sentences whose first guess has a probability of 5% or more, and then all other
 sentences.
 
-- *second*, a sentence for the card about masking a word: the next qualifying sentence from another
-  family and with another word, if no other card uses this sentence.
+- *second*, a sentence for the card about masking a word: the next qualifying sentence whose family
+  and word differ from the lesson's sentence. No other card may use *second*.
 - *neighbour*: the head with the largest mean weight on the previous or the next token, over the
   pool. In the lesson's sentence, the query is the word that looks at the filler's word in this
-  head. The rule also chooses a replacement word, a filler of another family. If the replacement
-  word replaces the filler's word, the weight may change by at most 0.08.
+  head. The rule also chooses a replacement word from a filler of a different family. If this word
+  replaces the filler's word, the weight may change by at most 0.08.
 - *other*: in the lesson's sentence, the head in which the missing word gives another content word
   the largest weight, which must be 0.4 or more. This head is not the head of *neighbour*. If
   possible, this head is in the layer of the lesson's head.
@@ -55,9 +55,13 @@ Edit = dict[str, Any]
 Head = tuple[int, int]
 
 SURE, LEAST = 0.05, 0.02  # the preferred and the lowest allowed probability of a first guess
-LARGE, LARGE_TOO, APART = 0.5, 0.4, 0.1  # two minimum weights; the minimum lead over other weights
+# LARGE and LARGE_TOO are minimum weights. A query's largest weight must exceed the query's other
+# weights by APART.
+LARGE, LARGE_TOO, APART = 0.5, 0.4, 0.1
 AHEAD = 0.0005  # how much more probable the first guess must be than the second
-STAYS, ALIKE = 0.08, 0.01  # how much a weight may differ: after a swap, between two heads
+# STAYS is the maximum change of a weight after a swap. ALIKE is the maximum difference between the
+# weights of two heads.
+STAYS, ALIKE = 0.08, 0.01
 MORE_WEIGHT, MORE_MOVED = 1.2, 1.3
 
 
@@ -154,7 +158,7 @@ class Sentence:
         return word if counts and word != self.guesses([])[0][0] else None
 
     def moved(self, edits: Sequence[Edit]) -> float:
-        """Return the probability that edits move: half the sum of all absolute differences."""
+        """Return how much probability the edits move: half the sum of all absolute differences."""
         return float(abs(self.run(edits)[1] - self.run([])[1]).sum() / 2)
 
     def hidden(self, word: str) -> list[Edit]:
@@ -294,7 +298,7 @@ def _large(sentences: Sequence[Sentence]) -> Iterator[tuple[float, Sentence, Hea
 def _neighbour(
     sentences: Sequence[Sentence], sentence: Sentence, word: str, fillers: Sequence[str]
 ) -> tuple[Head, int, int, int, str] | None:
-    """Return the head that looks at neighbours, and the two queries of its card."""
+    """Return the head that looks at neighbours, and the two queries for the card on this head."""
     means = {by: np.mean([_aside(one, by) for one in sentences], axis=0) for by in (-1, 1)}
     by = max(means, key=lambda which: means[which].max())
     layer, number = np.unravel_index(int(means[by].argmax()), means[by].shape)

@@ -43,7 +43,7 @@ _TWICE = 20  # the number of words that occur twice in each text
 _SENTENCE = 8, 16  # the minimum and maximum number of words in a repeated sentence
 
 _PARTS = re.compile(r"[^.!?]+[.!?]+")
-_CONTINUES = re.compile(r"[a-zA-Z0-9\u00c3-]|'[a-z]")  # \u00c3 begins the bytes of "é"
+_CONTINUES = re.compile(r"[a-zA-Z0-9\u00c3-]|'[a-z]")  # \u00c3 is the first byte of "é"
 _ENDS = re.compile(r"[.!?][\"')]*(?:\s|$)")
 
 
@@ -71,9 +71,9 @@ class Surprise(NamedTuple):
 def surprise(model: qkv.Model, text: str, known: Container[str]) -> Surprise:
     """Return the surprise of a decoder at the known words of a text.
 
-    The model reads the text in windows of T tokens, its number of positions. Each window begins
-    half a window after the previous window, and only the tokens in its second half count. So each
-    token has at least T/2 tokens of context, except at the beginning of the text. A Kneser-Ney
+    The model has T positions, and reads the text in windows of T tokens. Each window begins half a
+    window after the previous window. In each window, only the second half of the tokens counts. So
+    each token has at least T/2 tokens of context, except at the beginning of the text. A Kneser-Ney
     model of five words always has four words of context, also across sentences.
 
     A word is a token of `training.counting` that begins with a letter and is known. Its probability

@@ -178,7 +178,7 @@ def vectors(
 
 
 def masked_words(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> Any:
-    """Count the masked words of which a model names every subword.
+    """Count the masked words that a model predicts correctly, with every subword.
 
     In each sentence, 15% of the words are masked, but at least one word. The choice of words
     depends only on the seed, not on the vocabulary. The result is None for a model without a head.
@@ -187,7 +187,7 @@ def masked_words(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> A
 
 
 def masked_tokens(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> Any:
-    """Count the masked tokens that a model names.
+    """Count the masked tokens that a model predicts correctly.
 
     In each sentence, 15% of the tokens are masked, but at least one token. The result is None for a
     model without a head.
@@ -198,7 +198,7 @@ def masked_tokens(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> 
 def _masked(
     model: qkv.Model, sentences: Sequence[str], seed: int, joins: Callable[[str], bool], name: str
 ) -> Any:
-    """Count the masked units that a model names; a unit is one token, or a whole word."""
+    """Count the masked units (tokens or whole words) that a model predicts correctly."""
     tokenizer = model.tokenizer
     assert tokenizer is not None
     rng = np.random.default_rng(seed)
@@ -225,11 +225,11 @@ def _masked(
 
 
 def heads(model: qkv.Model, sentences: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the mean weight that the tokens give to certain tokens, for each head.
+    """Return each head's mean weight on certain tokens, averaged over all queries.
 
-    Each result is named after the tokens that the weight is on: the previous or the next token, all
-    tokens equal to the looking token (including the looking token itself), or the first or the last
-    token ([CLS] and [SEP] in a BERT). `uniform` is the entropy of the head's weights, divided by
+    Each result is named after these tokens: the previous or the next token, all tokens equal to the
+    query's token (including this token itself), or the first or the last token ([CLS] and [SEP] in
+    a BERT). `uniform` is the entropy of the head's weights, divided by
     its maximum.
     """
     sums = np.zeros((len(HEAD_SCORES), model.num_layers, model.num_heads))

@@ -165,7 +165,7 @@ def _count_stream(source: Source, check: bool) -> Count:
 
 
 class _Seen:
-    """A stream that reads another, and computes a checksum and the positions of line ends."""
+    """A stream that reads from `stream`, and finds a checksum and the positions of line ends."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self._last = stream, b"\n"

@@ -25,7 +25,7 @@ from qkv.scale.sources import Bad, Part, Source, described, digest_of, find_sour
 from qkv.scale.workers import Named, all_of, current_client, each, loaded, named, workers_of
 
 MOST_ROWS, MOST_BYTES = 8192, 2**24  # A part has at most this many rows, and this many bytes.
-PARTS = 16  # The minimum number of parts per worker; with more parts, no worker idles for long.
+PARTS = 16  # The minimum number of parts per worker. Many small parts keep all workers busy.
 SAMPLE = 64  # The number of rows per part that `estimate` encodes.
 _SAVE = 1.0  # Seconds between two updates of the manifest.
 _WINDOW = 2048  # The number of rows in one call of `Model.encode`.

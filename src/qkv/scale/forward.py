@@ -32,9 +32,9 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
     """Compute `qkv.attention` on dask arrays with any chunks along batch, heads, queries and keys.
 
     Each task computes one block of queries with one block of keys. Results over different keys are
-    joined pairwise, as in `qkv.merge_attention`. Pairs of blocks that causality, window or lengths
-    mask completely get no task. Nothing is computed until `compute` is called on a result. Each
-    task uses one thread.
+    joined pairwise, as in `qkv.merge_attention`. If the causal mask, the window or the lengths
+    mask all cells of a pair of blocks, the pair has no task. Nothing is computed until `compute` is
+    called on a result. Each task uses one thread.
 
     Args:
         query: `(..., Hq, L, d)`, a dask array or anything that `qkv.attention` takes.

@@ -291,7 +291,7 @@ def current_client(client: Any) -> Any:
     """Return `client`; if `client` is None, return the current client, if any."""
     if client is not None:
         return client
-    if "distributed" not in sys.modules:  # if it is not imported, no client exists
+    if "distributed" not in sys.modules:  # without this module, no client exists
         return None
     try:
         return need("distributed", "scale").default_client()

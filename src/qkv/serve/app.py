@@ -30,8 +30,8 @@ from qkv.visible import visible
 
 _ROUTERS = [route.router for route in (home, embeddings, completions, trace, rerank, about)]
 
-# `/metrics` reports the attributes of the worker that `_WATCHED` names, and the attributes of
-# `worker.counts` that `_COUNTED` names.
+# `/metrics` reports some attributes of the worker: `_WATCHED` lists attributes of `worker`, and
+# `_COUNTED` lists attributes of `worker.counts`.
 _WATCHED = {
     "waiting": "Requests without an answer so far.",
     "streams": "Completions that have not ended.",

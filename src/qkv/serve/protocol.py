@@ -39,9 +39,9 @@ class _Requests(HttpToolsProtocol):
     A whole request (headers and body) must arrive within `half_sent` seconds. If the server has an
     answer to send and the client reads nothing for `unread` seconds, the server closes the
     connection. A client that closes its sending side after a request still gets the answer. At
-    first, the server cannot tell such a client from a client that has closed the whole connection.
-    To detect a closed connection, the server sends interim `100 Continue` responses while it
-    computes the answer; clients ignore these responses.
+    first, the server does not know whether such a client has closed the whole connection. To find
+    out, the server sends interim `100 Continue` responses while it computes the answer; clients
+    ignore these responses.
 
     A client may send several requests at once; the server answers them in order. The server reports
     an invalid or incomplete request only after all earlier requests are answered. The server
@@ -84,7 +84,7 @@ class _Requests(HttpToolsProtocol):
             data = self._parse(data)
         is_arriving = self._late is not None and not self.transport.is_closing()
         if is_arriving and self._head > self.limits.head:
-            message = f"the headers of the request exceed {self.limits.head} bytes: shorten them"
+            message = f"the request line and headers exceed {self.limits.head} bytes: shorten them"
             self._refuse(Refused(431, message, code="head_too_large"))
 
     def _parse(self, data: bytes) -> bytes:
@@ -220,7 +220,7 @@ class _Requests(HttpToolsProtocol):
 
     def _too_late(self) -> None:
         self._late = None
-        if self._answering:  # the late request must wait for this answer anyway
+        if self._answering:  # the late request must wait until the earlier answer is finished
             self._begin()
         elif self._begun:
             message = f"the request had not arrived after {self.limits.half_sent:g} s"

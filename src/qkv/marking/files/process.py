@@ -57,10 +57,10 @@ def check_file(
         task: the name of a task, or of the function that a task expects. None selects all tasks
             whose functions are in the file.
         seed: the random seed for the inputs, as for `check`.
-        seconds: the time limit for reading the file and for each task. None uses each task's own
-            limit, which is 10 seconds for most tasks. A notebook cell may take six times the
-            longest limit of the notebook's tasks, because some lessons train a model. While other
-            programs keep the processors busy, all limits are extended.
+        seconds: the time limit for reading the file and for each task. If it is None, each task
+            keeps its default limit, which is 10 seconds for most tasks. A notebook cell may take
+            six times the longest limit of the notebook's tasks, because some lessons train a model.
+            While other programs keep the processors busy, all limits are extended.
         megabytes: the memory limit, in addition to the memory of the libraries. Windows has no
             limit.
         waiting: a function to call several times per second during the run.

@@ -252,8 +252,8 @@ def heads_from(
     others = None if keys is None else _axis(keys, width, call, name, "keys")
     if others is None and size != width:
         raise ValueError(
-            f"{call}: {name} has {size} queries and {width} keys: if the keys are other tokens, "
-            "call head_view(cross_attention=, encoder_tokens=, decoder_tokens=)"
+            f"{call}: {name} has {size} queries and {width} keys: if keys and queries are "
+            "different tokens, call head_view(cross_attention=, encoder_tokens=, decoder_tokens=)"
         )
     return Heads(queries, list(range(len(arrays))), arrays, other_keys=others)
 

@@ -157,7 +157,7 @@ COUNT = 5  # the number of words to show
 
 @dataclass(frozen=True)
 class Opening:
-    """A position in a text, with a model's guesses at it before and after one word is hidden.
+    """A position in a text, and a model's guesses there before and after a word is hidden.
 
     Attributes:
         position: the position of the token.

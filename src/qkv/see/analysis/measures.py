@@ -27,7 +27,8 @@ def measures_of(heads: Heads) -> dict[str, Array | None]:
     """Compute each measure for all heads, `(layers, heads)`; unknown measures are None.
 
     If only the largest weights of a text were kept, the only known measures are the weight on the
-    first token and the weight on separators. Both need only the summed weight on each key.
+    first token and the weight on separators. To compute these two measures, the summed weight on
+    each key is sufficient.
     """
     size, own = len(heads.queries.tokens), heads.other_keys is None
     separators = [key for key, special in enumerate(heads.keys.special) if special and key]

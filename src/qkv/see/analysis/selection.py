@@ -82,8 +82,8 @@ def rank_heads(
     A link joins two different content words, or the requested positions. The usual weight is the
     larger of two numbers: twice the head's average weight for words at the same distance, and the
     head's average weight on the same key from other words. Links that are not above the usual
-    weight are sorted by weight. A link comes after all others if one of its two averages is 0.4 or
-    more. Ties go to the lowest layer, then the lowest head.
+    weight are sorted by weight. If one of a link's two averages is 0.4 or more, the link is sorted
+    last. Ties go to the lowest layer, then the lowest head.
     """
     links = []
     for layer in seen.layers if layers is None else layers:

@@ -357,7 +357,7 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def _scores(heads: Heads) -> dict[Score, Measure]:
-    """Choose the measures that this text allows; induction, for example, needs a repeated token."""
+    """Choose the measures to compute for this text; induction, e.g., needs a repeated token."""
     measured: dict[Score, Measure] = {}
     if len(heads.queries.tokens) > 1:
         measured[PREVIOUS] = lambda layer: measures.on_offset(layer, -1)

@@ -195,7 +195,7 @@ def fit_plane(
     )
     if before.shape != after.shape:
         raise ValueError(
-            f"{call}: original is {before.shape} and contextual {after.shape}: "
+            f"{call}: original is {before.shape} and contextual is {after.shape}: "
             "both must hold the same number of vectors of the same size"
         )
     if unit:

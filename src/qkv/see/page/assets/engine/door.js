@@ -22,8 +22,9 @@
  */
 
 /**
- * A new token. `likeliest`: the likeliest tokens at this position, with their probabilities. `looked`: by layer and
- * head, the weights of the token before the new token, one for each token so far. `text`: the new text so far.
+ * A new token. `likeliest`: the likeliest tokens at this position, with their probabilities. `looked`: for each layer
+ * and head, the weights of the query before the new token, one weight for each earlier token. `text`: the new text so
+ * far.
  * @typedef {{id: number, token: string, text: string, probability: number, likeliest: [number, number][], looked: Float32Array[][]}} Chosen
  *
  * All new tokens (including a token that ends a text), their text, and the probability of each token without

@@ -1,5 +1,5 @@
 // The forward pass of an encoder or a decoder, in order from top to bottom: tokens, vectors, attention, MLP, logits.
-// As in Python, a design describes how a family of models differs from others (parameters.js). A reader can change a
+// As in Python, a design lists the options of a family of models (parameters.js). A reader can change a
 // run with edits (edits.js). T is the number of tokens, D the size of a vector, H the number of heads, d the size of a
 // head, F the hidden size of the MLP, V the size of the vocabulary. A step of `forward` maps names in a trace to arrays.
 // The results are equal to the model's own except for rounding. While a text is generated (generate.js), only the
@@ -48,7 +48,8 @@ function looked(table, E, rows) {
 }
 
 /**
- * The input of the first layer: the sum of the vectors of the tokens, of the first segment and of the positions.
+ * The input of the first layer: the sum of three vectors for each token: its token vector, the vector of the first
+ * segment, and its position vector.
  * @param {Model} model
  * @param {number[]} ids  (L)
  * @returns {Step}
@@ -175,12 +176,12 @@ function mlp(model, l, x, L) {
 }
 
 /**
- * The rest of layer l on x (L, D), after its heads have computed z (L, H * d). The result of each part is added to
- * the part's input.
+ * Computes layer l from its input x (L, D) and from the outputs z (L, H * d) of its heads. The result of each part is
+ * added to the part's input.
  * @param {Model} model
  * @param {number} l
  * @param {Float64Array} x
- * @param {Step} heads  `z`, the outputs of the heads; if a norm comes before the heads, also `ln1.normalized`, their
+ * @param {Step} heads  `z`: the outputs of the heads; `ln1.normalized`: the input of the heads, if a norm computes this
  *     input
  * @param {number} L
  * @param {Edit[]} edits
@@ -218,9 +219,9 @@ export function handedOn(step) {
 }
 
 /**
- * The forward pass: the embeddings, then every layer. It pauses before each layer, so that other work can go first.
- * Results in `memory` are not computed again: the key of a layer's part consists of the part's input and of the edits
- * that change it.
+ * The forward pass: the embeddings, then every layer. The forward pass pauses before each layer, so that the worker can
+ * do more urgent work. Results in `memory` are not computed again. Their key consists of the input of a layer's part,
+ * and of the edits that change this part.
  * @param {Model} model
  * @param {Memory} memory
  * @param {number[]} ids  (T)

@@ -34,7 +34,7 @@ const WAYS = { findings: "Findings", front: "Start", story: "How it works", game
 const SIDES = { encoder: "Guess a word", decoder: "Write a text" };
 
 /**
- * The page of one model, or of two models of which one is open. Each keeps its state while the other is open.
+ * The page of one model or of two models. With two models, one model is open, and the closed model keeps its state.
  * @param {any} box
  * @param {any} data
  * @param {Ui} ui
@@ -82,7 +82,7 @@ function play(box, data, ui) {
 
   /**
    * The text that the decoder continues: the text that the reader wrote for the encoder, up to the first gap. Null if
-   * that text is the first text of the page, or if the decoder has received it before.
+   * the reader has not changed the page's first text, or if the decoder has already received the reader's text.
    */
   function opening() {
     const text = open.text();
@@ -148,7 +148,7 @@ function pageOf(box, room, data, ui) {
     ways.update(view);
     whole.hidden = state.only === null;
     whole.href = store.address(state.only === null ? {} : { only: null, view: "lab" }); // the lab shows all regions
-    if (view !== "lab") parts.cards.update(now); // a lesson that ends restores the state from before the lesson
+    if (view !== "lab") parts.cards.update(now); // when a lesson ends, the state from before the lesson returns
     return screen.update(now);
   }
   const close = () => {

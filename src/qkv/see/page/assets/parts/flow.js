@@ -46,7 +46,7 @@ const { rows: ROWS, phrases: PHRASES } = STEPS;
 const TRACED = { N: "ln1.normalized", N1: "ln1.normalized", N2: "ln2.normalized", Y: "normalized_resid_post" };
 
 /**
- * Replaces the placeholders of a row, or of a part of a row, by values: the same as `fill` of steps/step.py.
+ * Replaces the placeholders of a row, or of a part of a row, by values, as the function `fill` of steps/step.py does.
  * @param {any} text
  * @param {Record<string, any>} values
  * @returns {any}
@@ -121,7 +121,8 @@ function columnsOfHead(array, T, heads, head) {
 }
 
 /**
- * A linear layer's weight (out, in), transposed to (in, out) as in formulas, or only some of its columns.
+ * Transposes a linear layer's weight (out, in) to (in, out), as in formulas. If `first` and `count_` are given, the
+ * result has only these columns.
  * @param {Float32Array} weight
  * @param {number} wide
  */
@@ -213,7 +214,7 @@ function normFlow(one, of, name, data, part = "", note = PHRASES[name] ?? "") {
     one.write("traced norm", data, { name, key: `"${TRACED[name]}", ${one.layer}`, note }, { from: [of] });
     return name;
   }
-  const mark = one.arrays.has("gain") ? `_${name}` : ""; // a second norm has other parameters
+  const mark = one.arrays.has("gain") ? `_${name}` : ""; // each norm has its own parameters
   const [gain, shift] = [`gain${mark}`, `shift${mark}`];
   one.arrays.set(gain, numbersOf(one.known[`${part}.weight`], [one.D]));
   one.arrays.set(shift, numbersOf(one.known[`${part}.bias`], [one.D]));
@@ -245,7 +246,7 @@ function attentionFlow(one) {
     made[letter] = columnsOfHead(block[letter.toLowerCase()], T, letter === "Q" ? heads : heads / shared, of);
     projectionFlow(one, letter, of, letter === "Q" ? 1 : shared, made[letter]);
     const hook = letter.toLowerCase();
-    const turned = block[`rot_${hook}`]; // exists if queries and keys are normed or rotated before their product
+    const turned = block[`rot_${hook}`]; // undefined unless queries and keys are normed or rotated before their product
     if (!turned) continue;
     made[letter] = columnsOfHead(turned, T, turned.length / T / d, of);
     const values = { what: PHRASES[letter], letter, hook, layer, of, side: letter === "Q" ? "queries" : "keys" };

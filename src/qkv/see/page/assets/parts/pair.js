@@ -286,7 +286,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * The cell that is described at rest: the largest weight of a text's row in view.
+   * The cell that is described while no cell is pointed at: the largest weight of a text's row in view.
    * @param {number} k
    */
   function homeOf(k) {
@@ -296,7 +296,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * The weights that the page has for a row of a long text.
+   * The weights of a row that the page contains; for a long text, these are only the largest weights.
    * @param {number} k
    * @param {number} i
    * @returns {[number, number][]}  a position on the shared axis, and the weight

@@ -93,7 +93,7 @@ function isPiece(token, text, at) {
  * A state whose positions fit the tokens of this run, and whose heads exist in the model.
  * @param {PlayState} state
  * @param {Run} run  of its text
- * @param {{text: string, run: Run} | null} before  the text to which the positions of the state belong, if it is another text
+ * @param {{text: string, run: Run} | null} before  the text of the state's positions; null if it is the text of `run`
  * @param {any} model
  */
 export function placed(state, run, before, model) {

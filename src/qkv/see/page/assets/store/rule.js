@@ -12,7 +12,8 @@ import { maskOf } from "./positions.js";
 
 /** @typedef {import("../engine/door.js").Run} Run */
 
-const STANDS_OUT = 0.1; // a head stands out only if it changes a weight or a probability by at least this
+// a head stands out only if its weight exceeds the usual weight by this, or if its removal moves this much probability
+const STANDS_OUT = 0.1;
 const OF_POSITIONS = 0.4; // a head attends to a position if its average weight on a distance or a word is at least this
 // the rule tries at most `MOST_HEADS` heads, in the last layers, and only if a text has at most `MOST_TOKENS` tokens
 const [MOST_HEADS, MOST_TOKENS] = [48, 512];
@@ -46,7 +47,8 @@ export async function headByRule(engine, text, run, model, data, signal) {
 // ---- texts with a gap
 
 /**
- * The head whose removal moves the most probability at a position to other words; null if numbers are not finite.
+ * Finds the head whose removal changes the guess at a position most, that is, moves the most probability to other
+ * words; null if numbers are not finite.
  * @param {Door} engine
  * @param {string} text
  * @param {number} position
@@ -198,8 +200,8 @@ function bareName(token) {
 }
 
 /**
- * Whether each word is a content word, and a number for each word, the same for equal words. If a text has fewer than
- * two content words, all words count as content words.
+ * Whether each word is a content word, and a number for each word. Equal words have the same number. If a text has
+ * fewer than two content words, all words count as content words.
  * @param {WordSpan[]} spans
  * @param {{words: string[], pieces: string[]}} little  function words, and their parts around an apostrophe
  */
