@@ -1,4 +1,4 @@
-"""The cost of the formula's arguments, compared with a plain call."""
+"""Measure how much time each optional argument of `qkv.attention` adds to a plain call."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from qkv.measure import operations, random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Yield one row that times every argument at 2,048 tokens."""
+    """Yield one row: the time of a call with each argument, for 2,048 tokens."""
     yield row((1, 12, 2048 // shrink, 64))
 
 

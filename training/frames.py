@@ -102,10 +102,10 @@ def _blocks(
 class Repeats:
     """Tests whether a word is the same as another word, a form of that word, or similar to it.
 
-    WordNet defines the forms of a word. Two words are similar in three cases. A word of at least
-    three letters is the beginning of the other word. A word of at least four letters is the end of
-    the other word. Or both words begin with the same four or more letters, and the longer word has
-    at most three further letters.
+    WordNet defines the forms of a word. Two words are similar in three cases. The longer word
+    begins with the shorter word, which has at least three letters. The longer word ends with the
+    shorter word, which has at least four letters. Or both words begin with the same four or more
+    letters, and the longer word has at most three further letters.
     """
 
     wordnet: WordNet

@@ -11,8 +11,8 @@ in both directions:
 - *subject*: a preposition and the nearest pronoun before it that is a subject (he, they);
 - *verb of a preposition*: a preposition and the nearest form of a verb before it, in -ed or -ing;
 - *auxiliary*: a determiner and the nearest auxiliary verb after it (is, will);
-- *noun of an adjective*: the noun of an article and the word before it, if this word can be an
-  adjective;
+- *noun of an adjective*: the noun that belongs to an article, and the word before this noun; the
+  word can be an adjective;
 - *noun of a possessive*: a possessive pronoun (his, their) and its noun, with at most two words
   between them;
 - *subject of a possessive*: a possessive pronoun and the nearest pronoun before it that is a
@@ -136,7 +136,7 @@ def is_form(word: str, wordnet: WordNet) -> bool:
 
 
 def verb_of(words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet) -> int | None:
-    """Return the verb of the auxiliary verb at a position, or None without an auxiliary verb.
+    """Return the position of the verb that follows the auxiliary verb at `at`, or None.
 
     Args:
         words: the words and punctuation marks of a sentence, in lower case.

@@ -1,4 +1,4 @@
-"""Update the outputs that README.md shows: a part of `python -m training.numbers`."""
+"""Update the outputs of commands in README.md; `python -m training.numbers` calls this module."""
 
 from __future__ import annotations
 

@@ -613,7 +613,7 @@ def test_a_tokenizer_with_more_ids_than_the_table_has_rows(folder):
     folder.write()
     words = [f"w{number}" for number in range(12)]
     folder.text("tokenizer.json", tokenizer_json([*WORDS, *words]))
-    with pytest.raises(ModelError, match="ids up to 30 and its token table has 30 rows"):
+    with pytest.raises(ModelError, match="ids up to 30, but the token table has only 30 rows"):
         load(folder.path)
 
 

@@ -298,7 +298,7 @@ def test_an_array_becomes_a_record(small: qkv.Model) -> None:
         ({"ablate": [(9, 0)]}, "play: ablate names layer 9, but the model has "),
         (
             {"edit": {("z", 0): np.copy}},
-            r"play: edit has a function for blocks\.0\.attn\.hook_z, wh",
+            r"play: edit has a function for blocks\.0\.attn\.hook_z, but",
         ),
         ({"edit": [{"op": "hide", "token": 77}]}, r"play: edit\[0\] \(hide\) has token 77"),
     ],

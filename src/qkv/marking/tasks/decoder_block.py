@@ -87,9 +87,9 @@ _SUBSETS = [numbers for size in (1, 2, 3) for numbers in combinations(range(3), 
 
 
 def _some(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
-    """For each subset of the three parts, return a step with `other` in place of pre-norm there.
+    """Return one step for each subset of the three parts.
 
-    In the parts outside the subset, the step uses pre-norm.
+    The step uses `other` in the parts of the subset, and pre-norm in the other parts.
     """
     return [some_parts(numbers, other) for numbers in _SUBSETS]
 

@@ -259,7 +259,7 @@ def compute(case: Run, steps: Steps) -> Array:
     kept = Kept(np.zeros((0, w_k.shape[1])), np.zeros((0, w_v.shape[1])))
     outs: list[Array] = []
     before = 0
-    words = case.arrays["x"][:0]  # words of earlier calls
+    words = case.arrays["x"][:0]  # the words that earlier calls read
     for x in case.pieces():
         if case.later is not None and outs:
             w_q, w_k, w_v = (case.later[name] for name in _WEIGHTS)
@@ -314,7 +314,7 @@ RIGHT: Steps = {
 
 
 def _both(way: Callable[[Kept, Array, Array], Sequence[Array]]) -> Steps:
-    """Return steps that join cached and new rows by `way`, for attention and for the new cache."""
+    """Return steps that call `way` to join cached and new rows, for attention and for the cache."""
     return {"reads": way, "keeps": way}
 
 
@@ -392,7 +392,7 @@ PLACING = _TEXTS.mistakes(
 )
 KNOWN = (*CACHING, *MASKING, *core("x,w_q,w_k,w_v"), *OF_CAUSAL, EXCHANGED)
 
-# the test inputs, and the function that marks
+# the test inputs, and the function that marks an answer
 
 
 def _drawn(seed: int, parts: tuple[int, ...], sizes: tuple[int, int, int]) -> Run:

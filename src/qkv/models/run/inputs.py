@@ -193,8 +193,8 @@ def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: st
     """
     if len(tokenizer) > rows:
         raise ModelError(
-            f"load: the tokenizer of {name} has ids up to {len(tokenizer) - 1} and its token table "
-            f"has {rows} rows: take both from one model"
+            f"load: the tokenizer of {name} has ids up to {len(tokenizer) - 1}, but the token "
+            f"table has only {rows} rows: take the tokenizer and the table from one model"
         )
     added = tokenizer.tokenize("")
     around = len(added)
@@ -210,8 +210,8 @@ def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: st
         )
     if limit is not None and limit <= around:
         raise ModelError(
-            f"load: {name} takes texts of up to {limit} tokens, and its tokenizer adds {around} to "
-            "each: no room is left for words"
+            f"load: {name} reads at most {limit} tokens of a text, and its tokenizer adds {around} "
+            "tokens to each text: no room is left for words"
         )
 
 
@@ -312,8 +312,8 @@ class TextReader:
     ) -> tuple[bool, list[str], list[Tokenized]]:
         """Separate strings from ids: return `(single, strings, tokens)`.
 
-        If `texts` holds strings, `tokens` is empty. If it holds ids, `strings` is empty. `single`
-        is True for one text. In error messages, the number of text i is `first + i`.
+        If `texts` holds strings, `tokens` is empty. If `texts` holds ids, `strings` is empty.
+        `single` is True for one text. In error messages, the number of text i is `first + i`.
         """
         if self.has_images:
             self.refuse_images(texts, call)

@@ -205,7 +205,7 @@ def _bars(axes: Axes, panel: panels.Bars, tone: Tone) -> None:
 
 
 def _graph(axes: Axes, panel: panels.Graph, tone: Tone) -> None:
-    """Draw nodes in rows, and edges that are wider for larger numbers, the widest in front."""
+    """Draw nodes in rows, and edges; a larger number gives a wider edge, nearer to the front."""
     from matplotlib.patches import FancyBboxPatch, PathPatch
     from matplotlib.path import Path
 
@@ -342,7 +342,7 @@ def _image(axes: Axes, panel: panels.Image, tone: Tone) -> None:
 
 
 def _passages(axes: Axes, panel: panels.Passages, tone: Tone) -> None:
-    """Draw words in lines; a larger share darkens a word's background. Frame the marked word."""
+    """Draw words in lines, with darker backgrounds for larger shares. Frame the marked word."""
     label, lines = _wrapped(panel)
     y = 0.0  # in points, like all positions in this function
     if panel.explained:

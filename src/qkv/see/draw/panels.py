@@ -272,7 +272,7 @@ class Arrows(Panel):
     def labels(self) -> list[tuple[Array, str, bool]]:
         """List the labels as `(point, words, flag)`; the flag is true for points in `after`.
 
-        The labels of the set with the larger spread come first, whether it is `before` or `after`.
+        Of `before` and `after`, the set whose points are further apart comes first.
         Points with the same position and name share one label.
         """
         ends = [(self.before, self.alone or self.names, False), (self.after, self.names, True)]
@@ -605,9 +605,9 @@ def placed(labels: Sequence[Label], points: Array, area: Box, unit: float = 1.0)
     """Place labels near their points; yield `(box, line end)`, or None if a label does not fit.
 
     The method is greedy: each label takes the nearest position that overlaps no earlier label.
-    Close to its point, a label also avoids covering any of `points`. A label far from its point is
-    joined to the point by a line, which meets the box at `line end`. If there
-    is no line, `line end` is None.
+    A position close to the label's point must also cover none of `points`. If a label is far from
+    its point, a line joins the label to the point, and meets the box at `line end`. Without a line,
+    `line end` is None.
 
     Args:
         labels: the point, the width and the height of each label.

@@ -548,7 +548,7 @@ def _image(panel: panels.Image, tone: Tone) -> Drawing:
 
 
 def _passages(panel: panels.Passages, tone: Tone) -> Drawing:
-    """Draw words in lines; a larger share darkens a word's background. Frame the marked word."""
+    """Draw words in lines, with darker backgrounds for larger shares. Frame the marked word."""
     front = max([word_width(passage.label) for passage in panel.passages], default=0) + 8
     elements = [text(0, 10, panel.explained, tone.dim, size=10)] if panel.explained else []
     y = 18.0 if panel.explained else 0.0

@@ -47,7 +47,7 @@ class AttentionMarking(Marking):
         self.test(Group(test, self.cases[test], known, **options))
 
     def at_last(self) -> Finding | None:
-        """Report changed inputs, overwritten outputs, or wrong weights that a function returns."""
+        """Report a function that changes inputs, overwrites outputs, or returns wrong weights."""
         return super().at_last() or findings.second_output(self.runs)
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
@@ -175,7 +175,7 @@ class AttentionMarking(Marking):
             self.ask("both masks together", masks.BOTH, may_refuse=True)
 
     def takes_batches(self) -> bool:
-        """Test a batch of two texts, and tell whether the function takes batches."""
+        """Test a batch of two texts, and return whether the function accepts batches."""
         refused = self.refused_batch()
         if refused is not None:
             if self.needs_batches:

@@ -102,7 +102,7 @@ HEADS = (
 IN_TURN = _TEXTS.mistake(
     "heads-interleaved", {"split": _in_turn, "join": _rejoin_in_turn}, {"split": _in_turn}
 )
-# mistakes of functions with several heads that are visible even if a call has only one head
+# mistakes of multi-head functions; a call with only one head also reveals them
 ONE_HEAD = _TEXTS.mistakes(
     {
         "heads-beside-words": [

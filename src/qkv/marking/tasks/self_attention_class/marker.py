@@ -84,7 +84,7 @@ def _of_layer(name: str, run: Outcome, more: Mapping[str, Any] | None = None) ->
 
 
 def _ways(layers: Layers, cases: list[Call]) -> dict[bool, list[Call]]:
-    """Add the weights to all cases for each order of axes; omit orders that do not fit."""
+    """For each order of axes, add the weights to all cases; omit orders with unreadable weights."""
     ways = {}
     for flipped in (False, True):
         weighed = [layers.weighed(case, flipped) for case in cases]
@@ -230,7 +230,7 @@ def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) ->
 
 
 def _try_masks(m: Marking, layers: Layers, cases: list[Call], flipped: bool) -> None:
-    """Test a mask and a causal mask, and record the masks that the layer does not take.
+    """Test a mask and a causal mask, and record the masks that the layer rejects.
 
     Args:
         m: the marking, in which `steps` explains the outputs without masks.

@@ -169,7 +169,7 @@ export function rotated(x, d, L, first, { dims, interleaved, scale, speeds, long
 }
 
 /**
- * The columns of one head in an array whose rows have the columns of all heads side by side.
+ * The columns of one head. In each row of the array, the columns of all heads are side by side.
  * @typedef {{array: Float64Array, wide: number, first: number}} Columns  `wide` is the length of a row; `first` is the head's first column
  */
 

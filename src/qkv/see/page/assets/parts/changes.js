@@ -1,5 +1,5 @@
-// The list of the reader's changes, each of which can be undone; and controls that change the whole model: which
-// tokens each token sees, and the temperature of attention.
+// The list of the reader's changes; the reader can undo each change. Below the list are controls for the whole model:
+// which tokens each token sees, and the temperature of attention.
 
 import { choice } from "../base/controls.js";
 import { el, fill, word } from "../base/elements.js";

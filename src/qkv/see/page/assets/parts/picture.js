@@ -8,8 +8,10 @@ import { el, svg } from "../base/elements.js";
 /** @typedef {Pick<DOMRect, "left" | "top" | "width" | "height">} Box */
 /** @typedef {Map<HTMLCanvasElement, SVGElement>} Canvases  the contents of each canvas as SVG */
 
-const [MARGIN, PIXELS] = [16, 128]; // the margin of a picture; the most pixels on a side of a canvas whose pixels are written as squares
-const [UNFOLDED, SHARP] = [4e6, 2]; // the most pixels of a heat map that is not cut to its window; the PNG pixels for each CSS pixel
+// the margin of a picture; a canvas with at most this many pixels on each side is written as one square per pixel
+const [MARGIN, PIXELS] = [16, 128];
+// a heat map with more pixels than this is cut to its window; the number of PNG pixels for each CSS pixel
+const [UNFOLDED, SHARP] = [4e6, 2];
 const SVG_STYLE = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linecap",
   "opacity", "font-family", "font-size", "font-weight", "font-style", "text-anchor", "dominant-baseline", "paint-order"];
 let ids = 0; // the number of ids in use

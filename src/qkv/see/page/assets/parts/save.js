@@ -75,8 +75,8 @@ export function matricesIn(node) {
  * A menu that saves a part. `about` is called each time and describes the part.
  * @param {Ui} ui
  * @param {HTMLElement} around  the element that the picture shows: the part, or an element that contains the part
- * @param {() => About | null} about `name`: the name of the part in file names; `text`: the text of the page;
- * `caption`: the text below the picture; null if there is nothing to save
+ * @param {() => About | null} about returns null if nothing can be saved; otherwise `name`: the name of the
+ * part in file names; `text`: the text of the page; `caption`: the text below the picture
  */
 export function saveMenu(ui, around, about) {
   const done = el("span", { class: "note" });

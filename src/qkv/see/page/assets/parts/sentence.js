@@ -27,8 +27,8 @@ import "./sentence.css";
 
 /**
  * @typedef {{token: number, tokens: [number, number], word: string, guessed: boolean, chosen: boolean, kinds: string[],
- *            pieces: string[], said: string}} Chip  a word; `tokens`: its first token, and its last token + 1;
- *            `guessed`: whether the word is missing
+ *            pieces: string[], said: string}} Chip  a word; `tokens`: the range of the word's tokens, from
+ *            the first token to the last token + 1; `guessed`: whether the word is missing
  * @typedef {{text: string, hide?: number[], ablate?: [number, number][], change: string, why: string}} Story  STORY of page/play.py
  */
 
@@ -134,7 +134,8 @@ export function unreadOf(text, { tokens, offsets, cut }, model) {
 // ---- chips
 
 /**
- * The chips of the text's words, one of which can be chosen; tokens that the tokenizer added are around them.
+ * A row of chips, one for each word of the text; the reader can choose one word. The row begins and ends with the
+ * tokens that the tokenizer added.
  * @param {Ui} ui
  * @param {Store} store
  */

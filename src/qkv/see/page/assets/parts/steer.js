@@ -17,7 +17,7 @@ import "./steer.css";
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 
-// the digits of each number of a vector; the largest strength, its step, the usual strength
+// the number of digits of each number in a vector; the largest strength, the step between strengths, the usual strength
 const [DIGITS, STRONGEST, STEP, USUAL] = [4, 10, 0.25, 2];
 const LONG = 30_000; // some programs cut off addresses that are longer
 

@@ -133,7 +133,7 @@ export function playStore(data, heard) {
 
   /**
    * Changes the state. If `patch` has a new text but no edits or positions, edits are kept as far as possible. If
-   * `patch` has a new text with edits or positions, these belong to the new text.
+   * `patch` has a new text with edits or positions, these edits and positions belong to the new text.
    * @param {Partial<PlayState>} patch
    * @param {{undo?: boolean}} options  whether a change of the text or the edits can be undone
    */
