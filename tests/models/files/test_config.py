@@ -40,7 +40,7 @@ def test_a_config_that_is_no_json_object(folder, content):
 @pytest.mark.parametrize("model_type", ["mamba", "BERT", "bert2", 3, ["bert"], {}])
 def test_an_unknown_family_is_named_with_those_there_are(folder, model_type):
     folder.config["model_type"] = model_type
-    refused(folder, "config.json", repr(model_type), "qkv knows albert, ")
+    refused(folder, "config.json", repr(model_type), "qkv supports albert, ")
 
 
 def test_no_family(folder):

@@ -31,11 +31,11 @@ def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign,
     """
     model_type = values.get("model_type")
     if model_type is None:
-        raise ModelError(f"{source}: model_type is missing: qkv knows {', '.join(FAMILIES)}")
+        raise ModelError(f"{source}: model_type is missing: qkv supports {', '.join(FAMILIES)}")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(
             f"{source}: model_type is {model_type!r:.80}, an unknown family: "
-            f"qkv knows {', '.join(FAMILIES)}"
+            f"qkv supports {', '.join(FAMILIES)}"
         )
     family = FAMILIES[model_type]
     config = family.config(values, str(source))

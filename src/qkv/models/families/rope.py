@@ -105,7 +105,7 @@ def read_rotaries(config: Config, size: int, kinds: Mapping[str, OlderKeys]) -> 
         if kind not in kinds:
             raise ModelError(
                 f"{config.source}: rope_parameters has {kind!r:.80}, which qkv does not support: "
-                f"qkv knows {', '.join(kinds)}"
+                f"qkv supports {', '.join(kinds)}"
             )
     new = Config(tables, f"{config.source}: rope_parameters")
     rotaries = {}

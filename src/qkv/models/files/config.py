@@ -303,7 +303,7 @@ class Config:
         """Raise an error if `fine` is false; `text` names the key and the unsupported value."""
         if not fine:
             raise ModelError(
-                f"{self.source}: {text}, which qkv does not support: qkv knows {', '.join(known)}"
+                f"{self.source}: {text}, which qkv does not support: it supports {', '.join(known)}"
             )
 
     def _get(self, key: str, default: Any = None) -> tuple[str, Any]:

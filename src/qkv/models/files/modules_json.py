@@ -184,7 +184,7 @@ def _check_order(path: Path, modules: tuple[Module, ...]) -> None:
     fine = whole or kinds[:2] == ["Transformer", "Pooling"]
     if not fine or set(kinds[first:]) - {*STEPS}:
         raise ModelError(
-            f"{path}: its modules are {', '.join(kinds)}: qkv knows Transformer and Pooling, or "
+            f"{path}: its modules are {', '.join(kinds)}: qkv supports Transformer and Pooling, or "
             f"StaticEmbedding, and then any of {', '.join(STEPS)}"
         )
 

@@ -75,7 +75,7 @@ class Fused:
 
 
 def fused(name: str, *parts: str, shares: tuple[int, ...] = ()) -> dict[str, Fused]:
-    """Return a dict from each name in `parts` to its `Fused` in the shared tensor `name`.
+    """Return a dict from each name in `parts` to its `Fused`: its columns in the tensor `name`.
 
     >>> fused("wi", "gate_proj", "up_proj")["up_proj"]
     Fused(name='wi', index=1, count=2, groups=1, shares=())

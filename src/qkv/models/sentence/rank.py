@@ -356,7 +356,7 @@ def activation_of(
     function = known[0] if known else _SIGMOID if classes == 1 else _IDENTITY
     if function not in ACTIVATIONS:
         raise ValueError(
-            f"{call}: the activation after the logits of {name} is {function:.80}: qkv knows "
+            f"{call}: the activation after the logits of {name} is {function:.80}: qkv supports "
             f"{', '.join(ACTIVATIONS)}"
         )
     return ACTIVATIONS[function]
