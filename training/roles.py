@@ -178,7 +178,7 @@ def in_card(rows: Sequence[dict[str, Any]]) -> str:
 
     >>> own = {"next": 0.5, "hidden noun to article": 0.75}
     >>> print(in_card([{"layer": 0, "head": 1, "roles": own}]))
-    By the rule of `training/roles.py` 1 of 1 heads have a role: a mean weight of 0.4 or more on
+    By the rule of `training/roles.py`, 1 of 1 heads have a role: a mean weight of 0.4 or more on
     certain tokens or words. The count includes at most three heads that only look at [CLS] or
     [SEP]. In roles such as *hidden verb to object*, [MASK] replaces the word whose weights are
     measured (here the verb); 0 of the heads have only roles of this kind.
@@ -197,7 +197,7 @@ def in_card(rows: Sequence[dict[str, Any]]) -> str:
 
 
 _CARD = """\
-By the rule of `training/roles.py` {} of {} heads have a role: a mean weight of 0.4 or more on
+By the rule of `training/roles.py`, {} of {} heads have a role: a mean weight of 0.4 or more on
 certain tokens or words. The count includes at most three heads that only look at [CLS] or
 [SEP]. In roles such as *hidden verb to object*, [MASK] replaces the word whose weights are
 measured (here the verb); {} of the heads have only roles of this kind.

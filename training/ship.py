@@ -52,38 +52,39 @@ their dictionary definitions; for search or ranking, use a larger model.
 ## Training
 
 Trained with `qkv.learn` alone, on WordNet 3.0 from Debian's `wordnet-base`: {steps:,} steps,
-{tokens:,} tokens, {minutes:.0f} minutes{in_runs}. The model learned to name masked words in texts
-of the form "word, synonyms: definition. examples"{alone}. {together}. {in_sight}After {begin:.0%}
-of the {run}, it also learned senses, from words in example sentences and from words before their
-own definitions (with half of the definition masked). This objective pulls the vector of a word
-towards the mean vector of the definition of its sense, and away from other definitions, such as
-those of its other senses. The log frequency of each sense is added to the logits of the senses.
-After {late:.0%} of the run, {late_prior:g} times the log frequency is added, which favours senses
-without an example sentence. `make dictionary` repeats the training. On another processor, the
-numbers are close to these but not equal, because the processor rounds differently.
+{tokens:,} tokens, {minutes:.0f} minutes{in_runs}. The model learned to predict masked words in
+texts of the form "word, synonyms: definition. examples"{alone}. {together}. {in_sight}After
+{begin:.0%} of the {run}, it also learned senses, from words in example sentences and from words
+before their own definitions (with half of the definition masked). This objective pulls the vector
+of a word towards the mean vector of the definition of its sense, and away from other definitions,
+such as those of its other senses. The log frequency of each sense is added to the logits of the
+senses. After {late:.0%} of the run, {late_prior:g} times the log frequency is added, which favours
+senses without an example sentence. `make dictionary` repeats the training. On another processor,
+the numbers are close to these but not equal, because the processor rounds differently.
 
 Recipe: {recipe}{then}
 
 ## What it knows
 
-Measured on example sentences of WordNet that neither the tokenizer nor the training has seen: the
-sentences with `int(sha256(sentence).hexdigest(), 16) % 12 == 0`. {choices} *Sense*: the share of
-{uses:,} uses of words in which the vector of the word is nearer to the right definition than to the
-definitions of the word's other senses. *AUC*: the probability that two uses of a word in the same
-sense are nearer to each other than two uses in different senses ({pairs} pairs, {same} of them in
-the same sense). The vectors of the token table do not depend on the context.
+The numbers below are measured on example sentences of WordNet that neither the tokenizer nor the
+training has seen: the sentences with `int(sha256(sentence).hexdigest(), 16) % 12 == 0`. {choices}
+*Sense*: the share of {uses:,} uses of words in which the vector of the word is nearer to the right
+definition than to the definitions of the word's other senses. *AUC*: the probability that two uses
+of a word in the same sense are nearer to each other than two uses in different senses ({pairs}
+pairs, {same} of them in the same sense). The vectors of the token table do not depend on the
+context.
 
 | vectors | sense | AUC |
 | --- | --- | --- |
 {figures}
 
-If 15% of the tokens in each sentence are masked (at least one), the model names {tokens_named} of
-these tokens. If 15% of the words are masked, it names {words_named} of these words. A word counts
-only if all its subwords are right. In {examples} of these sentences (5 to 16 words each),
-one content word is masked, which occurs nowhere else in the sentence. The share of these sentences
-for which the first guess is another content word of the sentence is {another}. The first guess is
-right in {right}. Of {everyday} everyday words {pieces} are split or unknown{which}. Brackets
-contain 95% intervals.
+When 15% of the tokens in each sentence are masked (and at least one token), the model correctly
+predicts {tokens_named} of these tokens. When 15% of the words are masked, it correctly predicts
+{words_named} of these words. A word counts only if all its subwords are right. In {examples} of
+these sentences (5 to 16 words each), one content word is masked, which occurs nowhere else in the
+sentence. The share of first guesses that repeat a visible content word of the sentence is
+{another}. The first guess is right in {right}. Of {everyday} everyday words {pieces} are split or
+unknown{which}. Brackets contain 95% intervals.
 
 ## What its heads do
 
@@ -288,8 +289,8 @@ def _words_in_words(found: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict
 
 _TOGETHER = {
     "token": "A masked word may be visible elsewhere in its text",
-    "word": "All occurrences of a word in its text are masked together or not at all\n"
-    "(it made no difference to mask inflected forms too, see `training/make.py`)",
+    "word": "All occurrences of a word in its text are masked together or not at all.\n"
+    "Masking inflected forms as well did not change the results (see `training/make.py`)",
     "base": "All occurrences and inflected forms of a word are masked together or not at all",
 }
 _IN_SIGHT = (

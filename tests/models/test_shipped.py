@@ -90,7 +90,9 @@ def test_its_sizes_are_those_of_its_config_and_its_card(model: qkv.Model) -> Non
 def test_the_roles_of_its_heads_are_those_of_its_card(name: str) -> None:
     card = card_of(name)
     kept = json.loads((shipped()[name] / "roles.json").read_text(encoding="utf-8"))
-    (count,) = re.findall(r"By the rule of `training/roles.py` (\d+) of 24 heads have a role", card)
+    (count,) = re.findall(
+        r"By the rule of `training/roles.py`, (\d+) of 24 heads have a role", card
+    )
     assert len(kept) == len(roles_in(card)) >= int(count)
     for head, (role, figure) in kept.items():
         assert f"| {head} | {role} {figure:.2f}" in card
