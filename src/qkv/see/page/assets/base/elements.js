@@ -1,4 +1,4 @@
-// Elements of a page. Text from outside becomes only text nodes.
+// Elements of a page. Text from users and files is inserted as text nodes, never as HTML.
 
 import { visible } from "./format.js";
 

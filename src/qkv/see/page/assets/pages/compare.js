@@ -77,7 +77,7 @@ function panel(title, ...children) {
 }
 
 /**
- * A chart with one point for each layer, and the number beside the point.
+ * A chart with one point for each layer; beside each point stands its value.
  * @param {number[]} values
  * @param {number[]} layers
  * @param {string} label
@@ -139,7 +139,7 @@ function changes(compare, text) {
 }
 
 /**
- * The similarity of the shared word by layer, and the words that it looks at most in each text.
+ * The similarity of the shared word by layer, and the words to which it attends most in each text.
  * @param {Required<Compared>} compare
  * @param {any} data
  * @param {(layer: number, head: number) => void} open

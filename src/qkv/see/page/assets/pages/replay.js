@@ -22,7 +22,7 @@ import "./replay.css";
  * @property {{b64: string, bits: 16, per: number}} weights  (shown, layers, H, L, L): each weight times `per`
  * @property {{b64: string, bits: number, shape: number[]} | null} hidden  bits, 1 for masked cells
  * @property {{of: string, head: string, values: number[][]}[]} scores  `values`: for each step, the scores of all heads
- * @property {number} score  the index in `scores` of the measure that the sentence is about
+ * @property {number} score  the index in `scores` of the score that the sentence describes
  * @property {number} becomes
  * @property {[number, number][]} losses  a step and its loss
  * @property {(number | null)[]} logged  the loss at each of `steps`
@@ -32,7 +32,8 @@ import "./replay.css";
 
 /**
  * @typedef {{stroke?: string, "stroke-dasharray"?: string}} Look
- * @typedef {{points: [number, number][], name: string, look: Look, faint?: boolean, value: number}} Line  `value`: at the current step
+ * @typedef {{points: [number, number][], name: string, look: Look, faint?: boolean, value: number}} Line  `value`: the number at the
+ * current step
  * @typedef {{label: string, low: number, high: number, lines: Line[]}} Chart
  */
 

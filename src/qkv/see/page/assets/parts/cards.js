@@ -31,7 +31,7 @@ const AS_MUCH = 0.1; // smaller changes count as no change; the same as in train
  * @property {string[]} options
  * @property {string} told the explanation after the guess
  * @property {Partial<PlayState> & {text: string, position: number}} before the state that the page shows
- * @property {Partial<PlayState>} after the state after the guess
+ * @property {Partial<PlayState>} after the fields of the state that change after the reader's guess
  * @property {Probe[]} probes
  * @property {{of: "largest", among: number[]} | {of: "change", from: number, to: number}} right
  */

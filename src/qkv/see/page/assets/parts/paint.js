@@ -35,7 +35,7 @@ function masksOf(edits, query, key, layer, head) {
 }
 
 /**
- * A mask of one link in one head, in a layer or everywhere.
+ * A mask of one link. The mask applies to one head, to all heads of a layer, or to all heads of the model.
  * @param {Scope} scope
  * @param {number} query
  * @param {number} key

@@ -23,7 +23,7 @@ import { SIGHT } from "../store/state.js";
  * @typedef {ReturnType<typeof sight>} Seen
  * @typedef {ReturnType<typeof arrange>} Head  the visible part of a head
  * @typedef {{rows: Span[], columns: Span[], made: (l: number, h: number) => Pick<Row, "values">[]}} Drawable
- * @typedef {{title: string, fields: string[][]}} Told  a cell in words: names and values
+ * @typedef {{title: string, fields: string[][]}} Told  the description of a cell: a title, then names with values
  */
 
 // ---- one head of one text
@@ -140,7 +140,7 @@ export function arrange(seen, { l, h }) {
     /** @param {number} r */
     gone: (r) => made[r].gone,
     /** @param {number} r */
-    rest: (r) => made[r].rest, // the weight that the page does not have; 0 unless the page has only a summary of the text
+    rest: (r) => made[r].rest, // the weight on keys that the page leaves out; 0 unless the page has only a summary of the text
     /**
      * A cell; NaN if masked, undefined if the page does not have it.
      * @param {number} r
@@ -163,10 +163,10 @@ export function arrange(seen, { l, h }) {
 
 // ---- a run in the form of a recorded text
 
-const IN_SIGHT = new WeakMap(); // maps each run to its source, and to its visible part for each set of options
+const IN_SIGHT = new WeakMap(); // maps each run to its source and, for each set of options, to the visible part
 
 /**
- * Makes the Source of a run of the model. For a text in a payload, `reader` makes the Source.
+ * Converts a run of the model to a `Source`. For a text in a payload, `reader` makes the `Source`.
  * @param {Run} run
  * @param {Edit[]} edits  the edits of the run
  * @returns {Source}
@@ -267,7 +267,8 @@ export function seenIn(run, edits, state = SIGHT) {
 }
 
 /**
- * The end of a head's scale: 1, the largest length of all heads, or the head's own largest number.
+ * The upper end of the scale of a head. If the scale is stretched, it ends at the head's own largest number. Otherwise, a scale of lengths
+ * ends at the largest length of all heads, and a scale of weights ends at 1.
  * @param {Seen} seen  the visible part of the text
  * @param {Pick<PlayState, "stretch" | "mode" | "layer" | "head">} state  the state of the page
  */
@@ -275,7 +276,7 @@ export function endOfScale(seen, { stretch, mode, layer, head }) {
   return (stretch ? largest(seen.made(layer, head)) : mode === "length" ? seen.highest() : 1) || 1;
 }
 
-const NUMBERS = new WeakMap(); // maps runs, or their visible parts, to numbers
+const NUMBERS = new WeakMap(); // maps each run, or its visible part, to a number
 let numbered = 0;
 
 /**
@@ -312,7 +313,7 @@ export function differenceOf(seen, other) {
 }
 
 /**
- * The weights of a head minus the weights in the original; NaN if both hide the key.
+ * The weights of a head minus the weights of the original head; NaN if the key is hidden in both heads.
  * @param {Head} original
  * @param {Head} head
  * @returns {(r: number, c: number) => number}
@@ -374,7 +375,7 @@ function lookWords(head, r, where, long) {
 }
 
 /**
- * Describes the rows in view: three rows, and the number of further rows.
+ * Describes the first three visible rows, and states how many rows remain.
  * @param {Head} head
  * @param {number[]} rows
  * @param {At} at
@@ -399,7 +400,7 @@ export function cellNumbers(head, state, r, c) {
   const { text, row, score, norm } = source;
   const long = state.mode === "length";
   /**
-   * A weight with the digits that the page knows, which are fewer for a long text.
+   * A weight with as many digits as the page stores; for a long text, the page stores fewer digits.
    * @param {number} x
    */
   const exact = (x) => {

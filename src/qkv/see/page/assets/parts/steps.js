@@ -27,7 +27,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   /** @type {Map<string, Cell>} */
   const picks = new Map(); // maps the name of a step to the cell whose sum is shown
   /** @type {Flow} */
-  let flow; // `flow` and the variable below are undefined before the first flow
+  let flow; // `flow` and `sums` are undefined until the part receives its first flow
   /** @type {ReturnType<typeof sumsOf>} */
   let sums;
   /** @type {[number, number, string[], Record<string, number> | null]} */
@@ -104,7 +104,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   const node = el("div", { class: "steps-view" }, block.node, el("div", { class: "steps-panel" }, way, panel));
 
   /**
-   * The terms of a step's number as bars; null if the number is no sum.
+   * The terms of a step's number as bars; null if the number is not a sum.
    * @param {FlowStep} one
    * @param {number} i
    * @param {number} j
@@ -142,7 +142,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     const sizes = rows.flatMap((i) => columns.map((_, j) => get(i, j))).filter(Number.isFinite).sort((a, b) => a - b);
     const [least, most] = sizes.length ? [sizes[0], sizes.at(-1)] : [0, 1];
     const size = Math.max(-least, most);
-    // a trained vector has a few numbers that are far larger than the rest; on a scale for them, the rest would look equal
+    // in a trained vector, a few numbers are far larger than all others; on a scale up to these few numbers, all others would look equal
     const trim = Math.floor(sizes.length / (wide > 100 ? 200 : Infinity));
     const full = one.weights ? (stretched.input.checked ? most : 1) : Math.max(-sizes[trim], /** @type {number} */ (sizes.at(-1 - trim)));
     const high = full || 1;
@@ -158,7 +158,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
       label: name === "own" ? `The model's own ${flow.own}` : `${one.name}, ${one.title}`,
       rows: rows.map((i) => names(one)[i]),
       columns,
-      low: least < 0 ? -high : 0, // 0 is in the middle
+      low: least < 0 ? -high : 0, // 0 is in the middle of the scale
       high,
       value: (/** @type {number} */ k, /** @type {number} */ j) => (hidden(k, j) || get(rows[k], j) === -Infinity ? NaN : get(rows[k], j)),
       text: written.input.checked ? (/** @type {number} */ k, /** @type {number} */ j) => (hidden(k, j) || get(rows[k], j) === -Infinity ? "" : text(get(rows[k], j))) : null,

@@ -38,8 +38,8 @@ function withRow(edits, layer, head, query, weights) {
 }
 
 /**
- * A row of weights after the weight of one key changes. The other keys share the rest in the same proportions as
- * before, or equally if they had no weight. The sum is 1, to seven digits.
+ * A row of weights after the weight of one key changes. All other keys get the remaining weight, in proportion to their old weights, or in
+ * equal parts if their old weights are 0. The sum is 1, to seven digits.
  * @param {ArrayLike<number>} row
  * @param {number} key
  * @param {number} weight  from 0 to 1
@@ -215,7 +215,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
   }
 
   /**
-   * One slider for each key in the list that the query sees.
+   * Makes a slider for each listed key, if the key is visible to the query.
    * @param {Keyed[]} keys
    */
   function build(keys) {

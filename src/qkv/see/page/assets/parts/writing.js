@@ -1,5 +1,5 @@
-// The text that a decoder generates after the reader's text: its tokens, the weights with which each was chosen, and
-// the likeliest words at its position, with which the reader can continue instead.
+// The text that a decoder generates after the reader's text. For each new token, this part shows the decoder's attention weights, and the
+// likeliest words at the position of the token. The reader can replace the token by one of these words.
 
 import { choice } from "../base/controls.js";
 import { el, fill, svg, word } from "../base/elements.js";
@@ -17,7 +17,7 @@ import "./writing.css";
 /** @typedef {Chosen & {piece: string}} New  a new token, and the text that it adds */
 
 const LENGTHS = [20, 40, 80];
-const [USUAL, HOTTEST, AMONG] = [0.8, 2, 40]; // the usual and the highest temperature; the number of likely tokens from which one is drawn
+const [USUAL, HOTTEST, AMONG] = [0.8, 2, 40]; // the default and the highest temperature; a token is drawn from this many likeliest tokens
 const SHOWN = 5; // the number of shown tokens that may come next
 const [LINES, FAINTEST] = [8, 0.02]; // the number of drawn lines, and the least weight of a line
 
@@ -51,7 +51,7 @@ export function writingPart(ui, store) {
   let going = null;
   /** @type {[number | null, number, string]} */
   let [chosen, seed, key] = [null, 0, ""]; // the chosen new token; the state for which the text was generated
-  let waiting = false; // whether the text was just typed: it is continued when its run is ready
+  let waiting = false; // whether generation waits until the run of a changed text is ready
   /** @type {Now} */
   let told;
 
@@ -140,7 +140,7 @@ export function writingPart(ui, store) {
     fresh.children[i]?.focus();
   }
 
-  /** The other words that the model might have written at the chosen token. */
+  /** Shows the words that the model could have written instead of the chosen token. */
   function instead() {
     const at = chosen === null ? null : tokens[chosen];
     if (!at) return fill(about, tokens.length ? el("p", { class: "note" }, "Click a new word to see what it looked at and which words could have come instead.") : null);

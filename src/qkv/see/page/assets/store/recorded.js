@@ -5,8 +5,7 @@ import { SIGHT } from "./state.js";
 
 /**
  * The state of a page of recorded texts, and the data for its parts: the same as in store.js, but all data are
- * available at once. The state's text is the name of a text; its layer and head are indices of the layers and heads
- * in the page.
+ * available at once. In the state, `text` is the name of a text, and `layer` and `head` are indices of the layers and heads in the page.
  * @param {any} data  PAYLOAD of payload.py
  * @param {(now: any) => void} heard  is called at every change
  */

@@ -12,7 +12,7 @@ import { isSwap, moved, usualPosition, wordsOf } from "./positions.js";
  * The data about the second text; `axis` aligns its tokens with the tokens of the first text.
  * @typedef {object} Second
  * @property {string} text
- * @property {Run} run  the run with the edits that apply to it
+ * @property {Run} run  the run of the second text, with the edits that fit this text
  * @property {Edit[]} edits
  * @property {number | null} position  the position of its chosen word
  * @property {Both[]} axis

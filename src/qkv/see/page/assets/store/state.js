@@ -41,7 +41,7 @@ import { pick } from "../base/arrays.js";
 /** @typedef {Readonly<Required<Pick<PlayState, "merge" | "skip" | "mode" | "part">>>} Sight  the choices that decide which part of a text is visible */
 
 /**
- * The visible part of a text when a page opens: subwords shown separately, all tokens, weights.
+ * The choices when a page opens: subwords are shown separately, all tokens are shown, and cells show weights.
  * @type {Sight}
  */
 export const SIGHT = Object.freeze({ merge: false, skip: false, mode: "weight", part: "all" });
