@@ -424,13 +424,14 @@ def compare(
     the model splits the word into subwords, the vectors and weights of the subwords are averaged.
     If a text contains the word several times, the first occurrence is used.
 
-    If `word` is None, the view chooses the content word that both texts share or, of several such
-    words, the word whose vectors after the last layer are least similar. If `layer` and `head` are
-    None, the view chooses the head in which the word's links differ most between the texts. For
-    each link, the usual weight is first subtracted from the weight (see `show`). If the word is the
-    gap in both texts, the view chooses the head whose removal changes both guesses most. If the
-    links differ by less than 0.1, if the removal moves less than 0.1 of the probability, or if a
-    model is untrained, the sentence says that no head stands out.
+    If `word` is None, the view chooses a content word that both texts contain. Among several such
+    words, it chooses the word whose two vectors after the last layer are least similar. If `layer`
+    and `head` are None, the view chooses the head in which the word's links differ most between the
+    texts. For each link, the usual weight is first subtracted from the weight (see `show`). If the
+    word is the gap in both texts, the view chooses the head whose removal changes both guesses
+    most. The sentence of the view says that no head stands out in three cases: the links differ by
+    less than 0.1; removing the head moves less than 0.1 of the probability to other words; or a
+    model is untrained.
 
     Two traces of the same tokens, such as `model.trace(text)` and
     `model.trace(text, ablate=[(0, 4)])`, are compared as two runs unless `word` is given. The view

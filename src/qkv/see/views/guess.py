@@ -30,7 +30,8 @@ class GuessView(View):
         guesses: for each position, the words and their probabilities, the likeliest word first.
         changed: the interventions, with the keys "ablate" and "hide"; empty if there are none.
         after: the guesses under the interventions; None if there are none.
-        reason: why the guess changes, if the text is a story.
+        reason: for a story (see `qkv.see.stories`), a sentence that says why the guess changes; for
+            any other text, the empty string.
     """
 
     model: str
@@ -130,7 +131,8 @@ def guess(
 
     Raises:
         TypeError: `Model.predict` raises a TypeError, or `ablate` or `hide` is given with a story.
-        ValueError: `Model.predict` raises a ValueError, or the text for a decoder has a mask token.
+        ValueError: `Model.predict` raises a ValueError; or the model is a decoder, and the text
+            contains a mask token.
 
     >>> view = guess("The sun rises in the [MASK].", top_k=2)
     >>> len(view.guesses[0]), view.after

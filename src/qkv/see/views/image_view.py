@@ -163,11 +163,15 @@ class ImageView(View):
     def note(self) -> str:
         """Explain the colours, and state the weight on the first token, which is not a patch."""
         largest = f"the head's largest weight, here {self.weights[self.head].max():.3f}"
-        end, own = (largest, " by its own largest weight") if self.stretch else ("weight 1", "")
+        end, own = (
+            (largest, ", each scaled to its own largest weight")
+            if self.stretch
+            else ("weight 1", "")
+        )
         return (
             f"Grey: weight 0. Light blue: {end}. "
             f"On {self.trace.tokens[0]}, which is not a patch: {self.first[self.head]:.2f}."
-            + f" Below, each head of the layer{own}."
+            + f" The small pictures below show all heads of the layer{own}."
             * (len(self.weights) > 1)
         )
 

@@ -221,10 +221,10 @@ def play(
     Buttons open a story, games, and a lab with all controls. An encoder guesses the word at the
     first mask token. If the text has no mask token, the encoder guesses the word at the last
     content word. A decoder guesses the word after the last token. The page also chooses a content
-    word to hide first: the word whose hiding changes the probabilities of the guess most. A word
-    whose hiding changes the likeliest guess comes before all others. The head is chosen by the rule
-    of `show`. When the reader types another text, the same rule chooses a head for this text,
-    unless the reader has chosen a head.
+    word to hide first: the word whose hiding changes the probabilities of the guess most. Words
+    whose hiding changes the likeliest guess are preferred to words whose hiding does not. The head
+    is chosen by the rule of `show`. When the reader types another text, the same rule chooses a
+    head for this text, unless the reader has chosen a head.
 
     Args:
         text: the first text; by default a sentence with a missing word or, for a decoder, the

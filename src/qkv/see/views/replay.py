@@ -31,7 +31,7 @@ class ReplayView(HeadShown):
 
     Attributes:
         replay: the weights, the scores and the loss.
-        score: the index in `replay.scores` of the measure that the view shows.
+        score: the index of the shown score in `replay.scores`.
     """
 
     replay: snapshots.Replay
@@ -211,10 +211,10 @@ def replay(
     """Show the attention of a model's heads over a text, at each snapshot of a training run.
 
     The scores of a head at a step are its mean weights on the previous token, on the next token and
-    on the first token. If the text repeats tokens, another score is the mean weight on the token
-    after an earlier occurrence of the same token (induction). By default, the view shows the head
-    whose score rose most between the first and the last snapshot. Ties go to the lowest layer, then
-    the lowest head.
+    on the first token. If the text repeats tokens, each head has one more score: its mean weight on
+    the token after an earlier occurrence of the same token (induction). By default, the view shows
+    the head whose score rose most between the first and the last snapshot. Ties go to the lowest
+    layer, then the lowest head.
 
     Args:
         run: the folder of a `qkv train` run, with models in `snapshots/step-00000100/` and so on,

@@ -120,7 +120,7 @@ class ShiftView(View):
         ends = [f"{pair.cosine[0]:.3f} → {pair.cosine[-1]:.3f}" for pair in shift.pairs]
         return Table(
             title="Words that sentences share",
-            explained="cosine of the static vectors → of the vectors after the last layer",
+            explained="cosine of the static vectors → cosine of the vectors after the last layer",
             names=[pair.word for pair in shift.pairs],
             columns=[Column("", sides), Column("", ends)],
         )

@@ -66,9 +66,9 @@ class ShowView(OneText):
     def _numbers(self) -> dict[str, Any]:
         """Return the numbers of the view; the weights are equal to the weights in the trace.
 
-        `weights` is None if only the largest weights of each query were kept. Links and movement
-        are given for words, unless subwords are shown separately; `from` and `to` are the positions
-        of the words' first tokens.
+        `weights` is None if only the largest weights of each query were kept. Links connect words,
+        and each word has one movement, unless subwords are shown separately. `from` and `to` are
+        positions of tokens: the first token of each word.
         """
         moved = self.movement
         return {
@@ -107,18 +107,20 @@ def show(
     Unless `layer` and `head` are given, all views choose the head by the same rule. In a text with
     a gap (the model's mask token), the view removes each head in turn and measures the guess at the
     first gap. The view chooses the head whose removal moves the most probability to other words. In
-    a model with more than 48 heads, the view removes at most 48 heads, from the last layers.
+    a model with more than 48 heads, the view tries at most 48 heads, all from the last layers.
 
-    In a text without a gap, the view chooses the head whose link exceeds the usual weight most. A
-    link is a head's largest weight between two different content words. The usual weight is the
-    larger of two numbers: twice the head's mean weight between words at the same distance, and the
-    head's mean weight from the other words on the same key. If one of these means is 0.4 or more,
-    the head attends to a position rather than to words, so its links do not count. Ties go to the
-    lowest layer, then the lowest head. This rule also applies to inputs with a gap for which no
-    guess can be measured: weights, a trace without `model`, or a text with more than 512 tokens.
+    In a text without a gap, the view compares the link of each head with a usual weight. The view
+    chooses the head whose link exceeds this weight most. A link is a head's largest weight between
+    two different content words. The usual weight is the larger of two numbers: twice the head's
+    mean weight between words at the same distance, and the head's mean weight from the other words
+    on the same key. If one of these means is 0.4 or more, the head attends to a position rather
+    than to words, so its links do not count. Ties go to the lowest layer, then the lowest head.
+    This rule also applies to inputs with a gap for which no guess can be measured: weights, a trace
+    without `model`, or a text with more than 512 tokens.
 
-    If the link exceeds the usual weight by less than 0.1, if the removal moves less than 0.1 of the
-    probability, or if the model is untrained, the sentence says that no head stands out.
+    The sentence of the view says that no head stands out in three cases: the link exceeds the usual
+    weight by less than 0.1; removing the head moves less than 0.1 of the probability to other
+    words; or the model is untrained.
 
     Content words are all words except special tokens, punctuation, words that the model does not
     know, and English function words (the, of, she, is). The list of function words is English, so

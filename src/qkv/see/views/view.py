@@ -321,9 +321,10 @@ class OneText(HeadShown):
     Attributes:
         shown: all heads, with weights between words if subwords are merged, otherwise between
             tokens.
-        elsewhere: the strongest links of other heads, starting with the link that stands out most.
-        one_link: whether the reader named a query and a key; if so, heads are ranked by this one
-            link.
+        elsewhere: the strongest link of each head that is not shown, starting with the link that
+            stands out most.
+        one_link: whether the reader chose a query and a key; if so, heads are ranked by the link
+            between these two words.
     """
 
     shown: Heads
@@ -378,7 +379,7 @@ class OneText(HeadShown):
         links, queries, keys = self.elsewhere, self.shown.queries.names, self.shown.keys.names
         if not links:
             return []
-        title = ("Other heads worth a look", "the link of each head that stands out")
+        title = ("Other heads worth a look", "for each head, the link that stands out most")
         if self.one_link:
             title = ("Other heads with this link", "the link that stands out most comes first")
         columns = [

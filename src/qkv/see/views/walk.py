@@ -24,7 +24,7 @@ from qkv.see.steps.walk import Walk, walk_head, walk_layer
 from qkv.see.views.view import EACH_ROW, Heading, View, arrows_of
 from qkv.trace import Seq2SeqTrace, Trace
 
-# The attributes of a step that `to_dict` returns.
+# `to_dict` returns these attributes of each step.
 _OF_A_STEP = ("title", "formula", "shape", "code", "name", "sum", "note")
 
 
@@ -242,7 +242,8 @@ def walk(
             `show`.
         head: the head, counted from 0. The default is chosen by the rule of `show`. For a layer
             without a model, the default is head 0.
-        model: a model or the name of a model; if omitted, a text runs in the default model.
+        model: a model or the name of a model. If `model` is omitted, the default model reads the
+            text.
         theme: "light", "dark", or "auto" for the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.
         x: `(L, D)`, the word vectors that a layer reads.
