@@ -16,7 +16,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def row(shape) -> Row:
-    """Compare `summarize_attention` with the plain call."""
+    """Compare `qkv.summarize_attention` with `qkv.attention`."""
     q, k, v = random_inputs(shape, shape)
     error, work = beside(q, k, v), operations(q, k, v)
     few = sample(shape[2], 64)

@@ -1,8 +1,8 @@
 """Measure two models that only count words: `python -m training.counting BOOKS`.
 
 The first model searches the books for the longest context around a gap or before a next word. The
-second is an interpolated Kneser-Ney model of five words. Both read the training books of
-the included models.
+second model is an interpolated Kneser-Ney model with n-grams of up to five words. Both models read
+the training books of the included models.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class KneserNey:
         self._size = size
         grams: list[
             tuple[Array, Array]
-        ] = []  # for each n: the keys; the index of the key that ends at each position
+        ] = []  # for each n: the keys; for each position, the index of the key that ends there
         counted: list[Array] = []
         for n in range(1, order + 1):
             before = grams[-1][1][:-1] if grams else np.zeros(len(words), np.int64)
@@ -241,7 +241,7 @@ def beginning(passages: Iterable[Sequence[str]], words: int) -> list[Sequence[st
 
 
 def looked_up(model: LookUp, questions: Sequence[Asked]) -> list[Said]:
-    """Use the look-up to guess gaps and the words after openings."""
+    """Use the look-up to guess the words in gaps, and the next words of texts without a gap."""
     found = []
     for one in questions:
         before, gap, behind = one.text.partition("_")
@@ -256,7 +256,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("books", type=Path, help="a clone of the repository, or an archive")
     parser.add_argument(
-        "--choose", action="store_true", help="measure on the part kept for choosing models"
+        "--choose", action="store_true", help="measure on the books kept for choosing models"
     )
     parser.add_argument(
         "--first", type=int, default=0, help="words of each book on which to measure perplexity"

@@ -1,10 +1,10 @@
 """The sparse autoencoder of docs/features.md: `python -m training.features BOOKS` trains it.
 
 BOOKS is as for `training.books`. The autoencoder reads the output of one layer of the included
-decoder. The command chooses the layer whose vectors depend most on the context, measured on the
-books that are kept for choosing. The autoencoder learns from the decoder's training books, and is
-measured on books that neither the decoder nor the autoencoder has read. The command empties
-features.csv, because the names in this file belong to the old weights.
+decoder. The command chooses the layer whose vectors depend most on the context. The layers are
+compared on the books that are kept for such choices. The autoencoder learns from the decoder's
+training books, and is measured on books that neither the decoder nor the autoencoder has read. The
+command empties features.csv, because the names in this file belong to the old weights.
 
 The command writes into docs/data: the folder books-decoder-sae in the format of SAELens;
 sae-texts.json, `TEXTS` random passages of the held-out books; and sae.json, the measurements.
@@ -79,7 +79,7 @@ def whole(model: qkv.Model, texts: Sequence[str]) -> list[str]:
 
 
 def of_tokens(rows: Array, ids: Array) -> float:
-    """Return the share of the variance of vectors (n, D) that their tokens' mean vectors explain.
+    """Return the share of the variance of `rows` (n, D) that the tokens' mean vectors explain.
 
     Tokens that occur fewer than `OFTEN` times do not count.
 

@@ -35,7 +35,7 @@ class Stateless:
 
 
 class Unseen(Masked):
-    """Name masked words, and do not repeat visible content words.
+    """Predict masked words, and do not repeat visible content words.
 
     If all occurrences of a word are masked together, a masked word is never visible elsewhere in
     its text. But the model, which knows the topic of the text, still guesses words that are visible
@@ -43,10 +43,10 @@ class Unseen(Masked):
     the model learns to make these logits smaller.
 
     Args:
-        source, tokenizer, named: as for `Masked`. in_sight: the constant. marks: whether to mask
-        punctuation too, and not only words. little: the odds of masking a function word instead of
-        a content word. Content words are masked more often, because they depend more on their
-        context.
+        source, tokenizer, named: as for `Masked`. in_sight: the constant that is added to these
+        logits. marks: whether to mask punctuation as well as words. little: the odds of masking a
+        function word instead of a content word. Content words are masked more often, because they
+        depend more on their context.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Taught:
 
 
 class Guessed(Stateless):
-    """Predict the single masked word of each text; the counts can guess this word.
+    """Predict one masked word per text: a word that counts of words can guess.
 
     A word that is chosen at random can rarely be guessed: it may be a name, a number or one of many
     possible adjectives. A person who writes a gap for others to fill does not choose such a word.
@@ -210,9 +210,8 @@ class Sentence:
         begin: the index of the word's first token.
         end: the index after the word's last token.
         synset: the sense.
-        wrong: the other senses that the word has as the same part of speech.
-        synonyms: for each synonym that can replace the word: the ids and the other senses of the
-            synonym.
+        wrong: the word's other senses of the same part of speech.
+        synonyms: for each synonym that can replace the word, its token ids and its other senses.
     """
 
     ids: Array
@@ -248,10 +247,10 @@ class Uses:
 class Senses(Stateless):
     """Pull a word's vector towards the definition of its sense, and away from other definitions.
 
-    Most senses have no example sentence. In draws of example sentences alone, their definitions
-    would occur only as wrong answers. Therefore some draws consist of a word and its own
-    definition, with half of the definition masked. Training adds the log frequency of each drawn
-    sense to the logits, so that the vectors need not learn this frequency.
+    Most senses have no example sentence. If only example sentences were drawn, the definitions of
+    these senses would occur only as wrong answers. Therefore some draws consist of a word and its
+    own definition, with half of the definition masked. Training adds the log frequency of each
+    drawn sense to the logits, so that the vectors need not learn this frequency.
 
     Args:
         sentences: the uses from which a step draws.
@@ -356,7 +355,10 @@ class Senses(Stateless):
     def _meaning(
         self, synset: int, drawn: Sequence[Sentence], rng: np.random.Generator
     ) -> tuple[Array, tuple[int, int]]:
-        """Return a text for the sense (its definition or another use), and the span to average."""
+        """Return a text for the sense, and the span of tokens whose vectors are averaged.
+
+        The text is the definition of the sense, or another sentence that uses the sense.
+        """
         if self.used and rng.random() < self.used:
             others = [
                 one for one in self._uses_of.get(synset, []) if all(one is not it for it in drawn)

@@ -89,7 +89,7 @@ class Found:
 
     @property
     def marks(self) -> tuple[bool, bool, bool]:
-        """Return whether the guess is right, it depends on the filler, and the second one fits."""
+        """Return whether the guess is right, depends on the filler, and fits after the edit."""
         word = self.hide or self.looks[0]
         one = self.candidate
         return self.before[0][0] in one.right, word in one.cue, self.after[0][0] in one.fits
@@ -126,7 +126,7 @@ class Found:
 
 @dataclass(frozen=True)
 class _Run:
-    """The tokens of a sentence, with an edit."""
+    """A forward pass: the tokens of a sentence, and the edit."""
 
     number: int  # of the sentence
     ids: list[int]
@@ -141,7 +141,9 @@ class _Guesser:
     def __init__(self, model: qkv.Model) -> None:
         tokenizer = model.tokenizer
         if tokenizer is None or tokenizer.mask is None or model([[0, 1]]).logits is None:
-            raise ValueError(f"stories: {model.name} names no missing words: choose another model")
+            raise ValueError(
+                f"stories: {model.name} cannot predict masked words: choose another model"
+            )
         self.model = model
         self.tokenizer = tokenizer
         self.mask = tokenizer.mask
@@ -218,7 +220,7 @@ def search(
         least: the minimum probability of both guesses.
 
     Raises:
-        ValueError: the model names no missing words.
+        ValueError: the model cannot predict masked words.
     """
     guesser = _Guesser(model)
     runs = [guesser.run(number, one) for number, one in enumerate(given)]
@@ -319,7 +321,7 @@ def shown(found: Sequence[Found], top: int, sentences: int) -> str:
             moved += f" (the median head {-one.median:+.1f}), looks at {word} {weight:.2f}"
             moved += ", as with that hidden" if one.alike else ""
         lines.append(f"         {moved}")
-    lines += ["", "***: the first guess is right and depends on the filler; the second fits"]
+    lines += ["", "***: the guess is right, depends on the filler, and fits after the edit"]
     return "\n".join(lines)
 
 

@@ -178,7 +178,7 @@ def test_a_guess_needs_its_probability(model: Model) -> None:
     assert all(min(one.before[0][1], one.after[0][1]) >= 0.2 for one in found)
     assert 0 < len(found) < len(search(model, every, known, least=0.0))
     assert search(model, every, Repeats(wordnet("dog")), least=0.0) == []  # one word is known
-    with pytest.raises(ValueError, match="random names no missing words"):
+    with pytest.raises(ValueError, match="random cannot predict masked words"):
         search(qkv.load("random"), every, known)
 
 
