@@ -77,7 +77,8 @@ class CompletionsBody(Body):
     n: int = Field(1, ge=1, le=128, description="The number of completions for each prompt.")
     best_of: int | None = Field(None, description="Must equal n.")
     stop: str | Annotated[list[str], Field(max_length=4, fail_fast=True)] = Field(
-        [], description="A completion ends before any of these texts."
+        [],
+        description="Generation stops at any of these texts; the completion does not contain it.",
     )
     seed: int | None = Field(None, ge=0, description="The same seed draws the same tokens again.")
     logprobs: int | None = Field(
@@ -144,7 +145,7 @@ class CompletionsBody(Body):
             way = f"ask for at most {limits.inputs} completions"
             raise self.refused(key, f"of {self.prompts} prompts{times}: {way}")
         if self.echo and self.logprobs is not None and not model.continues:
-            problem = f"cannot be given with logprobs: {model.name} does not predict its prompt"
+            problem = f"cannot be given with logprobs: {model.name} does not predict the prompt"
             raise self.refused("echo", problem)
 
 

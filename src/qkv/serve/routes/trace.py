@@ -78,7 +78,7 @@ class TraceBody(Body):
     )
     include: Annotated[list[Literal["text", "resid"]], Field(fail_fast=True)] = Field(
         [],
-        description='More parts of the answer: "text" adds the keys ids, offsets and special; '
+        description='Extra parts of the answer: "text" adds the keys ids, offsets and special; '
         '"resid" adds the vectors between the layers.',
     )
     at: Annotated[list[int], Field(fail_fast=True)] | None = Field(
@@ -116,7 +116,7 @@ class TraceAnswer(BaseModel):
         None, description="Vectors by layer and token: the embeddings, then each layer's output."
     )
     logits: list[list[float]] | None = Field(
-        None, description="Logits by position and entry of the vocabulary."
+        None, description="Logits, an array with the axes position and vocabulary entry."
     )
     inside: dict[str, Any] | None = Field(
         None, description="Activations by layer and name; in a safetensors file inside.LAYER.NAME."
@@ -236,7 +236,8 @@ def changed(model: Model, body: TraceBody, limits: Limits) -> "Changes":
 
     Raises:
         Refused: 400, if this model cannot read the text; an edit does not fit the model or text; or
-            the request has too many tokens, edits or other texts.
+            the request has too many tokens, too many edits, or too many texts from which edits take
+            activations.
     """
     if (count := len(body.edits)) > limits.edits:
         problem = f"has {count:,} edits: send at most {limits.edits:,} in one request"
@@ -350,7 +351,8 @@ def check_finite(name: str, arrays: dict[str, Array], edits: Sequence[Any]) -> N
     Only masked scores may be -inf.
 
     Raises:
-        Refused: 400 if the request has edits, which may be the cause; otherwise 500.
+        Refused: the answer has such values. The status is 400 if the request has edits, because
+            edits can cause such values; otherwise, it is 500.
     """
     for key, array in arrays.items():
         if array.dtype.kind != "f" or np.isfinite(array).all():
@@ -438,7 +440,7 @@ class Changes:
 
     @property
     def weights(self) -> list[str]:
-        """The full names of the arrays of attention scores and weights that the edits change."""
+        """The full names of the score arrays and weight arrays that the edits change."""
         return [name for name in self.run.changed if activation(name).is_weights]
 
     def size(self, model: Model) -> int:
