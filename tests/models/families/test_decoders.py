@@ -187,7 +187,7 @@ def test_a_limit_that_grows_with_the_text_is_none() -> None:
         ("phi3", {"rope_scaling": {"type": "su"}}, ["short_factor is None", "6 numbers"]),
         ("gpt_oss", {"hidden_act": "gelu"}, ["hidden_act is 'gelu'"]),
         ("gpt_oss", {"num_local_experts": 3}, ["num_experts_per_tok is 4", "experts is 3"]),
-        ("gpt_oss", {"experts_per_token": 2}, ["experts_per_token is 2", "qkv supports 4"]),
+        ("gpt_oss", {"experts_per_token": 2}, ["experts_per_token is 2", "it supports 4"]),
         ("gpt_oss", {"swiglu_limit": None, "swiglu_alpha": 0}, ["swiglu_alpha is 0"]),
         (
             "gpt_oss",
