@@ -118,7 +118,7 @@ def session(node, feeds: dict[str, np.ndarray], results: dict[str, tuple[int, ..
     """Make an onnxruntime session of one node, with inputs and outputs bound to memory.
 
     Returns a function without arguments, which runs the session and returns its results. `shared`
-    names a result and the input whose memory the result uses.
+    is a pair: the name of a result, and the name of the input whose memory this result uses.
     """
     import onnxruntime
     from onnx import TensorProto, helper

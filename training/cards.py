@@ -32,8 +32,8 @@ def abouts_of(run: Path) -> list[Mapping[str, Any]]:
     """Return the records of a run and of all earlier runs that it continues, in order.
 
     The record of a run is in its last checkpoint. The folder of an included model contains a file
-    with all records. The list is empty if the folder contains neither a run nor this file. If a run
-    started from a folder that is not a run, that folder has no record.
+    with all records. The list is empty if the folder contains neither a run nor this file. A run
+    can start from a folder that is not a run; such a folder has no record.
     """
     checkpoint = last_checkpoint(run)
     if checkpoint is None:

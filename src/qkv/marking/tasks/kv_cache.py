@@ -175,8 +175,8 @@ class StepMarking(StepwiseMarking):
         together, first = self.explain([*single, *more], known), self.explain(single, known)
         if together is None:
             return False
-        # If calls with one word reveal only one of two mistakes, use two tests: the first test then
-        # reports only the mistake that calls with one word reveal.
+        # If two mistakes explain all calls, and one of the two explains the one-word calls, run two
+        # tests: then the first test reports only this one mistake.
         mistakes = together[1]
         return len(mistakes) < 2 or first is None or any(m not in mistakes for m in first[1])
 

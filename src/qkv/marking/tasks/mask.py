@@ -166,7 +166,7 @@ def _no_row_left(m: marker.AttentionMarking) -> Finding | None:
 
 
 def _mark_masked(function: Function, task: str, *, batches: bool) -> Marking:
-    """Test masked attention; `batches` tells whether the function must take batches.
+    """Test masked attention; if `batches` is True, the function must accept batches.
 
     Raises:
         TypeError: the function takes no mask.

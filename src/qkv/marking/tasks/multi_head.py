@@ -81,7 +81,7 @@ def _mark(function: Function) -> marker.AttentionMarking:
     ]
     others = [replace(words, heads=3)]
     known = (*heads.HEADS, *JOINING)
-    if "output" in call.needed:  # w_o is the identity in all tests but _try_output
+    if "output" in call.needed:  # w_o is the identity matrix, except in _try_output
         some, others = ([_unprojected(case) for case in cases] for cases in (some, others))
         known = (*known, *PROJECTED)
     m.cases[CORE] = some

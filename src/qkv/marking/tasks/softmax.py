@@ -155,7 +155,7 @@ _NOTHING = np.array([[0.0, 1.0], [-np.inf, -np.inf]])
 
 
 def _drawn(number: int, rows: Any) -> Any:
-    """Return `rows`; if the random seed is not 0, return random scores of the same shape."""
+    """Return `rows` if the random seed is 0; otherwise, return random scores of the same shape."""
     shape = np.shape(rows)
     if not by_seed():
         return rows

@@ -154,8 +154,8 @@ class Texts:
         """Return a mistake for each of several tables.
 
         Args:
-            variants: a list for each mistake, keyed by the name of its table. An item is one way to
-                make the mistake: a mapping of wrong steps, or a function that replaces `step`.
+            variants: maps the name of each table to a list. An item of the list is one way to make
+                the mistake: a mapping of wrong steps, or a function that replaces `step`.
             step: the name of the step that the functions in `variants` replace.
         """
         return tuple(

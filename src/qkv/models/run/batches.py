@@ -51,9 +51,9 @@ class Layout(NamedTuple):
         return self.first is not None and bool(self.first.any())
 
     def shown(self, whole: Array, name: str) -> Array:
-        """Return an array of the network as the caller sees it, which includes columns for padding.
+        """Return an array of the network in the caller's format, which has columns for padding.
 
-        Columns for padding hold 0, or -inf if the array holds scores.
+        Columns for padding contain 0, or -inf if the array holds scores.
         """
         out = whole.copy()
         for axis, layout in self._axes(name):

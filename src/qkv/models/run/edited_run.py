@@ -345,7 +345,7 @@ class EditedRun:
         return At(name, parse(name).layer, texts, layout.positions(shown, name), layout.step)
 
     def _back(self, name: str, batch: "_Batch", grad: Array) -> Array:
-        """Convert the gradient for an edited activation to the gradient for the unedited one."""
+        """Return the gradient for an activation, given the gradient for its edited value."""
         change, layout = self.changes.get(name), batch.layout
         before = layout.shown(grad, name)
         if isinstance(change, Spliced):

@@ -295,8 +295,8 @@ def plain(
         reader: the model's reader of texts.
 
     Raises:
-        ValueError: an edit is a function; no record can name the replaced activation; or a layer,
-            head, word or position does not exist.
+        ValueError: an edit is a function; no record can express the replacement of this
+            activation; or a layer, head, word or position does not exist.
     """
     call = edits.call
     sites = schema()["$defs"]["site"]["enum"]

@@ -22,7 +22,7 @@ Texts = str | Iterable[str] | Sequence[Sequence[int]] | Array
 
 
 def as_ids(ids: Any) -> Any:
-    """Convert integers of another library, such as a torch tensor, to an array; keep other inputs.
+    """Convert a tensor of integers, e.g. from torch, to an array; return other inputs unchanged.
 
     >>> as_ids(np.array([3, 5])), as_ids("a text")
     (array([3, 5]), 'a text')
@@ -140,7 +140,7 @@ def checked_positions(
         body: the network.
         position_ids: (B, T), or (1, T) for all texts, numbered as in the library transformers. For
             example, the first position of RoBERTa is 2.
-        mask: (B, T), the mask of tokens; positions of other ids are ignored.
+        mask: (B, T), the mask of tokens; positions are ignored where the mask is False.
         name: the name of the model.
 
     Raises:

@@ -116,7 +116,7 @@ def label(content: str, most: int = 14) -> str:
 
 
 def label_width(content: str) -> float:
-    """Estimate the width of a label in pixels, after `label` has cut it."""
+    """Estimate the width in pixels of a text that `label` may have shortened."""
     shown = label(content)
     wide = sum(unicodedata.east_asian_width(mark) in "WF" for mark in shown)
     return (0.6 * len(shown) + 0.45 * wide) * SIZE

@@ -226,7 +226,7 @@ def mixed(signature: str) -> Iterator[Mistake]:
 
 
 def _unprojected(*bare: int) -> Steps:
-    """Return steps with x instead of x @ w for the given weights: 0 is w_q, 1 is w_k, 2 is w_v."""
+    """Return steps that use x in place of x @ w; `bare` selects w: 0 = w_q, 1 = w_k, 2 = w_v."""
     return {
         "project": lambda x, *weights: [x if n in bare else x @ w for n, w in enumerate(weights)]
     }

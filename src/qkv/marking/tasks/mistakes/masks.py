@@ -11,7 +11,7 @@ from qkv.marking.tasks.attention.steps import HIDE, flip, same
 from qkv.marking.tasks.task import Texts
 
 _TEXTS = Texts(__name__)
-# wrong rules that tell whether query i sees key j, keyed by the mistake's name
+# maps each mistake's name to wrong rules; a rule decides whether query i sees key j
 _COMPARED: Mapping[str, list[Callable[..., Array]]] = {
     "ignored": [lambda i, j, first: (i >= 0) & (j >= 0)],
     "upper": [lambda i, j, first: j >= first + i, lambda i, j, first: j > first + i],

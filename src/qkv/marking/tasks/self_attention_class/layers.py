@@ -315,7 +315,7 @@ class Layers:
         self.seed = 0 if seed is None and "seed" in needed else seed
         self.layers: dict[tuple[int, int, bool], Any] = {}
         self.batched = False  # Whether a layer takes only x (1, T, D).
-        self.adds_mask = False  # Whether a layer takes masks of 0 and -inf, not of bools.
+        self.adds_mask = False  # Whether a layer expects masks of 0 and -inf, not boolean masks.
 
     def of(self, case: Call) -> Any:
         """Return the layer of a case."""

@@ -266,7 +266,7 @@ def _try_mask(m: Marking, layers: Layers, cases: list[Call], nothing: Call) -> N
 
 
 def _output_size(m: Marking, layers: Layers, cases: list[Call], clashing: Call) -> None:
-    """Test the cases whose W_O fits the joined heads, then report the W_O that does not fit."""
+    """Test the cases in which W_O fits the joined heads; then report the W_O of wrong size."""
     fitting = [case for case in cases if not _clashes(case)]
     if fitting:
         m.test(Group("one head", fitting, steps.KNOWN))

@@ -51,7 +51,8 @@ function translated(pattern) {
 }
 
 /**
- * The part of a class that matches a letter; if the group ignores case, also its forms in the other case.
+ * Translates a letter of a character class. If the group ignores case, the result also contains the letter's forms in
+ * the other case.
  * @param {string} part
  * @param {boolean[]} groups
  */

@@ -11,7 +11,7 @@ import "./save.css";
 /** @typedef {{name: string, text: string, caption: string, numbers: Sheet[]}} About */
 
 /**
- * @typedef {{columns: string[], rows: any[][]}} Table  numbers and texts; a cell that is null or not finite is saved empty
+ * @typedef {{columns: string[], rows: any[][]}} Table  numbers and texts; null and numbers that are not finite are saved as empty cells
  * @typedef {[string, string, () => Table]} Sheet  the label of the button, the name of the file, the table
  */
 

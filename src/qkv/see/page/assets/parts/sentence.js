@@ -358,8 +358,8 @@ function storyOf(data, text) {
 }
 
 /**
- * The tokens of the chosen word or, if the page shows guesses for the chosen word, the tokens of another word: the
- * word that receives the largest weight from the chosen word in the chosen head.
+ * The tokens of the chosen word. If the page shows guesses for this word, the result is instead the tokens of the word
+ * to which the chosen head gives the largest weight.
  * @param {Now} now
  */
 function mostSeen({ state, run, words }) {

@@ -19,7 +19,7 @@ import "./steer.css";
 
 // the number of digits of each number in a vector; the largest strength, the step between strengths, the usual strength
 const [DIGITS, STRONGEST, STEP, USUAL] = [4, 10, 0.25, 2];
-const LONG = 30_000; // some programs cut off addresses that are longer
+const LONG = 30_000; // some programs cut off addresses with more characters than this
 
 /** @param {Ui} ui @param {LiveStore} store @returns {Part} */
 export function steerPart(ui, store) {
@@ -58,7 +58,7 @@ export function steerPart(ui, store) {
 }
 
 /**
- * The mean of vectors (T, D) over a text's tokens, without special tokens; null if it has no other tokens.
+ * The mean of the vectors (T, D) over all tokens of a text except special tokens; null if all tokens are special.
  * @param {Run} run
  * @param {number} layer
  */

@@ -32,7 +32,7 @@ import { FOLDED, fromHash, namesNoHead, openingOf, PLAIN, sideOf, stateOf, toHas
  * @property {Ruled | null} ruled  the head that the rule chose for this text (see rule.js); null if the rule was not applied
  */
 
-/** @typedef {Now | (Omit<Now, "run" | "original" | "second"> & {run: null, original: null, second: null})} Told  `Now`, or the data before the first run */
+/** @typedef {Now | (Omit<Now, "run" | "original" | "second"> & {run: null, original: null, second: null})} Told  `Now`; before the first run, its runs are null */
 
 /**
  * The interface through which parts read and change the state of a page, live or with recorded texts.
@@ -53,7 +53,7 @@ import { FOLDED, fromHash, namesNoHead, openingOf, PLAIN, sideOf, stateOf, toHas
 /** @typedef {Store & Required<Pick<Store, "undo" | "canUndo" | "address" | "picked" | "byRule">>} LiveStore  of the live page */
 
 /**
- * `Shown` has the results for a state; `Read` has the tokens of a text.
+ * `Shown` contains the results for a state; `Read` contains the tokens of a text.
  * @typedef {{state: PlayState, run: Run, original: Run, second: Second | null, sentence: string}} Shown
  * @typedef {{text: string, run: Run}} Read
  */
@@ -183,7 +183,7 @@ export function playStore(data, heard) {
     going?.abort(new Error("superseded"));
     const mine = new AbortController();
     going = mine;
-    const late = setTimeout(tell, 150); // the page does not show a wait that is shorter
+    const late = setTimeout(tell, 150); // the page shows that it is computing only after 150 ms
     try {
       let runs = await runsOf(mine.signal);
       if (going !== mine) return;
@@ -330,7 +330,7 @@ export function playStore(data, heard) {
 }
 
 /**
- * The door through which the parts use a page's model. Its runs have readable names for tokens.
+ * The door through which the parts use a page's model. In each run, the tokens have readable names.
  * @param {any} qkv
  * @param {any} data
  */
