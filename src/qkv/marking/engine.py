@@ -20,8 +20,8 @@ from qkv.marking.result import CheckResult
 
 _T = TypeVar("_T")
 _SEED: ContextVar[int] = ContextVar("seed", default=0)
-# the words between the function's name and the first finding, keyed by the kind of finding; the
-# worst kind comes first
+# the verdict's words after the function's name, for each kind of first finding; the keys are
+# ordered from the worst kind to the mildest
 _LEAD = {
     "wrong": "",
     "fragile": " is right, but fragile",
@@ -79,8 +79,8 @@ def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = Fal
         run: the call of the student's function, with its result.
         steps: the steps of the computation.
         compute: a function that computes a case from given steps.
-        exactly: whether to compare the messages of two errors. If false, two errors are also equal
-            if both report the same mismatched sizes, such as 12 and 24.
+        exactly: whether to compare the messages of two errors. If false, two errors with different
+            messages are equal if both report the same mismatched sizes, such as 12 and 24.
     """
     try:
         predicted = compute(run.case, steps)
@@ -100,8 +100,8 @@ def explain(runs: Runs, steps: Steps, known: Sequence[Mistake], compute: Compute
     """Find the fewest mistakes (at most two) that give the results of all runs.
 
     Returns:
-        `(steps, mistakes)`: the wrong steps, and the mistakes in these steps. None if neither one
-        known mistake nor two known mistakes give the results.
+        `(steps, mistakes)`: the wrong steps, and the mistakes in these steps. None if no known
+        mistake, and no two known mistakes together, give the results.
     """
     if not all(map(_can_be_reproduced, runs)):
         return None
@@ -175,9 +175,10 @@ class Marking:
     _: KW_ONLY
     returns: str = "return the result"
     nothing_done: Callable[[Runs], Finding | None] = findings.nothing_done
-    # cases with one key, whose weight is 1: truncating this weight to an integer changes nothing
+    # cases with one key: its weight is always 1, so code that truncates weights to integers passes
+    # them
     of_weight_one: Sequence[Case] = field(default=(), init=False)
-    # whether known steps give the same array as the function; an equal error is not enough
+    # whether known steps give the same array as the function (not only an equal error)
     explained: bool = field(default=False, init=False)
     findings: list[Finding] = field(default_factory=list, init=False)
     runs: Runs = field(default_factory=list, init=False)
@@ -258,7 +259,7 @@ class Marking:
     def whole_numbers(self, case: Case, remedy: str) -> None:
         """Test integer inputs: a function may refuse them, but must not truncate its results."""
         run = self.call(case)
-        # `out += x` with an integer `out` is a mistake, which raises a UFuncTypeError
+        # a UFuncTypeError comes from `out += x` with an integer `out`, which is a mistake
         kinds = [kind.__name__ for kind in type(run.error).__mro__]
         if run.error is not None and "UFuncTypeError" not in kinds:
             error = in_words(run.error)

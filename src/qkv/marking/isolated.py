@@ -73,7 +73,7 @@ class Isolated:
             if callable(program):
                 self._child = Forked(program, self._stderr)
             else:
-                # the maximum lifetime of the child in seconds; no run takes so long
+                # the maximum lifetime of the child in seconds, longer than any run
                 alarm = min(_START + _PATIENCE * seconds * 120, 1e6)
                 self._child = _started([*program, str(alarm)], self._stderr)
         except BaseException:
@@ -109,7 +109,7 @@ class Isolated:
         self._asked += 1
         number = f"{self._secret}-{self._asked}"
         assert self._child.stdin is not None
-        with suppress(OSError):  # if the child has ended, `_hear` returns None below
+        with suppress(OSError):  # if the child has ended, `self._hear` returns None
             self._child.stdin.write(dumps({**request, "n": number}).encode() + b"\n")
             self._child.stdin.flush()
         while True:

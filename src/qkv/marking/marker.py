@@ -31,8 +31,8 @@ def check(
     - `is_causal` or `causal`: a causal mask.
     - `q_offset` and `num_heads`.
 
-    A finding is a mistake, fragile code or another convention. Fragile code fails for large
-    numbers or fully masked rows. A finding of another convention means that the code is correct.
+    A finding reports a mistake, fragile code, or correct code that follows an unusual convention.
+    Fragile code fails for large numbers or fully masked rows.
 
     Args:
         function: the function or class for the task; for a task about values, a tuple of these

@@ -32,7 +32,7 @@ def options_of(
     """Return `(taken, required)`: the options that a function takes, and those without a default.
 
     `taken` maps the qkv name of an option to the function's parameter, such as `is_causal` to
-    `causal`. `required` holds qkv names.
+    `causal`. `required` contains the qkv names of the options without a default.
 
     Args:
         function: a student's function.
@@ -40,7 +40,8 @@ def options_of(
         known: the possible parameter names of each option, keyed by the option's name in qkv.
 
     Raises:
-        TypeError: the function does not accept these arguments, or requires other arguments.
+        TypeError: the function does not accept these arguments, or requires arguments that are
+            neither positional arguments nor known options.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())

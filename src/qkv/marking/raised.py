@@ -39,7 +39,7 @@ _BY_TYPE = (
 )
 # pairs of a pattern for error messages and the key of the mistake that causes the error
 _BY_WORDS = tuple((re.compile(row["raised"]), key) for key, row in TEXTS.items() if "raised" in row)
-# keys of mistakes that only report an exception; a helper function may raise the same exception
+# keys of mistakes whose only sign is an exception, which a helper function could also raise
 RAISES = frozenset({"raises", *(key for _, key in _BY_WORDS)} - {"integer-table"})
 
 
@@ -131,7 +131,7 @@ def _of_attribute(error: AttributeError) -> Mistake | None:
 
 
 def _of_key(error: KeyError) -> Mistake | None:
-    """Explain a KeyError; name a similar key that the mapping has."""
+    """Explain a KeyError, and suggest a similar key of the mapping."""
     key = error.args[0] if error.args else None
     mappings = (
         value

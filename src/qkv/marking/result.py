@@ -27,8 +27,8 @@ class CheckResult:
             wrong outputs.
         example: a mapping for the smallest call that shows the first finding. It holds the inputs,
             the function's output or exception (`"yours"`) and the right output (`"right"`). For a
-            function with several outputs, a key also names the output, as in `"yours d_w_q"`. The
-            mapping is empty if nothing was found.
+            function with several outputs, a key also contains the output's name, as in
+            `"yours d_w_q"`. The mapping is empty if nothing was found.
         task: the name of the task; None if a file could not be marked for any task.
         hint: three hints for the first finding: what to try, where to look, and the line that
             corrects the mistake. The tuple is empty if nothing was found.
