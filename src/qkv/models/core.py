@@ -444,7 +444,7 @@ class Core:
         """Return the ways to split a word into subwords; "##" marks the continuation of a word.
 
         Some tokenizers split a word differently at the beginning of a text and after a space. The
-        list is empty if the vocabulary cannot spell the word.
+        list is empty if no subwords of the vocabulary form the word.
 
         >>> import qkv
         >>> qkv.load("random").subwords("bank")
@@ -463,12 +463,12 @@ class Core:
             dtype: the dtype of the weights in the file: float16, bfloat16, float32, float64, or
                 int8; by default each array keeps its dtype. With int8, each matrix `X.weight`
                 (rows, columns) is stored as int8, and a tensor `X.weight_scale` (rows,) stores one
-                float16 scale per row. A loaded weight is int8 * float32(scale), and differs from
-                the saved weight by at most scale/2. The scale of a row is the row's largest
-                absolute value / 127. Rows that were loaded from an int8 file keep their exact
-                values. Layers after the pooling keep their dtype, and all other tensors are stored
-                as float16. transformers cannot read the scales: omit dtype if transformers should
-                load the model.
+                float16 scale per row. When the file is loaded, each int8 number is multiplied by
+                its row's scale, as a float32. The product differs from the saved weight by at most
+                scale/2. The scale of a row is the row's largest absolute value / 127. Rows that
+                were loaded from an int8 file keep their exact values. Layers after the pooling keep
+                their dtype, and all other tensors are stored as float16. transformers cannot read
+                the scales: omit dtype if transformers should load the model.
 
         Raises:
             ValueError: the name of the folder is empty; `dtype` is unknown; or a tensor has values

@@ -32,7 +32,7 @@ from qkv.models.vision import DualEncoder, VisionModel
 from qkv.text import SubwordTokenizer
 from qkv.text.tokenizer import BareTokenizer
 
-_BARE = ("Model", "Encoder", "Backbone")  # Endings of the names of classes without a head.
+_BARE = ("Model", "Encoder", "Backbone")  # The last part of the name of a class without a head.
 
 
 @advising("load", LOADING)
@@ -78,7 +78,7 @@ def load(
     try:
         folder, name = find_model(name_or_path, revision), str(name_or_path)
     except (ValueError, FileNotFoundError, NotADirectoryError) as error:
-        # An error raised by qkv has one argument; an error of the operating system has two.
+        # Only qkv's own errors have one argument; the operating system's errors have two.
         if chosen and len(error.args) == 1:
             raise type(error)(f"{error} (the name comes from QKV_MODEL)") from error
         raise
@@ -224,12 +224,12 @@ def _tokenizer(
     read.need_file(path, read.MOST_TOKENIZER)
     try:
         tokenizer = kind.from_file(path)
-        tokenizer.tokenize("a")  # Some broken files can be read, but raise an error here.
+        tokenizer.tokenize("a")  # Some broken files raise an error only in this call.
     except BaseException as error:
         # A panic in the tokenizers library is a BaseException, but not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = read.first_line(error.__cause__ or error)  # Its message omits the call's name.
+        reason = read.first_line(error.__cause__ or error)  # The cause omits the call's name.
         raise read.ModelError(f"{path}: does not work as a tokenizer: {reason}") from error
     return tokenizer
 

@@ -15,7 +15,7 @@ from qkv.models.sentence.encode import OPTIONS, EmptyText, Encoder, checked_text
 from qkv.ops.kernel import get_num_threads, set_num_threads
 from qkv.progress import progress
 
-MOST = 5000  # The maximum default chunk size, as in sentence-transformers.
+MOST = 5000  # The default chunk size is at most this number, as in sentence-transformers.
 CHUNKS = 10  # Chunks per process. Small chunks keep all processes busy until the end.
 
 
@@ -61,7 +61,7 @@ class Pool:
         limits = [route.max_seq_length for route in model._all_routes()]
         self._executor = ProcessPoolExecutor(
             self.processes,
-            mp_context=multiprocessing.get_context("spawn"),  # "fork" copies only one thread
+            mp_context=multiprocessing.get_context("spawn"),  # "fork" would copy only one thread
             initializer=_begin,
             initargs=(self._folder.name, model.name, limits, threads),
         )

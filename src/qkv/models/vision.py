@@ -514,7 +514,7 @@ class DualEncoder(Model):
         hide: Hide = (),
         edit: Edit = None,
     ) -> DualOutput:
-        """Run token ids and images.
+        """Run the text model on token ids and the image model on pixel values.
 
         Args:
             input_ids: (n, T) integers, or (T,) for one text.

@@ -169,7 +169,7 @@ class Encoder:
 
     @property
     def kind(self) -> Hashable:
-        """A value that is equal for two encoders if both can run their texts in one batch."""
+        """A key: encoders with equal keys can run their texts in one batch."""
         return self.run, id(self.sentence), self._unread
 
     def ids(self, texts: Sequence[str], *, whole: bool = False) -> list[Array]:
@@ -405,8 +405,9 @@ def encode(
             files.
         output_value: "sentence_embedding"; "token_embeddings" for the last vectors of all tokens,
             including special tokens; or None for a dict with both.
-        prompt_name: the name of the prompt to put before each text. The model's files name the
-            prompts, and may name a default prompt, which is used if `prompt_name` is None.
+        prompt_name: the name of the prompt to put before each text. The prompts are in the model's
+            files. If `prompt_name` is None, the default prompt of these files is used, if there is
+            one.
         prompt: the text of a prompt, instead of `prompt_name`.
         truncate_dim: the number of leading dimensions of each vector to keep; None keeps all. If
             the model's files ask for vectors of length 1, vectors are scaled before the truncation,
@@ -576,7 +577,7 @@ def encode_stream(
         options: other options of `encode`, except `ablate`, `hide` and `edit`.
 
     Returns:
-        An iterator; each item is the result of `encode` for consecutive texts.
+        An iterator; each item is the result of `encode` for one group of consecutive texts.
 
     >>> import qkv
     >>> texts = (f"the cat sat {n} times" for n in range(5000))

@@ -23,8 +23,8 @@ from qkv.progress import progress
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_text, check_texts, parts_of
 
-# Keys of config.json that name the activation. Versions of sentence-transformers before 4 write the
-# second of these keys.
+# Keys of config.json whose values are names of activations. Versions of sentence-transformers
+# before 4 write the second of these keys.
 _KEYS = ("sentence_transformers", "sbert_ce_default_activation_function")
 _SIGMOID = "torch.nn.modules.activation.Sigmoid"
 _IDENTITY = "torch.nn.modules.linear.Identity"
@@ -340,7 +340,7 @@ def given_activation(function: Any, call: str) -> Activation:
 def activation_of(
     sentence: Sentence, config: Mapping[str, Any], name: str, classes: int, call: str
 ) -> str | None:
-    """Return the activation for a cross-encoder's logits, as the model's files name it.
+    """Read the activation for a cross-encoder's logits from the model's files.
 
     The default is a sigmoid for one class, and no activation for several. As in
     sentence-transformers, config_sentence_transformers.json takes precedence over config.json.
@@ -442,8 +442,8 @@ def rank(
         batch_size: the number of pairs per batch if each pair has 128 tokens, as in `encode`.
         show_progress_bar: as in `encode`.
         activation_fn: the function that turns logits into scores: a function of an array, or an
-            activation of torch.nn. The default is the activation that the model's files name, or a
-            sigmoid if the files name no activation.
+            activation of torch.nn. The default is the activation from the model's files, or a
+            sigmoid if the files contain no activation.
         device: None or "cpu".
 
     Returns:
@@ -525,8 +525,9 @@ def predict_pairs(
         batch_size: the number of pairs per batch if each pair has 128 tokens.
         show_progress_bar: as in `encode`.
         activation_fn: the function that turns logits into scores: a function of an array, or an
-            activation of torch.nn. The default is the activation that the model's files name. If
-            the files name no activation, the default is a sigmoid for a single class.
+            activation of torch.nn. The default is the activation from the model's files. If the
+            files contain no activation, a model with one class applies a sigmoid, and a model with
+            several classes applies no activation.
         apply_softmax: whether to apply a softmax to the scores of several classes.
         convert_to_numpy: False for a list of torch tensors, one per pair.
         convert_to_tensor: True for one torch tensor.

@@ -115,7 +115,8 @@ _EACH: Mapping[str, Callable[[Array, Array], Array]] = {
     "euclidean": lambda a, b: -_distances(a, b, _euclidean),
     "manhattan": lambda a, b: -_distances(a, b, _manhattan),
 }
-# Functions from vectors (n, D) and (n, D) to similarities (n,).
+# Each function compares row i of the first array (n, D) with row i of the second (n, D), and
+# returns the similarities (n,).
 _PAIRWISE: Mapping[str, Callable[[Array, Array], Array]] = {
     "cosine": lambda a, b: np.asarray((to_length_one(a) * to_length_one(b)).sum(1)),
     "dot": lambda a, b: np.asarray((a * b).sum(1)),
