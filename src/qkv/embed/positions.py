@@ -115,8 +115,8 @@ def alibi_slopes(num_heads: int) -> Array:
 
     If the number n of heads is a power of two, head h has the slope `2**(-8 * (h + 1) / n)`. For
     12 heads, the first 8 slopes are `alibi_slopes(8)`, and the last 4 slopes are
-    `alibi_slopes(16)[0:8:2]`. All other numbers of heads that are not a power of two follow the
-    same rule, as in the authors' code.
+    `alibi_slopes(16)[0:8:2]`. The same rule gives the slopes for every number of heads that is not
+    a power of two, as in the authors' code.
 
     Args:
         num_heads: the number of heads, at least 1.

@@ -69,7 +69,7 @@ def rotation_at(
 ) -> tuple[Array, Array]:
     """Return the factors that `rotate_pairs` applies to `x (..., L, d)`.
 
-    `speeds` is (dims / 2,), or has one row of dims / 2 numbers for each position.
+    `speeds` has the shape (dims / 2,), or contains one row of dims / 2 numbers for each position.
 
     Returns:
         `(cosines, sines)` times `scale`.

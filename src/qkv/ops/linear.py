@@ -56,7 +56,7 @@ def linear(
         x: `(..., in)`.
         weight: `(in, out)`, with any strides.
         bias: `(out,)`.
-        activation: a name that `activate` knows.
+        activation: a name that `activate` accepts.
         gate: `(..., out)`, by which the activation's result is multiplied.
         residual: `(..., out)`, added last.
         wide: whether the result is float32 if the inputs have half precision.
@@ -71,7 +71,7 @@ def linear(
     """
     code = 0 if activation is None else activation_named(activation, call="linear").code
     (chosen, threads), kind = kernel.body_and_threads(), _product_type(x.dtype, weight.dtype)
-    # if the shapes do not fit, NumPy raises the error below
+    # if the shapes do not fit, the NumPy code at the end raises the error
     fits = weight.ndim == 2 and x.shape[-1:] == weight.shape[:1]
     if chosen is not None and fits and kind is not None and kind != np.float64:
         depth, width = weight.shape
@@ -208,7 +208,7 @@ def multiply(left: Array, right: Array) -> Array:
 
 def _piece(rows: int, columns: int, depth: int) -> tuple[int, int]:
     """Return the numbers of rows and columns of a block: a large product has several blocks."""
-    # The 8 stands for reading `right`, which takes about as long as computing 8 rows.
+    # Reading `right` takes about as long as computing 8 rows.
     work = (rows + 8) * columns * depth
     pieces = max(min(8, work >> 24), work >> 28)
     high, wide = max(rows, 1), max(columns, 1)

@@ -123,8 +123,8 @@ def _lasting_memory(count: int) -> Array:
 def _count(shelf: Any, size: int) -> None:
     """Add `size` to a shelf's number of used bytes; if few bytes are still used, delete the shelf.
 
-    A negative `size` counts freed bytes. If the deleted shelf still contained packed weights, these
-    weights are packed again at their next use.
+    If bytes are freed, `size` is negative. If the deleted shelf still contained packed weights,
+    these weights are packed again at their next use.
     """
     if shelf is None:  # there is no shelf yet
         return
@@ -154,7 +154,7 @@ class Prepared:
     Attributes:
         body: the index of the kernel's variant.
         kind: float32 or bfloat16, the dtype of the factors.
-        bits: the dtype in which the kernel reads arrays of the dtype `kind`.
+        bits: the dtype of the arrays that the kernel gets: float32, or uint16 for bfloat16.
         threads: the maximum number of threads.
     """
 

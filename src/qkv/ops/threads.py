@@ -87,13 +87,13 @@ def go_on() -> None:
 
 
 def _ask_for_help(count: int, join: Callable[[], None]) -> None:
-    """Run `join` on `count` other threads, or on fewer if the system cannot start all of them."""
+    """Run `join` on `count` helper threads, or on fewer if the system cannot start all of them."""
     try:
         while len(_helpers) < count:
             helper = threading.Thread(target=_help, args=(_jobs,), name="qkv", daemon=True)
             helper.start()
             _helpers.append(helper)
-    except RuntimeError:  # too many threads, or the process is about to end
+    except RuntimeError:  # there are too many threads, or the process is about to end
         count = len(_helpers)
     for _ in range(count):
         _jobs.put(join)
