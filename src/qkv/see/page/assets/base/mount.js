@@ -1,16 +1,17 @@
-// Starts a view on a page. html.py writes the bundle of a page, and a call of start(hash, payload, css), into one
-// function. The top of payload.py describes the payload.
+// Starts a view on a page. For each page, html.py writes one function, which contains the page's bundle and the call
+// `start(hash, payload, css)`. The top of payload.py describes the payload.
 
 import { el, fill } from "./elements.js";
 import { atOnce, inTurn } from "./turns.js";
 import "./view.css";
 
 /**
- * The functions with which a view draws and speaks.
+ * The functions that a view calls to draw and to announce texts.
  * @typedef {object} Ui
  * @property {(name: string) => number[]} stops  the colours of a scale: red, green and blue of each, in one list
  * @property {(text: string) => void} say  announces a text to screen readers
- * @property {(name: "light" | "dark" | null) => void} theme  makes the document light or dark; null restores it
+ * @property {(name: "light" | "dark" | null) => void} theme  sets the document's theme; null restores the theme from
+ *     before
  * @property {(draw: () => any) => void} redraw  registers a function to call again for other colours or another width
  * @property {() => void} repaint
  * @property {(name: string) => string} color  a CSS property of the view

@@ -8,7 +8,8 @@ import { unpack } from "../base/arrays.js";
 /** @typedef {{b64: string, shape: number[], bits?: number, per?: number}} Packed */
 
 /**
- * A text as the readers below expect it: TEXT of payload.py, with flags instead of positions for special tokens.
+ * A text in the form that the functions below read: TEXT of payload.py, except that `special` has one flag per token
+ * instead of the positions of the special tokens.
  * @typedef {object} Text
  * @property {string} name
  * @property {string[]} tokens
@@ -22,7 +23,8 @@ import { unpack } from "../base/arrays.js";
  * @property {number} heads
  * @property {number} length
  * @property {number} key_length
- * @property {Packed | boolean | null} hidden  bits, 1 for masked cells; for a run, whether any cell may be masked
+ * @property {Packed | boolean | null} hidden  for a recorded text: one bit per cell, 1 if it is masked; for a text that
+ *     the page runs: whether any cell may be masked
  * @property {(number | null)[]} scale  the factor of the scores of each layer
  * @property {{top_k: number, indices: Packed, weights: Packed, received: Packed} | null} summary  the largest weights
  *     of a long text; null for other texts
@@ -40,7 +42,7 @@ import { unpack } from "../base/arrays.js";
  * @property {number[]} keySpecial
  * @property {[number, number, string][] | null} keyWords
  * @property {(l: number, h: number, i: number, give: (j: number, weight: number) => void) => void} row calls `give`
- * with each weight of a query that the page has
+ * with each weight of a query that the page contains
  * @property {(l: number, h: number, i: number, j: number) => boolean} hidden
  * @property {(l: number, h: number, i: number, j: number) => boolean} [changed]  whether the reader's changes hide the cell
  * @property {(l: number, h: number, j: number) => number | null} norm
@@ -49,7 +51,8 @@ import { unpack } from "../base/arrays.js";
  */
 
 /**
- * Converts a text of the payload to a run. A long text has only its largest weights, and no pattern.
+ * Converts a text of the payload to a run. For a long text, the payload contains only the largest weights, and the run
+ * has no `pattern`.
  * @param {any} written  TEXT of payload.py
  * @returns {Run}
  */
@@ -84,7 +87,7 @@ function recordedRun(written) {
 }
 
 /**
- * The door to the texts of a payload, by name.
+ * Opens the texts of a payload: returns an object that gets each text by its name.
  * @param {any} data  PAYLOAD of payload.py
  */
 export function openRecorded(data) {
@@ -120,7 +123,7 @@ function reader(text) {
   const bit = (name, l, h, i, j) => {
     const packed = text[name];
     if (!packed) return false;
-    const [layers, heads] = packed.shape; // if an axis has length 1, its only entry holds for all layers or heads
+    const [layers, heads] = packed.shape; // if an axis has length 1, all layers (or heads) use its only entry
     const index = (((layers > 1 ? l : 0) * heads + (heads > 1 ? h : 0)) * L + i) * S + j;
     return Boolean((once(name, { ...packed, bits: 8 })[index >> 3] >> (7 - (index & 7))) & 1);
   };

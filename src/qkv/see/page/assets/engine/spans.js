@@ -2,8 +2,8 @@
 // comes from.
 
 /**
- * The character at position i of `text` comes from `original.slice(from[i], to[i])`; the piece begins at position
- * `start` of the given text.
+ * The character at position i of `text` comes from `original.slice(from[i], to[i])`; in `original`, the piece begins at
+ * position `start`.
  * @typedef {{text: string, from: number[], to: number[], start: number}} Piece
  * @typedef {[mark: string, from: number, to: number]} Mark  a character, and the part of the given text from which it
  *     comes
@@ -34,7 +34,7 @@ export function marksOf({ text, from, to }) {
 }
 
 /**
- * A piece of these characters.
+ * Joins these characters to a piece.
  * @param {Mark[]} marks
  * @param {number} start
  * @returns {Piece}
@@ -64,7 +64,7 @@ export function changed(piece, change) {
 }
 
 /**
- * A part of a piece.
+ * Returns the characters of a piece from index `first` to index `last`, without `last`.
  * @param {Piece} piece
  * @param {number} first
  * @param {number} last
@@ -89,8 +89,8 @@ export function behind(piece, marks) {
 }
 
 /**
- * Replaces the matches of a pattern in a piece by `put`. Each `put` comes from the same part of the given text as the
- * last character of its match.
+ * Replaces the matches of a pattern in a piece by `put`. Each inserted `put` is assigned to the part of the given text
+ * from which the last character of its match comes.
  * @param {Piece} piece
  * @param {RegExp} pattern
  * @param {string} put

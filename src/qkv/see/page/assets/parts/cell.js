@@ -1,6 +1,6 @@
-// The cell: the sum that gives one number. Each product is a bar, upwards if it is positive and downwards if it is
-// negative, with its two factors above it. The bar under the pointer is named, and its two factors are marked
-// everywhere on the page. `Sum` is the result of sums.js.
+// The panel for one cell: it shows how a number is computed as a sum of products. Each product is a bar, upwards if it
+// is positive and downwards if it is negative, with its two factors above it. The bar under the pointer is named, and
+// its two factors are marked everywhere on the page. `Sum` is the result of sums.js.
 
 import { canvas2d, css, hatch, shade } from "../base/colours.js";
 import { foldedTable } from "../base/controls.js";
@@ -18,8 +18,8 @@ const BARS = 96; // the height of the chart of bars, in pixels
  * The contents of a chart of bars.
  * @typedef {object} Bars
  * @property {string} label  the name of the sum
- * @property {[string, ArrayLike<number>, number?][]} rows the factors of each bar, as strips above the bars: a name,
- * numbers, and the end of the scale unless it is the largest number
+ * @property {[string, ArrayLike<number>, number?][]} rows the factors of each bar, as strips above the bars. A strip
+ * consists of a name, the numbers, and the end of the colour scale, which is the largest number by default
  * @property {string} name  of the bars
  * @property {number[]} values  the length of each bar
  * @property {number | null} high  the end of the scale; null for the largest number
@@ -35,7 +35,7 @@ const BARS = 96; // the height of the chart of bars, in pixels
  * Converts a sum of products to bars.
  * @param {string} label
  * @param {Sum} sum
- * @param {string} left  the name of the left factors
+ * @param {string} left  the name of the left factor of each product
  * @param {string} right
  * @returns {Bars}
  */
@@ -63,8 +63,8 @@ export function productBars(label, sum, left, right) {
  * Converts a row of scores and their softmax to bars.
  * @param {string} label
  * @param {{scores: ArrayLike<number>, raised: ArrayLike<number>, shares: number[], names: string[], at: number,
- * of: string, name: string}} row `of` is the name of the scores, and `name` is the name of `shares`, the results of
- * the softmax
+ * of: string, name: string}} row `shares` are the results of the softmax; `of` is the displayed name of the scores, and
+ * `name` is the displayed name of the shares
  * @returns {Bars}
  */
 export function shareBars(label, { scores, raised, shares, names, at, of, name }) {

@@ -120,7 +120,7 @@ function sheetsOf(name, now, data, part) {
 }
 
 /**
- * The text of the live page about a saved part.
+ * Returns what the live page saves with a part's picture: a name, the sentence, a caption and the part's numbers.
  * @param {string} name
  * @param {Told} now
  * @param {Store} store

@@ -26,7 +26,7 @@ import "./head.css";
 
 /**
  * @typedef {{at: (t: number, c: number) => number, high: number}} Vectors
- *     `at(t, c)`: the number c in the vector of token t; `high`: the largest number
+ *     `at(t, c)`: the number at index c of token t's vector; `high`: the largest number
  * @typedef {{d: number, q: Vectors, k: Vectors, v: Vectors, z: Vectors}} HeadVectors  `d`: the size of a vector
  * @typedef {{run: Run, head: Head, far: Head | null, at: At, high: number, vectors: HeadVectors | null}} Shown  a head
  *     and its view; `far`: the head with which it is compared; `high`: the end of the scale
@@ -49,10 +49,10 @@ export function vectorsOf(run, layer, head) {
   const [T, heads] = [run.tokens.length, run.pattern[layer].length];
   const d = block.q.length / T / heads;
   /**
-   * @param {ArrayLike<number>} array  of all tokens and heads
+   * @param {ArrayLike<number>} array  the vectors of all tokens in all heads
    */
   const of = (array) => {
-    const own = array.length / T / d; // there may be fewer heads of keys and values
+    const own = array.length / T / d; // the number of heads in `array`: keys and values may have fewer heads than queries
     const h = Math.floor((head * own) / heads);
     /** @param {number} t @param {number} c */
     const at = (t, c) => array[(t * own + h) * d + c];
@@ -60,7 +60,7 @@ export function vectorsOf(run, layer, head) {
     for (let t = 0; t < T; t++) for (let c = 0; c < d; c++) high = Math.max(high, Math.abs(at(t, c)));
     return { at, high };
   };
-  const [q, k] = [block.rot_q ?? block.q, block.rot_k ?? block.k]; // after norms and rotation, if the model has them
+  const [q, k] = [block.rot_q ?? block.q, block.rot_k ?? block.k]; // q and k after the model's norms and rotation, if any
   return { d, q: of(q), k: of(k), v: of(block.v), z: of(block.z) };
 }
 
@@ -164,7 +164,7 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * Handles a cell under the pointer: shows its row, in the lines too.
+   * Handles a cell under the pointer: highlights its row in the heat map and in the lines.
    * @param {number | null} r
    * @param {number} c
    */
@@ -181,7 +181,8 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * Handles a picked cell: paints its link if the mask is being painted, or else chooses its query.
+   * Handles a picked cell: while the reader paints the mask, masks or unmasks the cell's link; otherwise chooses the
+   * cell's query.
    * @param {number} r
    * @param {number} c
    * @param {MouseEvent | KeyboardEvent} event
@@ -204,7 +205,7 @@ export function headPart(ui, store, hands = null) {
     }
   }
 
-  /** The options of the map if lines and heat map fit side by side, with rows at the same height. */
+  /** Checks whether the lines and the heat map fit side by side, with equal rows, and returns the heat map's options. */
   function layout() {
     const { state } = now;
     const { rows, columns, away } = shown.head;
@@ -259,8 +260,7 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * Shows the rows in view. `more` has further options of the map; `fresh`: the tokens differ from the previous
-   * tokens.
+   * Shows the rows in view. `more` contains options of the heat map that change; `fresh` is true if the tokens are new.
    * @param {Record<string, any>} more
    */
   function refresh(more = {}, fresh = false, aloud = false) {
@@ -312,7 +312,7 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * The reason for showing this head, if the page has one.
+   * Says why the page shows this head; empty if the page has no reason.
    * @param {Now} now
    */
   function whyOf_({ state, ruled, model }) {
@@ -381,7 +381,7 @@ export function headPart(ui, store, hands = null) {
 }
 
 /**
- * All weights of a head for a table.
+ * Returns all weights of a head as a table: a caption, columns and rows.
  * @param {Head} head
  */
 function weightsTold(head) {

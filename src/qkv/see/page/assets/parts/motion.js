@@ -21,12 +21,12 @@ import "./motion.css";
 const MOMENTS = ["keys", "products", "scores", "weights", "values", "sum"];
 const [MOVES, RESTS] = [800, 1000]; // how long each moment moves, and then rests, in milliseconds
 const TICKS = 10; // the number of slider steps in each moment
-const SEPARATE = 12; // the number of rows; if there are more keys, the last row stands for all other keys
+const SEPARATE = 12; // the number of rows; if there are more keys, the last row shows the sum of the keys without a row
 const TALL = 22; // the height of a row, in pixels
 const GAP = 6; // the gap above the sum, in pixels
 
 /**
- * One key of the animated row; `others` marks a row that stands for several keys and has no score.
+ * One key of the animated row; if `others` is true, the row shows the sum of several keys, and no score.
  * @typedef {object} Rising
  * @property {string} name
  * @property {boolean} others
@@ -40,8 +40,9 @@ const GAP = 6; // the gap above the sum, in pixels
  */
 
 /**
- * The numbers of a row: for the keys with the largest weights, in the order of the text, and for all other keys
- * together. Null if the run does not have the layer's results.
+ * Returns what the animation shows for the chosen query: one entry for each of the keys with the largest weights, in
+ * the order of the text, and a last entry for all other keys together. Null if the run contains no results of the
+ * layer.
  * @param {Now} now
  */
 function arising({ run, state }) {
@@ -99,7 +100,8 @@ function together(keys, weights, across, vectors) {
 }
 
 /**
- * The factor of the scores before the softmax. It is computed from the scores, since models have different factors.
+ * The factor of the scores before the softmax. It is computed from the layer's scores, since the factor differs between
+ * models.
  * @param {Rising[]} rows
  * @param {Edit[]} edits
  * @param {number} d
@@ -158,7 +160,7 @@ function tinted(ui, pen, row) {
 }
 
 /**
- * Draws the picture at `at`, which counts moments from 0.
+ * Draws the picture at the time `at`, which is measured in moments and starts at 0.
  * @param {CanvasRenderingContext2D} pen
  * @param {Arising} row
  * @param {Colours} colours
@@ -235,7 +237,7 @@ function drawMoment(pen, row, colours, at, wide) {
   }
 
   /**
-   * The values come in like the keys, and shrink by their weights.
+   * Each value vector slides into its row, as the key did, and then shrinks in proportion to its weight.
    * @param {number} r
    */
   function values(r) {
@@ -245,7 +247,10 @@ function drawMoment(pen, row, colours, at, wide) {
     strip(colours.rows[r].v, (1 - come) * wide, top(r) + (high - tall) / 2, tall);
   }
 
-  /** The shrunken values move into one row and fill it, since the weights sum to 1; there they blend into the sum. */
+  /**
+   * The shrunken values move into one row. They fill this row exactly, since the weights sum to 1, and then blend into
+   * the sum.
+   */
   function pile() {
     const down = eased((at - 5) / 0.65);
     const fit = high / Math.max(high, heights.reduce((sum, tall) => sum + tall, 0));
@@ -277,7 +282,7 @@ function drawMoment(pen, row, colours, at, wide) {
 /**
  * The animation of the chosen query, below the lines of its head. It plays when a query is chosen, but not after a
  * change. If the reader prefers reduced motion, the end is shown at once. `play(from, to)` plays from one moment to
- * another without rests.
+ * another without pauses.
  * @param {Ui} ui
  * @returns {Part & {play: (from: number, to: number) => void}}
  */
@@ -329,7 +334,7 @@ export function motionPart(ui) {
   /** @param {number} time */
   function frame(time) {
     if (!playing || !inView || !row) return;
-    advance(before ? Math.min(300, time - before) : 0); // no jump when the window becomes visible again
+    advance(before ? Math.min(300, time - before) : 0); // the limit avoids a jump when the window becomes visible again
     before = time;
     if (at >= end) stop();
     else requestAnimationFrame(frame);
@@ -365,8 +370,8 @@ export function motionPart(ui) {
   }
 
   /**
-   * Page Down moves to the beginning of the current moment or, from there, of the moment before it. Page Up moves to
-   * the beginning of the next moment.
+   * Page Down moves to the beginning of the current moment; if the slider is there already, it moves to the beginning
+   * of the previous moment. Page Up moves to the beginning of the next moment.
    * @param {KeyboardEvent} event
    */
   function leap(event) {
@@ -406,7 +411,7 @@ export function motionPart(ui) {
   }
 
   /**
-   * Describes a moment of the animation. Its example is the key with the largest weight, whose numbers are shown.
+   * Describes a moment of the animation, with the numbers of the key with the largest weight as an example.
    * @param {number} moment
    */
   function sentence(moment) {

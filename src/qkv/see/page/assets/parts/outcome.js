@@ -1,5 +1,6 @@
-// The outcome of the reader's changes: the model's words for a position before the changes and now, a sentence about
-// them, and further below the effect of the changes on a word's vectors and on the patterns of heads.
+// The outcome of the reader's changes. The part shows the words that the model predicts at a position, before the
+// changes and now, and a sentence about these words. Below, it shows the effect of the changes on a word's vectors and
+// on the patterns of heads.
 
 import { el, fill, word } from "../base/elements.js";
 import { fixed, percent, visible } from "../base/format.js";
@@ -95,7 +96,7 @@ function headlineOf(now, { rows, moved, shows }) {
 }
 
 /**
- * A sentence about the effect of the changes; it names the changes if there is room.
+ * A sentence about the effect of the changes; if there is room, the sentence also describes the changes.
  * @param {Looked} now
  * @param {(cause: Said[]) => Said[]} told
  * @returns {Said[]}
@@ -201,7 +202,7 @@ function rowsOf(edits) {
 }
 
 /**
- * The readable name of a token, after swaps of words.
+ * The readable name of a token; if the reader replaced its word, the name is the new word's.
  * @param {Looked} now
  * @param {number} token
  */
@@ -211,8 +212,8 @@ function nameAt(now, token) {
 }
 
 /**
- * The words to which these tokens belong, each once. If the list lacks a token of a word, the listed tokens are
- * named, not the word.
+ * The words to which these tokens belong, each once. If a token of a word is not in `tokens`, the result contains the
+ * word's listed tokens instead of the word.
  * @param {Looked} now
  * @param {number[]} tokens
  */
@@ -323,7 +324,7 @@ export function outcomePart(ui, store) {
 }
 
 /**
- * The words for a position, and the meaning of the bars if there are changes.
+ * A table of the words that the model predicts at a position; if there are changes, a note below it explains the bars.
  * @param {Looked} now
  * @param {Outcome} outcome
  */
@@ -347,7 +348,8 @@ export function barLegend(names, more = "") {
 }
 
 /**
- * A table of words with bars from 0 to 100%: two bars for each word, with these names, or only the second bar.
+ * A table of words with bars from 0 to 100%. If `names` is null, each word has one bar, for its probability now;
+ * otherwise each word has two bars, with these names.
  * @param {WordRow[]} rows
  * @param {[string, string] | null} names
  */

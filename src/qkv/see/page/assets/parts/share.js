@@ -1,5 +1,5 @@
-// Sharing: a picture of the sentence before and after the changes, and the page in its current state: as an address
-// if the page is on the web, or else as a file that contains the changes.
+// The reader can share a picture of the sentence before and after the changes, and the page in its current state. A
+// page on the web is shared as an address, any other page as a file that contains the changes.
 
 import { el, fill } from "../base/elements.js";
 import { editsOf } from "../engine/edits.js";
@@ -88,7 +88,7 @@ export function sharePart(ui, store) {
 }
 
 /**
- * This document as a file that opens in the state of an address.
+ * Returns this page as a file; when a reader opens the file, the page has the state that `hash` describes.
  * @param {string} hash
  */
 function pageWith(hash) {

@@ -47,7 +47,7 @@ export function plainOf(parts) {
 }
 
 /**
- * The factor by which the model multiplies a layer's scores: the factor that the model names or, by default, 1/√d,
+ * The factor by which the model multiplies a layer's scores: the factor from the model's settings or, by default, 1/√d,
  * where d is the size of a head.
  * @param {any} model
  * @param {number} layer
@@ -57,8 +57,8 @@ export function usualScale(model, layer) {
 }
 
 /**
- * Describes a factor of scores as the temperature of the softmax of attention, which is not the temperature at which
- * words are drawn. If layers have different factors, no single temperature describes all of them.
+ * Describes a factor of scores as the temperature of the softmax of attention, which is not the temperature for
+ * sampling words. If layers have different factors, no single temperature describes all of them.
  * @param {any} model
  * @param {number} value
  */

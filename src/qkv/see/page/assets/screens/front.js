@@ -78,7 +78,7 @@ export function frontScreen(ui, store, { outcome, writing }) {
     fill(trouble, error);
     if (ui.focused() !== field) field.value = run ? now.sentence.replaceAll(store.data.mask ?? "[MASK]", "_") : now.state.text;
     if (!run) return;
-    clear.hidden = now.state.edits.every(({ op }) => op === "hide"); // a press on the word shows it again
+    clear.hidden = now.state.edits.every(({ op }) => op === "hide"); // to show a hidden word again, press it
     picture.update(/** @type {Now} */ (now));
     share.update(/** @type {Now} */ (now));
     const missing = !next && !gapsOf(now.sentence.replaceAll(store.data.mask ?? "[MASK]", "_")).length;
