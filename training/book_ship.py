@@ -122,12 +122,12 @@ the same sense). The vectors of the token table do not depend on the context.
 | --- | --- | --- |
 {figures}
 
-If 15% of the words in each sentence are masked (at least one), the model names {named} of these
-words. A word counts only if all its subwords are right. In {examples} of these sentences (5 to 16
-words each), one content word is masked, which occurs nowhere else in the sentence. The share of
-these sentences for which the first guess is another content word of the sentence is {another}. The
-first guess is right in {right}. Of {everyday} everyday words {pieces} are split or
-unknown{which}."""
+When 15% of the words in each sentence are masked (and at least one word), the model correctly
+predicts {named} of these words. A word counts only if all its subwords are right. In {examples} of
+these sentences (5 to 16 words each), one content word is masked, which occurs nowhere else in the
+sentence. The share of first guesses that repeat a visible content word of the sentence is
+{another}. The share of right first guesses is {right}.
+Of {everyday} everyday words {pieces} are split or unknown{which}."""
 
 _HEADS = """\
 The table lists the mean weight that a token of these sentences gives to the previous token, the

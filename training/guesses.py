@@ -18,7 +18,7 @@ def named(
     """Return the first guess at each masked position of each text, from unadjusted logits.
 
     Args:
-        model: an encoder that names masked words.
+        model: an encoder that predicts masked words.
         texts: the token ids (T,) of each text, including special tokens.
         places: the masked positions of each text.
 

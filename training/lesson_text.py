@@ -1,7 +1,7 @@
 """The texts of the live page's cards, for the examples that `training.lesson` finds.
 
-A card takes a reader fifteen seconds: the card shows a picture, announces a change, and asks a
-question.
+A card shows a picture, announces a change, and asks a question. A reader needs about fifteen
+seconds for a card.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def _neighbour(given: Examples) -> list[Card | None]:
         f"*{names[shown + by]}*.",
         "ask": f"Where will *{names[query]}* look most?",
         **_words(one, head, query),
-        "told": f"It looks most at *{word}*, the word {side} it. This head goes by position: "
-        "every token carries the number of its position.",
+        "told": f"It looks most at *{word}*, the word {side} it. This head finds the "
+        "word by its position, which every token's vector contains.",
         "before": _state(one, head, shown),
         "after": _state(one, head, query),
     }
@@ -221,8 +221,8 @@ def _remove(given: Examples) -> Card:
         f"{GAP} looks at *{word}*.",
         "ask": "What will the model say?",
         **guesses,
-        "told": f"*{first}* falls from {was} to {now}. *{word}* is still there, and other heads "
-        "see it, but this head brought it to the gap.",
+        "told": f"*{first}* falls from {was} to {now}. *{word}* is still in the text, and "
+        "other heads see it, but this head carried its information to the gap.",
         "before": _state(one, head, tab="result"),
         "after": _state(one, head, edits=edits, tab="result"),
     }
@@ -276,7 +276,7 @@ def _worth(given: Examples) -> Card | None:
         "right": {"of": "largest", "among": [2, 3]},
         "told": f"Without *{seen}*, {_first(one, one.hidden(seen))} ({at[seen]} of the probability "
         f"goes to other words). Without *{used}*, {_first(one, one.hidden(used))} ({at[used]}). "
-        "A weight says where a head looked, not how much it mattered: hide the word to see.",
+        "A weight says where a head looked, not how much it mattered. To see that, hide the word.",
         "before": _state(one, head, tab="result"),
         "after": _state(one, head, edits=one.hidden(used), tab="result"),
     }

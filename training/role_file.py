@@ -24,7 +24,7 @@ _ROW = re.compile(r"^\| (\d+\.\d+) \| ([a-z][a-z ]*) (\d\.\d\d)[ ,]", re.MULTILI
 
 
 def roles_in(card: str) -> dict[str, tuple[str, float]]:
-    """Return the largest role of each head, which is the first in the head's row of a card's table.
+    """Return each head's largest role: the first role in the head's row of a card's table.
 
     >>> roles_in('''| head | roles |
     ... | --- | --- |
@@ -36,7 +36,7 @@ def roles_in(card: str) -> dict[str, tuple[str, float]]:
 
 
 def keep(folder: Path) -> None:
-    """Write the file, with the roles of the card in the same folder."""
+    """Write the roles from the model card in `folder` to a file in the same folder."""
     found = roles_in((folder / "README.md").read_text(encoding="utf-8"))
     rows = ",\n".join(f" {json.dumps(head)}: {json.dumps(own)}" for head, own in found.items())
     with replacing(folder / ROLES) as file:

@@ -1,7 +1,7 @@
 """Find the heads of a model that have a role, by a rule and on held-out examples.
 
-`python -m training.roles MODEL` prints these heads. MODEL is a folder or a name; by default, it is
-the default model.
+`python -m training.roles MODEL` prints these heads. MODEL is the folder or the name of a model. If
+MODEL is omitted, the script measures the default model.
 
 The rule. A head has a role if one of these weights is 0.4 or more:
 
@@ -17,13 +17,13 @@ The number of heads with a role includes at most three heads whose only roles ar
 
 The relations are those of `training.pairs`. Heads of a masked language model act most at the masked
 word, so each relation is measured twice: in the unchanged sentence, and with [MASK] in place of the
-looking word (*hidden verb to object*). A weight between words is the sum over the subwords of the
-word looked at, and the mean over the subwords of the looking word (Clark et al. 2019, "What Does
-BERT Look At?", section 4). Each pair is compared with unrelated words at the same positions of
-another sentence, masked in the same way; positions are counted without punctuation. Before any
-measurement, we chose the relations of objects, and the relations of nouns to prepositions and
-articles. We chose the other relations, and masking, after we had seen the heads on the examples
-kept for choosing models.
+query word (*hidden verb to object*). To get one weight from a query word to a key word, we sum the
+weights over the key word's subwords, and take the mean over the query word's subwords (Clark et al.
+2019, "What Does BERT Look At?", section 4). Each pair is compared with a pair of unrelated words:
+the words at the same positions of another sentence, with the same word masked. Punctuation does not
+count as a position. Before any measurement, we chose three relations: object, noun to preposition,
+and noun to article. After we had seen the heads on the examples kept for choosing models, we chose
+the other relations, and decided to mask words.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class Measured:
     pairs: int
 
     def holds(self) -> Array:
-        """Return the heads for which the relation is a role on these examples."""
+        """Return which heads have this relation as a role, judged by these examples."""
         return (self.mean >= LEAST) & (self.low >= MORE)
 
 
 def weights_between(model: qkv.Model, pairs: Sequence[Pair]) -> Array:
-    """Return the weight of each pair's looking word on its other word: (n, layers, heads)."""
+    """Return the weight from the first to the second word of each pair: (n, layers, heads)."""
     found = np.zeros((len(pairs), model.num_layers, model.num_heads))
     of: dict[str, list[int]] = {}  # the indices of the pairs of each text
     for number, (text, _, _) in enumerate(pairs):
@@ -84,7 +84,7 @@ def weights_between(model: qkv.Model, pairs: Sequence[Pair]) -> Array:
             for number in of[texts[place]]:
                 _, looks, at = pairs[number]
                 queries, keys = (_tokens(trace.offsets[row], span) for span in (looks, at))
-                if queries and keys:  # the word is not beyond the model's maximum length
+                if queries and keys:  # both words are within the model's maximum length
                     for layer, weights in enumerate(trace.attentions):
                         block = weights[row][:, queries][:, :, keys]
                         found[number, layer] = block.sum(-1).mean(-1)
@@ -96,7 +96,7 @@ def _tokens(offsets: Sequence[Span], span: Span) -> list[int]:
 
 
 def relations(model: qkv.Model, wordnet: WordNet, twelfth: int) -> dict[str, Measured]:
-    """Measure each relation on one twelfth of the examples, if possible also with masked words."""
+    """Measure each relation on one twelfth of the examples, without and with masked words."""
     assert model.tokenizer is not None
     mask = model.tokenizer.mask
     sentences = held_out_sentences(wordnet, twelfth)
@@ -149,7 +149,7 @@ def roles(
 
 
 def counted(rows: Sequence[dict[str, Any]]) -> int:
-    """Count the heads with a role; count at most three whose only roles are *first* or *last*.
+    """Count the heads with a role, but at most three heads whose only roles are *first* or *last*.
 
     >>> counted([{"roles": {"first": 0.5}}] * 5 + [{"roles": {"first": 0.4, "next": 0.8}}])
     4
