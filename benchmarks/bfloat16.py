@@ -11,7 +11,7 @@ from qkv.measure import operations, processor, random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Yield rows for the two long shapes of the float32 table."""
+    """Yield rows for the two longest inputs of the table for float32."""
     for shape in ((1, 12, 2048 // shrink, 64), (1, 8, 4096 // shrink, 128)):
         yield row(shape, fast="avx512_bf16" in processor()[1])
 

@@ -19,7 +19,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def row(shape, goals=(), *, causal=False) -> Row:
-    """Make the row of one shape `(B, H, L, d)`; the time includes the forward pass."""
+    """Return the row for inputs (B, H, L, d); its times include the forward pass."""
     q, k, v = random_inputs(shape, shape)
     above = random_inputs(shape, shape, seed=1)[0]
     head = [x[:, :1].astype(np.float64) for x in (q, k, v, above)]

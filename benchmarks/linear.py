@@ -16,7 +16,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def row(tokens: int, into: int, out: int, *, fast: bool) -> Row:
-    """Make the row for float32 and bfloat16; if `fast`, the processor multiplies BF16 itself."""
+    """Return the row for float32 and bfloat16; `fast`: the processor can multiply bfloat16."""
     from ml_dtypes import bfloat16
 
     rng = np.random.default_rng(0)

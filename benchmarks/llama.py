@@ -29,7 +29,7 @@ PROMPT, WRITTEN = 512, 128
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Yield rows: the logits of a prompt of 512 tokens, and 128 new tokens after a prompt of 16."""
+    """Yield two rows: logits for 512 prompt tokens; 128 new tokens after 16 prompt tokens."""
     config = CONFIG | {"num_hidden_layers": max(1, 30 // shrink)}
     if shrink > 8:
         config |= {"vocab_size": 1000}

@@ -1,4 +1,4 @@
-"""The NumPy path, used without the kernel, compared with plain NumPy."""
+"""Compare the code that qkv runs without its kernel with plain NumPy."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def row(shape, *, memory: bool) -> Row:
-    """Make the row of one length."""
+    """Return the table's row for one length of text."""
     q, k, v = random_inputs(shape, shape)
     error, work = beside(q, k, v), operations(q, k, v)
     ways = {
