@@ -241,7 +241,7 @@ def _names(*trees: ast.AST) -> set[str]:
 
 
 def _answers(cells: list[nbformat.NotebookNode]) -> dict[int, str]:
-    """Return the solution of each stub by the number of the stub's cell.
+    """Return the solution of each stub, keyed by the number of the stub's cell.
 
     Raises:
         ValueError: a stub has no solution after it or no `...`, or a solution has no stub before it
