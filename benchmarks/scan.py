@@ -68,7 +68,10 @@ OURS, TORCH = "memory of the process: qkv", "memory of the process: torch"
 
 
 def row(name: str, model: qkv.Model, texts: list[Any], home: Path, *goals: Goal) -> Row:
-    """Make a row: both libraries scan the same texts; separate processes measure their memory."""
+    """Make a row with the time and the memory of both libraries on the same texts.
+
+    The memory of each library is measured in a separate process.
+    """
     folder, file = home / model.name, home / f"{model.name}.jsonl"
     model.save(folder)
     file.write_text("".join(f"{json.dumps(text)}\n" for text in texts), encoding="utf-8")
@@ -94,7 +97,7 @@ def row(name: str, model: qkv.Model, texts: list[Any], home: Path, *goals: Goal)
 
 
 def found_in(found: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the means (names, layers, heads) and largest values of either library's result."""
+    """Return the means (names, layers, heads) and the largest values found by qkv or by torch."""
     if not isinstance(found, HeadScan):
         return found
     means = np.array([found.scores[name] for name in NAMES])

@@ -1,4 +1,4 @@
-// The decoders of a tokenizer.json: how each kind joins tokens to a text.
+// The decoders of a `tokenizer.json`: each kind of decoder joins tokens into a text in its own way.
 
 import { BYTE_OF } from "../base/tokens.js";
 import { patternOf } from "./patterns.js";

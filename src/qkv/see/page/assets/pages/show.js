@@ -1,4 +1,4 @@
-// The page of "show": one head and all heads of a recorded text.
+// The page that `qkv.show` makes for a recorded text. It shows one head in detail, and a map of all heads.
 
 import { el, fill } from "../base/elements.js";
 import { starting } from "../base/mount.js";

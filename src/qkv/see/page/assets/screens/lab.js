@@ -109,7 +109,7 @@ export function labScreen(box, ui, store, shared) {
   restrict(store.state.only);
 
   /**
-   * Shows only these regions, or all regions.
+   * Shows only the regions that `only` lists, or all regions if `only` is null.
    * @param {string[] | null} only
    */
   function restrict(only) {
@@ -245,7 +245,7 @@ function tabsOf(store, regions) {
 }
 
 /**
- * A badge with the origin of the numbers and the name of the model.
+ * Returns the contents of the badge: the name and the size of the model, and where it is computed.
  * @param {Store} store
  * @param {any} model
  */

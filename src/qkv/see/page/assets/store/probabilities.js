@@ -30,7 +30,8 @@ export function movedShare(before, after) {
 }
 
 /**
- * The probability that moved to other words: half the sum of the absolute differences.
+ * Returns the probability that moved to other words: half the sum of the absolute differences between `before` and
+ * `after`.
  * @param {Float64Array} before
  * @param {Float64Array} after
  */
