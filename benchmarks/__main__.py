@@ -110,7 +110,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--again",
         action="store_true",
-        help="replace the results of these claims in the last full run",
+        help="in the results of the last full run, replace the results of these claims",
     )
     parser.add_argument("--json", help="the file for the results")
     parser.add_argument("--child", help=argparse.SUPPRESS)

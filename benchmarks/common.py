@@ -91,7 +91,10 @@ class Row:
 
 
 def seconds(row: dict[str, Any], way: str) -> float:
-    """Return an implementation's median time; of several, joined by "|", the shortest time."""
+    """Return the median time of an implementation.
+
+    If `way` contains several names, joined by "|", return the shortest median time.
+    """
     there = [row["ways"][name]["seconds"] for name in way.split("|") if name in row["ways"]]
     return min(there)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks.memory import measured_alone
 
-ONCE = True  # measured only on all threads
+ONCE = True  # this claim is measured only with all threads
 LONGEST = 65536
 WAYS = ("qkv", "qkv, window (512, 0)", "qkv on NumPy", "torch", "numpy")
 MOST_SECONDS = 20.0

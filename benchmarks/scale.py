@@ -89,14 +89,14 @@ def written(folder: Path) -> np.ndarray:
 
 
 def attention(client: Any, length: int) -> Row:
-    """Compare causal attention on one thread with two workers, each with one thread."""
+    """Time causal attention over many blocks: on one thread, and on two one-thread workers."""
     import dask.array as da
 
     from qkv import scale
 
     rng, shape = da.random.default_rng(0), (1, 1, length, 64)
     made = [rng.normal(size=shape, chunks=(1, 1, length // 16, 64)) for _ in "qkv"]
-    cut = client.persist([x.astype(np.float32) for x in made])  # stored by the workers
+    cut = client.persist([x.astype(np.float32) for x in made])  # the workers store the arrays
     q, k, v = (np.asarray(x) for x in client.compute(cut, sync=True))
     error, work = beside(q, k, v, 64, is_causal=True), operations(q, k, v, is_causal=True)
     allowed = ours(q, k, v)

@@ -46,7 +46,7 @@ from training.lesson import Card, Sentence, found, pool
 from training.lesson_text import NAMES, write
 
 PLACE = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data" / "books"
-AS_MUCH = 0.1  # smaller changes count as no change, as in cards.js
+AS_MUCH = 0.1  # changes below this number count as no change; cards.js has the same number
 
 
 def lesson(model: Model) -> dict[str, Any]:

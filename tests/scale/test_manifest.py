@@ -109,7 +109,8 @@ def test_the_error_says_where(names: tuple, value: Any, said: str, tmp_path: Pat
 def test_a_folder_in_its_place(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).mkdir()
     said = (
-        rf"^scale.encode: .*{MANIFEST} cannot be read \(.*\): choose another folder, or remove it"
+        rf"^scale.encode: .*{MANIFEST} cannot be read \(.*\): "
+        r"choose another folder, or remove this file"
     )
     with pytest.raises(ValueError, match=said):
         Folder(str(tmp_path)).manifest("scale.encode")

@@ -33,7 +33,7 @@ class Ran:
         is_causal: whether attention is causal: no query sees later positions.
         padding: `(B, T)`, True for tokens and False for padding; None without padding.
         call: an object that identifies the call of `owner`. If `owner` computes attention twice in
-            one call, both records contain the same object.
+            one call, this object is the same in the two records.
         part: the part of the model that contains the layer, such as the encoder; None if unknown.
         whole: the outermost module that ran.
     """
@@ -395,7 +395,7 @@ def _reads(first: Sequence[_Layer], second: Sequence[_Layer]) -> bool:
 
 
 def _other(layer: _Layer, first: _Layer, parts: Arrays) -> str:
-    """Say how a layer's attention differs from the first layer's; return "" if both are alike."""
+    """Describe how a layer's attention differs from the first layer's; return "" if it does not."""
     if layer.crosses:
         return "cross-attention"
     if layer.first.is_causal and not first.first.is_causal:

@@ -19,9 +19,9 @@ class Encoding:
     """A scikit-learn transformer that encodes texts as vectors, like `Model.encode`.
 
     `TextEncoder` inherits from this class and from scikit-learn's base classes. `fit` only checks
-    its input and learns nothing. A copy or a pickle of an encoder holds only its arguments. The
-    model is loaded on first use. In one process, encoders with the same `model` load the model
-    once.
+    its input and learns nothing. A copy or a pickle of an encoder contains only the encoder's
+    arguments. The model is loaded on first use. In one process, encoders with the same `model` load
+    the model once.
 
     Args:
         model: the argument of `qkv.load`: a folder, a short name or a Hub id.

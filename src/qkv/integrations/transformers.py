@@ -79,8 +79,8 @@ def attend(
         softcap: as for `qkv.attention`.
         s_aux: `(Hq,)`, the sinks.
         position_bias: a bias that is added to the scores; broadcasts to `(B, Hq, L, S)`.
-        **others: `output_attentions`, and arguments that are ignored. An argument with a name in
-            `REFUSED` must be None.
+        **others: the function reads `output_attentions`, and ignores all other names. An argument
+            whose name is in `REFUSED` must be None.
 
     Returns:
         `(out, weights)`: the output has the shape `(B, L, Hq, dv)`. The weights have the shape

@@ -328,7 +328,7 @@ def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[i
 
 
 def _joined(*pieces: Pieces) -> Pieces:
-    """Return the block sizes of an axis that is cut at the boundaries of all `pieces`."""
+    """Return the block sizes of an axis that is cut wherever one of the `pieces` has a boundary."""
     return _sizes(sorted({start for each in pieces for start in _starts(each)})) or (0,)
 
 

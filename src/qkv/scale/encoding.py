@@ -162,7 +162,7 @@ def encode(
     old = folder.manifest(CALL) if resume else None
     plan = _planned(which, files, client, on_error == "raise", old)
     with writing(folder, run, CALL):
-        # Read the manifest again: another run may have changed it before this run had the lock.
+        # Read the manifest again: another run may have changed it before this run took the lock.
         old = folder.manifest(CALL) if resume else None
         if old is not None:
             _compare(plan, old, folder)

@@ -110,7 +110,9 @@ class Folder:
             data = self.read(MANIFEST)
         except OSError as error:
             reason = error.strerror or type(error).__name__
-            raise ValueError(f"{begin} ({reason}): choose another folder, or remove it") from error
+            raise ValueError(
+                f"{begin} ({reason}): choose another folder, or remove this file"
+            ) from error
         if data is None:
             return None
         try:

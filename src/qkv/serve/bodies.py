@@ -31,7 +31,7 @@ class Refusal:
     way: str
 
     def accepts(self, value: Any) -> bool:
-        """Return whether a value is null or in `neutral`. 1 equals 1.0, but does not equal `true`.
+        """Return whether a value is null or in `neutral`. 1 is equal to 1.0, but not to `true`.
 
         >>> refusal = Refusal([1, True], "leave it out")
         >>> [refusal.accepts(value) for value in (1, 1.0, True, None, 2, "1", False)]
@@ -44,7 +44,7 @@ class Refusal:
 
 
 def refusals_of(call: str) -> dict[str, Refusal]:
-    """Return the keys that a route refuses. `call` names the route's table in keys.toml.
+    """Return the keys that a route refuses. `call` is the name of the route's table in keys.toml.
 
     >>> refusals_of("rerank")["top_k"].way
     'give top_n'

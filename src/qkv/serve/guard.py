@@ -125,7 +125,7 @@ class Guard:
             await refused.answer()(scope, receive, counted)
         except ClientDisconnect:  # the client disconnected before the whole body arrived
             status = 499
-        except CancelledError:  # the client disconnected, or the server stops immediately
+        except CancelledError:  # the client has disconnected, or the server is stopping immediately
             status = status or 499
         except Exception as error:
             _log.error("%s: %s", scope["path"], in_one_line(error))

@@ -16,7 +16,7 @@ from qkv.models.sentence.encode import Encoder
 
 LETTERS = 4  # The estimated number of characters per token.
 Numbered = deque[tuple[int, str | Array]]  # (number, text), or (number, ids (T,)).
-CUTTING = 16  # The tokenizer produces about 16 tokens while the model computes one.
+CUTTING = 16  # The tokenizer produces about 16 tokens while the model computes one token.
 
 
 @dataclass(eq=False, kw_only=True)

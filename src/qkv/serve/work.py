@@ -112,12 +112,13 @@ class Worker:
         Token ids must include the special tokens, and are truncated at the same limit as texts.
         If `dimensions` is given, only the first dimensions of each vector are kept, and the vector
         is scaled to length 1. `prompt_name` and `task` mean the same as in `encode`. If `whole` is
-        true, a text is refused if it would be truncated.
+        true, a text that would be truncated is refused.
 
         Raises:
-            Refused: 429, if too many requests wait. 503, if the server is shutting down. 400, if a
-                text is empty or cannot be tokenized; an id is not in the vocabulary; the request
-                has too many texts or tokens; or `dimensions` is larger than the vectors.
+            Refused: the status is 429 if too many requests wait, and 503 if the server is shutting
+                down. The status is 400 if a text is empty or cannot be tokenized; an id is not in
+                the vocabulary; the request has too many texts or tokens; or `dimensions` is larger
+                than the vectors.
         """
         if self._encoder is None:
             raise Refused(400, f"{self.model.name} has no tokenizer, so it cannot read text")
@@ -243,7 +244,7 @@ class Worker:
         if self._encoder is not None:
             try:
                 self._encoder.pooled(self._encoder.ids(["warm"]))
-            except Exception:  # later requests will report the error
+            except Exception:  # not reported here: the first request raises the same error
                 self.counts.failures += 1
 
     def _read(self) -> bool:

@@ -236,7 +236,7 @@ def _parameters(function: Callable[..., Any]) -> str:
     """Return the parameters of a function as in its definition."""
     try:
         return str(inspect.signature(function))[:_LONGEST]
-    except Exception:  # no signature (compiled code), or a default value that cannot be printed
+    except Exception:  # compiled code has no signature, and some default values cannot be printed
         return "(...)"
 
 

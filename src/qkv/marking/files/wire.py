@@ -17,7 +17,7 @@ from qkv.marking.errors import type_name
 from qkv.marking.outcome import Elsewhere, numbers
 
 Packed = dict[str, Any]
-MOST = 1 << 16  # The maximum number of values in an array, or of list elements in a message.
+MOST = 1 << 16  # The maximum number of values in an array, and of list elements in a message.
 _LONGEST = 10_000  # The maximum length of a text in a message.
 _DEEPEST = 20
 _WHOLE = 1 << 63
@@ -84,7 +84,8 @@ def unpack(packed: Mapping[str, Any], held: Callable[[int, Any], Any]) -> Any:
         packed: the result of `Packer.pack`.
         held: a function `held(number, thing)`, called for each object that has a number; `unpack`
             uses the returned object. `thing` is the object in the message, or None if the message
-            has only the number. `thing` is an `Opaque` if the object cannot be sent by value.
+            contains the number but no object. `thing` is an `Opaque` if the object cannot be sent
+            by value.
     """
     if "v" in packed:
         return packed["v"]

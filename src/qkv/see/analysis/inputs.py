@@ -188,7 +188,7 @@ def _listed(words: list[str], most: int = 20) -> str:
 
 
 def one_text(trace: Any, call: str) -> Trace:
-    """Return the trace of the only text; raise an error for several texts or none."""
+    """Return the trace of the only text; raise an error if there are several texts or no text."""
     if isinstance(trace, Seq2SeqTrace):
         raise TypeError(
             f"{call}: this trace comes from an encoder-decoder: give trace.encoder or "
@@ -222,7 +222,7 @@ def _no_tokens(trace: Trace) -> str:
 
 
 def readable_trace(trace: Trace) -> Trace:
-    """Replace the tokens of a trace by names without tokenizer marks, such as "Ġ"."""
+    """Remove tokenizer marks, such as "Ġ", from the tokens of a trace."""
     tokens, special = trace[0].tokens, trace[0].special
     names = plain_tokens(tokens, special)
     return trace if names == tokens else trace.with_tokens([names])

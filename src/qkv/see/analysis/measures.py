@@ -233,7 +233,7 @@ class Link:
 
     @property
     def of_positions(self) -> bool:
-        """Return whether an average in `usual` is at least 0.4: the head attends to positions."""
+        """Return whether the head attends to positions: an average in `usual` is at least 0.4."""
         return max(self.usual) >= OF_POSITIONS
 
     @property

@@ -18,7 +18,7 @@ _WEAK = 0.1  # If all links between content words are below this weight, other l
 
 
 class Notation(NamedTuple):
-    """Formats for a head ("head 3.1"), a share ("14%") and a difference of shares in sentences."""
+    """How sentences write a head ("head 3.1"), a share ("14%"), and a difference of two shares."""
 
     head: str
     share: Callable[[float], str]
@@ -220,7 +220,7 @@ def _at_gap(seen: Heads, removal: Removal, asked: Asked, written: Notation) -> C
 
 
 def key_of(seen: Heads, layer: int, head: int, query: int) -> int:
-    """Return the key to which a query's largest link leads.
+    """Return the key of a query's largest link.
 
     If all links are below 0.1, return the key with the query's largest weight.
     """

@@ -365,7 +365,7 @@ function linearFlow(one, row, data, part, wide, values = {}, about = {}) {
 }
 
 /**
- * Adds the output projection, and the sum of its result and the residual stream.
+ * Adds the step of the output projection, and the step that adds the projection's result to the residual stream.
  * @param {Layer} one
  */
 function addedFlow(one) {

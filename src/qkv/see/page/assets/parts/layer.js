@@ -1,4 +1,4 @@
-// The data flow of the chosen layer of a run, and a table of the steps that give one row of a head's weights.
+// The data flow of the chosen layer of a run, and a table of the steps that compute one row of a head's weights.
 
 import { el, fill, word } from "../base/elements.js";
 import { fixed, number } from "../base/format.js";
@@ -101,7 +101,7 @@ function addedIn(run, layer, token) {
   return out && mlp ? { out: lengthAt(out, token, wide), mlp: lengthAt(mlp, token, wide) } : null;
 }
 
-/** A table of the steps that give the weights of the chosen query: score, scale, mask, softmax for each key. */
+/** A table of the steps that compute the weights of the chosen query: score, scale, mask, softmax for each key. */
 function rowTable() {
   const [summary, lead] = [el("summary", {}), el("p", { class: "note" })];
   const box = el("div", { class: "scroll table", tabindex: 0, role: "group", "aria-label": "steps" });

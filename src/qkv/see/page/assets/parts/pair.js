@@ -1,5 +1,5 @@
-// The same head in two texts: the tokens that a token of each text looks at, and the weights of both texts and their
-// difference on a shared axis of tokens.
+// The same head in two texts. In each text, one token is chosen, and the page shows the tokens that the chosen token
+// looks at. Heat maps show the weights of both texts, and the difference of the weights, on a shared axis of tokens.
 
 import { foldedTable } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
@@ -173,7 +173,8 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * Outlines the rows in view: each map has the rows of its text; the map of differences has the rows of both texts.
+   * Outlines the rows in view. In the map of one text, the rows of this text are outlined; in the map of differences,
+   * the rows of both texts are outlined.
    * @param {Record<string, any>[]} next
    */
   function mark(next = []) {

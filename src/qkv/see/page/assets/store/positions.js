@@ -51,7 +51,7 @@ export function isSwap({ op }) {
 }
 
 /**
- * A text after its words are swapped, and the position of each token in it.
+ * A text after some words are swapped, and the position of each token in the new text.
  * @param {string} text
  * @param {Run} run  of this text, without edits
  * @param {Edit[]} edits
@@ -90,10 +90,10 @@ function isPiece(token, text, at) {
 }
 
 /**
- * A state whose positions fit the tokens of this run, and whose heads exist in the model.
+ * Returns a state whose positions all exist in this run, and whose heads all exist in the model.
  * @param {PlayState} state
  * @param {Run} run  of its text
- * @param {{text: string, run: Run} | null} before  the text of the state's positions; null if it is the text of `run`
+ * @param {{text: string, run: Run} | null} before  the text of the state's positions; null if `run` is of this text
  * @param {any} model
  */
 export function placed(state, run, before, model) {
