@@ -148,7 +148,7 @@ class Sentence:
         return [(self.model.tokenizer.token(int(k)) or "", float(probabilities[k])) for k in best]
 
     def becomes(self, edits: Sequence[Edit]) -> str | None:
-        """Return the first guess after edits; None if the guess is unchanged or unfit for a card."""
+        """Return the first guess after edits; None if this guess is unchanged or unfit for use."""
         (word, probability), (_, next_one) = self.guesses(edits, 2)
         counts = (
             probability >= max(LEAST, next_one + AHEAD)
