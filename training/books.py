@@ -89,7 +89,7 @@ def listed(path: Path = LISTED) -> list[Book]:
 
 
 def part_of(row: dict[str, str]) -> str:
-    """Return a book's part, which depends on its author or, for other authors, on its path."""
+    """Return the part of a book's author; if the author has no part, the path decides the part."""
     for part, authors in _AUTHORS.items():
         if row["author"] in authors:
             return part

@@ -100,7 +100,7 @@ def _blocks(
 
 @dataclass
 class Repeats:
-    """Tests whether a word is the same as another word, a form of that word, or similar to it.
+    """Tests whether two words are equal, forms of the same word, or similar.
 
     WordNet defines the forms of a word. Two words are similar in three cases. The longer word
     begins with the shorter word, which has at least three letters. The longer word ends with the

@@ -130,7 +130,7 @@ def cut(sentence: str) -> list[tuple[str, Span]]:
 
 
 def is_form(word: str, wordnet: WordNet) -> bool:
-    """Return whether a word can be a form of a verb, in -ed or -ing."""
+    """Return whether a word can be a verb form that ends in -ed or -ing."""
     bases = wordnet.bases(word, "v") if word.endswith(("ed", "ing")) else ()
     return any((base, "v") in wordnet.index for base in bases)
 

@@ -13,7 +13,7 @@ from qkv.cli import main
 
 PLACE = Path(__file__).resolve().parents[1] / "README.md"
 WIDTH = "80"  # the width of the terminal in columns
-# For each command, the lines to show: a pattern, and the number of lines from its first match.
+# For each command, pairs: a pattern, and the number of lines to show from the first matching line.
 LINES = {
     "walk": [
         (r"\d+\. Scores: ", 1),

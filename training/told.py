@@ -1,4 +1,4 @@
-"""Store a model's stories in the model's folder: one edit of a story's sentence changes the guess.
+"""Store the stories of a model: sentences in which one edit changes the model's guess.
 
 `training.stories` finds the stories and `training.ship` copies them. A model's folder holds the
 stories in stories.json and, as a table, in its card:

@@ -323,11 +323,11 @@ SLIPS = (
 )
 KNOWN = (*WIRING, *NORMS, *MLPS, *core("x,w_q,w_k,w_v"), *SLIPS)
 
-# The random inputs, and the function that marks.
+# The random inputs, and the function that marks an answer.
 
 
 def _drawn(rng: np.random.Generator, sizes: Shape, heads: int = 1) -> BlockCall:
-    """Draw multiples of 1/2 as parameters, and word vectors so large that eps has no effect.
+    """Draw random parameters (multiples of 1/2), and word vectors so large that eps is negligible.
 
     Args:
         rng: the random generator.

@@ -117,10 +117,10 @@ def _with_words(kept: Kept, context: Kept, words: Kept) -> Kept:
 
 
 def _of_words(*sources: Callable[[Kept, Kept, Kept], Kept]) -> list[Steps]:
-    """For each source, return two variants of a mistake.
+    """For each wrong step "source", return two variants of a mistake.
 
-    In the first variant, the source receives the words after self-attention, as in a right
-    computation. In the second variant, the source receives the words before self-attention.
+    In the first variant, the step receives the words after self-attention, as in a right
+    computation. In the second variant, the step receives the words before self-attention.
     """
     befores: tuple[Steps, ...] = ({}, {"words": lambda x, before: before})
     return [{"source": source, **before} for source in sources for before in befores]

@@ -132,7 +132,7 @@ def columns(seen: Array, spans: Array) -> Layout:
 
 
 def _along(index: Array, axis: int, ndim: int) -> Array:
-    """Reshape an array (B, n) for broadcasting: B stays axis 0, and n becomes axis `axis`."""
+    """Reshape an array (B, n) for broadcasting: axis 0 stays, and axis 1 becomes axis `axis`."""
     shape = [1] * ndim
     shape[0], shape[axis] = index.shape
     return index.reshape(shape)

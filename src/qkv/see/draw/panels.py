@@ -193,7 +193,7 @@ class Bars(Panel):
 
     @property
     def signed(self) -> bool:
-        """Return whether any number is below `ground`; bars then begin in the middle."""
+        """Return whether any number is below `ground`; if so, all bars begin in the middle."""
         return any(value < self.ground for value in self.values)
 
 
@@ -605,7 +605,7 @@ def placed(labels: Sequence[Label], points: Array, area: Box, unit: float = 1.0)
     """Place labels near their points; yield `(box, line end)`, or None if a label does not fit.
 
     The method is greedy: each label takes the nearest position that overlaps no earlier label.
-    A position close to the label's point must also cover none of `points`. If a label is far from
+    A label close to its point must also cover none of `points`. If a label is far from
     its point, a line joins the label to the point, and meets the box at `line end`. Without a line,
     `line end` is None.
 

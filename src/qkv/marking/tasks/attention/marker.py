@@ -214,11 +214,11 @@ def adds_its_mask(
         for_numbers: whether the function clearly expects a mask of numbers.
     """
     as_bool, added = runs
-    # where(mask, -inf, scores) inverts a boolean mask, but is right for a mask of 0 and -inf
+    # `where(mask, -inf, scores)` inverts a boolean mask, but is right for a mask of 0 and -inf
     inverted = m.explain(as_bool, pick(known, "mask-inverted"))
     if (inverted and inverted[1]) or not m.explains_more(added, as_bool, known):
         return False
-    # where(mask, scores, -inf) is right for a boolean mask, but inverts a mask of 0 and -inf
+    # `where(mask, scores, -inf)` is right for a boolean mask, but inverts a mask of 0 and -inf
     explained = m.explain(added, known)
     if explained and any(mistake.key == "mask-inverted" for mistake in explained[1]):
         return False

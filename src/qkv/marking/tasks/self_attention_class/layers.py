@@ -174,7 +174,8 @@ def projections(layer: Any, layout: Layout) -> Projections | None:
     by_role = {}
     for role, arrays in named.items():
         weights = [a for path, a in arrays if _WEIGHT.search(path.lower())]
-        by_role[role] = weights or [a for _, a in arrays]  # prefer arrays whose names match _WEIGHT
+        # prefer arrays whose names match `_WEIGHT`
+        by_role[role] = weights or [a for _, a in arrays]
     return _read(by_role, layout)
 
 
@@ -286,7 +287,7 @@ def _joined(arrays: list[Array], role: str, layout: Layout) -> tuple[Array, str]
 
 
 def _on_slices(arrays: list[Array]) -> Array:
-    """Return a block-diagonal matrix: slice n of a vector is multiplied by arrays[n]."""
+    """Return a block-diagonal matrix, which multiplies slice n of a vector by `arrays[n]`."""
     rows, columns = arrays[0].shape
     whole = np.zeros((rows * len(arrays), columns * len(arrays)))
     for n, a in enumerate(arrays):

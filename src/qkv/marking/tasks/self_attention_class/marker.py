@@ -261,7 +261,7 @@ def _try_mask(m: Marking, layers: Layers, cases: list[Call], nothing: Call) -> N
     layers.adds_mask = adds_its_mask(m, (as_bool, m.run(cases)), known, for_numbers)
     before = len(m.limits)
     m.test(Group("a mask", cases, known, may_refuse=True))
-    if len(m.limits) == before:  # the layer did not refuse the mask
+    if len(m.limits) == before:  # the layer accepted the mask
         m.test(Group("a row masked out", [nothing], EMPTY, may_refuse=True))
 
 

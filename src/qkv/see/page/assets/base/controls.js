@@ -46,7 +46,7 @@ export function toggle(ui, label, checked, onchange) {
 }
 
 /**
- * Lets the Tab key reach a group of items as one stop. Arrows, Home, End and the page keys move the focus; Enter, Space and a click call
+ * Makes a group of items one stop of the Tab key. Arrows, Home, End and the page keys move the focus; Enter, Space and a click call
  * `onpick`; Esc calls `onfree`. Items have the attribute data-i. `onmove(i)` runs before item i gets the focus, so that
  * the caller can draw item i.
  * @param {any} box

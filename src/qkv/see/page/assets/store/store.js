@@ -90,7 +90,8 @@ export function playStore(data, heard) {
   let asked = 0; // the number of requested states
   let unchecked = state !== start; // whether the state comes from an address and has not been checked
   let unruled = unchecked ? namesNoHead(address) : data.start.layer === undefined; // whether the rule still has to choose the head
-  let [picked, asking] = [false, new URLSearchParams(address.slice(1)).has("query")]; // picked: the reader chose the head, which stays when the text changes; asking: the reader chose the query
+  // picked: whether the reader chose the head (a new text then keeps this head); asking: whether the reader chose the query
+  let [picked, asking] = [false, new URLSearchParams(address.slice(1)).has("query")];
   const ruled = new Map(); // maps each text to the head that the rule chose
   if (data.start.said) ruled.set(start.text, { text: start.text, ...pick(data.start, ["layer", "head", "query", "said"]) });
   const closed = new AbortController();
