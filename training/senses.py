@@ -178,7 +178,7 @@ def vectors(
 
 
 def masked_words(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> Any:
-    """Count the masked words that a model predicts correctly, with every subword.
+    """Count the masked words that a model predicts correctly. Every subword must be correct.
 
     In each sentence, 15% of the words are masked, but at least one word. The choice of words
     depends only on the seed, not on the vocabulary. The result is None for a model without a head.
@@ -225,7 +225,7 @@ def _masked(
 
 
 def heads(model: qkv.Model, sentences: Sequence[str]) -> list[dict[str, Any]]:
-    """Return each head's mean weight on certain tokens, averaged over all queries.
+    """Return each head's mean weight on certain tokens, averaged over the queries.
 
     Each result is named after these tokens: the previous or the next token, all tokens equal to the
     query's token (including this token itself), or the first or the last token ([CLS] and [SEP] in

@@ -98,7 +98,7 @@ class Streams:
         self._all: dict[Stream, None] = {}
         self._parked: dict[Stream, None] = {}  # streams whose clients have too many unread pieces
         self._due, self._closed = Turns[Stream](), Turns[Stream]()
-        # A turn begins with closed streams or with open streams, in alternation.
+        # Turns begin alternately with closed streams and with open streams.
         self._lines = [self._closed, self._due]
 
     def __len__(self) -> int:

@@ -75,7 +75,7 @@ class Worker:
         self._usual = 1  # the number of requests in the last batch
         self._answers: list[tuple[Request, Any, BaseException | None]] = []
         self._asked: set[Request] = set()  # Only the event loop uses this set.
-        self._inbox: SimpleQueue[Request | None] = SimpleQueue()  # None: only wake up
+        self._inbox: SimpleQueue[Request | None] = SimpleQueue()  # None wakes the thread
         self._thread: threading.Thread | None = None
         self._stopping = False
 
@@ -244,7 +244,7 @@ class Worker:
         if self._encoder is not None:
             try:
                 self._encoder.pooled(self._encoder.ids(["warm"]))
-            except Exception:  # not reported here: the first request raises the same error
+            except Exception:  # not reported here: later requests raise the same error
                 self.counts.failures += 1
 
     def _read(self) -> bool:
@@ -265,7 +265,7 @@ class Worker:
         return True
 
     def _gather(self) -> None:
-        """Wait briefly, until the queue has half as many requests as the last batch."""
+        """Wait briefly, until half as many requests are queued as were in the last batch."""
         while 1 < len(self._texts) < self._usual / 2:
             left = self._texts.oldest + self.limits.gather - time.monotonic()
             if left <= 0:

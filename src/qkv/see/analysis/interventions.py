@@ -182,7 +182,8 @@ def opening_of(model: Model, trace: Trace) -> Opening:
     position is the last content word. For a decoder, the position is the last token, and the guess
     is the next word. The hidden word is a content word. If hiding a word changes the likeliest
     guess, the function prefers this word. If there are several such words, the function chooses the
-    word whose hiding moves the most probability (half the sum of the absolute changes).
+    word that changes the probabilities most when it is hidden. The change is half the sum of the
+    absolute changes of all probabilities.
     """
     special = list(trace.special)
     tokens = plain_tokens(trace.tokens, special)

@@ -101,9 +101,8 @@ def rank_heads(
 def other_heads(seen: Heads, links: list[Link], shown: ChosenHead, one_link: bool) -> list[Link]:
     """Choose up to 5 links that stand out, in heads other than `shown`.
 
-    Two chosen links never join the same two words, nor does a chosen link join the words of the
-    link of `shown`. If `one_link` is true, all `links` join the same two words; then choose up to 8
-    links.
+    Each chosen link joins a different pair of words, and this pair also differs from the pair of
+    `shown`. If `one_link` is true, all `links` join the same two words; then choose up to 8 links.
     """
     pairs = {(shown.link.query, shown.link.key)} if shown.link else set()
     kept = []
@@ -273,10 +272,9 @@ def contrasting_head(
     """Choose the head in which the attention of a word differs most between two texts.
 
     The excess of a link is its weight minus the usual weight (see `rank_heads`), at least 0. To
-    compare a head between the texts, the absolute changes of the excesses of all links are added,
-    and the sum is halved. The result is the head's difference. If several heads have the largest
-    difference, their weights are compared in the same way. Ties go to the lowest layer, then the
-    lowest head.
+    measure a head's difference between the texts, add the absolute changes of the excesses of the
+    head's links, and halve the sum. If several heads have the largest difference, their weights are
+    compared in the same way. Ties go to the lowest layer, then the lowest head.
 
     The chosen head stands out if the excess of a link differs by at least 0.1 between the texts. No
     head of an untrained model stands out.

@@ -48,8 +48,8 @@ function looked(table, E, rows) {
 }
 
 /**
- * The input of the first layer: the sum of three vectors for each token: its token vector, the vector of the first
- * segment, and its position vector.
+ * The input of the first layer. For each token, the input is the sum of up to three vectors: the token's vector, the
+ * position's vector, and the vector of the first segment.
  * @param {Model} model
  * @param {number[]} ids  (L)
  * @returns {Step}
@@ -220,8 +220,8 @@ export function handedOn(step) {
 
 /**
  * The forward pass: the embeddings, then every layer. The forward pass pauses before each layer, so that the worker can
- * do more urgent work. Results in `memory` are not computed again. Their key consists of the input of a layer's part,
- * and of the edits that change this part.
+ * do more urgent work. Results in `memory` are not computed again. The key of a result consists of the input of the
+ * layer's part, and of the edits that change this part.
  * @param {Model} model
  * @param {Memory} memory
  * @param {number[]} ids  (T)

@@ -1,5 +1,5 @@
-// The live page. It has one model, or two models, and shows one model at a time. The page shows one of these screens at a
-// time: the front screen, the findings, the story, the games, or the lab, which has all controls. store.js
+// The live page. It has one model, or two models, and shows one model at a time. The page shows one screen at a time:
+// the front screen, the findings, the story, the games, or the lab, which has all controls. store.js
 // describes the data that the screens receive.
 
 import { el } from "../base/elements.js";

@@ -12,7 +12,7 @@ import { maskOf } from "./positions.js";
 
 /** @typedef {import("../engine/door.js").Run} Run */
 
-// a head stands out only if its weight exceeds the usual weight by this, or if its removal moves this much probability
+// a head stands out if a weight exceeds the usual weight by this number, or if its removal moves this much probability
 const STANDS_OUT = 0.1;
 const OF_POSITIONS = 0.4; // a head attends to a position if its average weight on a distance or a word is at least this
 // the rule tries at most `MOST_HEADS` heads, in the last layers, and only if a text has at most `MOST_TOKENS` tokens
