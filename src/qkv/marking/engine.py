@@ -338,7 +338,7 @@ def mark_values(
         name: the name of the values.
         tried: the inputs of the tests in a few words.
         mistakes: the mistakes in the values.
-        unread: keys of mistakes that give 0 points, because the values cannot be tested.
+        unread: keys of mistakes that make the values untestable; such values get 0 points.
     """
     m = Marking(task, name, lambda case: case, lambda case, steps: case, {})
     m.tried = [tried]
