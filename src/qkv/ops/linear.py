@@ -207,7 +207,7 @@ def multiply(left: Array, right: Array) -> Array:
 
 
 def _piece(rows: int, columns: int, depth: int) -> tuple[int, int]:
-    """Return the numbers of rows and columns of a block: a large product has several blocks."""
+    """Return the numbers of rows and columns of the blocks into which a product is divided."""
     # Reading `right` takes about as long as computing 8 rows.
     work = (rows + 8) * columns * depth
     pieces = max(min(8, work >> 24), work >> 28)
