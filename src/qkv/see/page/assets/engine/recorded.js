@@ -29,7 +29,7 @@ import { unpack } from "../base/arrays.js";
  * @property {{top_k: number, indices: Packed, weights: Packed, received: Packed} | null} summary  the largest weights
  *     of a long text; null for other texts
  * @property {Packed | null} [norms]
- * @property {Record<string, number[][] | null>} [measures]  by name, layer and head
+ * @property {Record<string, number[][] | null>} [measures]  keyed by name, then by layer and head
  * @property {string[]} left_out
  */
 

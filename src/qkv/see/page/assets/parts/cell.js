@@ -128,7 +128,7 @@ export function sumBars(ui, { onpoint, writes = true, after } = {}) {
     event.preventDefault();
   }
 
-  /** The bar at which arrow keys begin: the main bar, or else the longest bar. */
+  /** The first bar that an arrow key selects: the main bar if there is one, otherwise the longest bar. */
   function longest() {
     const { values, at } = shown;
     return at ?? values.reduce((best, x, k) => (Math.abs(x) > Math.abs(values[best]) ? k : best), 0);

@@ -129,7 +129,7 @@ export function lines(ui, { onhover, onpick, onfree }) {
       if ((i < first || i >= last) && i !== move.at && node_ !== ui.focused()) node_.remove();
     }
     for (let i = first; i < last; i++) draw(i);
-    if (all && (move.at < first || move.at >= last)) draw(move.at); // the only tab stop
+    if (all && (move.at < first || move.at >= last)) draw(move.at); // the Tab key reaches only this row
     move.refresh();
 
     /** @param {number} i */

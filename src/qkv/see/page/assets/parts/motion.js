@@ -1,5 +1,6 @@
-// An animation of the chosen query's row: the keys slide under the query, the products of their numbers fold to
-// scores, the scores become weights, and the values shrink by their weights and add up. A slider moves to any moment.
+// An animation of the chosen query's row. The keys slide under the query, and the bars of the products fold together
+// into scores. The scores become weights, and each value shrinks in proportion to its weight. Finally, the values are
+// added up. A slider moves to any moment.
 
 import { canvas2d, css, hatch, shade } from "../base/colours.js";
 import { el, fill, word } from "../base/elements.js";
@@ -86,7 +87,8 @@ function arising({ run, state }) {
 }
 
 /**
- * The row for the other keys: the sum of their weights, and the weighted mean of their values.
+ * Returns the row for the keys without a row of their own: the sum of these keys' weights, and the weighted mean of
+ * their values.
  * @param {number[]} keys
  * @param {Float32Array} weights  (T)
  * @param {number[]} across  the indices of a vector's numbers, (d)
@@ -317,7 +319,7 @@ export function motionPart(ui) {
   // the moment at which the animation stops; how long it rests at each moment; how long it has rested
   let [end, rests, rested] = [last, RESTS, 0];
   /** @type {[number, number] | null} */
-  let asked = null; // the moments between which the animation will play when a row is ready
+  let asked = null; // the first and last moment to play when a row is ready
   let [figures, told] = ["", -1]; // the current numbers, and their description
   ui.redraw(() => {
     colours = null;

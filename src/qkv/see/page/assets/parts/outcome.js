@@ -110,7 +110,7 @@ function inShort(now, told) {
 }
 
 /**
- * The sentence for a model without logits: how similar the word's last vector stays to the original.
+ * The sentence for a model without logits: how similar the word's last vector is to the one before the changes.
  * @param {Looked} now
  */
 function wordlessHeadline(now) {
@@ -180,7 +180,7 @@ function causeOf(now) {
 }
 
 /**
- * The hidden links in words.
+ * Describes the hidden links in words.
  * @param {Looked} now
  * @param {ByOp["mask"][]} edits
  */
@@ -192,7 +192,7 @@ function linksOf(now, edits) {
 }
 
 /**
- * The rows of weights that the reader set, in words.
+ * Describes in words the rows of weights that the reader set.
  * @param {ByOp["row"][]} edits
  */
 function rowsOf(edits) {
@@ -294,7 +294,7 @@ export function outcomePart(ui, store) {
   }
 
   /**
-   * The similarity by layer, and the heads that changed most; returns the function that draws the chart.
+   * Shows the similarity by layer and the heads that changed most; returns the function that draws the chart.
    * @param {Looked} now
    * @param {HTMLElement} box
    */
