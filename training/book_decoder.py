@@ -46,7 +46,7 @@ from training.wordnet import documents, ended, examples, read
 
 NAME = "books-decoder"
 STEPS = 2688
-LOWER = 0.3  # the share of texts whose first sentence is in lower case, like typed text
+LOWER = 0.3  # in this share of texts, the first sentence is in lower case, as people type
 TWICE = 0.04  # share of the passages that repeat a sentence
 
 
@@ -61,8 +61,8 @@ class Recipe:
         dim: D, the size of the vectors.
         hidden: F, the size of the MLP's hidden layer.
         vocabulary: V, the maximum number of tokens in the vocabulary.
-        held_out: the number of twelfths of WordNet's examples that the tokenizer and the training
-            do not read.
+        held_out: the part of WordNet's examples that the tokenizer and the training do not read,
+            in twelfths.
         passages: the share of tokens from passages of books.
         examples: the share of tokens from WordNet's examples.
         documents: the share of tokens from WordNet's documents.

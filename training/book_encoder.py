@@ -19,33 +19,40 @@ models, and each word is masked in a short sentence:
 | 5, 6 | both continue that mean: gaps that counts can guess (`Guessed`) | 16.2%, 15.7% |
 | 7 | continues the mean of 3 to 6: more gaps, longer training, a larger `in_sight` | 18.2% |
 
-The mean of the weights of runs 3 to 6 names 15.8% of the words. Another 60 sentences with gaps also
-serve to choose models (`training.fits --choose`). For this mean, one of the five guesses fits in 31
-of these sentences. For the model of run 2, one of the five guesses fits in 28 sentences; for the
-mean of runs 3 and 4 in 28, and for the mean of runs 5 and 6 in 26. The first guess fits in 13
-sentences for the mean of runs 3 to 6, in 15 for run 2, in 9 for the mean of runs 3 and 4, and in 13
-for the mean of runs 5 and 6. Run 7 starts from the mean of runs 3 to 6, stored in int8. Stored in
-int8, the model names 15.7% of the words, and its first guess fits in 14 sentences.
+The mean of the weights of runs 3 to 6 names 15.8% of the words. We also compared models on 60
+sentences with gaps (`training.fits --choose`), and counted the sentences in which a guess fits:
+
+| model | first guess fits | one of five guesses fits |
+| --- | --- | --- |
+| run 2 | 15 | 28 |
+| mean of runs 3 and 4 | 9 | 28 |
+| mean of runs 5 and 6 | 13 | 26 |
+| mean of runs 3 to 6 | 13 | 31 |
+
+Run 7 starts from the mean of runs 3 to 6, stored in int8. This int8 model names 15.7% of the words,
+and its first guess fits in 14 sentences.
 
 The included model is the mean of two models: run 7, and the mean of runs 3 to 6. The included model
-names 18.1% of the words, and one of its five guesses is right for 34.1% of the words. For run 7
-alone, one of the five guesses is right for 33.5%; for the mean of runs 3 to 6, for 32.3%. The
-included model's loss on the masked word is 5.91 nats. The loss of run 7 alone is 6.56 nats, and the
-loss of the model from which run 7 starts is 5.55 nats. The first guess of the included model fits
-in 14 of the 60 sentences, and one of its five guesses fits in 29.
+names 18.1% of the words, and one of its five guesses is right for 34.1% of the words. One of the
+five guesses of run 7 is right for 33.5% of the words, and one of the five guesses of the mean of
+runs 3 to 6 is right for 32.3%. The included model's loss on the masked word is 5.91 nats. The loss
+of run 7 alone is 6.56 nats, and the loss of the model from which run 7 starts is 5.55 nats. The
+first guess of the included model fits in 14 of the 60 sentences, and one of its five guesses fits
+in 29.
 
 The counts alone take more space than the model. Of 1,200 of these words, the counts name 16.8%. The
 first guess of the counts fits in 23 of the 60 sentences, and one of the counts' five guesses fits
 in 42.
 
-Two more runs from the included model changed little, so we did not use them. In the first of these
-runs (4,154 steps, 16.2 million tokens), the model learned to fill gaps that counts can guess; its
-teachers were the counts and the earlier model. The mean of this run and the included model names
-18.8% of the words. One of its five guesses is right for 35.2% of the words, and one of the five
-fits in 28 of the 60 sentences. The second run (3,369 steps, 11.6 million tokens) learned more
-senses, from 48 uses in each step. The mean of the second run and the included model names 18.9% of
-the words. One of its five guesses is right for 35.2% of the words, and one of the five fits in 29
-sentences. A model of this size seems to have learned all it can from these books.
+We tried two more runs that start from the included model. They improved it only a little, so the
+included model does not contain them. In the first of these runs (4,154 steps, 16.2 million tokens),
+the model learned to fill gaps that counts can guess; its teachers were the counts and the earlier
+model. We averaged the weights of this run and of the included model. This mean names 18.8% of the
+words. One of its five guesses is right for 35.2% of the words, and one of the five fits in 28 of
+the 60 sentences. The second run (3,369 steps, 11.6 million tokens) learned more senses, from 48
+uses in each step. The mean of the weights of the second run and of the included model names 18.9%
+of the words. One of its five guesses is right for 35.2% of the words, and one of the five fits in
+29 sentences. A model of this size seems to have learned all it can from these books.
 """
 
 from __future__ import annotations
@@ -98,7 +105,7 @@ class Recipe:
         vocabulary: V, the maximum number of tokens in the vocabulary; 0 keeps the vocabulary of the
             starting model.
         whole: the minimum share of whole words in the vocabulary.
-        held_out: the number of twelfths of WordNet's examples that training does not read.
+        held_out: the part of WordNet's examples that training does not read, in twelfths.
         clauses: the share of tokens from clauses of longer sentences.
         short: the share of tokens from short sentences of books.
         long: the share of tokens from passages of books.
@@ -118,10 +125,10 @@ class Recipe:
         prior: as for `training.objectives.Senses`.
         used: as for `training.objectives.Senses`.
         told: the probability of the masked word in the target distribution. The rest of the
-            distribution comes from a teacher: the product of the starting model's probabilities and
-            those of the counts.
-        guessed: if above 0, each text contains one masked word, and the counts give this word at
-            least this probability (`training.objectives.Guessed`).
+            probability is spread as the teacher predicts; the teacher multiplies the probabilities
+            of the starting model by those of the counts.
+        guessed: a minimum probability. If it is above 0, each text contains one masked word,
+            which has at least this probability in the counts (`training.objectives.Guessed`).
         gapped: the number of clauses that `guessable` tries for each short sentence.
         products: as for `qkv.learn.train`.
         seed: the seed of all random draws.
@@ -295,7 +302,7 @@ def counted(
 def weights(
     neighbours: Neighbours, teacher: Network | None, tokenizer: Tokenizer, source: Path
 ) -> Array:
-    """Fit the weights of the counts (and of a model, if given) to masked words of books.
+    """Fit the weights of the counts, and of a model if it is given, to predict masked words.
 
     The masked words are from the books that are kept for choosing models. If a model is given, the
     last weight belongs to the model.
@@ -326,9 +333,8 @@ def guessable(
     """Return short texts, each with the position of a content word that the counts can guess.
 
     The function tries one word in each short sentence of books, in each example of WordNet, and in
-    some clauses of books: `gapped` clauses for each short sentence, if there are so many. The word
-    occurs once in its text, is one token of at least three letters, and is not part of a
-    contraction.
+    some clauses of books: up to `gapped` clauses for each short sentence. The word occurs once in
+    its text, is one token of at least three letters, and is not part of a contraction.
     """
     rng = np.random.default_rng(recipe.seed)
     passages = passages_of(read_books)

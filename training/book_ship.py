@@ -89,9 +89,9 @@ _READ = """\
 {books} books of {authors} authors from github.com/mlschmitt/classic-books-markdown, {words:.1f}
 million words (`training/books.csv`; books with `use: no` are left out), and WordNet 3.0 from
 Debian's package `wordnet-base`. Sentences with a word of `training/dropped_words.txt` (slurs and
-explicit words) are dropped, and none of these words is in the vocabulary. The training did not read
-{held_out} books (including all books of five authors), on which the results were measured, and
-{chosen} other books, which served to choose weights and mixtures.
+explicit words) are dropped, and none of these words is in the vocabulary. Two groups of
+books were kept from training: {held_out} books, including all books of five authors, on which the
+results were measured, and {chosen} books, which served to choose weights and mixtures.
 
 Modern words are rare in these books, and have other meanings there: {rare}. What the model knows
 about these words comes from WordNet's examples."""
@@ -127,7 +127,7 @@ predicts {named} of these words. A word counts only if all its subwords are righ
 these sentences (5 to 16 words each), one content word is masked, which occurs nowhere else in the
 sentence. The share of first guesses that repeat a visible content word of the sentence is
 {another}. The share of right first guesses is {right}.
-Of {everyday} everyday words {pieces} are split or unknown{which}."""
+Of {everyday} everyday words, {pieces} are split or unknown{which}."""
 
 _HEADS = """\
 The table lists the mean weight that a token of these sentences gives to the previous token, the
@@ -141,7 +141,7 @@ next token, all tokens equal to it (itself included), the first token ([CLS]) an
 _WRITES = """\
 For {openings} beginnings of sentences in today's English, we listed the next words that fit, before
 the model was trained (`training/openings.txt`). The table shows how often the model's next word is
-one of them. Brackets contain 95% intervals:
+in this list. Brackets contain 95% intervals:
 
 {fitting}
 
@@ -274,9 +274,9 @@ def _together(
 ) -> list[dict[str, Any]]:
     """Return the records of all runs, beginning with the first run and the runs that it continues.
 
-    If the included weights are a mean, the last record lists the numbers of the runs in the mean,
-    counted from 1. A member of the mean may be a mean itself; then its entry is a list of the runs
-    in that mean.
+    If the included weights are a mean, the last record lists the numbers of the runs in the mean.
+    Runs are counted from 1. A member of the mean may be a mean itself; then its entry is a list of
+    the runs in that mean.
     """
     [run, *others], abouts = runs, [dict(about) for about in chains[0]]
     own = _learned(abouts[-1])

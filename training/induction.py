@@ -129,7 +129,8 @@ def scores(model: qkv.Model, texts: Array, positions: Array) -> tuple[Array, Arr
     """Return the previous-token score and the induction score of each head, both (layers, heads).
 
     The previous-token score is the mean weight on the previous token. The induction score is the
-    mean weight that a token of a second copy gives to the token after its first copy.
+    mean weight that a token of the second copy gives to the token that followed the same token
+    in the first copy.
 
     Source:
         Olsson et al. 2022, "In-context Learning and Induction Heads", where the induction score is

@@ -228,7 +228,7 @@ class Uses:
 
     Attributes:
         ids: (total,) tokens.
-        cu_lengths: (B + 1,) the first row of each text, and the total number of rows.
+        cu_lengths: (B + 1,) the index of each text's first row, then the number of rows.
         spans: (B, 2) the first row and the end row of a part of each text; the mean of these rows
             is the text's vector. The part is the word of a sentence, or a whole definition.
         targets: (U,) the index of the right definition of each sentence.

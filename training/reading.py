@@ -13,7 +13,8 @@ from training.books import has_dropped
 from training.wordnet import Synset, WordNet
 
 SHORT = 4, 14  # the minimum and maximum number of words of a typed sentence
-_MARKS = re.compile(r"[\"\u2014;:()\[\]]|(?<!\w)'|'(?!\w)")  # not in typed sentences
+# Typed sentences contain none of these marks.
+_MARKS = re.compile(r"[\"\u2014;:()\[\]]|(?<!\w)'|'(?!\w)")
 
 _BETWEEN = re.compile(
     r"\s*[;:\u2014()\[\]\"]+\s*|(?<=[,?!.])'\s*|(?<!\w)'\s*|,\s+(?=(?:and|but|for|so|or|yet|as|"

@@ -52,7 +52,7 @@ def test_a_run_is_made_and_shipped(folder: Path, tmp_path: Path, held_out: str) 
     assert "All occurrences of a word in its text are masked together or not at all" in text
     chosen = "whose hash modulo 12 is 1; the model was not trained on these examples either."
     assert f"Settings were chosen on the examples {chosen}" in " ".join(text.split())
-    assert f"Of 200 everyday words {len(found['pieces'])} are" in text
+    assert f"Of 200 everyday words, {len(found['pieces'])} are" in text
     words = found["masked"]
     named = f"it correctly predicts {in_words(0, words['words'])} of these words."
     named += " A word counts only if all its"
