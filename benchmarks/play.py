@@ -25,7 +25,7 @@ import qkv
 from benchmarks.common import Goal, Row, Way, at_most
 from qkv.see.page.play import TEXT
 
-ONCE = True  # measured for one number of threads: a browser chooses its threads itself
+ONCE = True  # measured once, not for each number of threads, which the browser chooses itself
 LENGTHS = {
     16: (0.1, 2.0),
     64: (0.3, 4.0),
@@ -35,7 +35,7 @@ MOTION = 12.0  # the maximum seconds of the animation, which should take 10.8 s
 NEW, TOKEN = 40, 0.04  # the number of new tokens, and the seconds for each token
 TASK = 0.05  # the maximum seconds of a task of the main thread
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-SEEN = 0.0051  # the maximum error of a probability that the page shows in percent
+SEEN = 0.0051  # the largest allowed error of a probability: the page shows whole percents
 
 KEY = """([field, text]) => new Promise((resolve, reject) => {
   setTimeout(() => reject(new Error("nothing was painted in 60 s")), 60_000);
@@ -96,10 +96,10 @@ def rows(shrink: int = 1, browser: Any = None) -> Iterator[Row]:
     """Yield rows for a key press and a sweep at each length; without a browser nothing is measured.
 
     If no browser is given, the function starts one. A process can run only one Playwright, so a
-    test that already runs a browser passes it.
+    test that already runs a browser passes this browser.
     """
     model = qkv.load("books")
-    chosen = [0]  # tokens before the missing word, which stay the same in all texts
+    chosen = [0]  # the tokens before the missing word; all texts share these tokens
     with ExitStack() as stack:
         browser = browser or launched(stack)
         page = browser and opened(stack, browser)
@@ -201,7 +201,7 @@ def pressed(page: Any, model: qkv.Model) -> Row:
 
 
 def fold(page: Any) -> None:
-    """Fold all parts of the page, as at the start, so that no measured row affects the next one."""
+    """Fold all parts of the page, as at the start, so that each measurement starts equally."""
     if page is not None:
         folds = page.get_by_role("button", name="Fold")
         if folds.count():
@@ -210,14 +210,14 @@ def fold(page: Any) -> None:
 
 
 def forget(page: Any) -> None:
-    """Delete the long tasks reported so far, which belong to another row."""
+    """Delete the long tasks reported so far, which belong to earlier rows."""
     if page is not None:
         page.wait_for_timeout(200)
         page.evaluate("tasks.length = 0")
 
 
 def longest(page: Any) -> Goal:
-    """Return the seconds of the longest reported task of the main thread, or 0 without a task."""
+    """Return the seconds of the longest reported task of the main thread, 0 if there is none."""
     return Goal(
         "longest task of the page",
         lambda _: page.evaluate("Math.max(0, ...tasks)") / 1000,
