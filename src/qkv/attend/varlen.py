@@ -100,7 +100,7 @@ def in_rows(call: Call, rows: Sequence[Array], starts: Array) -> Packed:
     Args:
         call: the call, without mask and bias.
         rows: query, key and value, `(heads, total, size)`, which are not checked.
-        starts: `(B + 1,)`: the first row of each text, then the total number of rows, as int64.
+        starts: `(B + 1,)`, int64: the index of each text's first row, then the number of rows.
     """
     whole = call.of(*rows)._replace(offset=0, query_lengths=None, key_lengths=None)
     offsets = np.full(len(starts) - 1, call.offset, np.int64)

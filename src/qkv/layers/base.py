@@ -330,7 +330,7 @@ def settings(options: Options, cu: Array | None) -> dict[str, Any]:
 
 
 def starts_of(lengths: Iterable[int]) -> Array:
-    """Return the first row of each packed text and the total number of rows, `(B + 1,)`."""
+    """Return the index of each packed text's first row, then the number of rows, `(B + 1,)`."""
     return np.concatenate([[0], np.cumsum(list(lengths))]).astype(np.int64)
 
 

@@ -185,7 +185,8 @@ class Block:
 
         Args:
             x: word vectors, (..., T, D); or packed rows (total, D).
-            cu_lengths: (B + 1,), the first row of each packed text, then the total number of rows.
+            cu_lengths: (B + 1,), the index of each packed text's first row, then the number of
+                rows.
             cache: the keys and values of the words before `x` (B, T, D).
             lengths: (B,), the number of real words in each row; only with `cache`.
             record: collects the activations.

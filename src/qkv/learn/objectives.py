@@ -69,7 +69,7 @@ class Words:
 
     Attributes:
         ids: (total,), the tokens.
-        cu_lengths: (B + 1,), the first row of each text, followed by the total number of rows.
+        cu_lengths: (B + 1,), the index of each text's first row, then the number of rows.
         at: (n,), the rows at which the model should predict a token, without duplicates.
         targets: (n,), the tokens to predict at the rows `at`.
     """

@@ -50,7 +50,7 @@ class Inputs:
     options: Options  # The options of `qkv.attention`.
     call: str  # The name of the call in errors.
     cu: Array | None = (
-        None  # (B + 1,), the first row of each packed text, then the total number of rows.
+        None  # (B + 1,), the index of each packed text's first row, then the number of rows.
     )
     cache: KVCache | None = None
     lengths: Any = None  # (B,), the number of real words in each row; only with a cache.

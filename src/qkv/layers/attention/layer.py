@@ -203,7 +203,8 @@ class MultiHeadAttention(Parts):
         Args:
             x: (..., L, D), from which the queries are computed; or packed rows (total, D).
             context: (..., S, D), from which keys and values are computed; the default is `x`.
-            cu_lengths: (B + 1,), the first row of each packed text, then the total number of rows.
+            cu_lengths: (B + 1,), the index of each packed text's first row, then the number of
+                rows.
                 Allowed options are `is_causal`, `q_offset`, `window`, `softcap`, `alibi_slopes`,
                 `sinks`, `scale`, `return_lse`, `attn_mask` and `bias`. `attn_mask` and `bias`
                 broadcast to (B, Hq, T, T), where T is the length of the longest text.
@@ -220,7 +221,7 @@ class MultiHeadAttention(Parts):
                 written to it.
 
         Returns:
-            An array (..., L, D), or (..., L, Hq * dv) without an output projection.
+            An array (..., L, D); if the layer has no output projection, (..., L, Hq * dv).
             With `return_weights` or `return_lse`, a tuple: the array, the weights, the log-sum-exp.
             The weights are (..., Hq, L, S), or (L, S) for one head and 2-D inputs.
         """

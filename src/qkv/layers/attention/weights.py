@@ -40,7 +40,7 @@ class Weights:
 
     @classmethod
     def short_named(cls, weights: Sequence[Any], layout: str, *, call: str) -> Self:
-        """Make `Weights` from w_q, w_k, w_v and w_o in this layout; w_o may be None."""
+        """Make `Weights` from w_q, w_k, w_v and w_o (which may be None), given their layout."""
         if layout not in ("in_out", "out_in"):
             raise ValueError(f'{call}: layout is {shown(layout)}: write "in_out" or "out_in"')
         named = zip(SHORT.values(), weights, strict=True)
@@ -103,7 +103,7 @@ class Weights:
         if value[1] % kv_heads:
             raise ValueError(
                 f"{call}: {shown_k} and {shown_v}: there are {kv_heads} key heads, "
-                f"and the {value[1]} columns of values must be a multiple of this number"
+                f"so the number of value columns, {value[1]}, must be a multiple of {kv_heads}"
             )
         joined = num_heads * (value[1] // kv_heads)
         output = joined
