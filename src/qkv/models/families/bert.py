@@ -113,7 +113,7 @@ def _albert_groups(config: Config) -> Iterator[tuple[int, int, int]]:
     inner = config.size("inner_group_num", most=MOST_LAYERS // count)
     firsts: dict[int, int] = {}
     for layer in range(count):
-        group = int(layer / (count / groups))  # transformers computes the group in this way
+        group = int(layer / (count / groups))  # computed as in transformers
         first = firsts.setdefault(group, layer) * inner
         yield from ((first + part, group, part) for part in range(inner))
 

@@ -240,8 +240,8 @@ def _experts(config: Config) -> tuple[int, int]:
     if top_k > count:
         raise ModelError(
             f"{config.source}: num_experts_per_tok is {top_k} and "
-            f"{config.key('num_local_experts')} is {count}: give at most as many "
-            "experts per token as experts"
+            f"{config.key('num_local_experts')} is {count}: the first must be at "
+            "most the second"
         )
     return count, top_k
 

@@ -200,7 +200,7 @@ def _is_sound(rotary: Rotary, dims: int, length: int) -> bool:
 
 
 def _needed(config: Config, key: str) -> float:
-    """Return the number at a key; raise an error if it is missing or not positive."""
+    """Return the number at `key`; raise an error if this number is missing or not positive."""
     if config.values.get(key) is None:
         raise ModelError(f"{config.source}: {key} is missing: add it")
     return config.positive(key, 1.0)

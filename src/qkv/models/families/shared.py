@@ -14,7 +14,7 @@ from qkv.models.network.rope_scaling import Dynamic
 def read_families(file: str, designs: Mapping[str, Describe], **renames: Rename) -> list[Family]:
     """Read the families in a TOML file: a table for each `model_type`.
 
-    The keys of a table are the attributes of `Family`, and the keys in the list below. A table
+    A table may contain the attributes of `Family` and the keys that are listed below. A table
     whose name begins with `_` is not a family, but a base that other tables extend.
 
     Keys:

@@ -157,8 +157,8 @@ def _tower_values(config: Config, side: str) -> dict[str, Any]:
     """Return a tower's config, completed so that the tower can be read as a model by itself.
 
     Old files have two configs per tower, such as `text_config` and `text_config_dict`. As in
-    transformers, the design reads only the second config, with defaults for missing keys. Keys that
-    the design does not read keep their values from the first config.
+    transformers, the keys that the design reads come only from the second config, with defaults for
+    missing keys. All other keys keep their values from the first config.
     """
     source, family = f"{config.source}: {side}_config", _tower(side)
     merged = config.table(f"{side}_config")

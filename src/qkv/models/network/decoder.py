@@ -24,7 +24,7 @@ class Encoded(NamedTuple):
 
     Attributes:
         rows: (total, D), the vectors of all texts, without padding.
-        cu: (B + 1,), the first row of each text, then the number of rows.
+        cu: (B + 1,), the index of each text's first row, then the number of rows.
         visible: a mask of the vectors that the decoder sees, which broadcasts to (B, Hq, L, S);
             None if the decoder sees all vectors.
     """
@@ -38,8 +38,8 @@ class DecoderCache(KVCache):
     """The key/value cache of a decoder layer, for the decoder's text and for the encoder's text.
 
     Args:
-        window: the argument `window` of `KVCache`; it limits how many earlier tokens of the
-            decoder's text each token of this text sees.
+        window: the argument `window` of `KVCache`, for the decoder's text: it limits how many
+            earlier tokens of this text each token sees.
         key: the keys of the encoder's text, (B, Hkv, S, d).
         value: the values of the encoder's text, (B, Hkv, S, dv).
         key_lengths: the lengths of the encoder's texts, (B,).

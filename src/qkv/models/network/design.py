@@ -49,7 +49,7 @@ class Attention:
     qk_norm: Literal["no", "head", "width"] = "no"
 
     def within(self, width: int | None) -> "Attention":
-        """Return this attention with a window of `width` tokens; None adds no window.
+        """Return this attention with a window of `width` tokens, or unchanged if `width` is None.
 
         In causal attention, the window ends at the query. In attention that is not causal,
         the query is in the middle of the window.
@@ -131,11 +131,11 @@ class Design:
             example, `(0, 0)` means that layer 1 uses the parameters of layer 0, named
             "blocks.0...". `same_as` is empty if each layer has its own parameters.
         max_seq_length: the maximum number of tokens in a text; None for no limit.
-        positions: the number of rows in the table of learned positions; 0 without a table.
+        positions: the number of rows in the table of learned positions; 0 if this table is absent.
         first_position: the row that the first token of a text has in the table of positions.
         padding: the id of the padding token if positions skip padding tokens; otherwise None.
         counted: whether positions skip masked tokens.
-        token_types: the number of rows in the table of segments; 0 without a table.
+        token_types: the number of rows in the table of segments; 0 if this table is absent.
         embed_dim: E, the size of a row of the embedding tables; None if this size is D. If E is
             given, a projection from E to D follows the norm of the embeddings.
         embed_bias: whether the projection from E to D has a bias.
@@ -233,7 +233,7 @@ class Design:
             yield from self.head.shapes(self.dim)
 
     def build(self, parameters: Arrays) -> Transformer:
-        """Return the transformer with these parameters, without copying them."""
+        """Return the transformer with these parameters, which are not copied."""
         firsts = [self._first(number) for number in range(len(self.layers))]
         blocks = {
             first: self._block(first, self.layers[first], parameters) for first in set(firsts)
@@ -419,7 +419,7 @@ class VisionDesign(Design):
         yield from (part for part in super().shapes() if part[0] != "embed.weight")
 
     def build(self, parameters: Arrays) -> Transformer:
-        """Return the model with these parameters, without copying them."""
+        """Return the model with these parameters, which are not copied."""
         body = super().build(parameters)
         body.embedding = PatchEmbedding(
             table=parameters["embed.weight"],
@@ -470,7 +470,7 @@ class Seq2SeqDesign:
             yield from self.head.shapes(self.decoder.dim)
 
     def build(self, parameters: Arrays) -> EncoderDecoder:
-        """Return the encoder and the decoder with these parameters, without copying them."""
+        """Return the encoder and the decoder with these parameters, which are not copied."""
         table = {"embed.weight": parameters["embed.weight"]}
         encoder, decoder = (
             design.build(under(parameters, f"{side}.") | table)
@@ -516,7 +516,7 @@ class DualDesign:
         yield SCALE, ()
 
     def build(self, parameters: Arrays) -> Transformer:
-        """Return the transformer for texts with these parameters, without copying them."""
+        """Return the transformer for texts with these parameters, which are not copied."""
         return self.text.build(under(parameters, "text."))
 
 

@@ -176,10 +176,10 @@ class Embedding:
     def token_positions(self, ids: Array, mask: Array, shown: Array | None = None) -> Array:
         """Return the positions (total,) of the tokens in `ids` (B, T) that `mask` (B, T) selects.
 
-        In most families, the position of a token is its column. If `padding` is given, the position
-        is the number of earlier tokens that are not padding tokens. If `counted` is True, the
-        position is the number of earlier tokens where `shown` (B, T) is True. By default, `shown`
-        is `mask`.
+        In most families, the position of a token is its column in `ids`. If `padding` is given, the
+        position is the number of earlier tokens that are not padding tokens. If `counted` is True,
+        the position is the number of earlier tokens where `shown` (B, T) is True. By default,
+        `shown` is `mask`.
         """
         if self.counted:
             real = mask if shown is None else shown
@@ -212,9 +212,9 @@ class PatchEmbedding(Embedding):
         norm: the norm of the sum of vectors and positions.
         weight: (D, C, h, w), the linear layer from a patch to its vector.
         bias: (D,), or None.
-        grid: the grid of patches, (rows, columns), that `positions` describes. For an image with
-            another grid, the positions are interpolated. If `grid` is None, the positions are
-            never interpolated.
+        grid: the grid of patches, (rows, columns), that `positions` describes. If an image
+            has a different grid, the positions are interpolated. If `grid` is None, the positions
+            are never interpolated.
     """
 
     weight: Array

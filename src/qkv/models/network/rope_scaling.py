@@ -11,8 +11,8 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.embed.rotary import rotary_speeds
 
-# All speeds are computed in float64. Most libraries round speeds, angles and cosines to float32;
-# the results differ only by this rounding.
+# All speeds are computed in float64. Most libraries round speeds, angles and cosines to float32.
+# Their results differ from qkv's only by this rounding.
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Llama3:
 
 @dataclass(frozen=True)
 class Proportional:
-    """Rotate only the first pairs, at their usual speeds / `factor`; other pairs do not rotate.
+    """Rotate only the first pairs, at their usual speeds divided by `factor`.
 
     Source:
         transformers, where this `rope_type` is "proportional"; Gemma 4 uses it.

@@ -41,7 +41,7 @@ class Saved(NamedTuple):
     embedding: EmbeddingSaved
     layers: list[BlockSaved]
     final_norm: NormSaved | None
-    cu: Array  # (B + 1,), the first row of each text, then the number of rows
+    cu: Array  # (B + 1,), the index of each text's first row, then the number of rows
 
 
 class Options(TypedDict, total=False):
@@ -150,8 +150,8 @@ class Transformer:
         """Run texts, given the ids (T,) of each text; `options` are those of `run`.
 
         Returns:
-            `(rows, cu)`: the vectors (total, D), and (B + 1,), the first row of each text and then
-            the number of rows.
+            `(rows, cu)`: `rows` (total, D) holds the vectors of the tokens; `cu` (B + 1,) holds the
+            index of each text's first row, then the number of rows.
         """
         cu = starts_of(map(len, texts))
         at = [
@@ -185,8 +185,8 @@ class Transformer:
                 selects.
 
         Returns:
-            `(rows, cu)`: the vectors (total, D) of the tokens, and (B + 1,), the first row of each
-            text and then the number of rows.
+            `(rows, cu)`: `rows` (total, D) holds the vectors of the tokens; `cu` (B + 1,) holds the
+            index of each text's first row, then the number of rows.
         """
         if not mask.any():
             return np.zeros((0, self.dim), self.dtype), np.zeros(len(ids) + 1, np.int64)
@@ -219,7 +219,7 @@ class Transformer:
         Args:
             ids: (total,) token ids that have a row in the table.
             at: (total,) the position of each token in its text.
-            cu: (B + 1,) the first row of each text, then the number of rows.
+            cu: (B + 1,) the index of each text's first row, then the number of rows.
             options: see `Options`.
 
         Returns:
@@ -241,7 +241,7 @@ class Transformer:
 
         Args:
             x: (total, D), the input of layer `first`, for packed texts.
-            cu: (B + 1,) the first row of each text, then the number of rows.
+            cu: (B + 1,) the index of each text's first row, then the number of rows.
             first: the first layer of the run.
             options: see `Options`.
 
@@ -305,7 +305,7 @@ class Transformer:
 
     @property
     def generates(self) -> bool:
-        """Whether the head gives logits for the next token, and no token sees later tokens."""
+        """Whether the head gives logits for the next token and all attention is causal."""
         return self.predicts and all(options.get("is_causal") for options in self.options)
 
     def logits(self, rows: Array) -> Array:
@@ -367,7 +367,7 @@ class Transformer:
         return x if len(caches) < len(self.layers) else self._last(x, record)[0]
 
     def _step_bias(self, seen: Array, count: int, lengths: Array | None) -> dict[str, Array]:
-        """Return the bias (1 or B, Hq, count, S) for `count` tokens after the first `seen` (B,)."""
+        """Return the bias (1 or B, Hq, count, S); the `count` tokens follow `seen` (B,) tokens."""
         if self.bias is None or not len(seen):
             return {}
         longest = int((seen + (count if lengths is None else lengths)).max(initial=0))

@@ -90,7 +90,7 @@ def call(
             an edit is a function, each of its calls gets the activations of all texts.
 
     Raises:
-        TypeError: ids are not integers; a mask holds values other than bools, 0 and 1; or `trace`
+        TypeError: ids are not integers; a mask holds a value that is not a bool, 0 or 1; or `trace`
             does not accept the edits.
         ValueError: shapes differ; an id has no row in the token table; a position does not exist in
             the model; or `trace` does not accept the edits.
@@ -240,7 +240,7 @@ def run_layers(
 
 
 def _layer(number: Any, count: int, name: str) -> int:
-    """Return a layer number from 0 to `count`, the number of layers; convert negative ones."""
+    """Check and return a layer number, 0 to `count`; add `count` to a negative number."""
     if not is_whole_number(number):
         raise TypeError(f"{_CALL}: `{name}` is {shown(number)}: give a whole number")
     if not -count <= number <= count:
@@ -290,7 +290,7 @@ def call_pair(
         `encoder_last_hidden_state` (B, S, D) holds the vectors of the encoder.
 
     Raises:
-        TypeError: ids are not integers; or a mask holds values other than bools, 0 and 1.
+        TypeError: ids are not integers; or a mask holds a value that is not a bool, 0 or 1.
         ValueError: shapes differ; an id has no row in the token table; `decoder_input_ids` are
             missing; or `trace` does not accept the edits.
     """
@@ -307,8 +307,8 @@ def call_pair(
     )
     if len(ids) != len(written):
         raise ValueError(
-            f"model: input_ids have {len(ids)} rows and decoder_input_ids {len(written)}: "
-            "give one row of each per text"
+            f"model: input_ids have {len(ids)} rows and decoder_input_ids have {len(written)} "
+            "rows: both must have one row for each text"
         )
     edits = edits_of(edit, ablate, hide, call="model")
     edited, ids = fit_ids(model, edits, ids, mask, written=written.shape[1])

@@ -52,7 +52,7 @@ class Generated(str):
     probabilities: Array | None = None
 
     def looked_at(self, token: int) -> list[Array]:
-        """Return the attention weights with which the model predicted new token number `token`.
+        """Return the attention weights with which the model predicted new token `token`.
 
         At the position of each token, the model computes the logits of the next token. So the query
         of these weights is the token before the new token, and the keys are all tokens up to this
@@ -114,8 +114,8 @@ def generate(
             of rows for several.
         max_new_tokens: the maximum number of tokens to add to each prompt. The default
             is 64, or less if the model has too few positions.
-        temperature: with 0, each new token is the most likely token; otherwise, logits are divided
-            by this number. `top_k`, `top_p` and `seed` need a temperature above 0.
+        temperature: if 0, each new token is the most likely token; otherwise, logits are divided by
+            this number. `top_k`, `top_p` and `seed` need a temperature above 0.
         top_k: the number of most likely tokens to sample from.
         top_p: a number above 0 and at most 1. Tokens are sampled only from the smallest set of most
             likely tokens with a total probability of `top_p` or more.

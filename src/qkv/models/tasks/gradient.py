@@ -59,9 +59,9 @@ def gradient(
             gradient of its replacement. Gradients pass through an edit whose result depends on the
             computed activation, such as an "add" record or an `SAE`. If an array or a record "set",
             "ablate", "patch" or "row" replaces an activation, no gradient passes through. `at` may
-            name the features of an `SAE`. qkv does not know the derivative of a function. So if a
-            function changes an activation, `at` may name only this activation, and activations that
-            are computed after its layer.
+            name the features of an `SAE`. If a function changes an activation, gradients cannot
+            pass through the function, because its derivative is unknown. Then `at` may name only
+            the changed activation and activations of later layers.
 
     Returns:
         The gradients, keyed by the names in `at`.

@@ -18,8 +18,8 @@ class Sampling:
 
     Attributes:
         temperature: divides the logits; 0 chooses the token with the largest logit.
-        top_k: only tokens with the largest `top_k` logits may be chosen, including ties with the
-            last of these logits.
+        top_k: only the tokens with the `top_k` largest logits may be chosen, and tokens whose logit
+            equals the smallest of these logits.
         top_p: only the smallest set of most likely tokens with a total probability of `top_p` or
             more may be chosen.
 

@@ -7,7 +7,7 @@ from typing import Any
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_text
 
-CONTEXT = 8  # The maximum number of preceding tokens that are decoded with new tokens.
+CONTEXT = 8  # New tokens are decoded together with at most this many preceding tokens.
 _BROKEN = "\ufffd"  # `decode` returns this for an incomplete character.
 
 # Letters of scripts without spaces between words: Thai to Khmer, Chinese, Japanese, ...

@@ -133,7 +133,7 @@ def _meant(known: Sequence[str], name: tuple[Any, ...]) -> set[str]:
 
 
 def _unknown(known: Sequence[str], name: Name, ways: Iterable[str]) -> str:
-    """Return the error message for an unknown name; `ways` has every spelling of known names."""
+    """Return the error message for an unknown name; `ways` lists all spellings of known names."""
     most = max(_counts(known).values())
     layer: Any = name[1] if is_tuple_name(name) else None
     if layer is not None and not -most <= layer < most:
@@ -237,9 +237,9 @@ def trace(
             shape. `at` has the fields `name`, `layer`, `texts`, `positions` and `step` of
             `qkv.models.At`. A function gets all texts at once, or `batch_size` texts at a time. An
             array, (B, T, ...) or (1, T, ...), replaces the activation. Scores are edited after
-            masking, weights after the softmax; for an ablated head, a function gets the replaced
-            `hook_z`. Edits in layers that are not run have no effect, and their functions are not
-            called.
+            masking, and weights after the softmax. If a head is ablated, a function that edits
+            `hook_z` gets the values after the ablation. Edits in layers that are not run have no
+            effect, and their functions are not called.
 
     Raises:
         TypeError: a text is not a string; `ablate`, `hide` or `edit` holds an unsupported value; or
