@@ -27,7 +27,7 @@ from qkv.text.tokenizer import Tokenizer
 #   `name` is the name of the model.
 #   `exact` is true if the packed parameters are equal to the model's parameters.
 #   `sizes` is an object, which is described below.
-#   `design` describes how the model's family differs from others (see `_design`).
+#   `design` describes how the model's family differs from other families (see `_design`).
 #   `parameters` maps qkv's names to packed arrays. The weights of linear layers are (out, in). If
 #   int8 numbers and one float16 scale can express a row exactly, the row is packed in this way. Any
 #   other row is packed as float16.
@@ -134,7 +134,7 @@ def _design(model: Model, design: Design) -> dict[str, Any]:
     )
     head = design.head
     assert head is not None
-    scale = np.array(design.embed_scale, model.embedding.table.dtype)  # the model rounds it too
+    scale = np.array(design.embed_scale, model.embedding.table.dtype)  # rounded as in the model
     return {
         "layers": [_attends(layer, rotaries) for layer in design.layers],
         "rotaries": [_rotary(rotary, design.layers[0].head_size) for rotary in rotaries],

@@ -57,7 +57,7 @@ def picture(title: str, lines: Sequence[str], rows: Rows, theme: str) -> str:
 
     Args:
         title: the title above the panels.
-        lines: lines of text below the panels; the text that belongs to the panels follows.
+        lines: lines of text below the panels. The panels' own text follows these lines.
         rows: the panels.
         theme: "light", "dark", or "auto"; "auto" follows the theme of the site or system.
     """

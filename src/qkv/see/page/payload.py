@@ -106,7 +106,7 @@ from qkv.see.steps.walk import Walk
 THEMES = ("auto", "light", "dark")
 MOST_CELLS = 4_000_000  # the largest number of weights in a page: 16 MB before base64
 MOST_SCORES = 1_500_000
-# the largest number of weights in a summary that keeps more than 4 weights of each query
+# if a summary keeps more than 4 weights for each query, it has at most this number of weights
 MOST_KEPT = 1_000_000
 
 
@@ -232,9 +232,9 @@ def check_theme(theme: str, call: str) -> str:
 #   `shown` lists the indices in `steps` of the snapshots with weights.
 #   `weights` holds the weights of these snapshots, packed as shares: (shown, layers, H, L, L).
 #   `hidden` is an array of bits, or null.
-#   `scores` is a list of measures. Each measure has a `name`, a phrase for the averaged weight
-#   (`of`), a name for heads with a high score (`head`), and a list of layers x H numbers for each
-#   step (`values`).
+#   `scores` is a list of measures. Each measure has a `name`, a phrase that describes the weight
+#   that it averages (`of`), a name for heads with a high score (`head`), and a list of layers x H
+#   numbers for each step (`values`).
 #   `score` is an index into `scores`: the page's sentence describes this measure.
 #   `becomes` is a threshold: a head with at least this score gets the name `head` of the measure.
 #   `losses` is a list of [step, loss].
@@ -284,8 +284,8 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
 #   `stages` is a list of stages. Each stage has a `name`, its `points` [x, y], the lengths of the
 #   arrows (`moved`), the share of the variance in the plane (`held`), and a `cosine` per token.
 #   `labelled` lists the positions of the labelled tokens.
-#   `pairs` is a list of words in two sentences. Each entry has the `word`, two positions (`a` and
-#   `b`), and the `cosine` before attention and at each stage.
+#   `pairs` lists the words that occur in both of two sentences. Each entry has the `word`, its two
+#   positions (`a` and `b`), and the `cosine` before attention and at each stage.
 
 
 def shift_payload(shift: Shift) -> dict[str, Any]:
@@ -478,9 +478,9 @@ def pack_rows(rows: Array, scales: Array) -> dict[str, Any]:
 def pack_shares(weights: Array) -> dict[str, Any]:
     """Pack weights in 16 bits as `n / per`, which keeps the first four digits of each weight.
 
-    If the page rounds `n / per` to at most four digits, it shows the same digits as for the weight
-    itself. An even n means that the weight is exactly `n / per`. If n is odd, the weight lies
-    between the fractions for n - 1 and n + 1.
+    Rounded to four digits or fewer, `n / per` and the weight itself are equal. An even n means that
+    the weight is exactly `n / per`. If n is odd, the weight lies between the fractions for n - 1
+    and n + 1.
 
     >>> pack_shares(np.array([0.125, 0.12501]))
     {'b64': 'iBOJEw==', 'bits': 16, 'shape': [2], 'per': 40000}

@@ -43,7 +43,8 @@ from qkv.trace import Trace
 #   `side` is "encoder".
 #   `other` is the payload for the decoder, with the same entries.
 #
-# START is the first state of the page. Without `layer`, `head` and `said`, the page chooses a head.
+# START is the first state of the page. If `layer`, `head` and `said` are missing, the page chooses
+# a head.
 #
 #   `text` is a string.
 #   `edits` is a list of edits.

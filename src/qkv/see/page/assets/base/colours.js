@@ -39,7 +39,7 @@ export function ink(rgb) {
 }
 
 /** @type {{other: ((canvas: HTMLCanvasElement, width: number, height: number) => any) | null}} */
-export const pens = { other: null }; // a function (canvas, width, height) that returns another pen: see parts/picture.js
+export const pens = { other: null }; // a function that returns a pen to use instead of the canvas's own: see parts/picture.js
 
 /**
  * Clears a canvas, makes it as sharp as the screen, and returns a pen that draws in CSS pixels.

@@ -1,4 +1,4 @@
-// The parameters of a model, which engine.py has written into a page, and the design that says how they are used.
+// The parameters of a model, which engine.py has written into a page, and the design that describes their use.
 
 import { readTokenizer } from "./tokenizer.js";
 
@@ -6,7 +6,7 @@ import { readTokenizer } from "./tokenizer.js";
 
 /**
  * `size` is d, the size of a head's queries and keys; `next`: whether logits are for the next position; `bert`:
- * whether the layers have the same steps as BERT's layers, and all parameters of these steps; `scales`: see
+ * whether the layers have the same steps as BERT's layers and none of their parameters is missing; `scales`: see
  * server.js.
  * @typedef {{layers: number, heads: number, kv_heads: number, size: number, dim: number, vocabulary: number, most: number | null,
  *            next: boolean, eps: number, mask?: string | null, bert?: boolean, scales?: [string, number][]}} Sizes

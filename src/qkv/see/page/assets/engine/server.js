@@ -17,7 +17,7 @@ const BINARY = "application/vnd.safetensors";
  * @property {number} layers
  * @property {number} heads
  * @property {number} dim
- * @property {number} kv_heads  heads of keys and values
+ * @property {number} kv_heads  the number of key/value heads
  * @property {number} vocabulary  0 if the model gives no logits
  * @property {number | null} most  the largest number of tokens in a text
  * @property {string[]} words  the vocabulary
@@ -161,8 +161,8 @@ function keyFrom(form, message) {
 }
 
 /**
- * Reads a safetensors file. The first eight bytes are the length of the JSON; the JSON gives the position of each
- * array after it.
+ * Reads a safetensors file. The first eight bytes hold the length of the JSON. The arrays follow the JSON, which lists
+ * their positions.
  * @param {ArrayBuffer} file
  */
 function tensorsOf(file) {
@@ -222,7 +222,7 @@ function runOf(text, about, arrays, model) {
 }
 
 /**
- * Converts positions that count characters to positions in a JavaScript string, where some characters count twice.
+ * Converts offsets in Unicode characters to offsets in a JavaScript string, where some characters have length 2.
  * @param {string} text
  * @param {[number, number][]} offsets
  * @returns {[number, number][]}

@@ -24,7 +24,7 @@ let model;
 let jobs = []; // the newest job is the last
 let working = false;
 const [memory, cache] = [new Memory(), new Cache()];
-const BEFORE = 8; // new tokens are decoded together with this many last tokens of the prompt
+const BEFORE = 8; // the number of last prompt tokens that are decoded together with new tokens
 const MOST_PATTERNS = 256; // up to this number of tokens, a run returns all patterns
 // the worker sends itself a message before each step, so that it reads messages from the page between two steps
 const next = new MessageChannel();
@@ -48,7 +48,7 @@ onmessage = ({ data: { read, drop, ...question } }) => {
   }
 };
 
-/** Does one step of the newest run; if no run is waiting, one step of the newest other job, such as a sweep. */
+/** Does one step of the newest run. If no run is waiting, does one step of the newest job of another kind, such as a sweep. */
 function work() {
   const job = jobs.findLast(({ ask }) => ask === "run") ?? jobs.at(-1);
   working = Boolean(job);
@@ -88,7 +88,7 @@ function* run(question) {
     throw new RangeError(`run: the text has ${T} tokens, but a run returns the patterns of all layers only up to ${MOST_PATTERNS} tokens: list the layers you need in layers`);
   const ids = read.map(({ id }) => id);
   const steps = yield* forward(model, memory, ids, yield* withSources(model, memory, ids, own));
-  const resid = steps.map(handedOn); // (T, D), layers + 1 times
+  const resid = steps.map(handedOn); // layers + 1 arrays (T, D)
   return {
     tokens: read.map(({ token }) => token),
     pattern: steps.slice(1).map(({ pattern }, l) => (T <= MOST_PATTERNS || layers.includes(l) ? rounded(pattern) : [])),
@@ -187,7 +187,7 @@ function* parameters({ names, rows = {} }) {
 }
 
 /**
- * Computes the logits (n, V) of vectors x (T, D) at these positions, a few of them in each step.
+ * Computes the logits (n, V) at n of the T positions, from the vectors x (T, D); each step does a few positions.
  * @param {Float64Array} x
  * @param {number[]} positions
  * @returns {Generator<void, Float32Array>}
@@ -213,7 +213,7 @@ function rounded(x) {
 }
 
 /**
- * All results of a layer, by their names in a trace.
+ * All results of a layer, keyed by their names in a trace.
  * @param {Step} step
  */
 function inside(step) {
@@ -222,7 +222,8 @@ function inside(step) {
 }
 
 /**
- * The positions or layers that a question names: whole numbers below `count`; by default all of them.
+ * Returns the positions or layers that a request asks for, as whole numbers below `count`; by default all numbers
+ * below `count`.
  * @param {number[] | undefined} numbers
  * @param {number} count
  * @param {string} name

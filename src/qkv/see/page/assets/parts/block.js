@@ -23,11 +23,11 @@ import "./block.css";
  * @property {"keys" | null} columns  the meaning of the columns; null: components of vectors
  * @property {{at: number[], names: string[]} | null} shown  the shown columns
  * @property {boolean} weights
- * @property {[number, number] | null} cell the cell whose sum is written out first
+ * @property {[number, number] | null} cell  the cell whose sum the page shows first
  * @property {any} op  how a number is computed (parts/sums.js); `op.from` has the steps that lead to a given array
  * @property {ArrayLike<number> | null} lengths  the lengths of the rows, if the rows are vectors
  * @property {boolean} [changed]  whether the reader changed this step
- * @property {string[]} [reads]  the steps from which ribbons lead here, if steps between are left out
+ * @property {string[]} [reads]  the steps from which ribbons lead to this step, if intermediate steps are left out
  * @property {string} [sign]  the sign beside the name; by default the sign of the step's operation
  */
 
@@ -40,11 +40,11 @@ import "./block.css";
  * @property {string[] | null} keys null: the same as the tokens
  * @property {number[] | null} rows  the positions of the queries in the page; null: all
  * @property {number[] | null} key_rows
- * @property {number[]} start  the query and the key whose sum is written out first
+ * @property {number[]} start  the query and the key whose sum the page shows first
  * @property {FlowStep[]} steps
  * @property {(name: string) => Numbers} array
- * @property {string} [own]  a step is compared with the model's own numbers, the array "own"; `own` is the name of
- *     these numbers in the trace
+ * @property {string} [own]  the name in the trace of the model's own numbers for a step; the array "own" holds these
+ *     numbers, with which the step is compared
  * @property {number} [own_step]
  * @property {number} [difference]  the largest difference of all steps
  * @property {string} [said]  a sentence with the likeliest word
@@ -53,7 +53,7 @@ import "./block.css";
 const LINE = 44; // the distance between lines of nodes, in pixels
 const WIDEST = 34; // the largest width of a ribbon
 const FAR = 6; // a ribbon that crosses more than this number of lines goes around the nodes between its ends
-const THIN = 2; // the width of a ribbon for numbers whose length is not shown
+const THIN = 2; // the width of a ribbon if it shows no length
 const OTHER_NUMBERS = ["pre", "act", "up", "post", "raw", "logits", "probs"];
 const BESIDE = ["P", "C", "K", "V"]; // nodes on the same line as the preceding node
 /** @type {Record<string, string>} */
@@ -132,8 +132,8 @@ function signOf({ op, sign }) {
 }
 
 /**
- * The index of a token's row in a step. If the rows are keys of another text, this is the row of the key in
- * `flow.start`.
+ * The index of a token's row in a step. If the rows are keys of another text, the function returns the row of the
+ * key in `flow.start` instead.
  * @param {Flow} flow
  * @param {FlowStep} step
  * @param {number} token
@@ -157,7 +157,7 @@ export function lengthIn(flow, step, token) {
 }
 
 /**
- * Describes the residual stream at a step at which a part is added; an empty text for other steps.
+ * Returns a text about the residual stream if this step adds a part to it; otherwise an empty text.
  * @param {Flow} flow
  * @param {number} k
  * @param {number} token
@@ -200,7 +200,7 @@ function ribbonPath(x0, y0, wide0, x1, y1, wide1) {
 }
 
 /**
- * The outline of a ribbon that goes around the nodes between its ends; its middle is vertical at `x`.
+ * The outline of a ribbon that goes around the nodes between its ends. Halfway, the ribbon runs vertically at `x`.
  * @param {number} x0
  * @param {number} y0
  * @param {number} wide0

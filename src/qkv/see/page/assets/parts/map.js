@@ -48,8 +48,8 @@ const MEASURES = [
 ];
 
 /**
- * The heads of a text in the order of a measure, as [layer, head, figure], and the number of heads in a row. If `order`
- * names no measure, the last layer comes first.
+ * The heads of a text, ordered by a measure, as [layer, head, value of the measure], and the number of heads in each
+ * row of the map. If `order` is not a measure, the last layer comes first.
  * @param {Text} text
  * @param {string} order
  * @returns {{all: OrderedHead[], wide: number}}
@@ -63,7 +63,7 @@ function headsInOrder({ layers, heads, measures }, order) {
   /** @param {OrderedHead} head */
   const rank = (head) => value(head) ?? 1e9 * sign; // heads without a value come last
   /** @param {number | null} x */
-  const short = (x) => number(x !== null && x < 0.005 ? 0 : x); // writes 0 for a number that would need a power of ten, which is too wide
+  const short = (x) => number(x !== null && x < 0.005 ? 0 : x); // a number below 0.005 becomes 0, because a power of ten is too wide
   all.sort((a, b) => a[0] - b[0] || a[1] - b[1]).sort((a, b) => sign * (rank(a) - rank(b)));
   return { all: all.map((head) => [head[0], head[1], short(value(head))]), wide: Math.min(heads, 16) };
 }

@@ -69,7 +69,7 @@ function freeBox(x, y, wide, tall, boxes, dots, area) {
 }
 
 /**
- * The plane. `draw(k)` shows the arrows to stage k. `press(i)` marks the arrow of a word or removes the mark, and
+ * The plane. `draw(k)` draws each arrow up to its point at stage k. `press(i)` marks the arrow of a word or removes the mark, and
  * returns whether the arrow is marked.
  * @param {Ui} ui
  * @param {Shift} shift
@@ -144,7 +144,8 @@ export function planePart(ui, shift, named) {
   }
 
   /**
-   * Writes the names of words at both ends of their arrows; arrows with the same beginning share one name there.
+   * Writes the name of each word at both ends of its arrow. If the arrows of equal words begin at the same point,
+   * the name is written there only once.
    * @param {Set<number>} shown_
    * @param {Stage} stage
    * @param {Scale} scale

@@ -1,4 +1,4 @@
-// Other texts that a part of the page reads, in addition to the reader's own text.
+// Runs of further texts, for the parts of the page that show more than the reader's own text.
 
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../engine/door.js").Run} Run */
@@ -6,7 +6,7 @@
 const PAUSE = 150; // milliseconds: a text is read after a pause of this length
 
 /**
- * When the reader pauses, runs texts without edits, and without computing logits. A later request replaces an earlier
+ * Runs texts when the reader pauses; applies no edits and computes no logits. A later request replaces an earlier
  * request.
  * @param {Store} store
  * @param {(runs: Run[] | null[], error: string) => void} heard

@@ -19,7 +19,7 @@ const LONG = 70; // longer sentences have smaller type
 
 /**
  * @param {Ui} ui
- * @param {((tokens: [number, number]) => void) | null} onword  is called with a tapped word: its first token, and the last + 1
+ * @param {((tokens: [number, number]) => void) | null} onword  gets the tokens of a tapped word: [first, last + 1]
  */
 export function stage(ui, onword = null) {
   const lines = svg("svg", { class: "arcs", "aria-hidden": "true" });

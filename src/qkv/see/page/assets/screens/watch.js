@@ -1,6 +1,6 @@
 // One word in two sentences, layer by layer: one point becomes two points. The picture is a projection of the model's
 // vectors on two directions: to the right, the difference of the two vectors after the last layer; upwards, the
-// change that both vectors share.
+// change of the vectors' mean, at a right angle to the difference.
 
 import { el, fill, svg, word } from "../base/elements.js";
 import { fixed, visible } from "../base/format.js";
@@ -112,7 +112,8 @@ export function watchScreen(ui, store) {
 }
 
 /**
- * The points of the first long word that two texts share, at each layer; null if they share no such word.
+ * Follows one word that both texts contain: "bank", or else the longest common word. Returns its points at each layer,
+ * or null if the texts have no long word in common.
  * @param {import("../engine/door.js").Run[]} runs
  * @param {[number, number, string][][]} words
  * @returns {Paths | null}

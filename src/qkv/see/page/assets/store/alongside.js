@@ -1,15 +1,17 @@
 // Two texts on a shared axis of tokens: tokens that both texts have in common are at the same position.
 
 /**
- * A position on the shared axis: the position in the first text and in the second, null if a text lacks it.
+ * A position on the shared axis: the position in the first text and the position in the second text; null for a text
+ * that has no token there.
  * @typedef {[number | null, number | null]} Both
  */
 
 const MOST_PAIRS = 1_000_000; // for two long texts, only the beginning and the end are aligned
 
 /**
- * Aligns the tokens of two texts by their longest common subsequence. Different tokens between two common tokens
- * share positions if both texts have the same number of them; otherwise they follow one after the other.
+ * Aligns the tokens of two texts by their longest common subsequence. Between two common tokens, each text may have
+ * other tokens. If both texts have equally many of these, the tokens share positions; otherwise, the tokens of the
+ * first text come before those of the second.
  * @param {string[]} one
  * @param {string[]} other
  * @returns {Both[]}
@@ -42,7 +44,7 @@ export function alongside(one, other) {
 function commonPositions(one, other) {
   const [n, wide] = [one.length, other.length + 1];
   if (n * wide > MOST_PAIRS) return [];
-  const best = new Float64Array((n + 1) * wide); // for two positions: the score of the best common subsequence from there to the ends
+  const best = new Float64Array((n + 1) * wide); // for (i, j): the best score of a common subsequence of one[i..] and other[j..]
   /** @param {number} i @param {number} j */
   const alike = (i, j) => (one[i] === other[j] ? MOST_PAIRS - Math.abs(i - j) + best[(i + 1) * wide + j + 1] : 0);
   for (let i = n - 1; i >= 0; i--)
