@@ -84,7 +84,7 @@ predicts {tokens_named} of these tokens. When 15% of the words are masked, it co
 these sentences (5 to 16 words each), one content word is masked, which occurs nowhere else in the
 sentence. The share of first guesses that repeat a visible content word of the sentence is
 {another}. The share of right first guesses is {right}.
-Of {everyday} everyday words {pieces} are split or unknown{which}. Brackets contain 95% intervals.
+Of {everyday} everyday words, {pieces} are split or unknown{which}. Brackets contain 95% intervals.
 
 ## What its heads do
 

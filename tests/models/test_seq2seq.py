@@ -296,7 +296,9 @@ def test_many_texts_are_read_in_parts(model):
         ValueError, match=r"trace: .* computes logits only for the decoder's text: add target"
     ):
         model.trace(texts, logits=True)
-    with pytest.raises(ValueError, match=r"trace_stream: .* writes: call trace\(text, target="):
+    with pytest.raises(
+        ValueError, match=r"trace_stream: .* the decoder's text: call trace\(text, target="
+    ):
         model.trace_stream(texts, logits=True)
     with pytest.raises(ValueError, match="batch_size is for texts without a target"):
         model.trace("the cat", target="die katze", batch_size=2)
@@ -601,7 +603,7 @@ def test_rows_without_a_token(model):
     ("given", "error", "message"),
     [
         (([[3]],), ValueError, "decoder_input_ids are missing"),
-        (([[3]], None, [[0], [0]]), ValueError, "input_ids have 1 rows and decoder_input_ids have"),
+        (([[3]], None, [[0], [0]]), ValueError, "have 1 rows and decoder_input_ids have 2 rows"),
         (([[3]], None, [[[0]]]), ValueError, r"decoder_input_ids have shape \(1, 1, 1\)"),
         (([[3]], None, [[0.0]]), TypeError, "decoder_input_ids are float64"),
         (([[3]], None, [[20]]), ValueError, "no token 20"),

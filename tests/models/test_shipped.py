@@ -213,7 +213,7 @@ def test_it_seldom_names_a_word_that_it_sees_in_place_of_a_hidden_one(model: qkv
 @pytest.mark.parametrize(("name", "most"), [("wordnet", 15), ("books", 10)])
 def test_everyday_words_are_whole_but_those_that_its_card_names(name: str, most: int) -> None:
     found, card = everyday.in_pieces(qkv.load(name).tokenizer), card_of(name)
-    assert f"Of {len(everyday.WORDS)} everyday words {len(found)} are split" in card
+    assert f"Of {len(everyday.WORDS)} everyday words, {len(found)} are split" in card
     assert f"({', '.join(found)})" in card
     assert len(found) < most
 
