@@ -140,7 +140,7 @@ def _findable(word: str, cutter: "tokenizers.Tokenizer") -> str:
     spelled: str = normalizer.normalize_str(word)
     if _cut(word, cutter) != [spelled]:
         raise ValueError(
-            f"WordTokenizer: the vocabulary contains {word!r}, which is not a single word or "
-            "punctuation mark and matches no token: give each word separately, without spaces"
+            f"WordTokenizer: the vocabulary's word {word!r} is not a single word or punctuation "
+            "mark, so no token can match: give each word separately, without spaces"
         )
     return spelled

@@ -599,7 +599,7 @@ def test_an_id_that_is_none(folder, number):
 
 def test_more_ids_than_tokens(folder):
     ids = ("post_processor", "special_tokens", "[CLS]", "ids")
-    refused(changed(folder, *ids, value=[2, 2, 2]), "2 tokens with 4 ids")
+    refused(changed(folder, *ids, value=[2, 2, 2]), "2 tokens to a text, but gives them 4 ids")
 
 
 def test_a_special_token_that_is_not_there(folder, capfd):
