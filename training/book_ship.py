@@ -509,7 +509,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", type=Path, help="the folder of a run of training.book_*")
     parser.add_argument("books", type=Path, help="a clone of the repository, or an archive")
-    parser.add_argument("-o", "--out", type=Path, help="folder to write (included model's folder)")
+    parser.add_argument(
+        "-o", "--out", type=Path, help="the folder to write (default: the included model's folder)"
+    )
     parser.add_argument(
         "--beside", type=Path, nargs="*", default=(), help="other runs to include in the mean"
     )

@@ -3,14 +3,12 @@
 `python -m training.copying MODEL...` measures all models on the same sentences and prints the
 result; MODEL is a folder or a name. Without a MODEL, the command measures the default model.
 
-Method. A seed draws 800 of the held-out examples that have 5 to 16 words. In each example, the seed
-draws one content word that occurs once and is one token in the vocabulary of every model, and this
-word is masked. The
-model's first guess is the token with the largest logit; the logits are not adjusted. *Another* is
-the share of examples in which the guess is another content word of the sentence (such as "Bank" of
-"Bank's"). *Right* is the share in which the guess is the masked word. A guess that is a subword
-counts in neither share. Intervals are
-Wilson's 95% intervals.
+Method. 800 of the held-out examples with 5 to 16 words are drawn at random. In each example, one
+random content word is masked: a word that occurs once, and is one token in the vocabulary of every
+model. The model's first guess is the token with the largest logit; the logits are not adjusted.
+*Another* is the share of examples in which the guess is another content word of the sentence (such
+as "Bank" of "Bank's"). *Right* is the share in which the guess is the masked word. A guess that is
+a subword counts in neither share. Intervals are Wilson's 95% intervals.
 """
 
 from __future__ import annotations
@@ -89,7 +87,7 @@ def drawn(
     count: int = EXAMPLES,
     seed: int = 0,
 ) -> list[Example]:
-    """Draw one example from each sentence; its masked word is one token for each tokenizer.
+    """Draw at most one example per sentence. Each masked word is one token for each tokenizer.
 
     Args:
         sentences: the sentences to draw from.
@@ -129,8 +127,9 @@ def copying(model: qkv.Model, examples: Sequence[Example]) -> dict[str, Any]:
     ids = [model.tokenizer.tokenize(one.sentence).ids for one in examples]
     if not ids or None in places:
         raise ValueError(
-            f"copying: {len(examples)} examples are given and {places.count(None)} have words that "
-            f"are not one token of {model.name}: draw them with its tokenizer"
+            f"copying: the masked word is not a single token of {model.name} in "
+            f"{places.count(None)} of {len(examples)} examples: draw the examples "
+            "with this model's tokenizer"
         )
     guesses = named(model, ids, [[place] for place in places if place is not None])
     if guesses is None:
@@ -156,7 +155,7 @@ def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[str]:
 def shown(found: Sequence[dict[str, Any]]) -> str:
     """Format the result as a table of plain text."""
     width = max(len(row["model"]) for row in found)
-    lines = [f"{found[0]['examples']} examples, the same for all", ""]
+    lines = [f"{found[0]['examples']} examples, the same for all models", ""]
     lines.append(f"{'':{width}} {'another':>22} {'right':>22}")
     for row in found:
         cells = (in_words(row[name], row["examples"]) for name in ("another", "right"))

@@ -110,7 +110,10 @@ def guessed(model: qkv.Model, gaps: Sequence[Asked]) -> list[Said]:
 
 
 def continued(model: qkv.Model, openings: Sequence[Asked], tokens: int = 6) -> list[Said]:
-    """Continue each opening greedily by one word, or by none if the model extends the last word."""
+    """Continue each opening greedily; return the first new word of each continuation.
+
+    If the model only extends the last word of an opening, there is no new word.
+    """
     found = []
     for opening in openings:
         text = str(model.generate(opening.text, max_new_tokens=tokens))

@@ -9,11 +9,12 @@ previous token, over held-out sentences (see `training.senses.heads`). *Position
 random words, so that every word is equally likely at every position. The mean of a layer's input at
 a position, over all texts, is the vector of this position (Song and Zhong 2023, "Uncovering hidden
 geometry in Transformers via disentangling position and context"). The matrix W_Q W_K^T of a head is
-its QK circuit, called its form in the code (Elhage et al. 2021, "A Mathematical Framework for
-Transformer Circuits"). This matrix gives each pair of positions a score. A head's scores vary over
-the keys; `from_places` is the share of this variance that the position scores explain. A projection
-reads a subspace, and positions (or words) differ most in eight directions. *Lines up* compares this
-subspace with these directions: it is the mean squared cosine of the principal angles. For a random
+the head's QK circuit (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"); the
+code calls this matrix a form. The matrix gives each pair of positions a score. A head's scores vary
+over the keys; `from_places` is the share of this variance that the position scores explain. W_Q and
+W_K each read a subspace of the vectors. The vectors of positions (or of words) differ most in eight
+directions. *Lines up* is the mean squared cosine of the principal angles between the subspace and
+these directions. For a random
 subspace of d in D dimensions the expected value is d / D.
 """
 
@@ -83,10 +84,11 @@ def place_scores(
 
 
 def explained(scores: Array, part: Array) -> float:
-    """Return the share of the variance of scores (..., L, S) over keys that `part` explains.
+    """Return R squared: the share of the variance over keys that `part` explains.
 
-    A constant added to a whole row changes nothing, as in softmax. The share is below 0 if `part`
-    predicts the scores worse than a constant.
+    The scores have the shape (..., L, S). Adding a constant to a whole row of `part` does not
+    change the share, as in softmax. The share is below 0 if `part` predicts the scores worse than a
+    constant.
 
     >>> scores = np.array([[3.0, 1.0]])
     >>> explained(scores, scores + 5), explained(scores, np.zeros((1, 2)))
@@ -132,7 +134,7 @@ def lines_up(projection: Array, space: Array) -> float:
 
 
 def forms(model: qkv.Model, ids: Array) -> dict[str, Array]:
-    """Return measures of each head's W_Q and W_K (layers, heads), and the position scores.
+    """Return arrays (layers, heads) that measure W_Q and W_K, and the position scores.
 
     The position scores, "place_scores" (layers, heads, T, T), leave out the special tokens. In the
     model, each head must have its own keys, and position vectors must be added to word vectors.
@@ -249,7 +251,7 @@ def _best_in_words(found: Mapping[str, Array], name: str) -> str:
 
 
 def _loss_at(rows: Sequence[Mapping[str, Any]], step: int, last: int = 50) -> float | None:
-    """Return the mean loss of a run's first objective over the last steps before a given step."""
+    """Return the mean loss of the first objective, over the `last` steps before `step`."""
     near = [row["losses"] for row in rows if step - last < row["step"] <= max(step, 1)]
     losses = [next(iter(one.values())) for one in near if one]
     known = [loss for loss in losses if loss is not None]

@@ -130,7 +130,8 @@ def ship(
 
     Source:
         Wortsman et al. 2022, "Robust fine-tuning of zero-shot models", equation 1, for the mean of
-        weights, which keeps the gains of a short run and loses less earlier knowledge.
+        weights. The mean keeps the gains of a short run, and loses less of what the model learned
+        before that run.
     """
     abouts = abouts_of(run)
     lacking = abouts[0]["settings"]["recipe"].get("after") if abouts else run
@@ -152,7 +153,7 @@ def ship(
 
 
 def keep_card(place: Path, text: str, wordnet_folder: Path) -> None:
-    """Write the card of a model and WordNet's licence into the model's folder."""
+    """Write a model card, and the licence of WordNet, into the model's folder."""
     for name, content in (("README.md", text), ("LICENSE.wordnet", licence(wordnet_folder))):
         with replacing(place / name) as file:
             file.write(content.encode())
@@ -166,7 +167,7 @@ def _mean(run: Path, after: str | None) -> qkv.Model:
 
 
 def keep_lesson(model: qkv.Model, place: Path) -> None:
-    """Write the cards of the lesson, and the roles of heads from the encoder's model card."""
+    """Write two files: the lesson's cards, and the roles of heads that the model card lists."""
     role_file.keep(place)
     kept = play_cards.lesson(model)
     if gone := play_cards.missing(kept):
@@ -175,14 +176,14 @@ def keep_lesson(model: qkv.Model, place: Path) -> None:
 
 
 def kept_stories(model: qkv.Model, run: Path, place: Path) -> dict[str, Any]:
-    """Write the run's stories, or else the folder's, if the model still makes their guesses."""
+    """Write the stories whose guesses the model still makes, from the run or else the folder."""
     kept = told.kept_in(run if (run / told.STORIES).exists() else place)
     still = told.again(model, kept)
     gone = len(kept["stories"]) - len(still["stories"])
     if gone:
         print(
-            f"ship: {gone} stories are left out because this model guesses otherwise: choose "
-            "others with training.stories --keep"
+            f"ship: {gone} stories are left out because this model's guesses differ: choose "
+            "other stories with training.stories --keep"
         )
     told.keep(place, still)
     return still
@@ -199,7 +200,7 @@ def _beside(peer: str | None, wordnet: WordNet) -> dict[str, Any] | None:
 
 
 def _of_words(model: qkv.Model, earlier: Path | None, wordnet: WordNet) -> dict[str, Any]:
-    """Measure a model's repeated words and split words, and the roles of its heads."""
+    """Measure how a model repeats and splits words, and the roles of the model's heads."""
     assert model.tokenizer is not None
     models = [model] if earlier is None else [model, qkv.load(earlier)]
     tokenizers = [one.tokenizer for one in models if one.tokenizer is not None]
@@ -261,7 +262,7 @@ def card(
 
 
 def _words_in_words(found: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values of the card about masked words and everyday words."""
+    """Return the values that the card reports about masked words and everyday words."""
     now, *before = found["copying"]
     another, right = (
         in_words(now[name], now["examples"])
@@ -317,7 +318,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m training.ship", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", type=Path, help="the folder of a run of training.make")
-    parser.add_argument("-o", "--out", type=Path, help="folder to write (included model's folder)")
+    parser.add_argument(
+        "-o", "--out", type=Path, help="the folder to write (default: the included model's folder)"
+    )
     parser.add_argument("--earlier", type=Path, help="the folder of an encoder to compare with")
     parser.add_argument("--mean", action="store_true", help="mean of first and last weights")
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="folder of WordNet's files")

@@ -9,7 +9,8 @@ examples, including inflected words, are whole entries; the rest of the vocabula
 usual rule (Wu et al. 2016, section 4.1) on all other words of the texts.
 
 Small counts say little about a word's frequency: "cooks" occurs five times in these texts, but
-"cook" and its forms occur 346 times. So each form gets a quarter of the total count of all forms.
+"cook" and its forms occur 346 times. So a quarter of the total count of all forms is added to the
+count of each form.
 Definitions have five times as many words as examples, but examples are more like speech. So
 definitions and examples have the same total weight.
 """
@@ -99,8 +100,9 @@ def commonest_of_books(
 
     The count of a word is a sum of three shares: its share of the words in books, its share of the
     words in examples (modern English), and a quarter of its share of the words in definitions. A
-    word also gets a quarter of the count of all its forms. A word that occurs in fewer than six
-    books and in no text of WordNet is left out, because it is usually a name from a novel.
+    quarter of the total count of all forms of a word is added to the word's count. A word that
+    occurs in fewer than six books and in no text of WordNet is left out, because it is usually a
+    name from a novel.
 
     Args:
         books: the passages of each book, from `training.books.read`.
@@ -159,7 +161,7 @@ def with_whole_words(
     known = set(first)
     rest = [
         " ".join(word for word, _ in _cut(text) if word not in known) for text in texts
-    ]  # keep the letters of whole words, so that they can spell other words
+    ]  # letters of whole words are kept, to spell other words
     rest.append(" ".join(dict.fromkeys(letter for word in first for letter in word)))
     trained = train_tokenizer(rest, "wordpiece", entries - len(first))
     order = list(trained.vocabulary)
@@ -201,7 +203,10 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
         "--entries", type=int, default=ENTRIES, help=f"size of the vocabulary ({ENTRIES})"
     )
     parser.add_argument(
-        "--whole", type=float, default=WHOLE, help=f"the share of whole words ({WHOLE}), or 0"
+        "--whole",
+        type=float,
+        default=WHOLE,
+        help=f"minimum share of whole words ({WHOLE}); 0 for ordinary WordPiece training",
     )
     parser.add_argument(
         "--held_out", type=int, default=KEPT, help=f"number of twelfths to hold out ({KEPT})"

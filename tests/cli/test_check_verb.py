@@ -256,7 +256,7 @@ def test_a_file_that_does_not_return_ends_with_1(file):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ((), "name the files to mark"),
+        ((), "give the files to mark, or --list"),
         (("none.py",), "none.py: No such file"),
         (("mine.py", "none.py"), "none.py: No such file"),
         (("empty",), "empty has no Python files"),

@@ -397,14 +397,14 @@ def test_refused(corpus: str, tmp_path: Path) -> None:
         assert words in line
         assert str(bad) in line
     assert "No such file" in why(text=str(tmp_path / "none.txt"))
-    assert "is a folder: name the text files in it" in why(text=str(tmp_path))
+    assert "is a folder: give the text files in it" in why(text=str(tmp_path))
     assert "is a file: name a folder" in why(folder=corpus)
     assert "it cannot be written: Not a directory" in why(folder=f"{corpus}/inside/it")
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine", encoding="utf-8")
     assert "holds files that do not belong to a run" in why(folder=str(other))
-    assert "name the text files" in refused(run("train", "-o", "x"), "train")
+    assert "give the text files" in refused(run("train", "-o", "x"), "train")
     assert "--objective" in refused(run("train", corpus, "-o", "x"), "train")
     assert "--output" in refused(run("train", corpus), "train")
     line = refused(run("train", "--resume", "-o", str(tmp_path / "new")), "train")

@@ -259,7 +259,7 @@ def test_what_is_not_there_or_not_a_file(tmp_path: Path) -> None:
         Files([])
     with pytest.raises(FileNotFoundError, match="nowhere"):
         Files([tmp_path / "nowhere"])
-    with pytest.raises(IsADirectoryError, match="is a folder: name the text files"):
+    with pytest.raises(IsADirectoryError, match="is a folder: give the text files"):
         Files([tmp_path])
 
 

@@ -107,7 +107,7 @@ def test_stories_are_taken_along_if_the_model_tells_them(
     kept = told.kept_in(place)
     assert [story["sentence"] for story in kept["stories"]] == ["an ox and a [MASK]"]
     assert told.section(kept) in (place / "README.md").read_text()
-    assert "ship: 1 stories are left out because this model guesses" in capsys.readouterr().out
+    assert "ship: 1 stories are left out because this model's guesses" in capsys.readouterr().out
     (run / told.STORIES).unlink()
     ship.ship(run, place, folder, peer=None)  # then those of the folder stay
     assert told.kept_in(place) == kept

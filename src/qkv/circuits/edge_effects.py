@@ -36,8 +36,8 @@ def edges(
     For an exact score, one edge of the clean run is changed: the receiver reads the sender's output
     from the corrupted run, and all later parts are recomputed. The score is the resulting change of
     the metric. (`patch` does the opposite: it puts activations of `clean` into `corrupted`.) Many
-    edges run in one batch. Parts before the receiver are not recomputed. A decoder
-    also recomputes no position before the first token that differs between the texts.
+    edges run in one batch. Parts before the receiver are not recomputed. In a decoder, positions
+    before the first token that differs between the texts are not recomputed either.
 
     Args:
         model: a model with an LM head, and with norms before attention and MLPs (GPT-2, Llama).

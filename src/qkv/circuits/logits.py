@@ -92,7 +92,7 @@ def attribute_logits(
 
     If norms come before attention and MLPs, every head and every MLP adds its vector to one sum,
     and a norm and a matrix turn that sum into logits. The scale of the norm depends on all parts
-    together. To make the logit a sum, the norm's scale is fixed at its value in the traced run.
+    together. To make the logit a sum, the scale is fixed at the value from the traced run.
     With a fixed scale, the contributions sum to the logit (before any soft cap). A contribution is
     only the direct effect of a part's output. Later parts also read the outputs of earlier parts;
     `patch` and `ablate=` measure direct and indirect effects together.
@@ -110,9 +110,9 @@ def attribute_logits(
             MLPs (Gemma). The model's blocks may compute attention and the MLP in parallel
             (GPT-NeoX).
         trace: a trace of one or several texts from this model. The trace must contain "full_embed",
-            "z" (or "result"), "mlp_out" and the scales of the norms, for all layers. `by="neuron"`
-            also needs "post". A trace that was recorded without `names=` contains all of these
-            activations.
+            "z" (or "result"), "mlp_out" and the scales of the norms, for all layers. For
+            `by="neuron"`, the trace must also contain "post". A trace that was recorded without
+            `names=` contains all of these activations.
         of: (position, token), or (position, token, other token) for the difference of two logits.
             Negative positions count from the end of each text. A token is an id or a one-token
             string. For several texts, a list may give each text its own tuple.
@@ -214,7 +214,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
 
 
 def _check_linear(model: Model, by: Any) -> None:
-    """Check that a logit of the model is a sum of contributions, with fixed scales of norms."""
+    """Check that a logit is a sum of contributions if the scales of the norms are fixed."""
     if by not in (None, "neuron"):
         raise ValueError(f"attribute_logits: `by` is {shown(by)}: give 'neuron', or omit it")
     if by is not None and not all(isinstance(block.mlp, MLP) for block in model.layers):

@@ -115,7 +115,7 @@ class _Pairs:
         self.rows = row[self.groups]
 
     def values(self, weights: Array, shift: int) -> Array:
-        """For each query, sum the weights on the positions `key + shift` of the query's pairs."""
+        """For each query, sum the weights on position `key + shift`, over the query's pairs."""
         heads = weights.shape[1]
         sums = np.zeros((self.shape[0] * self.shape[1], heads), weights.dtype)
         if len(self.groups):
@@ -167,7 +167,8 @@ _MEASURES = {
 class HeadSums:
     """The sum of each measure over queries, and the number of these queries.
 
-    If `one` and `other` belong to two parts of a corpus, `one + other` belongs to the whole corpus.
+    If `one` and `other` are sums over two parts of a corpus, `one + other` is the sum over the
+    whole corpus.
 
     Attributes:
         sums: arrays (layers, heads) of float64, keyed by measure.

@@ -65,7 +65,7 @@ _IN_ROW = 3
 
 
 def cards_of(cards: list[Passages], said: str, whole: int, unit: str, theme: str) -> PlotView:
-    """Return a page of cards for some of the `whole` neurons, features or heads; one card each."""
+    """Return a page of cards for some neurons, features or heads; `whole` counts all of them."""
     check_theme(theme, "cards")
     if not cards:
         raise ValueError(

@@ -39,9 +39,9 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
       their scores. Only the 150 strongest edges are drawn; the view says how many edges the graph
       has.
 
-    Weights and probabilities have a scale from 0 to 1. Other scales run from 0 to the largest
-    number, except for a result of `patch` with `normalize=False`: its scale starts at the metric of
-    the corrupted text. Values below the start of a scale are red.
+    The color scale of weights and probabilities runs from 0 to 1. The scales of all other numbers
+    run from 0 to the largest number. Only the scale for `patch` with `normalize=False` starts
+    elsewhere: at the metric of the corrupted text. Values below the start of a scale are red.
 
     Args:
         result: a result of `qkv.circuits`, or an `xarray.DataArray`, for example a slice of

@@ -132,7 +132,7 @@ class Kept(NamedTuple):
 
 
 class _Edges(NamedTuple):
-    """n edges: arrays (n,) of their receivers' layers, kinds and heads, and of their senders."""
+    """Arrays (n,) for n edges: the receiver's layer, kind and head, and the sender."""
 
     layer: Array
     kind: Array
@@ -314,7 +314,7 @@ class Stream:
             yield part, kept.mid[cut] + self._fed(layer, read[cut] + change)
 
     def _behind_all(self, layer: int, edges: _Edges, own: Array) -> Changed:
-        """Corrupt each edge into the logits; yield edges, and the last output for each edge."""
+        """Corrupt each edge into the logits; yield edges, and the last layer's output for each."""
         for part in self._parts(own):
             change = self.deltas[edges.sender[part]]
             yield part, (self._last(self.pair.clean) + change)[:, self.cut(layer)]

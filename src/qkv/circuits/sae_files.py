@@ -29,8 +29,8 @@ _FORMER = {
     "hook_point_head_index": "hook_head_index",
     "activation_fn_str": "activation_fn",
 }
-# Options in cfg.json that can change the computation. With the values listed here, an option does
-# not change the computation. Other values are not supported.
+# Options in cfg.json that can change the computation. Each option is listed with the values that
+# leave the computation unchanged. Other values are not supported.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "normalize_activations": ("none", None, False),
     "reshape_activations": ("none", "hook_z", None),

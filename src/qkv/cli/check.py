@@ -103,7 +103,7 @@ def check(
         return
     context = click.get_current_context()
     if not files:
-        raise click.UsageError("name the files to mark, or give --list", context)
+        raise click.UsageError("give the files to mark, or --list", context)
     if task is not None:
         task_of(task)
     folders = [file for file in files if Path(file).is_dir()]

@@ -61,8 +61,8 @@ def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str,
     default="end",
     show_default=True,
     metavar="start|end",
-    help="For a function that takes no q_offset, if L and S differ: 'start' if it aligns the first"
-    " query with the first key, 'end' if it aligns the last query with the last key.",
+    help="How a function without q_offset aligns queries with keys if their numbers differ: 'start'"
+    " aligns the first query with the first key, 'end' aligns the last query with the last key.",
 )
 @click.option("--device", default="", metavar="NAME", help="The device of torch or JAX arrays.")
 @click.option("--seed", type=click.IntRange(0), default=0, help="The seed of the random cases.")

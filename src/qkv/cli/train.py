@@ -52,7 +52,7 @@ def train(output: str, resume: bool, as_json: bool, **options: Any) -> None:
     if resume:
         run = TextRun.of(output, settings)
     elif "corpus" not in settings:
-        raise click.UsageError("name the text files to learn from")
+        raise click.UsageError("give the text files to learn from")
     elif "objective" not in settings:
         raise click.UsageError("choose --objective causal, or --objective masked")
     else:

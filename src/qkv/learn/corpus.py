@@ -376,7 +376,7 @@ def _size(path: Path) -> int:
     """Return the size of a file in bytes; raise an error if the file is not a regular file."""
     about = path.stat()  # `stat` may raise a FileNotFoundError with the path
     if stat.S_ISDIR(about.st_mode):
-        raise IsADirectoryError(f"corpus: {path} is a folder: name the text files in it")
+        raise IsADirectoryError(f"corpus: {path} is a folder: give the text files in it")
     if not stat.S_ISREG(about.st_mode):
         raise ValueError(f"corpus: {path} is not a regular file: save it to a regular file first")
     with path.open("rb"):  # `open` may raise a PermissionError

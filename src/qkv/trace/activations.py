@@ -201,7 +201,7 @@ def of_side(side: str, full: str) -> str:
 
 
 def side_of(name: str) -> tuple[str, str]:
-    """Split a joint trace's name into "encoder" or "decoder", and the name in that trace.
+    """Split a name of a joint trace: return "encoder" or "decoder", and the name in that part.
 
     >>> side_of("encoder.0.attn.hook_q"), side_of("decoder.blocks.0.hook_resid_pre")
     (('encoder', 'blocks.0.attn.hook_q'), ('decoder', 'blocks.0.hook_resid_pre'))
@@ -261,7 +261,7 @@ def numbers_of(names: Any) -> list[int]:
 
 
 class NotInLayer(KeyError):
-    """The error for a name that a trace has only in other layers.
+    """The error for an activation that a trace holds, but not in the requested layer.
 
     Attributes:
         name: the name that was looked up.

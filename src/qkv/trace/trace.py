@@ -14,7 +14,7 @@ from qkv.trace.activations import cut, is_tuple_name, meant, numbers_of, of_side
 from qkv.trace.exports import Unpack, read_trace, write_trace
 
 _LAST = "ln_final.hook_normalized"
-_SETTING = "attention.{}.{}"  # The name in a trace's file of an array that is an option of a layer.
+_SETTING = "attention.{}.{}"  # In a trace's file: the name of a layer's option that is an array.
 # The arguments of `Trace` that have one entry per text, and the arguments that describe the run.
 _PER_TEXT = ("tokens", "ids", "offsets", "special", "texts")
 _OF_RUN = ("single", "model", "changed", "last_is_normed", "others", "num_layers", "untrained")
@@ -162,8 +162,8 @@ class Trace:
 
         The axes are named `text`, `token`, `query`, `key`, `head` and `kv_head`. The last
         axis of an array of vectors is named `d`, `dv`, `D`, `F` or `V`. The coordinates
-        `token_text`, `query_text` and `key_text` (B, T) hold the tokens. The padding has the token
-        "". The coordinate `length` (B,) holds the number of tokens of each text.
+        `token_text`, `query_text` and `key_text` (B, T) hold the tokens. In the padding, each token
+        is "". The coordinate `length` (B,) holds the number of tokens of each text.
 
         Raises:
             ImportError: xarray is not installed.
@@ -262,7 +262,7 @@ class Trace:
         """Descriptions of the layers in which the queries or keys are not the tokens of this trace.
 
         If `qkv.record` recorded an encoder-decoder, a layer of cross-attention has the description
-        "cross-attention". The decoder's self-attention has the description "the decoder's".
+        "cross-attention". A layer of the decoder's self-attention is described as "the decoder's".
         """
         return dict(self._others)
 
@@ -366,7 +366,7 @@ class Trace:
         write_trace(path, _KIND, *self.packed())
 
     def packed(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Return the trace as arrays, keyed by name, and JSON values, which `unpacked` reads."""
+        """Return the trace as arrays, keyed by name, and as JSON values; `unpacked` reads both."""
         arrays = dict(self._arrays)
         options: dict[str, dict[str, Any]] = {}
         for layer, settings in self._settings.items():

@@ -17,7 +17,7 @@ export const MATRICES = new WeakMap(); // maps the node of each heat map to the 
  * Options:
  * - label: the name of the map; rows, columns: the names of rows and columns
  * - value(i, j): a number, NaN = masked (hatched), undefined = not known (blank), null = the cell does not exist
- * - entries(i), in place of value: the known [j, value] of a sparse row
+ * - entries(i), which replaces value(i, j): the list of known [j, value] pairs of a sparse row
  * - high: the upper end of the scale; low: the lower end, 0 or -high
  * - text(i, j): the text in a cell; describe(i, j): words, or {title, fields: [[name, value], ...]}
  * - home: the cell that is described while the pointer is outside; picked: [i, j] of the outlined cell
@@ -26,7 +26,7 @@ export const MATRICES = new WeakMap(); // maps the node of each heat map to the 
  * - left, top: a vector beside each row, or above each column: {name, count, value(k, c), high, size: in pixels}
  * - onpoint(i, j) or onpoint(null); onpick(i, j, event); onfree(); onlayout(shape), with the positions of cells
  * - onnumber(c) or (null): the reader points at number c of a vector
- * - cell: {min, max, height}; bar: the name of the scale | false; say: writes a number of the scale
+ * - cell: {min, max, height}; bar: the name of the scale | false; say: the function that formats the scale's numbers
  * - absent: the meaning of a grey cell, which is not in the matrix
  * @param {Ui} ui
  * @param {any} options
@@ -403,7 +403,7 @@ export function heatmap(ui, options) {
       i = clamp(i + down, end);
       if (!o.entries) j = clamp(j + across, last);
       else {
-        // moves from one known weight to the next
+        // a key press moves to the next known weight
         /** @type {number[]} */
         const known = row(i)
           .map((/** @type {any} */ [b]) => b)

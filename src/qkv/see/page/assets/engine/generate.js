@@ -13,11 +13,11 @@ import { chosenFrom, randomFrom } from "./sampling.js";
 /** @typedef {import("./sampling.js").Choice} Choice */
 
 /**
- * The results for the last token that was read: its vector, and the weights of its heads, by layer: (H, T).
+ * The results for the last token that was read: the token's vector, and its attention weights (H, T) in each layer.
  * @typedef {{vector: Float64Array, looked: Float64Array[]}} Read
  *
- * A new token, with its probability without temperature, the likeliest tokens at this position, and the weights of
- * the token before the new token: by layer and head, T weights.
+ * A new token, with its probability without temperature, the likeliest tokens at this position, and the attention weights of the previous
+ * token: T weights for each layer and head.
  * @typedef {{id: number, probability: number, likeliest: [number, number][], looked: Float32Array[][]}} Chosen
  */
 
@@ -45,12 +45,12 @@ export class Cache {
 }
 
 /**
- * Generates new tokens after a prompt. It pauses before each layer, and yields each new token.
+ * Generates new tokens after a prompt. The generator pauses before each layer, and yields each new token.
  * @param {Model} model
  * @param {Memory} memory
  * @param {Cache} cache  tokens from the last call are not read again
  * @param {number[]} ids  the prompt, (T)
- * @param {Edit[]} edits  edits of the prompt; edits that name no token of the prompt apply to new tokens too
+ * @param {Edit[]} edits  edits of the prompt; an edit that is not limited to tokens of the prompt applies to new tokens too
  * @param {Choice} choice
  * @returns {Generator<Chosen | void, void>}
  */

@@ -13,8 +13,8 @@ export class Memory {
   }
 
   /**
-   * Returns the earlier result with this name, or else the result of `compute`. Each result gets a unique `key`. The
-   * names of the results that are computed from it contain this key.
+   * Returns the earlier result with this name, or else the result of `compute`. Each result gets a unique `key`. Results that are
+   * computed from this result contain the key in their names.
    * @param {string} name
    * @param {() => Step} compute
    */

@@ -2,7 +2,7 @@
 
 /**
  * The options of the choice. With `temperature` 0 the likeliest token is taken; otherwise logits are divided by the
- * temperature, and one of the `top_k` largest is drawn. `begun` are new tokens that exist already.
+ * temperature, and one of the `top_k` largest is drawn. `begun` holds the new tokens that were generated before.
  * @typedef {{max: number, temperature: number, top_k: number | null, seed: number, begun: number[]}} Choice
  */
 
@@ -53,7 +53,7 @@ export function likeliestOf(probabilities, count) {
 }
 
 /**
- * Draws a token from the `top_k` largest logits, and from logits that are equal to the last of them.
+ * Draws a token from the `top_k` largest logits; logits that are equal to the smallest of these are included.
  * @param {Float64Array} logits
  * @param {number} temperature
  * @param {number | null} top_k

@@ -1,5 +1,5 @@
-// The walk: one head step by step, with the numbers of each step, and the sum that gives any number. The top of
-// page/payload.py describes the payload; parts/sums.js computes the sums.
+// The walk shows one head step by step, with the numbers of each step. For any number, the page
+// can show the sum that gives this number. The top of page/payload.py describes the payload; parts/sums.js computes the sums.
 
 import { el, fill } from "../base/elements.js";
 import { starting } from "../base/mount.js";

@@ -7,7 +7,7 @@ import { joinedMasks } from "../store/state.js";
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../store/store.js").Now} Now */
 
-const ON_A_LINE = 8; // a list of numbers has this many numbers on each line
+const ON_A_LINE = 8; // how many numbers of a list are written on one line
 
 /**
  * @param {any} data  the payload
@@ -26,7 +26,7 @@ export function pythonOf(data, { state, original }) {
     "import numpy as np",
     "import qkv",
     "",
-    `model = qkv.load(${data.stories?.length ? "" : JSON.stringify(data.model)})`, // only the default model has stories; load() needs no name for it
+    `model = qkv.load(${data.stories?.length ? "" : JSON.stringify(data.model)})`, // a model with stories is the default model: load() needs no name
     `text = ${JSON.stringify(text)}`,
     ...(plain ? [] : ["ids = list(model.tokenize(text).ids)"]),
     `trace = model.trace(${plain ? "text" : "ids"}, logits=True${edit.join("\n")})`,
@@ -39,7 +39,7 @@ export function pythonOf(data, { state, original }) {
 }
 
 /**
- * An edit as Python code, which is equal to its JSON; long lists of numbers are broken into lines.
+ * An edit as Python code. The code is the edit's JSON, with long lists of numbers broken into lines.
  * @param {Edit} edit
  */
 function pythonRecord(edit) {
@@ -51,7 +51,7 @@ function pythonRecord(edit) {
 }
 
 /**
- * Records that hide pairs of tokens from each other; many pairs are written as a loop.
+ * Python code of the records that mask links between tokens; many links are written as a loop.
  * @param {{rows: number[][], layer?: number, head?: number}} masks
  */
 function pythonMasks({ rows, layer, head }) {
