@@ -63,7 +63,7 @@ class Corpus:
 
     @classmethod
     def of(cls, sentences: Iterable[str], vocabulary: dict[str, int] | None = None) -> Corpus:
-        """Make a corpus of sentences; by default, words that occur `LEAST` times are known.
+        """Make a corpus of sentences; by default, words that occur `LEAST` times or more are known.
 
         >>> corpus = Corpus.of(["a cat.", "a dog.", "the cat"])
         >>> list(corpus.vocabulary), corpus.words.tolist()
@@ -131,7 +131,7 @@ class _Order:
         counts: (G,) the count of each n-gram.
         totals: for each context, the sum of its counts.
         kept: for each context, the probability that is left for shorter contexts.
-        discounts: (3,) subtracted from counts of 1, of 2, and of 3 or more.
+        discounts: (3,) the numbers that are subtracted from counts of 1, of 2, and of 3 or more.
     """
 
     keys: Array

@@ -87,7 +87,11 @@ class Unseen(Masked):
         return words_loss(network, batch, (*self.seen(batch), self.in_sight)), len(batch.ids)
 
     def seen(self, batch: Words) -> tuple[Array, Array]:
-        """Pair targets with the other content words of their texts; return indices and ids (m,)."""
+        """Pair each target with each visible content word of its text; return two arrays (m,).
+
+        The first array contains the indices of the targets, and the second array contains the ids
+        of the words.
+        """
         of_text = np.searchsorted(batch.at, batch.cu_lengths)
         numbers, tokens = [], []
         for (begin, end), (first, last) in zip(
@@ -232,9 +236,9 @@ class Uses:
         spans: (B, 2) the first row and the end row of a part of each text; the mean of these rows
             is the text's vector. The part is the word of a sentence, or a whole definition.
         targets: (U,) the index of the right definition of each sentence.
-        priors: (U, M) for each sentence and definition, a log ratio: how often the definition's
-            sense is drawn, relative to the most common sense of the word. 0 for definitions of
-            other words.
+        priors: (U, M) for each sentence and definition: `log(a / b)`, where `a` is how often the
+            definition's sense is drawn, and `b` is how often the word's most common sense is drawn;
+            0 if the definition belongs to another word.
     """
 
     ids: Array
@@ -261,8 +265,8 @@ class Senses(Stateless):
         wrong: the maximum number of other senses of each word whose definitions are in the step.
         temperature: the divisor of the cosines.
         replaced: the share of the draws in which a synonym replaces the word, if it has a synonym.
-        hidden: the share of masked tokens among the other tokens of a sentence.
-        defined: the share of the draws that are entries.
+        hidden: the share of a sentence's tokens that are masked; the word itself is not masked.
+        defined: the share of the draws that come from `entries`.
         prior: the factor of the log frequency of a sense. A factor above 1 pulls rarely drawn
             senses more strongly towards their words.
         used: the probability that another use of a sense replaces the definition, if there is

@@ -72,7 +72,7 @@ class Found:
         ablate: (layer, head), if the edit removes a head.
         median: if the edit removes a head, the median of `drop` over the edits that remove one
             head.
-        looks: the word with the head's largest weight from the gap, and this weight.
+        looks: in the ablated head, the word to which the gap attends most, and its weight.
         alike: whether masking the word that the head looks at most leads to the same guess.
     """
 
@@ -214,7 +214,7 @@ def search(
     """Search sentences for stories, and return them, the best first.
 
     Args:
-        model: an encoder that names missing words.
+        model: an encoder that predicts masked words.
         given: the sentences.
         repeats: the test of repeated words.
         least: the minimum probability of both guesses.
