@@ -46,7 +46,7 @@ export function fill(node, ...children) {
 }
 
 /**
- * A token that is set off from the words around it.
+ * A token, marked so that it differs visibly from the words around it.
  * @param {string} token
  */
 export function word(token) {

@@ -18,8 +18,8 @@ import "./cards.css";
 const AS_MUCH = 0.1; // smaller changes count as no change; the same as in training/play_cards.py
 
 /**
- * A measurement: the summed weight of a query on keys (the mean over all heads if no head is named), the probability
- * of a word at the position, or the probability that edits move to other words.
+ * A measurement: the sum of a query's weights on keys, the probability of a word at the position, or the probability that edits move to
+ * other words. If `head` is missing, the weights are the mean over all heads.
  * @typedef {{of: "weight" | "probability" | "moved", edits: Edit[], layer?: number, head?: number, query?: number, keys?: number[], word?: string}} Probe
  *
  * A card of the lesson. In the texts of a card, *word* stands for a word of the sentence, and {0} for the result of

@@ -1,4 +1,4 @@
-// Painting the mask: a stroke on the heat map hides or shows the links that it passes; buttons move to a single link.
+// Controls to paint the mask. A stroke on the heat map hides or shows the links that it passes; buttons move to a single link.
 
 import { choice, toggle } from "../base/controls.js";
 import { el, fill, word } from "../base/elements.js";
@@ -210,7 +210,7 @@ export function paintBar(ui, store, step) {
   }
 
   /**
-   * Whether the current stroke hides this cell, while the model has not computed the change yet.
+   * Whether the current stroke hides this cell. (The model may not have computed the change yet.)
    * @param {number} r
    * @param {number} c
    */
@@ -230,7 +230,7 @@ export function paintBar(ui, store, step) {
       for (const name of ["pointerup", "pointercancel"]) box.addEventListener(name, end);
     },
     /**
-     * Whether a picked cell is painted; if so, paints the cell unless the pointer has already painted it.
+     * Paints a picked cell, unless the pointer has already painted it. Returns false if painting is switched off.
      * @param {number} r
      * @param {number} c
      */

@@ -17,7 +17,8 @@ import { SIGHT } from "../store/state.js";
 /**
  * @typedef {{first: number, last: number, name: string}} Span  the tokens of a row or a column, from `first` to
  *     `last` - 1
- * @typedef {{values: Map<number, number>, gone: number, rest: number}} Row  `values`: by column; `rest`: the weight that the page does not have
+ * @typedef {{values: Map<number, number>, gone: number, rest: number}} Row  `values`: the shown values, keyed by column; `gone`: the weight
+ * on keys that are not shown; `rest`: the weight on keys that the page leaves out
  * @typedef {{l: number, h: number}} HeadIndex  indices of a layer and a head in the page
  * @typedef {PlayState & HeadIndex} At  what the page shows, and the head
  * @typedef {ReturnType<typeof sight>} Seen
@@ -30,7 +31,7 @@ import { SIGHT } from "../store/state.js";
 
 /**
  * The visible part of a text: with subwords merged or not, with special tokens or not, as weights or contributions.
- * Weights are not normalised again: `gone` is the weight out of sight.
+ * Shown weights are not normalised again: `gone` is the weight on keys that are not shown.
  * @param {Source} source
  * @param {Sight} state
  */
@@ -57,8 +58,7 @@ function sight(source, state) {
   const long = state.mode === "length";
   const live = Boolean(source.changed); // live weights are written in per cent, and recorded weights as in the terminal
   /**
-   * All rows of a head: for each, the shown values by column, the weight out of sight, and the weight that the page
-   * does not have.
+   * All rows of a head.
    * @param {number} l
    * @param {number} h
    * @returns {Row[]}
@@ -251,7 +251,7 @@ function spansOf({ tokens, words = [] }) {
 }
 
 /**
- * The visible part of a run, which is kept as long as the run.
+ * The visible part of a run. The result stays in memory as long as the run does.
  * @param {Run} run
  * @param {Edit[]} edits  the edits of the run
  * @param {Partial<Sight>} state  the state of the page; only the fields of SIGHT matter
@@ -352,7 +352,7 @@ function which(spans, k) {
 }
 
 /**
- * Describes the attention of a query: `where` names the head; `long` says that values are lengths.
+ * Describes the attention of a query. `where` is the name of the head. If `long` is true, values are lengths.
  * @param {Head} head
  * @param {number} r
  * @param {string} where

@@ -1,6 +1,6 @@
-// Steps and their numbers: the block, whose nodes can be chosen, and beside it the chosen step: its title, formula,
-// line of NumPy and matrix, and the sum of any of its numbers. The steps come from a recorded walk or from a run in
-// this page.
+// Steps and their numbers. A diagram of the block lets the reader choose a step. Beside the diagram, the part shows the title, formula,
+// line of NumPy and matrix of the chosen step, and how any number of the matrix is summed. The steps come from a recorded walk or from a
+// run in this page.
 
 import { stretcher, toggle } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
@@ -244,7 +244,8 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   return {
     node,
     /**
-     * Shows a flow: the step with this name, or else the same step as before, and the vectors of a token.
+     * Shows a step of a flow, with the vectors of a token. If no step has this name, the first step is shown. If `name` is omitted, the
+     * current step stays.
      * @param {Flow} next
      * @param {{name?: string, of?: number, was?: Record<string, number> | null}} options  `was`: see block.js
      */

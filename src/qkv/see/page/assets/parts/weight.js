@@ -20,7 +20,7 @@ import "./weight.css";
 /** @typedef {import("./sight.js").HeadIndex} HeadIndex */
 /** @typedef {{at: At, query: number, row: number[]}} Draft */
 /** @typedef {Key & {c: number, k: number}} Keyed  a key that has a column; `k`: its index in the list */
-/** @typedef {{head: Head, at: At, run: Run, own: number, key: number, high: number, held: boolean}} Chosen  `own`, `key`: row and column */
+/** @typedef {{head: Head, at: At, run: Run, own: number, key: number, high: number, held: boolean}} Chosen  `own`: the query's row; `key`: the key's column */
 
 const FINEST = 0.01; // the smallest step of a weight
 
@@ -123,7 +123,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     redraw();
   }
 
-  /** Drops a draft that has been computed. */
+  /** Drops the draft if it has been computed. */
   function settle() {
     if (hand.idle() && !drag) draft = null;
   }

@@ -26,15 +26,15 @@ import { pick } from "../base/arrays.js";
  * @property {"light" | "dark" | null} theme  the theme that this page gets from the page around it
  * @property {Steer | null} [steer]  the origin of the steering vector
  * @property {boolean} [skip]  whether special tokens are left out; this and the next fields exist for recorded texts
- * @property {"weight" | "length"} [mode]  whether weights are shown, or the lengths of contributions
- * @property {string} [part]  in a text of two sentences, the visible part: "all", or for example "AB": the queries of
- *     A, the keys of B
+ * @property {"weight" | "length"} [mode]  the shown numbers: weights, or the lengths of contributions
+ * @property {string} [part]  the visible part of a text of two sentences, A and B. "all" shows all weights; "AB" shows the queries of A and
+ * the keys of B
  * @property {boolean} [stretch]  whether scales end at the largest number
  */
 
 /**
- * The texts and the strength of a steering vector. It is the last vector that an edit adds to the residual stream
- * before a layer.
+ * The texts and the strength of a steering vector. The steering vector is the last vector that an edit adds to the residual stream before a
+ * layer.
  * @typedef {{towards: string, away: string, strength: number}} Steer  `away` may be empty
  */
 
@@ -76,7 +76,7 @@ export function toHash(state, start) {
   /** @param {any} of @param {string} name */
   const written = (of, name) => JSON.stringify(name === "edits" ? joinedMasks(of.edits) : of[name]);
   const fields = Object.keys(start).filter((name) => written(state, name) !== written(start, name));
-  const moves = fields.some((name) => name === "text" || name === "edits"); // positions fit only one text and its edits, so the address names them too
+  const moves = fields.some((name) => name === "text" || name === "edits"); // positions belong to a text and its edits, so all fields of PLAIN are written
   if (start.view !== "lab" && fields.some((name) => OF_LAB.includes(name))) fields.push("view");
   const all = [...new Set(moves ? [...Object.keys(PLAIN), ...fields] : fields)];
   const put = new URLSearchParams();
@@ -87,8 +87,8 @@ export function toHash(state, start) {
 }
 
 /**
- * The state with which a page opens, as the part of an address after the #. The state comes from the page's address
- * or, if the address has no such part, from the file of the page.
+ * The state with which a page opens, as the part of an address after the #. The state comes from the page's address. If the address has no
+ * part after the #, the state comes from the page's file.
  * @param {any} data  the payload
  * @returns {string}
  */
@@ -184,7 +184,7 @@ export function joinedMasks(edits) {
  */
 function splitMasks(edits) {
   /** @type {[any[], Map<string, Set<number>>]} */
-  const [all, known] = [[], new Map()]; // known: maps a layer and head to its masks
+  const [all, known] = [[], new Map()]; // known: maps each layer and head to the masks of this head
   let read = 0;
   for (const edit of edits) {
     if (edit?.op !== "masks") {
