@@ -42,7 +42,7 @@ def test_the_numbers_are_those_of_predict(model: qkv.Model) -> None:
     assert (found["ablate"], found["hide"]) == ([], [])
     assert found["tokens"] == model.tokenize(TWO).tokens
     (one, share), (other, less) = first[0], second[0]
-    said = f"Most likely, one after the other: {one}, {share:.2f}; {other}, {less:.2f}."
+    said = f"Most likely words, in the order of the gaps: {one}, {share:.2f}; {other}, {less:.2f}."
     assert view.sentence == found["sentence"] == said
 
 

@@ -428,10 +428,10 @@ def compare(
     words, it chooses the word whose two vectors after the last layer are least similar. If `layer`
     and `head` are None, the view chooses the head in which the word's links differ most between the
     texts. For each link, the usual weight is first subtracted from the weight (see `show`). If the
-    word is the gap in both texts, the view chooses the head whose removal changes both guesses
-    most. The sentence of the view says that no head stands out in three cases: the links differ by
-    less than 0.1; removing the head moves less than 0.1 of the probability to other words; or a
-    model is untrained.
+    word is a gap (mask token) in both texts, the view chooses the head whose removal changes both
+    guesses most. The sentence of the view says that no head stands out in three cases: the links
+    differ by less than 0.1; removing the head moves less than 0.1 of the probability to other
+    words; or a model is untrained.
 
     Two traces of the same tokens, such as `model.trace(text)` and
     `model.trace(text, ablate=[(0, 4)])`, are compared as two runs unless `word` is given. The view
@@ -541,9 +541,9 @@ def _runs(a: Trace, b: Trace, layer: int | None, head: int | None, **options: An
     states = [word_vectors.last_state(trace) for trace in (a, b)]
     if states[0] is None or states[1] is None:
         raise ValueError(
-            "compare: two runs are compared by the vectors after the last layer, which a trace "
-            "lacks: trace resid_post or normalized_resid_post of both, or name a word, word=..., "
-            "to compare the word's attention"
+            "compare: a trace lacks the vectors after the last layer, by which two runs are "
+            "compared: trace resid_post or normalized_resid_post of both, or name a word, "
+            "word=..., to compare the word's attention"
         )
     by_layer = word_vectors.measure_by_layer(
         a, b, lambda x, y: np.linalg.norm(y.astype(np.float64) - x, axis=-1).mean()

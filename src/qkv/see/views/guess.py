@@ -70,7 +70,7 @@ class GuessView(View):
             return "; ".join(firsts)
         if not self.positions:
             return f"What comes next is most likely {firsts[0]}"
-        which = "Most likely" if len(firsts) == 1 else "Most likely, one after the other"
+        which = "Most likely" if len(firsts) == 1 else "Most likely words, in the order of the gaps"
         return f"{which}: {'; '.join(firsts)}"
 
     def _headings(self) -> list[Heading]:
