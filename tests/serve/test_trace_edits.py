@@ -257,7 +257,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"edits": [{"op": "patch", "at": "z", "layer": 0, "from": f"a {n}"} for n in range(17)]},
         "edits",
-        "edits name 17 other texts, and each needs a forward pass: name at most 16",
+        "edits take activations from 17 texts, and each text needs a forward pass: "
+        "use at most 16 texts",
     ),
     (
         {"edits": [{"op": "patch", "at": "z", "layer": 0, "from": "a dog"}]},

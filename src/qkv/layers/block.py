@@ -393,7 +393,9 @@ class Block:
         ((1, 2, 5, 5), (1, 5, 8))
         """
         call = type(self).__name__
-        array = base.word_vectors(x, call=call, name="x").copy()  # no memory shared with x
+        array = base.word_vectors(
+            x, call=call, name="x"
+        ).copy()  # the copy shares no memory with `x`
         if cu_lengths is None and array.ndim == 2:
             array = array[None]
         record = Recorder()

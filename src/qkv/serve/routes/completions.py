@@ -85,7 +85,7 @@ class CompletionsBody(Body):
         None,
         ge=0,
         le=5,
-        description="Log probabilities of the chosen tokens, and of this many likeliest tokens.",
+        description="Log probabilities of chosen tokens, and of this number of likeliest tokens.",
     )
     echo: bool = Field(False, description="Whether the text begins with the prompt.")
     stream: bool = Field(False, description="Send the text in pieces, as server-sent events.")
@@ -120,7 +120,7 @@ class CompletionsBody(Body):
         """
         if not model.generates:
             message = (
-                f"completions: {model.name} predicts no next token: serve {DECODER}, or ask "
+                f"completions: {model.name} does not predict next tokens: serve {DECODER}, or ask "
                 "/v1/embeddings"
             )
             raise Refused(400, message, param="model", code="model_does_not_generate")
@@ -152,7 +152,9 @@ class CompletionsBody(Body):
 class Logprobs(BaseModel):
     """Lists with an entry for each token. The log probabilities are at temperature 1."""
 
-    tokens: list[str] = Field(description="The text that each token adds, or the token's spelling.")
+    tokens: list[str] = Field(
+        description="The text that each token adds; otherwise, its vocabulary entry or id."
+    )
     token_logprobs: list[float | None] = Field(
         description="In nats; null for the first token of a text."
     )
@@ -358,7 +360,7 @@ class _Writer:
             text += names.add(token)
         text += names.finish()
         starts = [start for start, _ in names.spans]
-        if text != row.prompt:  # for example, because the tokenizer writes lower case
+        if text != row.prompt:  # for example, if the tokenizer converts the prompt to lower case
             starts = np.maximum.accumulate(
                 [start for start, _ in row.prompt_tokens.offsets]
             ).tolist()

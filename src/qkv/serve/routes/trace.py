@@ -31,7 +31,7 @@ JSON = "application/json"
 # No media type is registered for safetensors; many servers send application/octet-stream.
 SAFETENSORS = ("application/vnd.safetensors", "application/octet-stream")
 DIGITS = 12  # The approximate number of bytes per number in JSON.
-WORK = 8  # The memory of one computation is limited to `WORK` times the limit of an answer.
+WORK = 8  # One computation may use at most `WORK` times the maximum size of an answer.
 
 _Numbers = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 _NumberOrNumbers = Annotated[
@@ -60,10 +60,10 @@ class TraceBody(Body):
         description="A text, or the ids of its tokens.", examples=["The cat sat on the mat."]
     )
     layers: _NumberOrNumbers | None = Field(
-        None, description="The layers of the answer, -1 for the last; all by default."
+        None, description="The layers of the answer; -1 is the last layer. By default, all layers."
     )
     heads: _NumberOrNumbers | None = Field(
-        None, description="The heads of each layer, -1 for the last; all by default."
+        None, description="The heads of each layer; -1 is the last head. By default, all heads."
     )
     top_k: int | None = Field(
         None,
@@ -232,7 +232,7 @@ def tokens_of(model: Model, body: TraceBody) -> Tokenized:
 
 
 def changed(model: Model, body: TraceBody, limits: Limits) -> "Changes":
-    """Return the tokens of the input and the edits of their forward pass.
+    """Return the tokens of the input, and the edits of the forward pass.
 
     Raises:
         Refused: 400, if this model cannot read the text; an edit does not fit the model or text; or
@@ -245,8 +245,8 @@ def changed(model: Model, body: TraceBody, limits: Limits) -> "Changes":
     records = [edit for edit in body.edits if isinstance(edit, dict)]
     sources = {str(edit["from"]) for edit in records if "from" in edit}
     if (count := len(sources)) > limits.sources:
-        problem = f"name {count} other texts, and each needs a forward pass"
-        raise body.refused("edits", f"{problem}: name at most {limits.sources}")
+        problem = f"take activations from {count} texts, and each text needs a forward pass"
+        raise body.refused("edits", f"{problem}: use at most {limits.sources} texts")
     text = tokens_of(model, body)
     if len(text) > limits.tokens:
         problem = f"has {len(text):,} tokens: send at most {limits.tokens:,}"
