@@ -1,6 +1,6 @@
 """The speed of the live page in headless Chromium: typing, sweeps, the animation, new text.
 
-The time of a key press runs from an input event, which changes the text, until the new guesses are
+The time of a key press runs from the input event until the guesses for the changed text are
 painted. The page may paint the chosen head later. The time of a sweep is the time to ablate every
 head in turn; drawing the map does not count. The time of the animation runs from the choice of a
 query until the query's row is complete. The time of new tokens runs from the call until the last

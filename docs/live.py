@@ -165,7 +165,7 @@ def in_notebook(text: str, options: dict[str, str]) -> str:
 
 
 class Live(SphinxDirective):
-    """A directive that inserts a text below a link, which static/live.js turns into a frame."""
+    """A directive that inserts a link, which static/live.js turns into a frame, and a text."""
 
     required_arguments = 1
     final_argument_whitespace = True

@@ -43,7 +43,7 @@ from qkv.text.tokenizer import Tokenizer
 #   `next` is true if the model predicts the next token.
 #   `bert` is true if the layers have the same steps as BERT's layers.
 #   `scales` lists a pair ["", factor of the scores] for each layer. If a server runs the model (see
-#   server.js), the first entry of each pair names the activation that the edit "scale" multiplies.
+#   server.js), each pair contains, instead of "", the activation that the edit "scale" multiplies.
 
 
 # A page with more than LARGE characters causes a warning. MOST is the maximum length of a string in

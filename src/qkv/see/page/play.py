@@ -26,8 +26,9 @@ from qkv.trace import Trace
 #   `roles` maps "layer.head" to the head's role and its score for this role.
 #   `cards` lists the cards of the first lesson; see training/play_cards.py.
 #   `untrained` is true if the model is untrained.
-#   `little` holds two lists that the rule for choosing a head ignores: function words in lower case
-#   (`words`), and parts of words around an apostrophe (`pieces`), such as the "t" of "don't".
+#   `little` holds two lists of tokens, which the rule for choosing a head ignores: function words
+#   in lower case (`words`), and parts of words around an apostrophe (`pieces`), such as the "t" of
+#   "don't".
 #   `next` is true if the model predicts the next token.
 #   `guesses` is true if the model predicts masked words.
 #   `mask` is the mask token, or null.

@@ -1,7 +1,7 @@
 // The map of the model: a row for each layer, from the bottom up, and a small picture for each head, with its
 // measured role and a switch that removes the head. The pictures show one of three things: the head's pattern, the
 // effect of its removal, or the effect of the reader's changes on its pattern. For a recorded text, the map shows
-// patterns; if the heads were measured, a measure can order them.
+// patterns; if the heads were measured, the reader can sort the heads by a measure.
 
 import { css, shade } from "../base/colours.js";
 import { choice, roving, scaleBar } from "../base/controls.js";
