@@ -158,8 +158,8 @@ def project_heads(layer: Parts, inputs: Inputs) -> Projected:
     positions = {}
     if layer.rotary is not None:
         positions = _positions(inputs, parts["q"].shape[-2], parts["k"].shape[-2])
-        # Repeat the queries for each text of the batch: texts that share one `x` may have
-        # different positions, and their rotated queries then differ.
+        # Repeat the queries for each text of the batch. All texts may share one `x`, but if
+        # their positions differ, their rotated queries differ too.
         parts["q"] = np.broadcast_to(parts["q"], (*inputs.lead, *parts["q"].shape[-3:]))
         for name, where in positions.items():
             parts[name] = layer.rotary.rotate(parts[name], *where)

@@ -13,7 +13,7 @@ class Scaling(Protocol):
     """A method that stretches rotary positions for longer texts."""
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
-        """Return the `speeds` (dims / 2,) for `qkv.apply_rotary` and the scale of queries and keys.
+        """Return the `speeds` (dims / 2,) of `qkv.apply_rotary`, and a scale for queries and keys.
 
         `length` is the length of the text, on which the speeds of some methods depend.
         """

@@ -386,8 +386,8 @@ class VisionDesign(Design):
         image: the height and width of an image.
         patch: the height and width of a patch; pixels at the bottom and right edges that do not
             fill a patch are ignored.
-        any_size: whether images may have another size than `image`. For an image of another size,
-            the position vectors of the patches are interpolated.
+        any_size: whether images may have a size other than `image`. For such images, the
+            position vectors of the patches are interpolated.
         patch_bias: whether the linear layer from a patch to its vector has a bias.
         batched: whether two arrays in the files, the first token and the positions, have leading
             dimensions of 1. For example, the array of the first token has the shape (1, 1, D)
