@@ -603,7 +603,11 @@ def test_rows_without_a_token(model):
     ("given", "error", "message"),
     [
         (([[3]],), ValueError, "decoder_input_ids are missing"),
-        (([[3]], None, [[0], [0]]), ValueError, "have 1 rows and decoder_input_ids have 2 rows"),
+        (
+            ([[3]], None, [[0], [0]]),
+            ValueError,
+            "input_ids have 1 rows and decoder_input_ids have 2 rows",
+        ),
         (([[3]], None, [[[0]]]), ValueError, r"decoder_input_ids have shape \(1, 1, 1\)"),
         (([[3]], None, [[0.0]]), TypeError, "decoder_input_ids are float64"),
         (([[3]], None, [[20]]), ValueError, "no token 20"),
