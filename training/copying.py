@@ -35,7 +35,7 @@ from training.wordnet import CHOSEN, FOLDER, REPORTED, read
 
 EXAMPLES = 800
 SHORTEST, LONGEST = 5, 16  # the minimum and maximum number of words of a sentence
-MOST_TOKENS = 64  # tokens of a sentence, including special tokens
+MOST_TOKENS = 64  # maximum number of tokens of a sentence, including special tokens
 _WORD = re.compile(r"[^\W_]+(?:['\N{RIGHT SINGLE QUOTATION MARK}][^\W_]+)*")
 
 

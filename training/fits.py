@@ -29,7 +29,7 @@ _FIRST = re.compile(r"\s+[\"'(]*([^\W\d_]+(?:['-][^\W\d_]+)*)")
 
 
 class Asked(NamedTuple):
-    """A sentence with a gap, "_", or an opening.
+    """A sentence with a gap ("_"), or the opening of a sentence.
 
     Attributes:
         text: the text as a reader types it.

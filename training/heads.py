@@ -125,7 +125,9 @@ def principal_cosines(one: Array, other: Array) -> Array:
 
 
 def lines_up(projection: Array, space: Array) -> float:
-    """Return the mean squared cosine of two subspaces' angles: 1 if nested, 0 if orthogonal.
+    """Return the mean squared cosine of the principal angles between two subspaces.
+
+    The result is 1 if one subspace contains the other, and 0 if they are orthogonal.
 
     >>> lines_up(np.eye(4)[:, :2], np.eye(4)[:, 1:3])
     0.5
@@ -225,7 +227,8 @@ def through(
 def joined(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Join the results of `through` for chained runs into one result.
 
-    A later run starts where the previous run ended, so its first snapshot is left out.
+    A later run starts where the previous run ended, so the first snapshot of each later run is left
+    out.
     """
     first, *later = results
     whole = {**first, "objectives": dict(first["objectives"]), "ends": [first["steps"][-1]]}

@@ -190,7 +190,7 @@ def kept_stories(model: qkv.Model, run: Path, place: Path) -> dict[str, Any]:
 
 
 def _beside(peer: str | None, wordnet: WordNet) -> dict[str, Any] | None:
-    """Measure the senses of a peer, if it is installed."""
+    """Measure senses with the model `peer`, if that model can be loaded."""
     if peer is not None:
         try:
             return senses(qkv.load(peer), wordnet, held_out_uses(wordnet))
@@ -322,7 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "-o", "--out", type=Path, help="the folder to write (default: the included model's folder)"
     )
     parser.add_argument("--earlier", type=Path, help="the folder of an encoder to compare with")
-    parser.add_argument("--mean", action="store_true", help="mean of first and last weights")
+    parser.add_argument("--mean", action="store_true", help="mean of the first and last weights")
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="folder of WordNet's files")
     given = parser.parse_args(arguments)
     place, found = ship(given.run, given.out, given.wordnet, earlier=given.earlier, mean=given.mean)

@@ -281,7 +281,7 @@ def batches(window: Sequence[Read], most: int) -> Iterator[list[Read]]:
         yield batch
 
 
-CELLS = 2**21  # the maximum number of weights of one layer in memory
+CELLS = 2**21  # the maximum number of one layer's attention weights in memory
 
 # A function of the layer, the position of the first query, and the weights (B, Hq, Q, K).
 Use = Callable[[int, int, Array], None]

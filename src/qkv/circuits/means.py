@@ -317,7 +317,7 @@ def diff(model_a: Model, model_b: Model, texts: inputs.Texts) -> dict[str, Resul
     If both models have LM heads, three more measures compare the logits:
 
     - "logits": the mean absolute difference.
-    - "kl": the KL divergence of model_b's probabilities from model_a's probabilities, in nats.
+    - "kl": the KL divergence of the probabilities of `model_b` from those of `model_a`, in nats.
     - "same": the share of tokens for which both models predict the same word.
 
     Args:

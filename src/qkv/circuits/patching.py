@@ -215,7 +215,7 @@ def patch(
         metric: (position, token) for one logit, (position, token, other token) for the difference
             of two logits, or a function that turns logits (1, T, V) into a number. Negative
             positions count from the end. A token is an id or a one-token string. A tuple is faster
-            than a function, because only the logits of one position are computed. For several
+            than a function: for a tuple, only the logits of one position are computed. For several
             pairs, a list may give each pair its own metric.
         by: "position" patches a head or neuron at one position at a time. For "pattern", the
             position is the query's position. "head" is the default for activations with heads, and

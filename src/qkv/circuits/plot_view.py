@@ -60,7 +60,7 @@ _MEASURES = {  # Attributes of a `Graph`, and their labels in the view.
     "correlation": "Correlation with exact scores on a sample",
 }
 _NODE = re.compile(r"(embed|logits)|attn\.(\d+)\.(\d+)|mlp\.(\d+)")
-_BEFORE, _AFTER = 12, 7  # numbers of shown words before and after the main word of a long text
+_BEFORE, _AFTER = 12, 7  # how many words of a long text are shown around its main word
 _IN_ROW = 3
 
 

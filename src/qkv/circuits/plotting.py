@@ -260,8 +260,8 @@ def _likeliest(part: _Drawing) -> _Drawing:
 def _with_heads_of_all_layers(part: _Drawing) -> _Drawing:
     """Merge axes until at most three remain.
 
-    First, a layer axis and its head axis become one axis: "3.2" is head 2 of layer 3. If more than
-    three axes still remain, the first two axes are merged.
+    First, an axis of layers is merged with the following axis of heads: the label "3.2" means head
+    2 of layer 3. If more than three axes still remain, the first two axes are merged.
     """
     axes, index = list(part.axes), 0
     while len(part.axes) > 3 and index + 1 < len(axes):

@@ -179,8 +179,8 @@ class Scan:
         """Return a page of cards: the texts with the largest activations per neuron or feature.
 
         Words are shaded by their activation, from 0 to the largest activation of the card. In each
-        text, a frame marks the word with the largest activation. Of a long text, the card
-        shows only the framed word and the words around it.
+        text, a frame marks the word with the largest activation. For a long text, the card shows
+        only the framed word and the words around it.
 
         Args:
             numbers: the indices of neurons or features, or a mapping from indices to card titles.

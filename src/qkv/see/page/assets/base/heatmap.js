@@ -46,7 +46,7 @@ export function heatmap(ui, options) {
   const node = el("div", { class: "map-block" }, zoom, box, readout, bar);
   /** @type {[number, number] | null} */
   let at = null; // the cell under the pointer
-  let large = false; // whether cells are shown although not all of them fit
+  let large = false; // whether single cells are shown even if the whole matrix does not fit
   /** @type {HTMLCanvasElement | null} */
   let picture = null; // the picture of the whole matrix: one pixel for one or more cells
   /** @type {number[] | null} */

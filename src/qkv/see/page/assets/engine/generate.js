@@ -23,7 +23,7 @@ import { chosenFrom, randomFrom } from "./sampling.js";
 
 const PROMPT_ALONE = ["row", "set", "patch", "swap"]; // edits that do not apply to new tokens
 
-/** The key/value cache: the keys and values of the tokens that were read, by layer, and these tokens. */
+/** The key/value cache: the tokens that were read, and the keys and values of these tokens in each layer. */
 export class Cache {
   constructor() {
     this.key = "";
@@ -140,7 +140,7 @@ function joined(arrays) {
 }
 
 /**
- * Splits the weights of all heads (H * T) in each layer by head.
+ * Splits each layer's attention weights (H * T) into one array (T) for each head.
  * @param {Float64Array[]} looked
  * @param {number} T
  */

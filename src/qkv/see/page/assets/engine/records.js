@@ -68,7 +68,7 @@ function taken(names, required) {
 }
 
 /**
- * Whether nested lists have this shape and only finite numbers.
+ * Whether nested lists have the shape `shape` and contain only finite numbers.
  * @param {any} value
  * @param {number[]} shape
  * @returns {boolean}
