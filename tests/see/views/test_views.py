@@ -536,8 +536,8 @@ def test_what_a_head_changes_is_counted_in_each_token(minilm: Model) -> None:
     first = view.changes[0]
     assert view.sentence == (
         f"From 'as it is' to 'without layer 0, head 4' the output of {a.tokens[first.token]} "
-        f"changes most: by {first.distance:.2f}, where its length is {first.length:.2f} "
-        f"(cosine {first.cosine:.3f})."
+        f"changes most: by {first.distance:.2f} (length in the first run {first.length:.2f}, "
+        f"cosine {first.cosine:.3f})."
     )
     assert view.by_layer[0] == 0
     data = json.loads(json.dumps(view.to_dict(), allow_nan=False))

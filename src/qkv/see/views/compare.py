@@ -291,8 +291,8 @@ class RunsView(HeadShown):
             return f"{runs} no token's output changes."
         return (
             f"{runs} the output of {self.tokens[first.token]} changes most: by "
-            f"{first.distance:.2f}, where its length is {first.length:.2f} "
-            f"(cosine {first.cosine:.3f})."
+            f"{first.distance:.2f} (length in the first run {first.length:.2f}, "
+            f"cosine {first.cosine:.3f})."
         )
 
     def _numbers(self) -> dict[str, Any]:

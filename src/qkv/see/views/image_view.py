@@ -86,7 +86,7 @@ class ImageView(View):
 
     @property
     def half(self) -> int:
-        """The smallest number of patches that together get half of the weight on all patches."""
+        """The smallest number of patches on which at least half of all weight on patches lies."""
         falling = np.cumsum(np.sort(self.weights[self.head], axis=None)[::-1], dtype=np.float64)
         return int(np.searchsorted(falling, falling[-1] / 2)) + 1
 
@@ -170,7 +170,7 @@ class ImageView(View):
         )
         return (
             f"Grey: weight 0. Light blue: {end}. "
-            f"On {self.trace.tokens[0]}, which is not a patch: {self.first[self.head]:.2f}."
+            f"Weight on {self.trace.tokens[0]}, which is not a patch: {self.first[self.head]:.2f}."
             + f" The small pictures below show all heads of the layer{own}."
             * (len(self.weights) > 1)
         )

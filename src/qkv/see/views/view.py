@@ -493,7 +493,7 @@ def arrows_of(trace: Trace) -> list[panels.Panel]:
 
 
 def first_query(heads: Heads, head: ChosenHead) -> int:
-    """Return the query of the head's link or, if the head has no link, of its largest weight."""
+    """Return the query of the head's link; without a link, the query of the largest weight."""
     if head.link is not None:
         return head.link.query
     weights: Array = np.nan_to_num(heads.known(head.layer, head.head))

@@ -225,7 +225,7 @@ function sourceOf(run, edits) {
 }
 
 /**
- * The factor between the products of a layer and its scores; null if it is unknown, or if scores have further terms.
+ * The factor between the products of a layer and its scores; null if it is unknown, or if the scores are more than scaled products.
  * @param {any} block
  * @param {Edit[]} edits
  * @param {number} T
