@@ -12,8 +12,9 @@ sae-texts.json, `TEXTS` random passages of the held-out books; and sae.json, the
 `python -m training.features` considers the features that fire in at least `FIRES` of these
 passages, and draws `DRAWN` of these features at random. For each drawn feature, the command prints
 the passages in which the feature is largest. The command also copies the names of features from
-features.csv into sae.json. A reader of the passages chose the names: a feature has a name if the
-name fits at least `FIT` of its `TOP` passages. The page shows the first `SHOWN` named features.
+features.csv into sae.json. A reader of these passages chose the names. A feature has a name only if
+the name fits at least `FIT` of the feature's `TOP` passages. The page shows the first `SHOWN` named
+features.
 """
 
 from __future__ import annotations

@@ -119,9 +119,8 @@ class Taught:
     Args:
         objective: the objective that chooses the masked words.
         before: the teacher's model, which training does not change.
-        weight: the factor of the logits of this model.
-        neighbours: the counts.
-        told: the weight of the masked word in the mixture.
+        weight: the factor by which the logits of this model are multiplied. neighbours: the counts.
+        told: the share of the masked word in the mixture.
 
     Source:
         Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2.
@@ -335,7 +334,7 @@ class Senses(Stateless):
                 ids = np.concatenate([ids[: one.begin], word, ids[one.end :]])
                 end = one.begin + len(word)
             hidden = rng.random(len(ids)) < (HIDDEN_OF_ENTRIES if is_entry else self.hidden)
-            hidden[[0, *range(one.begin, end), -1]] = False  # the word and special tokens
+            hidden[[0, *range(one.begin, end), -1]] = False  # never mask the word or special tokens
             texts.append(np.where(hidden, self.mask, ids))
             spans.append((one.begin, end))
             targets.append(columns.setdefault(one.synset, len(columns)))
@@ -470,7 +469,8 @@ def sentences(
                 (pieces[word], _others(wordnet, word, use.synset))
                 for word in dict.fromkeys(others)
                 if word != use.lemma
-                and len(text) + len(pieces[word]) <= limit + len(at)  # the new text is not too long
+                and len(text) + len(pieces[word])
+                <= limit + len(at)  # the text with the synonym is not too long
             ),
         )
         found.append(one)
@@ -487,7 +487,7 @@ def entries(
 ) -> tuple[list[Sentence], dict[int, Array]]:
     """Return token ids of each word that has several senses, and of the definition of each sense.
 
-    Only senses of the same part of speech count. An entry that exceeds the limit is cut.
+    Only senses of the same part of speech count. An entry with more than `limit` tokens is cut.
     """
     before, after = around(tokenizer)
     several = {key: senses for key, senses in wordnet.index.items() if len(senses) > 1}

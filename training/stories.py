@@ -201,7 +201,7 @@ class _Guesser:
     def looks(
         self, run: _Run, words: Mapping[str, Sequence[int]], head: tuple[int, int]
     ) -> tuple[str, float]:
-        """Return the word with the largest weight from the gap in a head, and this weight."""
+        """Return the word to which the gap attends most in a head, and the weight on this word."""
         [weights] = self.model.trace([run.ids], names=["pattern"])["pattern", head[0]][:, head[1]]
         found = {word: float(weights[run.place, list(at)].sum()) for word, at in words.items()}
         best = max(found, key=lambda word: found[word])

@@ -20,7 +20,7 @@ from qkv.ops.threads import run_all
 Call = Callable[[], Any]
 Advance = Callable[[int], None]
 
-ROUNDS = 9  # The minimum number of rounds; fewer make medians unreliable.
+ROUNDS = 9  # The minimum number of rounds; with fewer rounds, medians are unreliable.
 LEAST = 2e-3  # Each round repeats calls that take fewer than `LEAST` seconds.
 SHORT = 0.02  # In each round, a call of less than `SHORT` seconds first runs without being timed.
 

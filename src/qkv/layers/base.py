@@ -223,7 +223,7 @@ def part_back(
 def project_back(
     x: Array, parameters: Arrays, name: str, grad: Array, gradients: Gradients
 ) -> Array:
-    """Return the gradient for the input of `project`; store the gradients for its parameters."""
+    """Return the gradient for the input of `project`, and store the parameters' gradients."""
     weight, bias = f"{name}.weight", f"{name}.bias"
     if gradients is None:
         return input_grad(parameters[weight], grad)

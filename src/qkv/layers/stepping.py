@@ -256,7 +256,7 @@ def _mlp(mlp: Any, kernel: Prepared) -> Callable[[Array, Array | None], Array]:
 
 
 def _swapped(rotary: Rotary, size: int) -> Array:
-    """Return, for each column of a head, the index of the column with which it is rotated."""
+    """Return, for each column of a head, the index of its partner in the rotation."""
     dims = size if rotary.dims is None else rotary.dims
     indices = np.arange(size)
     pairs = indices[:dims].reshape((-1, 2) if rotary.interleaved else (2, -1))

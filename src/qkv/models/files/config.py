@@ -307,7 +307,7 @@ class Config:
             )
 
     def _get(self, key: str, default: Any = None) -> tuple[str, Any]:
-        """Return the spelling of a key in this config, and the unchecked value."""
+        """Return the name of a key as this config spells it, and the key's unchecked value."""
         default = self.defaults.get(key) if default is None else default
         names = self.spellings.get(key, (key,))
         if not names:

@@ -30,8 +30,8 @@ class Fused:
         name: the name of the tensor, with `*` for the layer's number.
         index: the index of this parameter among the parameters in the tensor.
         count: the number of parameters in the tensor.
-        groups: the number of equal groups of columns. Each group holds columns of all parameters,
-            such as the query, key and value of one head.
+        groups: the number of equal groups of columns. Each group holds columns of all parameters;
+            for example, a group holds the columns of query, key and value of one head.
         shares: how many columns each parameter has, relative to the other parameters. For example,
             (4, 1, 1) means that the first parameter has four times as many columns as each of the
             others. An empty tuple means that all parameters have equally many columns.
@@ -278,7 +278,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         tied[names.tensor_of(_TABLE)[0]] = names.tensor_of(_OUTPUT)[0]
     instead = {**family.instead, **tied}
     wanted: dict[str, tuple[str, Fused]] = {}  # The tensor of each parameter.
-    # A broken config may set a huge number of layers: a generator avoids a huge list of names.
+    # A broken config may set a huge number of layers. The generator avoids a huge list of names.
     for name, shape in chain(design.shapes(), _outputs(tied, stored, tensors)):
         theirs, fused = names.tensor_of(name)
         if theirs not in stored and instead.get(theirs) in stored:

@@ -72,7 +72,7 @@ def _search(matrix: Array) -> tuple[Array, Array, Array]:
     largest = np.abs(matrix).max(axis=1, initial=0)
     rows, scales = np.zeros(matrix.shape, np.int8), np.zeros(len(matrix), np.float16)
     exact = largest == 0
-    # Try each scale with which the largest entry of a row becomes a whole number.
+    # Try each scale that makes the largest entry of a row a whole number.
     for number in range(MOST, 0, -1):
         with np.errstate(over="ignore"):
             halves = (largest / number).astype(np.float16)

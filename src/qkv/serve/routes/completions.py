@@ -367,7 +367,7 @@ class _Writer:
         logs.text_offset += [min(start, len(row.prompt)) for start in starts]
 
     def _write_new(self, logs: Logprobs, *, whole: bool) -> None:
-        """Log the new tokens that begin in the text sent so far; if `whole`, log all new tokens."""
+        """Log the new tokens that begin inside the sent text; if `whole`, log all new tokens."""
         row = self.row
         size = len(row.stream.text)
         starts = [start for start, _ in row.stream.spelling.spans]
@@ -485,7 +485,7 @@ async def completions(request: Request) -> Response:
     return Response(_json(answer), media_type="application/json")
 
 
-_Steps = AsyncGenerator[list[Choice]]  # the new pieces of all completions, step by step
+_Steps = AsyncGenerator[list[Choice]]  # yields, after each step, the new pieces of all completions
 
 
 async def _events(

@@ -30,7 +30,7 @@ router = APIRouter()
 JSON = "application/json"
 # No media type is registered for safetensors; many servers send application/octet-stream.
 SAFETENSORS = ("application/vnd.safetensors", "application/octet-stream")
-DIGITS = 12  # The approximate number of bytes per number in JSON.
+DIGITS = 12  # The approximate size in bytes of one number in JSON.
 WORK = 8  # One computation may use at most `WORK` times the maximum size of an answer.
 
 _Numbers = Annotated[list[int], Field(min_length=1, fail_fast=True)]
