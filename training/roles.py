@@ -5,25 +5,25 @@ MODEL is omitted, the script measures the default model.
 
 The rule. A head has a role if one of these weights is 0.4 or more:
 
-- the mean weight of all tokens on the previous token, on the next token, on all equal tokens
-  (including the looking token itself), on the first token ([CLS]) or on the last token ([SEP]), as
-  in `training.senses`;
-- the mean weight of a relation between words, over all pairs of related words. This weight must
+- the mean weight that tokens give to the previous token, to the next token, to all tokens equal to
+  the query token (itself included), to the first token ([CLS]) or to the last token ([SEP]), as in
+  `training.senses`;
+- the mean weight between two related words, over all pairs with the same relation. This weight must
   also exceed the weight between unrelated words at the same positions: the lower end of the 95%
-  interval of the difference must be 0.1 or more. This must hold both on the examples kept for
-  choosing models and on the examples kept for reports.
+  interval of the difference must be 0.1 or more. A relation must pass both tests twice: on the
+  examples kept for choosing models, and on the examples kept for reports.
 
 The number of heads with a role includes at most three heads whose only roles are *first* or *last*.
 
 The relations are those of `training.pairs`. Heads of a masked language model act most at the masked
 word, so each relation is measured twice: in the unchanged sentence, and with [MASK] in place of the
-query word (*hidden verb to object*). To get one weight from a query word to a key word, we sum the
-weights over the key word's subwords, and take the mean over the query word's subwords (Clark et al.
-2019, "What Does BERT Look At?", section 4). Each pair is compared with a pair of unrelated words:
-the words at the same positions of another sentence, with the same word masked. Punctuation does not
-count as a position. Before any measurement, we chose three relations: object, noun to preposition,
-and noun to article. After we had seen the heads on the examples kept for choosing models, we chose
-the other relations, and decided to mask words.
+query word, the word that looks (*hidden verb to object*). To get one weight from a query word to a
+key word, we sum the weights over the key word's subwords, and take the mean over the query word's
+subwords (Clark et al. 2019, "What Does BERT Look At?", section 4). Each pair is compared with a
+pair of unrelated words: the words at the same positions of another sentence, with the same word
+masked. Punctuation does not count as a position. Before any measurement, we chose three relations:
+*object*, *noun of a preposition* and *noun of an article*. After we had seen the heads on the
+examples kept for choosing models, we chose the other relations, and decided to mask words.
 """
 
 from __future__ import annotations
