@@ -96,7 +96,10 @@ def _tokens(offsets: Sequence[Span], span: Span) -> list[int]:
 
 
 def relations(model: qkv.Model, wordnet: WordNet, twelfth: int) -> dict[str, Measured]:
-    """Measure each relation on one twelfth of the examples, without and with masked words."""
+    """Measure each relation on one twelfth of the examples.
+
+    If the tokenizer has a mask token, also measure each relation with its query words masked.
+    """
     assert model.tokenizer is not None
     mask = model.tokenizer.mask
     sentences = held_out_sentences(wordnet, twelfth)
