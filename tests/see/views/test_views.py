@@ -580,7 +580,7 @@ def test_runs_of_different_texts_or_without_vectors_are_refused(lesson: Model) -
     with pytest.raises(ValueError, match="share no word: the first has mat; the second has river"):
         compare(lesson.trace("mat"), lesson.trace("river"))
     bare = lesson.trace(CAT, names=["pattern"])
-    with pytest.raises(ValueError, match="two runs are compared by the vectors"):
+    with pytest.raises(ValueError, match="a trace lacks the vectors after the last layer"):
         compare(bare, bare)
 
 
