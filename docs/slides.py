@@ -108,7 +108,7 @@ def _begins_anew(tag: Tag, shown: bool) -> bool:
 
 
 def _is_question(tag: Tag) -> bool:
-    """Return whether a paragraph is all bold. Only the question of a lesson is."""
+    """Return whether a paragraph is all bold, like the question of a lesson."""
     return tag.name == "p" and [getattr(one, "name", "") for one in tag.contents] == ["strong"]
 
 

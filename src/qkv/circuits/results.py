@@ -201,7 +201,7 @@ class Graph:
 
 
 def strongest(edges: Sequence[Edge]) -> list[Edge]:
-    """Sort edges by absolute score, largest first. Equal scores keep their order.
+    """Sort edges by absolute score, largest first; keep the order of equal scores.
 
     >>> [edge.score for edge in strongest([Edge("embed", "logits", x) for x in (1.0, -3.0, 2.0)])]
     [-3.0, 2.0, 1.0]

@@ -216,7 +216,7 @@ class SAE:
 
         Returns:
             The autoencoder, in float64 if the file has float64, otherwise in float32.
-            Its `.at` is the file's `hook_name`.
+            Its attribute `.at` is the `hook_name` from the file.
 
         Raises:
             FileNotFoundError: the folder or a file in it does not exist.

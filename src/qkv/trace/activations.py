@@ -94,7 +94,7 @@ def short_name(name: str) -> str:
 
 # Short names of a block's parts, and their names in TransformerLens.
 _PARTS = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
-# Sites of sparse autoencoders in a block, named as in SAELens.
+# Activations of a block that sparse autoencoders can encode, named as in SAELens.
 _SPLICED = ("resid_pre", "resid_mid", "resid_post", "normalized_resid_post", "attn_out", "mlp_out")
 # Three groups: "encoder" or "decoder" (optional), the layer, and the name within the layer.
 _NAME = re.compile(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+)\.)?(.+)")
@@ -273,7 +273,7 @@ class NotInLayer(KeyError):
 
 
 def unknown(name: object, kept: Sequence[str], num_layers: int) -> KeyError:
-    """Return the error for an unknown name. Its message lists similar names that the trace has.
+    """Return the error for an unknown name. The message lists similar names from the trace.
 
     >>> print(unknown(("patern", 0), ["blocks.0.attn.hook_pattern"], 1).args[0])
     trace: there is no ('patern', 0); the nearest are blocks.0.attn.hook_pattern

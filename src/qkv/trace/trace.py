@@ -613,7 +613,7 @@ class Seq2SeqTrace:
         return Seq2SeqTrace(encoder, decoder, cross, settings=settings)
 
 
-# For each kind of trace, the function that restores it from a file.
+# Maps each kind of trace to the function that restores such a trace from a file.
 _KINDS: dict[str, Unpack] = {_KIND: Trace.unpacked, _OF_PAIRS: Seq2SeqTrace.unpacked}
 
 

@@ -377,7 +377,7 @@ export function heatmap(ui, options) {
   }
 
   /**
-   * Describes a cell, or no cell.
+   * Shows the description of cell (i, j); if `i` is null, of the picked cell or of `home`.
    * @param {number | null} i
    * @param {number | null} [j]
    */

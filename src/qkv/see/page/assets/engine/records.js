@@ -79,8 +79,8 @@ function isArray(value, [size, ...rest]) {
 }
 
 /**
- * Returns a function that checks a value: for a correct value, it returns an empty text; for any other value, it
- * describes the correct values of this kind.
+ * Returns a function that checks a value. For a correct value, this function returns an empty text; for any other value, it returns a
+ * description of the correct values.
  * @param {Record<string, any>} edit
  * @param {number} T
  * @param {Model} model
