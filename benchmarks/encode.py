@@ -16,7 +16,7 @@ from benchmarks.peers import needs, threads, torch
 from benchmarks.texts import sentences
 
 COUNT = 2000
-BATCHES = (1, 2, 4, 8, 16, 32)  # batch sizes for the peers; the fastest size is measured
+BATCHES = (1, 2, 4, 8, 16, 32)  # sizes that each peer tries; the fastest is measured
 COSINE = 0.9999  # the minimum cosine between vectors in bfloat16 and in float64
 APART = (2 * (1 - COSINE)) ** 0.5  # the distance of two unit vectors that have this cosine
 ENCODERS = "onnxruntime|openvino"

@@ -34,13 +34,13 @@ from benchmarks.load_client import Load
 from benchmarks.memory import ROOT
 from benchmarks.texts import sentences
 
-ONCE = True  # measured only on all threads
+ONCE = True  # this claim is measured only with all threads
 COUNT = 1000  # the number of texts; a round sends each text once
 CLIENTS = 64
 ALONE = 100  # the number of requests of a single client in a round
-MANY = 100_000  # the number of requests; memory is read after a tenth and after all
+MANY = 100_000  # the number of requests; memory is read after a tenth of them and at the end
 STARTING = 120.0  # the maximum seconds until a server has started
-# infinity needs other package versions than the extra `bench`
+# the server `infinity` needs other package versions than the extra `bench` installs
 INFINITY = ROOT / ".venv-infinity" / "bin" / "infinity_emb"
 
 PROGRAM = "from qkv.cli import main; main()"
@@ -48,7 +48,7 @@ PEER = "FastAPI + sentence-transformers"
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Yield rows for many clients with one or eight texts, one client, and many requests."""
+    """Yield the rows: many clients (one or eight texts per request); one client; many requests."""
     model = qkv.load("minilm")
     texts = sentences(COUNT // shrink, lambda text: len(model.tokenize(text)))
     vectors = model.encode(texts, show_progress_bar=False)
@@ -97,7 +97,7 @@ class Server:
 
 @contextmanager
 def server(name: str, command: list[str] | None) -> Iterator[Server | None]:
-    """Start a server and yield it, or None if it is not installed; end the server afterwards."""
+    """Start a server, yield it, and end it afterwards; yield None if it is not installed."""
     if command is None:
         yield None
         return
@@ -205,7 +205,7 @@ class Loaded:
         return statistics.median(turn[name] for turn in self.turns[1:])
 
     def share_of_requests(self, share: float) -> float:
-        """Return the median time within which this share of the requests was answered."""
+        """Return the time in which this share of requests was answered: the median of rounds."""
         return statistics.median(
             float(np.quantile(turn["requests"], share)) for turn in self.turns[1:]
         )
@@ -217,7 +217,7 @@ def loaded(servers: dict[str, Server | None], ask: Ask, load: dict[str, Any]) ->
 
 
 def way(one: Loaded | None) -> Way | None:
-    """Return the `Way` that times a `Loaded`."""
+    """Return a `Way` that measures the load `one`; None if `one` is None."""
     return one and Way(one, one.error)
 
 
@@ -303,7 +303,7 @@ def alone(
     vectors: np.ndarray,
     count: int,
 ) -> Row:
-    """Make the row of one client that sends one request after another, compared with `encode`."""
+    """Make the row for a single client, which sends its requests one by one, and for `encode`."""
     found = loaded(servers, ask, {"requests": count, "clients": 1})
     ours = found["qkv serve"]
     turns: list[list[float]] = []
@@ -338,7 +338,7 @@ def alone(
 
 
 def memory(servers: dict[str, Server | None], ask: Ask, count: int) -> Row:
-    """Make the row of the memory of the server after a tenth of the requests, and after all."""
+    """Make the row of the server's memory after a tenth of the requests and after all requests."""
     one = servers["qkv serve"]
     assert one is not None
     part = Loaded(one, ask, Load(one.port, count // 10, CLIENTS))

@@ -38,11 +38,11 @@ myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "
 myst_heading_anchors = 3
 
 nb_execution_mode = "force"
-nb_execution_show_tb = True  # a failing cell is an error, but all pages are built
+nb_execution_show_tb = True  # if a cell fails, the build fails, but only after all pages are built
 nb_execution_timeout = 120
 nb_merge_streams = True
 nb_output_stderr = "warn"  # output on standard error fails the build
-# a worker may log that its scheduler ended first; real failures still raise
+# do not log that a worker outlives its scheduler; real failures still raise errors
 os.environ["DASK_LOGGING__DISTRIBUTED"] = "critical"
 
 autodoc_member_order = "bysource"

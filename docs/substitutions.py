@@ -16,7 +16,7 @@ def filled(text: str) -> str:
     """Return a text with its numbers filled in.
 
     Raises:
-        ValueError: numbers.json does not contain a number that the text names.
+        ValueError: a placeholder of the text is not in numbers.json.
     """
 
     def number(found: re.Match) -> str:

@@ -1,7 +1,7 @@
 """Count how many of 200 everyday words a tokenizer splits into subwords or does not know.
 
 `python -m training.everyday MODEL` prints the count. MODEL is a folder, a name or a tokenizer.json;
-by default it is the default model.
+if MODEL is not given, qkv's default model is used.
 
 The list contains words that beginners of English learn first. Each word occurs once, in American
 spelling and in lower case. We chose the words before we built any tokenizer for them, and did not

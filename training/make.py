@@ -5,25 +5,27 @@ DIR becomes a run folder of `qkv.learn` with the model, its metrics, checkpoints
 model from the run.
 
 Inflected forms of a word can be masked together with the word (`alike` "base") or not ("word"). We
-compared both settings on the examples that are kept for choosing models, in two trials of 2,000
-steps without senses, and the results hardly differ. With "base", the model named 15.5% of masked
-tokens and 17.9% of masked words; with "word", it named 15.8% and 17.8%. In the test of
-`training.copying`, the model repeated another content word in 0.4% of the examples with "base" and
-in 0.2% with "word", and its guess was right in 1.6% with "base" and in 2.1% with "word".
+compared both settings in two trials of 2,000 steps without senses, on the examples that are held
+out for choosing models. The results hardly differ. With "base", the model predicted 15.5% of masked
+tokens and 17.9% of masked words; with "word", it predicted 15.8% of masked tokens and 17.8% of
+masked words. In the test of `training.copying`, the model repeated another content word in 0.4% of
+the examples with "base" and in 0.2% with "word", and its guess was right in 1.6% with "base" and in
+2.1% with "word".
 
-`make dictionary` makes the encoder in three runs. After the first run, the encoder named only 17.6%
-of masked tokens, so the second run continues from this encoder; the learning rate rises and falls
-again. After the second run, it named 19.2%, but it had two faults. First, it repeated another
-content word of the sentence in 4.4% of 800 examples (2.5% after the first run): a model that knows
-more about a text's topic repeats the words of the text more often. Second, it often guessed a full
-stop just before the full stop at the end of a reader's sentence. The reason for the second fault is
-that WordNet's examples end without a full stop, so in training a full stop mostly followed an
-abbreviation. So the third run, which is short, uses `in_sight` and `ended`. (In a trial with
-`in_sight` alone, after 1,400 steps at 3e-4, the model named 19.1% and repeated another content word
-in 1.4%, but it guessed full stops even more often than after the second run.) After the third run,
-the encoder named 18.9%. The mean of the weights before and after the third run names 19.3%, and qkv
-includes this mean. We chose this mean among four candidates, on the same examples on which the card
-reports results.
+`make dictionary` makes the encoder in three runs. After the first run, the encoder predicted only
+17.6% of masked tokens, so the second run continues from this encoder; the learning rate rises and
+falls again. After the second run, it predicted 19.2%, but it had two faults. First, it repeated
+another content word of the sentence in 4.4% of 800 examples (2.5% after the first run): a model
+that knows more about a text's topic repeats the words of the text more often. Second, it often
+guessed a full stop just before the full stop at the end of a reader's sentence. The reason for the
+second fault is that WordNet's examples end without a full stop, so in training a full stop mostly
+followed an abbreviation. So the third run, which is short, uses `in_sight` and `ended`. (In a trial
+of 1,400 steps at 3e-4 with `in_sight` but without `ended`, the model predicted 19.1% of masked
+tokens and repeated another content word in 1.4% of the examples, but it guessed full stops even
+more often than after the second run.) After the third run, the encoder predicted 18.9%. The mean of
+the weights before and after the third run predicts 19.3%, and qkv includes this mean. We chose it
+among four candidates by their results on the examples on which the model's card also reports
+results.
 """
 
 from __future__ import annotations
@@ -68,8 +70,8 @@ class Recipe:
         vocabulary: V, the maximum number of tokens in the vocabulary.
         whole: the minimum share of whole words in the vocabulary; the other tokens are subwords.
         held_out: the number of twelfths of the examples that the tokenizer and the training do not
-            read. A final run also learns from the examples that are kept for choosing models, so
-            its number is 1.
+            read. For a final run, the number is 1, because a final run also learns from the
+            examples that were held out for choosing models.
         alone: how often each example occurs as a separate text, in addition to its one occurrence
             in a document.
         ended: how many of these separate texts get a full stop, which WordNet leaves out.
@@ -88,7 +90,7 @@ class Recipe:
         wrong: the number of other senses of each word.
         temperature: the divisor of the cosines in the loss on senses.
         replaced: the share of the uses in which a synonym replaces the word.
-        hidden: the share of masked tokens in a use, without the tokens of the word itself.
+        hidden: the share of a use's tokens that are masked; the word itself is not masked.
         defined: the share of the uses that consist of a word and its own definition.
         late: the share of the run after which `late_prior` favours rarely drawn senses.
         late_prior: the argument `prior` of `Senses` in the last part of the run; before, `prior` is

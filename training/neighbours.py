@@ -26,7 +26,7 @@ class Table:
     """The log ratio of each word's probability in a context to its overall frequency.
 
     Args:
-        contexts: (n,) the number of the context of each word.
+        contexts: (n,) the index of each word's context.
         words: (n,) the words.
         often: (V,) each word's share of all words.
 
@@ -89,7 +89,8 @@ class Neighbours:
         weights: (1 + tables,), the weights of `features` in order; all weights are 1 at first.
 
     Source:
-        Klakow 1998, "Log-linear interpolation of language models", for the weighted sum of scores.
+        Klakow 1998, "Log-linear interpolation of language models", from which the weighted sum of
+        scores comes.
     """
 
     def __init__(self, texts: Iterable[Array], content: Array) -> None:
@@ -163,7 +164,7 @@ class Neighbours:
         return found
 
     def logits(self, batch: Words) -> Array:
-        """Return logits (n, V) for the targets of a batch; the counts leave out the targets."""
+        """Return logits (n, V) for the targets of a batch, from counts that exclude the targets."""
         found = np.tile(self.weights[0] * self.common, (len(batch.at), 1))
         ids, of_text = batch.ids.tolist(), np.searchsorted(batch.cu_lengths, batch.at, "right") - 1
         cu_lengths, targets = batch.cu_lengths.tolist(), batch.targets.tolist()
@@ -177,7 +178,7 @@ class Neighbours:
         return found
 
     def probabilities(self, texts: Sequence[Array], places: Sequence[int]) -> Array:
-        """Return the probability (n,) of words at positions; the counts leave out these words.
+        """Return the probability (n,) of words at positions, from counts that exclude these words.
 
         Content words that are visible in the text have probability 0.
         """

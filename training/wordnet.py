@@ -11,7 +11,7 @@ from pathlib import Path
 FOLDER = Path("/usr/share/wordnet")
 TWELFTHS = 12  # the number of parts of the examples; an example's part depends only on its text
 REPORTED, CHOSEN = 0, 1  # the twelfth for reports, and the twelfth for choosing models
-KEPT = 2  # the tokenizer and the training skip this many twelfths, the first ones
+KEPT = 2  # the tokenizer and the training do not read the first KEPT twelfths
 PARTS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 
 # Endings, and the endings that replace them when a word is looked up (Debian's `man 7WN morphy`).
@@ -79,8 +79,8 @@ class WordNet:
         exceptions: for each part of speech, maps irregular forms to their base words.
         held_out: the words of each held-out example.
         kept: the number of twelfths that are held out, counted from the first. The number is
-            `KEPT`, or 1 in a final run, which also learns from the examples kept for choosing
-            models.
+            usually `KEPT`. In a final run it is 1, because a final run also learns from the
+            examples that were held out for choosing models.
     """
 
     synsets: list[Synset]
@@ -107,8 +107,8 @@ class WordNet:
     def base(self, word: str) -> str:
         """Return the base word of a lower-case word, as any part of speech.
 
-        The base word is the shortest possible base word in WordNet, or the word itself if WordNet
-        has no other.
+        The result is the shortest of the possible base words in WordNet. If WordNet has none, the
+        result is the word itself.
         """
         parts = PARTS.values()
         found = {
@@ -120,9 +120,9 @@ class WordNet:
         """Return the examples of a twelfth that contain a word of their synset.
 
         If `twelfth` is None, return the training examples (see `may_learn`). If an example contains
-        several words of its synset, the use has the longest compound. If none of these words is a
-        compound, the use has the first of them in the order of the synset. Only the first
-        occurrence of the word counts.
+        several words of its synset, the longest compound is used. If none of these words is a
+        compound, the word that comes first in the synset is used. Only the first occurrence of the
+        word counts.
         """
         for number, synset in enumerate(self.synsets):
             for sentence in synset.examples:
@@ -135,8 +135,8 @@ class WordNet:
     def may_learn(self, sentence: str) -> bool:
         """Return whether training may read an example.
 
-        Training may not read a held-out example, or an example that contains a held-out example of
-        two or more words.
+        Training may read neither a held-out example nor a longer example that contains it. Held-out
+        examples of one word are an exception: longer examples may contain them.
         """
         if is_held_out(sentence, self.kept):
             return False
@@ -238,7 +238,8 @@ def examples(wordnet: WordNet) -> list[str]:
 def document(synset: Synset, examples: Sequence[str]) -> str:
     """Return the document of one synset, with the given examples.
 
-    Full stops separate the parts; the last part has none, like WordNet's examples.
+    A full stop ends each part except the last part, because WordNet's examples also end without a
+    full stop.
 
     >>> document(Synset("n", ("bank", "cant"), "a slope in a road", ()), ["the bank was steep"])
     'bank, cant: a slope in a road. the bank was steep'

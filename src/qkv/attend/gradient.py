@@ -422,7 +422,7 @@ def _checked(value: Any, name: str, shape: Shape, dtype: DType, call: str) -> Ar
 
 
 def summed_to(array: Array, shape: Shape) -> Array:
-    """Sum the gradient for a broadcast array over its repeated axes, down to `shape`."""
+    """Sum a gradient over the axes along which the input, of shape `shape`, was broadcast."""
     own = (1,) * (array.ndim - len(shape)) + shape
     axes = tuple(axis for axis, size in enumerate(own) if size == 1 != array.shape[axis])
     summed: Array = array.sum(axes, keepdims=True) if axes else array

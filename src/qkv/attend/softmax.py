@@ -49,9 +49,9 @@ def merge_attention(out1: Any, lse1: Any, out2: Any, lse2: Any) -> tuple[Array, 
     """Merge two results of attention, over different keys, into the result over all keys.
 
     The merged output is the mean of both outputs, weighted by `exp(lse)`. A result without visible
-    keys is `(0, -inf)`, and does not change the other result. Compute only one of the two results
-    with sinks, because sinks must count once. Source: the combination step of FlashAttention (Dao
-    et al. 2022, section 3.1).
+    keys is `(0, -inf)`, and does not change the other result. Pass the sinks to only one of the two
+    attention calls, because the merged softmax must contain them only once. Source: the combination
+    step of FlashAttention (Dao et al. 2022, section 3.1).
 
     Args:
         out1: `(..., L, dv)`.

@@ -193,8 +193,8 @@ def attend(call: Grouped, tile: Tile, out: Array, lse: Array | None, weights: Ar
 def log_sums(call: Grouped) -> tuple[Array, Array]:
     """Return two arrays `(*lead, Hkv, G, L, 1)`, whose sum is the log-sum-exp of each row.
 
-    The first array is usually the largest score of each row. A single array would not be exact: in
-    floating point, -3e38 + log(8) is -3e38.
+    The first array is usually the largest score of each row. A single array would not be exact: for
+    eight keys with the score -3e38, the log-sum-exp is -3e38 + log(8), which rounds to -3e38.
     """
     bases, logs = (np.zeros((*call.shape, 1)) for _ in range(2))
     with np.errstate(all="ignore"), one_blas_thread():

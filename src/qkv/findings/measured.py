@@ -117,8 +117,8 @@ class Finding:
         """Measure the finding again.
 
         Args:
-            model: the model, its folder or its name. The default is the model that the finding
-                names, if it comes with qkv. Nothing is downloaded.
+            model: the model, its folder or its name. If the finding's model comes with qkv, this
+                model is the default. Nothing is downloaded.
 
         Returns:
             A `Verification`: `.holds` is true if both measurements give the same words in the same

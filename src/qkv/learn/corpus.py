@@ -22,7 +22,7 @@ BLOCK = 1 << 22  # The number of bytes in a block; a block is read, cut and shuf
 _LONGEST_LINE = 1 << 18  # A line with more bytes than this is read in parts.
 _STRETCH = 1 << 20  # A sample of a large file consists of parts of about this many bytes.
 _MOST_READ = 10_000  # The maximum number of letters that `need_two_words` reads from a line.
-_LONGEST_WORD = 100  # "Words" longer than this are text without spaces, such as Chinese.
+_LONGEST_WORD = 100  # A "word" with more letters is a text without spaces, for example in Chinese.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
@@ -36,7 +36,7 @@ class Source(Protocol):
         """Return the current state in a form that JSON can store."""
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a state."""
+        """Restore a state that `state` returned."""
 
 
 class Sequences:
@@ -78,7 +78,7 @@ class Sequences:
         return {"sequences": len(self._sequences), "epoch": self._epoch, "next": self._next}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a state.
+        """Restore a state that `state` returned.
 
         Raises:
             ValueError: the state belongs to other sequences.
@@ -282,7 +282,7 @@ class Corpus:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a state.
+        """Restore a state that `state` returned.
 
         Raises:
             ValueError: the sizes of the files have changed.

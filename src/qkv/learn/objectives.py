@@ -38,7 +38,7 @@ class Objective(Protocol):
         """Return the current state in a form that JSON can store."""
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a state."""
+        """Restore a state that `state` returned."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class _Filled:
         return self.source.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a state."""
+        """Restore a state that `state` returned."""
         self.source.restore(state)
 
 

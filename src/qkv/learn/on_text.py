@@ -217,7 +217,7 @@ def need_writable(folder: Path) -> None:
 def _tokenizer(
     run: TextRun, home: Path, files: Files, resume: bool
 ) -> tuple[SubwordTokenizer, str]:
-    """Return the tokenizer, and a phrase that names its origin."""
+    """Return the tokenizer, and a phrase that says where the tokenizer comes from."""
     if resume:
         path, saved = tokenizer_path(home), last_checkpoint(home)
         tokenizer = SubwordTokenizer.from_file(path)

@@ -120,7 +120,7 @@ def read_metrics(folder: StrPath) -> list[dict[str, Any]]:
 def read_losses(folder: Path, *, call: str) -> list[tuple[int, float]]:
     """Read the loss of each logged step, in order.
 
-    If a step was logged twice, the later loss counts. Losses that are not finite are skipped, and
+    If a step was logged twice, its later loss is used. Losses that are not finite are skipped, and
     so are lines without a loss, which other programs may write.
 
     Raises:

@@ -18,7 +18,7 @@ from qkv.marking.conformance.called import Callee, callee
 # libraries do not document their results if masked positions hold NaN
 _UNSAID = frozenset({"hidden NaN"})
 _NO_FLOAT_MASK = _UNSAID | {"float mask"}
-_FAR = 1 << 30  # the size of one side of a window that has no limit on this side
+_FAR = 1 << 30  # the size that stands for "no limit" on one side of a window
 
 
 def _same(*names: str) -> dict[str, str]:

@@ -62,8 +62,8 @@ def conform(
             or the name of another library's attention, such as `"torch.sdpa"`.
         arrays: the library of the function's arrays: `"numpy"`, `"torch"` or `"jax"`.
         names: argument names that differ from `qkv.attention`, for example `{"mask": "attn_mask"}`.
-        dtypes: the dtypes in which all features are judged. The feature "half precision" judges
-            float16 and bfloat16, if the library has them and they are not in `dtypes`.
+        dtypes: the dtypes in which all features are judged. float16 and bfloat16 are judged as the
+            feature "half precision", unless they are in `dtypes` or the library lacks them.
         gradient: the backward pass, called as `gradient(query, key, value, grad_out, **arguments)`.
             Its first three results are the gradients of query, key and value, as in
             `qkv.attention_grad`. If `gradient` is None, torch and JAX differentiate the function.
@@ -286,7 +286,7 @@ def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
 
 
 def _moved(before: Case, after: Case) -> Case:
-    """Return the case `after`; if `before` has q_offset = S - L, set q_offset to the new S - L."""
+    """Return `after`; if q_offset equals S - L in `before`, set it to S - L of `after`."""
     offset = before.options.get("q_offset")
     if offset != before.S - before.L or isinstance(offset, str):
         return after

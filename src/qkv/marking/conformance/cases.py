@@ -194,7 +194,7 @@ def structured(dtypes: Collection[str], halves: Collection[str]) -> Iterator[Cas
 
 
 def _of_feature(feature: str, dtype: str) -> Iterator[Case]:
-    """Yield the cases from a feature's table rows."""
+    """Yield the cases of a feature, from the feature's rows in `_ROWS`."""
     for row in _ROWS[feature]:
         if row.get("once"):
             for option, once in _TABLES["once"].items():

@@ -111,7 +111,7 @@ class _Seen:
 
 
 def _differs(result: CaseResult) -> bool:
-    """Does the result have wrong values or shapes? Side effects do not count."""
+    """Does the result have wrong values or shapes? Side effects alone give False."""
     return (
         result.status == "wrong"
         and bool(result.outputs)
@@ -229,10 +229,10 @@ class Explainer:
     def _score(self, candidates: tuple[Defect, ...], seen: list[_Seen]) -> tuple[float, float, int]:
         """Return the score of a set of defects, a tuple of three numbers; a larger tuple is better.
 
-        For the first number, the formula with these defects runs on the cases of other features for
-        which the function gives right results: the number is the fraction of these cases for which
-        the formula gives right results too. The second number is the fraction of the feature's
-        cases that the defects explain. The third number is minus the number of changed lines.
+        The first number concerns the cases of other features in which the function is right. It is
+        the fraction of these cases in which the formula with the defects is right too. The second
+        number is the fraction of the feature's cases that the defects explain. The third number is
+        minus the number of changed lines.
         """
         share = sum(case.explained(candidates) for case in seen) / len(seen)
         if candidates[-1].rough:

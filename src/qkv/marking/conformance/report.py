@@ -74,7 +74,7 @@ class Report:
         return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
 
     def remark(self, feature: str) -> str:
-        """Describe a feature in a few words, such as "as if the kernel ignored softcap"."""
+        """Describe the result of a feature, for example "as if the kernel ignored softcap"."""
         status = self.features[feature]
         finding = self.findings.get(feature)
         if finding is not None and status == "wrong":

@@ -29,9 +29,9 @@ class CaseResult:
     Attributes:
         case: the call.
         status: "right", "wrong" or "refused".
-        error: the largest error in a returned array. If the call returns several arrays, this is
-            the array with the largest ratio of error to bound. None if the results cannot be
-            compared.
+        error: the largest error in a returned array; None if the results cannot be compared. If the
+            call returns several arrays, the error is from the array with the largest ratio of error
+            to bound.
         bound: the allowed error in this array.
         message: an explanation, if `error` alone does not explain the status.
         outputs: the returned arrays.
@@ -210,7 +210,7 @@ def _bound(case: Case, drawn: Drawn, right: Expected, name: str) -> float:
     lse = np.abs(right.lse[np.isfinite(right.lse)])
     if name == "lse":
         return relative * max(1.0, float(lse.max(initial=0)))
-    if name in ("d_query", "d_key", "d_value"):  # a gradient sums over all rows
+    if name in ("d_query", "d_key", "d_value"):  # sums over rows: use the largest score
         size = float(np.abs(getattr(right, name)).max(initial=0))
         return (_ROUNDINGS * relative + of_scores * right.largest) * max(1.0, size)
     scores = 0.0 if case.constant else min(right.largest, _JUDGED)

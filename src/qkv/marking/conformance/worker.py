@@ -85,8 +85,8 @@ class Worker:
         task: a dict. `"target"` is the judged function, and `"gradient"` is its backward pass or
             None. `"arrays"` is the array library of both functions; `"device"` is the device of the
             arrays.
-        load: a function that returns a `Callee`. Its argument is the judged function, the backward
-            pass, or the name of one of them.
+        load: a function that returns a `Callee`. The argument of `load` is the judged function, the
+            backward pass, or the name of one of these two functions.
     """
 
     def __init__(self, task: Mapping[str, Any], load: Callable[[Any], Callee]) -> None:

@@ -19,8 +19,8 @@ Norm = LayerNorm | RMSNorm
 def parallel_steps(walk: Walk, block: Block, attended: str) -> str:
     """Add the steps of an MLP parallel to the attention, and a step that adds the two results.
 
-    The attention and the MLP both read `X`. `attended` names the attention's result. The function
-    returns the name of the sum.
+    The attention and the MLP both read `X`. `attended` is the name of the attention's result. The
+    function returns the name of the sum.
     """
     read = "X" if block.norm1 is None else "N"
     if block.norm2 is not None:
@@ -63,7 +63,7 @@ def normed(walk: Walk, of: str, name: str, norm: Norm, **others: Any) -> str:
 
     `others` are arguments for `Walk.write`.
     """
-    mark = "" if "gain" not in walk.arrays else f"_{name}"  # the first gain has no suffix
+    mark = "" if "gain" not in walk.arrays else f"_{name}"  # the first norm's `gain` has no suffix
     gain, least = f"gain{mark}", f"eps{mark}"
     shift = f"shift{mark}" if "bias" in norm.parameters else None
     learned = {gain: norm.scaled()} | ({shift: norm.parameters["bias"]} if shift else {})
@@ -282,7 +282,7 @@ def _is_skipped(walk: Walk, name: str) -> bool:
 
 
 def _later(walk: Walk) -> None:
-    """Add the steps of the later blocks and of the final norm, with the traced results."""
+    """Add the steps of the later blocks and of the final norm, with results from the trace."""
     trace, end = walk.trace, walk.trace.num_layers - 1
     after = [kind for kind in ("normalized_resid_post", "resid_post") if (kind, end) in trace]
     if walk.layer < end and after:

@@ -43,8 +43,8 @@ def spell(
         arrays: the array and its inputs, keyed by name.
         rows: names for the rows.
         columns: names for the columns; by default the column's index.
-        most: how many terms of a sum are written out. If a sum has more terms, the largest are
-            written.
+        most: how many terms of a sum are written out. If a sum has more terms, only the largest
+            terms are written out.
 
     >>> arrays = {"A": np.array([[1.0, 2.0]]), "B": np.array([[3.0], [4.0]])}
     >>> arrays["C"] = arrays["A"] @ arrays["B"]

@@ -95,7 +95,7 @@ class AttentionInputs:
         self.offset = int(np.ravel(offset)[0])
 
     def start(self, name: str, of: str = "qkv") -> None:
-        """Store the name of the array from which the vectors, such as "kv", are computed."""
+        """Store `name` as the array from which the vectors in `of` (such as "kv") are computed."""
         self.x |= dict.fromkeys(of, name)
         for part, letter in (("q_proj", "Q"), ("k_proj", "K"), ("v_proj", "V"), ("out_proj", "O")):
             for kind, short in (("weight", "W"), ("bias", "b")):
@@ -125,8 +125,8 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
         trace: a model's trace of one text.
         layer: the layer; -1 is the last.
         head: the head.
-        model: the model. Without a model, Q, K and V are taken from the trace, and the steps after
-            the heads end where the trace lacks numbers.
+        model: the model. If no model is given, Q, K and V are taken from the trace, and after the
+            heads the walk continues only as far as the trace has numbers.
 
     Raises:
         IndexError: `layer` or `head` is out of range.

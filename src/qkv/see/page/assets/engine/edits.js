@@ -5,7 +5,7 @@
 /** @typedef {import("./parameters.js").Sizes} Sizes */
 
 /**
- * `numbers` are from another run: sources.js adds them, and a reader never writes them.
+ * An edit of a run. sources.js adds `numbers`, which come from another run; a reader never writes `numbers`.
  * @typedef {{op: string, from?: string, numbers?: ArrayLike<number>, token?: number, query?: number, key?: number, layer?: number,
  *            head?: number, weights?: number[], with?: any, at?: string, vector?: number[], value?: any}} Edit
  */
@@ -50,7 +50,7 @@ export function stageOf({ op, at }) {
 }
 
 /**
- * Whether an edit applies to a head: it names this head, or it names no head.
+ * Whether an edit applies to a head. An edit that does not set a head applies to all heads.
  * @param {Edit} edit
  * @param {number} l
  * @param {number} h
@@ -76,7 +76,7 @@ export function setRow(edits, layer, head, query) {
  * @param {number} l
  * @param {number} h
  * @param {number} T
- * @param {number} first  the first wanted query
+ * @param {number} first  the first query whose keys are returned
  * @param {Uint8Array} unseen  the keys that are hidden without edits
  */
 export function hiddenBy(edits, l, h, T, first = 0, unseen = new Uint8Array((T - first) * T)) {
@@ -89,7 +89,7 @@ export function hiddenBy(edits, l, h, T, first = 0, unseen = new Uint8Array((T -
 }
 
 /**
- * The factor of the scores: the factor of the last edit that sets one, or the usual factor.
+ * The factor by which scores are multiplied. If edits set this factor, the last of these edits counts; otherwise the factor is `usual`.
  * @param {Edit[]} edits
  * @param {number} usual
  */
@@ -114,8 +114,8 @@ export function axesOf(at, T, { heads: H, kv_heads, size: d, dim: D }) {
 }
 
 /**
- * The indices of the numbers that an edit changes in a flat array. An edit that names no head changes all heads, and
- * an edit that names no token changes all tokens.
+ * The indices of the numbers that an edit changes in a flat array. An edit without a head changes all heads, and an edit without a token
+ * changes all tokens.
  * @param {{head?: number, token?: number}} edit
  * @param {[Axis, number][]} axes
  */
@@ -166,8 +166,7 @@ export function changed(edits, at, x, T, sizes) {
 }
 
 /**
- * The outputs of all heads of a layer, z (T, H * d). The output of an ablated head is 0, or the numbers that the
- * ablation names.
+ * The outputs of all heads of a layer, z (T, H * d). The output of an ablated head is 0, or the numbers in the ablation.
  * @param {Edit[]} ablations
  * @param {Float64Array} z
  * @param {Sizes} sizes

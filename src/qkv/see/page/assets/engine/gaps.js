@@ -8,7 +8,7 @@ const GAPS = /\[MASK\]|\[mask\]|(?<![\p{L}\p{N}_])_+(?![\p{L}\p{N}_])|(?<= )\?(?
  * The gaps of a text: "[MASK]"; "[mask]"; one or more "_" without an adjacent letter or digit; "?" after a blank and
  * before more text.
  * @param {string} text
- * @returns {{start: number, end: number}[]}  for each gap, text.slice(start, end)
+ * @returns {{start: number, end: number}[]}  each gap is `text.slice(start, end)`
  */
 export function gapsOf(text) {
   const matches = /** @type {Iterable<RegExpExecArray>} */ (text.matchAll(GAPS));
@@ -16,8 +16,8 @@ export function gapsOf(text) {
 }
 
 /**
- * Writes the gaps of a text as the mask token. `toOriginal` converts a position in the new text to the position in the
- * original text; `side` is 1 for the end of a part, and 0 for the start of a part.
+ * Replaces each gap of a text with the mask token. `toOriginal` converts a position in the new text to the position in the original text;
+ * `side` is 1 for the end of a part, and 0 for the start of a part.
  * @param {string} text
  * @param {string | null} mask  null leaves the text unchanged
  * @returns {{text: string, toOriginal: (position: number, side: 0 | 1) => number}}

@@ -67,9 +67,8 @@ const unaccented = (piece) => changed(composed("NFD", "NFD")(piece), (mark) => (
 const lowered = (piece) => changed(piece, (mark) => mark.toLowerCase());
 
 /**
- * Converts a text to a normal form of Unicode. If a new character joins several old characters, it comes from the
- * same part of the given text as the first of them. If a new character is only a later part of an old character, it
- * comes from the part of the given text from which the old character came.
+ * Converts a text to a normal form of Unicode. If several old characters are joined, the new character has the position of the first old
+ * character. If an old character is split, all new characters have its position.
  * @param {string} form
  * @param {string} parts  the form that decomposes all characters
  * @returns {Normalizer}
@@ -79,7 +78,7 @@ function composed(form, parts) {
     const text = piece.text.normalize(form);
     if (text === piece.text) return piece;
     const marks = marksOf(piece);
-    // maps each part to flags, one for each time that the part occurs, in reverse order: 1 if it begins an old character
+    // for each part, a stack with a flag for each of its occurrences (the first occurrence on top): 1 if the part begins an old character
     /** @type {Map<string, number[]>} */
     const firsts = new Map();
     for (const [mark] of [...marks].reverse())

@@ -30,7 +30,7 @@ import { wordpieceOf } from "./wordpiece.js";
  *            join: Decoder, special: Set<number>}} Tokenizer
  * `ids` maps tokens, including added tokens, to ids; `names` maps ids to tokens. `raw` finds added tokens in the given
  * text, and `read` finds them in the normalized text. If `trims` is not empty, a token's position excludes the blanks
- * at its ends; `first`: this also holds for the first word.
+ * at its ends; `first`: whether this rule also applies to the first word.
  */
 
 const MASKS = ["[MASK]", "<mask>"]; // the same mask tokens as in text/tokenizer.py
@@ -55,7 +55,7 @@ export function readTokenizer(file) {
   const normalize = normalizerOf(file.normalizer);
   /** @type {(token: Added) => string} */
   const spelled = ({ content, normalized }) => (normalized ? normalize(pieceOf(content)).text : content);
-  for (const token of added) names[token.id] = spelled(token); // the names that the tokenizers library gives them
+  for (const token of added) names[token.id] = spelled(token); // added tokens have the same names as in the tokenizers library
   const frame = frameOf(file.post_processor);
   const around = [...frame.before, ...frame.after].map(({ id }) => id);
   const unknown = file.model.unk_token;
@@ -144,7 +144,7 @@ function finderOf(added, spelled) {
 }
 
 /**
- * The tokens of a text, at most `most`. Surplus tokens are dropped, but the special tokens at the end are kept.
+ * The first tokens of a text; `most` is their maximum number. Surplus tokens are dropped, but the special tokens at the end are kept.
  * @param {Tokenizer} tokenizer
  * @param {string} text
  * @param {number} most
@@ -156,7 +156,7 @@ export function tokenize(tokenizer, text, most) {
   const own = [];
   for (const token of tokensOf(tokenizer, text)) {
     own.push(token);
-    if (own.length > room) break; // tokens after these would be dropped
+    if (own.length > room) break; // all later tokens would be dropped
   }
   return { tokens: [...before, ...own.slice(0, room), ...after], cut: own.length > room };
 }

@@ -19,10 +19,10 @@ const TERMS = 6; // a long sum is written with this many terms
 
 /**
  * Makes `Numbers` from a flat array, row by row.
- * @param {ArrayLike<number> | null} data  null if the page leaves them out
+ * @param {ArrayLike<number> | null} data  null if the page does not contain the numbers
  * @param {number[]} shape  one or two sizes
- * @param {{rows?: number[] | null, columns?: number[] | null}} held  the rows and columns that the page has: their
- *     indices in the whole array
+ * @param {{rows?: number[] | null, columns?: number[] | null}} held  the indices, in the whole array, of the rows and columns that the page
+ *     contains
  * @returns {Numbers}
  */
 export function numbersOf(data, shape, { rows = null, columns = null } = {}) {
@@ -44,8 +44,8 @@ export function numbersOf(data, shape, { rows = null, columns = null } = {}) {
 }
 
 /**
- * A sum of products. `left`, `right`: the factors that the page has; `indices`: their indices in the sum; `written`: the
- * products that are written out, in this order; `count`: the number of all products; `whole`: the value of the sum.
+ * A sum of products. `left`, `right`: the factors that the page contains; `indices`: their indices in the sum; `written`: the products that
+ * are written out, in this order; `count`: the number of all products; `whole`: the value of the sum.
  * @typedef {{left: number[], right: number[], indices: number[], written: number[], count: number, bias: number, whole: number}} Sum
  */
 
@@ -113,7 +113,7 @@ export function sumsOf(array) {
   const value = (name, i, j) => array(name).get(i, j);
 
   /**
-   * The explanations, by the kind of an op: a function of (op, row, column).
+   * For each kind of operation, a function of (op, row, column) that returns the explanation of a number.
    * @type {Record<string, (op: any, i: number, j: number) => string>}
    */
   const ways = {
@@ -191,7 +191,7 @@ export function sumsOf(array) {
   }
 
   /**
-   * Writes out how a number is computed; an empty text for a number that was given.
+   * Writes out how a number is computed; returns an empty text if the number is an input.
    * @param {any} op
    * @param {number} i
    * @param {number} j

@@ -1,6 +1,6 @@
 // Controls for the visible part of a text: subwords or words, special tokens, one of two sentences, weights or
-// contributions, the end of the scale. The state stores the choices; a control appears only if the text needs it. For
-// recorded texts there are menus for text, layer and head too.
+// contributions, the end of the scale. The state stores the choices; a control appears only if the text needs it. Recorded texts also have
+// menus for the text, the layer and the head.
 
 import { choice, STRETCH, toggle } from "../base/controls.js";
 import { el } from "../base/elements.js";

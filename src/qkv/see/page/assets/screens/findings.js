@@ -39,7 +39,7 @@ import "./findings.css";
  * @property {Predictions} after
  */
 
-const [TOLERANCE, ROUNDED] = [1e-4, 1e-2]; // the tolerance of a probability, as in `qkv verify`; the tolerance on a page with rounded parameters
+const [TOLERANCE, ROUNDED] = [1e-4, 1e-2]; // the largest allowed difference of probabilities, for exact and for rounded parameters
 const SHORT = 26; // up to this number of characters, the texts before and after the edits are side by side
 const OF_HEADS = ["z", "q", "k", "v", "pattern"];
 
@@ -75,7 +75,7 @@ export function findingsScreen(ui, store) {
  * @param {Ui} ui
  * @param {LiveStore} store
  * @param {Finding} finding
- * @param {number} k  its number on the page
+ * @param {number} k  the number of the finding on the page
  */
 function cardOf(ui, store, finding, k) {
   const { text, position, claim } = finding;
