@@ -78,8 +78,8 @@ class Recipe:
         length: the maximum number of tokens of a text, including special tokens.
         tokens: the minimum number of tokens in a step.
         masked: the share of tokens that are masked.
-        alike: the tokens that are masked together: "word" for all occurrences of a word in its
-            text, "base" to include its inflected forms, "token" for each token by itself.
+        alike: the tokens that are masked together. "word": all occurrences of a word in its text.
+            "base": also the inflected forms of the word. "token": each token is masked separately.
         in_sight: the constant that training adds to the logits of content words that are visible in
             the text (`training.objectives.Unseen`).
         rate: the highest learning rate.

@@ -16,7 +16,7 @@ from qkv.arrays import Array
 from qkv.learn import Words
 
 DISCOUNT = 0.75
-FAR = 10  # the maximum distance of two words that count as neighbours, in tokens
+FAR = 10  # the maximum distance, in tokens, between two neighbouring words
 SKIPS = (-3, -2, -1, 1, 2, 3)
 PAIRS = ((-2, -1), (-1, 1), (1, 2))
 _BREAK = 3  # zeros between texts: as many as the maximum distance
@@ -36,7 +36,7 @@ class Table:
 
     Source:
         Ney, Essen and Kneser 1994, "On structuring probabilistic dependences in stochastic language
-        modelling", section 2, for the discount.
+        modelling", section 2, from which the discount comes.
     """
 
     def __init__(self, contexts: Array, words: Array, often: Array) -> None:
@@ -55,7 +55,7 @@ class Table:
         self.values: Array = np.log1p(rates).astype(np.float32)
 
     def row(self, context: int, target: int | None = None) -> tuple[Array, Array, float] | None:
-        """Return the words of a context, their values, and a correction of the target's value.
+        """Return the words of a context, their values, and a number to add to the target's value.
 
         The correction removes one occurrence of the target, because the counts include the text
         that is being learned.
@@ -82,7 +82,7 @@ class Neighbours:
     nearby.
 
     Args:
-        texts: token ids without special tokens, each text by itself.
+        texts: the token ids of each text, without special tokens.
         content: (V,) True for content words.
 
     Attributes:

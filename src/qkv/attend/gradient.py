@@ -370,7 +370,7 @@ def _total(call: Grouped, tile: Tile, base: Array) -> Array | float:
     """Return each row's sum of `exp(score - lse)`, which would be 1 if `lse` were exact.
 
     For example, if n keys have the score -3e38, rounding makes `lse` equal to -3e38 instead of
-    -3e38 + log(n). The sum is then n.
+    -3e38 + log(n). In this example, the sum is n instead of 1.
     """
     if np.abs(base).max(initial=0) < EXACT:
         return 1.0

@@ -230,7 +230,7 @@ def _pass_over_keys(
     base: Array | None = None
     total = np.zeros((), call.kind)
     seen: Any = False
-    fresh, empty = True, True  # `total` holds no sum yet, and `context` no values
+    fresh, empty = True, True  # `total` contains no sum yet; `context` contains no values yet
     if call.sinks is not None:
         sinks = call.sinks[tile.index[-1]]  # (heads, G, 1, n)
         base = sinks.max(axis=-1, keepdims=True)

@@ -41,7 +41,8 @@ class Callee:
     Attributes:
         function: the function, which takes (query, key, value, **arguments).
         names: the function's argument names, keyed by the name in qkv.
-        absent: features that the function does not support, although it has arguments for them.
+        absent: features that the function does not support, although the function has arguments for
+            them.
         arrays: the library of the function's arrays.
         aligned: "start" if the function aligns the first query with the first key, "end" if it
             aligns the last query with the last key, None if unknown.
@@ -166,7 +167,7 @@ def _jax(device: str) -> Library:
     def backward(function: Callable[..., Any], inputs: tuple[Any, ...], upstream: Any) -> Any:
         return jax.vjp(function, *inputs)[1](upstream)
 
-    absent = frozenset({"strides"})  # XLA chooses the strides of all arrays
+    absent = frozenset({"strides"})  # XLA chooses all strides, and a caller cannot set them
     halves = ["float16", "bfloat16"]
     return Library(lambda a: jax.device_put(a, target), _taken, halves, absent, backward)
 

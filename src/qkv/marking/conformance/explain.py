@@ -20,7 +20,7 @@ _ENOUGH = 0.8
 # A defect explains a function's output only if this output is at least three times closer to the
 # output with the defect than to the right output.
 _CLOSER = 3.0
-_ROUGH = 0.6  # The maximum score of a defect that predicts only the size of the errors.
+_ROUGH = 0.6  # The second number of `_score` is at most this if only the size of errors is known.
 _LIKE = 3.0  # A defect that predicts an error of 0.1 explains errors below 0.3.
 
 

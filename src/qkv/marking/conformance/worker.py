@@ -174,7 +174,7 @@ class Worker:
 
 
 def _plain(case: Case, a: Array) -> Case:
-    """Return a case whose `layout` can store the array `a`, which may be a mask."""
+    """Return a case whose `layout` fits the array `a`, which may be a mask."""
     across = case.layout in ("transposed", "every second") and a.ndim == 4
     return Case(case.feature, layout="fortran" if across else "")
 

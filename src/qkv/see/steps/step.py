@@ -221,7 +221,7 @@ def biased(bias: str | None) -> dict[str, Any]:
     return {"bias": bias, "plus": f" + {bias}" if bias else ""}
 
 
-FEW = 8  # a walk shows at most this many hidden units, and at most this many words
+FEW = 8  # the maximum number of hidden units in a walk, and also the maximum number of words
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,7 +343,7 @@ class Walk:
 
     @property
     def recomputed(self) -> Array:
-        """Return the walk's own values of the last compared step."""
+        """Return the values that the walk computed for the last compared step."""
         return self.last_compared.values
 
     @property

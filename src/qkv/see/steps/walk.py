@@ -42,8 +42,8 @@ class AttentionInputs:
         trace: the trace of one text.
         layer: the layer.
         parameters: the model's parameters; empty if Q, K and V are taken from the trace.
-        rotary: the rotation of queries and keys. None if the layer does not rotate them, or
-            if it also changes them in another way, such as by norms.
+        rotary: the rotation of queries and keys. None if the layer does not rotate queries and
+            keys, or if the layer also changes them in another way, such as by norms.
         x: the names of the word vectors from which "q", "k" and "v" are computed.
         known: weights and biases of the projections, keyed by short name, for example "W_Q" or
             "b_Q".
@@ -305,7 +305,7 @@ def _contexts(walk: Walk, at: AttentionInputs, context: Array) -> list[Array]:
     if head in contexts:
         walk.write("instead", layer=layer, head=head)
     contexts.setdefault(head, context)
-    for other in set(range(at.count)) - set(contexts):  # these steps are computed, but not shown
+    for other in set(range(at.count)) - set(contexts):  # computed, but not shown
         aside = replace(walk, head=other, steps=[], inputs=walk.known, arrays=dict(walk.arrays))
         contexts[other] = _head_steps(aside, at)
     return [contexts[other] for other in range(at.count)]

@@ -1,6 +1,6 @@
 // Jobs that run in short tasks, so that the page stays responsive.
 
-const SHORT = 8; // milliseconds; after this time a task leaves the next job to another task
+const SHORT = 8; // milliseconds; after this time, no more jobs begin in the running task
 let due = 0; // the time at which the running task ends; 0 if no task is running
 
 /**

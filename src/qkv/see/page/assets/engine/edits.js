@@ -71,7 +71,7 @@ export function setRow(edits, layer, head, query) {
 }
 
 /**
- * The keys that a head does not see, (T - first, T), query by query: 1 if an edit hides the key.
+ * A mask (T - first, T) with a row for each query of a head: 1 if the key is masked, 0 if the query sees the key.
  * @param {Edit[]} edits
  * @param {number} l
  * @param {number} h
