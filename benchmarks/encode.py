@@ -29,7 +29,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def row(model: qkv.Model, texts: list[str]) -> Row:
-    """Make the row for float32 and bfloat16; the vectors of 64 texts are compared with float64."""
+    """Make the row for float32 and bfloat16; compare 64 of the vectors with vectors in float64."""
     half = qkv.load("minilm", dtype="bfloat16")
     shown = np.linspace(0, len(texts) - 1, min(64, len(texts) // 4)).astype(int)
     truth = qkv.load("minilm", dtype="float64").encode([texts[i] for i in shown])

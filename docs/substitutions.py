@@ -1,8 +1,8 @@
 """Fill the numbers of the included models into pages: `{{ lesson1.river }}` becomes a number.
 
-The names look like MyST's substitutions, and may occur in all text of a page, also in code, in
-options of directives and in the texts of pictures. `python -m training.numbers` writes the numbers
-to docs/data/numbers.json.
+The names look like MyST's substitutions, and may occur anywhere on a page, also in code, in options
+of directives and in the text of pictures. `python -m training.numbers` writes the numbers to
+docs/data/numbers.json.
 """
 
 import json

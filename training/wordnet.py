@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path("/usr/share/wordnet")
-TWELFTHS = 12  # the number of parts of the examples; an example's part depends only on its text
+TWELFTHS = 12  # WordNet's examples are split into this many parts, by a hash of each text
 REPORTED, CHOSEN = 0, 1  # the twelfth for reports, and the twelfth for choosing models
 KEPT = 2  # the tokenizer and the training do not read the first KEPT twelfths
 PARTS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
@@ -165,7 +165,7 @@ class WordNet:
 
 
 def twelfth_of(sentence: str) -> int:
-    """Return the number of an example's twelfth, from 0; it depends only on the example's text.
+    """Return the index of an example's twelfth, which depends only on the text of the example.
 
     >>> [twelfth_of(text) for text in ("he cashed a check at the bank", "the bank was steep")]
     [5, 6]

@@ -138,7 +138,7 @@ def key_blocks(call: Grouped, tile: Tile, keys: int = KEYS) -> Iterator[slice]:
 
 
 def is_one_block(call: Call) -> bool:
-    """Return whether a call has no options except `scale`, and its scores fit in one block."""
+    """Return True if a call has no options except `scale`, and if its scores fit in one block."""
     plan, (query, key, value) = call.plan, (call.query, call.key, call.value)
     return (
         plan.length <= QUERIES

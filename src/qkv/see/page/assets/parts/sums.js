@@ -63,7 +63,7 @@ export function total(row) {
 }
 
 /**
- * The largest number of a row, and the exponentials that softmax sums: exp of each number minus the largest.
+ * The largest number of a row, and the exponentials that softmax sums: `exp(number - largest)` for each number.
  * @param {Float64Array} row
  * @returns {[number, Float64Array]}
  */

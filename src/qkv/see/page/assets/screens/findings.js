@@ -200,8 +200,7 @@ function headsOf(edits, { heads: count, kv_heads = count }) {
 }
 
 /**
- * The query to which all edits apply; undefined if they apply to several queries, or if an edit applies to no single
- * query.
+ * The query to which all edits apply; undefined if the edits apply to several queries, or if an edit has no query.
  * @param {Edit[]} edits
  */
 function queryOf(edits) {
