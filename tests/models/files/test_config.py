@@ -272,7 +272,7 @@ def test_a_limit_that_makes_no_sense(folder, limit):
 def test_a_limit_that_leaves_no_room(folder):
     folder.write()
     folder.json("sentence_bert_config.json", {"max_seq_length": 2})
-    with pytest.raises(ModelError, match=r"reads at most 2 tokens of a text, .* adds 2 tokens to each"):
+    with pytest.raises(ModelError, match=r"at most 2 tokens of a text, .* adds 2 tokens to each"):
         load(folder.path)
 
 
