@@ -488,9 +488,11 @@ def _written(
         "Bias": bias.in_card(bias.measured(model)),
         "What its heads do": _WRITERS_HEADS.format(
             copies=copied["tokens"],
-            induction=f"Induction heads (*copies* of {prose.ROLE} or more): {', '.join(named)}."
+            induction=f"Induction heads, whose score *copies* is {prose.ROLE} or more: "
+            f"{', '.join(named)}."
             if named
-            else f"It has no induction head (*copies* of {prose.ROLE} or more).",
+            else "It has no induction head: in every head, the score *copies* is below "
+            f"{prose.ROLE}.",
             first=copied["first"],
             second=copied["second"],
             table=heads_table(rows, WRITERS_SCORES),

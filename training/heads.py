@@ -12,10 +12,10 @@ geometry in Transformers via disentangling position and context"). The matrix W_
 the head's QK circuit (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"); the
 code calls this matrix a form. The matrix gives each pair of positions a score. A head's scores vary
 over the keys; `from_places` is the share of this variance that the position scores explain. W_Q and
-W_K each read a subspace of the vectors. The vectors of positions (or of words) differ most in eight
-directions. *Lines up* is the mean squared cosine of the principal angles between the subspace and
-these directions. For a random
-subspace of d in D dimensions the expected value is d / D.
+W_K each read a subspace of the vectors. We compare this subspace with the eight directions in which
+the vectors of positions (or of words) differ most. *Lines up* is the mean squared cosine of the
+principal angles between the subspace and these directions. For a random subspace of d in D
+dimensions the expected value is d / D.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from qkv.trace.recorder import texts_and_positions
 from training.neighbours import Neighbours
 from training.wordnet import WordNet
 
-HIDDEN_OF_ENTRIES = 0.5  # the share of masked tokens in a definition that follows its word
+# If a text is a word and its definition, this share of the definition's tokens is masked.
+HIDDEN_OF_ENTRIES = 0.5
 
 
 class Stateless:
@@ -159,7 +160,7 @@ class Taught:
 
 
 class Guessed(Stateless):
-    """Predict one masked word per text: a word that counts of words can guess.
+    """Predict one masked word per text; only words that word counts can guess are masked.
 
     A word that is chosen at random can rarely be guessed: it may be a name, a number or one of many
     possible adjectives. A person who writes a gap for others to fill does not choose such a word.
@@ -232,8 +233,8 @@ class Uses:
     Attributes:
         ids: (total,) tokens.
         cu_lengths: (B + 1,) the index of each text's first row, then the number of rows.
-        spans: (B, 2) the first row and the end row of a part of each text; the mean of these rows
-            is the text's vector. The part is the word of a sentence, or a whole definition.
+        spans: (B, 2) for each text, a slice `begin:end` of the rows. The mean of the slice is the
+            text's vector. The slice contains the word of a sentence, or a whole definition.
         targets: (U,) the index of the right definition of each sentence.
         priors: (U, M) for each sentence and definition: `log(a / b)`, where `a` is how often the
             definition's sense is drawn, and `b` is how often the word's most common sense is drawn;
@@ -402,8 +403,8 @@ def nearest(
 
     Args:
         rows: (total, D), the vectors of all tokens.
-        spans: (U + M, 2), the first row and the end row of each of U words and M definitions. The
-            mean of these rows is the vector of the word or definition.
+        spans: (U + M, 2), for each of U words and M definitions, a slice `begin:end` of `rows`. The
+            mean of the slice is the vector of the word or definition.
         targets: (U,) the right definition of each word.
         temperature: the divisor of the cosines.
         priors: (U, M), numbers that are added to the cosines after the division by the temperature.

@@ -24,7 +24,9 @@ _ROW = re.compile(r"^\| (\d+\.\d+) \| ([a-z][a-z ]*) (\d\.\d\d)[ ,]", re.MULTILI
 
 
 def roles_in(card: str) -> dict[str, tuple[str, float]]:
-    """Return each head's largest role: the first role in the head's row of a card's table.
+    """Return the largest role of each head in a model card.
+
+    In the card's table, the row of each head lists the head's roles, the largest role first.
 
     >>> roles_in('''| head | roles |
     ... | --- | --- |

@@ -118,7 +118,8 @@ def ship(
         place: the folder to write; by default the folder of the included model.
         wordnet_folder: the folder of WordNet's files.
         peer: a model to compare on senses, if it can be loaded.
-        earlier: a model to compare on copying, with words that are one token in both vocabularies.
+        earlier: a second model. The card compares how often the two models fill a gap by copying a
+            visible word. The masked word is one token in both vocabularies.
         mean: whether to write the mean of the run's first and last weights.
 
     Returns:
@@ -176,7 +177,11 @@ def keep_lesson(model: qkv.Model, place: Path) -> None:
 
 
 def kept_stories(model: qkv.Model, run: Path, place: Path) -> dict[str, Any]:
-    """Write the stories whose guesses the model still makes, from the run or else the folder."""
+    """Write the stories in which the model still makes the recorded guesses.
+
+    The function reads the stories from the run's folder. If the run has no stories, the function
+    reads those of the model's folder. The function writes into the model's folder.
+    """
     kept = told.kept_in(run if (run / told.STORIES).exists() else place)
     still = told.again(model, kept)
     gone = len(kept["stories"]) - len(still["stories"])

@@ -148,8 +148,10 @@ def test_it_copies_as_its_card_says(model: qkv.Model) -> None:
     np.testing.assert_allclose(found, said, atol=0.08)
     named = re.findall(r"(\d)\.(\d) \(\d\.\d\d\)", CARD)
     assert named == [(str(i), str(j)) for i, j in np.argwhere(said >= 0.4)]
-    assert ("Induction heads (*copies* of 0.4 or more): " in CARD) is bool(named)
-    assert ("It has no induction head (*copies* of 0.4 or more)." in CARD) is not named
+    assert ("Induction heads, whose score *copies* is 0.4 or more: " in CARD) is bool(named)
+    assert (
+        "It has no induction head: in every head, the score *copies* is below 0.4." in CARD
+    ) is not named
 
 
 def test_its_heads_do_what_its_card_says(model: qkv.Model) -> None:

@@ -303,9 +303,10 @@ def check_call(
 
 
 def check_options(options: Options, call: str, without: Container[str] = (), why: str = "") -> None:
-    """Raise an error for an unknown option, or for an option in `without`.
+    """Raise an error for an unknown option, or for an option that the call does not accept.
 
-    The message about an option in `without` ends with `why`.
+    `without` contains the options that the call does not accept. The error message for such an
+    option ends with the text of `why`.
     """
     for name in options:
         if name in without:

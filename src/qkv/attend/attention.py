@@ -232,7 +232,11 @@ def without_padding(call: Call, cells: Array, nothing: float) -> Array:
 
 
 def _real(call: Call) -> Array:
-    """Return a mask `(*lead or 1, 1, L or 1, S or 1)` that is False for padded queries and keys."""
+    """Return a mask that is False for padded queries and keys.
+
+    The mask's shape is `(*lead, 1, L, S)`. If the call has no `query_lengths`, the axis L has size
+    1. If the call has no `key_lengths`, the axis S has size 1. Without both, the mask is one True.
+    """
     lead, real = call.plan.lead, np.array(True)
     if call.query_lengths is not None:
         lengths = np.broadcast_to(call.query_lengths, lead)[..., None, None, None]

@@ -246,7 +246,8 @@ def _gradients(call: Call, outputs: Outputs) -> Gradients:
         bias=gradients.bias.reshape(_grouped_shape(gradients.bias.shape, plan)),
     )
     heads = _heads(grouped(call), wrong, outputs.each(plan.grouped), views)
-    # Heads that share a bias add to the same entries, so these heads run one after the other.
+    # If heads share a bias, they add numbers to the same entries of the bias's gradient. Therefore,
+    # with a bias, the heads run one after the other.
     for at_once in [heads] if call.bias is None else [[head] for head in heads]:
         run_all(_head, at_once)
     return gradients

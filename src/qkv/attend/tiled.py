@@ -225,7 +225,7 @@ def _pass_over_keys(
     means 0 for all rows. Keys are read block by block. If a later block needs a larger base, the
     sums of the earlier blocks are scaled down. If `weights` is given, all keys form one block.
     Before the sum over keys, each value is divided by `unit`, so that large values do not overflow.
-    The sum is multiplied by `unit` again at the end.
+    At the end, the sum is multiplied by `unit`, which undoes the division.
     """
     base: Array | None = None
     total = np.zeros((), call.kind)

@@ -69,7 +69,7 @@ class Program(click.Group):
                 if sys.stdout is not None:  # None if the shell closed standard output
                     sys.stdout.flush()
                 return result
-            except BrokenPipeError:  # the reader of the output has ended, for example `head`
+            except BrokenPipeError:  # the program that reads the output has ended (e.g. `head`)
                 _forget_stdout()
             except Interrupted as error:
                 leave(error.signal)

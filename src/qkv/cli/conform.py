@@ -79,7 +79,7 @@ def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str,
     "--junit",
     callback=writable(".xml"),
     metavar="FILE",
-    help="Also write a test for each feature as JUnit XML.",
+    help="Also write the results as JUnit XML, with one test case for each feature.",
 )
 @json_option
 def conform(html: str | None, junit: str | None, as_json: bool, **options: Any) -> None:

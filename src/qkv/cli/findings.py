@@ -24,7 +24,7 @@ def publish(files: tuple[str, ...], output: str, open_page: bool, model: str | N
     The page measures each finding again, says whether the finding holds, and lets readers change
     its sentence and edits. The page needs no network. To place a finding in the article, write a
     paragraph ![claim](finding.json), with a path relative to the article's folder. All other
-    findings follow the article.
+    findings stand below the article.
 
     \b
         qkv publish glass.json -o glass.html

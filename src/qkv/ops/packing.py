@@ -121,10 +121,10 @@ def _lasting_memory(count: int) -> Array:
 
 
 def _count(shelf: Any, size: int) -> None:
-    """Add `size` to a shelf's number of used bytes; if few bytes are still used, delete the shelf.
+    """Add `size` to a shelf's number of used bytes; `size` is negative if bytes are freed.
 
-    If bytes are freed, `size` is negative. If the deleted shelf still contained packed weights,
-    these weights are packed again at their next use.
+    If only few bytes remain in use, delete the shelf. If the deleted shelf still contained packed
+    weights, these weights are packed again at their next use.
     """
     if shelf is None:  # there is no shelf yet
         return

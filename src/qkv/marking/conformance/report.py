@@ -162,7 +162,10 @@ class Report:
         )
 
     def to_junit(self, path: StrPath) -> None:
-        """Write features as JUnit XML tests, in which refused and absent features are skipped."""
+        """Write the results as JUnit XML, with one test case for each feature.
+
+        The test cases of refused and absent features are skipped.
+        """
         from qkv.marking.files.junit_gradescope import write_features
 
         tests = [

@@ -42,8 +42,9 @@ from qkv.text.tokenizer import Tokenizer
 #   `mask` is the mask token, or null.
 #   `next` is true if the model predicts the next token.
 #   `bert` is true if the layers have the same steps as BERT's layers.
-#   `scales` lists a pair ["", factor of the scores] for each layer. If a server runs the model (see
-#   server.js), each pair contains, instead of "", the activation that the edit "scale" multiplies.
+#   `scales` lists a pair [string, factor of the scores] for each layer. If a server runs the model
+#   (see server.js), the string names the activation that the edit "scale" multiplies. Otherwise,
+#   the string is empty.
 
 
 # A page with more than LARGE characters causes a warning. MOST is the maximum length of a string in

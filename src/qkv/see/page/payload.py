@@ -106,7 +106,8 @@ from qkv.see.steps.walk import Walk
 THEMES = ("auto", "light", "dark")
 MOST_CELLS = 4_000_000  # the largest number of weights in a page: 16 MB before base64
 MOST_SCORES = 1_500_000
-# if a summary keeps more than 4 weights for each query, it has at most this number of weights
+# The largest number of weights in a summary. Only a summary with the minimum, 4 weights for each
+# query, may have more weights.
 MOST_KEPT = 1_000_000
 
 
@@ -236,10 +237,12 @@ def check_theme(theme: str, call: str) -> str:
 #   that it averages (`of`), a name for heads with a high score (`head`), and a list of layers x H
 #   numbers for each step (`values`).
 #   `score` is an index into `scores`: the page's sentence describes this measure.
-#   `becomes` is a threshold: a head with at least this score gets the name `head` of the measure.
+#   `becomes` is a threshold. If a head's score reaches the threshold, the page names the head after
+#   the measure: the entry `head` of the measure contains the name.
 #   `losses` is a list of [step, loss].
 #   `logged` lists the loss at each of the `steps`; an unknown loss is null.
-#   `knots` lists the steps that are at equal distances on the axis of charts.
+#   `knots` lists steps. Charts place these steps at equal distances on the axis, even if the steps
+#   are not equally spaced.
 #   `left_out` lists sentences about data that the page does not have.
 
 
@@ -305,7 +308,8 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #   `own_step`.
 #   `steps` is a list of STEP.
 #   `start` is the [row, column] of the cell whose sum is written out when the page opens.
-#   `own` is the trace's name for the array "own", for example "blocks.0.hook_resid_post".
+#   `own` is a string, for example "blocks.0.hook_resid_post". In the trace, this is the name of the
+#   numbers that the array "own" holds.
 #   `own_step` is the index of the step that the page compares with the array "own".
 #   `difference` is the largest difference between a step and the model's own numbers.
 #   `said` is a sentence that names the likeliest word, or empty.
@@ -324,8 +328,8 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #
 #   `title`, `formula`, `shape`, `code` and `note` are strings.
 #   `name` is the name of the step's array.
-#   `side` is "queries" if the rows are queries, "keys" if the rows are keys, and "position" if the
-#   step has only one row, for the query of `start`.
+#   `side` is "queries" if the rows are queries, and "keys" if the rows are keys. The value
+#   "position" means that the step has only one row, for the query with the index `start[0]`.
 #   `columns` is "keys" if the columns are keys, or null if they are components of vectors.
 #   `shown` holds the indices (`at`) and the `names` of the shown columns, or is null for all.
 #   `weights` is true if the numbers are weights.

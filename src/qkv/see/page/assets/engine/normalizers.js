@@ -78,7 +78,8 @@ function composed(form, parts) {
     const text = piece.text.normalize(form);
     if (text === piece.text) return piece;
     const marks = marksOf(piece);
-    // for each part, a stack with a flag for each of its occurrences (the first occurrence on top): 1 if the part begins an old character
+    // Each old character is decomposed into one or more parts. For each part, a stack contains one flag per occurrence of the part in the old
+    // text, with the first occurrence on top. The flag is 1 if the part is the first part of its old character, and 0 otherwise.
     /** @type {Map<string, number[]>} */
     const firsts = new Map();
     for (const [mark] of [...marks].reverse())

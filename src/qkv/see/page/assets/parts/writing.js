@@ -17,7 +17,8 @@ import "./writing.css";
 /** @typedef {Chosen & {piece: string}} New  a new token, and the text that it adds */
 
 const LENGTHS = [20, 40, 80];
-const [USUAL, HOTTEST, AMONG] = [0.8, 2, 40]; // the default and the highest temperature; a token is drawn from this many likeliest tokens
+// the default temperature, the highest temperature, and the number of likeliest tokens from which a token is drawn
+const [USUAL, HOTTEST, AMONG] = [0.8, 2, 40];
 const SHOWN = 5; // the number of shown tokens that may come next
 const [LINES, FAINTEST] = [8, 0.02]; // the number of drawn lines, and the least weight of a line
 
@@ -235,7 +236,7 @@ function textOf(tokens) {
 }
 
 /**
- * The text of a token after other tokens.
+ * The text that a token adds to the tokens before it.
  * @param {string} name
  */
 function spelled(name) {

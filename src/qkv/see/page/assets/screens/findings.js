@@ -238,7 +238,7 @@ function predictionsOf({ tokens, logits }, position, count, model, marks) {
 }
 
 /**
- * The differences between predictions and a finding's predictions, one line for each.
+ * Compares the predictions in a finding with the predictions measured in this page. Returns one line for each difference.
  * @param {string} when
  * @param {Predictions} said
  * @param {Predictions} measured

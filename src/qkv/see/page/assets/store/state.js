@@ -29,7 +29,7 @@ import { pick } from "../base/arrays.js";
  * @property {"weight" | "length"} [mode]  the shown numbers: weights, or the lengths of contributions
  * @property {string} [part]  the visible part of a text of two sentences, A and B. "all" shows all weights; "AB" shows the queries of A and
  * the keys of B
- * @property {boolean} [stretch]  whether scales end at the largest number
+ * @property {boolean} [stretch]  whether the scale of a head ends at the head's largest number
  */
 
 /**
@@ -53,7 +53,7 @@ export const FOLDED = { view: "lab", inside: false, colouring: "pattern", beside
 export const LONGEST = 100_000; // the largest number of characters in a text; a browser accepts an address with two such texts
 const MOST_MASKS = 4_000_000; // the largest number of masks in an address
 /** @type {Record<string, string>} */
-export const PART_OF = { temperature: "changes", motion: "head", block: "steps" }; // maps a part that can be shown alone to its region
+export const PART_OF = { temperature: "changes", motion: "head", block: "steps" }; // the region of each part that a page can show alone
 const ONLY = ["sentence", "writing", "changes", "headline", "map", "head", "steps", "outcome", "second", ...Object.keys(PART_OF)];
 /** @type {Record<string, any[]>} */
 export const ONE_OF = { view: ["lab", "front", "story", "games", "beat", "break", "watch", "findings"], colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"], theme: [null, "light", "dark"] };
@@ -76,7 +76,8 @@ export function toHash(state, start) {
   /** @param {any} of @param {string} name */
   const written = (of, name) => JSON.stringify(name === "edits" ? joinedMasks(of.edits) : of[name]);
   const fields = Object.keys(start).filter((name) => written(state, name) !== written(start, name));
-  const moves = fields.some((name) => name === "text" || name === "edits"); // positions belong to a text and its edits, so all fields of PLAIN are written
+  // If the text or the edits differ, write all fields of PLAIN: a page that reads a text without these fields may choose other values.
+  const moves = fields.some((name) => name === "text" || name === "edits");
   if (start.view !== "lab" && fields.some((name) => OF_LAB.includes(name))) fields.push("view");
   const all = [...new Set(moves ? [...Object.keys(PLAIN), ...fields] : fields)];
   const put = new URLSearchParams();
