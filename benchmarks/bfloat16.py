@@ -11,13 +11,18 @@ from qkv.measure import operations, processor, random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Yield rows for the two longest inputs of the table for float32."""
+    """Yield rows for the two longest shapes of `benchmarks.prefill`, which measures float32."""
     for shape in ((1, 12, 2048 // shrink, 64), (1, 8, 4096 // shrink, 128)):
         yield row(shape, fast="avx512_bf16" in processor()[1])
 
 
 def row(shape, *, fast: bool) -> Row:
-    """Make the row of one shape; if `fast`, the processor has instructions for BF16 products."""
+    """Make the row of one shape.
+
+    Args:
+        shape: (B, H, L, d).
+        fast: whether the processor has instructions for products of bfloat16 numbers.
+    """
     q, k, v = random_inputs(shape, shape, "bfloat16")
     wide = [x.astype(np.float32) for x in (q, k, v)]
     error = beside(*wide)

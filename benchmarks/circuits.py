@@ -24,12 +24,16 @@ GPT2 = {
 }
 NAME = "GPT-2's shape, 6 of 12 layers"
 METRIC = (-1, 11, 12)
-ONCE = True  # measured only on all threads: a sweep of another library takes half a minute
+ONCE = True  # not measured again on one thread, because another library's sweep takes 30 seconds
 ENVIRONMENT = {"TQDM_DISABLE": "1"}  # TransformerLens shows a progress bar for each sweep
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Yield rows for two texts that differ in the second token, so that most patches matter."""
+    """Yield rows for two texts that differ only in the second token.
+
+    The second token affects the activations of all later positions, so most patches change the
+    metric.
+    """
     config = GPT2 if shrink == 1 else GPT2 | {"n_layer": 2, "n_embd": 96, "vocab_size": 600}
     model = random_model(config)
     exact = in_type(model, "float64")
@@ -57,7 +61,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def edge_row(model: qkv.Model, exact: qkv.Model, hooked: Any, shrink: int) -> Row:
-    """Make the row that scores all edges: with qkv, and with torch hooks in batches."""
+    """Make the row that compares how fast qkv and torch hooks compute the scores of all edges."""
     clean = np.random.default_rng(0).integers(20, 500, max(4, 16 // shrink))
     corrupted = clean.copy()
     corrupted[1] += 1
@@ -168,7 +172,10 @@ def hooks_sweep(model: Any, *, clean: np.ndarray, corrupted: np.ndarray, at: str
 def hooks_edges(
     model: Any, *, clean: np.ndarray, corrupted: np.ndarray
 ) -> dict[tuple[str, str], float]:
-    """Score all edges with torch hooks: one batch per receiver, from the receiver's block on."""
+    """Score all edges with torch hooks, with one batch for each receiver.
+
+    Each batch starts at the receiver's block, not at the first block of the model.
+    """
     blocks, count = model.transformer.h, model.config.n_head
 
     def kept(ids: np.ndarray) -> dict[str, list[Any]]:

@@ -98,7 +98,10 @@ def page(cards: dict[str, dict[str, Any]], when: str) -> str:
 
 
 def differing(cards: dict[str, dict[str, Any]], status: str) -> list[str]:
-    """Describe each feature that has the given status; for a wrong result, add a program."""
+    """Describe each feature that has the given status.
+
+    If the status is "wrong", each description contains a program that shows the wrong result.
+    """
     lines = []
     for column, card in cards.items():
         for feature, finding in card["findings"].items():
@@ -126,7 +129,7 @@ def reproduction(target: str, feature: str) -> list[str]:
     file = REPRODUCED / f"{target}-{feature}.txt".replace(" ", "-")
     if not file.is_file():
         raise SystemExit(
-            f"{target} is wrong at {feature}: write the program {file.relative_to(ROOT)}"
+            f"{target} is wrong at {feature}, but no program shows it: add {file.relative_to(ROOT)}"
         )
     source = file.read_text("utf-8").strip()
     if len(source.splitlines()) > 10:

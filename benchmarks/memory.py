@@ -66,7 +66,7 @@ def main() -> None:
     batch, heads, length, size = shape
     call_of(
         way, (batch, heads, min(length, 256), size)
-    )()  # the memory of modules that the first call loads does not count
+    )()  # this short call loads the modules, so that their memory is not measured below
     call = call_of(way, tuple(shape))
     forget_the_peak()
     before, _ = resident()

@@ -6,8 +6,11 @@ compared on the books that are kept for such choices. The autoencoder learns fro
 training books, and is measured on books that neither the decoder nor the autoencoder has read. The
 command empties features.csv, because the names in this file belong to the old weights.
 
-The command writes into docs/data: the folder books-decoder-sae in the format of SAELens;
-sae-texts.json, `TEXTS` random passages of the held-out books; and sae.json, the measurements.
+The command writes into docs/data:
+
+- the folder books-decoder-sae, in the format of SAELens;
+- the file sae-texts.json, with random passages of the held-out books (their number is `TEXTS`);
+- the file sae.json, with the measurements.
 
 `python -m training.features` considers the features that fire in at least `FIRES` of these
 passages, and draws `DRAWN` of these features at random. For each drawn feature, the command prints
@@ -45,7 +48,7 @@ MEASURED = 1000  # the number of passages for the measurement
 TESTED = 40  # the number of included passages on which the tests repeat the measurement
 SHORTEST, LONGEST = 80, 360  # the minimum and maximum number of letters of a passage
 TEXTS, DRAWN, FIRES, TOP, FIT, SHOWN = 300, 60, 8, 8, 7, 12
-OFTEN = 10  # the minimum number of occurrences of a frequent token in `of_tokens`
+OFTEN = 10  # `of_tokens` leaves out tokens that occur fewer times than this
 
 
 def passages(runs: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -151,7 +154,11 @@ def made(source: Path, tokens: int = TOKENS, say: Callable[[str], None] = print)
 
 
 def named(found: Any, names: Mapping[int, str], seed: int = 0) -> dict[str, Any]:
-    """Return the drawn features, the number of named features, and the features to show."""
+    """Choose features at random, and return the entry "reading" of sae.json about them.
+
+    The entry lists the chosen features, counts those that have a name, and describes the first
+    `SHOWN` of these.
+    """
     often = [number for number in range(len(found)) if len(found.examples(number)) >= FIRES]
     chosen = np.random.default_rng(seed).choice(often, DRAWN, replace=False).tolist()
     own = [number for number in chosen if names.get(number)]
@@ -182,7 +189,10 @@ def named(found: Any, names: Mapping[int, str], seed: int = 0) -> dict[str, Any]
 
 
 def read(say: Callable[[str], None] = print) -> None:
-    """Print the passages in which the drawn features are largest; write their names to sae.json."""
+    """Print passages for features that are chosen at random; write the features' names to sae.json.
+
+    For each of these features, the passages are those in which the feature is largest.
+    """
     with NAMES.open(encoding="utf-8", newline="") as file:
         names = {int(row["feature"]): row["name"] for row in csv.DictReader(file)}
     texts = json.loads(PASSAGES.read_bytes())

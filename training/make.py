@@ -68,7 +68,8 @@ class Recipe:
         heads: the number of heads in each layer.
         dim: D, the size of the vectors; the MLPs are four times as wide.
         vocabulary: V, the maximum number of tokens in the vocabulary.
-        whole: the minimum share of whole words in the vocabulary; the other tokens are subwords.
+        whole: the minimum share of the vocabulary that consists of whole words; the
+            other tokens are subwords.
         held_out: the number of twelfths of the examples that the tokenizer and the training do not
             read. For a final run, the number is 1, because a final run also learns from the
             examples that were held out for choosing models.

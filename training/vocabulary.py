@@ -9,8 +9,8 @@ examples, including inflected words, are whole entries; the rest of the vocabula
 usual rule (Wu et al. 2016, section 4.1) on all other words of the texts.
 
 Small counts say little about a word's frequency: "cooks" occurs five times in these texts, but
-"cook" and its forms occur 346 times. So a quarter of the total count of all forms is added to the
-count of each form.
+"cook" and its forms occur 346 times. So the score of a word is its own count plus 0.25 times the
+count of all its forms together.
 Definitions have five times as many words as examples, but examples are more like speech. So
 definitions and examples have the same total weight.
 """
@@ -32,8 +32,8 @@ from training import command, everyday
 from training.wordnet import FOLDER, KEPT, WordNet, documents, read
 
 ENTRIES = 16_384
-WHOLE = 0.85  # the share of whole words in the vocabulary: 13,926 words
-OF_FORMS = 0.25  # the share of the total count of a word's forms that is added to the word's count
+WHOLE = 0.85  # whole words fill at least this share of the vocabulary: 13,926 entries
+OF_FORMS = 0.25  # score of a word: its count + OF_FORMS * the count of all its forms together
 _SPECIAL = 5  # [PAD], [UNK], [CLS], [SEP] and [MASK]
 
 
@@ -46,7 +46,8 @@ def built(wordnet: WordNet, entries: int = ENTRIES, whole: float = WHOLE) -> Tok
     Args:
         wordnet: the training texts; held-out examples are left out.
         entries: V, the maximum number of tokens in the vocabulary.
-        whole: the minimum share of whole words; 0 for ordinary WordPiece training.
+        whole: the minimum share of the vocabulary that consists of whole words; 0 means ordinary
+            WordPiece training.
     """
     texts = list(documents(wordnet))
     if not whole:
@@ -74,7 +75,8 @@ def commonest(
         definitions: texts to count.
         examples: more texts to count, with the same total weight as the definitions.
         base: the function that returns the base form of a content word.
-        of_forms: the share of the total count of a word's forms that is added to the word's count.
+        of_forms: a factor: the score of a word is its count plus `of_forms` times the count of all
+            its forms together.
 
     >>> texts = ["The cat sat.", "the Caf\N{LATIN SMALL LETTER E WITH ACUTE} 1945, the cat"]
     >>> commonest(texts), commonest(texts, ["cat"])
@@ -99,10 +101,10 @@ def commonest_of_books(
     """Return the words of books and of WordNet's examples with their counts, most common first.
 
     The count of a word is a sum of three shares: its share of the words in books, its share of the
-    words in examples (modern English), and a quarter of its share of the words in definitions. A
-    quarter of the total count of all forms of a word is added to the word's count. A word that
-    occurs in fewer than six books and in no text of WordNet is left out, because it is usually a
-    name from a novel.
+    words in examples (modern English), and a quarter of its share of the words in definitions. The
+    words are sorted by a score: the word's own count plus 0.25 times the count of all its forms
+    together. A word that occurs in fewer than six books and in no text of WordNet is left out,
+    because it is usually a name from a novel.
 
     Args:
         books: the passages of each book, from `training.books.read`.
@@ -142,7 +144,10 @@ def commonest_of_books(
 def with_whole_words(
     texts: Sequence[str], words: Sequence[str], entries: int, whole: int
 ) -> SubwordTokenizer:
-    """Train a tokenizer of whole words and subwords, and fill the remaining entries with words.
+    """Train a tokenizer with whole words and subwords.
+
+    If it has fewer than `entries` tokens after training, more words become tokens, the most common
+    words first.
 
     Args:
         texts: the texts on which subwords are trained.
@@ -159,9 +164,8 @@ def with_whole_words(
 
     first = list(dict.fromkeys(words[:whole]))
     known = set(first)
-    rest = [
-        " ".join(word for word, _ in _cut(text) if word not in known) for text in texts
-    ]  # letters of whole words are kept, to spell other words
+    rest = [" ".join(word for word, _ in _cut(text) if word not in known) for text in texts]
+    # every letter of the whole words becomes a token, so that other words can be spelled
     rest.append(" ".join(dict.fromkeys(letter for word in first for letter in word)))
     trained = train_tokenizer(rest, "wordpiece", entries - len(first))
     order = list(trained.vocabulary)
@@ -206,10 +210,14 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
         "--whole",
         type=float,
         default=WHOLE,
-        help=f"minimum share of whole words ({WHOLE}); 0 for ordinary WordPiece training",
+        help=f"minimum share of the vocabulary that consists of whole words ({WHOLE}); "
+        "0 for ordinary WordPiece training",
     )
     parser.add_argument(
-        "--held_out", type=int, default=KEPT, help=f"number of twelfths to hold out ({KEPT})"
+        "--held_out",
+        type=int,
+        default=KEPT,
+        help=f"part of WordNet's examples to hold out, in twelfths ({KEPT})",
     )
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="folder of WordNet's files")
     given = parser.parse_args(arguments)

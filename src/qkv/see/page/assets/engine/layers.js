@@ -146,7 +146,7 @@ export function add(past, out) {
  * @param {number} d
  * @param {number} L
  * @param {number} first
- * @param {Rotary} rotary  `longer`: the speeds for texts over a limit; `stretched`: how much speeds fall in longer texts
+ * @param {Rotary} rotary  `longer`: other speeds for texts over a limit; `stretched`: the longer the text, the lower the speeds
  */
 export function rotated(x, d, L, first, { dims, interleaved, scale, speeds, longer, stretched }) {
   const out = x.slice();

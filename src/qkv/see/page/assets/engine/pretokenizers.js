@@ -91,8 +91,8 @@ function split(pattern, behavior, invert = false) {
 }
 
 /**
- * Joins neighbouring spans. Calls `joins` with the flag `matched` of a span and of the span before it; if the result
- * is true, the two spans become one.
+ * Joins neighbouring spans. For each span after the first, calls `joins` with two flags: `matched` of this span, and
+ * `matched` of the span before it. If the result is true, the two spans become one.
  * @param {Span[]} spans
  * @param {(matched: boolean, before: boolean) => boolean} joins
  */

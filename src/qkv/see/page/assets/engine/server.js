@@ -23,7 +23,8 @@ const BINARY = "application/vnd.safetensors";
  * @property {string[]} words  the vocabulary
  * @property {boolean} next  whether logits are for the next position, not for the position itself
  * @property {string | null} mask the token in place of a missing word
- * @property {[string, number][]} scales  for each layer: the activation to multiply, and the model's own scale
+ * @property {[string, number][]} scales  for each layer: the activation that the edit "scale" multiplies; the
+ *   factor by which the model multiplies the scores
  * @property {number[]} ends  the tokens that end a generated text
  * @property {boolean} plain  whether scores are only products of queries and keys
  */
@@ -110,7 +111,7 @@ export function openServer(model, form) {
     where: "on the server",
     model: Promise.resolve(/** @type {any} */ (model)),
 
-    /** Like `run` of door.js; `blocks` exist if the page can show them. */
+    /** Like `run` of door.js, but `blocks` is empty unless `model.plain` is true. */
     async run(text, edits = [], options = {}) {
       const one = ask(text, edits, options);
       going.add(one);

@@ -104,7 +104,7 @@ function steeringPanel(ui, store) {
   let picked = {}; // the fields that the reader has set; the other fields get default values from the page's state
   /** @type {{towards: string, away: string, runs: Run[] | null, error: string}} */
   let texts = { towards: "", away: "", runs: null, error: "" };
-  let [slid, known] = [-Infinity, "null"]; // `slid`: when the slider last moved; `known`: the value of `state.steer` in the fields
+  let [slid, known] = [-Infinity, "null"]; // `slid`: when the slider last moved; `known`: the JSON of the steering that the fields show
   /** @type {Now} */
   let told; // undefined before the first update
   const read = reading(store, (runs, error) => {
@@ -151,7 +151,7 @@ function steeringPanel(ui, store) {
     return to.map((x, d) => Number((strength * (x - (from?.[d] ?? 0))).toPrecision(DIGITS)));
   }
 
-  /** @param {boolean} undo  whether the change can be undone on its own */
+  /** @param {boolean} undo  true: undo reverts only this change; false: undo also reverts the change before it */
   function steer(undo) {
     const vector = vectorOf();
     if (!vector) return;
