@@ -4,9 +4,9 @@ The servers run one after another, so each server shares the machine's cores onl
 All clients are in one process. This process prepares the requests before the clock starts, keeps
 the connections open, and requests base64, as OpenAI's package does. After the clock has stopped,
 the process compares every vector with `encode`. Each measured time includes the clients' processor
-time. "Without the clients" subtracts this processor time, divided by the number of cores. Each
-server computes with as many threads as
-`encode`. `FastAPI + sentence-transformers` is `benchmarks/peer_server.py`, with one worker.
+time. "Without the clients' processor time" means that this processor time, divided by the number of
+cores, is subtracted. Each server computes with as many threads as `encode`. `FastAPI +
+sentence-transformers` is `benchmarks/peer_server.py`, with one worker.
 """
 
 import json
@@ -205,7 +205,10 @@ class Loaded:
         return statistics.median(turn[name] for turn in self.turns[1:])
 
     def share_of_requests(self, share: float) -> float:
-        """Return the time in which this share of requests was answered: the median of rounds."""
+        """Return a quantile of the requests' times, for example p50 if `share` is 0.5.
+
+        Each round has its own quantile; return their median over all rounds except the first.
+        """
         return statistics.median(
             float(np.quantile(turn["requests"], share)) for turn in self.turns[1:]
         )
@@ -217,7 +220,7 @@ def loaded(servers: dict[str, Server | None], ask: Ask, load: dict[str, Any]) ->
 
 
 def way(one: Loaded | None) -> Way | None:
-    """Return a `Way` that measures the load `one`; None if `one` is None."""
+    """Return a `Way` that measures a server's load; None if the server is not installed."""
     return one and Way(one, one.error)
 
 
@@ -232,7 +235,7 @@ def together(
     vectors: np.ndarray,
     size: int,
 ) -> Row:
-    """Make the row in which many clients send each text once, with `size` texts in a request."""
+    """Make the table row that measures many clients; they send each text once, `size` a request."""
     load = {"requests": -(-len(texts) // size), "clients": CLIENTS, "size": size}
     found = loaded(servers, ask, load)
     floats = loaded({"float": servers["qkv serve"]}, ask, {**load, "encoding": "float"})["float"]
@@ -267,7 +270,11 @@ def together(
     least = 0.8 if size == 1 else 0.9
     goals = (
         Goal("throughput relative to encode", beside("qkv serve"), "%", least=least),
-        Goal("throughput relative to encode, without the clients", without_clients, "%"),
+        Goal(
+            "throughput relative to encode, without the clients' processor time",
+            without_clients,
+            "%",
+        ),
         Goal("throughput relative to encode, as float", beside("qkv serve, float"), "%"),
         Goal("processor time for a text: clients", of_text(ours, "processor"), "s"),
         Goal(
@@ -303,7 +310,7 @@ def alone(
     vectors: np.ndarray,
     count: int,
 ) -> Row:
-    """Make the row for a single client, which sends its requests one by one, and for `encode`."""
+    """Make the table row that compares `encode` with one client that sends requests one by one."""
     found = loaded(servers, ask, {"requests": count, "clients": 1})
     ours = found["qkv serve"]
     turns: list[list[float]] = []
@@ -338,7 +345,7 @@ def alone(
 
 
 def memory(servers: dict[str, Server | None], ask: Ask, count: int) -> Row:
-    """Make the row of the server's memory after a tenth of the requests and after all requests."""
+    """Make the table row that compares the server's memory after 10% and 100% of the requests."""
     one = servers["qkv serve"]
     assert one is not None
     part = Loaded(one, ask, Load(one.port, count // 10, CLIENTS))
@@ -355,7 +362,7 @@ def memory(servers: dict[str, Server | None], ask: Ask, count: int) -> Row:
     short = Loaded(one, ask, Load(one.port, CLIENTS, CLIENTS))
     goals = (
         Goal(
-            "memory after all requests relative to a tenth",
+            "memory after all requests, divided by memory after a tenth of them",
             lambda row: row["memory"][late] / row["memory"][early],
             most=1.05,
         ),
