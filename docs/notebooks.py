@@ -130,7 +130,7 @@ def _plain(text: str) -> str:
     if role:
         raise ValueError(f"a notebook cannot show the role {role.group()[:-1]}")
     if re.search(r"^:::", text, flags=re.MULTILINE):
-        raise ValueError("a notebook cannot show a directive between :::: write ``` instead")
+        raise ValueError("a notebook cannot show a ::: directive: write it with ``` instead")
     return text
 
 
@@ -244,8 +244,8 @@ def _answers(cells: list[nbformat.NotebookNode]) -> dict[int, str]:
     """Return the solution of each stub, keyed by the number of the stub's cell.
 
     Raises:
-        ValueError: a stub has no solution after it or no `...`, or a solution has no stub before it
-            or is not folded on the site.
+        ValueError: a stub lacks `...`, a stub lacks a solution after it, a solution lacks a stub
+            before it, or a solution is not folded on the site.
     """
     answers, stub = {}, None
     for number, cell in enumerate(cells):

@@ -80,7 +80,9 @@ class Corpus:
 
 
 class LookUp:
-    """A look-up that guesses the most frequent words in the longest context found in a corpus.
+    """A look-up that guesses the words that occur in the same context in a corpus.
+
+    Words from longer contexts come first; in one context, more frequent words come first.
 
     >>> corpus = Corpus.of(["he ate a pear", "he ate a pear", "she ate a plum", "she saw a plum"])
     >>> LookUp(corpus).guesses(["she", "ate", "a"], [])
@@ -157,9 +159,9 @@ class KneserNey:
         words = corpus.words.astype(np.int64)
         size = len(corpus.vocabulary)
         self._size = size
-        grams: list[
-            tuple[Array, Array]
-        ] = []  # for each n: the keys; for each position, the index of the key that ends there
+        # For each n: the sorted keys of the n-grams in the corpus, and an array with one number for
+        # each n-gram in the order of the text: the index of its key.
+        grams: list[tuple[Array, Array]] = []
         counted: list[Array] = []
         for n in range(1, order + 1):
             before = grams[-1][1][:-1] if grams else np.zeros(len(words), np.int64)

@@ -169,7 +169,7 @@ def kept() -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write numbers.json and README.md's outputs, and print statements that are no longer true."""
+    """Write numbers.json and README.md's outputs, and report claims that are no longer true."""
     parser = argparse.ArgumentParser(prog=AGAIN, description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.parse_args(arguments)

@@ -18,10 +18,15 @@ A story is a sentence with an edit that changes the first guess. Conditions:
   beginning or end (see `Repeats`);
 - the edit at least halves the probability of the first guess.
 
-Order. Four criteria determine the order, in this sequence: the first guess is a right word of the
-filler; the edit concerns a word of the filler (the masked word, or the word that the head looks at
-most from the gap); the second guess would be right with another filler in the frame; the *swing*
-is large. The swing is how much the edit lowers the log odds of the first guess against the second
+Order. Four criteria determine the order; an earlier criterion has priority:
+
+1. The first guess is one of the right words for this filler.
+2. The filler contains the masked word, or the word that the ablated head looks at most from the
+   gap.
+3. The second guess would be right with another filler in the frame.
+4. The *swing* is large.
+
+The swing is how much the edit lowers the log odds of the first guess against the second
 guess. Each sentence gives at most one story with a masked word, and one with an ablated head. Only
 a reader can judge whether a story is easy to understand.
 """

@@ -254,7 +254,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def ended(text: str) -> str:
-    """Return a text with a full stop at its end; keep another punctuation mark at the end."""
+    """Add a full stop to a text, unless the text already ends with `.`, `!` or `?`."""
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
