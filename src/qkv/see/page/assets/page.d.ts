@@ -2,7 +2,7 @@
 // to its window.
 
 interface Array<T> {
-  at(position: -1): T; // the last element; the type T, like that of [0], assumes that the array is not empty
+  at(position: -1): T; // the last element; its type is T without undefined, so the array must not be empty
   findLast(wanted: (value: T, index: number, array: T[]) => unknown): T | undefined;
   findLastIndex(wanted: (value: T, index: number, array: T[]) => unknown): number;
 }

@@ -298,7 +298,7 @@ export function heatmap(ui, options) {
   }
 
   /**
-   * The index of the vector's number under the pointer.
+   * The index of the number under the pointer, within its vector beside a row or above a column; otherwise null.
    * @param {any} event
    */
   function numberUnder(event) {

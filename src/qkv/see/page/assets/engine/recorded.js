@@ -1,4 +1,4 @@
-// The interface (door) to texts that were run when the page was written. It reads the payload, and computes nothing.
+// The interface to texts that were run when the page was written. It reads the payload, and computes nothing.
 
 import { unpack } from "../base/arrays.js";
 
@@ -41,8 +41,8 @@ import { unpack } from "../base/arrays.js";
  * @property {string[]} keys
  * @property {number[]} keySpecial
  * @property {[number, number, string][] | null} keyWords
- * @property {(l: number, h: number, i: number, give: (j: number, weight: number) => void) => void} row calls `give`
- * with each weight of a query that the page contains
+ * @property {(l: number, h: number, i: number, give: (j: number, weight: number) => void) => void} row calls
+ * `give(j, weight)` for each weight that the page stores for query i
  * @property {(l: number, h: number, i: number, j: number) => boolean} hidden
  * @property {(l: number, h: number, i: number, j: number) => boolean} [changed]  whether the reader's changes hide the cell
  * @property {(l: number, h: number, j: number) => number | null} norm

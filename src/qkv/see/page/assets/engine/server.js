@@ -1,4 +1,4 @@
-// The interface (door) to a model on a server: the same globalThis.qkv as in door.js, but POST /v1/trace runs the
+// The interface to a model on a server: the same globalThis.qkv as in door.js, but POST /v1/trace runs the
 // model.
 
 import { spelledOut } from "../base/tokens.js";

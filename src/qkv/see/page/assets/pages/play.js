@@ -82,7 +82,7 @@ function play(box, data, ui) {
 
   /**
    * The text that the decoder continues: the text that the reader wrote for the encoder, up to the first gap. Null if
-   * the reader has not changed the page's first text, or if the decoder has already received the reader's text.
+   * the encoder's text is still the page's first text, or if the decoder has already received the encoder's text.
    */
   function opening() {
     const text = open.text();

@@ -27,7 +27,7 @@ import "./block.css";
  * @property {any} op  how a number is computed (parts/sums.js); `op.from` has the steps that lead to a given array
  * @property {ArrayLike<number> | null} lengths  the lengths of the rows, if the rows are vectors
  * @property {boolean} [changed]  whether the reader changed this step
- * @property {string[]} [reads]  the steps from which ribbons lead to this step, if intermediate steps are left out
+ * @property {string[]} [reads]  in a diagram without intermediate steps, the steps whose ribbons lead to this step
  * @property {string} [sign]  the sign beside the name; by default the sign of the step's operation
  */
 
@@ -40,11 +40,11 @@ import "./block.css";
  * @property {string[] | null} keys null: the same as the tokens
  * @property {number[] | null} rows  the positions of the queries in the page; null: all
  * @property {number[] | null} key_rows
- * @property {number[]} start  the query and the key whose sum the page shows first
+ * @property {number[]} start  [query, key]: the row and the column of the cell whose sum the page shows first
  * @property {FlowStep[]} steps
  * @property {(name: string) => Numbers} array
- * @property {string} [own]  the name in the trace of the model's own numbers for a step; the array "own" holds these
- *     numbers, with which the step is compared
+ * @property {string} [own]  the trace's name for the array "own". This array holds the model's own numbers for one
+ *     step; the page compares the step with these numbers
  * @property {number} [own_step]
  * @property {number} [difference]  the largest difference of all steps
  * @property {string} [said]  a sentence with the likeliest word
@@ -53,7 +53,7 @@ import "./block.css";
 const LINE = 44; // the distance between lines of nodes, in pixels
 const WIDEST = 34; // the largest width of a ribbon
 const FAR = 6; // a ribbon that crosses more than this number of lines goes around the nodes between its ends
-const THIN = 2; // the width of a ribbon if it shows no length
+const THIN = 2; // the width of a ribbon that does not stand for the length of a vector
 const OTHER_NUMBERS = ["pre", "act", "up", "post", "raw", "logits", "probs"];
 const BESIDE = ["P", "C", "K", "V"]; // nodes on the same line as the preceding node
 /** @type {Record<string, string>} */
@@ -132,8 +132,8 @@ function signOf({ op, sign }) {
 }
 
 /**
- * The index of a token's row in a step. If the rows are keys of another text, the function returns the row of the
- * key in `flow.start` instead.
+ * The index of a token's row in a step. If the rows are keys of another text, the token has no row; then the function
+ * returns the row of the key `flow.start[1]`.
  * @param {Flow} flow
  * @param {FlowStep} step
  * @param {number} token

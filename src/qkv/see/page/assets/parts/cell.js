@@ -18,8 +18,8 @@ const BARS = 96; // the height of the chart of bars, in pixels
  * The contents of a chart of bars.
  * @typedef {object} Bars
  * @property {string} label  the name of the sum
- * @property {[string, ArrayLike<number>, number?][]} rows the factors of each bar, as strips above the bars. A strip
- * consists of a name, the numbers, and the end of the colour scale, which is the largest number by default
+ * @property {[string, ArrayLike<number>, number?][]} rows the factors of each bar, as strips above the bars. Each
+ * item holds a strip's name, its numbers, and the upper end of its colour scale (by default, the largest number)
  * @property {string} name  of the bars
  * @property {number[]} values  the length of each bar
  * @property {number | null} high  the end of the scale; null for the largest number
@@ -60,11 +60,11 @@ export function productBars(label, sum, left, right) {
 }
 
 /**
- * Converts a row of scores and their softmax to bars.
+ * Converts a row of scores and their softmax to bars. In `row`, `shares` holds the results of the softmax, `of` is the
+ * displayed name of the scores, and `name` is the displayed name of the shares.
  * @param {string} label
  * @param {{scores: ArrayLike<number>, raised: ArrayLike<number>, shares: number[], names: string[], at: number,
- * of: string, name: string}} row `shares` are the results of the softmax; `of` is the displayed name of the scores, and
- * `name` is the displayed name of the shares
+ * of: string, name: string}} row
  * @returns {Bars}
  */
 export function shareBars(label, { scores, raised, shares, names, at, of, name }) {

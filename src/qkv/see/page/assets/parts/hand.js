@@ -26,7 +26,7 @@ export function oneAtATime(store) {
       else send(patch, undo);
     },
     /**
-     * Handles a change of the page: sends the waiting change when the page is no longer busy.
+     * Sends the waiting change when the page is no longer busy.
      * @param {Told} now
      */
     update({ busy }) {

@@ -1,6 +1,6 @@
 // Steps and their numbers. A diagram of the block lets the reader choose a step. Beside the diagram, the part shows the title, formula,
-// line of NumPy and matrix of the chosen step, and how any number of the matrix is summed. The steps come from a recorded walk or from a
-// run in this page.
+// line of NumPy and matrix of the chosen step. If the reader points at a number of the matrix, the part shows how this number is computed.
+// The steps come from a recorded walk or from a run in this page.
 
 import { stretcher, toggle } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
@@ -142,7 +142,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     const sizes = rows.flatMap((i) => columns.map((_, j) => get(i, j))).filter(Number.isFinite).sort((a, b) => a - b);
     const [least, most] = sizes.length ? [sizes[0], sizes.at(-1)] : [0, 1];
     const size = Math.max(-least, most);
-    // in a trained vector, a few numbers are far larger than all others; on a scale up to these few numbers, all others would look equal
+    // in a trained vector, a few numbers are far larger than all others; a colour scale up to the largest would make the others look equal
     const trim = Math.floor(sizes.length / (wide > 100 ? 200 : Infinity));
     const full = one.weights ? (stretched.input.checked ? most : 1) : Math.max(-sizes[trim], /** @type {number} */ (sizes.at(-1 - trim)));
     const high = full || 1;

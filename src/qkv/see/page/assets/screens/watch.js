@@ -1,6 +1,7 @@
-// One word in two sentences, layer by layer: one point becomes two points. The picture is a projection of the model's
-// vectors on two directions: to the right, the difference of the two vectors after the last layer; upwards, the
-// change of the vectors' mean, at a right angle to the difference.
+// One word in two sentences, layer by layer: one point becomes two points. The picture projects the model's vectors on
+// two directions. The horizontal direction is the difference of the word's two vectors after the last layer. The
+// vertical direction is the change of their mean from the first layer's input to the last layer's output, without the
+// component along the horizontal direction.
 
 import { el, fill, svg, word } from "../base/elements.js";
 import { fixed, visible } from "../base/format.js";
