@@ -129,8 +129,8 @@ def _decoded(part: bytes, ended: bool, size: int, decoder: Any) -> BadLine | tup
     """Decode a part of a line; return the text and the number of kept bytes.
 
     If the previous part ended inside a character, the decoder kept that part's last bytes.
-    `size` is the number of bytes in the line before this part. If the part is not text, return a
-    `BadLine`.
+    `size` is the number of bytes of the same line before this part. If the part is not text,
+    return a `BadLine`.
     """
     nul = part.find(b"\0")
     if nul >= 0:

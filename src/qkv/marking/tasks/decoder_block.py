@@ -89,7 +89,7 @@ _SUBSETS = [numbers for size in (1, 2, 3) for numbers in combinations(range(3), 
 def _some(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
     """Return one step for each subset of the three parts.
 
-    The step uses `other` in the parts of the subset, and pre-norm in the other parts.
+    The step uses `other` for the parts in the subset, and pre-norm for the remaining parts.
     """
     return [some_parts(numbers, other) for numbers in _SUBSETS]
 
@@ -111,7 +111,7 @@ def _parallel(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
 
 
 def _from_start(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
-    """Add the MLP's output to cross-attention's input instead of cross-attention's output."""
+    """Add the MLP's output to the vectors before cross-attention, not to those after it."""
     own, other, mlp = parts
     x = x + own(norms[0](x))
     return x + mlp(norms[2](x + other(norms[1](x))))

@@ -175,8 +175,9 @@ class StepMarking(StepwiseMarking):
         together, first = self.explain([*single, *more], known), self.explain(single, known)
         if together is None:
             return False
-        # If two mistakes explain all calls, and one of the two explains the one-word calls, run two
-        # tests: then the first test reports only this one mistake.
+        # Two mistakes may be needed to explain all calls, while one of the two explains the calls
+        # with one word. Then return False: a separate test of the calls with one word reports only
+        # this one mistake.
         mistakes = together[1]
         return len(mistakes) < 2 or first is None or any(m not in mistakes for m in first[1])
 
@@ -314,7 +315,10 @@ RIGHT: Steps = {
 
 
 def _both(way: Callable[[Kept, Array, Array], Sequence[Array]]) -> Steps:
-    """Return steps that call `way` to join cached and new rows, for attention and for the cache."""
+    """Return the steps "reads" and "keeps"; each step calls `way` to join cached and new rows.
+
+    "reads" returns the rows that attention reads, and "keeps" returns the rows for the cache.
+    """
     return {"reads": way, "keeps": way}
 
 

@@ -151,7 +151,7 @@ def _nothing_but_nan(wrong: Outcome) -> Finding | None:
 
 
 def _no_row_left(m: marker.AttentionMarking) -> Finding | None:
-    """Describe a function that inverts the mask before softmax, but not after softmax."""
+    """Describe a function that inverts the mask before softmax, but masks correctly after it."""
     values = (run.case.arrays["value"] for run in m.runs)
     means = [np.broadcast_to(v.mean(axis=0), v.shape) for v in values]  # L == S
     pairs = zip(m.runs, means, strict=True)
@@ -206,7 +206,7 @@ def _mark_masked(function: Function, task: str, *, batches: bool) -> Marking:
 
 
 def _mark(function: Function) -> Marking:
-    """Test masked attention, or a causal mask if the function cannot take a mask."""
+    """Test a function as masked attention; if it takes no mask, test it as causal attention."""
     try:
         return _mark_masked(function, "mask", batches=False)
     except TypeError as error:

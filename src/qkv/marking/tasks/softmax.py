@@ -43,7 +43,7 @@ class Scores:
 
 
 def compute(case: Scores, steps: Steps) -> Array:
-    """Compute the weights with these steps; the axis of the case is moved to the end first."""
+    """Move the axis of the case to the end, and compute the weights with these steps."""
     axis = steps["axis"](-1 if case.axis is None else case.axis)
     x = np.moveaxis(steps["read"](case.x.astype(np.float64)), axis, -1)
     weights = steps["normalise"](steps["exp"](steps["shift"](x)))

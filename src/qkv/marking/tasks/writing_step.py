@@ -117,10 +117,10 @@ def _with_words(kept: Kept, context: Kept, words: Kept) -> Kept:
 
 
 def _of_words(*sources: Callable[[Kept, Kept, Kept], Kept]) -> list[Steps]:
-    """For each wrong step "source", return two variants of a mistake.
+    """Return two variants of a mistake for each function that replaces the step "source".
 
-    In the first variant, the step receives the words after self-attention, as in a right
-    computation. In the second variant, the step receives the words before self-attention.
+    The function receives keys and values of the new words. The first variant computes them from the
+    output of self-attention, and the second variant from the input of self-attention.
     """
     befores: tuple[Steps, ...] = ({}, {"words": lambda x, before: before})
     return [{"source": source, **before} for source in sources for before in befores]
@@ -215,7 +215,7 @@ def _mark(function: Function) -> Marking:
     """Test a step function that writes words after a context."""
     options_of(function, ("x", "context", "cache", "parameters"), {})
     smallest = word_by_word()[0]
-    returns = "return out, (k, v, source)  # k, v of all words; source of the context"
+    returns = "return out, (k, v, source)  # k, v from all words; source from the context"
     m = StepMarking(Computation("writing-step", compute, RIGHT, returns), function, _call, smallest)
     m.first_calls()
     if m.wrong:

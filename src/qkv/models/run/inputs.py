@@ -297,7 +297,7 @@ class TextReader:
         return self.tokenizer
 
     def need_text(self, call: str) -> None:
-        """Do nothing. The readers of image models override this method to raise a ValueError."""
+        """Do nothing. A subclass that reads images overrides this method to raise a ValueError."""
 
     def tokenize(self, text: str) -> Tokenized:
         """Return the tokens of a whole text, as `Model.tokenize` does."""

@@ -148,9 +148,10 @@ class Truncator:
         """Return the first tokens of a long text; if possible, split only a part of the text.
 
         The tokens up to the limit are the same as if the whole text were split. This method splits
-        the first words of the text, and then about twice as many words. If both splits give the
-        same tokens for the first words, further words cannot change these tokens. Tokenizers
-        without `keeps_words_apart` may join two words in one token, so they split the whole text.
+        two beginnings of the text into tokens; the second is about twice as long as the first. If
+        both give the same tokens for the first beginning, later words cannot change these tokens.
+        Tokenizers without `keeps_words_apart` may join two words in one token, so they split the
+        whole text.
         """
         cut, limit = self.cut, self.cut.limit
         if limit is not None and self._tokenizer.keeps_words_apart:

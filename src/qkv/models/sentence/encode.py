@@ -142,7 +142,7 @@ class Encoder:
         truncator.cut.warn()
 
     def _edited(self, sentences: Any, show: bool | None, edits: Edits) -> Any:
-        """Return the outputs of a run with edits, after all texts were split into tokens."""
+        """Split all texts into tokens, then run the model with edits, and return the outputs."""
         truncator, model = Truncator(self.tokenizer, self.limit), self.model
         texts = truncator(self._whole([*checked_texts(sentences, self.call)]))
         for number, text in enumerate(texts):

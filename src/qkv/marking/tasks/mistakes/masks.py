@@ -21,9 +21,9 @@ _COMPARED: Mapping[str, list[Callable[..., Array]]] = {
 
 
 def causal(keys: Mapping[str, str], remedy: str) -> tuple[Mistake, ...]:
-    """Return mistakes in causal masks, with new keys.
+    """Return mistakes in causal masks under new names.
 
-    `keys` maps a mistake's name in this module to the mistake's new key. For example,
+    `keys` maps a mistake's name in this module to the mistake's new name. For example,
     `{"ahead": "causal-ahead"}` returns one mistake, whose `key` is "causal-ahead".
     """
     known = _TEXTS.mistakes({name: _COMPARED[name] for name in keys}, step="sees")

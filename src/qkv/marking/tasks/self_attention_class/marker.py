@@ -233,7 +233,7 @@ def _try_masks(m: Marking, layers: Layers, cases: list[Call], flipped: bool) -> 
     """Test a mask and a causal mask, and record the masks that the layer rejects.
 
     Args:
-        m: the marking, in which `steps` explains the outputs without masks.
+        m: the marking. `m.steps` already gives the layer's outputs for calls without a mask.
         layers: the layers.
         cases: two cases with several heads and known weights.
         flipped: whether the weights are (out, in).
