@@ -120,7 +120,7 @@ site: $(VENV)/.docs ## build the documentation with its live pages, for any stat
 # the folder of a run; continue the run if it was stopped
 run = -o $(1) $(if $(wildcard $(1)/checkpoints/step-*),--resume) $(MINUTES:%=--minutes %)
 # settings that later runs of the encoder share: for runs taught by counts, and for runs on gaps
-# that counts can guess (two from the same start, then a longer run after the mean of four)
+# that can be guessed from counts (two from the same start, then a longer run after the mean of four)
 LATER = --vocabulary 0 --masked 0.3 --little 0.25 --in_sight 1 --rate 1e-3 --begin 0
 TAUGHT = --clauses 0.4 --short 0.35 --long 0.05 --documents 0.03 --tokens 3072
 GUESSED = --vocabulary 0 --clauses 0 --short 0 --long 0 --documents 0.03 --begin 0 --tokens 3072 --used 0.5

@@ -16,7 +16,7 @@ models, and each word is masked in a short sentence:
 | 1 | books, after WordNet | 10.1% |
 | 2 | mostly short sentences; content words are masked more often | 12.1% |
 | 3, 4 | both continue 2: clauses, and counts that teach (`Taught`) | 13.3%, 13.0%; mean 14.0% |
-| 5, 6 | both continue that mean: gaps that counts can guess (`Guessed`) | 16.2%, 15.7% |
+| 5, 6 | both continue that mean: gaps that can be guessed from counts (`Guessed`) | 16.2%, 15.7% |
 | 7 | continues the mean of 3 to 6: more gaps, longer training, a larger `in_sight` | 18.2% |
 
 The mean of the weights of runs 3 to 6 names 15.8% of the words. We also compared models on 60
@@ -46,8 +46,8 @@ in 42.
 
 We tried two more runs that start from the included model. They improved it only a little, so the
 included model does not contain them. In the first of these runs (4,154 steps, 16.2 million tokens),
-the model learned to fill gaps that counts can guess; its teachers were the counts and the earlier
-model. We averaged the weights of this run and of the included model. This mean names 18.8% of the
+the model learned to fill gaps that can be guessed from counts; its teachers were the counts and the
+earlier model. We averaged the weights of this run and of the included model. This mean names 18.8% of the
 words. One of its five guesses is right for 35.2% of the words, and one of the five fits in 28 of
 the 60 sentences. The second run (3,369 steps, 11.6 million tokens) learned more senses, from 48
 uses in each step. The mean of the weights of the second run and of the included model names 18.9%

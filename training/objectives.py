@@ -160,7 +160,7 @@ class Taught:
 
 
 class Guessed(Stateless):
-    """Predict one masked word per text; only words that word counts can guess are masked.
+    """Predict one masked word per text; each masked word can be guessed from counts of words.
 
     A word that is chosen at random can rarely be guessed: it may be a name, a number or one of many
     possible adjectives. A person who writes a gap for others to fill does not choose such a word.

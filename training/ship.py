@@ -119,8 +119,8 @@ def ship(
         place: the folder to write; by default the folder of the included model.
         wordnet_folder: the folder of WordNet's files.
         peer: a model to compare on senses, if it can be loaded.
-        earlier: a second model. The card compares how often the two models fill a gap by copying a
-            visible word. The masked word is one token in both vocabularies.
+        earlier: a second model. The card compares how often the two models repeat a visible word in
+            place of a masked word. The masked word is one token in both vocabularies.
         mean: whether to write the mean of the run's first and last weights.
 
     Returns:
