@@ -72,18 +72,20 @@ WordNet is copyright 2006 by Princeton University; its licence is in LICENSE.wor
 """
 
 _ENCODER = """\
-A small BERT that comes with qkv: {layers} layers, {heads} heads, vectors of {dim}, {vocabulary:,}
-lower-case WordPieces, {length} positions, {numbers:.1f} million parameters (matrices in int8, with
-a scale for each row). It guesses the missing word of an everyday sentence. It has read only novels
-from before 1930 and a dictionary, and no texts of today. It is made for studying a model and for
-trying things out without a download. For search or ranking, use a larger model."""
+A small BERT that comes with qkv: {layers} layers, {heads} heads, vectors of {dim} numbers, a
+vocabulary of {vocabulary:,} lower-case WordPieces, {length} positions, {numbers:.1f} million
+parameters (matrices in int8, with a scale for each row). It guesses the missing word of an everyday
+sentence. It has read only novels from before 1930 and a dictionary, and no texts of today. It is
+made for studying a model and for trying things out without a download. For search or ranking, use a
+larger model."""
 
 _DECODER = """\
 A small Llama that comes with qkv: {layers} layers, {heads} query heads on {kv_heads} key and value
-heads, vectors of {dim}, {vocabulary:,} byte-level tokens, {length} positions, {numbers:.1f} million
-parameters (matrices in int8, with a scale for each row); RMSNorm, rotary positions, SwiGLU, and one
-token table for input and output. It continues a text in the English of novels from before 1930. Its
-sentences are readable, but soon make no sense. It is made for studying a model while it writes."""
+heads, vectors of {dim} numbers, a vocabulary of {vocabulary:,} byte-level tokens, {length}
+positions, {numbers:.1f} million parameters (matrices in int8, with a scale for each row). It uses
+RMSNorm, rotary positions, SwiGLU, and one token table for input and output. It continues a text in
+the English of novels from before 1930. Its sentences are readable, but soon make no sense. It is
+made for studying a model while it writes."""
 
 _READ = """\
 {books} books of {authors} authors from github.com/mlschmitt/classic-books-markdown, {words:.1f}
@@ -101,7 +103,7 @@ Trained with `qkv.learn` alone{after}: {steps:,} steps, {tokens:,} tokens, {hour
 of two cores{runs}. `make model` repeats the training. Another processor rounds differently, so its
 numbers will be close to these, but not equal.
 
-Recipe: {recipe}"""
+Recipe (name and value of each setting): {recipe}"""
 
 _TEN = """\
 We wrote these sentences (`training/ten.txt`) before we ran the model on them, and ran it only once.
@@ -151,19 +153,19 @@ continuations of 100 beginnings (`training/beginnings.txt`) at temperature 0.8 a
 
 {figures}
 
-A Kneser-Ney model of five words, which counts words of the same books and ignores capitals, has a
-perplexity of {counted:.1f} on the same words. Before rounding to int8, the model of this card had
-a perplexity of {unrounded:.1f}.
+A Kneser-Ney model with sequences of up to five words has a perplexity of {counted:.1f} on the same
+words. It counts the sequences in the books that the model of this card has read, and ignores
+capitals. Before rounding to int8, the model of this card had a perplexity of {unrounded:.1f}.
 
 The first three continuations that were drawn (temperature 0.8, top-k 40, seed 0):
 
 {shown}"""
 
 _WRITERS_HEADS = """\
-*Copies*: {copies} random tokens occur twice in the same order. The score is the mean weight that a
-token of the second copy gives to the token that follows the same token in the first copy (Olsson et
-al. 2022). The other scores are those of `qkv.circuits.head_scores` over sentences of books that
-were kept from training.
+*Copies*: {copies} random tokens occur twice in the same order. Each token of the second copy has an
+earlier occurrence in the first copy. The score is the mean weight that the token gives to the token
+after its earlier occurrence (Olsson et al. 2022). The other scores are those of
+`qkv.circuits.head_scores` over sentences of books that were kept from training.
 {induction} The loss of a random token is {first:.2f} nats in the first copy and {second:.2f} in the
 second.
 

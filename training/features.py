@@ -157,7 +157,7 @@ def named(found: Any, names: Mapping[int, str], seed: int = 0) -> dict[str, Any]
     """Choose features at random, and return the entry "reading" of sae.json about them.
 
     The entry lists the chosen features, counts those that have a name, and describes the first
-    `SHOWN` of these.
+    `SHOWN` named features.
     """
     often = [number for number in range(len(found)) if len(found.examples(number)) >= FIRES]
     chosen = np.random.default_rng(seed).choice(often, DRAWN, replace=False).tolist()

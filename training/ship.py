@@ -44,10 +44,10 @@ pipeline_tag: fill-mask
 
 # WordNet encoder
 
-A small BERT that comes with qkv: {layers} layers, {heads} heads, vectors of {dim}, {vocabulary:,}
-lower-case WordPieces, {length} positions, {numbers:.1f} million parameters in float16. The
-model is for studying attention and for experiments without a download. It knows words mainly from
-their dictionary definitions; for search or ranking, use a larger model.
+A small BERT that comes with qkv: {layers} layers, {heads} heads, vectors of {dim} numbers, a
+vocabulary of {vocabulary:,} lower-case WordPieces, {length} positions, {numbers:.1f} million
+parameters in float16. The model is for studying attention and for experiments without a download.
+It knows words mainly from their dictionary definitions; for search or ranking, use a larger model.
 
 ## Training
 
@@ -63,7 +63,7 @@ added to the logits of the senses. After {late:.0%} of the run, the log frequenc
 sentence, more strongly towards their words. `make dictionary` repeats the training. On another
 processor, the numbers are close to these but not equal, because the processor rounds differently.
 
-Recipe: {recipe}{then}
+Recipe (name and value of each setting): {recipe}{then}
 
 ## What it knows
 

@@ -58,7 +58,10 @@ def test_the_card_adds_up_the_runs_and_says_what_was_another() -> None:
         "starting from `wordnet`, which has read only WordNet: 1,500 steps, 42,000 tokens" in said
     )
     assert "1.5 hours on one of two cores, in 2 chained runs" in said
-    assert "Recipe: rate 0.1, short 0.5, seed 0. Then 500 steps from there, with these" in said
+    assert (
+        "Recipe (name and value of each setting): rate 0.1, short 0.5, seed 0. "
+        "Then 500 steps from there, with these" in said
+    )
     assert said.endswith("with these changes: rate 0.2.")
     assert "somewhere" not in said
     third = {**abouts[1], "beside": True, "mean": [2, 3]}
