@@ -47,12 +47,12 @@ in 42.
 We tried two more runs that start from the included model. They improved it only a little, so the
 included model does not contain them. In the first of these runs (4,154 steps, 16.2 million tokens),
 the model learned to fill gaps that can be guessed from counts; its teachers were the counts and the
-earlier model. We averaged the weights of this run and of the included model. This mean names 18.8% of the
-words. One of its five guesses is right for 35.2% of the words, and one of the five fits in 28 of
-the 60 sentences. The second run (3,369 steps, 11.6 million tokens) learned more senses, from 48
-uses in each step. The mean of the weights of the second run and of the included model names 18.9%
+earlier model. We averaged the weights of this run and of the included model. This mean names 18.8%
 of the words. One of its five guesses is right for 35.2% of the words, and one of the five fits in
-29 sentences. A model of this size seems to have learned all it can from these books.
+28 of the 60 sentences. The second run (3,369 steps, 11.6 million tokens) learned more senses, from
+48 uses in each step. The mean of the weights of the second run and of the included model names
+18.9% of the words. One of its five guesses is right for 35.2% of the words, and one of the five
+fits in 29 sentences. A model of this size seems to have learned all it can from these books.
 """
 
 from __future__ import annotations
