@@ -155,7 +155,11 @@ def less_memory(than: str, least: float, way: str = "qkv") -> Goal:
 
 
 def beside(query, key, value, most: int = 256, **options) -> Callable[[Callable], Callable]:
-    """Compute attention in float64; return a function that makes error functions for `Way`."""
+    """Compute attention in float64; return a function that makes `Way.error`.
+
+    `Way.error` returns the largest difference between a result and the float64 attention. The
+    argument of the returned function converts the result to a NumPy array.
+    """
     rows = sample(query.shape[-2], most)
     truth = exact(query, key, value, rows, **options)
 

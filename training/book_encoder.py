@@ -40,9 +40,9 @@ of run 7 alone is 6.56 nats, and the loss of the model from which run 7 starts i
 first guess of the included model fits in 14 of the 60 sentences, and one of its five guesses fits
 in 29.
 
-The counts alone take more space than the model. Of 1,200 of these words, the counts name 16.8%. The
-first guess of the counts fits in 23 of the 60 sentences, and one of the counts' five guesses fits
-in 42.
+The counts alone take more space than the model. We tested them on 1,200 masked words: their first
+guess is right for 16.8% of these words. The first guess of the counts fits in 23 of the 60
+sentences, and one of the counts' five guesses fits in 42.
 
 We tried two more runs that start from the included model. They improved it only a little, so the
 included model does not contain them. In the first of these runs (4,154 steps, 16.2 million tokens),
@@ -127,8 +127,9 @@ class Recipe:
         told: the probability of the masked word in the target distribution. The rest of the
             probability is spread as the teacher predicts; the teacher multiplies the probabilities
             of the starting model by those of the counts.
-        guessed: a minimum probability. If it is above 0, each text contains one masked word,
-            which has at least this probability in the counts (`training.objectives.Guessed`).
+        guessed: a minimum probability. If it is above 0, one word of each text is masked: a
+            word that the counts predict with at least this probability
+            (`training.objectives.Guessed`).
         gapped: the number of clauses that `guessable` tries for each short sentence.
         products: as for `qkv.learn.train`.
         seed: the seed of all random draws.
@@ -302,10 +303,11 @@ def counted(
 def weights(
     neighbours: Neighbours, teacher: Network | None, tokenizer: Tokenizer, source: Path
 ) -> Array:
-    """Fit the weights of the counts, and of a model if it is given, to predict masked words.
+    """Fit the factors with which the predictions of counts, and of a model, are added.
 
-    The masked words are from the books that are kept for choosing models. If a model is given, the
-    last weight belongs to the model.
+    The sum of the predictions should predict masked words as well as possible. The masked words are
+    from the books that are kept for choosing models. If a model is given, the last factor belongs
+    to the model.
     """
     mask = tokenizer.vocabulary[str(tokenizer.mask)]
     choices = short_of(passages_of(found for _, found in books.read(source, ["choose"])))
@@ -332,9 +334,10 @@ def guessable(
 ) -> list[tuple[Array, int]]:
     """Return short texts, each with the position of a content word that the counts can guess.
 
-    The function tries one word in each short sentence of books, in each example of WordNet, and in
-    some clauses of books: up to `gapped` clauses for each short sentence. The word occurs once in
-    its text, is one token of at least three letters, and is not part of a contraction.
+    The function tries one word in each text. The texts are all short sentences of books, all
+    examples of WordNet, and some clauses of books. The number of clauses is at most `gapped` times
+    the number of short sentences. The word occurs once in its text, is one token of at least three
+    letters, and is not part of a contraction.
     """
     rng = np.random.default_rng(recipe.seed)
     passages = passages_of(read_books)

@@ -108,7 +108,7 @@ Recipe (name and value of each setting): {recipe}"""
 _TEN = """\
 We wrote these sentences (`training/ten.txt`) before we ran the model on them, and ran it only once.
 
-| sentence | first guess | then |
+| sentence | first guess | next guesses |
 | --- | --- | --- |
 {rows}"""
 

@@ -6,22 +6,26 @@ for the page of `qkv.play`; `training.ship` also writes cards.json for a new mod
 `training.lesson` contains the rules that find the examples, and `training.lesson_text` the texts.
 
 The module searches the sentences of `stories.txt` (read by `training.frames`). A sentence is
-searched if each of its words is one token, and if the model's first guess is a right word of the
-filler with a probability of 2% or more. If no sentence fits a card, the command leaves out the card
-and reports its name.
+searched if each of its words is one token, and if the model's first guess is one of the words that
+`stories.txt` lists as right. The model must give this guess a probability of 2% or more. If no
+sentence fits a card, the command leaves out the card and reports its name.
 
 A card holds everything that the page needs to ask the question and to check the answer:
 
     {"name": "hide", "read": str, "ask": str, "options": [str, ...], "told": str,
-     "before": STATE, "after": STATE,       what the page shows before and after the guess
-     "probes": [PROBE, ...],                what is measured
+     "before": STATE, "after": STATE, "probes": [PROBE, ...],
      "right": {"of": "largest", "among": [probe of each option]}
-           or {"of": "change", "from": probe, "to": probe}}     options: less, as much, more
+           or {"of": "change", "from": probe, "to": probe}}
 
     STATE = {"text", "edits", "position", "query", "layer", "head"} and more of the page's state
-    PROBE = {"of": "weight", "edits", "query", "keys": [...], "layer"?, "head"?}   without: mean
-          | {"of": "probability", "edits", "word"}      of a word at the position
-          | {"of": "moved", "edits"}               the probability that moves to other words
+    PROBE = {"of": "weight", "edits", "query", "keys": [...], "layer"?, "head"?}
+          | {"of": "probability", "edits", "word"}
+          | {"of": "moved", "edits"}
+
+The page shows the state "before" until the reader guesses, and then the state "after". Each probe
+measures one number: a "weight" (the mean over all heads if "head" is missing), the "probability" of
+a word at the position, or the probability that is "moved" to other words. If "right" compares two
+probes ("change"), the card has three options: less, as much, more.
 
 In the texts of a card, a word between asterisks is a word of the sentence or of the vocabulary
 (*?* is the missing word), and {0} stands for the number that the first probe returns.

@@ -76,12 +76,12 @@ def surprise(model: qkv.Model, text: str, known: Container[str]) -> Surprise:
     each token has at least T/2 tokens of context, except at the beginning of the text. A Kneser-Ney
     model of five words always has four words of context, also across sentences.
 
-    A word is a token of `training.counting` that begins with a letter and is known. Its probability
-    is the product of the probabilities of its tokens (including capitals), times the probability
-    that the word ends after them, divided by the probability that the previous word has ended.
-    Otherwise the probability of "cat" would include the probability of "cats". Punctuation and the
-    end of a text do not count. The model does not predict the first token of the text, so the word
-    of this token does not count.
+    A word is a token of `training.counting` that begins with a letter and is known. To compute its
+    probability, multiply the probabilities of its tokens, which may contain capitals. Multiply the
+    product by the probability that the word ends after these tokens: otherwise the probability of
+    "cat" would include the probability of "cats". Then divide by the probability that the previous
+    word has ended. Punctuation and the end of a text do not count. The model does not predict the
+    first token of the text, so the word of this token does not count.
 
     Args:
         model: a decoder whose tokens keep the blank before a word, as GPT-2's do.
@@ -173,7 +173,7 @@ def perplexity(
         known: words in lower case.
 
     Returns:
-        A dict with "perplexity" and "words", the number of words in the mean.
+        "perplexity": the perplexity per known word; "words": the number of known words.
     """
     texts = ("\n".join(map(" ".join, passages)) for passages in read)
     each = [surprise(model, text, known) for text in texts]

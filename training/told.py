@@ -7,7 +7,7 @@ stories in stories.json and, as a table, in its card:
         "sentence": "A kitten is a young [MASK].", "hide": ["kitten"], "ablate": [],
         "before": {"word": "cat", "probability": 0.31},
         "after": {"word": "bird", "probability": 0.12},
-        "reason": "The hidden word says whose young it is."}]}
+        "reason": "A kitten is a young cat."}]}
 
 The file also contains the number of searched sentences and the number of found stories, so that
 readers do not think that five chosen stories are typical.
@@ -36,7 +36,7 @@ for the table. So the table shows what the model can do, and not what it usually
 `model.predict(sentence, hide=..., ablate=...)` returns the same guesses; their probabilities are in
 brackets.
 
-| sentence | first guess | then | first guess then | why |
+| sentence | first guess | edit | first guess after the edit | why |
 | --- | --- | --- | --- | --- |
 {rows}
 
@@ -48,7 +48,8 @@ def story(model: qkv.Model, given: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         model: the model whose guesses the story shows.
-        given: "sentence", "hide", a list of words, "ablate", a list of heads, and "reason".
+        given: a dict with the keys "sentence", "hide" (a list of words), "ablate" (a list of heads)
+            and "reason".
     """
     edit = {name: given[name] for name in ("hide", "ablate")}
     kept = {"sentence": given["sentence"], **edit}

@@ -28,8 +28,8 @@ def progress(
     Args:
         what: the name of the bar.
         total: the total amount of work; None if unknown.
-        show: True shows a bar at once, False shows no bar. None shows a bar on a terminal after 2
-            seconds of work.
+        show: True shows a bar at once, False shows no bar. With None, a bar appears only on a
+            terminal, and only after 2 seconds of work.
         unit: the unit of the amounts, such as "tokens". If a unit is given, the bar also shows the
             speed: "1,200 tokens a second".
     """
@@ -69,7 +69,7 @@ def training_progress(show: bool | None = None) -> Iterator[Callable[[float, str
     The function's arguments are the finished share of the run, from 0 to 1, and a description.
 
     Args:
-        show: True shows a bar, False shows no bar, None shows a bar only on a terminal.
+        show: True shows a bar, False shows no bar. With None, a bar appears only on a terminal.
     """
     if not wanted(show):
         yield lambda share, words: None

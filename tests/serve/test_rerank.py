@@ -100,5 +100,5 @@ def test_a_score_that_is_not_finite_is_an_error(
     assert response.status_code == 500
     assert response.json()["error"]["message"] == (
         "rerank: the score of document 0 is not finite: "
-        "the weights or their type cannot compute this"
+        "check the values and the type of the weights"
     )

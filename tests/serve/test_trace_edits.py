@@ -419,7 +419,7 @@ def test_values_that_are_not_finite_without_edits(monkeypatch: pytest.MonkeyPatc
     assert response.status_code == 500
     assert response.json()["error"]["message"] == (
         "trace: resid of random has values that are not finite: "
-        "the weights or their type cannot compute this"
+        "check the values and the type of the weights"
     )
 
 

@@ -103,7 +103,7 @@ def train(
         products: the dtype of the factors in matrix products with weights, also in the backward
             pass: "float32" or "bfloat16". Products are always summed in float32. On some
             processors, a step with "bfloat16" takes about 4/5 of the time of a step with "float32".
-        show_progress_bar: None shows a progress bar only on a terminal.
+        show_progress_bar: with None, a progress bar appears only on a terminal.
 
     Raises:
         ValueError: a number is out of range; the optimizer belongs to another network; the folder

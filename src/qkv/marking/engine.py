@@ -20,8 +20,8 @@ from qkv.marking.result import CheckResult
 
 _T = TypeVar("_T")
 _SEED: ContextVar[int] = ContextVar("seed", default=0)
-# the verdict's words after the function's name, for each kind of first finding; the keys are
-# ordered from the worst kind to the mildest
+# A verdict begins with the function's name and these words, which depend on the kind of the first
+# finding. The kinds are ordered from the worst to the mildest.
 _LEAD = {
     "wrong": "",
     "fragile": " is right, but fragile",
@@ -175,8 +175,8 @@ class Marking:
     _: KW_ONLY
     returns: str = "return the result"
     nothing_done: Callable[[Runs], Finding | None] = findings.nothing_done
-    # cases with one key: its weight is always 1, so code that truncates weights to integers passes
-    # them
+    # cases with one key, whose weight is always 1: here code that truncates weights to integers
+    # gives the right result
     of_weight_one: Sequence[Case] = field(default=(), init=False)
     # whether known steps give the same array as the function (not only an equal error)
     explained: bool = field(default=False, init=False)

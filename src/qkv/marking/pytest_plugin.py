@@ -41,7 +41,9 @@ class Feature:
 def pytest_configure(config: Any) -> None:
     """Register the mark `pytest.mark.conform` and the fixture `conformance`."""
     config.addinivalue_line(
-        "markers", "conform(function, **options): arguments of qkv.conform, for `conformance`"
+        "markers",
+        "conform(function, **options): the fixture `conformance` passes these arguments to "
+        "qkv.conform",
     )
     config.pluginmanager.register(_fixtures(), "qkv-conformance")
 

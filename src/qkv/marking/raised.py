@@ -37,7 +37,8 @@ _BY_TYPE = (
     (MemoryError, "out-of-memory"),
     (RecursionError, "endless-recursion"),
 )
-# pairs of a pattern for error messages and the key of the mistake that causes the error
+# pairs (pattern, key): if an error message matches the pattern, the mistake with this key is the
+# cause of the error
 _BY_WORDS = tuple((re.compile(row["raised"]), key) for key, row in TEXTS.items() if "raised" in row)
 # keys of mistakes whose only sign is an exception, which a helper function could also raise
 RAISES = frozenset({"raises", *(key for _, key in _BY_WORDS)} - {"integer-table"})

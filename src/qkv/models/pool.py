@@ -84,7 +84,7 @@ class Pool:
             encoder: the options of `Model.encode`.
             texts: any iterable of texts.
             size: the number of texts in a chunk; it is the option `chunk_size` of `Model.encode`.
-            show: whether to show a progress bar; None shows it on a terminal.
+            show: whether to show a progress bar; if None, a bar appears only on a terminal.
 
         Raises:
             ValueError: as in `Model.encode`.

@@ -208,8 +208,8 @@ def encode_images(
     Args:
         images: images that `pixels` accepts, or the floats (B, C, H, W) that it returns.
         batch_size: the number of images in a batch.
-        show_progress_bar: whether to show a progress bar; None shows it on a terminal if the work
-            takes long.
+        show_progress_bar: whether to show a progress bar; if None, a bar appears only on a terminal
+            and only if the work takes long.
         normalize_embeddings: whether vectors are scaled to length 1.
         ablate: heads to ablate, as in `trace`.
         hide: the patches to mask, by name or position, as in `trace`.

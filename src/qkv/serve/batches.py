@@ -45,7 +45,9 @@ class Batches:
         self.counts = Counts()
 
     def checked(self, texts: Sequence[Any], encoder: Encoder, *, whole: bool) -> Numbered:
-        """Check the texts of a request, and number them. Lists of token ids are truncated.
+        """Check the texts of a request; return pairs `(number, text)`, numbered from 0.
+
+        Lists of token ids are truncated.
 
         Raises:
             Refused: the request has too many texts; an id is not in the vocabulary; the encoder has
@@ -152,7 +154,7 @@ def _alike(texts: Sequence[QueuedText], key: Callable[[QueuedText], Hashable]) -
 
 
 def _error_of(number: int, text: Any, error: BaseException) -> BaseException:
-    """Turn an error during the encoding of input `number` into the error for the client."""
+    """Return the error for the client if input `number` cannot be encoded."""
     if isinstance(error, EmptyText):
         return _refused(f"input {number} is empty: {error.reason}")
     if isinstance(error, Refused) or not isinstance(error, TypeError | ValueError):

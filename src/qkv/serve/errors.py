@@ -89,7 +89,7 @@ def not_finite(call: str, value: str) -> Refused:
     """Return the error for a valid request with a NaN or infinite result.
 
     >>> not_finite("rerank", "the score of document 0 is").message
-    'rerank: the score of document 0 is not finite: the weights or their type cannot compute this'
+    'rerank: the score of document 0 is not finite: check the values and the type of the weights'
     """
-    message = f"{call}: {value} not finite: the weights or their type cannot compute this"
+    message = f"{call}: {value} not finite: check the values and the type of the weights"
     return Refused(500, message)

@@ -88,7 +88,10 @@ class _Requests(HttpToolsProtocol):
             self._refuse(Refused(431, message, code="head_too_large"))
 
     def _parse(self, data: bytes) -> bytes:
-        """Parse bytes; return the bytes to parse again if a request offers another protocol."""
+        """Parse bytes; return the bytes that must be parsed again.
+
+        The result is empty, unless a request offers to switch to another protocol.
+        """
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offered:

@@ -83,14 +83,14 @@ class Streams:
 
     A stream that waits for its client gets no turn until the client continues to read. A stream is
     open while its iterator is in memory. To free memory for a stream, another stream is closed
-    if its client does not read. If memory is still short, a stream that has computed `QUANTUM`
-    pieces since it was opened is closed. A closed stream opens again at its next turn. A short
-    stream does not have to wait for the end of a long stream.
+    if its client does not read. If memory is still short, a stream is also closed if it has
+    computed at least `QUANTUM` pieces since it was opened. A closed stream opens again at its next
+    turn. A short stream does not have to wait for the end of a long stream.
 
     Args:
         most: the maximum number of pieces that one turn computes.
-        tokens: the approximate number of tokens that all open streams together keep in memory. A
-            stream with more tokens than `tokens` is open only while all other streams are closed.
+        tokens: the approximate number of tokens that all open streams together keep in memory. If
+            one stream exceeds this number, all other streams are closed while it is open.
     """
 
     def __init__(self, most: int, tokens: int) -> None:
@@ -98,7 +98,8 @@ class Streams:
         self._all: dict[Stream, None] = {}
         self._parked: dict[Stream, None] = {}  # streams whose clients have too many unread pieces
         self._due, self._closed = Turns[Stream](), Turns[Stream]()
-        # Turns begin alternately with closed streams and with open streams.
+        # This order is reversed after each turn. The first stream of a turn is a closed stream in
+        # one turn, and an open stream in the next turn.
         self._lines = [self._closed, self._due]
 
     def __len__(self) -> int:

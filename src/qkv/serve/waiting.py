@@ -138,8 +138,8 @@ Some = TypeVar("Some", bound=Request)
 class Turns(Generic[Some]):
     """A queue of requests. Clients take turns, and so do the connections of each client.
 
-    A connection is a pair `(client, port)`. A connection that is not a pair counts as a client of
-    its own.
+    A connection is identified by a tuple `(client, port)`. Any other identifier stands for a client
+    with only one connection.
 
     >>> loop = asyncio.new_event_loop()
     >>> turns = Turns[Task]()

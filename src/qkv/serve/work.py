@@ -75,7 +75,8 @@ class Worker:
         self._usual = 1  # the number of requests in the last batch
         self._answers: list[tuple[Request, Any, BaseException | None]] = []
         self._asked: set[Request] = set()  # Only the event loop uses this set.
-        self._inbox: SimpleQueue[Request | None] = SimpleQueue()  # None wakes the thread
+        # An entry None contains no request and only wakes the thread.
+        self._inbox: SimpleQueue[Request | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopping = False
 
@@ -265,7 +266,7 @@ class Worker:
         return True
 
     def _gather(self) -> None:
-        """Wait briefly, until half as many requests are queued as were in the last batch."""
+        """Wait briefly until the queue holds half the number of requests of the last batch."""
         while 1 < len(self._texts) < self._usual / 2:
             left = self._texts.oldest + self.limits.gather - time.monotonic()
             if left <= 0:

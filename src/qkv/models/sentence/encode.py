@@ -399,8 +399,8 @@ def encode(
         inputs: one text or any iterable of texts.
         batch_size: the number of texts per batch if each text has 128 tokens. Batches of shorter
             texts hold more texts, and batches of longer texts hold fewer.
-        show_progress_bar: whether to show a progress bar; None shows it on a terminal if the work
-            takes long.
+        show_progress_bar: whether to show a progress bar; if None, a bar appears only on a terminal
+            and only if the work takes long.
         normalize_embeddings: whether vectors are scaled to length 1; None follows the model's
             files.
         output_value: "sentence_embedding"; "token_embeddings" for the last vectors of all tokens,

@@ -243,17 +243,17 @@ def _why(seen: Heads, link: Link, among: str, asked: bool) -> str:
     query, key = seen.queries.names[link.query], seen.keys.names[link.key]
     at_distance, on_key = link.usual
     which = f"its weight from {query} to {key}" if asked else "its link between two content words"
-    usual = f"other words give {on_key:.2f} to {key}"
+    usual = f"the average weight from other words to {key} is {on_key:.2f}"
     if seen.other_keys is None:
-        usual = f"this head gives {at_distance:.2f} to a word at this distance, and {usual}"
+        usual = f"the average weight at this distance is {at_distance:.2f}, and {usual}"
     if link.stands_out and not seen.untrained:
         return (
-            f"{which} stands out most among {among}: its weight is {link.weight:.2f}, and on "
-            f"average {usual}"
+            f"{which} stands out most among {among}: its weight is {link.weight:.2f}. In this "
+            f"head, {usual}"
         )
     return (
-        f"{which} exceeds the usual weight most among {among}, but none stands out (on average, "
-        f"{usual})"
+        f"among {among}, {which} exceeds the usual weight most, but no link stands out: in this "
+        f"head, {usual}"
     )
 
 
@@ -271,10 +271,11 @@ def contrasting_head(
 ) -> ChosenHead:
     """Choose the head in which the attention of a word differs most between two texts.
 
-    The excess of a link is its weight minus the usual weight (see `rank_heads`), at least 0. To
-    measure a head's difference between the texts, add the absolute changes of the excesses of the
-    head's links, and halve the sum. If several heads have the largest difference, their weights are
-    compared in the same way. Ties go to the lowest layer, then the lowest head.
+    The excess of a link is its weight minus the usual weight (see `rank_heads`), at least 0. For
+    each link of a head, compute the absolute difference between its excesses in the two texts. Half
+    the sum of these numbers is the head's difference between the texts. If several heads have the
+    largest difference, their weights are compared in the same way. Ties go to the lowest layer,
+    then the lowest head.
 
     The chosen head stands out if the excess of a link differs by at least 0.1 between the texts. No
     head of an untrained model stands out.

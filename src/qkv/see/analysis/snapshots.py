@@ -233,7 +233,7 @@ class Replay:
         steps: the steps of the snapshots, in order.
         scores: the measures.
         values: the value of each measure, `(steps, layers, heads, scores)` float64.
-        shown: the indices in `steps` of the snapshots whose weights are kept.
+        shown: the snapshots whose weights are kept, as indices into `steps`.
         weights: the attention weights of the shown snapshots, `(shown, layers, heads, L, L)`.
         hidden: the masked cells, `(layers, heads, L, L)`, if they are known.
         losses: a pair (training step, loss) for each logged loss.

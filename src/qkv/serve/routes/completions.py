@@ -153,7 +153,8 @@ class Logprobs(BaseModel):
     """Lists with an entry for each token. The log probabilities are at temperature 1."""
 
     tokens: list[str] = Field(
-        description="The text that each token adds; otherwise, its vocabulary entry or id."
+        description="The text that each token adds. For a token that adds no text: its vocabulary "
+        "entry or its id."
     )
     token_logprobs: list[float | None] = Field(
         description="In nats; null for the first token of a text."

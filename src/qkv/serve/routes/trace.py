@@ -119,7 +119,9 @@ class TraceAnswer(BaseModel):
         None, description="Logits, an array with the axes position and vocabulary entry."
     )
     inside: dict[str, Any] | None = Field(
-        None, description="Activations by layer and name; in a safetensors file inside.LAYER.NAME."
+        None,
+        description="Activations by layer and name. In a safetensors file, the name of each array "
+        "is `inside.LAYER.NAME`.",
     )
 
 

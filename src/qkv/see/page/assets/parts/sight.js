@@ -18,7 +18,7 @@ import { SIGHT } from "../store/state.js";
  * @typedef {{first: number, last: number, name: string}} Span  the tokens of a row or a column, from `first` to
  *     `last` - 1
  * @typedef {{values: Map<number, number>, gone: number, rest: number}} Row  `values`: the shown values, keyed by column; `gone`: the weight
- * on keys that are not shown; `rest`: the weight on keys that the page leaves out
+ * on keys that the reader has excluded; `rest`: the weight on keys that are missing from the page's data
  * @typedef {{l: number, h: number}} HeadIndex  indices of a layer and a head in the page
  * @typedef {PlayState & HeadIndex} At  what the page shows, and the head
  * @typedef {ReturnType<typeof sight>} Seen
@@ -31,7 +31,7 @@ import { SIGHT } from "../store/state.js";
 
 /**
  * The visible part of a text: with subwords merged or not, with special tokens or not, as weights or contributions.
- * Shown weights are not normalised again: `gone` is the weight on keys that are not shown.
+ * Shown weights are not normalised again: `gone` is the weight on keys that the reader has excluded.
  * @param {Source} source
  * @param {Sight} state
  */
@@ -140,7 +140,7 @@ export function arrange(seen, { l, h }) {
     /** @param {number} r */
     gone: (r) => made[r].gone,
     /** @param {number} r */
-    rest: (r) => made[r].rest, // the weight on keys that the page leaves out; 0 unless the page has only a summary of the text
+    rest: (r) => made[r].rest, // the weight on keys that are missing from the page's data; 0 unless the page has only a summary of the text
     /**
      * A cell; NaN if masked, undefined if the page does not have it.
      * @param {number} r
@@ -225,7 +225,7 @@ function sourceOf(run, edits) {
 }
 
 /**
- * The factor between the products of a layer and its scores; null if it is unknown, or if the scores are more than scaled products.
+ * The factor by which a layer multiplies q · k to get the scores; null if the factor is unknown, or if a softcap also changes the scores.
  * @param {any} block
  * @param {Edit[]} edits
  * @param {number} T

@@ -1,5 +1,5 @@
-// The state of the live page: its beginning, the history for undo, and the runs of the model for the state. A newer
-// state cancels the current run. The data that the parts receive always belong to one state.
+// The state of the live page. This file sets the first state, keeps the earlier states for undo, and runs the model for
+// each new state. A newer state cancels the current run. The data that the parts receive always belong to one state.
 
 import { plainTokens } from "../base/tokens.js";
 import { pick } from "../base/arrays.js";
@@ -141,7 +141,7 @@ export function playStore(data, heard) {
   function set(patch, { undo: keep = true } = {}) {
     const alone = "text" in patch && !["edits", "position", "query"].some((name) => name in patch);
     /** @type {Edit[]} */
-    const told = alone && !carry && shown ? editsOf(shown.state.edits, "swap") : []; // swaps replace words of the old text, so a new text drops them
+    const told = alone && !carry && shown ? editsOf(shown.state.edits, "swap") : []; // a new text drops all word swaps, because they belong to the old text
     const next = stateOf({ ...state, edits: state.edits.filter((edit) => !told.includes(edit)), ...patch });
     /** @type {Record<string, any>[]} */
     const [before, after] = [state, next];
@@ -184,7 +184,7 @@ export function playStore(data, heard) {
     going?.abort(new Error("superseded"));
     const mine = new AbortController();
     going = mine;
-    const late = setTimeout(tell, 150); // the page shows that it is computing only after 150 ms
+    const late = setTimeout(tell, 150); // if a run takes longer than 150 ms, the page shows that it is computing
     try {
       let runs = await runsOf(mine.signal);
       if (going !== mine) return;
@@ -248,7 +248,7 @@ export function playStore(data, heard) {
   }
 
   /**
-   * Returns to the last possible state, because the requested state is impossible.
+   * Restores the latest valid state, because the requested state cannot be computed.
    * @param {any} reason
    */
   function failed(reason) {
