@@ -297,7 +297,7 @@ def shape_of(at: Parsed, body: Transformer, queries: int, keys: int, features: i
 
 
 def scale_in(body: Transformer, layer: int) -> tuple[str, float]:
-    """Return the activation that a "scale" record multiplies, and the model's own scale.
+    """Return the activation that a "scale" record multiplies, and the usual scale of the scores.
 
     >>> import qkv
     >>> scale_in(qkv.load("random").network, 0)
