@@ -30,7 +30,7 @@ _OF_NUMPY = frozenset(
     {"exp", "log", "sqrt", "sin", "cos", "tanh", "zeros", "ones", "array", "arange", "where", "pi"}
     | {"tril", "triu", "concatenate", "stack", "einsum", "matmul", "dot", "inf", "swapaxes"}
 )
-# pairs of an error type and the key of the mistake that causes this error
+# pairs (type, key): the mistake with this key causes errors of this type
 _BY_TYPE = (
     (SystemExit, "exits"),
     (EOFError, "asks-for-input"),
