@@ -99,10 +99,10 @@ peak, for attention alone and for whole models. All numbers in the tables come f
 - Each implementation was **verified against the formula, or the model, in float64** before it was
   timed. For attention, up to 256 queries of each head were verified. The largest error is next to
   each time.
-- All implementations in a row ran **alternately in one process**: the first round of each, then the
-  second round of each, and so on. A time is the median of at least nine rounds. For models, a
-  round takes up to a minute, so a time is the median of three or five rounds. Compare only times
-  in the same row: machines differ, and the speed of one machine changes over time.
+- The implementations in one table row ran **alternately in one process**: the first round of each,
+  then the second round of each, and so on. A time is the median of at least nine rounds. For
+  models, a round takes up to a minute, so a time is the median of three or five rounds. Compare
+  only times in the same row: machines differ, and the speed of one machine changes over time.
 - Each peer had its fastest configuration: inputs converted to its preferred layout before the
   timing, onnxruntime with bound inputs and outputs, OpenVINO compiled for latency. `qkv` was
   called as a user would call it, and allocated its result each time.
@@ -113,7 +113,8 @@ Times are medians. "Of limit" is the share of the machine's peak; if reading lim
 the share of the read rate. `onnxruntime` is the operator `MultiHeadAttention` of onnxruntime,
 `opset 24` is ONNX's `Attention`, and `GQA` is `GroupQueryAttention` of onnxruntime. `openvino` is
 OpenVINO's SDPA operator, and `numpy` is attention as most tutorials write it in NumPy. Shapes are
-`(B, H, L, d)`, and for decoding `(B, Hq over Hkv, L x S, d)`.
+`(B, H, L, d)`. For decoding, shapes are `(B, Hq over Hkv, L x S, d)`: Hq query heads share Hkv key
+heads, and L queries attend to S keys.
 """
 
 HOW = "## How to repeat it\n"

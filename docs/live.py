@@ -10,10 +10,10 @@
 
 `only` lists the parts to show. `head` may include the layer, for example 0.2, as in numbers.json.
 `query` is a word of the text, or its position among the tokens. `second` is another text for
-comparison. `edits` are `causal`, `hide WORD` or `scale NUMBER`, separated by commas; if the head is
-shown, the head without edits is shown next to it. `colouring` is the colouring of the map. `inside`
-shows the inside of the head. `height` is the height of the frame until the live page reports its
-own height.
+comparison. `edits` are `causal`, `hide WORD` or `scale NUMBER`, separated by commas. With edits, a
+frame that shows a head shows it twice: with the edits, and without them. `colouring` is the
+colouring of the map. `inside` shows the inside of the head. `height` is the height of the frame
+until the live page reports its own height.
 
 The frame opens only the site's own `play.html`. If scripts are off, or the browser is set to save
 data, a link replaces the frame (static/live.js).
@@ -153,7 +153,7 @@ def state_of(text: str, options: dict[str, str]) -> dict[str, Any]:
 
 
 def address(page: str, text: str, options: dict[str, str]) -> str:
-    """Return the address of a state of the live page at the path `page`."""
+    """Return the address that opens the live page in a state; `page` is the page's path."""
     state = {name: json.dumps(value) for name, value in state_of(text, options).items()}
     return f"{page}#{urlencode({'text': text, **state})}"
 
@@ -165,7 +165,7 @@ def in_notebook(text: str, options: dict[str, str]) -> str:
 
 
 class Live(SphinxDirective):
-    """A directive that inserts a link, which static/live.js turns into a frame, and a text."""
+    """A directive that inserts a link and a text; static/live.js turns the link into a frame."""
 
     required_arguments = 1
     final_argument_whitespace = True

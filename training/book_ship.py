@@ -186,8 +186,9 @@ def ship(
         source: the source of the books, as for `training.books.read`.
         place: the folder to write; by default the folder of the included encoder or decoder.
         wordnet_folder: the folder of WordNet's files.
-        beside: other runs, or folders of models made from runs, of the same shape. The weights of
-            the new model are the mean of the weights of all runs.
+        beside: the folders of other runs, or of models that were made from runs. All models must
+            have the same shape. The weights of the new model are the mean of the weights of all
+            runs.
 
     Returns:
         The folder and its card.
@@ -315,7 +316,7 @@ def _trained(abouts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _runs(abouts: Sequence[Mapping[str, Any]]) -> str:
-    """State how many runs there are, and which of them are in the mean of weights."""
+    """State the number of chained runs, and name the runs whose weights were averaged."""
     if len(abouts) == 1:
         return ""
     mean = abouts[-1].get("mean")

@@ -25,7 +25,7 @@ class Candidate:
         family: the family's name in `stories.txt`.
         why: the reason for the guess, with {hidden} in place of the masked word.
         cue: the words of the filler in lower case.
-        right: the right words for the gap, written after the filler.
+        right: the right words for the gap, which `stories.txt` lists after the filler.
         fits: words that would be right with another filler in the frame.
     """
 

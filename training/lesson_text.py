@@ -66,7 +66,7 @@ def _sum(given: Examples) -> Card:
             _probe(head, one.place, every, hidden),
         ],
         "right": {"of": "change", "from": 1, "to": 2},
-        "told": f"All weights of {GAP} together were {{1}} and are {{2}}: the softmax "
+        "told": f"The weights of {GAP} summed to {{1}} before, and sum to {{2}} now: the softmax "
         "always makes them sum to one.",
         "before": _state(one, head),
         "after": _state(one, head, edits=hidden),
@@ -268,8 +268,8 @@ def _worth(given: Examples) -> Card | None:
     head = _strongest(one, used)
     return {
         "name": "worth",
-        "read": f"Over all heads {GAP} gives *{words[0]}* {{0}} of its weight and *{words[1]}* "
-        "{1}, on average.",
+        "read": f"Averaged over all heads, {GAP} gives {{0}} of its weight to *{words[0]}*, "
+        f"and {{1}} to *{words[1]}*.",
         "ask": "Which word, once hidden, will change the guess more?",
         "options": [f"*{word}*" for word in words],
         "probes": probes,

@@ -24,8 +24,7 @@ of 1,400 steps at 3e-4 with `in_sight` but without `ended`, the model predicted 
 tokens and repeated another content word in 1.4% of the examples, but it guessed full stops even
 more often than after the second run.) After the third run, the encoder predicted 18.9%. The mean of
 the weights before and after the third run predicts 19.3%, and qkv includes this mean. We chose it
-among four candidates by their results on the examples on which the model's card also reports
-results.
+among four candidates. The choice used the same examples as the results in the model's card.
 """
 
 from __future__ import annotations
@@ -71,8 +70,8 @@ class Recipe:
         whole: the minimum share of the vocabulary that consists of whole words; the
             other tokens are subwords.
         held_out: the number of twelfths of the examples that the tokenizer and the training do not
-            read. For a final run, the number is 1, because a final run also learns from the
-            examples that were held out for choosing models.
+            read. A final run reads all examples except one twelfth, which is kept for reports, so
+            its number is 1.
         alone: how often each example occurs as a separate text, in addition to its one occurrence
             in a document.
         ended: how many of these separate texts get a full stop, which WordNet leaves out.

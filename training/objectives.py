@@ -234,7 +234,8 @@ class Uses:
         ids: (total,) tokens.
         cu_lengths: (B + 1,) the index of each text's first row, then the number of rows.
         spans: (B, 2) for each text, a slice `begin:end` of the rows. The mean of the slice is the
-            text's vector. The slice contains the word of a sentence, or a whole definition.
+            text's vector. In a sentence, the slice is the word whose sense is trained. In a
+            definition, the slice is the whole definition.
         targets: (U,) the index of the right definition of each sentence.
         priors: (U, M) for each sentence and definition: `log(a / b)`, where `a` is how often the
             definition's sense is drawn, and `b` is how often the word's most common sense is drawn;

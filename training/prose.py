@@ -74,7 +74,7 @@ def surprise(model: qkv.Model, text: str, known: Container[str]) -> Surprise:
     The model has T positions, and reads the text in windows of T tokens. Each window begins half a
     window after the previous window. In each window, only the second half of the tokens counts. So
     each token has at least T/2 tokens of context, except at the beginning of the text. A Kneser-Ney
-    model of five words always has four words of context, also across sentences.
+    5-gram model always has four words of context, also across sentences.
 
     A word is a token of `training.counting` that begins with a letter and is known. To compute its
     probability, multiply the probabilities of its tokens, which may contain capitals. Multiply the

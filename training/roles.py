@@ -17,13 +17,14 @@ The number of heads with a role includes at most three heads whose only roles ar
 
 The relations are those of `training.pairs`. Heads of a masked language model act most at the masked
 word, so each relation is measured twice: in the unchanged sentence, and with [MASK] in place of the
-query word, the word that looks (*hidden verb to object*). To get one weight from a query word to a
-key word, we sum the weights over the key word's subwords, and take the mean over the query word's
-subwords (Clark et al. 2019, "What Does BERT Look At?", section 4). Each pair is compared with a
-pair of unrelated words: the words at the same positions of another sentence, with the same word
-masked. Punctuation does not count as a position. Before any measurement, we chose three relations:
-*object*, *noun of a preposition* and *noun of an article*. After we had seen the heads on the
-examples kept for choosing models, we chose the other relations, and decided to mask words.
+query word, that is, of the word that looks. For example, [MASK] replaces the verb in the relation
+*hidden verb to object*. To get one weight from a query word to a key word, we sum the weights over
+the key word's subwords, and take the mean over the query word's subwords (Clark et al. 2019, "What
+Does BERT Look At?", section 4). Each pair is compared with a pair of unrelated words: the words at
+the same positions of another sentence, with the same word masked. Punctuation does not count as a
+position. Before any measurement, we chose three relations: *object*, *noun of a preposition* and
+*noun of an article*. After we had seen the heads on the examples kept for choosing models, we chose
+the other relations, and decided to mask words.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def roles(
 
 
 def counted(rows: Sequence[dict[str, Any]]) -> int:
-    """Count the heads with a role, but at most three heads whose only roles are *first* or *last*.
+    """Count the heads with a role, including at most three with only the roles *first* or *last*.
 
     >>> counted([{"roles": {"first": 0.5}}] * 5 + [{"roles": {"first": 0.4, "next": 0.8}}])
     4

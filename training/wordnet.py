@@ -78,9 +78,9 @@ class WordNet:
             the most common sense first.
         exceptions: for each part of speech, maps irregular forms to their base words.
         held_out: the words of each held-out example.
-        kept: the number of twelfths that are held out, counted from the first. The number is
-            usually `KEPT`. In a final run it is 1, because a final run also learns from the
-            examples that were held out for choosing models.
+        kept: the number of twelfths that are held out, beginning with twelfth 0. The number is
+            usually `KEPT`. In a final run it is 1: the run also learns from twelfth 1, which is
+            otherwise held out for choosing models.
     """
 
     synsets: list[Synset]
@@ -174,7 +174,7 @@ def twelfth_of(sentence: str) -> int:
 
 
 def is_in(sentence: str, twelfth: int) -> bool:
-    """Return whether an example is in the given twelfth."""
+    """Return whether an example is in part `twelfth` of the twelve parts of all examples."""
     return twelfth_of(sentence) == twelfth
 
 

@@ -177,7 +177,7 @@ def test_one_attention_that_is_run_in_two_halves_is_one_layer() -> None:
 def test_windows_are_refused_by_the_name_of_what_cuts_them() -> None:
     model = model_of(transformers.SwinConfig(**SWIN))
     model.set_attn_implementation("qkv")
-    message = r"record: SwinLayer was given 2 rows, but SwinAttention attends within 8 x 16 tokens"
+    message = r"record: SwinLayer was given 2 rows, but SwinAttention got 8 x 16 tokens"
     with pytest.raises(NotImplementedError, match=message), qkv.record():
         model(images(2, 32))
 
@@ -189,7 +189,7 @@ def test_patches_of_several_images_in_a_row_are_refused() -> None:
     with qkv.record(top_k=1) as trace:
         model(patches[:16], torch.tensor([[1, 4, 4]]))
     assert (trace.lengths.tolist(), trace.num_layers) == ([16], 2)
-    message = "Attention was given 32 rows, but .* attends within 1 x 16 tokens"
+    message = "Attention was given 32 rows, but .* got 1 x 16 tokens"
     with pytest.raises(NotImplementedError, match=message), qkv.record():
         model(patches, torch.tensor([[1, 4, 4], [1, 4, 4]]))
 
@@ -201,7 +201,7 @@ def test_images_that_are_packed_into_one_are_refused() -> None:
     with qkv.record() as trace:
         model(images(1))
     agree(trace, attentions)
-    message = "PixtralVisionModel was given 2 rows, but PixtralAttention attends within 1 x 32"
+    message = "PixtralVisionModel was given 2 rows, but PixtralAttention got 1 x 32"
     with pytest.raises(NotImplementedError, match=message), qkv.record():
         model(images(2))
 

@@ -169,23 +169,24 @@ def discover(
     1. Only edges on a path from "embed" to "logits" affect `.faithfulness`.
 
     Args:
-        model: as for `edges`.
-        clean: as for `edges`.
-        corrupted: as for `edges`.
-        metric: as for `edges`.
+        model: as for the function `edges`.
+        clean: as for the function `edges`.
+        corrupted: as for the function `edges`.
+        metric: as for the function `edges`.
         threshold: keep the edges with at least this absolute score.
         edges: keep this many edges, chosen by the largest absolute scores. Give either `threshold`
             or `edges`.
-        method: as for `edges`.
+        method: as for the function `edges`.
 
     Returns:
         A `Graph` of the kept edges.
 
     Raises:
-        TypeError: as for `edges`; or `threshold` or `edges` is not a number.
-        ValueError: as for `edges`; `threshold` and `edges` are both given or both missing;
-            `threshold` is below 0; the graph has fewer than `edges` edges; or the metric is equal
-            in both runs.
+        TypeError: as for the function `edges`; or the argument `threshold` or `edges` is not a
+            number.
+        ValueError: as for the function `edges`; the arguments `threshold` and `edges` are both
+            given or both missing; `threshold` is below 0; the graph has fewer than `edges` edges;
+            or the metric is equal in both runs.
 
     Source:
         Conmy et al. 2023, "Towards Automated Circuit Discovery for Mechanistic Interpretability";

@@ -274,8 +274,8 @@ def integrated_gradients(
             string.
         baseline: an input without content. A token ("[PAD]", "[MASK]" or an id) is repeated at
             every position. Vectors (D,) or (T, D) replace the embeddings. None means zero vectors.
-            In a model without position embeddings (Llama), choose a token: the first norm would
-            enlarge vectors near zero to the size of other vectors.
+            In a model without position embeddings (Llama), choose a token rather than zero vectors:
+            the first norm would enlarge vectors near zero to the size of other vectors.
         steps: the number of Gauss-Legendre points at which the gradient is computed.
 
     Returns:

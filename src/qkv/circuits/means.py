@@ -215,7 +215,7 @@ def head_scores(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> 
 
     Returns:
         Arrays (layers, heads) of float64, keyed by measure. A measure that applies to no query is
-        NaN: for example, "induction" if no text repeats a token.
+        NaN: for example, "induction" is NaN if no text repeats a token.
 
     Raises:
         TypeError: a text is neither a string nor ids, or `model` is not a model.

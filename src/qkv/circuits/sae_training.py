@@ -15,7 +15,7 @@ from qkv.ops.training import adamw, cross_entropy
 from qkv.progress import progress
 
 BATCH = 1024  # The number of tokens per training step.
-POOL = 2**24  # The maximum number of values in the pool: 64 MB.
+POOL = 2**24  # The maximum number of values in the pool; they take 64 MB in float32.
 DEAD = 2**15  # A feature is dead if it has not fired for this number of tokens.
 AUXILIARY = 1 / 32  # The weight of the loss for dead features.
 

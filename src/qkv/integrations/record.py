@@ -323,7 +323,7 @@ def _of_tokens(call: Call, ran: Ran) -> Call:
     lengths = real.sum(axis=1)
     if (real == (np.arange(length) < lengths[:, None])).all():
         return call._replace(query_lengths=lengths)
-    if ran.is_causal:  # padding queries before a text cannot see the text's tokens
+    if ran.is_causal:  # queries in padding before a text cannot see the text
         return call
     added = np.where(real, 0, -np.inf).astype(call.plan.kind)[:, None, :, None]  # (B, 1, L, 1)
     return call._replace(bias=added if call.bias is None else call.bias + added)

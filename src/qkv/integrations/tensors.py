@@ -153,8 +153,8 @@ class Rules:
 def windows(function: Any) -> list[Window | None]:
     """Return the windows of a mask function; a key is visible if it is inside all windows.
 
-    A window is a pair as in the option `window` of `qkv.attention`. Instead of a window, the list
-    contains None for each function that `_known` does not recognize.
+    A window is a pair as in the option `window` of `qkv.attention`. If `_known` does not recognize
+    a function, the list contains None in place of the function's window.
     """
     rule = _known().get(getattr(function, "__code__", None))
     if rule is None:

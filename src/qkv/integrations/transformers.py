@@ -327,9 +327,9 @@ def located(ran: Ran, query: Array, key: Array) -> Ran:
         if vectors.ndim > 2 or (texts, length) != (1, len(vectors)):
             raise NotImplementedError(
                 f"record: {type(one.module).__name__} was given {len(vectors)} rows, but "
-                f"{type(ran.owner).__name__} attends within {texts} x {length} tokens, so "
-                "the inputs were cut or packed: record a single input, or leave this part out "
-                "with record(module=another part)"
+                f"{type(ran.owner).__name__} got {texts} x {length} tokens, so the model split or "
+                "joined its inputs: record a single input, or leave this part out with "
+                "record(module=another part)"
             )
     about = {"call": calls[0].kwargs, "part": inside[-1].module, "whole": calls[-1].module}
     if ran.mask is None and length == key.shape[-2]:  # no mask of qkv was passed

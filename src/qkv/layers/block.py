@@ -25,9 +25,10 @@ class BlockSaved(NamedTuple):
 
 
 _AFTER = "hook_normalized_resid_post"
-# The parts whose outputs are added to the residual stream, in order. Each tuple holds three items:
-# the name of the part's norm; the names of the norm and the scale of the part's output;
-# and the name, in a trace, of the residual stream after the addition.
+# The parts whose outputs are added to the residual stream, in order. Each tuple holds three items.
+# The first item is the name of the part's norm. The second item has the names of two modules for
+# the part's output: a norm and a scale. The third item is the name that the residual stream has in
+# a trace after the addition.
 _ADDED = {
     "attn": ("norm1", ("out_norm1", "scale1"), "hook_resid_mid"),
     "cross_attn": ("norm_cross", (), "hook_resid_mid_cross"),  # only decoders have cross-attention

@@ -301,7 +301,10 @@ def write_checkpoint(folder: Path, step: int, arrays: Arrays, about: Mapping[str
 
 
 def sealed(arrays: Arrays, about: Mapping[str, Any]) -> bytes:
-    """Return a checkpoint as the bytes of a safetensors file, which includes its own SHA-256."""
+    """Return a checkpoint as the bytes of a safetensors file with a checksum in its header.
+
+    The checksum is the SHA-256 of the same bytes with 64 zeros in place of the checksum.
+    """
     from safetensors.numpy import save
 
     texts = {"qkv": json.dumps(about, default=_plain), "sha256": _UNSEALED.decode()}

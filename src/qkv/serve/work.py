@@ -168,8 +168,8 @@ class Worker:
     ) -> AsyncIterator[Any]:
         """Yield the items of an iterator, one in each turn, until the client disconnects.
 
-        The worker may close the iterator to free memory for other streams. At the next turn of a
-        closed iterator, `begin` makes a new iterator, which continues at the same item.
+        The worker may close the iterator to free memory for other streams. At the stream's next
+        turn, `begin` then makes a new iterator, which continues after the last computed item.
 
         Args:
             begin: a function that makes the iterator.

@@ -214,7 +214,7 @@ def _both_set(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
 
 
 def _pair(one: Case, other: Case, dtype: str) -> Case:
-    """Create a case with the options of two cases.
+    """Create a case that combines the options of two cases.
 
     The new case tests only one feature: of the features of `one` and `other`, the feature that
     comes later in `FEATURES`.

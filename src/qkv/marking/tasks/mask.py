@@ -75,7 +75,7 @@ def _read(out: Array) -> tuple[Array, Mistake | None]:
 
 
 def _all_or_nothing(runs: list[Outcome]) -> Finding | None:
-    """Describe a function whose causal masks are all ones or all zeros."""
+    """Return a finding if a function's causal masks contain only ones, or only zeros."""
     outs = [run.out for run in runs]
     for number, name in ((1, "causal-everything"), (0, "causal-nothing")):
         if all(out is not None and out.size and (out == number).all() for out in outs):

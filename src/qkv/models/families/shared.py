@@ -35,8 +35,8 @@ def read_families(file: str, designs: Mapping[str, Describe], **renames: Rename)
         file: the name of a TOML file in this folder.
         designs: for each family, the function that turns a config into a design.
         renames: functions for families whose parameter names depend on the config. Such a function
-            takes the parameter names from the family's table and a config, and returns the names
-            for this config.
+            has two arguments: the parameter names from the family's table, and a config. It returns
+            the names for this config.
     """
     text = Path(__file__).with_name(file).read_text(encoding="utf-8")
     tables: dict[str, dict[str, Any]] = {}

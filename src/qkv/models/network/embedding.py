@@ -86,8 +86,8 @@ class Embedding:
     ) -> tuple[Array, EmbeddingSaved]:
         """Return the vectors (..., D) of ids at positions `at`, and the values for `backward`.
 
-        The vectors are float32 if the table is in half precision. `segments` (...) are numbers of
-        rows of `token_types`; a model without `token_types` ignores `segments`.
+        The vectors are float32 if the table is in half precision. `segments` (...) are row
+        indices of the table `token_types`; a model without this table ignores `segments`.
         """
         keep = record or unkept
         x, rows = self._rows(ids)

@@ -489,7 +489,7 @@ class _Masking:
         return masked
 
     def _of_words(self, words: Sequence[str]) -> list[Masked]:
-        """Return the masked keys for each occurrence of words or special tokens such as "[SEP]"."""
+        """Return the keys to mask: all occurrences of words or special tokens such as "[SEP]"."""
         call, batch, absent = self.call, self.batch, self.absent
         if self.subwords is None:
             raise ValueError(

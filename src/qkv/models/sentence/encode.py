@@ -517,7 +517,7 @@ def encode_query(
         options: the other options of `encode`.
 
     Returns:
-        The result of `encode` with the task and the prompt of queries.
+        The result of `encode` with the task "query" and, by default, the prompt "query".
         For a model without prompts and routes, this is the result of `encode`.
 
     Raises:
@@ -549,7 +549,7 @@ def encode_document(
         options: the other options of `encode`.
 
     Returns:
-        The result of `encode` with the task and the prompt of documents.
+        The result of `encode` with the task "document" and, by default, the prompt "document".
         For a model without prompts and routes, this is the result of `encode`.
 
     Raises:

@@ -156,7 +156,7 @@ def distance(weights: Array) -> Array:
 def summarize(weights: Array, top_k: int) -> Summary:
     """Reduce weights `(H, L, S)` to each query's largest weights and each key's summed weight.
 
-    Of equal weights, the earlier key comes first.
+    If weights are equal, the earlier key comes first.
 
     >>> part = summarize(np.array([[[0.2, 0.5, 0.3], [0.5, 0.0, 0.5]]]), 2)
     >>> part.indices.tolist(), part.weights.tolist(), part.received.tolist()
@@ -183,7 +183,7 @@ def _means(parts: Array, weights: Array, there: Array | bool = True) -> Array:
 def strongest(score: Array, count: int) -> list[int]:
     """Return the indices of the `count` largest numbers; the indices are sorted.
 
-    Of equal numbers, the first is chosen.
+    If numbers are equal, the first is chosen.
 
     >>> strongest(np.array([0.1, 0.5, 0.3, 0.5]), 2)
     [1, 3]
@@ -251,8 +251,8 @@ class Link:
 def strongest_links(heads: Heads, layer: int, head: int, count: int | None = None) -> list[Link]:
     """List a head's largest weights between two different content words, largest first.
 
-    Of equal weights, the earlier query comes first, then the earlier key. Weights of 0 are left
-    out.
+    If weights are equal, the earlier query comes first; for the same query, the earlier key comes
+    first. Weights of 0 are left out.
     """
     # both arrays are (L, S), or (L, k) if only the k largest weights are kept
     weights, keys = (part[head] for part in heads.links(layer))

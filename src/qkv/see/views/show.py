@@ -115,8 +115,8 @@ def show(
     mean weight between words at the same distance, and the head's mean weight from the other words
     on the same key. If one of these means is 0.4 or more, the head attends to a position rather
     than to words, so its links do not count. Ties go to the lowest layer, then the lowest head.
-    This rule also applies to inputs with a gap for which no guess can be measured: weights, a trace
-    without `model`, or a text with more than 512 tokens.
+    This rule also applies to an input with a gap if the guess cannot be measured: if the input is
+    weights, a trace without `model`, or a text with more than 512 tokens.
 
     The sentence of the view says that no head stands out in three cases: the link exceeds the usual
     weight by less than 0.1; removing the head moves less than 0.1 of the probability to other

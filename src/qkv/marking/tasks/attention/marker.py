@@ -112,7 +112,7 @@ class AttentionMarking(Marking):
         self.first_call(self.cases[steps.CORE][0])
 
     def _try_long_ones(self) -> None:
-        """Test texts longer than a block, and report the shortest length that fails."""
+        """Check texts that are longer than a block, and report the shortest length that fails."""
         self.tried.append(f"{MOST} keys and {MOST} queries")
         if all(run.is_right for run in self.run(steps.long_ones(MOST))):
             self._try_large_ones()

@@ -209,7 +209,7 @@ class Decoder:
 
 
 def decoder_of(thing: Any) -> Decoder:
-    """Draw stories, and combine them with a student's decoder.
+    """Generate stories, and return a `Decoder` with these stories and a student's model.
 
     Raises:
         Unmeasured: the object is not a decoder for these stories.

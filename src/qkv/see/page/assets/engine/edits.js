@@ -77,7 +77,7 @@ export function setRow(edits, layer, head, query) {
  * @param {number} h
  * @param {number} T
  * @param {number} first  the first query whose keys are returned
- * @param {Uint8Array} unseen  the keys that are hidden without edits
+ * @param {Uint8Array} unseen  the keys that the model masks even without edits
  */
 export function hiddenBy(edits, l, h, T, first = 0, unseen = new Uint8Array((T - first) * T)) {
   const hidden = unseen.slice();
@@ -166,7 +166,8 @@ export function changed(edits, at, x, T, sizes) {
 }
 
 /**
- * The outputs of all heads of a layer, z (T, H * d). The output of an ablated head is 0, or the numbers in the ablation.
+ * The outputs of all heads of a layer, z (T, H * d), after ablations. An ablation replaces a head's output by zeros, by
+ * a mean, or by given numbers.
  * @param {Edit[]} ablations
  * @param {Float64Array} z
  * @param {Sizes} sizes

@@ -89,8 +89,8 @@ export function behind(piece, marks) {
 }
 
 /**
- * Replaces the matches of a pattern in a piece by `put`. Each inserted `put` is assigned to the part of the given text
- * from which the last character of its match comes.
+ * Replaces the matches of a pattern in a piece by `put`. Each inserted `put` belongs to the same part of the given text
+ * as the last character that it replaces.
  * @param {Piece} piece
  * @param {RegExp} pattern
  * @param {string} put

@@ -36,7 +36,7 @@ import STEPS from "../../../steps/steps.json";
  * @property {Known | null} known  the parameters; null if the page cannot get them
  */
 
-const FEW_UNITS = 8; // the number of shown hidden units
+const FEW_UNITS = 8; // the number of hidden units that the page shows
 /** @type {{rows: Record<string, any>, phrases: Record<string, string>}} */
 const { rows: ROWS, phrases: PHRASES } = STEPS;
 /**

@@ -20,7 +20,7 @@ import "./outcome.css";
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("./words.js").Said} Said */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
-/** @typedef {Now & {state: PlayState & {position: number}}} Looked  the data for a state with a position */
+/** @typedef {Now & {state: PlayState & {position: number}}} Looked  like `Now`, but the state has a position */
 /** @typedef {import("../engine/edits.js").ByOp} ByOp */
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../base/mount.js").Ui} Ui */
@@ -38,8 +38,8 @@ export const [FIRST, ROWS, HEADS_LISTED] = [4, 8, 5]; // how many words are comp
 // ---- the outcome in numbers
 
 /**
- * The words to show: the likeliest words before the changes, and the likeliest words now. The word that is likeliest
- * now comes first.
+ * The words to show: the likeliest words before the changes, and the likeliest words after them. The words are sorted
+ * by their probability after the changes, the largest first.
  * @param {Float64Array} before
  * @param {Float64Array} after
  * @param {string[]} words  the vocabulary
@@ -121,7 +121,7 @@ function wordlessHeadline(now) {
 }
 
 /**
- * The position of the guess in words; empty if the guess is at the only gap of the text.
+ * The words that name the position of the guess; empty if the guess is at the only gap of the text.
  * @param {Looked} now
  * @returns {Said[]}
  */
@@ -212,8 +212,8 @@ function nameAt(now, token) {
 }
 
 /**
- * The words to which these tokens belong, each once. If a token of a word is not in `tokens`, the result contains the
- * word's listed tokens instead of the word.
+ * The words to which these tokens belong, each once. If only some tokens of a word are in `tokens`, the result
+ * contains these tokens instead of the word.
  * @param {Looked} now
  * @param {number[]} tokens
  */

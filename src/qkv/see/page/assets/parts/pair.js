@@ -199,7 +199,8 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * Row and column of a cell in one text; the column after the last shows the weight on keys that are not shown.
+   * The row and the column of a cell in text `k`; null if text `k` lacks them. The column is undefined for the last
+   * cell of a row, which shows the weight on keys that have no column.
    * @param {number} k
    * @param {number} i
    * @param {number} j

@@ -1,4 +1,5 @@
-// The visible part of one head, for all pages and all sources of numbers; and the small picture of a head.
+// Computes the rows, columns and numbers of a head that are shown, for all pages and all sources of numbers.
+// Also draws the small picture of a head.
 
 import { raster } from "../base/colours.js";
 import { word } from "../base/elements.js";

@@ -19,7 +19,7 @@ import "./writing.css";
 const LENGTHS = [20, 40, 80];
 // the default temperature, the highest temperature, and the number of likeliest tokens from which a token is drawn
 const [USUAL, HOTTEST, AMONG] = [0.8, 2, 40];
-const SHOWN = 5; // the number of shown tokens that may come next
+const SHOWN = 5; // the number of possible next tokens that the page shows
 const [LINES, FAINTEST] = [8, 0.02]; // the number of drawn lines, and the least weight of a line
 
 /** @param {Ui} ui @param {LiveStore} store @returns {Part} */

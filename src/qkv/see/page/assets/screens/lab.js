@@ -84,7 +84,7 @@ export function labScreen(box, ui, store, shared) {
   const notes = (data.notes || []).map((/** @type {string} */ line) => el("p", { class: "note" }, line));
   const inside = el("button", { type: "button", class: "inside", onclick: () => store.set({ inside: !store.state.inside }) });
   /** @type {Told[]} */
-  let [last, told] = []; // the store's data; a copy for the parts, whose `state.inside` is true if the page is unfolded
+  let [last, told] = []; // `last`: the store's data; `told`: a copy for the parts, with `state.inside` true if the page is unfolded
   const turn = inTurn();
 
   const title = el("h2", { class: "title" }, `Write a sentence, change something, and see what happens.${data.guesses === false ? "" : ` ${data.mask ?? "[MASK]"} or _ marks a word for the model to guess.`}`);
@@ -203,7 +203,7 @@ function originalHead(ui, store) {
 }
 
 /**
- * A region of the page, with the part of the same name.
+ * Creates a region of the page around the part called `name`.
  * @param {Ui} ui
  * @param {string} name
  * @param {string} label

@@ -12,7 +12,8 @@ import { maskOf } from "./positions.js";
 
 /** @typedef {import("../engine/door.js").Run} Run */
 
-// a head stands out if a weight exceeds the usual weight by this number, or if its removal moves this much probability
+// a head stands out if a weight exceeds the usual weight by at least 0.1, or if removing the head moves a probability of
+// at least 0.1 to other words
 const STANDS_OUT = 0.1;
 const OF_POSITIONS = 0.4; // a head attends to a position if its average weight on a distance or a word is at least this
 // the rule tries at most `MOST_HEADS` heads, in the last layers, and only if a text has at most `MOST_TOKENS` tokens
