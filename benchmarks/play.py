@@ -182,7 +182,7 @@ def to_lab(page: Any) -> None:
 
 def pressed(page: Any, model: qkv.Model) -> Row:
     """Make the row of a press on the first word, which masks the word or shows the word again."""
-    name, goal = "from a press on the first screen to rest", at_most(PRESS)
+    name, goal = "from a press on the first screen until all motion ends", at_most(PRESS)
     if page is None:
         return Row(name, {"qkv": None}, (goal,))
     forget(page)

@@ -105,7 +105,7 @@ class Recipe:
         vocabulary: V, the maximum number of tokens in the vocabulary; 0 keeps the vocabulary of the
             starting model.
         whole: the minimum share of the vocabulary that consists of whole words.
-        held_out: the part of WordNet's examples that training does not read, in twelfths.
+        held_out: how many twelfths of WordNet's examples training does not read.
         clauses: the share of tokens from clauses of longer sentences.
         short: the share of tokens from short sentences of books.
         long: the share of tokens from passages of books.

@@ -127,16 +127,16 @@ def shown(name: str, said: Sequence[Said]) -> str:
 
     >>> one = Asked("the cat _ a mouse", frozenset(["ate"]))
     >>> print(shown("two guesses", [Said(one, ("ate", "saw")), Said(one, ("mouse", "ate"))]))
-    two guesses: the first guess fits in 1 of 2, 50.0% (9.5 to 90.5), one of five in 2, 100.0%
-    (34.2 to 100.0), it repeats a content word in 1
+    two guesses: the first guess fits in 1 of 2, 50.0% (9.5 to 90.5), one of the five guesses
+    fits in 2, 100.0% (34.2 to 100.0), texts whose first guess repeats a content word: 1
     """
     tries = len(said)
     first, five = (sum(one.among(count) for one in said) for count in (1, FIVE))
     parts = [f"{name}: the first guess fits in {first} of {tries}, {in_words(first, tries)}"]
     if any(len(one.words) > 1 for one in said):
         repeated = sum(one.repeats for one in said)
-        parts += [f"one of five in {five}, {in_words(five, tries)}"]
-        parts += [f"it repeats a content word in {repeated}"]
+        parts += [f"one of the five guesses fits in {five}, {in_words(five, tries)}"]
+        parts += [f"texts whose first guess repeats a content word: {repeated}"]
     return ", ".join(parts)
 
 

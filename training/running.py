@@ -22,8 +22,8 @@ def kept_tokenizer(
 ) -> Tokenizer:
     """Return the tokenizer of a run; a new run also stores the tokenizer in its folder.
 
-    A resumed run reads the stored tokenizer. So a new release of the library that trains tokenizers
-    cannot change the tokenizer of a run.
+    A resumed run reads the stored tokenizer. So the tokenizer of a run stays the same, even
+    if a new release of the tokenizer library would train another tokenizer.
 
     Args:
         folder: the folder of the run.

@@ -86,7 +86,7 @@ def test_options_of_drawing_need_a_temperature(option: str, random: str) -> None
 def test_an_error_comes_before_any_text(random: str, tmp_path: Path) -> None:
     long = ("--max-new-tokens", str(POSITIONS))
     line = refused(run("generate", "A", "B", "--model", random, *long), "generate")
-    assert f"give at most {POSITIONS - 1}" in line
+    assert f"set max_new_tokens to at most {POSITIONS - 1}" in line
     assert "prompt 1 is empty" in refused(run("generate", "A", "", "--model", random), "generate")
     model = gpt2(tmp_path / "wild", seed=0)
     bias = model.parameters["blocks.1.mlp.up_proj.bias"].copy()

@@ -85,7 +85,7 @@ _TOWERS = {"clip", "clip_text_model", "clip_vision_model"}  # have no class with
 )
 def test_a_head_that_is_not_computed_is_said(family, head, parts, tmp_path):
     base, model, (said,) = with_head(tmp_path, family, head, *parts)
-    assert f"config.json: qkv does not compute the head of {base}{head} and leaves out " in said
+    assert f"config.json: qkv does not compute the head of {base}{head} (ignored tensors: " in said
     names = {name.rpartition(".")[0] for name in parts}
     assert ", ".join(sorted(names)) in said if parts else "the files lack the head" in said
     assert "the rest of the model works and gives vectors (trace, encode), but no logits" in said

@@ -96,6 +96,6 @@ def test_what_is_no_source_is_named(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="sources is int"):
         find_sources(3, "text", "t")
     [source] = find_sources([str(tmp_path / "x.csv")], "text", "t")
-    with pytest.raises(ValueError, match="no column 'text': choose among 'a', 'b'"):
+    with pytest.raises(ValueError, match="no column 'text': choose one of the columns 'a', 'b'"):
         described(source, "t")
     assert json.dumps(source.column) == '"text"'

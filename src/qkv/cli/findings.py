@@ -22,7 +22,7 @@ def publish(files: tuple[str, ...], output: str, open_page: bool, model: str | N
     """Write findings (.json) and at most one article (.md) as one page that contains the model.
 
     The page measures each finding again, says whether the finding holds, and lets readers change
-    its sentence and edits. The page needs no network. To place a finding in the article, write a
+    its sentence and edits. The page needs no network. To insert a finding in the article, write a
     paragraph ![claim](finding.json), with a path relative to the article's folder. All other
     findings stand below the article.
 

@@ -164,7 +164,7 @@ class Core:
             raise AttributeError(f"model: unknown attribute {name!r}{nearest}")
         object.__setattr__(self, name, value)
 
-    if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts any name
+    if not TYPE_CHECKING:  # if type checkers saw `__getattr__`, they would accept any name
 
         def __getattr__(self, name: str) -> Any:
             """Raise an AttributeError, with advice if the name comes from another library."""

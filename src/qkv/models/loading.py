@@ -198,8 +198,8 @@ def _warn_of_left_out(config: Config, weights: Weights) -> None:
     if config.head() or (config.architecture() and not is_bare and parts):
         warnings.warn(
             f"{config.source}: qkv does not compute the head of "
-            f"{read.plain(config.architecture(), 80)} and leaves out "
-            f"{read.plain(', '.join(parts), 200) or 'nothing, because the files lack the head'}: "
+            f"{read.plain(config.architecture(), 80)} (ignored tensors: "
+            f"{read.plain(', '.join(parts), 200) or 'none, because the files lack the head'}): "
             "the rest of the model works and gives vectors (trace, encode), but no logits "
             "(predict, rank, generate)",
             UserWarning,
@@ -229,7 +229,8 @@ def _tokenizer(
         # A panic in the tokenizers library is a BaseException, but not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = read.first_line(error.__cause__ or error)  # The cause omits the call's name.
+        # The message of `error` begins with the name of a call; the message of its cause does not.
+        reason = read.first_line(error.__cause__ or error)
         raise read.ModelError(f"{path}: does not work as a tokenizer: {reason}") from error
     return tokenizer
 

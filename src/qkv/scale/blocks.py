@@ -64,7 +64,9 @@ class Operand(NamedTuple):
     """A dask array whose chunks fit the blocks of the call."""
 
     array: Any
-    axes: tuple[int | None, ...]  # For each axis of `array`, the axis of `Index`; None if not cut.
+    # For each axis of `array`, the entry of an `Index` that counts the blocks along this axis; None
+    # if the axis is not cut into blocks.
+    axes: tuple[int | None, ...]
 
     def chunk(self, index: Index) -> tuple[int, ...]:
         """Return the index of the chunk that the block with this index reads."""
@@ -149,7 +151,7 @@ class Blocks:
         return (*self.pieces[:-3], self.pieces[-2])
 
     def tasks(self, name: str, below: Sequence[Any]) -> Tasks:
-        """Return a layer without tasks, named after `name` and the call."""
+        """Return a layer of a Dask graph, without tasks, named after `name` and the call."""
         return Tasks(f"{name}-{self.token}", below)
 
     def in_result(self, index: Index) -> tuple[int, ...]:
@@ -344,7 +346,7 @@ def _sizes(starts: list[int]) -> Pieces:
 def _stand_in(array: Any) -> Array:
     """Return an array with the shape and dtype of a dask array, for checks of the arguments.
 
-    Every number of the array is 2, which no check rejects.
+    Every number of the array is 2, because all checks accept this number.
     """
     return np.broadcast_to(np.full((), 2, array.dtype), array.shape)
 

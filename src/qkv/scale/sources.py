@@ -218,8 +218,10 @@ def described(source: Source, call: str) -> Source:
     else:
         return source
     shown = ", ".join(map(repr, columns))
-    times = "two columns" if source.column in columns else "no column"
-    raise ValueError(f"{name} has {times} {source.column!r}: choose among {shown:.400}")
+    times = "more than one column" if source.column in columns else "no column"
+    raise ValueError(
+        f"{name} has {times} {source.column!r}: choose one of the columns {shown:.400}"
+    )
 
 
 def rows_of(part: Part, most: int) -> Iterator[str | Bad]:

@@ -14,7 +14,9 @@ from qkv.trace.activations import cut, is_tuple_name, meant, numbers_of, of_side
 from qkv.trace.exports import Unpack, read_trace, write_trace
 
 _LAST = "ln_final.hook_normalized"
-_SETTING = "attention.{}.{}"  # In a trace's file: the name of a layer's option that is an array.
+# If an option of a layer's attention is an array, the file of a trace stores the array under this
+# key, which contains the number of the layer and the name of the option.
+_SETTING = "attention.{}.{}"
 # The arguments of `Trace` that have one entry per text, and the arguments that describe the run.
 _PER_TEXT = ("tokens", "ids", "offsets", "special", "texts")
 _OF_RUN = ("single", "model", "changed", "last_is_normed", "others", "num_layers", "untrained")
@@ -261,8 +263,8 @@ class Trace:
     def other_layers(self) -> dict[int, str]:
         """Descriptions of the layers in which the queries or keys are not the tokens of this trace.
 
-        If `qkv.record` recorded an encoder-decoder, a layer of cross-attention has the description
-        "cross-attention". A layer of the decoder's self-attention is described as "the decoder's".
+        If `qkv.record` recorded an encoder-decoder, the description of a cross-attention layer is
+        "cross-attention", and the description of the decoder's other layers is "the decoder's".
         """
         return dict(self._others)
 

@@ -132,7 +132,7 @@ def test_a_model_is_saved_in_int8_and_again_the_same(folder, tmp_path):
     folder.tensors |= others
     folder.config |= {"torch_dtype": "float32", "architectures": ["BertForNothing"]}
     folder.write()
-    with pytest.warns(UserWarning, match="leaves out cls"):
+    with pytest.warns(UserWarning, match="ignored tensors: cls"):
         model = load(folder.path)
     found, raw = saved(model, tmp_path / "int8", dtype="int8")
     for name, array in folder.tensors.items():
@@ -149,7 +149,7 @@ def test_a_model_is_saved_in_int8_and_again_the_same(folder, tmp_path):
     assert found == {}
     config = json.loads((tmp_path / "int8" / "config.json").read_text())
     assert config == {**CONFIG, "architectures": ["BertForNothing"], "dtype": "int8"}
-    with pytest.warns(UserWarning, match="leaves out cls"):
+    with pytest.warns(UserWarning, match="ignored tensors: cls"):
         again = load(tmp_path / "int8")
     assert {array.dtype for array in again.parameters.values()} == {np.dtype(np.float32)}
     assert saved(again, tmp_path / "again", dtype=np.int8)[1] == raw

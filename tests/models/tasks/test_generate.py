@@ -423,7 +423,7 @@ def test_several_traces(random: qkv.Model) -> None:
         (
             {"prompt": "a" * 33, "max_new_tokens": 64},
             ValueError,
-            f"33 tokens .* is 64: .* at most {POSITIONS}: give at most 63$",
+            f"33 tokens .* is 64, .* at most {POSITIONS} tokens .* to at most 63$",
         ),
         (
             {"prompt": ["a", "a" * 33], "max_new_tokens": 64},

@@ -236,7 +236,9 @@ def test_a_model_without_a_tokenizer_hides_places(tmp_path: Path) -> None:
     for call in (lambda: model([[2, 4, 3]], hide="cat"), lambda: model.trace([2, 4], hide="cat")):
         with pytest.raises(ValueError, match=r"`hide` has 'cat' but .* no tokenizer .*hide=\[3\]"):
             call()
-    with pytest.raises(ValueError, match=r"^predict: model fills in words but has no tokenizer"):
+    with pytest.raises(
+        ValueError, match=r"^predict: model fills in words at mask tokens but has no tokenizer"
+    ):
         model.predict([2, 4, 3])
 
 
@@ -351,7 +353,7 @@ def test_a_long_text_of_an_encoder_is_cut_and_of_a_decoder_refused(
     decoder = decoders.gpt2(tmp_path / "model", seed=3)
     full = "a" * decoders.POSITIONS
     assert len(decoder.predict(full)) == 1
-    with pytest.raises(ValueError, match="has 97 tokens and model takes texts of at most 96"):
+    with pytest.raises(ValueError, match="has 97 tokens and model takes at most 96 tokens"):
         decoder.predict(full + "a")
 
 

@@ -76,10 +76,10 @@ def call(
             learned and rotary positions. Positions of padding are ignored. As in transformers, the
             positions of RoBERTa and MPNet begin at the padding token's id + 1. By default, a
             token's position is its column. In OPT, a token's default position is the number of
-            earlier tokens; padding does not count. In RoBERTa and MPNet, earlier ids that equal the
-            padding token's id do not count towards a token's default position, even if their mask
-            is 1. In GPT-2 and BERT, padding on the left shifts the default positions, which changes
-            the result. To avoid the change, pass
+            earlier tokens; padding does not count. In RoBERTa and MPNet, a token's default position
+            also depends on the number of earlier tokens. Tokens whose id is the padding token's id
+            do not count, even if their mask is 1. In GPT-2 and BERT, padding on the left shifts the
+            default positions, which changes the result. To avoid the change, pass
             `np.maximum(np.cumsum(attention_mask, 1) - 1, 0)` as `position_ids`.
             `position_ids` have no effect on masks, windows, ALiBi and relative biases, which follow
             the order of the tokens.

@@ -56,8 +56,9 @@ class Generated(str):
 
         At the position of each token, the model computes the logits of the next token. So the query
         of these weights is the token before the new token, and the keys are all tokens up to this
-        query. In an encoder-decoder model, the keys are the tokens of the encoder's text; the
-        weights over the new text are in row `token` of the weights in `trace.decoder`.
+        query. For an encoder-decoder model, the result holds weights of the cross-attention, whose
+        keys are the tokens of the encoder's text. The weights of the decoder's self-attention are
+        in row `token` of each array in `trace.decoder.attentions`.
 
         Returns:
             For each layer, an array (Hq, K).
@@ -285,13 +286,13 @@ def tokens_to_add(
     left = sys.maxsize if limit is None else limit - count
     if left < min(usual, 1):
         raise ValueError(
-            f"generate: {which} has {count} tokens and {name} takes texts of at most {limit}: "
+            f"generate: {which} has {count} tokens and {name} takes at most {limit} tokens: "
             "no room is left for a new token: give a shorter prompt"
         )
     if wanted is not None and wanted > left:
         raise ValueError(
-            f"generate: {which} has {count} tokens and max_new_tokens is {wanted}: "
-            f"{name} takes texts of at most {limit}: give at most {left}"
+            f"generate: {which} has {count} tokens and max_new_tokens is {wanted}, but "
+            f"{name} takes at most {limit} tokens in all: set max_new_tokens to at most {left}"
         )
     return wanted or min(usual, left)
 
@@ -449,7 +450,10 @@ def _behind(ids: Array, lengths: Array, new: Sequence[Sequence[int]]) -> tuple[A
 
 
 def _prompt_measured(body: Transformer, row: Row, vectors: Array, top: int) -> Iterator[None]:
-    """Measure the remaining tokens of the prompt, given the last layer's vectors (n, D)."""
+    """Add the logit and probability of each missing token to `row.measured_prompt`.
+
+    `vectors` (n, D) holds the last layer's output for the prompt.
+    """
     ids = row.prompt_tokens.ids[1:].tolist()
     for begin in range(len(row.measured_prompt), len(ids), AT_ONCE):
         part = ids[begin : begin + AT_ONCE]

@@ -242,8 +242,8 @@ def weighed(of: Any, lengths: Sequence[int], words: int, token_id: TokenId) -> t
     if not is_float(array.dtype):
         raise TypeError(
             f"{_CALL}: `of` is {shown(of)}: give (position, token), (position, token, other "
-            f"token), an array of floats {shape}, the weight of each logit, or {{activation: "
-            "array}"
+            f"token), {{activation: array}}, or an array of floats {shape} with the weight of each "
+            "logit"
         )
     if array.shape != shape:
         raise ValueError(
@@ -284,10 +284,10 @@ def checked_position(
 def word_id(
     model: Core, words: int, word: Any, *, call: str = _CALL, argument: str = "`of`"
 ) -> int:
-    """Return the id of `word`, which is an id below `words`, or a string that is one token.
+    """Return the id of a token; `word` is the token's id, or a string that is one token.
 
-    A string may also be a token as the vocabulary spells it ("##s", "Ġthe"). In error
-    messages, `call` names the function, and `argument` the argument.
+    Ids are below `words`. A string may also be a token as the vocabulary spells it ("##s", "Ġthe").
+    In error messages, `call` names the function, and `argument` the argument.
 
     Raises:
         TypeError: `word` is neither an integer nor a string.

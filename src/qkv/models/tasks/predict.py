@@ -226,8 +226,8 @@ def _one_text(model: Core, text: Any) -> Tokenized:
         raise ValueError("predict: the text is empty: give a text with at least one word")
     if limit is not None and len(tokens) > limit:
         raise ValueError(
-            f"predict: the text has {len(tokens)} tokens and {model.name} takes texts of at most "
-            f"{limit}: give a shorter text"
+            f"predict: the text has {len(tokens)} tokens and {model.name} takes at most "
+            f"{limit} tokens: give a shorter text"
         )
     return replace(tokens, text=text[: max(end for _, end in tokens.offsets)])
 
@@ -244,8 +244,8 @@ def mask_positions(
     if mask is None:
         why = "no tokenizer" if tokenizer is None else "no mask token in its vocabulary"
         raise ValueError(
-            f"{call}: {name} fills in words but has {why}, so a text cannot show where a word is "
-            "missing: use the logits of model(input_ids)"
+            f"{call}: {name} fills in words at mask tokens but has {why}, so a text cannot mark "
+            "a missing word: use the logits of model(input_ids)"
         )
     positions = [i for i, token in enumerate(tokens.tokens) if token == mask]
     if not positions:

@@ -18,8 +18,8 @@ class Sampling:
 
     Attributes:
         temperature: divides the logits; 0 chooses the token with the largest logit.
-        top_k: only the tokens with the `top_k` largest logits may be chosen, and tokens whose logit
-            equals the smallest of these logits.
+        top_k: only the tokens with the `top_k` largest logits may be chosen. If other tokens have
+            the same logit as the last of these tokens, they may be chosen too.
         top_p: only the smallest set of most likely tokens with a total probability of `top_p` or
             more may be chosen.
 

@@ -10,7 +10,7 @@ from qkv.text.tokenizer import check_text
 CONTEXT = 8  # New tokens are decoded together with at most this many preceding tokens.
 _BROKEN = "\ufffd"  # `decode` returns this for an incomplete character.
 
-# Letters of scripts without spaces between words: Thai to Khmer, Chinese, Japanese, ...
+# Letters of scripts without spaces between words, such as Thai, Burmese, Khmer and Chinese.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _LAST_WORD = re.compile(rf"\s*[^\s{_UNSPACED}]*\Z")
 

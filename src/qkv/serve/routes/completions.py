@@ -206,8 +206,8 @@ class Completion:
                 raise body.refused(
                     "max_tokens",
                     f"is {new_tokens} and prompt {number // body.n} has {len(row.prompt_tokens)} "
-                    f"tokens: {model.name} takes texts of at most {model.design.max_seq_length}: "
-                    f"give at most {row.max_new_tokens}",
+                    f"tokens, but {model.name} takes at most {model.design.max_seq_length} tokens "
+                    f"in all: set max_tokens to at most {row.max_new_tokens}",
                 )
         if total > limits.tokens:
             problem = f"has {total} tokens, counting each text once per completion: "

@@ -53,7 +53,7 @@ export function inTurn() {
 }
 
 /**
- * Runs `draw` at once, with all the jobs that it starts.
+ * Runs `draw` and all the jobs that `draw` starts in one task, without a pause.
  * @param {() => void} draw
  */
 export function atOnce(draw) {

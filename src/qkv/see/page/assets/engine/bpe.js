@@ -1,5 +1,6 @@
-// Byte pair encoding. A word begins as a list of its characters. Each step merges the pair of neighbours that training
-// merged earliest. The steps end when no remaining pair was merged in training.
+// Byte pair encoding. Training makes a list of merges, the earliest first. To encode a word, begin with a list of its
+// characters. Each step merges the pair of neighbours that is earliest in the list of merges. The steps end when no pair
+// of neighbours is in this list.
 
 /** @typedef {import("./wordpiece.js").Model} Model */
 /** @typedef {import("./wordpiece.js").TokenSpan} TokenSpan */

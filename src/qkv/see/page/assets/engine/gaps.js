@@ -5,8 +5,8 @@ import { escaped } from "./patterns.js";
 const GAPS = /\[MASK\]|\[mask\]|(?<![\p{L}\p{N}_])_+(?![\p{L}\p{N}_])|(?<= )\?(?![ \t\r\n]*$)/gu;
 
 /**
- * The gaps of a text: "[MASK]"; "[mask]"; one or more "_" without an adjacent letter or digit; "?" after a blank and
- * before more text.
+ * Finds the gaps of a text. "[MASK]" and "[mask]" are gaps. Underscores are a gap if no letter or digit is next to
+ * them. A "?" is a gap if it follows a space and is not at the end of the text.
  * @param {string} text
  * @returns {{start: number, end: number}[]}  each gap is `text.slice(start, end)`
  */
@@ -16,8 +16,8 @@ export function gapsOf(text) {
 }
 
 /**
- * Replaces each gap of a text with the mask token. `toOriginal` converts a position in the new text to the position in the original text;
- * `side` is 1 for the end of a part, and 0 for the start of a part.
+ * Replaces each gap of a text with the mask token. `toOriginal` converts a position in the new text to the position in
+ * the original text. For a position inside a mask token, it returns the gap's start (side 0) or end (side 1).
  * @param {string} text
  * @param {string | null} mask  null leaves the text unchanged
  * @returns {{text: string, toOriginal: (position: number, side: 0 | 1) => number}}

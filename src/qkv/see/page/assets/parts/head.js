@@ -67,8 +67,8 @@ export function vectorsOf(run, layer, head) {
 // ---- one head
 
 /**
- * The part for one head of the text. A page can show the element `title`, and the element `said` with the description
- * of the view, in another position.
+ * The part for one head of the text. A page can show two of its elements outside the part: `title`, and `said`, which
+ * describes the view.
  * @param {Ui} ui
  * @param {Store} store
  * @param {Hands | null} hands  the controls that change the head; null for a recorded text
@@ -181,8 +181,8 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * Handles a picked cell: while the reader paints the mask, masks or unmasks the cell's link; otherwise chooses the
-   * cell's query.
+   * Handles a picked cell. While the reader paints the mask, a pick masks or unmasks the cell's link. Otherwise, a pick
+   * chooses the cell's query.
    * @param {number} r
    * @param {number} c
    * @param {MouseEvent | KeyboardEvent} event
@@ -205,7 +205,10 @@ export function headPart(ui, store, hands = null) {
     }
   }
 
-  /** Checks whether the lines and the heat map fit side by side, with equal rows, and returns the heat map's options. */
+  /**
+   * Places the lines beside the heat map if both fit, so that the rows have the same height. Returns the heat map's
+   * options.
+   */
   function layout() {
     const { state } = now;
     const { rows, columns, away } = shown.head;

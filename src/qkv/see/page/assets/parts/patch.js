@@ -76,8 +76,8 @@ function headsOf(at, { heads, kv_heads }) {
 }
 
 /**
- * Returns menu options for the heads of an activation. If several heads share keys and values, the option of a
- * key/value head lists these heads.
+ * Returns menu options for the heads of an activation. If several query heads share one key/value head, the menu option
+ * for the key/value head also names the query heads.
  * @param {string} at
  * @param {any} model
  */

@@ -8,9 +8,9 @@ import { el, svg } from "../base/elements.js";
 /** @typedef {Pick<DOMRect, "left" | "top" | "width" | "height">} Box */
 /** @typedef {Map<HTMLCanvasElement, SVGElement>} Canvases  the contents of each canvas as SVG */
 
-// the margin of a picture; a canvas with at most this many pixels on each side is written as one square per pixel
+// MARGIN: the margin of a picture. PIXELS: the largest width and height of a canvas that becomes one square per pixel.
 const [MARGIN, PIXELS] = [16, 128];
-// a heat map with more pixels than this is cut to its window; the number of PNG pixels for each CSS pixel
+// UNFOLDED: a heat map with more pixels is cut to its window. SHARP: the number of PNG pixels for each CSS pixel.
 const [UNFOLDED, SHARP] = [4e6, 2];
 const SVG_STYLE = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linecap",
   "opacity", "font-family", "font-size", "font-weight", "font-style", "text-anchor", "dominant-baseline", "paint-order"];
@@ -69,8 +69,9 @@ function canvasesOf(ui) {
 function drawnOf(ui, node, canvases, caption) {
   const out = svg("g");
   const frame = node.getBoundingClientRect();
-  // The bottom edge of the picture starts at the top of the frame. Each drawn element moves this edge down to its own
-  // bottom. The bottom of the frame is not used, because the space above it may belong to elements outside the picture.
+  // The picture ends at the bottom of its lowest element. So its bottom edge is first set to the top of the frame, and
+  // each drawn element can move the edge down. The picture does not extend to the bottom of the frame, because the
+  // frame may contain elements that the picture omits.
   const edges = [frame.left, frame.top, frame.right, frame.top];
   /** @param {DOMRect} box */
   const widen = ({ left, top, right, bottom }) => {

@@ -26,7 +26,7 @@ export function pythonOf(data, { state, original }) {
     "import numpy as np",
     "import qkv",
     "",
-    `model = qkv.load(${data.stories?.length ? "" : JSON.stringify(data.model)})`, // a model with stories is the default model: load() needs no name
+    `model = qkv.load(${data.stories?.length ? "" : JSON.stringify(data.model)})`, // only the default model has stories, and load() without a name loads the default model
     `text = ${JSON.stringify(text)}`,
     ...(plain ? [] : ["ids = list(model.tokenize(text).ids)"]),
     `trace = model.trace(${plain ? "text" : "ids"}, logits=True${edit.join("\n")})`,
@@ -51,7 +51,7 @@ function pythonRecord(edit) {
 }
 
 /**
- * Python code of the records that mask links between tokens; many links are written as a loop.
+ * Returns Python code for edit records that mask links between tokens. For more than one link, the code is a loop.
  * @param {{rows: number[][], layer?: number, head?: number}} masks
  */
 function pythonMasks({ rows, layer, head }) {

@@ -1,5 +1,6 @@
-// The sentence of the live page: the reader's text, its words as chips, the controls for the chosen word, and the
-// controls for the whole text: examples, undo, the original, the address, the code in Python.
+// The sentence of the live page: the reader's text, its words as chips, and two groups of controls. One group changes
+// the chosen word. The other group is for the whole text: examples, undo, comparison with the original, address, and
+// Python code.
 
 import { roving } from "../base/controls.js";
 import { el, fill, word } from "../base/elements.js";
@@ -263,7 +264,10 @@ function chosenWord(store) {
     swapFor(put);
   });
 
-  /** Masks a word: by an edit if the word is one token, or else by a new text. A swapped word becomes the original word. */
+  /**
+   * Masks the chosen word. If the word is one token, an edit masks the word; otherwise, the mask token replaces the word
+   * in the text. If the word is swapped, the function restores the original word instead.
+   */
   function maskIt() {
     const { edits } = store.state;
     if (span.kinds.includes("swapped")) store.set({ edits: swapping(edits, span.token, null) });

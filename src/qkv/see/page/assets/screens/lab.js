@@ -45,7 +45,7 @@ const ON_TAB = {
   result: ["outcome"],
 };
 const ABOVE = ["sentence", "writing", "changes"]; // these regions are above the headline
-const INSIDE = ["map", "motion", "steps", "block"]; // parts of the unfolded page: if `state.only` lists one of them, the page is unfolded
+const INSIDE = ["map", "motion", "steps", "block"]; // parts that need an unfolded page: if `state.only` lists one, the page is unfolded
 const SAYING = ["headline", "outcome"]; // the parts in the box of the headline
 const SAVED = ["map", "head", "steps", "outcome", "second"]; // the regions that can be saved
 const REGIONS = {
