@@ -93,7 +93,8 @@ million words (`training/books.csv`; books with `use: no` are left out), and Wor
 Debian's package `wordnet-base`. Sentences with a word of `training/dropped_words.txt` (slurs and
 explicit words) are dropped, and none of these words is in the vocabulary. Two groups of
 books were kept from training: {held_out} books, including all books of five authors, on which the
-results were measured, and {chosen} books, which served to choose weights and mixtures.
+results were measured, and {chosen} books, which served to choose between trained models, and
+between mixtures of training texts.
 
 Modern words are rare in these books, and have other meanings there: {rare}. What the model knows
 about these words comes from WordNet's examples."""

@@ -6,8 +6,8 @@ Books marked `use: no` are left out. Sentences that contain a word of `dropped_w
 out too.
 
 Tokenizers and training do not read all books: they skip all books of some authors, and some books
-of other authors. Books of the part "choose" are for choosing weights and mixtures. Books of the
-part "test" are only for reporting results.
+of other authors. Books of the part "choose" serve to choose between trained models, and between
+mixtures of training texts. Books of the part "test" are only for reporting results.
 """
 
 from __future__ import annotations
@@ -89,7 +89,11 @@ def listed(path: Path = LISTED) -> list[Book]:
 
 
 def part_of(row: dict[str, str]) -> str:
-    """Return the part of a book's author; if the author has no part, the path decides the part."""
+    """Return a book's part: "train", "choose" or "test".
+
+    All books of an author in `_AUTHORS` are in one part. For other authors, the path of each book
+    determines its part.
+    """
     for part, authors in _AUTHORS.items():
         if row["author"] in authors:
             return part
@@ -215,7 +219,10 @@ def has_dropped(text: str) -> bool:
 
 @cache
 def is_dropped(word: str) -> bool:
-    """Return whether a lower-case word, its plural, or a part between hyphens is dropped."""
+    """Return whether a lower-case word, or one of its parts between hyphens, is dropped.
+
+    A dropped word with "s" or "'s" at its end is dropped too.
+    """
     parts = {word, *word.split("-")}
     ends = {part.removesuffix("'s") for part in parts}
     return bool((ends | {one[:-1] for one in ends if one.endswith("s")}) & dropped())

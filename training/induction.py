@@ -92,8 +92,8 @@ class Repeats:
     def draw(self, rng: np.random.Generator) -> tuple[Array, Array]:
         """Return texts (B, T), and a row for each token of a second copy, (n, 3).
 
-        A row contains the number of the text, the token's position, and the position after its
-        first copy.
+        A row contains three indices: the index of the text, the token's position, and the position
+        that follows the same token in the first copy.
         """
         texts, positions = [], []
         for number in range(self.texts):

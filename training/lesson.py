@@ -1,8 +1,9 @@
 """Rules that choose sentences and heads for the cards of the live page (`play_cards`).
 
-Most cards use the *lesson's sentence*. In this sentence, the missing word gives a content word of
-the filler (see `stories.txt`) a weight of 0.5 or more in some head. This is the head's largest
-weight from the missing word, and the content word is not a neighbour of the missing word. Masking
+Most cards use the *lesson's sentence*. Such a sentence consists of a frame and a filler, which
+`stories.txt` lists. In some head, the missing word looks at a content word of the filler with a
+weight of 0.5 or more. This is the missing word's largest weight in the head, and the content word
+is not a neighbour of the missing word. Masking
 the content word changes the first guess, and so does ablating the head. If several sentences
 qualify, the rule prefers sentences in which *neighbour* and *other* (see below) are found. Of these
 sentences, it chooses the sentence with the most probable first guess. If *neighbour* and *other*
@@ -22,8 +23,8 @@ sentences.
   the largest weight, which must be 0.4 or more. This head is not the head of *neighbour*. If
   possible, this head is in the layer of the lesson's head.
 - *causal*: a sentence whose filler comes after the gap, and whose first guess changes under a
-  causal mask. Of these sentences, the rule chooses the sentence whose first guess loses most
-  probability.
+  causal mask. Of these sentences, the rule chooses the sentence in which the causal mask
+  divides the probability of the original first guess by the largest factor.
 - *equal*: two heads in which the missing word gives its largest weight to the same content word.
   Both weights are 0.4 or more, and they differ by at most 0.01. But ablating one of the two heads
   moves at least 0.1 more probability than ablating the other head. The rule prefers pairs in which
@@ -166,7 +167,10 @@ class Sentence:
         return [{"op": "hide", "token": place} for place in self.words[word]]
 
     def top(self, head: Head) -> tuple[str, float]:
-        """Return the token with a head's largest weight from the missing word, and this weight."""
+        """Return the token that gets a head's largest weight, and this weight.
+
+        The query is the missing word.
+        """
         row = self.looks[head]
         return self.text.tokens[int(row.argmax())], float(row.max())
 
@@ -285,7 +289,7 @@ def _cue(sentence: Sentence) -> set[str]:
 
 
 def _large(sentences: Sequence[Sentence]) -> Iterator[tuple[float, Sentence, Head, str]]:
-    """Return large weights from the missing word on words of the filler."""
+    """Yield the large weights whose query is the missing word and whose key is in the filler."""
     for sentence in sentences:
         for head in np.ndindex(*sentence.looks.shape[:2]):
             word, weight = sentence.top(head)

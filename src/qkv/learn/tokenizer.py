@@ -28,8 +28,8 @@ def train_tokenizer(
     Training runs in a separate process, which Ctrl-C ends immediately. A word of more than 100
     letters (300 bytes) is first cut into parts of 100 letters, because the time grows with the
     square of the length. A "wordpiece" tokenizer also cuts long words when it tokenizes texts,
-    because they would otherwise be unknown words. Words of at most 100 letters are not cut, and
-    keep their tokens.
+    because they would otherwise be unknown words. The cutting does not change how words of at
+    most 100 letters are tokenized.
 
     Args:
         lines: lines of text.

@@ -67,8 +67,9 @@ def _wordpiece(lines: list[str], vocabulary: int) -> "tokenizers.Tokenizer":
     letters = _letters(map(first.normalizer.normalize_str, lines), vocabulary // 4)
     inside = [f"##{letter}" for letter in letters if _is_inside_words(letter)]
     # If several pairs of tokens are equally frequent, the trainer joins the pair with the lowest
-    # ids. The ids of tokens such as "##a" would differ between two runs of the trainer. As special
-    # tokens, they get ids in the order of `inside`, so that equal runs give equal tokenizers.
+    # ids. The ids of tokens such as "##a" would differ between two runs of the trainer. Therefore
+    # the trainer gets these tokens as special tokens, whose ids follow the order of `inside`. Equal
+    # runs then give equal tokenizers.
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocabulary,
         special_tokens=[*_SPECIAL, *inside],

@@ -469,7 +469,11 @@ def test_a_trace_alone_goes_as_far_as_it_holds(family: Any, layer: int) -> None:
     )
     without = walk(model.trace(IDS), layer, 1)
     assert behind(without) == recomputed[:-2]
-    assert '; trace(text, logits=True) keeps "logits"' in without.steps[-1].note
+    assert without.steps[-1].note.endswith(
+        "walk(trace, model=...) shows how these numbers are computed, and adds the steps up to the "
+        "predicted words; without model=..., a walk shows the logits of a trace made with "
+        "trace(text, logits=True)"
+    )
 
 
 def test_of_a_trace_alone_the_order_is_that_of_its_block() -> None:

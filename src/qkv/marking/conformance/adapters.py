@@ -15,7 +15,7 @@ import numpy as np
 from qkv.extras import need
 from qkv.marking.conformance.called import Callee, callee
 
-# libraries do not document their results if masked positions hold NaN
+# libraries do not document which results they give for NaN at masked positions
 _UNSAID = frozenset({"hidden NaN"})
 _NO_FLOAT_MASK = _UNSAID | {"float mask"}
 _FAR = 1 << 30  # the size that stands for "no limit" on one side of a window

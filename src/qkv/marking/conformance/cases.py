@@ -216,7 +216,7 @@ def _both_set(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
 def _pair(one: Case, other: Case, dtype: str) -> Case:
     """Create a case that combines the options of two cases.
 
-    The new case tests only one feature: of the features of `one` and `other`, the feature that
+    The new case tests only one feature: the feature of `one` or the feature of `other`, whichever
     comes later in `FEATURES`.
     """
     later = max(one, other, key=lambda case: FEATURES.index(case.feature))

@@ -17,10 +17,12 @@ _LARGE = 10_000  # To save time, cases with more array elements than this are sk
 _ROUNDING = 1e-5  # Allowed rounding error, relative to the largest number.
 # If the defects of earlier features explain more than 80% of the cases, no new defect is tried.
 _ENOUGH = 0.8
-# A defect explains a function's output only if this output is at least three times closer to the
-# output with the defect than to the right output.
+# A defect explains a wrong output only if the formula comes at least three times closer to this
+# output with the defect than without the defect.
 _CLOSER = 3.0
-_ROUGH = 0.6  # The second number of `_score` is at most this if only the size of errors is known.
+# If a defect predicts only the size of the errors, `_score` limits the fraction of explained cases
+# to 0.6.
+_ROUGH = 0.6
 _LIKE = 3.0  # A defect that predicts an error of 0.1 explains errors below 0.3.
 
 

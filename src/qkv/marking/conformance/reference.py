@@ -80,7 +80,7 @@ class Expected(NamedTuple):
     weights: Array
     lse: Array
     seen: Array
-    largest: float  # the largest absolute score of an unmasked key after any line of `_SCORES`
+    largest: float  # the largest absolute score of an unmasked key, over all lines of `_SCORES`
     d_query: Array | None = None
     d_key: Array | None = None
     d_value: Array | None = None
@@ -179,7 +179,10 @@ def defects() -> tuple[Defect, ...]:
 
 
 def _running(s: Array, tile: int, sinks: Array | None) -> Array:
-    """For each key, return the largest sink or score up to the end of the key's tile."""
+    """Return the running maximum after each key's tile.
+
+    The maximum covers all sinks, and the scores from the first key to the end of the tile.
+    """
     best = np.maximum.accumulate(s, axis=-1)
     ends = np.minimum((np.arange(s.shape[-1]) // tile + 1) * tile, s.shape[-1]) - 1
     best = best[..., ends]

@@ -19,8 +19,8 @@ class RotaryDefaults(NamedTuple):
 
     Attributes:
         base: the base, if the config has no `rope_theta`.
-        table: the value of `rope_parameters`, if the config has neither this key nor
-            `rope_scaling`.
+        table: the default for `rope_parameters`. It is used if the config has neither
+            `rope_parameters` nor `rope_scaling`.
         partial: the rotated fraction of each head, if the config has no `partial_rotary_factor`.
             None for families that always rotate whole heads.
         spellings: maps the family's own names for kinds of scaling to qkv's names, such as "su" to
@@ -37,7 +37,7 @@ _USUAL = RotaryDefaults()
 
 
 def read_rotary(config: Config, size: int, defaults: RotaryDefaults = _USUAL) -> Rotary:
-    """Return the rotary positions of all layers, from `rope_parameters` or older keys.
+    """Return the rotary positions of all layers, from `rope_parameters` or older config keys.
 
     Args:
         config: a config with `rope_parameters`, or with `rope_theta` and `rope_scaling`.
@@ -86,10 +86,10 @@ def read_rotaries(config: Config, size: int, kinds: Mapping[str, OlderKeys]) -> 
     """Return the rotary positions of each kind of layer, e.g. of layers with windows.
 
     Args:
-        config: a config whose `rope_parameters` has a dict per kind of layer, or a config with
-            older keys.
+        config: a config whose `rope_parameters` has a dict per kind of layer, or an older config
+            with the keys in `kinds`.
         size: d, the size of a head's queries and keys.
-        kinds: the older keys of each kind of layer.
+        kinds: for each kind of layer, the keys that older configs use for its rotary positions.
 
     Raises:
         ModelError: as for `read_rotary`.

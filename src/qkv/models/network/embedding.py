@@ -338,7 +338,10 @@ def for_grid(table: Array, grid: tuple[int, int], wanted: tuple[int, int]) -> Ar
 
 
 def for_grid_back(grad: Array, grid: tuple[int, int], wanted: tuple[int, int]) -> Array:
-    """Return the gradient for `table` in `for_grid`, given the gradient for its result."""
+    """Return the gradient for the table, given `grad`, the gradient for the interpolated table.
+
+    This is the backward pass of `for_grid`.
+    """
     back = [resampling(*pair).T for pair in zip(grid, wanted, strict=True)]
     return np.concatenate([grad[:1], _resampled(grad[1:], wanted, back)])
 

@@ -43,8 +43,8 @@ class Dynamic:
     Only `model(ids)` and `generate` use the length of the longest text in the batch, as
     transformers does. Cached keys keep the rotation of the call that computed them. For a text
     longer than `limit`, one call with the whole text therefore gives other results than one call
-    per token. In qkv, the base of a call depends only on the texts of this call; in transformers,
-    it also depends on earlier calls.
+    per token. In qkv, a call computes the base only from its own texts; in transformers, the base
+    also depends on earlier calls.
 
     Source:
         "NTK-aware" scaling by bloc97, made dynamic by emozilla (2023); Peng et al. 2023, YaRN,

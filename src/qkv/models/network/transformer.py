@@ -163,8 +163,8 @@ class Transformer:
         """Return a mask (B, T) of the columns to compute, given a mask (B, T) of the tokens.
 
         The result also selects masked columns between two tokens, so that the distance between the
-        tokens does not change. In models with ALiBi, distances do not count masked columns, so the
-        result is `mask`.
+        tokens does not change. In models with ALiBi, the distance between two tokens counts only
+        unmasked columns. Masked columns can therefore be left out, and the result is `mask`.
         """
         has_alibi = any("alibi_slopes" in options for options in self.options)
         return mask if has_alibi else without_holes(mask)

@@ -254,7 +254,8 @@ def traced_steps(walk: Walk) -> None:
     _later(walk)
     if "logits" not in trace:
         walk.end(
-            f'{_NEEDED}, and continues up to the words; trace(text, logits=True) keeps "logits"'
+            f"{_NEEDED}, and adds the steps up to the predicted words; without model=..., "
+            "a walk shows the logits of a trace made with trace(text, logits=True)"
         )
         return
     logits, position = trace["logits"][0], walk.position
@@ -267,7 +268,7 @@ def traced_steps(walk: Walk) -> None:
 
 
 def _sum_row(walk: Walk) -> str:
-    """Return the name of the row in steps.json for the last sum of a block."""
+    """Choose a row of steps.json for the block's output (its last sum); return the row's name."""
     if ("mlp_out", walk.layer) not in walk.trace:
         return "output"
     both = ("resid_mid", walk.layer) not in walk.trace

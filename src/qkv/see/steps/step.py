@@ -323,17 +323,17 @@ class Walk:
 
     @property
     def position(self) -> int:
-        """Return the query to which the written-out sums and the predicted words belong."""
+        """Return the query for which the walk writes out sums and predicts words."""
         return self.cell[0]
 
     @property
     def own_name(self) -> str:
-        """Return the name of the model's array with which `last_compared` is compared."""
+        """Return the name of the model's array that the walk compared last."""
         return self.compared[-1][1]
 
     @property
     def own(self) -> Array:
-        """Return the model's array `(n, m)` with which `last_compared` is compared."""
+        """Return the model's array `(n, m)` that the walk compared last."""
         return self.compared[-1][2]
 
     @property
@@ -401,7 +401,7 @@ class Walk:
         return spell(step.name, step.op, cell, self.arrays, step.rows, columns, most)
 
     def count(self, side: str) -> str:
-        """Return the letter for the number of queries or keys in shapes: "T", "L" or "S"."""
+        """Return the letter that stands for the number of queries or keys: "T", "L" or "S"."""
         return "T" if self.same else "L" if side == "queries" else "S"
 
     def write(

@@ -203,8 +203,8 @@ def walk_layer(
     if others:
         raise ValueError(
             f"walk: {', '.join(sorted(others))} is not an option of a walk (the "
-            f"options are {', '.join(sorted(KNOWN))}): qkv.show shows the weights of "
-            "layer.trace(x, ...)"
+            f"options are {', '.join(sorted(KNOWN))}). To see the weights with other options, "
+            "use qkv.show(layer.trace(x, ...))"
         )
     attn = layer.attn if isinstance(layer, Block) else layer
     if isinstance(layer, Block) and context is not None:

@@ -1,9 +1,9 @@
 // The forward pass of an encoder or a decoder, in order from top to bottom: tokens, vectors, attention, MLP, logits.
-// As in Python, a design lists the options of a family of models (parameters.js). A reader can change a
-// run with edits (edits.js). T is the number of tokens, D the size of a vector, H the number of heads, d the size of a
-// head, F the hidden size of the MLP, V the size of the vocabulary. A step of `forward` maps names in a trace to arrays.
-// The results are equal to the model's own except for rounding. While a text is generated (generate.js), only the
-// last L of the T tokens are computed; `first` is the number of earlier tokens.
+// As in Python, a design lists the options of a family of models (parameters.js). A reader can change a run with edits
+// (edits.js). T is the number of tokens, D the size of a vector, H the number of heads, d the size of a head, F the
+// hidden size of the MLP, V the size of the vocabulary. `forward` returns steps; each step is an object that holds
+// arrays under their names in a trace. The results are equal to the model's own except for rounding. While a text is
+// generated (generate.js), only the last L of the T tokens are computed; `first` is the number of earlier tokens.
 
 import { changed, editsOf, hiddenBy, scaleOf, stageOf, without } from "./edits.js";
 import { ACTIVATIONS, add, capped, linear, normalized, rotated, scoresOf, softmax, weigh } from "./layers.js";
@@ -220,8 +220,8 @@ export function handedOn(step) {
 
 /**
  * The forward pass: the embeddings, then every layer. The forward pass pauses before each layer, so that the worker can
- * do more urgent work. Results in `memory` are not computed again. The key of a result consists of the input of the
- * layer's part, and of the edits that change this part.
+ * do more urgent work. Results in `memory` are not computed again. `memory` stores a result under a name; this name
+ * contains the `key` of the result's input, and the edits of this part of the layer.
  * @param {Model} model
  * @param {Memory} memory
  * @param {number[]} ids  (T)

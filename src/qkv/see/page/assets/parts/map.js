@@ -48,8 +48,8 @@ const MEASURES = [
 ];
 
 /**
- * The heads of a text, ordered by a measure, as [layer, head, value of the measure], and the number of heads in each
- * row of the map. If `order` is not a measure, the last layer comes first.
+ * Returns the model's heads, ordered by a measure of their weights in a text. Each head is [layer, head, value of the
+ * measure]. `wide` is the number of heads in each row of the map. If `order` is not a measure, the last layer comes first.
  * @param {Text} text
  * @param {string} order
  * @returns {{all: OrderedHead[], wide: number}}

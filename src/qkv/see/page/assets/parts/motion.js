@@ -27,7 +27,7 @@ const TALL = 22; // the height of a row, in pixels
 const GAP = 6; // the gap above the sum, in pixels
 
 /**
- * One key of the animated row; if `others` is true, the row shows the sum of several keys, and no score.
+ * A row of the animation. It shows one key; if `others` is true, it shows the sum of several keys, and no score.
  * @typedef {object} Rising
  * @property {string} name
  * @property {boolean} others
@@ -223,8 +223,8 @@ function drawMoment(pen, row, colours, at, wide) {
   }
 
   /**
-   * Draws a score as a bar from 0. While the score becomes a weight, the bar moves to the left edge and changes its
-   * length: a weight of 1 has the full width.
+   * Draws a score as a bar from 0. While the score becomes a weight, the bar moves to the left edge, and its length
+   * changes to the length for the weight. The bar for a weight of 1 has the full width of the picture.
    * @param {number} r
    * @param {number} share
    */
@@ -372,8 +372,8 @@ export function motionPart(ui) {
   }
 
   /**
-   * Page Down moves to the beginning of the current moment; if the slider is there already, it moves to the beginning
-   * of the previous moment. Page Up moves to the beginning of the next moment.
+   * Page Up moves the slider forward, to the start of the next moment. Page Down moves the slider back, to the start of
+   * the current moment; if the slider is there already, Page Down moves it to the start of the previous moment.
    * @param {KeyboardEvent} event
    */
   function leap(event) {

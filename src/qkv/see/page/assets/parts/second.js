@@ -103,8 +103,8 @@ export function secondPart(ui, store) {
 }
 
 /**
- * The similarity of the chosen tokens, and the heads in which they look at different words; returns the function that
- * draws the chart.
+ * Fills `box` with the similarity of the chosen tokens, and with the heads in which they look at different words.
+ * Returns a function that draws the chart of the similarity.
  * @param {Two} now
  * @param {HTMLElement} box
  * @param {number} other

@@ -38,8 +38,8 @@ function withRow(edits, layer, head, query, weights) {
 }
 
 /**
- * A row of weights after the weight of one key changes. All other keys get the remaining weight, in proportion to their old weights, or in
- * equal parts if their old weights are 0. The sum is 1, to seven digits.
+ * Sets the weight of one key in a row of weights, and returns the new row. All other keys share the remaining weight, in
+ * proportion to their old weights, or in equal parts if their old weights are 0. The sum is 1, to seven digits.
  * @param {ArrayLike<number>} row
  * @param {number} key
  * @param {number} weight  from 0 to 1
@@ -283,8 +283,8 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     update(next) {
       hand.update(next);
       settle();
-      // if a keyboard key is pressed after this update but before the next `set`, the key press must change the row
-      // of the new run
+      // the reader can press a keyboard key before the next `set`: the key press must then change the weights of
+      // `next.run`
       if (told && next.run?.tokens.length === told.run.tokens.length) told = { ...told, run: next.run };
     },
   };

@@ -93,7 +93,7 @@ function isPiece(token, text, at) {
  * Returns a state whose positions all exist in this run, and whose heads all exist in the model.
  * @param {PlayState} state
  * @param {Run} run  of its text
- * @param {{text: string, run: Run} | null} before  the text of the state's positions; null if `run` is of this text
+ * @param {{text: string, run: Run} | null} before  the earlier text, if the positions in the state still refer to it; otherwise null
  * @param {any} model
  */
 export function placed(state, run, before, model) {
