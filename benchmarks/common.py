@@ -113,7 +113,9 @@ def share_of_peak(least: float, aim: float | None = None, way: str = "qkv") -> G
 
 def share_of_reading(least: float, way: str = "qkv") -> Goal:
     """Make a goal: reach at least this share of the machine's read rate."""
-    return Goal("share of the read rate", lambda row: row["ways"][way]["share"], "%", least=least)
+    return Goal(
+        "share of the machine's read rate", lambda row: row["ways"][way]["share"], "%", least=least
+    )
 
 
 def within(most: float, way: str, of: str = "qkv") -> Goal:

@@ -60,16 +60,23 @@ def reading(model: qkv.Model, theirs, ids: np.ndarray) -> Row:
 
 
 def writing(model: qkv.Model, theirs, ids: np.ndarray, count: int) -> Row:
-    """Make the row of greedy generation; the first tokens must equal those in float64."""
+    """Make the benchmark's row of greedy generation.
+
+    Except in bfloat16, the first tokens must equal the tokens that the model generates in float64.
+    """
     half = in_type(model, "bfloat16")
     truth = written(in_type(model, "float64"), ids, min(count, 8))
 
     def error(found: list[int]) -> float:
-        """Return 0 if the first tokens equal those in float64, else 1."""
+        """Return 0 if the first tokens equal the tokens generated in float64, else 1."""
         return float(list(found[: len(truth)]) != truth)
 
     def cost(size: int) -> float:
-        """Return the bytes to read: for each token, all weights and all earlier keys and values."""
+        """Return the number of bytes to read from memory for all new tokens.
+
+        For each new token, the model reads all weights, and the keys and values of all earlier
+        tokens.
+        """
         layer = 2 * 3 * 64 * size  # the bytes of the keys and values of a token
         seen = sum(range(ids.shape[1], ids.shape[1] + count))
         weights = sum(array.size for array in model.parameters.values()) * size
@@ -86,7 +93,7 @@ def writing(model: qkv.Model, theirs, ids: np.ndarray, count: int) -> Row:
         faster("transformers", 2.0),
         share_of_reading(0.75),
         Goal(
-            "share of the read rate, bfloat16",
+            "share of the machine's read rate, bfloat16",
             lambda row: row["ways"]["qkv, bfloat16"]["share"],
             "%",
             least=0.60,

@@ -92,9 +92,9 @@ _READ = """\
 million words (`training/books.csv`; books with `use: no` are left out), and WordNet 3.0 from
 Debian's package `wordnet-base`. Sentences with a word of `training/dropped_words.txt` (slurs and
 explicit words) are dropped, and none of these words is in the vocabulary. Two groups of
-books were kept from training: {held_out} books, including all books of five authors, on which the
-results were measured, and {chosen} books, which served to choose between trained models, and
-between mixtures of training texts.
+books were kept from training. The results were measured on the {held_out} books of the first group,
+which includes all books of five authors. The {chosen} books of the second group served to choose
+between trained models, and between mixtures of training texts.
 
 Modern words are rare in these books, and have other meanings there: {rare}. What the model knows
 about these words comes from WordNet's examples."""
@@ -116,9 +116,9 @@ We wrote these sentences (`training/ten.txt`) before we ran the model on them, a
 _SENSES = """\
 The numbers below are measured on example sentences of WordNet that neither the tokenizer nor the
 training has seen: the sentences with `int(sha256(sentence).hexdigest(), 16) % 12 == 0`. *Sense*:
-the share of {uses:,} uses of words in which the vector of the word is nearer to the right
-definition than to the definitions of the word's other senses. *AUC*: the probability that two uses
-of a word in the same sense are nearer to each other than two uses in different senses ({pairs}
+how often the vector of a word in a sentence is nearer to the definition of the right sense than to
+the definitions of the word's other senses ({uses:,} uses of words). *AUC*: the probability that two
+uses of a word in the same sense are nearer to each other than two uses in different senses ({pairs}
 pairs, {same} of them in the same sense). The vectors of the token table do not depend on the
 context.
 
@@ -187,9 +187,9 @@ def ship(
         source: the source of the books, as for `training.books.read`.
         place: the folder to write; by default the folder of the included encoder or decoder.
         wordnet_folder: the folder of WordNet's files.
-        beside: the folders of other runs, or of models that were made from runs. All models must
-            have the same shape. The weights of the new model are the mean of the weights of all
-            runs.
+        beside: the folders of other runs, or of models that were made from runs. Their parameters
+            must have the same shapes as the parameters of `run`. The weights of the new model are
+            the mean of the weights of all runs.
 
     Returns:
         The folder and its card.
@@ -277,7 +277,7 @@ def _read(listed: Sequence[books.Book], corpus: counting.Corpus) -> str:
 def _together(
     runs: Sequence[Path], chains: Sequence[Sequence[Mapping[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """Return the records of all runs, beginning with the first run and the runs that it continues.
+    """List the records of the runs that `runs[0]` continues, and then the records of all `runs`.
 
     If the included weights are a mean, the last record lists the numbers of the runs in the mean.
     Runs are counted from 1. A member of the mean may be a mean itself; then its entry is a list of
@@ -287,7 +287,10 @@ def _together(
     own = _learned(abouts[-1])
     for other, chain in zip(others, chains[1:], strict=True):
         if other != run and own in map(_learned, chain):
-            raise ValueError(f"book_ship: {other} contains {run} already: give an earlier model")
+            raise ValueError(
+                f"book_ship: {other} already contains the weights of {run}: give a model that was "
+                "made without this run"
+            )
         if all(chain[-1]["settings"] != about["settings"] for about in abouts):
             abouts.append({**chain[-1], "beside": True})
     if others:
@@ -367,7 +370,9 @@ def _guessed(
         f"`{BEFORE[False]}`, which has read only WordNet": fits.guessed(
             qkv.load(BEFORE[False]), gaps
         ),
-        "look-up of the longest context in the same books": counting.looked_up(look_up, gaps),
+        "no model: the most frequent words in the longest context found in the same books": (
+            counting.looked_up(look_up, gaps)
+        ),
     }
     found = evaluate(model, wordnet)
     *_, last = senses(whole, wordnet, held_out_uses(wordnet))["layers"].values()
@@ -446,7 +451,7 @@ def _written(
         f"`{BEFORE[True]}`, which has read only WordNet": fits.continued(
             qkv.load(BEFORE[True]), openings
         ),
-        "look-up of the longest context in the same books": [
+        "no model: the most frequent words in the longest context found in the same books": [
             one._replace(words=one.words[:1])
             for one in counting.looked_up(counting.LookUp(corpus), openings)
         ],

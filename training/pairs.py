@@ -9,15 +9,15 @@ in both directions:
   other words;
 - *noun of an article*: a determiner and its noun, with one or two other words between them;
 - *subject*: a preposition and the nearest pronoun before it that is a subject (he, they);
-- *verb of a preposition*: a preposition and the nearest form of a verb before it, in -ed or -ing;
+- *verb of a preposition*: a preposition and the nearest verb form in -ed or -ing before it;
 - *auxiliary*: a determiner and the nearest auxiliary verb after it (is, will);
-- *noun of an adjective*: the noun that belongs to an article, and the word before this noun; the
-  word can be an adjective;
+- *noun of an adjective*: a word that can be an adjective, and the noun directly after it; a
+  determiner before them belongs to this noun;
 - *noun of a possessive*: a possessive pronoun (his, their) and its noun, with at most two words
   between them;
 - *subject of a possessive*: a possessive pronoun and the nearest pronoun before it that is a
   subject;
-- *verb of an auxiliary*: an auxiliary verb and a form of a verb, in -ed or -ing, with only other
+- *verb of an auxiliary*: an auxiliary verb and a verb form in -ed or -ing, with only other
   auxiliary verbs and adverbs between them.
 
 A noun is the last word before a function word, a punctuation mark or the end of the sentence;
@@ -157,8 +157,9 @@ def pairs_of(
     """Return the pairs of words of each relation.
 
     Args:
-        sentences: the sentences to search for all relations except objects.
-        uses: the uses to search for verbs with objects.
+        sentences: the sentences that provide the pairs of every relation except *object*.
+        uses: the uses of verbs that provide the pairs of the relation *object*; uses of other
+            words are skipped.
         wordnet: the dictionary of nouns, verbs, adjectives and adverbs.
     """
     found: dict[str, list[Pair]] = {key: [] for key, _ in RELATIONS.values()}
@@ -222,8 +223,8 @@ def _pairs_at(
 def others_at(pairs: Sequence[Pair], sentences: Sequence[str], seed: int = 0) -> list[Pair | None]:
     """For each pair, find unrelated words at the same positions of another sentence.
 
-    A position is the number of words before a word. The result of a pair is None if no sentence has
-    unrelated words at the two positions.
+    A position is the number of words before a word. The entry for a pair is None if the search
+    finds no other sentence with unrelated words at the pair's positions.
     """
     rng = np.random.default_rng(seed)
     known = set(pairs)

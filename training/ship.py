@@ -69,11 +69,11 @@ Recipe (name and value of each setting): {recipe}{then}
 
 The numbers below are measured on example sentences of WordNet that neither the tokenizer nor the
 training has seen: the sentences with `int(sha256(sentence).hexdigest(), 16) % 12 == 0`. {choices}
-*Sense*: the share of {uses:,} uses of words in which the vector of the word is nearer to the right
-definition than to the definitions of the word's other senses. *AUC*: the probability that two uses
-of a word in the same sense are nearer to each other than two uses in different senses ({pairs}
-pairs, {same} of them in the same sense). The vectors of the token table do not depend on the
-context.
+*Sense*: how often the vector of a word in a sentence is nearer to the definition of the right sense
+than to the definitions of the word's other senses ({uses:,} uses of words). *AUC*: the probability
+that two uses of a word in the same sense are nearer to each other than two uses in different senses
+({pairs} pairs, {same} of them in the same sense). The vectors of the token table do not depend on
+the context.
 
 | vectors | sense | AUC |
 | --- | --- | --- |

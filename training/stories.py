@@ -78,7 +78,7 @@ class Found:
         median: if the edit removes a head, the median of `drop` over the edits that remove one
             head.
         looks: in the ablated head, the word to which the gap attends most, and its weight.
-        alike: whether masking the word that the head looks at most leads to the same guess.
+        alike: whether masking the word in `looks` leads to the same guess.
     """
 
     candidate: Candidate

@@ -856,7 +856,7 @@ def ones(*shape: int) -> Array:
         (
             lambda: SelfAttention(4)(ones(3, 4), ones(3, 3) > 0),
             ValueError,
-            "the context is x itself: use MultiHeadAttention.* attn_mask=",
+            "context is given, but self-attention has none: use MultiHeadAttention.* attn_mask=",
         ),
         (
             lambda: SelfAttention(4, dtype=np.float16)(ones(2, 4).astype(ml_dtypes.bfloat16)),

@@ -334,7 +334,7 @@ def test_what_has_no_backward_pass_is_refused() -> None:
         block.training_forward(x, cache=KVCache())
     with pytest.raises(TypeError, match="return_weights is not an option here"):
         layer.training_forward(x, return_weights=True)
-    with pytest.raises(ValueError, match="the context is x itself"):
+    with pytest.raises(ValueError, match="context is given, but self-attention has none"):
         SelfAttention(4, seed=0).training_forward(x, x)
     _, saved = layer.training_forward(x)
     with pytest.raises(ValueError, match=r"grad has shape \(3, 4\) and the result has \(1, 3, 4\)"):

@@ -182,4 +182,5 @@ def test_an_output_of_more_numbers_than_any_right_one_is_not_sent(file):
 
 def test_a_function_of_compiled_code_that_does_not_say_its_parameters_may_be_a_helper(file):
     softmax = next(iter(check_file(file(SOFTMAX + "block = max"))))
-    assert "Not marked for block, because the parameters do not fit: block(...)." in softmax.message
+    said = "the parameters of this function do not fit the task: block(...)."
+    assert f"Not marked for the task block, because {said}" in softmax.message

@@ -142,7 +142,7 @@ def test_an_encoder_decoder_has_three_attentions() -> None:
         (
             {"attention": weights(2, 2), "cross_attention": weights(2, 2)},
             TypeError,
-            "attention is for one text, but cross_attention is for two",
+            "attention and cross_attention were both given: give only attention for one text",
         ),
         (
             {"cross_attention": weights(2, 3), "decoder_tokens": ["a", "b"]},

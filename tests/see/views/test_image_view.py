@@ -45,7 +45,7 @@ def test_the_head_with_the_largest_weight_is_shown(image):
     assert (view.layer, view.head, view.strongest, view.half) == (1, 1, (2, 1), 1)
     assert view.sentence == (
         "[CLS] puts weight 0.76 on the patch in row 2, column 1 (red frame), in layer 1, head 1. "
-        "Half of its weight on patches lies on 1 of 12 patches."
+        "Half of the weight on the image lies on 1 of 12 patches."
     )
     found = view.to_dict()
     pattern = trace["pattern", 1][0, :, 0]

@@ -685,9 +685,10 @@ def test_the_shift_of_a_trace_is_a_view(minilm: Model) -> None:
     place = moved.argmax()
     lowest = ", the lowest of all" if place == cosine.argmin() else ""
     assert view.sentence == (
-        f"{trace.tokens[1 + place]} has the longest arrow: {moved[place]:.2f} in the plane, where "
-        "vectors have length 1 and each set is centred. The cosine between its static vector and "
-        f"its vector after layer 5 is {cosine[place]:.3f}{lowest}."
+        f"{trace.tokens[1 + place]} has the longest arrow: {moved[place]:.2f} in the plane. Before "
+        "the projection onto the plane, all vectors are scaled to length 1, and then each set of "
+        "vectors is centred. The cosine between the word's static vector and its vector after "
+        f"layer 5 is {cosine[place]:.3f}{lowest}."
     )
     middle = trace.hidden_states[3][0, 8].astype(float)
     turned = middle @ static[7] / np.linalg.norm(middle) / np.linalg.norm(static[7])

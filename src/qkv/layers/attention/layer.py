@@ -286,7 +286,8 @@ class MultiHeadAttention(Parts):
         if cu_lengths is not None:
             if others is not None:
                 raise ValueError(
-                    f"{call}: cu_lengths cannot be used with a context: each text attends to itself"
+                    f"{call}: cu_lengths cannot be used with a context, because each packed text "
+                    "attends only to itself: omit cu_lengths or the context"
                 )
             if words.ndim != 2:
                 raise ValueError(
@@ -423,8 +424,8 @@ class SelfAttention(MultiHeadAttention):
         """Check the arguments of a call, as `MultiHeadAttention` does."""
         if context is not None:
             raise ValueError(
-                f"{self._weights.call}: the context is x itself: use MultiHeadAttention for "
-                "another context, and pass a mask as attn_mask=..."
+                f"{self._weights.call}: context is given, but self-attention has none: use "
+                "MultiHeadAttention for a context, and attn_mask=... for a mask"
             )
         return super().check(x, context, *args, **fields)
 

@@ -43,7 +43,10 @@ class Rotary:
         return rotate_pairs(x, cos, sin, interleaved=self.interleaved)
 
     def rotate_back(self, grad: Array, positions: Array, length: int | Array) -> Array:
-        """Rotate the gradient for rotated `x` backwards, which gives the gradient for `x`."""
+        """Compute the gradient for `x` from `grad`, the gradient for rotated `x`.
+
+        The function rotates `grad` by the opposite angles.
+        """
         cos, sin = self.rotation(grad, positions, length)
         return rotate_pairs(grad, cos, -sin, interleaved=self.interleaved)
 

@@ -113,7 +113,8 @@ def _without_helpers(marked: list[_Verdict]) -> list[CheckResult]:
     if not answers:
         return [result for result, _ in marked]
     helpers = "".join(
-        f"\nNot marked for {result.task}, because the parameters do not fit: {helper}."
+        f"\nNot marked for the task {result.task}, because the parameters of this function do not "
+        f"fit the task: {helper}."
         for result, helper in marked
         if helper
     )

@@ -96,7 +96,12 @@ class Remotes:
         return unpack(packed, self._held)
 
     def _held(self, number: int, thing: Any) -> Any:
-        """Return the object with this number, after updating it from `thing` or replacing it."""
+        """Update the object with this number from `thing`, and return the object.
+
+        If the contents of `thing` cannot be copied into the object, the function returns `thing`
+        (or, for an `Opaque`, a new proxy), which then has this number. If `thing` is None, the
+        object stays unchanged.
+        """
         before = self._things.get(number)
         if thing is None or isinstance(before, Elsewhere) or _write(before, thing):
             return before

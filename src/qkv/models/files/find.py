@@ -202,7 +202,7 @@ def _download(name: str, hub_id: str, revision: str | None, known: Known | None,
         folder = hub.snapshot_download(hub_id, revision=revision, allow_patterns=NEEDED)
     except Exception as error:  # An error of the Hub's library, of HTTP or of the system.
         raise FileNotFoundError(
-            f"load: {name} was not found: {tried}, and not downloaded from the Hub as {hub_id} "
-            f"({first_line(error)}). Try one of these: {ways}"
+            f"load: {name} was not found: {tried}, and the download of {hub_id} from the Hub "
+            f"failed ({first_line(error)}). Try one of these: {ways}"
         ) from error
     return Path(folder)

@@ -75,7 +75,7 @@ class Fused:
 
 
 def fused(name: str, *parts: str, shares: tuple[int, ...] = ()) -> dict[str, Fused]:
-    """Return a dict from each name in `parts` to its `Fused`: its columns in the tensor `name`.
+    """Map the name of each part to a `Fused`, which gives the part's columns in the tensor `name`.
 
     >>> fused("wi", "gate_proj", "up_proj")["up_proj"]
     Fused(name='wi', index=1, count=2, groups=1, shares=())
@@ -85,7 +85,7 @@ def fused(name: str, *parts: str, shares: tuple[int, ...] = ()) -> dict[str, Fus
 
 
 def projections(prefix: str, *theirs: str, ours: str = "blocks.*.attn.") -> dict[str, str]:
-    """Map qkv's name of each projection of an attention to its name in the files.
+    """Map qkv's names of an attention layer's projections to the names in the files.
 
     >>> projections("h.*.", "q", "k", "v", "o")["blocks.*.attn.out_proj"]
     'h.*.o'
@@ -117,7 +117,7 @@ class Family:
         layout: whether files hold the linear weights of blocks as (out, in) or as (in, out).
         prefix: the prefix of all names in the files of a model with a head.
         old_prefix: the prefix of all names in old files.
-        old: maps the end of a name in old files to the end of this name in current files.
+        old: maps the end of a name in old files to the end of the same tensor's new name.
         instead: maps the name of an optional tensor to the name of a substitute. If the optional
             tensor is missing, qkv reads the substitute.
         body: the prefixes of the names of all tensors that qkv reads. Tensors without these
@@ -152,7 +152,7 @@ class Family:
         return Config(values, source, self.defaults, self.spellings)
 
     def today(self, stored: str) -> str:
-        """Convert a tensor's name in a file to its name in current files, without the prefix."""
+        """Remove the prefix from a tensor's name, and replace an old name by the new name."""
         name = stored.removeprefix(self.prefix).removeprefix(self.old_prefix)
         for old, new in self.old.items():
             name = name.removesuffix(old) + new if name.endswith(old) else name

@@ -60,7 +60,8 @@ def save_model(
     kind = dtype or next(iter(weights.parameters.values())).dtype
     about = {key: value for key, value in (config or {}).items() if key != "torch_dtype"}
     last = None if config is None else {**about, "dtype": kind.name}
-    listed = {**others, CONFIG: last}  # The config is last: a folder with a config is complete.
+    # The config is written last, so a folder with a config is complete.
+    listed = {**others, CONFIG: last}
     contents = {inner / WEIGHTS: save(arrays, {"format": "pt"})}
     contents |= {home / name: content for name, content in sentence.to_files().items()}
     contents |= {

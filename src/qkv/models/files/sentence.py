@@ -96,9 +96,10 @@ class Sentence:
     def tells_texts_apart(self) -> bool:
         """Whether the two texts of a pair get different segments (`token_type_ids`).
 
-        As in transformers, the two segments differ if `model_input_names` holds "token_type_ids".
-        If the key `model_input_names` is missing, the two segments are equal only if
-        `tokenizer_class` is a general class such as "PreTrainedTokenizerFast".
+        As in transformers, the list `model_input_names` decides: the texts get different segments
+        if it holds "token_type_ids". Without this list, `tokenizer_class` decides: the texts get
+        the same segment only if models of any family may use this class, such as
+        "PreTrainedTokenizerFast".
         """
         values = self._tokenizer_config().values
         names = values.get("model_input_names")

@@ -293,7 +293,8 @@ class Image(Panel):
         pixels: `(h, w, 3)` of uint8.
         grid: the numbers of rows and columns of patches.
         frames: the framed patches, each as `(row, column, colour)`.
-        chosen: for a small image, whether another panel enlarges it; None for a large image.
+        chosen: True for the small image that another panel enlarges, False for the other small
+            images, and None for a large image.
     """
 
     pixels: Array
@@ -605,9 +606,9 @@ def placed(labels: Sequence[Label], points: Array, area: Box, unit: float = 1.0)
     """Place labels near their points; yield `(box, line end)`, or None if a label does not fit.
 
     The method is greedy: each label takes the nearest position that overlaps no earlier label.
-    A label close to its point must also cover none of `points`. If a label is far from
-    its point, a line joins the label to the point, and meets the box at `line end`. Without a line,
-    `line end` is None.
+    Near its own point, a label must not cover any of `points`; farther away, it may cover them.
+    If a label is far from its point, a line joins the label to the point, and meets the box at
+    `line end`. Without a line, `line end` is None.
 
     Args:
         labels: the point, the width and the height of each label.

@@ -35,7 +35,7 @@ from qkv.trace import Trace
 #
 # A page of findings has two more entries.
 #
-#   `findings` holds the contents of the finding files.
+#   `findings` holds the content of each finding's file.
 #   `parts` lists the parts of the page in order. A part is the index of a finding, or a placeholder
 #   for HTML of the article.
 #

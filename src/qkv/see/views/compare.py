@@ -148,7 +148,7 @@ class CompareView(HeadShown):
         most: list[Panel] = [
             Table(
                 name=name,
-                title=f"The content words {self.word} looks at most",
+                title=f"The content words to which {self.word} gives the most weight",
                 explained="each in its strongest head",
                 names=[side.shown.keys.names[link.key] for link in side.strongest],
                 columns=[
@@ -378,7 +378,7 @@ class RunsView(HeadShown):
 
 
 class _Options(TypedDict, total=False):
-    """The options of `compare` that apply both to words and to runs."""
+    """The options of `compare` for both kinds of comparison: of a word, and of two runs."""
 
     tokens: Sequence[Iterable[str]] | None
     model: Model | str | None
@@ -541,9 +541,9 @@ def _runs(a: Trace, b: Trace, layer: int | None, head: int | None, **options: An
     states = [word_vectors.last_state(trace) for trace in (a, b)]
     if states[0] is None or states[1] is None:
         raise ValueError(
-            "compare: a trace lacks the vectors after the last layer, by which two runs are "
-            "compared: trace resid_post or normalized_resid_post of both, or name a word, "
-            "word=..., to compare the word's attention"
+            "compare: a trace lacks the vectors after the last layer, which a comparison of two "
+            "runs needs: trace resid_post or normalized_resid_post in both runs. To compare the "
+            "attention of a word, pass word=..., which needs no vectors"
         )
     by_layer = word_vectors.measure_by_layer(
         a, b, lambda x, y: np.linalg.norm(y.astype(np.float64) - x, axis=-1).mean()

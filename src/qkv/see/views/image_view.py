@@ -80,13 +80,13 @@ class ImageView(View):
             query = f"The patch in row {patch[0]}, column {patch[1]} (white frame)"
         return (
             f"{query} puts weight {weights[row, column]:.2f} on the patch in row {row}, column "
-            f"{column} (red frame), in layer {self.layer}, head {self.head}. Half of its weight on "
-            f"patches lies on {self.half} of {weights.size} patches."
+            f"{column} (red frame), in layer {self.layer}, head {self.head}. Half of the "
+            f"weight on the image lies on {self.half} of {weights.size} patches."
         )
 
     @property
     def half(self) -> int:
-        """The smallest number of patches on which at least half of all weight on patches lies."""
+        """The smallest number of patches that together receive half of the weight on the image."""
         falling = np.cumsum(np.sort(self.weights[self.head], axis=None)[::-1], dtype=np.float64)
         return int(np.searchsorted(falling, falling[-1] / 2)) + 1
 

@@ -221,10 +221,10 @@ def play(
     Buttons open a story, games, and a lab with all controls. An encoder guesses the word at the
     first mask token. If the text has no mask token, the encoder guesses the word at the last
     content word. A decoder guesses the word after the last token. The page also chooses a content
-    word to hide first: the word whose hiding changes the probabilities of the guess most. Words
-    whose hiding changes the likeliest guess are preferred to words whose hiding does not. The head
-    is chosen by the rule of `show`. When the reader types another text, the same rule chooses a
-    head for this text, unless the reader has chosen a head.
+    word to hide first: the word whose hiding changes the probabilities of the guess most. A word
+    has priority if hiding it changes the likeliest guess. The head is chosen by the rule of `show`.
+    When the reader types another text, the same rule chooses a head for this text, unless the
+    reader has chosen a head.
 
     Args:
         text: the first text; by default a sentence with a missing word or, for a decoder, the
@@ -304,7 +304,8 @@ class FindingsView(WithModels):
 
     Attributes:
         model: the model.
-        parts: the contents of finding files and the HTML of the article, in page order.
+        parts: the parts of the page, in order. Each part is either the content of a finding's file
+            or HTML of the article.
         heading: the title of the page.
     """
 
@@ -379,7 +380,8 @@ def findings_view(
 
     Args:
         model: the model.
-        parts: the contents of finding files, and HTML.
+        parts: the parts of the page, in order. Each part is either the content of a finding's file
+            or HTML of the article.
         heading: the title of the page.
         theme: the theme of the page.
 

@@ -51,9 +51,10 @@ class ShiftView(View):
         longest = int(moved.argmax())
         lowest = ", the lowest of all" if longest == int(last.cosine.argmin()) else ""
         return (
-            f"{self.names[longest]} has the longest arrow: {moved[longest]:.2f} in the plane, "
-            "where vectors have length 1 and each set is centred. The cosine between its static "
-            f"vector and its vector {last.name} is {last.cosine[longest]:.3f}{lowest}."
+            f"{self.names[longest]} has the longest arrow: {moved[longest]:.2f} in the plane. "
+            "Before the projection onto the plane, all vectors are scaled to length 1, and then "
+            "each set of vectors is centred. The cosine between the word's static vector and its "
+            f"vector {last.name} is {last.cosine[longest]:.3f}{lowest}."
         )
 
     def _numbers(self) -> dict[str, Any]:

@@ -334,8 +334,8 @@ def _of_arguments(
     attention = attentions.get("attention")
     if attention is not None and len(attentions) > 1:
         raise TypeError(
-            f"head_view: attention is for one text, but {[*attentions][1]} is for two: give only "
-            "one"
+            f"head_view: attention and {[*attentions][1]} were both given: give only attention "
+            "for one text, or omit attention for two texts"
         )
     if isinstance(attention, Trace) and words["tokens"] is not None:
         attentions = {"attention": _weights_of(attention)}
@@ -421,7 +421,7 @@ def _weights_of(trace: Trace) -> list[Array]:
     if lacking or not layers:
         kept = any(("top_weights", n) in trace for n in lacking)
         which = f"layer {lacking[0]}" if lacking else "any layer"
-        remedy = "it holds summaries: leave tokens out" if kept else "trace hook_pattern"
+        remedy = "omit tokens to show the trace's summary" if kept else "trace hook_pattern"
         raise ValueError(f"head_view: this trace does not hold the weights of {which}: {remedy}")
     return [trace["pattern", layer] for layer in layers]
 

@@ -366,7 +366,7 @@ class OneText(HeadShown):
         received = heads.summary[heads.layers.index(head.layer)].received[head.head]
         shown = sorted(strongest(received, 10), key=lambda key: -received[key])
         bars = panels.Bars(
-            title="The tokens that were looked at most",
+            title="The tokens that receive the most weight",
             explained="weight received from all tokens",
             names=[columns[key] for key in shown],
             values=[float(received[key]) for key in shown],

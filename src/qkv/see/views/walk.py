@@ -57,7 +57,7 @@ class WalkView(View):
     def words(self) -> list[tuple[str, float]]:
         """Return the likeliest words at the walk's position and their probabilities, largest first.
 
-        The list is empty if the walk ends before the words.
+        The list is empty if the walk ends before the step that guesses words.
         """
         return self.walk.words
 

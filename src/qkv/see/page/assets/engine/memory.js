@@ -2,7 +2,7 @@
 
 /** @typedef {Record<string, any>} Step  the results of a part of the model: arrays, by their names in a trace */
 
-/** Keeps results with up to `most` numbers in all; the least recently used results are dropped first. */
+/** Keeps results. If all results together hold more than `most` numbers, it drops the least recently used results. */
 export class Memory {
   constructor(most = 6e6) {
     this.most = most;

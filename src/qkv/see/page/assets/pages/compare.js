@@ -171,7 +171,7 @@ function shared(compare, data, open) {
         )
       : null,
     panel(
-      ["The content words ", name.cloneNode(true), " looks at most, each in its strongest head"],
+      ["The content words to which ", name.cloneNode(true), " gives the most weight, each in its strongest head"],
       el("div", { class: "pair" }, most),
     ),
   ];

@@ -78,8 +78,9 @@ export const start = starting((box, payload, ui) => {
     fill(
       sentence,
       word(named(far)),
-      ` has the longest arrow: ${number(stage.moved[far])} in the plane, where vectors have length 1 and each set is centred. `,
-      `The cosine between its static vector and its vector ${where} is ${number(stage.cosine[far], 3)}`,
+      ` has the longest arrow: ${number(stage.moved[far])} in the plane. `,
+      "Before the projection onto the plane, all vectors are scaled to length 1, and then each set of vectors is centred. ",
+      `The cosine between the word's static vector and its vector ${where} is ${number(stage.cosine[far], 3)}`,
       stage.cosine[far] === Math.min(...stage.cosine) ? ", the lowest of all." : ".",
     );
     fill(

@@ -246,7 +246,7 @@ function attentionFlow(one) {
     made[letter] = columnsOfHead(block[letter.toLowerCase()], T, letter === "Q" ? heads : heads / shared, of);
     projectionFlow(one, letter, of, letter === "Q" ? 1 : shared, made[letter]);
     const hook = letter.toLowerCase();
-    const turned = block[`rot_${hook}`]; // undefined unless queries and keys are normed or rotated before their product
+    const turned = block[`rot_${hook}`]; // set only if queries and keys are normed or rotated before their product
     if (!turned) continue;
     made[letter] = columnsOfHead(turned, T, turned.length / T / d, of);
     const values = { what: PHRASES[letter], letter, hook, layer, of, side: letter === "Q" ? "queries" : "keys" };

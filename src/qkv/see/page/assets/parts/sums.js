@@ -90,7 +90,7 @@ export function sumOf(left, right, bias = 0) {
 }
 
 /**
- * A sum in writing: its terms and, for each term that is a product, the index of the product.
+ * The terms of a sum as texts. With each product comes its index in `left` and `right`; with each other term comes null.
  * @param {Sum} sum
  * @param {boolean} biased
  * @returns {[string, number | null][]}
