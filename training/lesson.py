@@ -3,15 +3,14 @@
 Most cards use the *lesson's sentence*. Such a sentence consists of a frame and a filler, which
 `stories.txt` lists. In some head, the missing word looks at a content word of the filler with a
 weight of 0.5 or more. This is the missing word's largest weight in the head, and the content word
-is not a neighbour of the missing word. Masking
-the content word changes the first guess, and so does ablating the head. If several sentences
-qualify, the rule prefers sentences in which *neighbour* and *other* (see below) are found. Of these
-sentences, it chooses the sentence with the most probable first guess. If *neighbour* and *other*
-are found in no sentence, the rule chooses the sentence with the largest weight. A first guess after
-a change counts if it consists of letters, is not a function word, and is not in the sentence. Its
-probability must be 2% or more, and exceed the second guess's probability by at least 0.0005. Each
-rule first searches sentences whose first guess has a probability of 5% or more, and then all other
-sentences.
+is not a neighbour of the missing word. Masking the content word changes the first guess, and so
+does ablating the head. If several sentences qualify, the rule prefers sentences in which
+*neighbour* and *other* (see below) are found. Of these sentences, it chooses the sentence with the
+most probable first guess. If *neighbour* and *other* are found in no sentence, the rule chooses the
+sentence with the largest weight. A first guess after a change counts if it consists of letters, is
+not a function word, and is not in the sentence. Its probability must be 2% or more, and exceed the
+second guess's probability by at least 0.0005. Each rule first searches sentences whose first guess
+has a probability of 5% or more, and then all other sentences.
 
 - *second*, a sentence for the card about masking a word: the next qualifying sentence whose family
   and word differ from the lesson's sentence. No other card may use *second*.
@@ -23,8 +22,8 @@ sentences.
   the largest weight, which must be 0.4 or more. This head is not the head of *neighbour*. If
   possible, this head is in the layer of the lesson's head.
 - *causal*: a sentence whose filler comes after the gap, and whose first guess changes under a
-  causal mask. Of these sentences, the rule chooses the sentence in which the causal mask
-  divides the probability of the original first guess by the largest factor.
+  causal mask. Of these sentences, the rule chooses the sentence in which the causal mask divides
+  the probability of the original first guess by the largest factor.
 - *equal*: two heads in which the missing word gives its largest weight to the same content word.
   Both weights are 0.4 or more, and they differ by at most 0.01. But ablating one of the two heads
   moves at least 0.1 more probability than ablating the other head. The rule prefers pairs in which

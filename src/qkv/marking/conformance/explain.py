@@ -17,8 +17,8 @@ _LARGE = 10_000  # To save time, cases with more array elements than this are sk
 _ROUNDING = 1e-5  # Allowed rounding error, relative to the largest number.
 # If the defects of earlier features explain more than 80% of the cases, no new defect is tried.
 _ENOUGH = 0.8
-# A defect explains a wrong output only if the formula comes at least three times closer to this
-# output with the defect than without the defect.
+# A defect explains a wrong output only if adding the defect to the formula brings the formula's
+# result at least three times closer to this output.
 _CLOSER = 3.0
 # If a defect predicts only the size of the errors, `_score` limits the fraction of explained cases
 # to 0.6.

@@ -179,7 +179,7 @@ def defects() -> tuple[Defect, ...]:
 
 
 def _running(s: Array, tile: int, sinks: Array | None) -> Array:
-    """Return the running maximum after each key's tile.
+    """For each key, return the running maximum at the end of the key's tile.
 
     The maximum covers all sinks, and the scores from the first key to the end of the tile.
     """

@@ -224,7 +224,7 @@ function drawMoment(pen, row, colours, at, wide) {
 
   /**
    * Draws a score as a bar from 0. While the score becomes a weight, the bar moves to the left edge, and its length
-   * changes to the length for the weight. The bar for a weight of 1 has the full width of the picture.
+   * becomes proportional to the weight. The bar for a weight of 1 has the full width of the picture.
    * @param {number} r
    * @param {number} share
    */
