@@ -21,8 +21,8 @@ A story is a sentence with an edit that changes the first guess. Conditions:
 Order. Four criteria determine the order; an earlier criterion has priority:
 
 1. The first guess is one of the right words for this filler.
-2. The filler contains the masked word, or the word that the ablated head looks at most from the
-   gap.
+2. The filler contains the masked word, or the word to which the gap gives the most weight in the
+   ablated head.
 3. The second guess would be right with another filler in the frame.
 4. The *swing* is large.
 

@@ -25,7 +25,7 @@ _TYPES: dict[str, Any] = {
 
 @cache
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of a finding file, including the edits.
+    """Return the JSON Schema (draft 2020-12) of a finding's file, including the edits.
 
     >>> schema()["properties"]["position"]["minimum"], "hide" in schema()["$defs"]
     (0, True)
