@@ -82,7 +82,8 @@ def test_its_sizes_are_those_of_its_config_and_its_card(model: qkv.Model) -> Non
     assert repr(model) == f"<Model {name}: bert, {layers} layers, {heads} heads, vectors of {dim}>"
     assert len(model.tokenizer) == words
     numbers = sum(array.size for array in model.parameters.values()) / 1e6
-    assert f"{layers} layers, {heads} heads, vectors of {dim}, {words:,} lower-case Word" in card
+    assert f"{layers} layers, {heads} heads, vectors of {dim} numbers, a vocabulary of" in card
+    assert f"a vocabulary of {words:,} lower-case Word" in card
     assert f"{model.max_seq_length} positions, {numbers:.1f} million parameters" in card
 
 

@@ -110,7 +110,7 @@ def test_its_sizes_are_those_of_its_card(model: qkv.Model) -> None:
     numbers = sum(array.size for array in model.parameters.values()) / 1e6
     groups = CONFIG["num_key_value_heads"]
     assert f"{layers} layers, {heads} query heads on {groups} key and value heads" in CARD
-    assert f"vectors of {dim}, {len(model.tokenizer):,} byte-level tokens" in CARD
+    assert f"vectors of {dim} numbers, a vocabulary of {len(model.tokenizer):,} byte" in CARD
     assert f"{model.max_seq_length} positions, {numbers:.1f} million parameters" in CARD
 
 

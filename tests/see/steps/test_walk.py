@@ -265,7 +265,7 @@ def test_what_a_walk_cannot_show_is_refused(lesson: Model) -> None:
     ):
         walk(kept)
     assert qkv.show(kept).links
-    with pytest.raises(ValueError, match=r"name a word, word=\.\.\., to compare the word"):
+    with pytest.raises(ValueError, match=r"To compare the attention of a word, pass word="):
         qkv.compare(kept, kept)
     assert qkv.compare(kept, kept, word="cat").sentence
     half = Trace(arrays | {"blocks.0.attn.hook_rot_q": trace["q", 0]}, **about)
@@ -508,7 +508,7 @@ def test_halves_and_whole_numbers_are_walked_in_float32() -> None:
         (
             {"x": normal(3, 8), "softcap": 2.0},
             ValueError,
-            r"softcap is not .* qkv\.show shows",
+            r"softcap is not .* To see the weights .* use qkv\.show",
         ),
         ({"x": normal(3, 8), "head": 4}, IndexError, "no head 4: the heads are 0 to 3"),
         ({"x": normal(3, 8), "head": -1}, IndexError, "no head -1"),
