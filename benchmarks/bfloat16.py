@@ -17,7 +17,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def row(shape, *, fast: bool) -> Row:
-    """Make the row of one shape.
+    """Make the table row for one shape.
 
     Args:
         shape: (B, H, L, d).

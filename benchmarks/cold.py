@@ -32,7 +32,7 @@ PROGRAMS = {
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Yield the row of one text; `shrink` has no effect, because the text is short."""
+    """Yield the table row for one text; `shrink` has no effect, because the text is short."""
     truth = qkv.load("minilm", dtype="float64").encode(TEXT)
 
     def error(answer: bytes) -> float:

@@ -11,7 +11,7 @@ from qkv.ops.linear import linear
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Yield the row for the first layer of MiniLM's MLP, with 4,096 tokens."""
+    """Yield the table row for the first layer of MiniLM's MLP, with 4,096 tokens."""
     yield row(4096 // shrink, 384, 1536, fast="avx512_bf16" in processor()[1])
 
 

@@ -41,7 +41,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def reading(model: qkv.Model, theirs, ids: np.ndarray) -> Row:
-    """Make the row of a forward pass that returns the logits of every token."""
+    """Make the table row for a forward pass that returns the logits of every token."""
     error = largest(in_type(model, "float64")(ids).logits)
     given = None if theirs is None else torch().from_numpy(ids)
     work = operations(model, ids) + 2.0 * ids.size * model.parameters["embed.weight"].size
@@ -60,7 +60,7 @@ def reading(model: qkv.Model, theirs, ids: np.ndarray) -> Row:
 
 
 def writing(model: qkv.Model, theirs, ids: np.ndarray, count: int) -> Row:
-    """Make the benchmark's row of greedy generation.
+    """Make the table row for greedy generation.
 
     Except in bfloat16, the first tokens must equal the tokens that the model generates in float64.
     """

@@ -4,9 +4,10 @@ The time of a key press runs from the input event until the guesses for the chan
 painted. The page may paint the chosen head later. The time of a sweep is the time to ablate every
 head in turn; drawing the map does not count. The time of the animation runs from the choice of a
 query until the query's row is complete. The time of new tokens runs from the call until the last
-token, including the prompt. Each text begins with a new word, so that no result comes from a cache.
-The page's results are compared with `predict`, `trace` and `generate`. The page and its worker
-share the machine with the browser. The main thread reports only tasks of 50 ms or more.
+new token, and includes the time to process the prompt. Each text begins with a new word, so that no
+result comes from a cache. The page's results are compared with `predict`, `trace` and `generate`.
+The page and its worker share the machine with the browser. The main thread reports only tasks of
+50 ms or more.
 """
 
 import os
@@ -181,7 +182,7 @@ def to_lab(page: Any) -> None:
 
 
 def pressed(page: Any, model: qkv.Model) -> Row:
-    """Make the row of a press on the first word, which masks the word or shows the word again."""
+    """Make the table row for a press on the first word, which masks or unmasks the word."""
     name, goal = "from a press on the first screen until all motion ends", at_most(PRESS)
     if page is None:
         return Row(name, {"qkv": None}, (goal,))
@@ -227,7 +228,7 @@ def longest(page: Any) -> Goal:
 
 
 def typed(page: Any, texts: Texts, name: str, most: float) -> Row:
-    """Make the row of a key press: from the input event to the painted guesses."""
+    """Make the table row for the time from a key press to the painted guesses."""
     if page is None:
         return Row(name, {"qkv": None}, (at_most(most),))
     area = page.locator("[data-part=sentence] textarea.text").element_handle()
@@ -248,7 +249,7 @@ def typed(page: Any, texts: Texts, name: str, most: float) -> Row:
 
 
 def swept(page: Any, texts: Texts, name: str, most: float) -> Row:
-    """Make the row of a sweep that ablates every head in turn."""
+    """Make the table row for a sweep that ablates every head in turn."""
     if page is None:
         return Row(name, {"qkv": None}, (at_most(most),))
     asked = [""]
@@ -272,7 +273,7 @@ def swept(page: Any, texts: Texts, name: str, most: float) -> Row:
 
 
 def moved(page: Any, texts: Texts, chosen: list[int], name: str) -> Row:
-    """Make the row for the animation that computes the weights of a chosen query."""
+    """Make the table row for the animation that computes the weights of a chosen query."""
     if page is None:
         return Row(name, {"qkv": None}, (at_most(MOTION),))
     motion = page.locator("[data-part=motion]")
@@ -302,7 +303,7 @@ def moved(page: Any, texts: Texts, chosen: list[int], name: str) -> Row:
 
 
 def written(page: Any, words: Iterator[str]) -> Row:
-    """Make the row of new tokens of the decoder, generated greedily."""
+    """Make the table row for new tokens of the decoder, generated greedily."""
     name, goal = f"{NEW} new tokens", at_most(NEW * TOKEN)
     if page is None:
         return Row(name, {"qkv": None}, (goal,))

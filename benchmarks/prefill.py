@@ -35,7 +35,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def row(shape, goals=(), *, causal=False, plain=False) -> Row:
-    """Make the row of one shape `(B, H, L, d)`."""
+    """Make the table row for one shape `(B, H, L, d)`."""
     q, k, v = random_inputs(shape, shape)
     error = beside(q, k, v, is_causal=causal)
     work = operations(q, k, v, is_causal=causal)

@@ -11,7 +11,7 @@ from qkv.measure import operations, random_inputs, sample
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Yield the row of one head."""
+    """Yield the table row for one head."""
     yield row((1, 1, 32768 // shrink, 64))
 
 

@@ -11,7 +11,7 @@ from qkv.measure import exact, largest_error, random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Yield the row for 64 texts of 8 to 512 tokens."""
+    """Yield the table row for 64 texts of 8 to 512 tokens."""
     yield row(64 // shrink, 8, 512 // shrink)
 
 

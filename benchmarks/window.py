@@ -11,7 +11,7 @@ from qkv.measure import random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Yield the row of a window of 512 earlier keys, at 8,192 and at 32,768 tokens."""
+    """Yield a table row: a window of 512 earlier keys, with 8,192 tokens and with 32,768 tokens."""
     yield row(8192 // shrink, 512 // shrink)
 
 
