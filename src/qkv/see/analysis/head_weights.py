@@ -199,8 +199,8 @@ class Heads:
         Returns:
             `(at_distance, on_key)`: `at_distance` is the mean weight over all pairs of words that
                 are as far apart as `query` and `key`, in the same direction. If queries and keys
-                are different tokens, `at_distance` is 0. `on_key` is the mean weight on `key` from
-                the other words that may attend to `key`.
+                come from two different sequences, `at_distance` is 0. `on_key` is the mean weight
+                on `key` from the other words that may attend to `key`.
         """
         positions = np.arange(len(self.queries.tokens))
         column = np.nan_to_num(self.at(layer, head, positions, np.full(len(positions), key)))
@@ -250,8 +250,7 @@ class Heads:
     def hidden(self, layer: int, head: int) -> Array | None:
         """Return which cells of a head are masked, `(L, S)` bool; None if the scores are not known.
 
-        The cell of two words is masked if every cell that joins a token of one word and a token of
-        the other is masked.
+        The cell of a pair of words is masked if all pairs of their tokens are masked.
         """
         if layer not in self.scores:
             return None

@@ -119,7 +119,7 @@ def scale_end(weights: Iterable[Array], stretch: bool) -> float:
 def signed_end(values: Array, ground: float = 0.0) -> tuple[float, float]:
     """Return the ends `(low, high)` of a scale that contains all finite numbers.
 
-    The scale begins at `ground`. If a number is smaller than `ground`, `ground` is instead the
+    If no number is smaller than `ground`, the scale begins at `ground`. Otherwise, `ground` is the
     middle of the scale.
 
     >>> signed_end(np.array([-2.0, 1.0, np.inf])), signed_end(np.array([0.5, 1.0]))

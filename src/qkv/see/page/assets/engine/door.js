@@ -138,7 +138,7 @@ export function openDoor(compute, parts) {
      * @param {{max?: number, temperature?: number, top_k?: number | null, seed?: number, begun?: number[], model?: string,
      *     signal?: AbortSignal, onpart?: (part: Chosen) => void}} options  `max`: the number of new tokens; `temperature`: with 0,
      *     each new token is the likeliest token, otherwise one of the `top_k` likeliest tokens is drawn; `seed`: the same seed
-     *     draws the same tokens; `begun`: new tokens that exist already; `onpart` is called with each new token
+     *     draws the same tokens; `begun`: the ids of new tokens that already follow the text; `onpart` is called with each new token
      * @param {Edit[]} edits  edits of the text; an edit without a token applies to new tokens too
      * @returns {Promise<Written>}
      */

@@ -2,7 +2,8 @@
 
 /**
  * The options of the choice. With `temperature` 0 the likeliest token is taken; otherwise logits are divided by the
- * temperature, and one of the `top_k` largest is drawn. `begun` holds the new tokens that were generated before.
+ * temperature, and one of the `top_k` largest is drawn. `begun` holds the ids of the new tokens that already follow the
+ * text; the next tokens are chosen after these tokens.
  * @typedef {{max: number, temperature: number, top_k: number | null, seed: number, begun: number[]}} Choice
  */
 

@@ -27,7 +27,7 @@ import "./block.css";
  * @property {any} op  how a number is computed (parts/sums.js); `op.from` has the steps that lead to a given array
  * @property {ArrayLike<number> | null} lengths  the lengths of the rows, if the rows are vectors
  * @property {boolean} [changed]  whether the reader changed this step
- * @property {string[]} [reads]  in a diagram without intermediate steps, the steps whose ribbons lead to this step
+ * @property {string[]} [reads]  the names of the steps that this step reads, if the diagram leaves out intermediate steps
  * @property {string} [sign]  the sign beside the name; by default the sign of the step's operation
  */
 
@@ -52,7 +52,7 @@ import "./block.css";
 
 const LINE = 44; // the distance between lines of nodes, in pixels
 const WIDEST = 34; // the largest width of a ribbon
-const FAR = 6; // a ribbon that crosses more than this number of lines goes around the nodes between its ends
+const FAR = 6; // if a ribbon ends more than this number of lines below its start, it may go around the nodes in between
 const THIN = 2; // the width of a ribbon that does not stand for the length of a vector
 const OTHER_NUMBERS = ["pre", "act", "up", "post", "raw", "logits", "probs"];
 const BESIDE = ["P", "C", "K", "V"]; // nodes on the same line as the preceding node
@@ -161,7 +161,8 @@ export function lengthIn(flow, step, token) {
  * @param {Flow} flow
  * @param {number} k
  * @param {number} token
- * @param {Record<string, number> | null} before  the lengths of the added vectors before the reader's changes, by name
+ * @param {Record<string, number> | null} before  in a run without the reader's changes, the lengths of the vectors that
+ *     the layer adds to the residual stream, by name
  */
 function streamWords(flow, k, token, before) {
   const step = flow.steps[k];
@@ -200,7 +201,7 @@ function ribbonPath(x0, y0, wide0, x1, y1, wide1) {
 }
 
 /**
- * The outline of a ribbon that goes around the nodes between its ends. Halfway, the ribbon runs vertically at `x`.
+ * The outline of a ribbon that goes around the nodes between its start and its end. Halfway, the ribbon runs vertically at `x`.
  * @param {number} x0
  * @param {number} y0
  * @param {number} wide0
@@ -215,8 +216,8 @@ function ribbonAround(x0, y0, wide0, x1, y1, wide1, x) {
 }
 
 /**
- * Whether a ribbon would pass behind the attention, as in a parallel block, where the MLP reads the attention's
- * input.
+ * Whether a direct ribbon would be hidden behind the nodes of the attention. In a parallel block, for example, the
+ * ribbon from the attention's input to the MLP would be hidden.
  * @param {{lane: number, line: number}} from
  * @param {{lane: number, line: number}} to
  */
@@ -331,7 +332,8 @@ export function blockPart(ui, { onshow, panel }) {
      * @param {Flow} next
      * @param {number} of
      * @param {number} at  the shown step
-     * @param {Record<string, number> | null} was  the lengths of the added vectors before the reader's changes, by name
+     * @param {Record<string, number> | null} was  in a run without the reader's changes, the lengths of the vectors that
+     *     the layer adds to the residual stream, by name
      */
     set(next, of, at, was = null) {
       [flow, token, before] = [next, of, was];

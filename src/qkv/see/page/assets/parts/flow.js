@@ -327,7 +327,8 @@ function projectionFlow(one, letter, of, shared, data) {
 }
 
 /**
- * Adds the weighted sum of values of this head, and the outputs of all heads.
+ * Adds two steps: this head's weighted sum of values, and the joined outputs of all heads. If the head is ablated, a
+ * third step replaces the weighted sum with zeros.
  * @param {Layer} one
  * @param {Float32Array} V
  * @param {number} size
@@ -411,7 +412,7 @@ function restFlow(one) {
 }
 
 /**
- * Adds the MLP; only the hidden units that are largest at the token are shown.
+ * Adds the steps of the MLP; only the hidden units that are largest at the token are shown.
  * @param {Layer} one
  */
 function unitsFlow(one) {

@@ -15,7 +15,7 @@ import { maskOf } from "./positions.js";
 // a head stands out if a weight exceeds the usual weight by at least 0.1, or if removing the head moves a probability of
 // at least 0.1 to other words
 const STANDS_OUT = 0.1;
-const OF_POSITIONS = 0.4; // a head attends to a position if its average weight on a distance or a word is at least this
+const OF_POSITIONS = 0.4; // a head counts as positional if its mean weight at one distance, or on one key, is at least this
 // the rule tries at most `MOST_HEADS` heads, in the last layers, and only if a text has at most `MOST_TOKENS` tokens
 const [MOST_HEADS, MOST_TOKENS] = [48, 512];
 
@@ -140,8 +140,9 @@ function linkByRule(run, spans, none, { untrained, little }) {
 }
 
 /**
- * Two average weights of a head: the mean over all pairs of words at the same distance (this pair included), and the
- * mean weight on the same key, over the other words that see this key.
+ * Two average weights of a head, to compare with the weight from `query` to `key`. The first is the mean over all pairs
+ * of words, including `query` and `key`, that are as far apart as `query` and `key`, in the same direction. The second is
+ * the mean weight on `key` from the other words that may attend to `key`.
  * @param {(query: number, key: number) => number} at
  * @param {WordSpan[]} spans
  * @param {number} query

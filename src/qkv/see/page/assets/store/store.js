@@ -63,7 +63,7 @@ import { FOLDED, fromHash, namesNoHead, openingOf, PLAIN, sideOf, stateOf, toHas
  * @typedef {{node: HTMLElement, update: (now: Told) => void | Promise<void>, headline?: HTMLElement}} Part
  */
 
-const MOST = 256; // the largest number of tokens in a page's text, since the page shows all heads
+const MOST = 256; // the maximum number of tokens in a page's text; the limit is low because the page shows all heads
 const RUN_FOR = ["text", "second", "edits", "position", "layer"]; // the fields of the state on which a run depends
 
 /**
