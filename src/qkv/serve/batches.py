@@ -26,7 +26,7 @@ class Counts:
 
 
 class Batches:
-    """Forms batches of texts from all requests in turn, and computes the vectors of the texts.
+    """Computes vectors in batches; a batch takes one text from each connection in turn.
 
     Args:
         limit: the maximum number of tokens of a text; None for no limit.

@@ -21,16 +21,17 @@ class Limits:
         tokens: the maximum number of tokens of one request, after its texts are truncated as in
             `encode`.
         edits: the maximum number of edits of a trace.
-        sources: the maximum number of other texts in the edits of a trace. An edit may copy an
-            activation from another text; each such text needs its own forward pass.
+        sources: the maximum number of texts from which the edits of one trace copy activations.
+            Each of these texts needs its own forward pass.
         new_tokens: the maximum number of new tokens of one completion.
         answer: the maximum number of bytes of a trace, or of completions with logprobs or echo.
         waiting: the maximum number of requests that wait to be computed.
         batch_tokens: the approximate number of tokens in a batch.
-        streams: the maximum number of streams that advance by one piece between two batches.
+        streams: between two batches, the server computes the next piece of at most this many
+            streams.
         stream_tokens: the approximate number of tokens that all streams together keep in memory.
-            Above this number, some streams are closed and lose their caches. At its next turn, a
-            closed stream first computes its earlier tokens again.
+            Above this number, some streams lose their caches. When such a stream continues, the
+            server first computes the stream's earlier tokens again.
         gather: the maximum seconds for which a batch waits for more requests, if the server is
             busy.
         half_sent: the maximum seconds until a request has arrived in full.

@@ -54,7 +54,8 @@ class _Requests(HttpToolsProtocol):
         self._late: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._current: Any = None  # the request to answer now; `cycle` is the newest request
+        # `_current` is the request that is being answered; `cycle` is the newest request.
+        self._current: Any = None
         self._head, self._ending, self._broken = 0, False, False
 
     def begin(self, transport: asyncio.Transport) -> None:
@@ -88,9 +89,10 @@ class _Requests(HttpToolsProtocol):
             self._refuse(Refused(431, message, code="head_too_large"))
 
     def _parse(self, data: bytes) -> bytes:
-        """Parse bytes; return the bytes that must be parsed again.
+        """Parse bytes; return the bytes to parse next.
 
-        The result is empty, unless a request offers to switch to another protocol.
+        The result is empty, unless a request offers to switch to another protocol. Then the result
+        is the head of this request without the offer, and all bytes after the head.
         """
         try:
             self.parser.feed_data(data)
@@ -122,7 +124,9 @@ class _Requests(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Handle the complete head of a request."""
         self._head = 0
-        if self.parser.should_upgrade():  # the head will be parsed again, without the offer
+        if self.parser.should_upgrade():
+            # The client offers to switch to another protocol. `_parse` returns the request's head
+            # without this offer, and `data_received` parses this head again.
             return
         super().on_headers_complete()
         if self._ending:

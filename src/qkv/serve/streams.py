@@ -54,7 +54,7 @@ class Stream(Request):
 
     @property
     def is_read(self) -> bool:
-        """Whether at most `AHEAD // 2` pieces are unread, so that a paused stream continues."""
+        """Whether a paused stream may continue: at most `AHEAD // 2` pieces are unread."""
         return self.computed - self.taken <= AHEAD // 2
 
     def step(self) -> tuple[Any, BaseException | None]:
@@ -79,7 +79,7 @@ class Stream(Request):
 
 
 class Streams:
-    """All streams. Each turn computes one piece for each of at most `most` streams.
+    """All streams. A turn computes the next piece of up to `most` streams.
 
     A stream that waits for its client gets no turn until the client continues to read. A stream is
     open while its iterator is in memory. To free memory for a stream, another stream is closed
@@ -98,8 +98,8 @@ class Streams:
         self._all: dict[Stream, None] = {}
         self._parked: dict[Stream, None] = {}  # streams whose clients have too many unread pieces
         self._due, self._closed = Turns[Stream](), Turns[Stream]()
-        # This order is reversed after each turn. The first stream of a turn is a closed stream in
-        # one turn, and an open stream in the next turn.
+        # This order is reversed after each turn. So turns begin alternately with a closed stream
+        # and with an open stream.
         self._lines = [self._closed, self._due]
 
     def __len__(self) -> int:
@@ -118,8 +118,9 @@ class Streams:
         self._closed.add(stream)
 
     def step(self) -> Iterator[tuple[Stream, Any, BaseException | None]]:
-        """Compute one turn; yield each stream of the turn, with its piece and error.
+        """Compute one turn; yield `(stream, piece, error)` for each stream of the turn.
 
+        After the last piece and after an error, `piece` is END. Without an error, `error` is None.
         Streams whose clients have disconnected are closed first.
         """
         for left in [stream for stream in self._all if stream.dropped]:

@@ -47,7 +47,7 @@ class Single(Request):
     """A request with a single answer.
 
     Attributes:
-        answer: the future answer.
+        answer: a future, which receives the answer or an error.
     """
 
     answer: asyncio.Future[Any] = field(init=False)
@@ -302,8 +302,9 @@ class TextTurns(Turns[Texts]):
         """Return a text's number of tokens, or an estimate before the text is tokenized.
 
         The model computes only the first `limit` tokens of a text, but the tokenizer reads the
-        whole text. For a very long text, the tokenizer takes longer than the model. Such a text
-        counts as many tokens as the model could compute while the tokenizer reads the text.
+        whole text. For a very long text, the tokenizer takes longer than the model. For such a
+        text, the result is the number of tokens that the model could compute while the tokenizer
+        reads the text.
         """
         if not isinstance(text, str):
             return len(text)

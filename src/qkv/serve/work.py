@@ -44,8 +44,8 @@ class Worker:
 
     While the thread computes one batch, the texts of the next batch arrive. A batch takes one text
     from each connection in turn, up to `limits.batch_tokens` tokens, and packs the texts into rows.
-    Between two batches, the thread calls the function of one `Task`, and computes one piece for
-    each of at most `limits.streams` streams.
+    Between two batches, the thread calls the function of one `Task`. Then the thread computes the
+    next piece of up to `limits.streams` streams.
 
     Args:
         model: the model that computes.
@@ -117,9 +117,9 @@ class Worker:
 
         Raises:
             Refused: the status is 429 if too many requests wait, and 503 if the server is shutting
-                down. The status is 400 if a text is empty or cannot be tokenized; an id is not in
-                the vocabulary; the request has too many texts or tokens; or `dimensions` is larger
-                than the vectors.
+                down. The status is 400 in each of these cases: a text is empty or cannot be
+                tokenized; an id is not in the vocabulary; the request has too many texts or tokens;
+                the vectors have fewer than `dimensions` dimensions.
         """
         if self._encoder is None:
             raise Refused(400, f"{self.model.name} has no tokenizer, so it cannot read text")
@@ -266,7 +266,10 @@ class Worker:
         return True
 
     def _gather(self) -> None:
-        """Wait briefly until the queue holds half the number of requests of the last batch."""
+        """Wait for more requests, until `limits.gather` seconds after the first arrival.
+
+        The wait ends earlier if half as many requests are waiting as the last batch had.
+        """
         while 1 < len(self._texts) < self._usual / 2:
             left = self._texts.oldest + self.limits.gather - time.monotonic()
             if left <= 0:

@@ -85,7 +85,7 @@ class CompletionsBody(Body):
         None,
         ge=0,
         le=5,
-        description="Log probabilities of chosen tokens, and of this number of likeliest tokens.",
+        description="How many likeliest tokens get log probabilities, besides the chosen token.",
     )
     echo: bool = Field(False, description="Whether the text begins with the prompt.")
     stream: bool = Field(False, description="Send the text in pieces, as server-sent events.")
@@ -352,7 +352,7 @@ class _Writer:
         )
 
     def _write_prompt(self, logs: Logprobs) -> None:
-        """Add the tokens of the prompt to the logs; the first token has no probability."""
+        """Add the prompt's tokens and log probabilities; the first token has no probability."""
         row = self.row
         names, text = Spelling(spelled(self.model.tokenizer)), ""
         measured = [None, *row.measured_prompt]
@@ -368,7 +368,10 @@ class _Writer:
         logs.text_offset += [min(start, len(row.prompt)) for start in starts]
 
     def _write_new(self, logs: Logprobs, *, whole: bool) -> None:
-        """Log the new tokens that begin inside the sent text; if `whole`, log all new tokens."""
+        """Add the next new tokens and their log probabilities.
+
+        Tokens whose text is not sent yet wait for a later piece, unless `whole` is true.
+        """
         row = self.row
         size = len(row.stream.text)
         starts = [start for start, _ in row.stream.spelling.spans]
@@ -383,7 +386,7 @@ class _Writer:
             self.tokens += 1
 
     def _add(self, logs: Logprobs, names: Spelling, token: int, measured: Measured | None) -> None:
-        """Add one token and its probabilities to the logs."""
+        """Add one token and its log probabilities to `logs`."""
         logs.tokens.append(self._name(names, token))
         top: dict[str, float] | None = None
         if measured is not None:

@@ -19,7 +19,7 @@ from qkv.serve.errors import not_finite
 
 router = APIRouter()
 
-# The purposes of texts; for each purpose, the names that clients and models use.
+# Maps each purpose of a text (query or document) to the names that clients and models use.
 TYPES = {
     "query": ("query", "search_query"),
     "document": ("document", "passage", "search_document"),

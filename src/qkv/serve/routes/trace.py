@@ -86,7 +86,7 @@ class TraceBody(Body):
         description="Positions whose logits the answer includes, if the model computes logits.",
     )
     inside: _NumberOrNumbers | None = Field(
-        None, description="Layers whose q, k, v, attn_scores and z the answer includes."
+        None, description="For these layers, the answer includes q, k, v, attn_scores and z."
     )
 
 
@@ -237,9 +237,9 @@ def changed(model: Model, body: TraceBody, limits: Limits) -> "Changes":
     """Return the tokens of the input, and the edits of the forward pass.
 
     Raises:
-        Refused: 400, if this model cannot read the text; an edit does not fit the model or text; or
-            the request has too many tokens, too many edits, or too many texts from which edits take
-            activations.
+        Refused: the status is 400 in each of these cases: this model cannot read the text; an edit
+            does not fit the model or text; the request has too many tokens or edits; the edits take
+            activations from too many texts.
     """
     if (count := len(body.edits)) > limits.edits:
         problem = f"has {count:,} edits: send at most {limits.edits:,} in one request"
