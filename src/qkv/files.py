@@ -92,7 +92,7 @@ class _Part(io.FileIO):
 def _take_over(part: Path, old: os.stat_result) -> None:
     """Give a file the owner, group and permissions of another file, as far as allowed."""
     for owner in (old.st_uid, -1):
-        with suppress(OSError, AttributeError):  # Windows has no owners
+        with suppress(OSError, AttributeError):  # Windows has no os.chown
             os.chown(part, owner, old.st_gid)
             break
     with suppress(OSError):  # some file systems do not store permissions

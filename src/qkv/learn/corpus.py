@@ -358,7 +358,7 @@ def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[Array]:
 def _piece(stream: BinaryIO) -> bytes:
     """Read a line; of a very long line, read a part that ends before a space.
 
-    If the part has no space, the part ends between two characters.
+    If the part has no space, the part ends after a complete character.
     """
     raw = stream.readline(_LONGEST_LINE)
     if len(raw) < _LONGEST_LINE or raw.endswith(b"\n"):

@@ -100,9 +100,10 @@ def train(
             are written.
         settings: values that are stored in each checkpoint, such as the corpus. A run can be
             resumed only with equal values.
-        products: the dtype of the factors in matrix products with weights, also in the backward
-            pass: "float32" or "bfloat16". Products are always summed in float32. On some
-            processors, a step with "bfloat16" takes about 4/5 of the time of a step with "float32".
+        products: the precision of multiplications by weight matrices, also in the backward pass.
+            With "bfloat16", both factors are first rounded to bfloat16; with "float32", they are
+            not rounded. Products are always summed in float32. On some processors, a step with
+            "bfloat16" takes about 4/5 of the time of a step with "float32".
         show_progress_bar: with None, a progress bar appears only on a terminal.
 
     Raises:

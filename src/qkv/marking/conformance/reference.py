@@ -127,8 +127,8 @@ class Defect(NamedTuple):
         says: the defect as text, such as "the kernel ignored softcap".
         lines: replacements for lines of the formula, keyed by the name of the line.
         number: a number in the lines, such as a tile size, or None.
-        rough: whether only the size of the errors is known. The exact outputs of such a defect
-            depend on the order of summation.
+        rough: whether the formula predicts the size of the errors, but not the exact outputs. The
+            exact outputs of such a defect depend on the order of summation.
     """
 
     key: str

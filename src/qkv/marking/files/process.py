@@ -19,10 +19,11 @@ from qkv.marking.result import CheckResult
 from qkv.marking.tasks import TASKS, Task
 
 MEGABYTES = 2048
-_CELL = 6  # a notebook cell may take this many times a task's time limit, to train a model
+_CELL = 6  # a notebook cell may train a model: its time limit is this multiple of a task's limit
 
 _WORDS = re.compile(r"\w+")
-# a verdict and a text: the signature of a function that is probably only a helper, otherwise ""
+# A pair: the verdict on a function, and the signature of the function if it is probably only a
+# helper. For any other function, the second value is "".
 _Verdict = tuple[CheckResult, str]
 
 
@@ -108,7 +109,7 @@ def check_file(
 
 
 def _without_helpers(marked: list[_Verdict]) -> list[CheckResult]:
-    """Remove the verdicts on helper functions; the first remaining verdict names the helpers."""
+    """Remove the verdicts on helper functions; list these functions in the first other verdict."""
     answers = [result for result, helper in marked if not helper]
     if not answers:
         return [result for result, _ in marked]

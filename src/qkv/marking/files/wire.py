@@ -82,10 +82,11 @@ def unpack(packed: Mapping[str, Any], held: Callable[[int, Any], Any]) -> Any:
 
     Args:
         packed: the result of `Packer.pack`.
-        held: a function `held(number, thing)`, called for each object that has a number; `unpack`
-            uses the returned object. `thing` is the object in the message, or None if the message
-            contains the number but no object. `thing` is an `Opaque` if the object cannot be sent
-            by value.
+        held: a function `held(number, thing)`, called for each object with a number. The number
+            identifies the object in the student's process. In the result, the object that `held`
+            returns replaces `thing`. `thing` is the unpacked object. If `packed` contains only the
+            object's number, `thing` is None. If the object cannot be sent by value, `thing` is an
+            `Opaque`.
     """
     if "v" in packed:
         return packed["v"]

@@ -97,9 +97,9 @@ class Sentence:
         """Whether the two texts of a pair get different segments (`token_type_ids`).
 
         As in transformers, the list `model_input_names` decides: the texts get different segments
-        if it holds "token_type_ids". Without this list, `tokenizer_class` decides: the texts get
-        the same segment only if models of any family may use this class, such as
-        "PreTrainedTokenizerFast".
+        if it holds "token_type_ids". Without this list, `tokenizer_class` decides. If the class
+        belongs to no family of models (for example, "PreTrainedTokenizerFast"), the two texts get
+        the same segment. Otherwise, the texts get different segments.
         """
         values = self._tokenizer_config().values
         names = values.get("model_input_names")

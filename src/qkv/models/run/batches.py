@@ -51,7 +51,7 @@ class Layout(NamedTuple):
         return self.first is not None and bool(self.first.any())
 
     def shown(self, whole: Array, name: str) -> Array:
-        """Return an array of the network in the caller's format, which has columns for padding.
+        """Convert a computed array to the caller's columns, which include columns for padding.
 
         Columns for padding contain 0, or -inf if the array holds scores.
         """
@@ -85,7 +85,7 @@ class Layout(NamedTuple):
         return filled.astype(shown.dtype, copy=False)
 
     def computed_position(self, row: int, column: int) -> int | None:
-        """Convert a caller's column to a computed column; None if the column is not computed."""
+        """Return the network's index of a caller's column; None if the network skips the column."""
         if self.spans is None:
             return column
         return int(self.spans[row, :column].sum()) if self.spans[row, column] else None
@@ -179,7 +179,7 @@ class Joined:
     def __init__(self, texts: int, longest: int) -> None:
         self.arrays: dict[str, Array] = {}
         self._texts, self._longest = texts, longest
-        self._same: dict[str, str] = {}  # Maps an array's second name to its first name.
+        self._same: dict[str, str] = {}  # Maps each alias to the name of the stored array.
 
     def add(self, first: int, arrays: Arrays) -> None:
         """Add the arrays of a batch; `first` is the index of the batch's first text."""

@@ -45,7 +45,10 @@ def _sides(runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]) -> list[
 
 
 def _whole_sides(sides: Sequence[list[Outcome]]) -> bool:
-    """Return whether no list in `sides` mixes right and wrong runs, and one list is all wrong."""
+    """Return whether at least one list has only wrong runs.
+
+    If any list has both right and wrong runs, the result is False.
+    """
     wrong = [{not run.is_right for run in side} for side in sides]
     return {True} in wrong and {True, False} not in wrong
 
