@@ -1,9 +1,9 @@
 """Guess the word in a gap from counts of the words around it.
 
 To learn which words go together, a small network needs far more text than these books. For counts,
-one pass over these books is enough. So the encoder learns from the counts. The encoder's target is
-the product of two guesses: the guess of the counts and the guess of the starting network
-(`training.objectives.Taught`).
+one pass over these books is enough. So the encoder learns from the counts. Both the counts and the
+starting network give each word a probability. The encoder's target comes from the product of these
+two probabilities (`training.objectives.Taught`).
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Neighbours:
     def _rows(
         self, ids: Sequence[int], at: int, target: int | None
     ) -> Iterator[tuple[int, tuple[Array, Array, float]]]:
-        """Yield scores for the word at a position of a text, each with the index of its weight."""
+        """Yield pairs `(k, row)` for a position; `weights[k]` is the weight of the row's scores."""
 
         def there(skip: int) -> int:
             return ids[at + skip] if 0 <= at + skip < len(ids) else 0

@@ -100,8 +100,8 @@ def run(
         make: the function that trains; its arguments are the recipe, the folder of WordNet's files
             and the run's folder.
         arguments: the arguments of the command line.
-        reads_books: whether the first argument is the path of the books; `make` then gets this path
-            after the recipe.
+        reads_books: whether the first argument of the command line is the path of the books. If so,
+            this path is the second argument of `make`, after the recipe.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {name}", description=about)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter

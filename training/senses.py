@@ -3,8 +3,9 @@
 `python -m training.senses MODEL` prints both results. MODEL is a folder or a name; by default, it
 is the default model.
 
-Method. A use is a held-out example that contains a word of the example's synset, spelled as in the
-synset or with an ending. The vector of a use is the mean of the vectors of the word's tokens. The
+Method. WordNet gives examples for its synsets (words with the same meaning). A use is a held-out
+example and a word of its synset. The example contains the word as WordNet spells it, with or
+without an added ending. The vector of a use is the mean of the vectors of the word's tokens. The
 vector of a sense is the mean of the vectors of all tokens of its definition, including [CLS] and
 [SEP]. Both vectors are read at the same point of the model: the token table, the embeddings
 (including positions and norm), or the output of a layer, counted from 0.
@@ -24,10 +25,10 @@ uses have the same sense, so the error of an AUC is about 0.03.
 We also tried the following choices, and did not keep them. The numbers are for the same three
 points of the model. With all inflected forms, *sense* is 0.294, 0.347 and 0.371, and *AUC* is
 0.625, 0.739 and 0.665. With all inflected forms, and without [CLS] and [SEP] in the mean of a
-definition's vectors, *sense* is 0.288, 0.341, 0.368. With the senses of every part of speech,
-*sense* is 0.258, 0.296, 0.317. If the text "word, synonyms: definition" replaces the definition,
-*sense* is 0.294, 0.347, 0.428; but this text contains the word itself, so the comparison is too
-easy.
+definition's vectors, *sense* is 0.288, 0.341, 0.368. If each use is compared with the word's senses
+in every part of speech, the score *sense* is 0.258, 0.296 and 0.317. If the word and its synonyms
+are put before each definition, the score *sense* is 0.294, 0.347 and 0.428; but then the text
+contains the word itself, so the comparison is too easy.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def evaluate(model: qkv.Model, wordnet: WordNet, twelfth: int = REPORTED) -> dic
 
 
 def held_out_uses(wordnet: WordNet, twelfth: int = REPORTED) -> list[Use]:
-    """Return the uses whose word is spelled as in WordNet, or with an ending."""
+    """Return uses whose word is spelled as in WordNet, with or without an added ending."""
     return [
         use
         for use in wordnet.uses(twelfth)
@@ -85,7 +86,7 @@ def held_out_sentences(wordnet: WordNet, twelfth: int = REPORTED) -> list[str]:
 
 
 def senses(model: qkv.Model, wordnet: WordNet, uses: Sequence[Use]) -> dict[str, Any]:
-    """Return the sense and AUC of each layer, and of random guessing."""
+    """Return the scores *sense* and *AUC* for each layer, and for random guessing."""
     choices = [wordnet.senses(use.lemma, wordnet.synsets[use.synset].part) for use in uses]
     needed = sorted({number for found in choices if len(found) > 1 for number in found})
     spans = [(use.start, use.end) for use in uses]
