@@ -29,7 +29,10 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def row(name: str, lengths: np.ndarray) -> Row:
-    """Make the row of a batch of texts with these lengths; a fifth of the tokens are predicted."""
+    """Make the row of the results table for one batch of texts with these lengths.
+
+    A fifth of the tokens are predicted.
+    """
     rng = np.random.default_rng(1)
     cu = np.concatenate([[0], np.cumsum(lengths)])
     ids = rng.integers(5, CONFIG["vocab_size"], cu[-1])

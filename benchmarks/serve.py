@@ -48,7 +48,11 @@ PEER = "FastAPI + sentence-transformers"
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Yield the rows: many clients (one or eight texts per request); one client; many requests."""
+    """Yield four rows of the results table.
+
+    Two rows are for many clients, which send one text or eight texts per request. The third row is
+    for a single client. The last row compares the server's memory early and late in a long run.
+    """
     model = qkv.load("minilm")
     texts = sentences(COUNT // shrink, lambda text: len(model.tokenize(text)))
     vectors = model.encode(texts, show_progress_bar=False)
@@ -235,7 +239,10 @@ def together(
     vectors: np.ndarray,
     size: int,
 ) -> Row:
-    """Make the table row that measures many clients; they send each text once, `size` a request."""
+    """Make the row of the results table for many clients, which together send each text once.
+
+    Each request contains `size` texts.
+    """
     load = {"requests": -(-len(texts) // size), "clients": CLIENTS, "size": size}
     found = loaded(servers, ask, load)
     floats = loaded({"float": servers["qkv serve"]}, ask, {**load, "encoding": "float"})["float"]

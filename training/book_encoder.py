@@ -8,8 +8,8 @@ senses stay in the mixture, because books from before 1930 lack many of today's 
 DIR becomes a run of `qkv.learn`; `--resume` continues a stopped run.
 
 `make model` makes the included encoder in seven runs. The score of a run is the share of 3,000
-masked content words that the encoder names. The words are from the books that are kept for choosing
-models, and each word is masked in a short sentence:
+masked content words for which the encoder's first guess is right. The words are from the books that
+are kept for choosing models, and each word is masked in a short sentence:
 
 | run | change | right |
 | --- | --- | --- |
@@ -19,8 +19,9 @@ models, and each word is masked in a short sentence:
 | 5, 6 | both continue that mean: gaps that can be guessed from counts (`Guessed`) | 16.2%, 15.7% |
 | 7 | continues the mean of 3 to 6: more gaps, longer training, a larger `in_sight` | 18.2% |
 
-The mean of the weights of runs 3 to 6 names 15.8% of the words. We also compared models on 60
-sentences with gaps (`training.fits --choose`), and counted the sentences in which a guess fits:
+Averaging the weights of runs 3 to 6 gives a model whose first guess is right for 15.8% of the
+words. We also compared models on 60 sentences with gaps (`training.fits --choose`), and counted the
+sentences in which a guess fits:
 
 | model | first guess fits | one of five guesses fits |
 | --- | --- | --- |
@@ -29,30 +30,34 @@ sentences with gaps (`training.fits --choose`), and counted the sentences in whi
 | mean of runs 5 and 6 | 13 | 26 |
 | mean of runs 3 to 6 | 13 | 31 |
 
-Run 7 starts from the mean of runs 3 to 6, stored in int8. This int8 model names 15.7% of the words,
-and its first guess fits in 14 sentences.
+Run 7 starts from the mean of runs 3 to 6, stored in int8. The first guess of this int8 model is
+right for 15.7% of the words, and fits the gap in 14 of the 60 sentences.
 
-The included model is the mean of two models: run 7, and the mean of runs 3 to 6. The included model
-names 18.1% of the words, and one of its five guesses is right for 34.1% of the words. One of the
-five guesses of run 7 is right for 33.5% of the words, and one of the five guesses of the mean of
-runs 3 to 6 is right for 32.3%. The included model's loss on the masked word is 5.91 nats. The loss
-of run 7 alone is 6.56 nats, and the loss of the model from which run 7 starts is 5.55 nats. The
-first guess of the included model fits in 14 of the 60 sentences, and one of its five guesses fits
-in 29.
+The included model is the mean of two models: run 7, and the mean of runs 3 to 6. The first guess of
+the included model is right for 18.1% of the words. At least one of five guesses is right for 34.1%
+of the words with the included model, for 33.5% with run 7, and for 32.3% with the mean of runs 3 to
+6. The included model's loss on the masked word is 5.91 nats. The loss of run 7 alone is 6.56 nats,
+and the loss of the model from which run 7 starts is 5.55 nats. The first guess of the included
+model fits the gap in 14 of the 60 sentences. At least one of its five guesses fits the gap in 29
+sentences.
 
-The counts alone take more space than the model. We tested them on 1,200 masked words: their first
-guess is right for 16.8% of these words. The first guess of the counts fits in 23 of the 60
-sentences, and one of the counts' five guesses fits in 42.
+Without any network, counts of neighbouring words (`training.neighbours`) can predict a masked word.
+The counts take more space than the model. We tested them on 1,200 masked words: the word that the
+counts predict with the highest probability is right for 16.8% of these words. This word fits the
+gap in 23 of the 60 sentences. In 42 sentences, at least one of the five words with the highest
+probabilities fits the gap.
 
 We tried two more runs that start from the included model. They improved it only a little, so the
 included model does not contain them. In the first of these runs (4,154 steps, 16.2 million tokens),
 the model learned to fill gaps that can be guessed from counts; its teachers were the counts and the
-earlier model. We averaged the weights of this run and of the included model. This mean names 18.8%
-of the words. One of its five guesses is right for 35.2% of the words, and one of the five fits in
-28 of the 60 sentences. The second run (3,369 steps, 11.6 million tokens) learned more senses, from
-48 uses in each step. The mean of the weights of the second run and of the included model names
-18.9% of the words. One of its five guesses is right for 35.2% of the words, and one of the five
-fits in 29 sentences. A model of this size seems to have learned all it can from these books.
+earlier model. We averaged the weights of this run and of the included model. The first guess of the
+averaged model is right for 18.8% of the words, and at least one of its five guesses is right for
+35.2%. In 28 of the 60 sentences, at least one of the five guesses fits the gap. The second run
+(3,369 steps, 11.6 million tokens) learned more senses, from 48 uses in each step. We also averaged
+the weights of the second run and of the included model. The first guess of this averaged model is
+right for 18.9% of the words, and at least one of its five guesses is right for 35.2%. In 29 of the
+60 sentences, at least one of the five guesses fits the gap. A model of this size seems to have
+learned all it can from these books.
 """
 
 from __future__ import annotations
@@ -105,7 +110,7 @@ class Recipe:
         vocabulary: V, the maximum number of tokens in the vocabulary; 0 keeps the vocabulary of the
             starting model.
         whole: the minimum share of the vocabulary that consists of whole words.
-        held_out: how many twelfths of WordNet's examples training does not read.
+        held_out: the number of twelfths of WordNet's examples that are held out from training.
         clauses: the share of tokens from clauses of longer sentences.
         short: the share of tokens from short sentences of books.
         long: the share of tokens from passages of books.
@@ -124,9 +129,9 @@ class Recipe:
         wrong: the number of other senses of each word.
         prior: as for `training.objectives.Senses`.
         used: as for `training.objectives.Senses`.
-        told: the probability of the masked word in the target distribution. The rest of the
-            probability is spread as the teacher predicts; the teacher multiplies the probabilities
-            of the starting model by those of the counts.
+        told: the weight of the masked word in the target distribution; the weight of the teacher's
+            prediction is `1 - told`. For each word, the teacher multiplies a probability from the
+            starting model by a probability from counts of neighbouring words.
         guessed: a minimum probability. If it is above 0, one word of each text is masked: a
             word that the counts predict with at least this probability
             (`training.objectives.Guessed`).
@@ -283,12 +288,12 @@ def passages_of(read_books: Iterable[list[list[str]]]) -> list[list[str]]:
 
 
 def short_of(passages: Iterable[list[str]]) -> list[str]:
-    """Return those sentences of the passages that a reader might type."""
+    """Return the sentences of all passages that resemble texts typed by a user of the page."""
     return [one for passage in passages for one in map(typed, passage) if one]
 
 
 def clauses_of(passages: Iterable[list[str]]) -> list[str]:
-    """Return those clauses of the passages' sentences that a reader might type."""
+    """Return the clauses of all passages that resemble texts typed by a user of the page."""
     return [part for passage in passages for one in passage for part in clauses(one)]
 
 
@@ -303,11 +308,11 @@ def counted(
 def weights(
     neighbours: Neighbours, teacher: Network | None, tokenizer: Tokenizer, source: Path
 ) -> Array:
-    """Fit the factors with which the predictions of counts, and of a model, are added.
+    """Fit the weights of a sum that predicts masked words as well as possible.
 
-    The sum of the predictions should predict masked words as well as possible. The masked words are
-    from the books that are kept for choosing models. If a model is given, the last factor belongs
-    to the model.
+    The sum adds scores from counts of neighbouring words and, if `teacher` is given, the logits of
+    this model. The last weight then belongs to the model. The masked words are from the books that
+    are kept for choosing models.
     """
     mask = tokenizer.vocabulary[str(tokenizer.mask)]
     choices = short_of(passages_of(found for _, found in books.read(source, ["choose"])))
@@ -332,11 +337,12 @@ def guessable(
     tokenizer: Tokenizer,
     recipe: Recipe,
 ) -> list[tuple[Array, int]]:
-    """Return short texts, each with the position of a content word that the counts can guess.
+    """Return short texts, each with the position of a content word that `neighbours` can predict.
 
-    The function tries one word in each text. The texts are all short sentences of books, all
-    examples of WordNet, and some clauses of books. The number of clauses is at most `gapped` times
-    the number of short sentences. The word occurs once in its text, is one token of at least three
+    `neighbours` must predict the word with at least the probability `guessed` of the recipe. The
+    function tries one word in each text. The texts are all short sentences of books, all examples
+    of WordNet, and some clauses of books. The number of clauses is at most `gapped` times the
+    number of short sentences. The word occurs once in its text, is one token of at least three
     letters, and is not part of a contraction.
     """
     rng = np.random.default_rng(recipe.seed)

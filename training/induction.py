@@ -66,10 +66,10 @@ class Sizes:
 
 
 class Repeats:
-    """An objective with random texts: all tokens differ, but one part of the text occurs twice.
+    """An objective with random texts; in each text, one sequence of tokens occurs twice.
 
-    The model must predict the tokens of the second copy except its first token. All other tokens
-    are random, so the model cannot predict them.
+    All other tokens of a text occur once. The model must predict the tokens of the second copy
+    except its first token. All other tokens are random, so the model cannot predict them.
 
     Args:
         symbols: the number of tokens to draw from.

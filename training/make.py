@@ -69,9 +69,9 @@ class Recipe:
         vocabulary: V, the maximum number of tokens in the vocabulary.
         whole: the minimum share of the vocabulary that consists of whole words; the
             other tokens are subwords.
-        held_out: the number of twelfths of the examples that the tokenizer and the training do not
-            read. A final run reads all examples except one twelfth, which is kept for reports, so
-            its number is 1.
+        held_out: the number of twelfths of WordNet's examples that are held out from the tokenizer
+            and from training. A final run reads all examples except one twelfth, which is kept for
+            reports, so its number is 1.
         alone: how often each example occurs as a separate text, in addition to its one occurrence
             in a document.
         ended: how many of these separate texts get a full stop, which WordNet leaves out.

@@ -85,7 +85,7 @@ def typed(sentence: str) -> str:
 
 
 def clauses(sentence: str) -> list[str]:
-    """Split a sentence; return those of its clauses that a reader might type as a whole text.
+    """Return the clauses of a sentence that resemble texts typed by a user of the page.
 
     >>> clauses('"I must go," said Tom at once, and he took his hat.')
     ['said Tom at once', 'he took his hat.']

@@ -13,18 +13,20 @@ The rule. A head has a role if one of these weights is 0.4 or more:
   interval of the difference must be 0.1 or more. A relation must pass both tests twice: on the
   examples kept for choosing models, and on the examples kept for reports.
 
-The number of heads with a role includes at most three heads whose only roles are *first* or *last*.
+The script counts the heads with a role. Heads whose only roles are *first* or *last* add at most
+three to the count.
 
 The relations are those of `training.pairs`. Heads of a masked language model act most at the masked
-word, so each relation is measured twice: in the unchanged sentence, and with [MASK] in place of the
-query word, that is, of the word that looks. For example, [MASK] replaces the verb in the relation
-*hidden verb to object*. To get one weight from a query word to a key word, we sum the weights over
-the key word's subwords, and take the mean over the query word's subwords (Clark et al. 2019, "What
-Does BERT Look At?", section 4). Each pair is compared with a pair of unrelated words: the words at
-the same positions of another sentence, with the same word masked. Punctuation does not count as a
-position. Before any measurement, we chose three relations: *object*, *noun of a preposition* and
-*noun of an article*. After we had seen the heads on the examples kept for choosing models, we chose
-the other relations, and decided to mask words.
+word, so each relation is measured twice: in the unchanged sentence, and in the sentence with its
+query word masked. For example, [MASK] replaces the verb in the relation *hidden verb to object*,
+which measures the weight from the verb to the object. To get one weight from a query word to a key
+word, we sum the weights over the key word's subwords, and take the mean over the query word's
+subwords (Clark et al. 2019, "What Does BERT Look At?", section 4). Each pair is compared with a
+pair of unrelated words: the words at the same positions of another sentence, with the same word
+masked. Punctuation does not count as a position. Before any measurement, we chose three relations:
+*object*, *noun of a preposition* and *noun of an article*. Then we measured the heads on the
+examples kept for choosing models. With these results known, we chose the other relations of
+`training.pairs`, and decided to mask words.
 """
 
 from __future__ import annotations
@@ -104,7 +106,8 @@ def relations(model: qkv.Model, wordnet: WordNet, twelfth: int) -> dict[str, Mea
     assert model.tokenizer is not None
     mask = model.tokenizer.mask
     sentences = held_out_sentences(wordnet, twelfth)
-    both: dict[str, list[tuple[Pair, Pair]]] = {}  # (pair, unrelated pair) of each relation
+    # for each relation, a list of `(pair of related words, pair of unrelated words)`
+    both: dict[str, list[tuple[Pair, Pair]]] = {}
     for name, pairs in pairs_of(sentences, list(wordnet.uses(twelfth)), wordnet).items():
         others = others_at(pairs, sentences)
         both[name] = [(a, b) for a, b in zip(pairs, others, strict=True) if b is not None]
@@ -153,7 +156,9 @@ def roles(
 
 
 def counted(rows: Sequence[dict[str, Any]]) -> int:
-    """Count the heads with a role, including at most three with only the roles *first* or *last*.
+    """Count the heads with a role.
+
+    Heads whose only roles are *first* or *last* add at most three to the count.
 
     >>> counted([{"roles": {"first": 0.5}}] * 5 + [{"roles": {"first": 0.4, "next": 0.8}}])
     4

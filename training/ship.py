@@ -54,14 +54,15 @@ It knows words mainly from their dictionary definitions; for search or ranking, 
 Trained with `qkv.learn` alone, on WordNet 3.0 from Debian's `wordnet-base`: {steps:,} steps,
 {tokens:,} tokens, {minutes:.0f} minutes{in_runs}. The model learned to predict masked words in
 texts of the form "word, synonyms: definition. examples"{alone}. {together}. {in_sight}After
-{begin:.0%} of the {run}, it also learned senses: from words in example sentences, and from texts
-that consist of a word and its definition (half of the definition's tokens are masked). This
-objective pulls the vector of a word towards the mean vector of the definition of its sense, and
-away from other definitions, such as those of its other senses. The log frequency of each sense is
-added to the logits of the senses. After {late:.0%} of the run, the log frequency is multiplied by
-{late_prior:g} before it is added. This pulls rare senses, such as senses without an example
-sentence, more strongly towards their words. `make dictionary` repeats the training. On another
-processor, the numbers are close to these but not equal, because the processor rounds differently.
+{begin:.0%} of the {run}, the model also learned to distinguish the senses (meanings) of a word. The
+texts for this objective are example sentences, and texts that consist of a word and its definition
+(half of the definition's tokens are masked). The objective pulls the vector of a word towards the
+mean vector of the definition of its sense, and away from other definitions, such as those of its
+other senses. The log frequency of each sense is added to the logits of the senses. After {late:.0%}
+of the run, the log frequency is multiplied by {late_prior:g} before it is added. This pulls rare
+senses, such as senses without an example sentence, more strongly towards their words.
+`make dictionary` repeats the training. On another processor, the numbers are close to these but not
+equal, because the processor rounds differently.
 
 Recipe (name and value of each setting): {recipe}{then}
 
@@ -162,7 +163,7 @@ def keep_card(place: Path, text: str, wordnet_folder: Path) -> None:
 
 
 def _mean(run: Path, after: str | None) -> qkv.Model:
-    """Load the model of a run, with the mean of the run's first and last weights."""
+    """Load a run's model; replace its weights by the mean of the run's first and last weights."""
     if not after:
         raise ValueError(f"ship: {run} did not continue another run: leave out --mean")
     return mean_of(run, Path(after))

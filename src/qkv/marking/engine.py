@@ -79,8 +79,8 @@ def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = Fal
         run: the call of the student's function, with its result.
         steps: the steps of the computation.
         compute: a function that computes a case from given steps.
-        exactly: whether to compare the messages of two errors. If false, two errors with different
-            messages are equal if both report the same mismatched sizes, such as 12 and 24.
+        exactly: whether two errors must have the same message. If false, it is enough that both
+            messages report the same mismatched sizes, such as 12 and 24.
     """
     try:
         predicted = compute(run.case, steps)
@@ -178,7 +178,8 @@ class Marking:
     # cases with one key, whose weight is always 1: here code that truncates weights to integers
     # gives the right result
     of_weight_one: Sequence[Case] = field(default=(), init=False)
-    # whether known steps give the same array as the function (not only an equal error)
+    # whether known steps reproduce an array that the function returned; reproducing only an
+    # exception does not count
     explained: bool = field(default=False, init=False)
     findings: list[Finding] = field(default_factory=list, init=False)
     runs: Runs = field(default_factory=list, init=False)
@@ -205,7 +206,7 @@ class Marking:
         return None if self.steps is None else explain(runs, self.steps, known, self.compute)
 
     def explains_more(self, runs: Runs, others: Runs, known: Sequence[Mistake]) -> bool:
-        """Can `runs` be explained with fewer mistakes than `others`?"""
+        """Does explaining `runs` take fewer mistakes than explaining `others`?"""
         explained, other = (self.explain(each, known) for each in (runs, others))
         return explained is not None and (other is None or len(explained[1]) < len(other[1]))
 

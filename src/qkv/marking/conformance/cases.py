@@ -1,4 +1,4 @@
-"""The test calls for a function: each feature, pairs of features, sizes, and random calls."""
+"""Calls that test a function: each feature, pairs of features, various sizes, random calls."""
 
 import ast
 import itertools

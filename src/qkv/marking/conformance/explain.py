@@ -38,8 +38,8 @@ class Explanation:
         lines: pairs `(line of the formula, its replacement)`.
         explains: `(explained, tried)`: the number of cases that the defects explain, and the number
             of cases that were tried.
-        beside: features that were explained earlier, and whose defects the explanation needs in
-            addition to `defects`.
+        beside: the names of earlier features. The explanation also needs the defects that were
+            found for these features; `defects` does not list those defects.
     """
 
     says: str
@@ -145,17 +145,17 @@ def _with(candidates: Sequence[Defect], values: Mapping[str, Any]) -> Expected |
 class Explainer:
     """Finds known defects that explain the wrong results of a feature.
 
-    The features are explained one by one. The defects that explain earlier features are tried
-    first.
+    The features are explained one by one. For each feature, the defects that were found for the
+    features before it are tried first.
 
     Args:
-        results: the results of all cases. A defect that would make right results wrong gets a lower
-            score.
+        results: the results of all cases. A defect gets a lower score if it would change results
+            that are right.
     """
 
     def __init__(self, results: Sequence[CaseResult]) -> None:
         self.known: list[Defect] = []
-        self._at: list[str] = []  # for each defect in `known`, the feature that it explained first
+        self._at: list[str] = []  # for each defect in `known`, the feature for which it was found
         right: dict[str, list[CaseResult]] = {}
         for result in results:
             if result.status == "right" and result.outputs:
@@ -231,10 +231,11 @@ class Explainer:
     def _score(self, candidates: tuple[Defect, ...], seen: list[_Seen]) -> tuple[float, float, int]:
         """Return the score of a set of defects, a tuple of three numbers; a larger tuple is better.
 
-        The first number concerns the cases of other features in which the function is right. It is
-        the fraction of these cases in which the formula with the defects is right too. The second
-        number is the fraction of the feature's cases that the defects explain. The third number is
-        minus the number of changed lines.
+        Some cases test other features, and the function gives right results for them. The first
+        number is the fraction of these cases for which the formula, changed by the defects, still
+        gives the same results. The second number is the fraction of the feature's cases that the
+        defects explain. The third number is `-n`. Here n is the number of changed lines, plus 2 for
+        each defect with a number, such as a tile size.
         """
         share = sum(case.explained(candidates) for case in seen) / len(seen)
         if candidates[-1].rough:

@@ -162,9 +162,10 @@ class Transformer:
     def spans(self, mask: Array) -> Array:
         """Return a mask (B, T) of the columns to compute, given a mask (B, T) of the tokens.
 
-        The result also selects masked columns between two tokens, so that the distance between the
-        tokens does not change. In models with ALiBi, the distance between two tokens counts only
-        unmasked columns. Masked columns can therefore be left out, and the result is `mask`.
+        Masked columns between two unmasked tokens are computed too, so that the distance between
+        the tokens does not change. In models with ALiBi, the distance between two tokens counts
+        only unmasked columns. For these models, no masked column is computed: the function returns
+        the argument `mask` unchanged.
         """
         has_alibi = any("alibi_slopes" in options for options in self.options)
         return mask if has_alibi else without_holes(mask)

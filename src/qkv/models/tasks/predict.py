@@ -41,8 +41,8 @@ def predict(
     the word before it.
 
     Args:
-        text: one text, or token ids, (T,) or (1, T). For an encoder, write a gap where a word is
-            missing: the mask token, or another gap that `mask` describes.
+        text: one text, or token ids, (T,) or (1, T). For an encoder, mark each missing word
+            with the mask token, or with another sign for a gap, such as "_" (see `mask`).
         top_k: the number of words.
         ablate: heads to ablate, as in `trace`.
         hide: words and positions to mask, as in `trace`.

@@ -67,9 +67,10 @@ def _sum(weights: Array, ids: Any, names: Any) -> Any:
 
 
 def _patterns() -> list[tuple[Any, ...]]:
-    """Draw weights whose rows sum to 1, for texts with repeated names and other repeated words.
+    """Make cases: random attention weights for texts in which names and other words repeat.
 
-    Only the last case has weights above the diagonal, to reveal functions that read such weights.
+    Each row of weights sums to 1. Only the last case has weights above the diagonal, to reveal
+    functions that read such weights.
     """
     texts = [
         ([1, 4, 6, 1, 5], [1, 2]),

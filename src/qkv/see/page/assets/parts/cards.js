@@ -1,5 +1,5 @@
 // A first lesson in cards. Each card describes the picture and asks for a guess; then the page shows the result, and
-// the card explains it. Runs of the model in the page decide which guess is right.
+// the card explains it. The page runs the model to find out which guess is right.
 
 import { el, fill, word } from "../base/elements.js";
 import { percent } from "../base/format.js";
@@ -18,8 +18,8 @@ import "./cards.css";
 const AS_MUCH = 0.1; // smaller changes count as no change; the same as in training/play_cards.py
 
 /**
- * A measurement: the sum of a query's weights on keys, the probability of a word at the position, or the probability that edits move to
- * other words. If `head` is missing, the weights are the mean over all heads.
+ * A measurement of one of three kinds: the sum of a query's weights on keys; the probability of a word at the position;
+ * how much probability moves to other words after edits. If `head` is missing, the weights are the mean over all heads.
  * @typedef {{of: "weight" | "probability" | "moved", edits: Edit[], layer?: number, head?: number, query?: number, keys?: number[], word?: string}} Probe
  *
  * A card of the lesson. In the texts of a card, *word* stands for a word of the sentence, and {0} for the result of
@@ -153,7 +153,8 @@ export function cardsPart(ui, store) {
       el("span", { class: "sign", "aria-hidden": "true" }), el("span", {}, cardWords(label, values)), el("span", { class: "figure" }))));
     back.disabled = at === 0;
     end.hidden = at + 1 === cards.length; // on the last card, the button Next closes the lesson
-    if (drawn !== null || kept) title.focus({ preventScroll: true }); // an address that opens the lesson does not move the focus
+    // If the page's address opens the lesson, the page does not move the focus.
+    if (drawn !== null || kept) title.focus({ preventScroll: true });
     drawn = at;
   }
 

@@ -35,9 +35,9 @@ export function rowsInView(head, held, hover, token) {
 }
 
 /**
- * Returns the tokens of the rows that stay in view after the reader picks row r. If `add` is true, r is added to the
- * kept rows or, if it is already kept, removed from them. Otherwise only r is kept, or nothing if r was the only kept
- * row.
+ * Returns the tokens of the rows that stay in view after the reader picks row r. If `add` is true, r is toggled: it is
+ * added to the kept rows, or removed if it was already kept. Otherwise only r is kept, or nothing if r was the only
+ * kept row.
  * @param {Head} head
  * @param {number[]} held
  * @param {number} r

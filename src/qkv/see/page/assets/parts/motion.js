@@ -19,8 +19,9 @@ import "./motion.css";
 /** @typedef {NonNullable<ReturnType<typeof arising>>} Arising */
 /** @typedef {ReturnType<typeof tinted>} Colours */
 
-const MOMENTS = ["keys", "products", "scores", "weights", "values", "sum"];
-const [MOVES, RESTS] = [800, 1000]; // how long each moment moves, and then rests, in milliseconds
+const MOMENTS = ["keys", "products", "scores", "weights", "values", "sum"]; // the phases of the animation
+// In each phase, the picture moves for MOVES milliseconds and then rests for RESTS milliseconds.
+const [MOVES, RESTS] = [800, 1000];
 const TICKS = 10; // the number of slider steps in each moment
 const SEPARATE = 12; // the number of rows; if there are more keys, the last row shows the sum of the keys without a row
 const TALL = 22; // the height of a row, in pixels
@@ -319,7 +320,7 @@ export function motionPart(ui) {
   // the moment at which the animation stops; how long it rests at each moment; how long it has rested
   let [end, rests, rested] = [last, RESTS, 0];
   /** @type {[number, number] | null} */
-  let asked = null; // the first and last moment to play when a row is ready
+  let asked = null; // the arguments of a call of `play` that waits until there is a row to show
   let [figures, told] = ["", -1]; // the current numbers, and their description
   ui.redraw(() => {
     colours = null;

@@ -254,8 +254,8 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * The options of the three heat maps. Each map gets room for its cells or, if there are too many columns, for its
-   * picture.
+   * The options of the three heat maps. The function also sets the minimum width of a map. Up to CELLS columns, this width
+   * depends on the number of columns; with more columns, it is fixed.
    * @param {Head[]} heads
    * @param {At} at
    * @param {number} high
@@ -288,7 +288,8 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * The cell that is described while no cell is pointed at: the largest weight of a text's row in view.
+   * The cell that is described while the pointer is on no cell. In the first row in view of text k, it is the cell with the
+   * largest weight.
    * @param {number} k
    */
   function homeOf(k) {

@@ -8,9 +8,11 @@ import { el, svg } from "../base/elements.js";
 /** @typedef {Pick<DOMRect, "left" | "top" | "width" | "height">} Box */
 /** @typedef {Map<HTMLCanvasElement, SVGElement>} Canvases  the contents of each canvas as SVG */
 
-// MARGIN: the margin of a picture. PIXELS: the largest width and height of a canvas that becomes one square per pixel.
+// MARGIN: the margin of a picture. PIXELS: the largest width and height of a canvas whose pixels are exported as
+// rectangles; a larger canvas is exported as an image.
 const [MARGIN, PIXELS] = [16, 128];
-// UNFOLDED: a heat map with more pixels is cut to its window. SHARP: the number of PNG pixels for each CSS pixel.
+// UNFOLDED: the largest number of pixels of a heat map that is exported whole; of a larger heat map, only the visible
+// section is exported. SHARP: the number of PNG pixels for each CSS pixel.
 const [UNFOLDED, SHARP] = [4e6, 2];
 const SVG_STYLE = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linecap",
   "opacity", "font-family", "font-size", "font-weight", "font-style", "text-anchor", "dominant-baseline", "paint-order"];
@@ -55,7 +57,7 @@ function canvasesOf(ui) {
   try {
     ui.repaint();
   } catch (reason) {
-    reportError(reason); // the pen cannot write this drawing as SVG, so the canvases become pixels
+    reportError(reason); // the SVG pen failed, so the pixels of all canvases are exported instead
     drawings.clear();
   } finally {
     pens.other = null;
@@ -295,7 +297,8 @@ function attributesOf({ left, top, width, height }) {
 }
 
 /**
- * A canvas as SVG: the output of its pen; otherwise squares for the pixels of a small canvas; otherwise an image.
+ * A canvas as SVG. If the canvas was drawn again with a pen that writes SVG, the result is the pen's output. If not, a
+ * small canvas becomes rectangles that show its pixels, and a large canvas becomes an image.
  * @param {HTMLCanvasElement} canvas
  * @param {DOMRect} box
  * @param {Canvases} canvases
@@ -339,7 +342,8 @@ function pixelsOf(canvas, at) {
 // ---- a pen that writes SVG
 
 /**
- * A pen with the functions of a 2D canvas that the page uses; `node` is the written SVG.
+ * A pen that writes SVG into `node`. The page draws with the pen as with the 2D context of a canvas; the pen has only the
+ * functions that the page calls.
  * @param {number} width
  * @param {number} height
  */

@@ -14,7 +14,8 @@ import "./stage.css";
 /** @typedef {{first: number, last: number, text: string, before: string, gap: boolean, plain: boolean}} StageWord  `plain`: no letters */
 
 const [THINNEST, PER_WEIGHT] = [1.5, 26]; // the width of a line in pixels is THINNEST + PER_WEIGHT * weight
-const [LEAST, FEWEST, MOST] = [0.02, 3, 12]; // the least weight of a line; the least and the largest number of lines
+// The FEWEST largest weights always get a line. Other weights get a line only if they are LEAST or more, up to MOST lines.
+const [LEAST, FEWEST, MOST] = [0.02, 3, 12];
 const LONG = 70; // longer sentences have smaller type
 
 /**
