@@ -1,4 +1,4 @@
-"""Compare the code that qkv runs without its kernel with plain NumPy."""
+"""Measure the speed and memory of qkv without its kernel, relative to plain NumPy."""
 
 from collections.abc import Iterator
 

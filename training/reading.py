@@ -1,4 +1,4 @@
-"""Mix the training texts of the included models from books and WordNet."""
+"""Combine books and WordNet into training texts for the models that come with qkv."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ A story is a sentence with an edit that changes the first guess. Conditions:
 Order. Four criteria determine the order; an earlier criterion has priority:
 
 1. The first guess is one of the right words for this filler.
-2. The filler contains the masked word, or the word to which the gap gives the most weight in the
-   ablated head.
+2. If the edit masks a word, the filler contains this word. If the edit ablates a head, the filler
+   contains the word to which this head attends most from the missing word.
 3. The second guess would be right with another filler in the frame.
 4. The *swing* is large.
 
@@ -75,8 +75,8 @@ class Found:
         drop: how much the edit lowers the log probability of the first guess.
         hide: the masked word, if the edit masks a word.
         ablate: (layer, head), if the edit removes a head.
-        median: if the edit removes a head, the median of `drop` over the edits that remove one
-            head.
+        median: if the edit removes a head, the median of `drop` in this sentence over all heads,
+            each removed alone.
         looks: in the ablated head, the word to which the gap attends most, and its weight.
         alike: whether masking the word in `looks` leads to the same guess.
     """

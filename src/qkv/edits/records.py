@@ -17,7 +17,7 @@ class Field(NamedTuple):
     """A field of a record, other than `op`.
 
     Attributes:
-        kind: the schema's name for the type of the field's value, such as "token" or "layer".
+        kind: the type of the value, by its name in the schema, such as "token" or "layer".
         needed: whether a record must have the field.
         choices: the values that the schema lists; empty if the schema lists no values.
     """
@@ -202,7 +202,7 @@ def _takes(op: str) -> str:
 
 
 def _ablated(ablate: Any, call: str) -> list[Record]:
-    """Convert `ablate` to records. Negative numbers of layers and heads are allowed."""
+    """Convert `ablate` to records. Negative indices of layers and heads are allowed."""
     many = isinstance(ablate, Iterable) and not isinstance(ablate, str | bytes)
     records = []
     for pair in ablate if many else [ablate]:

@@ -37,9 +37,9 @@ class Mistake:
             which replace the right steps with the same names.
         nudge: a first hint, which does not name the mistake.
         where: where to look in the code.
-        alone: whether to report the mistake only if the function has no other mistake. In
-            combination with other mistakes, such a mistake would match too many wrong results by
-            chance.
+        alone: whether to report the mistake only if the function has no other mistake. A pair of
+            such a mistake and another mistake would give the results of too many wrong functions
+            by chance.
     """
 
     key: str

@@ -643,7 +643,8 @@ def test_nothing_is_left_behind_in_the_model(double):
         (
             {"edit": {("pattern", 1): abs}, "top_k": 2},
             ValueError,
-            "top_k is 2, but an edit changes blocks.1.attn.hook_pattern: top_k summarises",
+            "top_k is 2, but an edit changes blocks.1.attn.hook_pattern, and top_k cannot "
+            "summarise edited weights",
         ),
         ({"ablate": [(None, 0)]}, TypeError, r"`ablate` has \(None, 0\)"),
         ({"ablate": [(2, None)]}, ValueError, "ablate names layer 2"),

@@ -27,10 +27,10 @@ def _steps(length: int) -> Array:
 
 
 def recurrence_table(length: int, keep: float) -> Array:
-    """Return a table (length, length); row i lists the weight of each word in the loop's state i.
+    """Return the table (length, length) of the weights of a recurrence.
 
-    The loop computes state = keep * state + (1 - keep) * word, and reads the words from last to
-    first.
+    The recurrence computes state = keep * state + (1 - keep) * word, and reads the words from last
+    to first. Row i lists the weight of each word in the state after word i.
     """
     steps = _steps(length)
     return np.where(steps >= 0, (1 - keep) * keep ** abs(steps), 0)
@@ -42,7 +42,7 @@ def _rows_of_one(length: int, keep: float) -> Any:
 
 
 def _from_first(length: int, keep: float) -> Array:
-    """Return the table for a loop whose first state is the first word that it reads, not zeros."""
+    """Return the table of a recurrence whose initial state is its first input, not zeros."""
     table = recurrence_table(length, keep)
     table[:, -1] /= 1 - keep
     return table
@@ -229,7 +229,7 @@ def _wrapped(weights: Array, step: int) -> Any:
 
 
 def _patterns() -> list[tuple[Any, ...]]:
-    """Draw weights whose rows sum to 1, for different lengths and steps."""
+    """Return cases of random weights, whose rows sum to 1, and a value for `step`."""
     cases: list[tuple[Any, ...]] = []
     for number, (tokens, step) in enumerate([(3, 1), (3, -1), (5, -2), (6, 2)]):
         weights = generator(number).integers(1, 10, (tokens, tokens)).astype(float)

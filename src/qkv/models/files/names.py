@@ -28,7 +28,7 @@ class Fused:
 
     Attributes:
         name: the name of the tensor, with `*` for the layer's number.
-        index: the index of this parameter among the parameters in the tensor.
+        index: which of the parameters in the tensor this parameter is, counted from 0.
         count: the number of parameters in the tensor.
         groups: the number of equal groups of columns. Each group holds columns of all parameters;
             for example, a group holds the columns of query, key and value of one head.
@@ -117,7 +117,7 @@ class Family:
         layout: whether files hold the linear weights of blocks as (out, in) or as (in, out).
         prefix: the prefix of all names in the files of a model with a head.
         old_prefix: the prefix of all names in old files.
-        old: maps the end of a name in old files to the end of the same tensor's new name.
+        old: maps suffixes of tensor names in old files to the suffixes in new files.
         instead: maps the name of an optional tensor to the name of a substitute. If the optional
             tensor is missing, qkv reads the substitute.
         body: the prefixes of the names of all tensors that qkv reads. Tensors without these

@@ -128,8 +128,8 @@ class Design:
         eps: the small number that norms add before they divide.
         layers: the attention of each layer.
         same_as: for each layer, the number of the first layer with the same parameters. For
-            example, `(0, 0)` means that layer 1 uses the parameters of layer 0, named
-            "blocks.0...". `same_as` is empty if each layer has its own parameters.
+            example, with `(0, 0)`, layers 0 and 1 both use the parameters of layer 0, whose names
+            begin with "blocks.0.". `same_as` is empty if each layer has its own parameters.
         max_seq_length: the maximum number of tokens in a text; None for no limit.
         positions: the number of rows in the table of learned positions; 0 if this table is absent.
         first_position: the row that the first token of a text has in the table of positions.
@@ -389,9 +389,9 @@ class VisionDesign(Design):
         any_size: whether images may have a size other than `image`. For such images, the
             position vectors of the patches are interpolated.
         patch_bias: whether the linear layer from a patch to its vector has a bias.
-        batched: whether two arrays in the files, the first token and the positions, have leading
-            dimensions of 1. For example, the array of the first token has the shape (1, 1, D)
-            instead of (D,).
+        batched: whether the files store the first token's vector and the position vectors with
+            leading dimensions of 1. For example, the array of the first token has the shape
+            (1, 1, D) instead of (D,).
     """
 
     last_is_normed: bool = False

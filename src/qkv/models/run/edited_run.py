@@ -52,9 +52,9 @@ class Spliced(Protocol):
     """A layer that replaces an activation of a model, such as an autoencoder.
 
     Attributes:
-        hooks: the names of the layer's own activations. If the layer replaces the activation "x",
-            a trace stores the layer's activation "a" under the name "x.a". Edits can change the
-            layer's own activations.
+        hooks: the names of the layer's own activations. Suppose that a layer with its own
+            activation "a" replaces the model's activation "x". Then a trace stores "a" under the
+            name "x.a". Edits can change the layer's own activations.
     """
 
     hooks: Sequence[str]
@@ -172,8 +172,8 @@ class EditedRun:
         """Return a recorder that passes gradients back through the changes, for the backward pass.
 
         If an array or a function replaces an activation, the gradient for the activation's computed
-        value is 0. Zero is right even for functions, because `check_functions` rejects every call
-        in which gradients would pass through a function.
+        value is 0. For a function, this 0 affects no result, because `check_functions` rejects
+        every call in which gradients would pass through a function.
 
         Args:
             layout: the texts of the batch.
@@ -322,8 +322,8 @@ class EditedRun:
         name = next(names, None)
         if top_k is not None and name is not None:
             raise ValueError(
-                f"{self.call}: top_k is {top_k}, but an edit changes {name}: top_k "
-                "summarises only weights that the model computes: omit top_k"
+                f"{self.call}: top_k is {top_k}, but an edit changes {name}, and top_k "
+                "cannot summarise edited weights: omit top_k"
             )
 
     def _z(self, layer: int) -> str:

@@ -99,7 +99,8 @@ from qkv.see.steps.walk import Walk
 #   `what` is "runs".
 #   `sentence` is a sentence about the comparison.
 #   `of` names the vectors whose changes are measured.
-#   `changes` is a list of [token, distance, cosine, length in A], the largest distance first.
+#   `changes` is a list of [token, distance, cosine, length in A], sorted by distance, the largest
+#       first.
 #   `by_layer` lists the mean distances at the embeddings and after each layer.
 
 

@@ -53,7 +53,8 @@ from qkv.trace import Trace
 #   `layer` and `head` are numbers.
 #   `said` is a sentence about this head.
 #   `query` is the position of a token, or null.
-#   `hide` lists the positions of the word that a reader can hide first, with one click.
+#   `hide` lists the positions of one word. For the first text, the page offers to hide this word
+#       with one click.
 #   `view` is the first screen, which is "front", "findings" or "lab" (the default).
 #
 # STORY is a sentence in which an intervention changes the guess.
@@ -137,9 +138,9 @@ def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: boo
 
     Args:
         model: the model that the server runs.
-        scales: the results of `scale_in` for the layers. Each result is the name of the activation
-            that the edit "scale" multiplies, and the factor by which the model multiplies the
-            scores.
+        scales: the results of `scale_in` for the layers. Each result is a name and a number. The
+            edit "scale" multiplies the activation with this name. The number is the model's usual
+            scale of the scores.
         plain: whether the scores of every layer are products of queries and keys, without other
             terms.
     """

@@ -267,7 +267,7 @@ class RunsView(HeadShown):
         traces: the traces of both runs.
         names: the names of the runs.
         heads: all heads of both runs.
-        changes: the change of each token, the largest distance first.
+        changes: the change of each token, sorted by `distance`, the largest first.
         by_layer: the mean distance at the embeddings and after each layer, `(num_layers + 1,)`.
     """
 

@@ -21,7 +21,7 @@ _COMPARED: Mapping[str, list[Callable[..., Array]]] = {
 
 
 def causal(keys: Mapping[str, str], remedy: str) -> tuple[Mistake, ...]:
-    """Return mistakes in causal masks under new names.
+    """Return the mistakes in causal masks that `keys` lists, each with a new name.
 
     `keys` maps a mistake's name in this module to the mistake's new name. For example,
     `{"ahead": "causal-ahead"}` returns one mistake, whose `key` is "causal-ahead".

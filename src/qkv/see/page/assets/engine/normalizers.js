@@ -78,8 +78,9 @@ function composed(form, parts) {
     const text = piece.text.normalize(form);
     if (text === piece.text) return piece;
     const marks = marksOf(piece);
-    // Each old character is decomposed into one or more parts. For each part, a stack contains one flag per occurrence of the part in the old
-    // text, with the first occurrence on top. The flag is 1 if the part is the first part of its old character, and 0 otherwise.
+    // The form `parts` decomposes each old character into one or more code points. For each code point, `firsts` has a stack of flags,
+    // one for each occurrence of the code point in the decomposed text. The flag of the first occurrence is on top. A flag is 1 if the
+    // code point is the first code point of an old character, and 0 otherwise.
     /** @type {Map<string, number[]>} */
     const firsts = new Map();
     for (const [mark] of [...marks].reverse())

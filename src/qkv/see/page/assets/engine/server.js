@@ -23,8 +23,8 @@ const BINARY = "application/vnd.safetensors";
  * @property {string[]} words  the vocabulary
  * @property {boolean} next  whether logits are for the next position, not for the position itself
  * @property {string | null} mask the token in place of a missing word
- * @property {[string, number][]} scales  for each layer: the activation that the edit "scale" multiplies; the
- *   factor by which the model multiplies the scores
+ * @property {[string, number][]} scales  for each layer: the name of the activation that the edit "scale" multiplies, and the
+ *   model's usual scale of the scores
  * @property {number[]} ends  the tokens that end a generated text
  * @property {boolean} plain  whether scores are only products of queries and keys
  */

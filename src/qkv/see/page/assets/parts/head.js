@@ -67,8 +67,8 @@ export function vectorsOf(run, layer, head) {
 // ---- one head
 
 /**
- * The part for one head of the text. A page can show two of its elements outside the part: `title`, and `said`, which
- * describes the view.
+ * The component for one head of the text. A page can show two elements of this component elsewhere: `title`, and `said`,
+ * which describes the view.
  * @param {Ui} ui
  * @param {Store} store
  * @param {Hands | null} hands  the controls that change the head; null for a recorded text
@@ -119,7 +119,8 @@ export function headPart(ui, store, hands = null) {
   let shown;
   /** @type {[number | null, number, boolean, string]} */
   let [hover, key, aligned, as] = [null, 0, false, ""];
-  // positions of tokens: the query of the state, the query that is shown without a pointer, and the queries kept in view
+  // Positions of tokens. asked: the query in the state; cursor: the query that is shown if the pointer is on no row; held: the queries that
+  // stay in view.
   /** @type {[number | null, number, number[]]} */
   let [asked, cursor, held] = [null, 0, []];
   /** @type {[number, number] | null} */
@@ -181,8 +182,8 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * Handles a picked cell. While the reader paints the mask, a pick masks or unmasks the cell's link. Otherwise, a pick
-   * chooses the cell's query.
+   * Handles a cell that the reader picks with the mouse or the keyboard. If the reader is painting the mask, masks or unmasks the link of
+   * this cell. Otherwise, chooses the query in the row of this cell.
    * @param {number} r
    * @param {number} c
    * @param {MouseEvent | KeyboardEvent} event

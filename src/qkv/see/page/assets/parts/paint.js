@@ -230,7 +230,7 @@ export function paintBar(ui, store, step) {
       for (const name of ["pointerup", "pointercancel"]) box.addEventListener(name, end);
     },
     /**
-     * Paints a picked cell, unless the pointer has already painted it. Returns false if painting is switched off.
+     * Paints a cell that the reader picks, unless the pointer has already painted it. Returns false if painting is switched off.
      * @param {number} r
      * @param {number} c
      */

@@ -154,7 +154,7 @@ function carried(before, text, run) {
 }
 
 /**
- * Converts an edit to the tokens of another text; null if the other text lacks a token of the edit.
+ * Converts the positions in an edit to positions in another text. Returns null if the other text lacks a token of the edit.
  * @param {any} edit
  * @param {(position: number) => number | null} at
  * @param {boolean} alike  whether both texts have the same number of tokens; if not, an edit with numbers for all
