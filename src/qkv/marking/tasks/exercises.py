@@ -229,7 +229,7 @@ def _wrapped(weights: Array, step: int) -> Any:
 
 
 def _patterns() -> list[tuple[Any, ...]]:
-    """Return cases of random weights, whose rows sum to 1, and a value for `step`."""
+    """Make cases: random attention weights, whose rows sum to 1, and a value for `step`."""
     cases: list[tuple[Any, ...]] = []
     for number, (tokens, step) in enumerate([(3, 1), (3, -1), (5, -2), (6, 2)]):
         weights = generator(number).integers(1, 10, (tokens, tokens)).astype(float)
