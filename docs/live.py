@@ -179,7 +179,7 @@ class Live(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         text = " ".join(self.arguments[0].split())
         if not self.content:
-            raise self.error("live: no text follows the options: write what to try")
+            raise self.error("live: no text below the options: add a text that says what to try")
         page = "../" * self.env.docname.count("/") + "play.html"
         try:
             href = address(page, text, self.options)

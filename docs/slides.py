@@ -122,7 +122,7 @@ def _seen(tag: Tag) -> Tag:
 
 
 def _shortened(tag: Tag) -> Tag:
-    """Return a paragraph with only its first sentence and the later sentences with bold words."""
+    """Return a paragraph's first sentence, and those later sentences that contain bold words."""
     if tag.name != "p" or _is_question(tag):
         return copy(tag)
     first, *others = END.split(tag.decode_contents())

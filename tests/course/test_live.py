@@ -138,7 +138,7 @@ WRONG = {
     ),
     "empty": (
         ("Click *river*.", ""),
-        "live: no text follows the options: write what to try",
+        "live: no text below the options: add a text that says what to try",
     ),
     "option": ((":height: 333", ":high: 333"), "high"),
 }

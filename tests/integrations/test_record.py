@@ -189,7 +189,8 @@ def test_attention_that_is_run_twice_in_a_call_of_its_layer_is_one_layer() -> No
     check(trace, 0, *weights_of(*one[:2], np.ones((7, 7), bool)))
     with qkv.record():
         run(layer, *one, call=call)
-        with pytest.raises(NotImplementedError, match="Layer attends several times in one call"):
+        error = "Layer computes attention several times in one call"
+        with pytest.raises(NotImplementedError, match=error):
             run(layer, *other, call=call)
 
 

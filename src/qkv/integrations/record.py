@@ -134,13 +134,13 @@ class Recording(Trace):
         """Run a checked call and keep its summary; return `(out, lse)`.
 
         Raises:
-            NotImplementedError: the owner attends several times in one call, with different
-                results.
+            NotImplementedError: the layer computes attention several times in one call, and the
+                results differ.
         """
         before, times = self._latest.get(id(ran.owner), (None, 0))
         again = ran.call is not None and ran.call is self._call
         if not again:
-            # a layer runs twice in one pass if two layers of the model share its parameters
+            # one module runs twice in a forward pass if the model uses it as two of its layers
             times = times + 1 if ran.mask is not None and ran.mask is before else 0
         self._latest[id(ran.owner)], self._call = (ran.mask, times), ran.call
         ran = replace(ran, mask=None, call=None)
@@ -280,8 +280,8 @@ def record(
             through qkv before the block ended.
         TypeError: `module` is not a part of a model.
         NotImplementedError: a part of the model splits an input into windows or joins several
-            inputs into one; or a layer computes attention several times in one call, with different
-            results. The error is raised while the model runs.
+            inputs into one; or a layer computes attention several times in one call, and the
+            results differ. The error is raised while the model runs.
         ValueError: attention ran in several parts or models, and `module` is None; or the number of
             `tokens` differs from the number of tokens in the run. The error is raised when the
             block ends.
@@ -330,12 +330,12 @@ def _of_tokens(call: Call, ran: Ran) -> Call:
 
 
 def _check_alike(owner: Any, summary: AttentionSummary, kept: AttentionSummary) -> None:
-    """Raise an error if a layer computes attention twice in one call, with different results."""
+    """Raise an error if a layer computes attention twice in one call, and the results differ."""
     pairs = [(getattr(summary, name), getattr(kept, name)) for name in _EMPTY]
     if not all(np.array_equal(one, other, equal_nan=True) for one, other in pairs):
         raise NotImplementedError(
-            f"record: {type(owner).__name__} attends several times in one call with different "
-            "results, but a trace keeps one result per layer: record one input, or "
+            f"record: {type(owner).__name__} computes attention several times in one call, and the "
+            "results differ, but a trace keeps one result per layer: record one input, or "
             "leave this part out with record(module=another part)"
         )
 

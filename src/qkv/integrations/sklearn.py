@@ -30,8 +30,8 @@ class Encoding:
         prompt: a string that is inserted before each text.
         normalize_embeddings: whether vectors are scaled to length 1.
         truncate_dim: the number of dimensions to which vectors are truncated.
-        batch_size: the number of texts in a batch, if each text has 128 tokens. If the texts have
-            fewer than 128 tokens, a batch contains more texts.
+        batch_size: a batch has at most `128 * batch_size` tokens, so it holds `batch_size` texts of
+            128 tokens, or more texts if they are shorter.
 
     >>> encoding = Encoding("random", truncate_dim=3)
     >>> encoding.fit(["I love you"]).transform(["I love you", "the cat sat"]).shape

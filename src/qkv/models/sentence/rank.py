@@ -439,7 +439,8 @@ def rank(
         return_documents: whether the results include the documents' texts.
         prompt_name: the name of the prompt before the query, as in `encode`.
         prompt: the text of a prompt, instead of `prompt_name`.
-        batch_size: the number of pairs per batch if each pair has 128 tokens, as in `encode`.
+        batch_size: a batch has at most `128 * batch_size` tokens, so it holds `batch_size` pairs of
+            128 tokens, or more pairs if they are shorter.
         show_progress_bar: as in `encode`.
         activation_fn: the function that turns logits into scores: a function of an array, or an
             activation of torch.nn. The default is the activation from the model's files, or a
@@ -522,7 +523,8 @@ def predict_pairs(
         inputs: pairs of texts, or one pair.
         prompt_name: the name of the prompt before the first text of each pair, as in `encode`.
         prompt: the text of a prompt, instead of `prompt_name`.
-        batch_size: the number of pairs per batch if each pair has 128 tokens.
+        batch_size: a batch has at most `128 * batch_size` tokens, so it holds `batch_size` pairs of
+            128 tokens, or more pairs if they are shorter.
         show_progress_bar: as in `encode`.
         activation_fn: the function that turns logits into scores: a function of an array, or an
             activation of torch.nn. The default is the activation from the model's files. If the
