@@ -50,7 +50,7 @@ def test_it_is_small(visit: Visit, whole: str, width: int) -> None:
 def test_it_holds_the_largest_weights_and_says_so(visit: Visit, whole: str, text: Heads) -> None:
     page = visit(whole)
     assert (
-        "Of each query's 8,192 weights, this page has the 8 largest"
+        "For each query, this page has the 8 largest of 8,192 weights"
         in page.locator(".view").inner_text()
     )
     (summary,) = text.summary

@@ -48,7 +48,8 @@ def check(
             functions of your students, choose a seed that they do not know in advance.
 
     Returns:
-        A `CheckResult`, which is true if nothing is wrong. Print the result to read the verdict.
+        A `CheckResult`. `bool(result)` is True if nothing is wrong, and `print(result)` shows the
+            verdict.
 
     Raises:
         TypeError: `function` cannot be called, or does not take these arrays.

@@ -37,7 +37,8 @@ def options_of(
     Args:
         function: a student's function.
         names: the names of the function's positional arguments.
-        known: the possible parameter names of each option, keyed by the option's name in qkv.
+        known: maps the qkv name of each option to the parameter names that a student may use for
+            the option.
 
     Raises:
         TypeError: the function does not accept these arguments, or requires arguments that are

@@ -12,7 +12,7 @@ from qkv.marking.errors import words_of
 
 @dataclass(frozen=True, repr=False, eq=False)
 class CheckResult:
-    """The marker's verdict on a function, which is true if the function is right.
+    """The marker's verdict on a function; `bool(result)` is True if the function is right.
 
     Attributes:
         message: the verdict as text. It lists the findings with their effects and corrections, or

@@ -182,9 +182,9 @@ class Prepared:
         return self._product(whole, weight.shape[1], bias, activation)
 
     def joined_linear(self, weights: Sequence[Array], bias: Array | None) -> Callable[..., Array]:
-        """Return a function that multiplies by several weights for which `joins` is True.
+        """Return a function that multiplies its input by several weight matrices at once.
 
-        The biases for all weights are concatenated in `bias`.
+        `joins(weights)` must be True. The biases for all weights are concatenated in `bias`.
         """
         whole = packed_together(weights, self.body, self.kind, self.threads)
         return self._product(whole, sum(weight.shape[1] for weight in weights), bias, None)

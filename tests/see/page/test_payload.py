@@ -156,9 +156,9 @@ def test_from_512_tokens_a_page_holds_the_largest_weights() -> None:
     share = expected.sum(dtype=float) / size
     assert kept["kept"] == pytest.approx(share, abs=1e-6)
     (said,) = text["left_out"]
-    begin = "The text has 512 tokens. Of each query's 512 weights, this page has the 8 largest"
+    begin = "The text has 512 tokens. For each query, this page has the 8 largest of 512 weights"
     assert said.startswith(begin)
-    assert f"({share:.1%} of all weight)" in said
+    assert f"({share:.1%} of the total weight)" in said
     entropy = -(weights[0, 0] * np.log2(weights[0, 0])).sum(axis=-1).mean()
     # the share of all weights
     assert text["measures"]["entropy"] == [[pytest.approx(entropy, rel=1e-5)]]

@@ -491,7 +491,7 @@ def test_of_a_trace_alone_the_order_is_that_of_its_block() -> None:
     bare = {name: kept[name] for name in kept if ".attn." in name}
     view = walk(Trace(bare, **about), 1)
     assert view.steps[-1].name == "joined"
-    assert view.steps[-1].note.endswith("walk(trace, model=...) continues")
+    assert view.steps[-1].note.endswith("call walk(trace, model=...) for more steps")
 
 
 def test_a_wrong_number_anywhere_shows_as_a_difference() -> None:

@@ -77,7 +77,8 @@ def conform(
         waiting: a function to call several times per second during the run.
 
     Returns:
-        A `Report`, which is true if nothing is wrong. `print(report)` shows the report card.
+        A `Report`. `bool(report)` is True if no feature is wrong, and `print(report)` shows the
+            report card.
 
     Raises:
         ValueError: a library, dtype or feature is unknown; the function cannot be loaded; or the

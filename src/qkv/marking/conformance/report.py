@@ -33,7 +33,7 @@ class Finding:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Report:
-    """The report card of a function, which is true if nothing is wrong.
+    """The report card of a function; `bool(report)` is True if no feature is wrong.
 
     Attributes:
         name: the name of the function that was judged.
@@ -213,8 +213,8 @@ def _number(value: float | None) -> float | str | None:
 def status_of(results: Sequence[CaseResult]) -> str:
     """Return the status of a feature; one wrong case makes the feature wrong.
 
-    The function may refuse optional cases. A case is ignored if a defect of another feature
-    explains the case. But if defects of other features explain all cases, no case is ignored.
+    The function may refuse optional cases. Cases that a defect of another feature explains do not
+    count. If this is true of all cases, all cases count.
     """
     results = [result for result in results if not result.like] or results
     if any(result.status == "wrong" for result in results):

@@ -118,7 +118,7 @@ _TEST = {"the wet bank": 0, "a cheap bank": 1}
 
 
 def _adjectives(more: Any) -> Iterator[str]:
-    """Yield the mistakes in a learner's sentences, which are the keys of `more`."""
+    """Yield the names of the mistakes in `more`, which maps a learner's sentences to meanings."""
     items = more.items() if isinstance(more, Mapping) else ()
     texts = {text: right for text, right in items if isinstance(text, str)}  # without `...`
     if not {*texts} - {*_KNOWN}:

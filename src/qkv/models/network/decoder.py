@@ -134,7 +134,7 @@ class CrossAttention:
 
 
 class DecoderBlock(Block):
-    """A block that attends to the encoder's text between its self-attention and its MLP.
+    """A block with three parts: self-attention, attention to the encoder's text, and an MLP.
 
     `h = x + attn(norm1(x)); h = h + cross_attn(norm_cross(h)); y = h + mlp(norm2(h))`
 
@@ -191,7 +191,7 @@ class EncoderDecoder(Transformer):
             ids: (B, L) token ids.
             mask: (B, L), True at unmasked tokens. A masked token between unmasked tokens keeps its
                 position: in the mask 1 0 1, the last token is at position 2.
-            texts: the encoder's vectors.
+            texts: the vectors that the encoder computed for the texts.
             options: `record`, `top_k` and `stop`, as in `Options`.
         """
         between = without_holes(mask)

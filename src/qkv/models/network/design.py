@@ -166,8 +166,8 @@ class Design:
         experts: the mixture of experts that replaces the MLPs; None for one MLP in each block.
         buckets: the buckets of the relative position bias, as in T5. All layers share the bias.
             If `buckets` is None, the model has no relative position bias.
-        cross: whether each layer also attends to the encoder's text, between its self-attention and
-            its MLP. The cross-attention has its own norm, and as many heads as the self-attention.
+        cross: whether each layer has cross-attention to the encoder's text. It comes after the
+            self-attention, and has its own norm and as many heads as the self-attention.
         head: the head, which reads the last hidden states; None if the model has no head.
     """
 

@@ -27,9 +27,10 @@ from qkv.see.steps.walk import Walk
 #   `kind` is "show", "compare", "walk", "shift", "replay" or "play".
 #   `title` and `model` are strings.
 #   `theme` is "auto", "light" or "dark".
-#   `stretch` is true if the page opens with scales that end at the largest weight instead of 1.
-#   `texts` is a list of TEXT. A page of `show` has one text, or three for an encoder-decoder. A
-#   page of `compare` has two texts.
+#   `stretch` is true if scales of weights end at the largest weight when the page opens, and false
+#   if they end at 1.
+#   `texts` is a list of TEXT. A page of `show` has one TEXT, or three for an encoder-decoder: one
+#   for each of its three kinds of attention. A page of `compare` has two.
 #   `start` is the first state of the page (START), or null.
 #   `compare`, `walk`, `shift` and `replay` are COMPARE, WALK, SHIFT and REPLAY, or null.
 #   `notes` lists sentences about the tokens.
@@ -71,7 +72,7 @@ from qkv.see.steps.walk import Walk
 #   all layers have the same mask, the axis of the layers has length 1; the same applies to the
 #   heads.
 #   `norms` is a packed array (layers, H, S) of the lengths |v W_O|, or null.
-#   `measures` maps each name to a list of layers x H numbers, or to null.
+#   `measures` maps the name of each measure to nested lists (layers, H) of numbers, or to null.
 #   `summary` is a SUMMARY in place of the weights, or null.
 #   `left_out` lists sentences about data that the page does not have.
 #
@@ -107,8 +108,8 @@ from qkv.see.steps.walk import Walk
 THEMES = ("auto", "light", "dark")
 MOST_CELLS = 4_000_000  # the largest number of weights in a page: 16 MB before base64
 MOST_SCORES = 1_500_000
-# The largest number of weights in a summary. Only a summary with the minimum, 4 weights for each
-# query, may have more weights.
+# The largest number of weights in a summary. A summary with only 4 weights for each query, the
+# minimum, may exceed this number.
 MOST_KEPT = 1_000_000
 
 
@@ -186,10 +187,9 @@ def _summary(heads: Heads, left_out: list[str]) -> dict[str, Any]:
     kept = float(np.nansum(weights, dtype=np.float64)) / whole if whole else 0.0
     top_k = indices.shape[-1]
     left_out.append(
-        f"The text has {size:,} tokens. Of each query's {width:,} weights, this page has the "
-        f"{top_k} "
-        f"largest ({kept:.1%} of all weight), and the weight that each key received. The other "
-        "weights and the scores are left out."
+        f"The text has {size:,} tokens. For each query, this page has the {top_k} largest of "
+        f"{width:,} weights ({kept:.1%} of the total weight). For each key, this page has the sum "
+        "of the weights on the key. The other weights and the scores are left out."
     )
     return {
         "top_k": top_k,
@@ -234,12 +234,13 @@ def check_theme(theme: str, call: str) -> str:
 #   `shown` lists the indices in `steps` of the snapshots with weights.
 #   `weights` holds the weights of these snapshots, packed as shares: (shown, layers, H, L, L).
 #   `hidden` is an array of bits, or null.
-#   `scores` is a list of measures. Each measure has a `name`, a phrase that describes the weight
-#   that it averages (`of`), a name for heads with a high score (`head`), and a list of layers x H
-#   numbers for each step (`values`).
-#   `score` is an index into `scores`: the page's sentence describes this measure.
-#   `becomes` is a threshold. If a head's score reaches the threshold, the page names the head after
-#   the measure: the entry `head` of the measure contains the name.
+#   `scores` is a list of measures. Each measure has four entries. `name` is its name. `of` is a
+#   phrase that describes the averaged weight. `head` is a name for heads with a high score, such as
+#   "an induction head". `values` has one list for each step: the scores of all layers x H heads.
+#   `score` is the index in `scores` of the measure that the page shows first. The entry `sentence`
+#   of START describes how this measure changes.
+#   `becomes` is a threshold. If a head's score in a measure reaches the threshold, the page calls
+#   the head by the name in the measure's entry `head`.
 #   `losses` is a list of [step, loss].
 #   `logged` lists the loss at each of the `steps`; an unknown loss is null.
 #   `knots` lists steps. Charts place these steps at equal distances on the axis, even if the steps
@@ -309,8 +310,7 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #   `own_step`.
 #   `steps` is a list of STEP.
 #   `start` is the [row, column] of the cell whose sum is written out when the page opens.
-#   `own` is a string, for example "blocks.0.hook_resid_post". In the trace, this is the name of the
-#   numbers that the array "own" holds.
+#   `own` is the trace's name for the array "own", for example "blocks.0.hook_resid_post".
 #   `own_step` is the index of the step that the page compares with the array "own".
 #   `difference` is the largest difference between a step and the model's own numbers.
 #   `said` is a sentence that names the likeliest word, or empty.
@@ -334,9 +334,11 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #   `columns` is "keys" if the columns are keys, or null if they are components of vectors.
 #   `shown` holds the indices (`at`) and the `names` of the shown columns, or is null for all.
 #   `weights` is true if the numbers are weights.
-#   `cell` is the [row, column] of the number whose sum the page writes out, or null.
+#   `cell` is the [row, column] of a number, or null. The page writes out the sum that gives this
+#   number.
 #   `op` describes how each number is computed (see steps/step.py).
-#   `lengths` holds the packed lengths of the rows in the page, or is null if rows are not vectors.
+#   `lengths` is null if the rows are not vectors. Otherwise it is a packed array with the length of
+#   each row that the page keeps.
 
 
 MOST_TOKENS = 64
@@ -483,9 +485,9 @@ def pack_rows(rows: Array, scales: Array) -> dict[str, Any]:
 def pack_shares(weights: Array) -> dict[str, Any]:
     """Pack weights in 16 bits as `n / per`, which keeps the first four digits of each weight.
 
-    Rounded to four digits or fewer, `n / per` and the weight itself are equal. An even n means that
-    the weight is exactly `n / per`. If n is odd, the weight lies between the fractions for n - 1
-    and n + 1.
+    If `n / per` and the weight itself are both rounded to four or fewer decimals, the results are
+    equal. An even n means that the weight is exactly `n / per`. If n is odd, the weight lies
+    between the fractions for n - 1 and n + 1.
 
     >>> pack_shares(np.array([0.125, 0.12501]))
     {'b64': 'iBOJEw==', 'bits': 16, 'shape': [2], 'per': 40000}

@@ -236,7 +236,9 @@ def traced_steps(walk: Walk) -> None:
     trace, layer = walk.trace, walk.layer
     held = [name for name in _BLOCK if (name, layer) in trace and not _is_skipped(walk, name)]
     if not held:
-        walk.end("the trace holds no numbers after the heads: walk(trace, model=...) continues")
+        walk.end(
+            "the trace holds no numbers after the heads: call walk(trace, model=...) for more steps"
+        )
         return
     first = len(walk.steps)
     for name in held:

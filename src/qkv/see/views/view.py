@@ -321,8 +321,8 @@ class OneText(HeadShown):
     Attributes:
         shown: all heads, with weights between words if subwords are merged, otherwise between
             tokens.
-        elsewhere: the strongest link of each head that is not shown, starting with the link that
-            stands out most.
+        elsewhere: one link for each of several heads that are not shown. The link that stands out
+            most comes first.
         one_link: whether the reader chose a query and a key; if so, heads are ranked by the link
             between these two words.
     """

@@ -298,7 +298,8 @@ export function heatmap(ui, options) {
   }
 
   /**
-   * The index of the number under the pointer, within its vector beside a row or above a column; otherwise null.
+   * The index of the number under the pointer in its vector. Null if the pointer is not on a vector beside a row or
+   * above a column.
    * @param {any} event
    */
   function numberUnder(event) {
@@ -377,7 +378,8 @@ export function heatmap(ui, options) {
   }
 
   /**
-   * Shows the description of cell (i, j); if `i` is null, of the picked cell or of `home`.
+   * Shows the description of cell (i, j). If `i` is null, shows the description of the picked cell or, if no cell is
+   * picked, of the cell `home`.
    * @param {number | null} i
    * @param {number | null} [j]
    */

@@ -23,8 +23,8 @@
 
 /**
  * A new token. `likeliest`: the likeliest tokens at this position, with their probabilities. `looked`: for each layer
- * and head, the weights of the query before the new token, one weight for each earlier token. `text`: the new text so
- * far.
+ * and head, the attention weights of the token directly before the new token. There is one weight for each token before
+ * the new token. `text`: the new text so far.
  * @typedef {{id: number, token: string, text: string, probability: number, likeliest: [number, number][], looked: Float32Array[][]}} Chosen
  *
  * All new tokens (including a token that ends a text), their text, and the probability of each token without
@@ -136,9 +136,10 @@ export function openDoor(compute, parts) {
      * Continues a text, token by token.
      * @param {string} text
      * @param {{max?: number, temperature?: number, top_k?: number | null, seed?: number, begun?: number[], model?: string,
-     *     signal?: AbortSignal, onpart?: (part: Chosen) => void}} options  `max`: the number of new tokens; `temperature`: with 0,
-     *     each new token is the likeliest token, otherwise one of the `top_k` likeliest tokens is drawn; `seed`: the same seed
-     *     draws the same tokens; `begun`: the ids of new tokens that already follow the text; `onpart` is called with each new token
+     *     signal?: AbortSignal, onpart?: (part: Chosen) => void}} options  `max`: the number of new tokens, including `begun`;
+     *     `temperature`: if it is 0, each new token is the likeliest token, otherwise each new token is drawn from the `top_k`
+     *     likeliest tokens; `seed`: the same seed draws the same tokens; `begun`: the ids of the first new tokens, after which the
+     *     model continues; `onpart`: called with each further new token
      * @param {Edit[]} edits  edits of the text; an edit without a token applies to new tokens too
      * @returns {Promise<Written>}
      */
@@ -146,7 +147,7 @@ export function openDoor(compute, parts) {
       of(model, "decoder").ask({ ask: "generate", text, edits, options }, { signal, onpart }),
 
     /**
-     * Removes each head separately, from the last layer to the first, whenever no run is waiting.
+     * Removes one head at a time, from the last layer to the first. The sweep pauses while a run is waiting.
      * @param {string} text
      * @param {Edit[]} edits
      * @param {(part: {layer: number, head: number, resid: Float32Array, logits: Float32Array}) => void} onpart is

@@ -23,7 +23,7 @@ const SCOPES = [
 ];
 
 /**
- * The mask edits that hide a key from a query in a head.
+ * All edits of the kind "mask" that hide a key from a query in a head.
  * @param {Edit[]} edits
  * @param {number} query
  * @param {number} key
@@ -49,7 +49,7 @@ function maskFor(scope, query, key, layer, head) {
 }
 
 /**
- * The tokens of a visible row and column, in pairs: [[query, key], ...].
+ * All pairs of a token of row `r` and a token of column `c`: [[query, key], ...].
  * @param {Head} head
  * @param {number} r
  * @param {number} c

@@ -244,8 +244,8 @@ function spelled(name) {
 }
 
 /**
- * The weights with which a token was chosen: those of the chosen head if the page is unfolded, or else the mean of
- * all heads.
+ * The attention weights with which the model predicted a token. In the unfolded lab, they are the weights of the head
+ * that the reader selected; otherwise, they are the mean of all heads.
  * @param {Chosen} token
  * @param {import("../store/state.js").PlayState} state
  */
