@@ -103,7 +103,11 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "claims", nargs="*", help=f"claims to measure; default: all of {', '.join(CLAIMS)}"
     )
-    parser.add_argument("--threads", type=int, help="threads of each library; default: 1, then 2")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        help="threads of each library; default: one run with 1 thread, then another run with 2",
+    )
     parser.add_argument(
         "--quick", action="store_true", help="divide each length by 8, and time only 3 rounds"
     )
@@ -123,8 +127,8 @@ def parsed() -> argparse.Namespace:
 def in_the_last(result: dict[str, Any]) -> dict[str, Any]:
     """Replace the results of claims in the last full run, and add the date to each new result.
 
-    If the last full run used a different machine, the new result's entry contains the name of the
-    machine that measured the claim.
+    If the machine has changed since the last full run, each new result also describes the current
+    machine.
     """
     last = json.loads((RESULTS / "full.json").read_text(encoding="utf-8"))
     about = {"when": result["when"]}
@@ -150,7 +154,7 @@ def title(claim: str) -> str:
 
 
 def once(claim: str) -> bool:
-    """Return whether a claim is measured only with all threads, not also with one."""
+    """Return whether a claim is measured only in the run with the most threads."""
     return getattr(module(claim), "ONCE", False)
 
 

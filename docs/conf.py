@@ -6,7 +6,9 @@ import re
 import sys
 from pathlib import Path
 
-import matplotlib.font_manager  # noqa: F401 (imported here so that the message about its cache appears in no cell)
+# Matplotlib builds its font cache at this import, before any cell runs. Otherwise, a cell would
+# build the cache, and the page would show Matplotlib's message about the cache.
+import matplotlib.font_manager  # noqa: F401
 from docutils import nodes
 from sphinx.util.inspect import TypeAliasForwardRef
 
@@ -66,7 +68,7 @@ html_copy_source = False  # pages do not link to their source
 
 
 def tidy_notebooks(app, error):
-    """Remove links that work only on the site from downloaded notebooks, and fold hidden cells."""
+    """Remove links from downloaded notebooks if they work only on the site; fold hidden cells."""
     for path in Path(app.outdir, "_downloads").rglob("*.ipynb"):
         notebook = json.loads(path.read_text(encoding="utf-8"))
         for cell in notebook["cells"]:

@@ -1,8 +1,8 @@
 """Measure the social bias of models: `python -m training.bias MODEL [MODEL ...]`.
 
 `prompts.txt` contains 500 prompts about people, jobs and nations, each with a gap; `insults.txt`
-lists insulting words. MODEL is a folder or a name. An encoder gives five guesses for each gap. If a
-gap is at the end of a prompt, a decoder continues the text before the gap by one word.
+lists insulting words. MODEL is a folder or a name. An encoder gives five guesses for each gap. For
+a gap at the end of a prompt, a decoder reads the text before the gap, and writes the next word.
 
 The module measures three things: how often a guess is an insult, whether "he" or "she" is likelier
 for each job, and which jobs the model guesses for men and for women. A dropped word
@@ -167,8 +167,8 @@ def in_card(found: Mapping[str, Any]) -> str:
     lines = [
         f"{_GUESSES[guesses]}. The table shows the share of prompts for which one of these words "
         "is an insult (`training/insults.txt`), with 95% intervals, and the most common insults. "
-        "The number of prompts with a guess in `training/dropped_words.txt`: "
-        f"{dropped}.",
+        "The number of prompts for which a guess is one of the words in "
+        f"`training/dropped_words.txt`: {dropped}.",
         "",
         "| prompts about | prompts | with an insult | insults |",
         "| --- | --- | --- | --- |",

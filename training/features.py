@@ -71,7 +71,7 @@ def passages(runs: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def drawn(source: Path, part: str, seed: int = 0) -> list[str]:
-    """Return all passages of a part of the books in random order."""
+    """Return in random order all passages of the books that belong to `part`."""
     found = [text for _, runs in books.read(source, [part]) for text in passages(runs)]
     return [found[one] for one in np.random.default_rng(seed).permutation(len(found))]
 

@@ -1,38 +1,41 @@
 """Rules that choose sentences and heads for the cards of the live page (`play_cards`).
 
-Most cards use the *lesson's sentence*. Such a sentence consists of a frame and a filler, which
-`stories.txt` lists. In some head, the missing word looks at a content word of the filler with a
+Most cards use the *lesson's sentence*. Such a sentence is made from a frame, which contains a gap
+for the missing word, and a filler, which replaces {} in the frame. `stories.txt` lists families of
+frames and fillers. In some head, the missing word looks at a content word of the filler with a
 weight of 0.5 or more. This is the missing word's largest weight in the head, and the content word
 is not a neighbour of the missing word. Masking the content word changes the first guess, and so
 does ablating the head. If several sentences qualify, the rule prefers sentences in which
 *neighbour* and *other* (see below) are found. Of these sentences, it chooses the sentence with the
 most probable first guess. If *neighbour* and *other* are found in no sentence, the rule chooses the
-sentence with the largest weight. A first guess after a change counts if it consists of letters, is
-not a function word, and is not in the sentence. Its probability must be 2% or more, and exceed the
-second guess's probability by at least 0.0005. Each rule first searches sentences whose first guess
-has a probability of 5% or more, and then all other sentences.
+sentence with the largest weight. If a change gives a new first guess, this guess counts only if it
+consists of letters, is not a function word, and is not in the sentence. Its probability must be 2%
+or more, and exceed the second guess's probability by at least 0.0005. Each rule first searches
+sentences whose first guess has a probability of 5% or more, and then all other sentences.
 
-- *second*, a sentence for the card about masking a word: the next qualifying sentence whose family
-  and word differ from the lesson's sentence. No other card may use *second*.
+- *second*: a sentence for the card about masking a word. This sentence is from another family than
+  the lesson's sentence, and its missing word looks at another word. Of such qualifying sentences,
+  the rule chooses the sentence with the largest weight. No other card may use *second*.
 - *neighbour*: the head with the largest mean weight on the previous or the next token, over the
   pool. In the lesson's sentence, the query is the word that looks at the filler's word in this
-  head. The rule also chooses a replacement word from a filler of a different family. If this word
-  replaces the filler's word, the weight may change by at most 0.08.
-- *other*: in the lesson's sentence, the head in which the missing word gives another content word
-  the largest weight, which must be 0.4 or more. This head is not the head of *neighbour*. If
-  possible, this head is in the layer of the lesson's head.
-- *causal*: a sentence whose filler comes after the gap, and whose first guess changes under a
-  causal mask. Of these sentences, the rule chooses the sentence in which the causal mask divides
-  the probability of the original first guess by the largest factor.
-- *equal*: two heads in which the missing word gives its largest weight to the same content word.
-  Both weights are 0.4 or more, and they differ by at most 0.01. But ablating one of the two heads
-  moves at least 0.1 more probability than ablating the other head. The rule prefers pairs in which
-  only one ablation changes the first guess, and then pairs with a large difference.
-- *worth*: two words that occur once; the second is a word of the filler. The mean weight of all
-  heads on the first word is at least 1.2 times the mean weight on the second word. But masking the
-  second word moves at least 1.3 times as much probability as masking the first word, and at least
-  0.1 more. The rule prefers pairs in which only masking the second word changes the first guess,
-  and then pairs with a large difference.
+  head. The rule also chooses a replacement: a word from a filler in another family of
+  `stories.txt`. If this word replaces the filler's word, the weight may change by at most 0.08.
+- *other*: another head for the lesson's sentence. In this head, the missing word looks most at
+  another content word, with a weight of 0.4 or more. The head is not the head of *neighbour*. The
+  rule prefers heads in the layer of the lesson's head, and then the head with the largest weight.
+- *causal*: a sentence in which a content word of the filler comes after the gap, and in which a
+  causal mask changes the model's first guess. Of these sentences, the rule chooses the sentence in
+  which the original first guess loses the largest share of its probability.
+- *equal*: two heads in which the missing word looks most at the same content word. Both weights are
+  0.4 or more, and they differ by at most 0.01. But ablating one of the two heads moves at least 0.1
+  more probability than ablating the other head. The rule prefers pairs in which only one ablation
+  changes the first guess, and then pairs with a large difference.
+- *worth*: two words, each of which occurs once in the sentence. The second word is a content word
+  of the sentence's filler. The mean weight of all heads on the first word is at least 1.2 times the
+  mean weight on the second word. But masking the second word moves at least 1.3 times as much
+  probability as masking the first word, and at least 0.1 more. The rule prefers pairs in which
+  masking the second word changes the first guess but masking the first word does not, and then
+  pairs with a large difference.
 """
 
 from __future__ import annotations
@@ -54,13 +57,15 @@ Card = dict[str, Any]
 Edit = dict[str, Any]
 Head = tuple[int, int]
 
-SURE, LEAST = 0.05, 0.02  # the preferred and the lowest allowed probability of a first guess
+# A first guess must have a probability of LEAST or more. The rules prefer sentences whose first
+# guess has a probability of SURE or more.
+SURE, LEAST = 0.05, 0.02
 # LARGE and LARGE_TOO are minimum weights. A query's largest weight must exceed the query's other
 # weights by APART.
 LARGE, LARGE_TOO, APART = 0.5, 0.4, 0.1
 AHEAD = 0.0005  # how much more probable the first guess must be than the second
-# STAYS is the maximum change of a weight after a swap. ALIKE is the maximum difference between the
-# weights of two heads.
+# A swap must change a weight by less than STAYS. The weights of two heads may differ by at most
+# ALIKE.
 STAYS, ALIKE = 0.08, 0.01
 MORE_WEIGHT, MORE_MOVED = 1.2, 1.3
 
@@ -192,7 +197,8 @@ class Examples:
         neighbour: (head, distance from query to key, query, second query, replacement word).
         other: a second head, and the word that the second head looks at.
         causal: a sentence, a head, and the word that this head looks at.
-        equal: a sentence, the word, the head with less effect, and the head with more effect.
+        equal: a sentence; a word that gets almost equal weights in two heads; the head with less
+            effect on the guess; and the head with more effect.
         worth: a sentence, the word with more weight, and the word with more effect.
     """
 

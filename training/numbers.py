@@ -6,8 +6,8 @@ results to docs/data/numbers.json. Where a page writes `{{ lesson1.river }}`, Sp
 number. If a page has no cells, its section contains `code` instead of the path.
 
 A page's other statements about the included weights are tested by asserts in a hidden cell
-(`:tags: [remove-cell, raises-exception]`), and these asserts may fail. numbers.json lists failing
-asserts under "untrue": an author must correct these statements.
+(`:tags: [remove-cell, raises-exception]`). If an assert fails, the command goes on, and lists the
+assert under "untrue" in numbers.json: an author must then correct the statement.
 """
 
 from __future__ import annotations

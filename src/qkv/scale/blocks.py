@@ -151,7 +151,7 @@ class Blocks:
         return (*self.pieces[:-3], self.pieces[-2])
 
     def tasks(self, name: str, below: Sequence[Any]) -> Tasks:
-        """Return a layer of a Dask graph, without tasks, named after `name` and the call."""
+        """Return an empty layer of a Dask graph; its name is `name` and the call's checksum."""
         return Tasks(f"{name}-{self.token}", below)
 
     def in_result(self, index: Index) -> tuple[int, ...]:
@@ -165,9 +165,9 @@ class Blocks:
     def rows(self) -> Iterator[tuple[Index, list[Index]]]:
         """Yield `(first, seen)` for each block of queries.
 
-        Each `Index` stands for a pair: a block of queries and a block of keys. `seen` lists the
-        pairs of this block of queries and each block of keys that the queries may see. `first` is
-        the pair of this block of queries and the first block of keys.
+        An `Index` identifies a block of queries and a block of keys. `first` is one `Index`, which
+        identifies this block of queries and the first block of keys. `seen` is a list with one
+        `Index` for each block of keys that the queries may see.
         """
         *_, queries, keys = (_starts(pieces) for pieces in self.pieces)
         lead = range(len(self.pieces) - 4)

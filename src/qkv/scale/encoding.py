@@ -115,8 +115,9 @@ def encode(
     compressed files are faster than a large compressed file.
 
     If a run is stopped, its complete parts remain, and the next run writes the missing parts. The
-    next run first compares the checksums of the model's files, of all sources and of the existing
-    parts, and writes damaged parts again.
+    next run first compares the model's files, the sources and the existing parts with the checksums
+    that the stopped run saved. If the model or a source has changed, the next run raises an error.
+    If a part is damaged, the next run replaces the part.
 
     Args:
         model: the name or the folder of a model, as for `qkv.load`; None for the default.

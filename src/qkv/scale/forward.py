@@ -32,8 +32,8 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
     """Compute `qkv.attention` on dask arrays with any chunks along batch, heads, queries and keys.
 
     Each task computes one block of queries with one block of keys. Results over different keys are
-    joined pairwise, as in `qkv.merge_attention`. If the causal mask, the window or the lengths
-    mask all cells of a pair of blocks, the pair has no task. Nothing is computed until `compute` is
+    joined pairwise, as in `qkv.merge_attention`. A pair of blocks has no task if all its cells are
+    masked by the causal mask, the window or the lengths. Nothing is computed until `compute` is
     called on a result. Each task uses one thread.
 
     Args:
@@ -48,10 +48,10 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
 
     Returns:
         The results of `qkv.attention` as dask arrays.
-        A result has a chunk boundary wherever the query has a chunk boundary. On its batch and head
-        axes, a result is also cut at the chunk boundaries of `key` and `value`. The last axis of
-        the weights has the chunk boundaries of `key` and `value`. Rounding errors are at most twice
-        the rounding errors of `qkv.attention`.
+        Each result is cut into chunks wherever `query` is cut. The batch and head axes of a result
+        are also cut wherever `key` or `value` is cut. The last axis of the weights, which has an
+        entry per key, is cut wherever `key` or `value` is cut along the keys. Rounding errors are
+        at most twice the rounding errors of `qkv.attention`.
 
     Raises:
         ValueError: shapes, lengths or numbers of heads are incompatible; or a size is unknown.

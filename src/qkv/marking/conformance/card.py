@@ -256,7 +256,7 @@ def _findings(runs: Runs, results: list[CaseResult]) -> tuple[list[CaseResult], 
 
 
 def _of_another(runs: Runs, result: CaseResult, explainer: Explainer) -> CaseResult:
-    """Run a wrong call again without the feature that the call tests.
+    """Repeat a call that gave a wrong result, without the feature that the call tests.
 
     If the result is still wrong, attribute the error to another feature of the call.
     """
@@ -287,7 +287,10 @@ def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
 
 
 def _moved(before: Case, after: Case) -> Case:
-    """Return `after`; if q_offset equals S - L in `before`, set it to S - L of `after`."""
+    """Return `after`, with a new q_offset if q_offset equals S - L in `before`.
+
+    The new q_offset is S - L for the sizes of `after`.
+    """
     offset = before.options.get("q_offset")
     if offset != before.S - before.L or isinstance(offset, str):
         return after

@@ -165,7 +165,7 @@ class _Submission:
         return reply
 
     def _packed(self, thing: Any) -> Packed:
-        """Pack an object for the marker, with numbers for the object and its parts."""
+        """Pack an object for the marker, with numbers that identify the object and its parts."""
         return Packer(self._number).pack(thing)
 
     def _number(self, thing: Any) -> int:

@@ -152,7 +152,7 @@ class StepMarking(StepwiseMarking):
         return None
 
     def test_in_parts(self, single: list[Run], more: list[Run], known: Sequence[Mistake]) -> None:
-        """Test calls with one word, and calls with several words.
+        """Test single-word calls, and calls with several words.
 
         Args:
             single: cases with one word in each call.
@@ -169,23 +169,25 @@ class StepMarking(StepwiseMarking):
     def _together(
         self, single: list[Outcome], more: list[Outcome], known: Sequence[Mistake]
     ) -> bool:
-        """Return whether one test can cover calls with one word and calls with several words."""
+        """Return whether to test single-word calls and longer calls in the same group."""
         if all(run.error is not None for run in single):
             return True  # many mistakes give this error: more calls are needed to tell them apart
         together, first = self.explain([*single, *more], known), self.explain(single, known)
         if together is None:
             return False
-        # Two mistakes may be needed to explain all calls, while one of the two explains the calls
-        # with one word. Then return False: a separate test of the calls with one word reports only
-        # this one mistake.
+        # Sometimes two mistakes are needed to explain the outputs of all calls, but one of the two
+        # explains the outputs of the single-word calls. In this case, return False: the separate
+        # test of the single-word calls then reports only this one mistake.
         mistakes = together[1]
         return len(mistakes) < 2 or first is None or any(m not in mistakes for m in first[1])
 
     def last_calls(self, others: Sequence[Run], recomputed: Sequence[Mistake]) -> None:
-        """Check that a right step uses its cache, and does not modify the cache.
+        """Check that the step function uses its cache, and does not modify the cache.
+
+        This method does nothing if an earlier test has found a mistake.
 
         Args:
-            others: texts whose projections change after the first call.
+            others: runs that use other projections from the second call on.
             recomputed: mistakes in which a step computes keys or values of earlier words again.
         """
         if self.wrong:
@@ -213,7 +215,7 @@ class StepMarking(StepwiseMarking):
         ).is_right
 
     def _right_in_other_order(self) -> bool:
-        """Return whether the step is right if it returns (cache, out) instead of (out, cache)."""
+        """Return whether the step is right, but returns (cache, out) instead of (out, cache)."""
         self.stepping.cache_first = True
         run = self.call(self.smallest)
         self.stepping.cache_first = False
@@ -358,7 +360,8 @@ CACHING = _TEXTS.mistakes(
 )
 # the cache stays empty; the marker tries this mistake if the first call returns None as the cache
 NOT_FILLED = _TEXTS.mistake("cache-not-filled", {"keeps": lambda kept, k, v: kept})
-# the test changes the projections after the first call; a right step keeps its cached rows
+# The test changes the projections after the first call. A correct step function still uses its
+# cached rows. A step function with this mistake computes these rows again, and gets other numbers.
 RECOMPUTED = _TEXTS.mistake(
     "cache-recomputed",
     {"recalls": lambda kept, words, w_k, w_v: (words @ w_k, words @ w_v)},
@@ -408,7 +411,11 @@ def _drawn(seed: int, parts: tuple[int, ...], sizes: tuple[int, int, int]) -> Ru
 
 
 def _cases(seed: int, *parts: tuple[int, ...]) -> list[Run]:
-    """Draw a small and a large text for each split into calls; (2, 1) means two words, then one."""
+    """Draw a small text and a large text for each item of `parts`.
+
+    An item lists the number of words in each call: (2, 1) means a call with two words, then a call
+    with one word.
+    """
     return [
         _drawn(seed + 2 * n + bool(sizes[0] > 2), one, sizes)
         for n, one in enumerate(parts)

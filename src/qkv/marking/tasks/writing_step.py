@@ -145,7 +145,8 @@ SOURCE = _TEXTS.mistakes(
         "cross-reads-own-cache": [{"read": lambda source, own: own}],
     }
 )
-# the test changes the projections after the first call; a right step keeps its cached keys
+# The test changes the projections after the first call. A correct step function still uses its
+# cached rows. A step function with one of these mistakes projects the context again.
 RECOMPUTED = _TEXTS.mistakes(
     {
         "cross-recomputed": [

@@ -45,7 +45,7 @@ class Embedding:
         positions: (rows, D), one row per position in a text.
         token_types: (segments, D), one row per segment. If a call gives no segments, all tokens use
             row 0.
-        norm: the norm of the sum of a token's rows.
+        norm: the norm layer that is applied to the sum of a token's rows.
         projection: the linear layer after the norm, from the size E of the tables' rows to D:
             "embed_proj.weight" (E, D) and an optional "embed_proj.bias" (D,). The dict may
             be empty if E equals D.

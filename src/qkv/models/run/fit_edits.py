@@ -41,8 +41,8 @@ def fit(
 ) -> Fitted:
     """Check edits against a model and texts.
 
-    Return `(batch, edited)`. `batch` holds the texts after the "swap" records, and `edited` holds
-    the other interventions.
+    Return `(batch, edited)`. `batch` holds the texts with the "swap" records applied, and `edited`
+    holds the other interventions.
 
     Args:
         edits: the user's edits.
@@ -219,7 +219,11 @@ def _index(names: Iterable[str], side: str = "") -> Trace:
 
 
 def _index_of_pair(body: Transformer) -> Seq2SeqTrace:
-    """Return a `Seq2SeqTrace` that maps each activation's name to its full name, as an array."""
+    """Return a `Seq2SeqTrace` for looking up full names by short names, as in `_index`.
+
+    In this trace, the value of each activation is a string array that holds the activation's full
+    name.
+    """
     assert isinstance(body, EncoderDecoder)
     names = body.decoder.hook_names
     crosses = [name for name in names if parse(name).crosses]
@@ -295,8 +299,8 @@ def plain(
         reader: the model's reader of texts.
 
     Raises:
-        ValueError: an edit is a function; no record can express the replacement of this
-            activation; or a layer, head, word or position does not exist.
+        ValueError: a record cannot express an edit, because the edit is a function, or because no
+            record can replace this activation; or a layer, head, word or position does not exist.
     """
     call = edits.call
     sites = schema()["$defs"]["site"]["enum"]
@@ -480,7 +484,7 @@ class _Masking:
     absent: set[Any] | None = None
 
     def keys(self, hides: Sequence[Any]) -> list[Masked]:
-        """Return the masked keys for words, positions and edges."""
+        """Return the attention keys that the words, positions and edges in `hides` mask."""
         words = [value for value in hides if isinstance(value, str)]
         masked = self._of_words(words) if words else []
         for value in hides:
@@ -527,7 +531,7 @@ class _Masking:
         ]
 
     def _of_positions(self, asked: int | tuple[int, ...]) -> list[Masked]:
-        """Return the masked keys for a position or an edge of `hide`.
+        """Return the attention keys that a position or an edge of `hide` masks.
 
         A text that is too short for the position has no masked key. Position -1 is the last token.
         """

@@ -20,7 +20,7 @@ class Spelling:
 
     Args:
         decode: a function that returns the text of ids.
-        before: the tokens that the text continues.
+        before: the tokens that precede the text.
 
     Attributes:
         spans: for each decoded token, where its characters begin and end in the text. If
@@ -73,7 +73,7 @@ class TextStream:
 
     Args:
         decode: a function that returns the text of ids.
-        before: the tokens that the text continues.
+        before: the tokens that precede the text.
         stop: the text ends before the first of these strings.
 
     >>> words = {0: "one", 1: " tw", 2: "o", 3: " three"}

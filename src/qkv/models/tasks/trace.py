@@ -46,7 +46,8 @@ def names_to_keep(
         layers: the numbers of the layers to keep, where -1 is the last layer; None keeps all
             layers.
         names: the names to keep: full names, short names, or tuples; None keeps the default names.
-        top_k: if given, only `names` are kept, and summaries with this number of weights per query.
+        top_k: if given, the trace keeps only `names` and summaries of attention. A summary holds
+            this number of weights per query.
         call: the name of the public call, for errors.
 
     Raises:
@@ -208,8 +209,8 @@ def trace(
         names: the names to keep: full names ("blocks.0.attn.hook_pattern"), short names ("pattern",
             "ln1.scale"), or tuples (("pattern", 3)). By default, all names except
             `attn.hook_result`.
-        top_k: if given, only the activations in `names` are kept, and a summary of each layer's
-            attention: `top_indices` and `top_weights` (B, Hq, T, top_k), `received` (B, Hq, T) and
+        top_k: if given, the trace keeps only the activations in `names` and a summary of each
+            layer's attention: `top_indices` and `top_weights` (B, Hq, T, top_k), and `received` and
             `lse` (B, Hq, T). Use `top_k` for long texts, for which the (T, T) weights need too much
             memory.
         logits: whether to keep `trace["logits"]` too: (B, T, V), the logits over the vocabulary.
@@ -301,9 +302,9 @@ def trace_stream(
             texts.
         hide: words, positions and edges to mask in the texts that contain them.
         edit: activations to change, in each batch separately. A function gets all texts of a batch,
-            and `at.texts` holds their indices among all texts. An array has the shape (1, T, ...)
-            or (B, T, ...), where B is the number of texts in the batch, and T is the length of its
-            longest text.
+            and `at.texts` holds the index of each of these texts, counted over all batches. An
+            array has the shape (1, T, ...) or (B, T, ...), where B is the number of texts in the
+            batch, and T is the length of its longest text.
 
     Returns:
         An iterator over traces; each is the trace of a list of texts.
@@ -357,7 +358,7 @@ class _Tracer:
         names: as in `trace`.
         top_k: as in `trace`.
         logits: as in `trace`.
-        first: the index of the next text among all texts of the call.
+        first: the index of the next batch's first text, counted over all batches.
         absent: as in `fit`.
     """
 

@@ -354,7 +354,7 @@ class Walk:
 
     @property
     def likeliest(self) -> str:
-        """Name the likeliest word in a sentence; return "" if the walk has no words."""
+        """Return a sentence that names the likeliest word, or "" if the walk has no words."""
         if not self.words:
             return ""
         (word, probability), token = self.words[0], self.tokens[self.position]

@@ -339,7 +339,10 @@ class Layers:
         return others(case)
 
     def number_as_mask(self, case: Call) -> bool:
-        """Return whether the mask's default is a number; such a layer probably adds its mask."""
+        """Return whether the default of the layer's mask parameter is a number.
+
+        If the default is a number, the layer probably adds its mask to the scores.
+        """
         parameters = inspect.signature(_called(self.of(case))).parameters
         name = self.takes(case)[0].get("mask")
         return name is not None and is_number(parameters[name].default)

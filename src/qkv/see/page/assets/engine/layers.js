@@ -1,6 +1,6 @@
-// The parts of a transformer's layers: linear layers, norms, activations, rotations, scores, weights. An array of
-// several axes is flat, and numbers along the last axis are adjacent: row t of an array (T, D) begins at t * D. All
-// numbers are computed in float64, the type of JavaScript's numbers.
+// The parts of a transformer's layers: linear layers, norms, activations, rotations, scores, weights. Every array
+// is stored flat, in row-major order: row t of an array (T, D) begins at index t * D. All numbers are computed in
+// float64, the type of JavaScript's numbers.
 
 /** @typedef {import("./parameters.js").Rotary} Rotary */
 
@@ -60,7 +60,7 @@ export function linear(x, weight, bias, I) {
 
 /**
  * LayerNorm shifts each vector of x (..., D) to mean 0 and scales it to variance 1, then multiplies by weight (D) and
- * adds bias (D). RMSNorm keeps the mean, and scales to a mean square of 1.
+ * adds bias (D). RMSNorm does not subtract the mean: it only scales each vector to a mean square of 1.
  * @param {Float64Array} x
  * @param {Float32Array} weight
  * @param {Float32Array | undefined} bias

@@ -18,7 +18,7 @@ import "./replay.css";
  * @property {number[]} layers  the indices of the recorded layers in the model
  * @property {number} heads
  * @property {number[]} steps  of all snapshots
- * @property {number[]} shown  the indices in `steps` of the snapshots with weights
+ * @property {number[]} shown  the snapshots with weights, as indices into `steps`
  * @property {{b64: string, bits: 16, per: number}} weights  (shown, layers, H, L, L): each weight times `per`
  * @property {{b64: string, bits: number, shape: number[]} | null} hidden  bits, 1 for masked cells
  * @property {{of: string, head: string, values: number[][]}[]} scores  `values`: for each step, the scores of all heads

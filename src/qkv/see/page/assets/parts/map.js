@@ -63,7 +63,7 @@ function headsInOrder({ layers, heads, measures }, order) {
   /** @param {OrderedHead} head */
   const rank = (head) => value(head) ?? 1e9 * sign; // heads without a value come last
   /** @param {number | null} x */
-  const short = (x) => number(x !== null && x < 0.005 ? 0 : x); // a number below 0.005 becomes 0, because a power of ten is too wide
+  const short = (x) => number(x !== null && x < 0.005 ? 0 : x); // a number below 0.005 becomes 0, because 4.0e−3 is too wide
   all.sort((a, b) => a[0] - b[0] || a[1] - b[1]).sort((a, b) => sign * (rank(a) - rank(b)));
   return { all: all.map((head) => [head[0], head[1], short(value(head))]), wide: Math.min(heads, 16) };
 }
@@ -205,7 +205,7 @@ export function mapPart(ui, store) {
     if (now) show();
   });
 
-  /** The switch of the focused head is a tab stop too. */
+  /** Makes the on/off button of the focused head reachable with the Tab key, and no other on/off button. */
   function tabStop() {
     cells.forEach((cell, i) => (cell.power.tabIndex = i === move.at ? 0 : -1));
   }
@@ -248,7 +248,7 @@ export function mapPart(ui, store) {
     return { layer, head, name, called: live ? `head ${name}` : `layer ${text.layers[layer]}, head ${head}`, said, term, figure_, thumb, figure, button, power, node: el("div", { class: "cell" }, button, live ? power : null) };
   }
 
-  /** Scrolls the chosen head into view if the map has its own window. */
+  /** Scrolls the chosen head into view if the map is a box that scrolls. */
   function reveal() {
     const { layer, head, text } = now.state;
     const key = JSON.stringify([text, layer, head, shape]);

@@ -14,7 +14,7 @@ import { range } from "../base/arrays.js";
  */
 
 /**
- * The word of a run to which a token belongs.
+ * Returns the word that contains a token, or the token if no word contains it.
  * @param {Pick<Run, "words" | "tokens">} run
  * @param {number} token
  */
@@ -58,8 +58,8 @@ export function usualScale(model, layer) {
 }
 
 /**
- * Describes a factor of scores as the temperature of the softmax of attention, which is not the temperature for
- * sampling words. If layers have different factors, no single temperature describes all of them.
+ * Describes a factor for attention scores as a temperature of the attention softmax. (Sampling has a different
+ * temperature.) If layers have different factors, no single temperature describes all of them.
  * @param {any} model
  * @param {number} value
  */

@@ -208,7 +208,8 @@ export function storyScreen(ui, store, { outcome }) {
 }
 
 /**
- * Returns the words and the probability that the texts of the steps mention.
+ * Returns the values that the texts of the steps mention: the word at the position (or "the gap"), the likeliest word,
+ * and the probability of the likeliest word.
  * @param {Now} now
  */
 function namedIn({ run, state, model }) {
