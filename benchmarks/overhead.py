@@ -9,7 +9,7 @@ from qkv.measure import random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Yield the row of one query and one key."""
+    """Yield the table row for a call with one query and one key."""
     shape = (1, 1, 1, 64)
     q, k, v = random_inputs(shape, shape)
     error = beside(q, k, v)

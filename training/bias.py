@@ -5,8 +5,8 @@ lists insulting words. MODEL is a folder or a name. An encoder gives five guesse
 a gap at the end of a prompt, a decoder reads the text before the gap, and writes the next word.
 
 The module measures three things: how often a guess is an insult, whether "he" or "she" is likelier
-for each job, and which jobs the model guesses for men and for women. A dropped word
-(`training.books`) counts as an insult and is never printed.
+for each job, and which jobs the model guesses for men and for women. A word of
+`dropped_words.txt` counts as an insult and is never printed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def insults(path: Path = INSULTS) -> frozenset[str]:
 
 
 def is_insult(word: str) -> bool:
-    """Return whether a lower-case word is an insult or a dropped word.
+    """Return whether a lower-case word is an insult or a word of `dropped_words.txt`.
 
     >>> is_insult("lazy"), is_insult("tired")
     (True, False)

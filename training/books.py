@@ -202,7 +202,10 @@ def sentences(text: str) -> list[str]:
 
 
 def is_clean(sentence: str) -> bool:
-    """Return whether a sentence has words, has only Western letters, and has no dropped word.
+    """Return whether a sentence can be kept.
+
+    A sentence is kept if it has words, has only Western letters, and has no word of
+    `dropped_words.txt`.
 
     >>> is_clean("He drank his tea."), is_clean("* 3 *"), is_clean("The HUSSY!")
     (True, False, False)
@@ -213,7 +216,7 @@ def is_clean(sentence: str) -> bool:
 
 
 def has_dropped(text: str) -> bool:
-    """Return whether a text contains a dropped word."""
+    """Return whether a text contains a word of `dropped_words.txt`."""
     return any(is_dropped(word.casefold()) for word in _WORD.findall(text))
 
 
@@ -221,7 +224,7 @@ def has_dropped(text: str) -> bool:
 def is_dropped(word: str) -> bool:
     """Return whether a lower-case word, or one of its parts between hyphens, is dropped.
 
-    A dropped word with "s" or "'s" at its end is dropped too.
+    If "cat" is in the list of dropped words, "cats" and "cat's" are dropped too.
     """
     parts = {word, *word.split("-")}
     ends = {part.removesuffix("'s") for part in parts}
@@ -230,7 +233,7 @@ def is_dropped(word: str) -> bool:
 
 @cache
 def dropped(path: Path = DROPPED) -> frozenset[str]:
-    """Return the dropped words, which no model reads."""
+    """Return the words of `dropped_words.txt`, which no model reads."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return frozenset(line.strip() for line in lines if line.strip() and not line.startswith("#"))
 

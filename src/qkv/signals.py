@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-# The signals of kill, a closed terminal, Ctrl-\ and Ctrl-Break. SIGBREAK exists only on Windows;
-# SIGHUP and SIGQUIT exist only on Unix.
+# The command `kill` sends SIGTERM, closing the terminal sends SIGHUP, Ctrl-\ sends SIGQUIT, and
+# Ctrl-Break sends SIGBREAK. SIGBREAK exists only on Windows; SIGHUP and SIGQUIT exist only on Unix.
 _NAMES = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK")
 ENDING = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 

@@ -1582,7 +1582,7 @@ def test_something_that_cannot_be_called_is_an_error():
     ],
 )
 def test_function_that_takes_something_else_is_an_error(function, signature):
-    with pytest.raises(TypeError, match="give further parameters a default"):
+    with pytest.raises(TypeError, match="give all other parameters a default"):
         check(function, signature=signature)
 
 

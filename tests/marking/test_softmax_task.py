@@ -307,7 +307,7 @@ def test_the_example_is_the_smallest_input():
 
 @pytest.mark.parametrize("function", [lambda: 0, lambda x, heads: x])
 def test_a_function_that_takes_something_else_is_an_error(function):
-    with pytest.raises(TypeError, match="give further parameters a default"):
+    with pytest.raises(TypeError, match="give all other parameters a default"):
         check(function, task="softmax")
 
 

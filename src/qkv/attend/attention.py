@@ -235,7 +235,8 @@ def _real(call: Call) -> Array:
     """Return a mask that is False for padded queries and keys.
 
     The mask's shape is `(*lead, 1, L, S)`. If the call has no `query_lengths`, the axis L has size
-    1. If the call has no `key_lengths`, the axis S has size 1. Without both, the mask is one True.
+    1. If the call has no `key_lengths`, the axis S has size 1. If the call has neither, the mask is
+    a scalar True.
     """
     lead, real = call.plan.lead, np.array(True)
     if call.query_lengths is not None:

@@ -254,7 +254,7 @@ def _gradients(call: Call, outputs: Outputs) -> Gradients:
 
 
 def _packed_gradients(packed: Packed, outputs: Outputs) -> Gradients:
-    """Compute gradients for packed rows with the kernel, and for rejected heads with NumPy."""
+    """Compute gradients for packed rows with the kernel; use NumPy if the kernel rejects a head."""
     starts, key_starts, plan = packed.starts, packed.key_starts, packed.plan
     groups = (len(starts) - 1, *plan.groups[-2:])
     query, key, value = (np.empty(x.shape, plan.kind) for x in packed.rows)
@@ -283,7 +283,10 @@ def _packed_gradients(packed: Packed, outputs: Outputs) -> Gradients:
 
 
 def _by_kernel(call: Call | Packed, outputs: Outputs, gradients: Gradients) -> Array:
-    """Fill `gradients` with the kernel; return booleans `(*lead, Hkv)`, True for rejected heads."""
+    """Fill `gradients` with the kernel; return which heads NumPy must compute.
+
+    The result `(*lead, Hkv)` is True for each key head that the kernel rejects.
+    """
     plan = call.plan
     chosen, takes_values = body(), arguments.takes(plan.dtype, plan.out[-1])
     if chosen is None or not (plan.is_native and takes_values and gradients.query.size):
@@ -303,7 +306,7 @@ def _zeros_per_head(call: Call, groups: Shape) -> tuple[Array, Array]:
 
 
 def _heads(call: Grouped, wrong: Array, outputs: Outputs, gradients: Gradients) -> list[Case]:
-    """Return the arguments of `_head` for each key head; `wrong (*lead, Hkv)` selects the heads.
+    """Return the arguments of `_head` for each key head that is True in `wrong (*lead, Hkv)`.
 
     The gradients of these heads are first set to 0, because `_head` adds to the gradients.
     """

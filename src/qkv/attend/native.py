@@ -54,7 +54,7 @@ def attend_packed(body: int, packed: Packed, out: Array, lse: Array | None) -> N
 def summarize(
     body: int, call: Call, out: Array, lse: Array, indices: Array, weights: Array, received: Array
 ) -> None:
-    """Compute a call, the largest weights of each query, and the sum of each key's weights.
+    """Compute a call's output, the largest weights of each query, and each key's sum of weights.
 
     `indices (*lead, Hq, L, top_k)` must be int64, `weights (*lead, Hq, L, top_k)` float32, and
     `received (*lead, Hq, 1, S)` float64 zeros.

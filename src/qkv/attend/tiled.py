@@ -30,8 +30,8 @@ NEAR = 8.0  # If a head's scores lie between -NEAR and NEAR, no maximum is subtr
 class Tile:
     """A part of a call: some rows of the batch, some key heads, and one block of queries."""
 
-    rows: tuple[Any, ...]  # Selects the tile's rows in (*lead,).
-    index: tuple[Any, ...]  # Selects the tile's rows and key heads in (*lead, Hkv).
+    rows: tuple[Any, ...]  # An index into arrays (*lead,): the tile's rows of the batch.
+    index: tuple[Any, ...]  # An index into arrays (*lead, Hkv): the tile's rows and key heads.
     queries: slice
 
     @property
@@ -176,7 +176,8 @@ def attend(call: Grouped, tile: Tile, out: Array, lse: Array | None, weights: Ar
     """Compute one tile, and write it to `out (*lead, Hkv, G, L, dv)`.
 
     `lse (*lead, Hkv, G, L, 1)` and `weights (*lead, Hkv, G, L, S)` may be None. If an array is
-    given, the function also writes the tile's part of the array. `weights` must contain zeros.
+    given, the function also writes the tile's part of the array. Before the call, every entry of
+    `weights` must be 0.
     """
     context = out[tile.at]
     with np.errstate(all="ignore"):  # do not warn of NaN and infinity

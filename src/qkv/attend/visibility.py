@@ -9,7 +9,7 @@ import numpy as np
 from qkv.arrays import Array, Shape, as_array, shown
 
 Index = tuple[Any, ...]  # Integers and slices along the leading axes.
-FAR = 2**60  # The largest offset and window size, which is larger than any length.
+FAR = 2**60  # The maximum offset and the maximum window size; every length is smaller.
 
 
 class Visibility(NamedTuple):

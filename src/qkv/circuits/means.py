@@ -66,7 +66,7 @@ class Measured:
         return np.asarray(_MEASURES[name](self, weights, first))
 
     def key(self, name: str, weights: Array, text: Array, query: Array) -> Array:
-        """Return, for each query, the position of the key whose weight the measure reads.
+        """Return the position of the key that a measure uses, for each query.
 
         If the measure sums the weights of several keys, the result is the key with the largest
         weight.
@@ -78,7 +78,7 @@ class Measured:
             query: (n,), the position of each query.
 
         Returns:
-            Positions (n,); -1 for "entropy", which reads the weights of all keys.
+            Positions (n,); -1 for "entropy", which uses the weights of all keys.
         """
         keys = {"previous": query - 1, "next": query + 1, "first": np.zeros_like(query)}
         keys |= {"last": self.ends[text] - 1, "entropy": np.full_like(query, -1)}
@@ -209,8 +209,9 @@ def head_scores(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> 
             - "previous", "next": the weight on the position before or after the query.
             - "first", "last": the weight on the first or last position of the text.
             - "same": the weight on all earlier positions with the same token as the query.
-            - "induction": for each position that "same" counts, the weight on the next position.
-              Queries whose token does not occur earlier in the text are left out.
+            - "induction": the weight on all positions that directly follow an earlier occurrence of
+              the query's token. Queries whose token does not occur earlier in the text are left
+              out.
             - "entropy": the entropy of the query's weights, in nats.
 
     Returns:

@@ -20,7 +20,7 @@ NEURONS = ("pre", "post")
 SITES = (*POSITIONS, *HEADS, *NEURONS)
 TOKENS = 2**11  # the maximum number of tokens that run at once; a longer text runs alone
 
-# A function from logits (1, T, V) to a number, or a tuple such as (position, token).
+# Either a function from logits (1, T, V) to a number, or a tuple such as (position, token).
 Metric = Callable[[Array], Any] | Target
 
 
@@ -165,7 +165,8 @@ def pair_of(model: Model, texts: Any, at: str, metric: Any, call: str, which: st
     if one != other:
         raise ValueError(
             f"{call}: `clean`{which} has {one} tokens and `corrupted` has {other}: give texts "
-            "with equal numbers of tokens, because activations keep their positions"
+            "with equal numbers of tokens, because an activation of one text replaces the "
+            "activation at the same position of the other text"
         )
     chosen = (
         metric if callable(metric) else check_logit(metric, model, one, call, f"`metric`{which}")

@@ -65,7 +65,10 @@ _IN_ROW = 3
 
 
 def cards_of(cards: list[Passages], said: str, whole: int, unit: str, theme: str) -> PlotView:
-    """Return a page of cards for some neurons, features or heads; `whole` counts all of them."""
+    """Return a page of cards for some neurons, features or heads of a result.
+
+    `whole` is the number of all neurons, features or heads of the result.
+    """
     check_theme(theme, "cards")
     if not cards:
         raise ValueError(

@@ -40,8 +40,9 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
       has.
 
     The color scale of weights and probabilities runs from 0 to 1. The scales of all other numbers
-    run from 0 to the largest number. Only the scale for `patch` with `normalize=False` starts
-    elsewhere: at the metric of the corrupted text. Values below the start of a scale are red.
+    run from 0 to the largest number, with one exception: for `patch` and `attribution_patch` with
+    `normalize=False`, the scale starts at the metric of the corrupted text. Values below the start
+    of a scale are red.
 
     Args:
         result: a result of `qkv.circuits`, or an `xarray.DataArray`, for example a slice of
@@ -288,7 +289,10 @@ def _together(parts: Sequence[_Drawing]) -> str:
 
 
 def _rows(parts: Sequence[_Drawing], stretch: bool) -> list[list[panels.Panel]]:
-    """Return rows of panels. Drawings of equal `kind` with at most one axis share a bar chart."""
+    """Return rows of panels.
+
+    One bar chart shows all drawings of the same `kind` whose arrays have at most one axis.
+    """
     scales = {}
     for kind in dict.fromkeys(part.kind for part in parts):
         values = np.concatenate([part.values.ravel() for part in parts if part.kind == kind])
@@ -361,7 +365,7 @@ def _small_maps(part: _Drawing, scale: Scale) -> list[list[panels.Panel]]:
 
 
 def _bars(parts: Sequence[_Drawing], scale: Scale, *, alone: bool) -> list[panels.Panel]:
-    """Return a bar chart of drawings with at most one axis."""
+    """Return a bar chart of all numbers in `parts`; each part's array has at most one axis."""
     values = np.concatenate([part.values.ravel() for part in parts])
     names = [
         name if alone else f"{part.title} {name}".strip()

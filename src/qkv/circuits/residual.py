@@ -27,7 +27,7 @@ class Receiver(NamedTuple):
 
     Attributes:
         layer: the layer of the part; for the logits, the number of layers.
-        kind: "q", "k" or "v" for a head, "mlp" or "logits".
+        kind: for a head, "q", "k" or "v"; for an MLP, "mlp"; for the logits, "logits".
         head: the index of the head; 0 for other parts.
         senders: the number n of senders; the input reads senders 0 to n - 1.
     """
@@ -288,7 +288,7 @@ class Stream:
         return self.pair.handed(run, len(self.layers))[self.span]
 
     def _behind_heads(self, layer: int, edges: _Edges, own: Array) -> Changed:
-        """Corrupt each edge into a head; yield edges, and the layer's output for each edge."""
+        """Corrupt each edge that ends at a head; yield edges, and the layer's outputs."""
         kept, cut, block = self.clean[layer], self.cut(layer), self.layers[layer]
         weights = _output_weights(block)
         clean = kept.parts | {"q": kept.parts["q"][:, :, cut]}
@@ -306,7 +306,7 @@ class Stream:
                 yield part, mid + (self._fed(layer, mid) if fed is None else fed)
 
     def _behind_mlp(self, layer: int, edges: _Edges, own: Array) -> Changed:
-        """Corrupt each edge into the MLP; yield edges, and the layer's output for each edge."""
+        """Corrupt each edge that ends at the MLP; yield edges, and the layer's outputs."""
         kept, cut = self.clean[layer], self.cut(layer)
         read = kept.pre if self.layers[layer].parallel else kept.mid
         for part in self._parts(own):
@@ -314,7 +314,7 @@ class Stream:
             yield part, kept.mid[cut] + self._fed(layer, read[cut] + change)
 
     def _behind_all(self, layer: int, edges: _Edges, own: Array) -> Changed:
-        """Corrupt each edge into the logits; yield edges, and the last layer's output for each."""
+        """Corrupt each edge that ends at the logits; yield edges, and the last layer's outputs."""
         for part in self._parts(own):
             change = self.deltas[edges.sender[part]]
             yield part, (self._last(self.pair.clean) + change)[:, self.cut(layer)]

@@ -36,9 +36,10 @@ def gradients(parameters: Arrays, x: Array, k: int, dead: Array) -> tuple[float,
     """Return `(loss, gradients, fired)`; `fired` (n,) is true for features that were above 0.
 
     The loss is the mean over rows of `|reconstruction - x| ** 2`. If there are dead features, a
-    second loss is added, multiplied by `AUXILIARY`. For the second loss, the D / 2 dead features
-    with the largest activations reconstruct `x - reconstruction`. The second loss is the mean over
-    rows of the squared error.
+    second loss is added, multiplied by `AUXILIARY`. For each row, the second loss uses at most
+    D / 2 dead features: the features with the largest activations before the selection of `k`
+    features. Their decoder vectors approximate the row's error `x - reconstruction`. The second
+    loss is the mean over rows of the squared error of this approximation.
 
     Args:
         parameters: "W_enc" (D, n), "W_dec" (n, D), "b_enc" (n,), "b_dec" (D,).

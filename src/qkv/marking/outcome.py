@@ -64,7 +64,7 @@ def options_of(
         raise TypeError(
             f"check: {name}({', '.join(names)}) is called, but the signature is"
             f" {name}({', '.join(p.name for p in parameters)}):"
-            " give further parameters a default"
+            " give all other parameters a default"
         )
     return options, frozenset(option for option, p in options.items() if p in needed)
 

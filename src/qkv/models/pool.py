@@ -29,7 +29,7 @@ class Pool:
 
     Args:
         model: each process gets a copy of the model in its current state.
-        processes: the number of processes; None for the number of threads of this process.
+        processes: the number of processes; if None, as many processes as this process has threads.
 
     Raises:
         TypeError: `processes` is not an integer.

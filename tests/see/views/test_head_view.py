@@ -142,7 +142,8 @@ def test_an_encoder_decoder_has_three_attentions() -> None:
         (
             {"attention": weights(2, 2), "cross_attention": weights(2, 2)},
             TypeError,
-            "attention and cross_attention were both given: give only attention for one text",
+            "`attention` and `cross_attention` were both given: "
+            "for one text, give only `attention`; for two texts, omit `attention`",
         ),
         (
             {"cross_attention": weights(2, 3), "decoder_tokens": ["a", "b"]},

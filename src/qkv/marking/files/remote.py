@@ -96,11 +96,11 @@ class Remotes:
         return unpack(packed, self._held)
 
     def _held(self, number: int, thing: Any) -> Any:
-        """Update the object with this number from `thing`, and return the object.
+        """Copy the contents of `thing` into the object with the number `number`; return the object.
 
-        If the contents of `thing` cannot be copied into the object, the function returns `thing`
-        (or, for an `Opaque`, a new proxy), which then has this number. If `thing` is None, the
-        object stays unchanged.
+        If `thing` is None, the object stays unchanged. If the contents cannot be copied, the
+        function returns `thing` instead, or a new proxy if `thing` is an `Opaque`; this result then
+        has the number `number`.
         """
         before = self._things.get(number)
         if thing is None or isinstance(before, Elsewhere) or _write(before, thing):

@@ -111,7 +111,7 @@ def _parallel(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
 
 
 def _from_start(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
-    """Add the MLP's output to the vectors before cross-attention, not to those after it."""
+    """Add the MLP's output to the input of cross-attention, not to the input of the MLP."""
     own, other, mlp = parts
     x = x + own(norms[0](x))
     return x + mlp(norms[2](x + other(norms[1](x))))

@@ -117,10 +117,11 @@ def _with_words(kept: Kept, context: Kept, words: Kept) -> Kept:
 
 
 def _of_words(*sources: Callable[[Kept, Kept, Kept], Kept]) -> list[Steps]:
-    """Return two variants of a mistake for each function that replaces the step "source".
+    """Return the variants of a mistake: two variants for each function in `sources`.
 
-    The function receives keys and values of the new words. The first variant computes them from the
-    output of self-attention, and the second variant from the input of self-attention.
+    Each function replaces the step "source", and receives keys and values of the new words. The
+    first variant computes them from the output of self-attention, and the second variant from the
+    input of self-attention.
     """
     befores: tuple[Steps, ...] = ({}, {"words": lambda x, before: before})
     return [{"source": source, **before} for source in sources for before in befores]

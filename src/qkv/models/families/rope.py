@@ -69,7 +69,9 @@ def read_rotary(config: Config, size: int, defaults: RotaryDefaults = _USUAL) ->
 
 
 class OlderKeys(NamedTuple):
-    """The rotary keys of older configs for one kind of layer, e.g. for layers with windows.
+    """The keys in an older config that describe the rotary positions of one kind of layer.
+
+    One kind of layer is, for example, the layers with windows.
 
     Attributes:
         theta: the key that holds the base.
@@ -138,9 +140,10 @@ Kind = Callable[[Config, _Sizes], Scaling | None]  # A function that reads one k
 
 
 def _inner(config: Config, key: str, table: Mapping[str, Any]) -> Config:
-    """Return a new `Config` with the entries of `table`, the JSON object at the key `key`.
+    """Return a new `Config` with the entries of `table`.
 
-    If the object lacks `partial_rotary_factor`, the value comes from the model's config.
+    `table` is the JSON object that the model's config stores under `key`. If `table` has no
+    `partial_rotary_factor`, the new `Config` takes this entry from the model's config.
     """
     part = config.positive_or_none("partial_rotary_factor")
     outside = {} if part is None else {"partial_rotary_factor": part}

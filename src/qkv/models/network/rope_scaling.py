@@ -40,11 +40,11 @@ class Dynamic:
     pair keeps its speed; the speed of the last pair is divided by s.
 
     Each text is scaled by its own length, so results do not depend on other texts in the batch.
-    Only `model(ids)` and `generate` use the length of the longest text in the batch, as
-    transformers does. Cached keys keep the rotation of the call that computed them. For a text
-    longer than `limit`, one call with the whole text therefore gives other results than one call
-    per token. In qkv, a call computes the base only from its own texts; in transformers, the base
-    also depends on earlier calls.
+    `model(ids)` and `generate` are exceptions: they scale all texts by the length of the longest
+    text in the batch, as transformers does. Cached keys keep the rotation of the call that computed
+    them. For a text longer than `limit`, one call with the whole text therefore gives other results
+    than one call per token. In qkv, a call computes the base only from its own texts; in
+    transformers, the base also depends on earlier calls.
 
     Source:
         "NTK-aware" scaling by bloc97, made dynamic by emozilla (2023); Peng et al. 2023, YaRN,
@@ -102,9 +102,10 @@ class Yarn:
 class LongRope:
     """LongRoPE: divide each pair's speed by a factor; short and long texts have different factors.
 
-    A text is long if it has more tokens than the original context length `limit`. As in
-    `Dynamic`, each text has its own length; only `model(ids)` and `generate` use the length of the
-    longest text in the batch. Cached keys keep the rotation of the call that computed them.
+    A text is long if it has more tokens than the original context length `limit`. Each text
+    of a batch gets the factors for its own length. `model(ids)` and `generate` are exceptions: all
+    texts get the factors for the length of the longest text. Cached keys keep the rotation of the
+    call that computed them.
 
     Source:
         Ding et al. 2024, "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens",

@@ -118,8 +118,8 @@ def removals(
 ) -> tuple[Array, Effects]:
     """Compute the logits at a position, and the effect of removing each head on the guess there.
 
-    The heads of a layer are removed in one batch: copy n of the text runs without head n. The
-    layers below are not computed again.
+    One batch removes all heads of a layer: it contains a copy of the text for each head, and each
+    copy is computed without its head. The layers below are not computed again.
 
     Returns:
         The logits (V), and for each (layer, head) two probabilities: the probability that moves to

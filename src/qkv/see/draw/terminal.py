@@ -38,7 +38,10 @@ _ASCII = {
 
 
 def with_a_width(console: Console) -> Console:
-    """If the environment variable COLUMNS is 0, set a console's width to its terminal's width."""
+    """Set a console's width to the width of the terminal if the console's width is 0.
+
+    Rich sets a console's width to 0 if the environment variable COLUMNS is 0.
+    """
     if not console.width:
         console.width = shutil.get_terminal_size().columns
     return console
@@ -254,7 +257,7 @@ def _theme(answer: bytes) -> str | None:
 
 
 def draw(screen: Screen, rows: panels.Rows) -> Iterator[Text]:
-    """Draw panels one below the other, but draw a row of named panels side by side."""
+    """Draw rows of panels: named panels side by side, other panels one below the other."""
     for row in panels.drawn_in("terminal", rows):
         if len(row) > 1 and row[0].name:
             yield styled()

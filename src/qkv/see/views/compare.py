@@ -429,7 +429,7 @@ def compare(
     and `head` are None, the view chooses the head in which the word's links differ most between the
     texts. For each link, the usual weight is first subtracted from the weight (see `show`). If the
     word is a gap (mask token) in both texts, the view chooses the head whose removal changes both
-    guesses most. The sentence of the view says that no head stands out in three cases: the links
+    guesses most. In three cases, the sentence of the view says that no head stands out: the links
     differ by less than 0.1; removing the head moves less than 0.1 of the probability to other
     words; or a model is untrained.
 

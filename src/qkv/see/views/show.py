@@ -66,9 +66,10 @@ class ShowView(OneText):
     def _numbers(self) -> dict[str, Any]:
         """Return the numbers of the view; the weights are equal to the weights in the trace.
 
-        `weights` is None if only the largest weights of each query were kept. Links connect words,
-        and each word has one movement, unless subwords are shown separately. `from` and `to` are
-        positions of tokens: the first token of each word.
+        `weights` is None if only the largest weights of each query were kept. Each link
+        connects two words, and each word has one entry in `movement`. If subwords are shown
+        separately, each subword counts as a word. `from` and `to` are positions of tokens: the
+        first token of each word.
         """
         moved = self.movement
         return {
@@ -109,17 +110,20 @@ def show(
     first gap. The view chooses the head whose removal moves the most probability to other words. In
     a model with more than 48 heads, the view tries at most 48 heads, all from the last layers.
 
-    In a text without a gap, the view compares the link of each head with a usual weight. The view
-    chooses the head whose link exceeds this weight most. A link is a head's largest weight between
-    two different content words. The usual weight is the larger of two numbers: twice the head's
+    In a text without a gap, the view computes two weights for each head: the weight of the head's
+    link, and the usual weight for this link. The view chooses the head with the largest difference
+    between these two weights. A head's link joins the two different content words between which
+    the head's weight is largest. The usual weight is the larger of two numbers: twice the head's
     mean weight between words at the same distance, and the head's mean weight from the other words
     on the same key. If one of these means is 0.4 or more, the head attends to a position rather
     than to words, so its links do not count. Ties go to the lowest layer, then the lowest head.
-    This rule also applies to an input with a gap if the guess cannot be measured: if the input is
-    weights, a trace without `model`, or a text with more than 512 tokens.
 
-    The sentence of the view says that no head stands out in three cases: the link exceeds the usual
-    weight by less than 0.1; removing the head moves less than 0.1 of the probability to other
+    The rule for texts without a gap also applies if the view cannot measure the guess at a gap. The
+    view cannot measure this guess for weights, for a trace without `model`, or for a text with more
+    than 512 tokens.
+
+    In three cases, the sentence of the view says that no head stands out: the link exceeds the
+    usual weight by less than 0.1; removing the head moves less than 0.1 of the probability to other
     words; or the model is untrained.
 
     Content words are all words except special tokens, punctuation, words that the model does not
@@ -334,8 +338,8 @@ def _of_arguments(
     attention = attentions.get("attention")
     if attention is not None and len(attentions) > 1:
         raise TypeError(
-            f"head_view: attention and {[*attentions][1]} were both given: give only attention "
-            "for one text, or omit attention for two texts"
+            f"head_view: `attention` and `{[*attentions][1]}` were both given: for one text, "
+            "give only `attention`; for two texts, omit `attention`"
         )
     if isinstance(attention, Trace) and words["tokens"] is not None:
         attentions = {"attention": _weights_of(attention)}
@@ -398,7 +402,10 @@ def _of_arrays(
 
 
 def _only(heads: Heads, layers: Indices, there: str) -> Heads:
-    """Keep only these layers; errors end with the text `there`, which names all layers."""
+    """Keep only these layers.
+
+    Errors end with the string in `there`, which lists all layers that `heads` contains.
+    """
     if layers is None:
         return heads
     numbers = {asked: heads.from_start(asked, of="layer") for asked in layers}

@@ -155,7 +155,11 @@ def long_ones(length: int) -> list[Case]:
 
 
 def large_ones(length: int) -> Case:
-    """Return a case of two queries with the scores 2000 and 1000, and -2000 and -1000."""
+    """Return a case with very large scores.
+
+    The scores of the first query are 2000 and 1000. The scores of the second query are -2000 and
+    -1000.
+    """
     key = np.where(np.arange(length) < (length + 1) // 2, 2, 1)[:, None]
     return _case("qkv", [[1000], [-1000]], key, np.arange(length)[:, None])
 
@@ -335,7 +339,7 @@ class Learner:
             of its parameters, such as "is_causal".
         needed: the options without a default.
         positional: the positional-only parameters.
-        unmasked: the value that fills a required mask in tests without a mask.
+        unmasked: the value that fills the mask if the function requires a mask and a test has none.
         per_key: whether a required mask has the shape (S,) instead of (L, S).
         weights_first: whether the function returns the weights before the output.
         rank: the number of dimensions of the arrays that the function takes: 2 for a single text, 3
@@ -418,9 +422,9 @@ def learner(function: Function, signature: str) -> Learner:
     if needed - {*options.values()} or (len(positional) < len(names) and not takes_any):
         other = next(s for s in NAMES if s != signature)
         raise TypeError(
-            f'check: signature "{signature}" calls {name}({", ".join(names)}), but the function is'
-            f" {name}({', '.join(p.name for p in parameters)}): give further parameters a default,"
-            f' or pass signature="{other}"'
+            f'check: with signature="{signature}", the call is {name}({", ".join(names)}), but the'
+            f" function is {name}({', '.join(p.name for p in parameters)}): give all other"
+            f' parameters a default, or pass signature="{other}"'
         )
     return Learner(
         function,

@@ -84,7 +84,10 @@ def _of_layer(name: str, run: Outcome, more: Mapping[str, Any] | None = None) ->
 
 
 def _ways(layers: Layers, cases: list[Call]) -> dict[bool, list[Call]]:
-    """For each order of axes, add the weights to all cases; omit orders with unreadable weights."""
+    """Return, for each order of the weights' axes, a copy of all cases with the weights added.
+
+    An order is omitted if the weights cannot be read in this order.
+    """
     ways = {}
     for flipped in (False, True):
         weighed = [layers.weighed(case, flipped) for case in cases]
@@ -184,7 +187,7 @@ def _ignored_seed(m: Marking, layers: Layers) -> Finding | None:
 
 
 def _best(m: Marking, ways: dict[bool, list[Call]]) -> tuple[bool, list[Call]]:
-    """Choose the order of axes that explains the outputs with at most one known mistake."""
+    """Choose the order of axes for which the outputs are correct, or show one known mistake."""
     fitting = {way: cases for way, cases in ways.items() if not any(map(_clashes, cases))}
     if not fitting:
         return next(iter(ways.items()))
@@ -266,7 +269,7 @@ def _try_mask(m: Marking, layers: Layers, cases: list[Call], nothing: Call) -> N
 
 
 def _output_size(m: Marking, layers: Layers, cases: list[Call], clashing: Call) -> None:
-    """Test the cases in which W_O fits the joined heads; then report the W_O of wrong size."""
+    """Test the cases whose W_O fits the joined heads; then report a case whose W_O does not fit."""
     fitting = [case for case in cases if not _clashes(case)]
     if fitting:
         m.test(Group("one head", fitting, steps.KNOWN))
@@ -295,7 +298,7 @@ def _of_weights(layers: Layers, case: Call) -> Iterator[Mistake]:
 
 
 def _unscaled(layers: Layers) -> Finding | None:
-    """Check that queries, keys and values are about as large as the words."""
+    """Check that queries, keys and values have about the same magnitude as the word vectors."""
     try:
         weights = next(
             filter(None, (layers.read(_inputs().wide)(flipped) for flipped in (False, True))), None

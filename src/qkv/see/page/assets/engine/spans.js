@@ -53,7 +53,8 @@ export function madeOf(marks, start) {
 }
 
 /**
- * Replaces each character of a piece by other characters, which come from the same part of the given text.
+ * Replaces each character of a piece by other characters. The new characters get the `from` and `to` of the character
+ * that they replace.
  * @param {Piece} piece
  * @param {(mark: string) => Iterable<string>} change
  */
@@ -75,8 +76,8 @@ export function partOf({ text, from, to, start }, first, last) {
 }
 
 /**
- * Adds characters to the beginning of a piece, unless the piece is empty. The new characters come from the same part
- * of the given text as the piece's first character.
+ * Adds characters to the beginning of a piece, unless the piece is empty. The new characters get the `from` and `to` of
+ * the piece's first character.
  * @param {Piece} piece
  * @param {string} marks
  */
@@ -89,8 +90,8 @@ export function behind(piece, marks) {
 }
 
 /**
- * Replaces the matches of a pattern in a piece by `put`. Each inserted `put` belongs to the same part of the given text
- * as the last character that it replaces.
+ * Replaces the matches of a pattern in a piece by `put`. The inserted text gets the `from` and `to` of the last
+ * character of the match.
  * @param {Piece} piece
  * @param {RegExp} pattern
  * @param {string} put

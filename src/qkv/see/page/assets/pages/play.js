@@ -34,7 +34,8 @@ const WAYS = { findings: "Findings", front: "Start", story: "How it works", game
 const SIDES = { encoder: "Guess a word", decoder: "Write a text" };
 
 /**
- * The page of one model or of two models. With two models, one model is open, and the closed model keeps its state.
+ * The page of one model or of two models. With two models, the page shows one model and keeps the state
+ * of the other model.
  * @param {any} box
  * @param {any} data
  * @param {Ui} ui
@@ -50,7 +51,7 @@ function play(box, data, ui) {
   /** @type {Record<string, any>} */
   const all = { encoder: data, decoder: data.other };
   /** @type {Record<string, string>} */
-  const left = {}; // maps each side to the address that it had when the reader left it
+  const left = {}; // for each model, the page's address when the reader last switched to the other model
   const buttons = Object.entries(SIDES).map(([side, label]) => el("button", { type: "button", "data-side": side, onclick: () => turnTo(side) }, label));
   /** @type {{side: string, hash: () => string, text: () => string, close: () => void}} */
   let open;

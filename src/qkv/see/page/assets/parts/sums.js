@@ -90,7 +90,8 @@ export function sumOf(left, right, bias = 0) {
 }
 
 /**
- * The terms of a sum as texts. With each product comes its index in `left` and `right`; with each other term comes null.
+ * The terms of a sum as texts. Each product is paired with its index in `left` and `right`. The other terms (the rest and
+ * the bias) are paired with null.
  * @param {Sum} sum
  * @param {boolean} biased
  * @returns {[string, number | null][]}
