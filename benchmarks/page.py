@@ -282,7 +282,7 @@ def growth(found: dict[str, Any]) -> str:
         "Memory is the peak memory of a call, excluding its inputs. An exponent is the slope of\n"
         "the last four points in a log-log plot. An exponent of 2 means that twice the length\n"
         "takes four times as much time or memory; an exponent of 1 means twice as much.\n"
-        "A line ends before a point that would take more than 20 s or 6 GB.\n"
+        "A curve ends where the next measurement would take more than 20 s or 6 GB.\n"
     )
     heading = ["", "exponent, time", "exponent, memory", "longest", "time", "memory"]
     return "\n".join([text, images, table(heading, lines)])

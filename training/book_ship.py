@@ -92,17 +92,17 @@ _READ = """\
 million words (`training/books.csv`; books with `use: no` are left out), and WordNet 3.0 from
 Debian's package `wordnet-base`. Sentences with a word of `training/dropped_words.txt` (slurs and
 explicit words) are dropped, and none of these words is in the vocabulary. Two groups of
-books were kept from training. The results were measured on the {held_out} books of the first group,
-which includes all books of five authors. The {chosen} books of the second group served to choose
-between trained models, and between mixtures of training texts.
+books were held out of training. The results were measured on the {held_out} books of the first
+group, which includes all books of five authors. The {chosen} books of the second group served to
+choose between trained models, and between mixtures of training texts.
 
-Modern words are rare in these books, and have other meanings there: {rare}. What the model knows
-about these words comes from WordNet's examples."""
+Modern words are rare in these books, or have older meanings there. Some counts in these books:
+{rare}. What the model knows about these words comes from WordNet's examples."""
 
 _TRAINED = """\
-Trained with `qkv.learn` alone{after}: {steps:,} steps, {tokens:,} tokens, {hours:.1f} hours on one
-of two cores{runs}. `make model` repeats the training. Another processor rounds differently, so its
-numbers will be close to these, but not equal.
+Trained with `qkv.learn` alone{after}. The training took {steps:,} steps, {tokens:,} tokens and
+{hours:.1f} hours on one of two cores{runs}. `make model` repeats the training. Another processor
+rounds differently, so its numbers will be close to these, but not equal.
 
 Recipe (name and value of each setting): {recipe}"""
 
@@ -149,7 +149,7 @@ in this list. Brackets contain 95% intervals:
 
 {fitting}
 
-Measured on the first {first_words:,} words of each book that was kept from training, and on
+Measured on the first {first_words:,} words of each book that was held out of training, and on
 continuations of 100 beginnings (`training/beginnings.txt`) at temperature 0.8 and top-k 40:
 
 {figures}
@@ -166,7 +166,7 @@ _WRITERS_HEADS = """\
 *Copies*: {copies} random tokens occur twice in the same order. Each token of the second copy has an
 earlier occurrence in the first copy. The score is the mean weight that the token gives to the token
 after its earlier occurrence (Olsson et al. 2022). The other scores are those of
-`qkv.circuits.head_scores` over sentences of books that were kept from training.
+`qkv.circuits.head_scores` over sentences of books that were held out of training.
 {induction} The loss of a random token is {first:.2f} nats in the first copy and {second:.2f} in the
 second.
 
@@ -310,7 +310,9 @@ def _learned(about: Mapping[str, Any]) -> dict[str, Any]:
 def _trained(abouts: Sequence[Mapping[str, Any]]) -> str:
     after = abouts[0]["settings"]["recipe"].get("after")
     return _TRAINED.format(
-        after=f", starting from `{Path(after).name}`, which has read only WordNet" if after else "",
+        after=f", starting from `{Path(after).name}`, a model that has read only WordNet"
+        if after
+        else "",
         steps=sum(about["step"] for about in abouts),
         tokens=sum(about["tokens"] for about in abouts),
         hours=sum(about["seconds"] for about in abouts) / 3600,
@@ -338,7 +340,7 @@ def _meant(mean: Sequence[Any]) -> str:
     said = f"the included weights are the mean of {_numbered(runs)}"
     for one in mean:
         if not isinstance(one, int):
-            said += f" and of the previous model, which is the mean of {_numbered(one)}"
+            said += f" and of the previous model (itself the mean of {_numbered(one)})"
     return said
 
 

@@ -87,7 +87,7 @@ def recipes(abouts: Sequence[Mapping[str, Any]]) -> str:
 def _begun(about: Mapping[str, Any]) -> str:
     steps = f"{about['step']:,} steps"
     if about.get("beside"):
-        return f"In parallel, {steps} from the same start"
+        return f"In parallel, another run took {steps} from the same start as the previous run"
     return f"Then {steps} from there"
 
 

@@ -7,9 +7,9 @@ Method. 800 of the held-out examples with 5 to 16 words are drawn at random. In 
 random content word is masked: a word that occurs once, and is one token in the vocabulary of every
 model. The model's first guess is the token with the largest logit; the logits are not adjusted.
 *Another* is the share of examples in which the guess is another content word of the sentence. If
-the sentence contains "Bank's", the guess "bank" also counts. *Right* is the share in which the
-guess is the masked word. A guess that is a subword counts in neither share. Intervals are Wilson's
-95% intervals.
+the sentence contains "Bank's", the guess "bank" also counts. *Right* is the share of examples in
+which the guess is the masked word. A guess that is a subword counts in neither share. Intervals are
+Wilson's 95% intervals.
 """
 
 from __future__ import annotations

@@ -1,28 +1,30 @@
 """Find pairs of related words, such as an article and its noun.
 
-A relation connects two words: a looking word, and the word that it looks at. Each relation is used
-in both directions:
+A relation connects two words: the query word attends to the key word. Each relation is used in both
+directions:
 
-- *object*: a verb and its object, in an example of the verb's synset; after the verb come a
-  determiner, at most two other words, and a noun;
-- *noun of a preposition*: a preposition and its noun; between them are a determiner and at most two
+- *verb and object*: a verb and its object, in an example of the verb's synset; after the verb come
+  a determiner, at most two other words, and a noun;
+- *preposition and noun*: a preposition and its noun; between them are a determiner and at most two
   other words;
-- *noun of an article*: a determiner and its noun, with one or two other words between them;
-- *subject*: a preposition and the nearest pronoun before it that is a subject (he, they);
-- *verb of a preposition*: a preposition and the nearest verb form in -ed or -ing before it;
-- *auxiliary*: a determiner and the nearest auxiliary verb after it (is, will);
-- *noun of an adjective*: a word that can be an adjective, and the noun directly after it; a
+- *article and noun*: a determiner and the noun after it, with one or two other words between them;
+- *preposition and subject*: a preposition and the nearest pronoun before it that is a subject (he,
+  they);
+- *preposition and verb*: a preposition, and the nearest word before it that ends in -ed or -ing and
+  is a form of a verb;
+- *article and auxiliary*: a determiner and the nearest auxiliary verb after it (is, will);
+- *adjective and noun*: a word that can be an adjective, and the noun directly after it; a
   determiner before them belongs to this noun;
-- *noun of a possessive*: a possessive pronoun (his, their) and its noun, with at most two words
+- *possessive and noun*: a possessive pronoun (his, their) and its noun, with at most two words
   between them;
-- *subject of a possessive*: a possessive pronoun and the nearest pronoun before it that is a
+- *possessive and subject*: a possessive pronoun and the nearest pronoun before it that is a
   subject;
-- *verb of an auxiliary*: an auxiliary verb and a verb form in -ed or -ing, with only other
+- *auxiliary and verb*: an auxiliary verb and a verb form in -ed or -ing, with only other
   auxiliary verbs and adverbs between them.
 
-A noun is the last word before a function word, a punctuation mark or the end of the sentence;
-WordNet lists this word as a noun and not as an adverb. No punctuation mark is between a word and
-the "nearest" word.
+A word counts as a noun if two conditions are met. It is the last word before a function word, a
+punctuation mark or the end of the sentence; and WordNet lists it as a noun and not as an adverb. No
+punctuation mark is between a word and the "nearest" word.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ TRIES = 200  # how many sentences to try until one has words at the wanted posit
 _TOKEN = re.compile(r"[^\W_]+(?:['./-][^\W_]+)*|\S")
 
 Span = tuple[int, int]  # the start and end of a word, in characters
-Pair = tuple[str, Span, Span]  # a sentence, the word that looks, the word that is looked at
+Pair = tuple[str, Span, Span]  # a sentence, the query word, the key word
 RELATIONS = {
     "verb to object": ("object", False),
     "object to verb": ("object", True),
@@ -82,11 +84,13 @@ RELATIONS = {
 
 
 def noun_after(words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet) -> int | None:
-    """Return the noun of the article at a position, or None if the word is not an article.
+    """Return the index of the noun that belongs to the article at index `at`.
+
+    The result is None if the word at `at` is not an article, or if no noun is found.
 
     Args:
         words: the words and punctuation marks of a sentence, in lower case.
-        at: where the article should be.
+        at: the index where the article should be.
         wordnet: the dictionary of nouns.
     """
     if at >= len(words) or words[at][0] not in ARTICLES:
@@ -157,9 +161,9 @@ def pairs_of(
     """Return the pairs of words of each relation.
 
     Args:
-        sentences: the sentences that provide the pairs of every relation except *object*.
-        uses: the uses of verbs that provide the pairs of the relation *object*; uses of other
-            words are skipped.
+        sentences: the sentences that provide the pairs of every relation except *verb and object*.
+        uses: uses of words in sentences. The uses of verbs provide the pairs of the relation
+            *verb and object*; the uses of other words are skipped.
         wordnet: the dictionary of nouns, verbs, adjectives and adverbs.
     """
     found: dict[str, list[Pair]] = {key: [] for key, _ in RELATIONS.values()}
@@ -188,7 +192,10 @@ def pairs_of(
 def _pairs_at(
     words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet
 ) -> Iterator[tuple[str, int, int]]:
-    """Yield the relations of the word at a position, as (name, looking word, other word)."""
+    """Yield the relations of the word at a position.
+
+    Each relation is a tuple: its name, the index of the query word, the index of the key word.
+    """
     word = words[at][0]
     noun, next_noun = (noun_after(words, one, wordnet) for one in (at, at + 1))
     is_possessive = word in POSSESSIVES and noun is not None
@@ -196,8 +203,8 @@ def _pairs_at(
     def form(word: str) -> bool:
         return is_form(word, wordnet)
 
-    # a relation's name, whether `word` can be the looking word of the relation, the direction of
-    # the search, and a function that tests a candidate for the second word
+    # a relation's name; whether `word` can be the query word of the relation; the direction of the
+    # search for the key word; a function that tests a candidate for the key word
     for key, good, step, wanted in (
         ("subject", word in PREPOSITIONS, -1, SUBJECTS.__contains__),
         ("verb", word in PREPOSITIONS, -1, form),
@@ -223,8 +230,8 @@ def _pairs_at(
 def others_at(pairs: Sequence[Pair], sentences: Sequence[str], seed: int = 0) -> list[Pair | None]:
     """For each pair, find unrelated words at the same positions of another sentence.
 
-    A position is the number of words before a word. The entry for a pair is None if the search
-    finds no other sentence with unrelated words at the pair's positions.
+    A position is the number of words before a word. If the search finds no unrelated words for
+    a pair, the entry for this pair is None.
     """
     rng = np.random.default_rng(seed)
     known = set(pairs)
@@ -251,7 +258,7 @@ def _place(spans: Sequence[Span], span: Span) -> int:
 
 
 def hidden(pair: Pair, mask: str) -> Pair:
-    """Replace the looking word of a pair by the mask.
+    """Replace the query word of a pair by the mask.
 
     >>> hidden(("the old dog ran", (0, 3), (8, 11)), "[MASK]")
     ('[MASK] old dog ran', (0, 6), (11, 14))

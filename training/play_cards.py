@@ -129,7 +129,10 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser = argparse.ArgumentParser(prog="python -m training.play_cards", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
-        "model", nargs="?", default=str(PLACE), help="folder or name of a model (included encoder)"
+        "model",
+        nargs="?",
+        default=str(PLACE),
+        help="folder or name of a model (default: the included encoder)",
     )
     parser.add_argument("--keep", action="store_true", help="write the cards to cards.json")
     given = parser.parse_args(arguments)

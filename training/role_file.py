@@ -1,8 +1,8 @@
 """Write the roles of a model's heads into its folder: `python -m training.role_file FOLDER`.
 
-The page of `qkv.play` shows the roles in its map. The file contains the largest role of each head
-in the model card. `training.roles` measures the roles, and `training.ship` writes the card and this
-file:
+The page of `qkv.play` shows the roles in its map. The model card lists each head's roles with their
+mean weights; for each head, the file contains the role with the largest mean weight.
+`training.roles` measures the roles, and `training.ship` writes the card and this file:
 
     {"1.0": ["next", 0.87], "3.2": ["hidden adjective to noun", 0.42]}
 """
@@ -24,9 +24,9 @@ _ROW = re.compile(r"^\| (\d+\.\d+) \| ([a-z][a-z ]*) (\d\.\d\d)[ ,]", re.MULTILI
 
 
 def roles_in(card: str) -> dict[str, tuple[str, float]]:
-    """Return the largest role of each head in a model card.
+    """Return each head's role with the largest weight, as a model card lists it.
 
-    In the card's table, the row of each head lists the head's roles, the largest role first.
+    In the card's table, the row of each head lists the head's roles, the largest weight first.
 
     >>> roles_in('''| head | roles |
     ... | --- | --- |
@@ -50,7 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m training.role_file", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
-        "folder", nargs="?", type=Path, default=PLACE, help="folder of the model (included encoder)"
+        "folder",
+        nargs="?",
+        type=Path,
+        default=PLACE,
+        help="folder of the model (default: the included encoder)",
     )
     keep(parser.parse_args(arguments).folder)
 

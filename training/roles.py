@@ -24,7 +24,7 @@ word, we sum the weights over the key word's subwords, and take the mean over th
 subwords (Clark et al. 2019, "What Does BERT Look At?", section 4). Each pair is compared with a
 pair of unrelated words: the words at the same positions of another sentence, with the same word
 masked. Punctuation does not count as a position. Before any measurement, we chose three relations:
-*object*, *noun of a preposition* and *noun of an article*. Then we measured the heads on the
+*verb and object*, *preposition and noun* and *article and noun*. Then we measured the heads on the
 examples kept for choosing models. With these results known, we chose the other relations of
 `training.pairs`, and decided to mask words.
 """
@@ -183,7 +183,7 @@ def shown(rows: Sequence[dict[str, Any]], found: dict[str, Measured]) -> str:
 
 
 def in_card(rows: Sequence[dict[str, Any]]) -> str:
-    """Format the result for a model card, each head's largest role first.
+    """Format the result for a model card, each head's roles sorted by weight, the largest first.
 
     >>> own = {"next": 0.5, "hidden noun to article": 0.75}
     >>> print(in_card([{"layer": 0, "head": 1, "roles": own}]))

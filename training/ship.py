@@ -58,9 +58,9 @@ texts of the form "word, synonyms: definition. examples"{alone}. {together}. {in
 texts for this objective are example sentences, and texts that consist of a word and its definition
 (half of the definition's tokens are masked). The objective pulls the vector of a word towards the
 mean vector of the definition of its sense, and away from other definitions, such as those of its
-other senses. The log frequency of each sense is added to the logits of the senses. After {late:.0%}
-of the run, the log frequency is multiplied by {late_prior:g} before it is added. This pulls rare
-senses, such as senses without an example sentence, more strongly towards their words.
+other senses. The log frequency of each sense is added to the logits of the senses. In the
+last part of the run (after {late:.0%}), {late_prior:g} times the log frequency is added. This pulls
+rare senses, such as senses without an example sentence, more strongly towards their words.
 `make dictionary` repeats the training. On another processor, the numbers are close to these but not
 equal, because the processor rounds differently.
 

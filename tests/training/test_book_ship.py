@@ -36,7 +36,7 @@ def test_the_card_counts_books_and_the_words_that_are_rare_in_them() -> None:
     assert said.startswith("2 books of 1 authors from ")
     assert "0.0 million words" in " ".join(said.split())  # 11 words twice
     assert (
-        "kept from training. The results were measured on the 1 books of the first group, which "
+        "held out of training. The results were measured on the 1 books of the first group, which "
         "includes all books of five authors. The 2 books of the second group served to choose "
         "between trained models, and between mixtures of training texts."
     ) in " ".join(said.split())
@@ -56,7 +56,8 @@ def test_the_card_adds_up_the_runs_and_says_what_was_another() -> None:
     ]
     said = " ".join(book_ship._trained(abouts).split())
     assert (
-        "starting from `wordnet`, which has read only WordNet: 1,500 steps, 42,000 tokens" in said
+        "starting from `wordnet`, a model that has read only WordNet. The training took 1,500 "
+        "steps, 42,000 tokens and 1.5 hours" in said
     )
     assert "1.5 hours on one of two cores, in 2 chained runs" in said
     assert (
@@ -67,11 +68,11 @@ def test_the_card_adds_up_the_runs_and_says_what_was_another() -> None:
     assert "somewhere" not in said
     third = {**abouts[1], "beside": True, "mean": [2, 3]}
     said = " ".join(book_ship._trained([*abouts, third]).split())
-    assert "2,000 steps, 44,000 tokens, 2.0 hours on one of two cores, in 3 chained" in said
+    assert "2,000 steps, 44,000 tokens and 2.0 hours on one of two cores, in 3 chained" in said
     assert "runs; the included weights are the mean of runs 2 and 3. `make model`" in said
     assert said.endswith(
-        "changes: rate 0.2. In parallel, 500 steps from the same start, with these changes: "
-        "rate 0.2."
+        "changes: rate 0.2. In parallel, another run took 500 steps from the same start as the "
+        "previous run, with these changes: rate 0.2."
     )
     alone = " ".join(book_ship._trained(abouts[:1]).split())
     assert "1,000 steps" in alone
@@ -101,7 +102,7 @@ def test_a_run_ships_with_the_model_that_it_went_on_from() -> None:
     assert shipped[-1]["mean"] == [4, [2, 3]]
     said = " ".join(book_ship._trained(shipped).split())
     assert "in 4 chained runs; the included weights are the mean" in said
-    assert "of run 4 and of the previous model, which is the mean of runs 2 and 3." in said
+    assert "of run 4 and of the previous model (itself the mean of runs 2 and 3)." in said
     said = "shipped already contains the weights of fourth: give a model that was made without"
     with pytest.raises(ValueError, match=said):
         book_ship._together(folders, [[*shipped, fourth], shipped])

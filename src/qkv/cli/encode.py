@@ -21,8 +21,8 @@ from qkv.text.lines import Lines, lines_of, read_lines
 if TYPE_CHECKING:
     from qkv.models import Model
 
-# A map from arguments to options. If an error message of `scale.encode` contains an argument, the
-# command prints the option instead.
+# A map from arguments of `scale.encode` to options of the command. In error messages, the command
+# replaces each of these arguments by its option.
 _OPTIONS = {'on_error="skip"': "--on-error skip", "resume=False": "--no-resume"}
 _EMPTY = "{} is empty: write one text per line"
 

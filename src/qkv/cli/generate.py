@@ -11,8 +11,9 @@ import click
 from qkv.cli.common import json_option, print_json, writer_option
 from qkv.visible import visible
 
-# Control characters, line separators and characters that change the writing direction. The pattern
-# matches no zero-width joiners or direction marks, because some languages need them.
+# The characters that are escaped on a terminal: control characters, line separators and characters
+# that change the writing direction. Zero-width joiners and direction marks are not escaped, because
+# some languages need them.
 _CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u2069]")
 
 

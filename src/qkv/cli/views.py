@@ -115,7 +115,7 @@ def _open_in_browser(view: "View", path: str | None) -> None:
 @click.option("--dim", type=click.IntRange(1), help="Random model: size of the vectors (8).")
 @click.option("--heads", type=click.IntRange(1), help="Random model: number of heads (2).")
 @click.option("--seed", type=click.IntRange(0), help="Random model: seed of its parameters (0).")
-@click.option("--causal", is_flag=True, help="Random model: no word attends to later words.")
+@click.option("--causal", is_flag=True, help="Random model: mask later words (causal attention).")
 @click.option("--no-positions", is_flag=True, help="Random model: leave out the position vectors.")
 def walk(text: str, model: str | None, **options: Any) -> "View":
     """Show each step of one head over TEXT: its formula, its line of NumPy, and its numbers.

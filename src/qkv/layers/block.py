@@ -351,7 +351,7 @@ class Block:
             if hook:
                 total = keep(hook, total)
             if hook or not self.parallel:
-                of_sum = total  # The gradient for the residual after the part's result was added.
+                of_sum = total  # The gradient for the sum of the residual and the part's result.
             read = keep(f"hook_{name}_out", of_sum)
             if self.post_norm:
                 total = total + through(name, read)

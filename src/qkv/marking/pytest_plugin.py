@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class Feature:
-    """The value of the fixture `conformance`: one feature of a function, true if it is right.
+    """One feature of a function: the value of the fixture `conformance`.
+
+    `bool(feature)` is true if the feature's status is "right".
 
     Args:
         report: the whole card.

@@ -139,7 +139,7 @@ def _takes_something(pattern: str) -> bool:
 def _table(coded: str) -> float:
     """Return the length of the longest text in a SentencePiece table.
 
-    The table contains the size of a trie, the trie, and the texts.
+    The table has three parts: the number of bytes of a trie, the trie itself, and the texts.
     """
     try:
         raw = base64.b64decode(coded)

@@ -38,7 +38,7 @@ class Tokenizer:
 
     def __init__(self, inner: "tokenizers.Tokenizer", factor: float = 1.0) -> None:
         self._inner = inner
-        # If a text has at most this length, the rules write at most `GROWN` characters.
+        # The rules turn a text of at most this length into at most `GROWN` characters.
         self._at_once = max(1, int(GROWN / factor))
         self.unknown = _unknown(inner)
         around = set(inner.encode("").ids) if self._frames else set()
@@ -365,7 +365,10 @@ def check_no_mapping(texts: Any, *, call: str) -> None:
 
 
 def check_texts(texts: Any, *, call: str, first: int = 0) -> list[str]:
-    """Return `texts` as a list of strings; errors number the texts from `first`."""
+    """Return `texts` as a list of strings.
+
+    An error names the wrong text by a number; the number of the first text is `first`.
+    """
     if isinstance(texts, str | bytes | bytearray):
         raise TypeError(f"{call}: texts is one {type(texts).__name__}: give a list of strings")
     check_no_mapping(texts, call=call)

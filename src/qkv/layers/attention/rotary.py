@@ -15,7 +15,7 @@ class Scaling(Protocol):
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
         """Return the `speeds` (dims / 2,) of `qkv.apply_rotary`, and a scale for queries and keys.
 
-        `length` is the length of the text, on which the speeds of some methods depend.
+        `length` is the number of tokens in the text; some methods choose the speeds by this number.
         """
 
 

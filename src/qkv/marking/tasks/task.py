@@ -141,7 +141,8 @@ class Texts:
 
         Args:
             name: the table's name.
-            variants: the wrong steps, one mapping for each way to make the mistake.
+            variants: the ways to make the mistake; each way maps the names of steps to wrong
+                functions.
             values: values for placeholders in the texts, for example `row` for "{row}".
         """
         fields = {"key": name, **self._mistakes[name]}
@@ -164,7 +165,7 @@ class Texts:
         )
 
     def finding(self, name: str, run: Outcome | None, **values: object) -> Finding:
-        """Return a finding: `run` shows the mistake that the table `name` describes."""
+        """Return a finding: the mistake in the table `name`, and the call that shows it."""
         return Finding(**vars(self.mistake(name, **values)), run=run)
 
 

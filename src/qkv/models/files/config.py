@@ -72,8 +72,8 @@ class Config:
         values: the JSON object.
         source: the name of the file, for errors.
         defaults: the values for keys missing in the config.
-        spellings: the names of each key in this family, the usual name first. If the family does
-            not use a key, the key's list of names is empty, and the key has its default value.
+        spellings: the names of each key in this family, the usual name first. An empty list means
+            that the family does not use the key; then the key always has its default value.
 
     Attributes:
         used: the keys that were read.

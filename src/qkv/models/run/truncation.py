@@ -131,7 +131,10 @@ class Truncator:
         return self.cut.count + self.cut.torn
 
     def _cut(self, texts: Sequence[str]) -> list[Tokenized]:
-        """Return the truncated tokens of texts, in which `__call__` has inserted mask tokens."""
+        """Split texts into tokens, and return each text's tokens up to the limit.
+
+        The texts already contain the mask tokens that `__call__` inserts.
+        """
         cut = self.cut
         limit = math.inf if cut.limit is None else cut.limit
         enough = min(2 * ROOM * limit, MOST)
@@ -148,10 +151,10 @@ class Truncator:
         """Return the first tokens of a long text; if possible, split only a part of the text.
 
         The tokens up to the limit are the same as if the whole text were split. This method splits
-        two beginnings of the text into tokens; the second is about twice as long as the first. If
-        both give the same tokens for the first beginning, later words cannot change these tokens.
-        Tokenizers without `keeps_words_apart` may join two words in one token, so they split the
-        whole text.
+        two prefixes of the text into tokens; the second prefix is about twice as long as the first.
+        If both give the same tokens for the first prefix, later words cannot change these tokens.
+        If the tokenizer's `keeps_words_apart` is false, a token may contain parts of two words, so
+        this method splits the whole text instead of prefixes.
         """
         cut, limit = self.cut, self.cut.limit
         if limit is not None and self._tokenizer.keeps_words_apart:

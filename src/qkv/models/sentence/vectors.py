@@ -13,7 +13,9 @@ from qkv.models.run.truncation import callers
 from qkv.ops.linear import multiply
 
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
-FEW = 100  # For fewer vectors, "int8" and "uint8" warn that their steps may not fit other texts.
+# For fewer vectors, rounding to "int8" or "uint8" gives a warning, because the range of the numbers
+# in few vectors may be too small for other texts.
+FEW = 100
 
 
 def check_precision(precision: Any, *, call: str, output_value: Any) -> None:

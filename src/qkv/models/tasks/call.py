@@ -70,8 +70,9 @@ def call(
 
     Args:
         input_ids: (B, T) integers, or (T,) for one text, whose output then has B = 1.
-        attention_mask: of the same shape: True or 1 at tokens, False or 0 at padding, on either
-            side. Padding is ignored. By default, there is no padding.
+        attention_mask: of the same shape: True or 1 at tokens, False or 0 at padding. The
+            padding may be on the left or on the right, and is ignored. By default, there is no
+            padding.
         position_ids: (B, T) integers, or (1, T) for all texts: the position of each token, for
             learned and rotary positions. Positions of padding are ignored. As in transformers, the
             positions of RoBERTa and MPNet begin at the padding token's id + 1. By default, a
@@ -85,9 +86,10 @@ def call(
             the order of the tokens.
         ablate: heads to ablate, as in `trace`.
         hide: words and positions to mask, as in `trace`; positions are columns of `input_ids`.
-        edit: activations to change, as in `trace`. In arrays that replace an activation, in arrays
-            that a function gets, and in `at.positions`, position t is column t of `input_ids`. If
-            an edit is a function, each of its calls gets the activations of all texts.
+        edit: activations to change, as in `trace`. Position t of an edit is column t of
+            `input_ids`. The same is true in arrays that an edit function receives, and in
+            `at.positions`. If an edit is a function, each of its calls gets the activations of all
+            texts.
 
     Raises:
         TypeError: ids are not integers; a mask holds a value that is not a bool, 0 or 1; or `trace`
@@ -272,8 +274,9 @@ def call_pair(
 
     Args:
         input_ids: (B, S) integers, the texts to read, or (S,) for one text.
-        attention_mask: of the same shape: True or 1 at tokens, False or 0 at padding, on either
-            side. Padding is ignored. By default, there is no padding.
+        attention_mask: of the same shape: True or 1 at tokens, False or 0 at padding. The
+            padding may be on the left or on the right, and is ignored. By default, there is no
+            padding.
         decoder_input_ids: (B, L) integers, or (L,) for one text: the text that the decoder has
             written so far, beginning with the start token.
         decoder_attention_mask: like `attention_mask`, for `decoder_input_ids`.
@@ -282,8 +285,8 @@ def call_pair(
         hide: words, positions (columns of `input_ids`) and edges to mask, as in `trace`. Neither
             the encoder nor the decoder sees masked words and positions.
         edit: activations to change, as in `trace`; their names begin with "encoder." or "decoder.".
-            In arrays that replace an activation, and in arrays that a function gets, position t is
-            column t of the ids.
+            If an edit is an array, position t is column t of the ids. If an edit is a function,
+            position t of the array that the function receives is column t of the ids.
 
     Returns:
         `last_hidden_state` (B, L, D) and `logits` (B, L, V) of the decoder, with 0 at padding.

@@ -233,7 +233,10 @@ class Link:
 
     @property
     def of_positions(self) -> bool:
-        """Return whether the head attends to positions: an average in `usual` is at least 0.4."""
+        """Return whether the head attends to positions rather than words.
+
+        A head attends to positions if an average in `usual` is at least `OF_POSITIONS` (0.4).
+        """
         return max(self.usual) >= OF_POSITIONS
 
     @property

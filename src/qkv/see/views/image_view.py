@@ -16,7 +16,7 @@ from qkv.see.page.payload import check_theme
 from qkv.see.views.view import Heading, View
 from qkv.trace import Trace
 
-# The colour of weights over a patch. It is light because the image below is darkened.
+# The colour that shows weights on top of the image. It is light because the image is darkened.
 LIGHT = tuple(bytes.fromhex(THEMES["dark"].more[-1][1:]))
 MOST_PIXELS = 448  # The number of pixels on the longer side of the large picture.
 _LOOKING = "#ffffff"  # The colour of the frame around the patch that attends.
@@ -309,7 +309,8 @@ def laid_over(image: Array, shares: Array) -> Array:
     rows, columns = shares.shape
     share = np.clip(np.nan_to_num(shares), 0, 1).astype(np.float32)
     share = share[np.ix_(np.arange(high) * rows // high, np.arange(wide) * columns // wide)]
-    # the image is at most a medium grey, so that the colour of a weight is always lighter
+    # No pixel of the grey image is lighter than medium grey, so the colour of a weight is always
+    # lighter than the image.
     grey = 20 + 0.5 * (image @ np.array([0.299, 0.587, 0.114], np.float32))
     share = 0.85 * share[..., None]
     mixed = (1 - share) * grey[..., None] + share * np.array(LIGHT, np.float32)

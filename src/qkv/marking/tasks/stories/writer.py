@@ -70,7 +70,7 @@ def _new_people(written: _Written) -> bool:
 
 
 def _shared(written: _Written) -> bool:
-    """Return whether two people have the same name, or one person's two names are equal."""
+    """Return whether any name occurs twice among the first and last names of a story's people."""
     people = map(_people, written.stories)
     return any(len({name for one in each for name in one}) < 2 * len(each) for each in people)
 

@@ -53,7 +53,7 @@ export function inTurn() {
 }
 
 /**
- * Runs `draw` and all the jobs that `draw` starts in one task, without a pause.
+ * Runs `draw`. The jobs that `draw` starts run without a pause, in the same task of the browser as `draw`.
  * @param {() => void} draw
  */
 export function atOnce(draw) {

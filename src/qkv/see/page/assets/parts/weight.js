@@ -25,7 +25,8 @@ import "./weight.css";
 const FINEST = 0.01; // the smallest step of a weight
 
 /**
- * Returns edits in which the edit of a query's row in a head is replaced or, if `weights` is null, removed.
+ * Returns `edits` with new weights for one query of one head. If `weights` is null, returns `edits` without the weights
+ * of this query.
  * @param {Edit[]} edits
  * @param {number} layer
  * @param {number} head
@@ -283,8 +284,8 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     update(next) {
       hand.update(next);
       settle();
-      // the reader can press a keyboard key before the next `set`: the key press must then change the weights of
-      // `next.run`
+      // `set` runs later than `update`. If the reader presses a key in the meantime, the key press must change the
+      // weights of `next.run`.
       if (told && next.run?.tokens.length === told.run.tokens.length) told = { ...told, run: next.run };
     },
   };

@@ -31,7 +31,7 @@ export function breakScreen(ui, store) {
   let last;
   /** @type {Edit[] | null} */
   let best = null; // the smallest set of heads that the page has found
-  let asked = ""; // the text and the other edits of the page's last search
+  let asked = ""; // the text and the edits of the page's last search, without ablated heads
 
   /** @param {Edit} edit */
   const isHead = ({ op, head }) => op === "ablate" && head !== undefined;
