@@ -1,4 +1,4 @@
-"""Everyday sentences with one missing word, and a test for words that repeat each other."""
+"""Everyday sentences with one missing word, and a test for equal or similar words."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Candidate:
         why: the reason for the guess, with {hidden} in place of the masked word.
         cue: the words of the filler in lower case.
         right: the right words for the gap, which `stories.txt` lists after the filler.
-        fits: words that would be right with another filler in the frame.
+        fits: the right words for all fillers of the family, and the words that fit any filler.
     """
 
     sentence: str

@@ -38,10 +38,10 @@ class Stateless:
 class Unseen(Masked):
     """Predict masked words, and do not repeat visible content words.
 
-    If all occurrences of a word are masked together, a masked word is never visible elsewhere in
-    its text. But the model, which knows the topic of the text, still guesses words that are visible
-    in the text. So training adds a constant to the logits of visible content words. To compensate,
-    the model learns to make these logits smaller.
+    If all occurrences of a word are masked together, a visible word of the text is never the right
+    guess. The model still guesses visible words, because they fit the topic of the text. So
+    training adds a constant to the logits of visible content words. To compensate, the model learns
+    to make these logits smaller.
 
     Args:
         source, tokenizer, named: as for `Masked`. in_sight: the constant that is added to these
@@ -160,9 +160,10 @@ class Taught:
 
 
 class Guessed(Stateless):
-    """Predict one masked word per text; each masked word can be guessed from counts of words.
+    """Predict one masked word in each text; only words that are easy to guess are masked.
 
-    A word that is chosen at random can rarely be guessed: it may be a name, a number or one of many
+    A word is easy to guess if counts of neighbouring words (`training.neighbours`) predict it. A
+    word that is chosen at random can rarely be guessed: it may be a name, a number or one of many
     possible adjectives. A person who writes a gap for others to fill does not choose such a word.
 
     Args:
@@ -237,9 +238,10 @@ class Uses:
             text's vector. In a sentence, the slice is the word whose sense is trained. In a
             definition, the slice is the whole definition.
         targets: (U,) the index of the right definition of each sentence.
-        priors: (U, M) for each sentence and definition: `log(a / b)`, where `a` is how often the
-            definition's sense is drawn, and `b` is how often the word's most common sense is drawn;
-            0 if the definition belongs to another word.
+        priors: (U, M), the number that training adds to the logit of each sentence and definition.
+            If the definition defines a sense of the sentence's word, the number is
+            `prior * log(a / b)`; otherwise, it is 0. Here `a` is the rate at which `Senses` draws
+            this sense, and `b` is the highest rate among the senses of the word in the batch.
     """
 
     ids: Array
@@ -263,15 +265,16 @@ class Senses(Stateless):
         entries: words with their definitions, which are drawn instead of sentences.
         mask: the id of the mask token.
         uses: U, the number of sentences in a step.
-        wrong: the maximum number of other senses of each word whose definitions are in the step.
+        wrong: the maximum number of wrong definitions for each word. A wrong definition defines
+            another sense of the word.
         temperature: the divisor of the cosines.
         replaced: the share of the draws in which a synonym replaces the word, if it has a synonym.
         hidden: the share of a sentence's tokens that are masked; the word itself is not masked.
         defined: the share of the draws that come from `entries`.
         prior: the factor of the log frequency of a sense. A factor above 1 pulls rarely drawn
             senses more strongly towards their words.
-        used: the probability that another use of a sense replaces the definition, if there is
-            another use.
+        used: the probability that a definition is replaced by another sentence that uses a word in
+            the defined sense. If there is no such sentence, the definition stays.
         name: the name of the loss.
 
     Source:
@@ -440,10 +443,11 @@ def nearest(
 def sentences(
     wordnet: WordNet, tokenizer: Tokenizer, limit: int
 ) -> tuple[list[Sentence], dict[int, Array]]:
-    """Return all training uses as token ids, and their definitions.
+    """Return the training sentences that use a word in a known sense, and the senses' definitions.
 
-    If the word of a use is beyond the limit, the use is left out. A longer definition is cut at the
-    limit. The synonyms of an uninflected word are the other words of its synset, without compounds.
+    All texts are token ids. A text with more than `limit` tokens is cut. If this would cut off the
+    word of a sentence, the sentence is left out. The synonyms of an uninflected word are the other
+    words of its synset, without compounds.
     """
     uses = list(wordnet.uses())
     before, after = around(tokenizer)

@@ -67,7 +67,7 @@ def kept_in(folder: Path) -> dict[str, Any]:
 
 
 def again(model: qkv.Model, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stories whose guesses a model still makes, with the model's probabilities."""
+    """Return the stories in which a model makes the stored guesses, with its probabilities."""
     told = [now for one in kept["stories"] if (now := _told(model, one)) is not None]
     return {**kept, "stories": told}
 
@@ -93,7 +93,7 @@ def keep(folder: Path, kept: Mapping[str, Any]) -> None:
 
 
 def in_card(card: str, kept: Mapping[str, Any]) -> str:
-    r"""Replace the section with stories in a card, or insert it before the licence.
+    r"""Insert the section of stories before a card's licence, and remove an older section.
 
     >>> in_card("# Model\n\n## Licence\n\nFree.\n", NONE)
     '# Model\n\n## Licence\n\nFree.\n'
@@ -104,7 +104,7 @@ def in_card(card: str, kept: Mapping[str, Any]) -> str:
 
 
 def section(kept: Mapping[str, Any]) -> str:
-    """Return the section with stories for a card."""
+    """Return the section of stories for a card."""
     if not kept["stories"]:
         return ""
     rows = [

@@ -78,7 +78,7 @@ class WordNet:
             the most common sense first.
         exceptions: for each part of speech, maps irregular forms to their base words.
         held_out: the words of each held-out example.
-        kept: the number of twelfths that are held out, beginning with twelfth 0. The number is
+        kept: how many twelfths are held out, beginning with twelfth 0. The number is
             usually `KEPT`. In a final run it is 1: the run also learns from twelfth 1, which is
             otherwise held out for choosing models.
     """
@@ -188,7 +188,7 @@ def read(folder: Path = FOLDER, *, kept: int = KEPT) -> WordNet:
 
     Args:
         folder: the folder of the files.
-        kept: the number of twelfths of the examples that are held out.
+        kept: how many twelfths of the examples are held out.
 
     Raises:
         FileNotFoundError: a file is missing.

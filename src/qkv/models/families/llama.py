@@ -154,7 +154,10 @@ def phi3(config: Config) -> Design:
 
 
 def _phi3_names(names: PartNames, config: Config) -> PartNames:
-    """Return names for files in which one tensor holds Q, K and V; the config gives their sizes."""
+    """Return the parameter names for files in which one tensor holds Q, K and V.
+
+    The config gives the sizes of Q, K and V.
+    """
     heads = config.size("num_attention_heads")
     kv_heads = config.size_or_none("num_key_value_heads") or heads
     shares = (heads, kv_heads, kv_heads)
