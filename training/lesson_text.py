@@ -78,8 +78,8 @@ def _back(given: Examples) -> Card:
     place = one.words[word][0]
     return {
         "name": "back",
-        "read": f"{GAP} looks at *{word}* with a weight of {{0}}. The looking word has a query, "
-        "and the word it looks at has a key.",
+        "read": f"{GAP} looks at *{word}* with a weight of {{0}}. The word that looks has "
+        "a query, and the other word has a key.",
         "ask": f"And how much does *{word}* look back at {GAP}?",
         "options": ["Much less", "About as much", "Much more"],
         "probes": [_probe(head, one.place, one.words[word]), _probe(head, place, [one.place])],
