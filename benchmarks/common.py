@@ -49,7 +49,10 @@ class Goal:
     aim: float | None = None
 
     def judged(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the result of the goal; `value` is None if a required peer is not installed."""
+        """Return the goal with its measured value, and whether this value meets the goal.
+
+        The value is None if the goal needs a peer that is not installed.
+        """
         try:
             value = self.value(row)
         except (KeyError, ValueError):
@@ -119,14 +122,14 @@ def share_of_reading(least: float, way: str = "qkv") -> Goal:
 
 
 def within(most: float, way: str, of: str = "qkv") -> Goal:
-    """Make a goal: take at most `most` times the time of another implementation."""
+    """Make a goal: the time of `way`, divided by the time of `of`, is `most` or less."""
     return Goal(
         f"time of {way} relative to {of}", lambda r: seconds(r, way) / seconds(r, of), most=most
     )
 
 
 def at_most(most: float, way: str = "qkv") -> Goal:
-    """Make a goal: take at most `most` seconds."""
+    """Make a goal: a call takes `most` seconds or less."""
     return Goal("one call", lambda row: seconds(row, way), "s", most=most)
 
 
@@ -140,7 +143,7 @@ def no_less_exact(than: str, way: str = "qkv") -> Goal:
 
 
 def memory_at_most(most: float, way: str) -> Goal:
-    """Make a goal: need at most `most` bytes in addition to the inputs."""
+    """Make a goal: a call needs `most` bytes or less in addition to the inputs."""
     return Goal("memory above the inputs", lambda row: row["memory"][way], "B", most=most)
 
 
@@ -160,7 +163,7 @@ def beside(query, key, value, most: int = 256, **options) -> Callable[[Callable]
     """Compute attention in float64; return a function that makes `Way.error`.
 
     `Way.error` returns the largest difference between a result and the float64 attention. The
-    argument of the returned function converts the result to a NumPy array.
+    returned function takes one argument: a function that converts a result to a NumPy array.
     """
     rows = sample(query.shape[-2], most)
     truth = exact(query, key, value, rows, **options)

@@ -129,7 +129,8 @@ def reproduction(target: str, feature: str) -> list[str]:
     file = REPRODUCED / f"{target}-{feature}.txt".replace(" ", "-")
     if not file.is_file():
         raise SystemExit(
-            f"{target} is wrong at {feature}, but no program shows it: add {file.relative_to(ROOT)}"
+            f"{target} is wrong at {feature}, but {file.relative_to(ROOT)} is missing: write this "
+            "program, which must show the wrong result"
         )
     source = file.read_text("utf-8").strip()
     if len(source.splitlines()) > 10:

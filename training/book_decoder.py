@@ -61,7 +61,7 @@ class Recipe:
         dim: D, the size of the vectors.
         hidden: F, the size of the MLP's hidden layer.
         vocabulary: V, the maximum number of tokens in the vocabulary.
-        held_out: how many twelfths of WordNet's examples are held out from the tokenizer
+        held_out: how many of the twelve parts of WordNet's examples are held out from the tokenizer
             and from training.
         passages: the share of tokens from passages of books.
         examples: the share of tokens from WordNet's examples.

@@ -110,7 +110,7 @@ class Recipe:
         vocabulary: V, the maximum number of tokens in the vocabulary; 0 keeps the vocabulary of the
             starting model.
         whole: the minimum share of the vocabulary that consists of whole words.
-        held_out: how many twelfths of WordNet's examples are held out from training.
+        held_out: how many of the twelve parts of WordNet's examples are held out from training.
         clauses: the share of tokens from clauses of longer sentences.
         short: the share of tokens from short sentences of books.
         long: the share of tokens from passages of books.

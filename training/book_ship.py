@@ -277,11 +277,11 @@ def _read(listed: Sequence[books.Book], corpus: counting.Corpus) -> str:
 def _together(
     runs: Sequence[Path], chains: Sequence[Sequence[Mapping[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """List the records of the runs that `runs[0]` continues, and then the records of all `runs`.
+    """List the records of runs: first the earlier runs that led to `runs[0]`, then all `runs`.
 
-    If the included weights are a mean, the last record lists the numbers of the runs in the mean.
-    Runs are counted from 1. A member of the mean may be a mean itself; then its entry is a list of
-    the runs in that mean.
+    If the included weights are the mean of several models, the last record has a list "mean" with
+    one item for each model. The item is the index, counted from 1, of the model's run in the
+    result. If the weights of this model are a mean too, the item is the model's own list "mean".
     """
     [run, *others], abouts = runs, [dict(about) for about in chains[0]]
     own = _learned(abouts[-1])
@@ -331,7 +331,7 @@ def _runs(abouts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _meant(mean: Sequence[Any]) -> str:
-    """Name the runs in a mean of weights; if a member is a mean itself, name its runs too.
+    """Name the runs in a mean of weights; if the weights of a model are a mean, name its runs.
 
     >>> _meant([5, 6, 3, 4])
     'the included weights are the mean of runs 3, 4, 5 and 6'
@@ -372,9 +372,8 @@ def _guessed(
         f"`{BEFORE[False]}`, which has read only WordNet": fits.guessed(
             qkv.load(BEFORE[False]), gaps
         ),
-        "no model: the most frequent words in the longest context found in the same books": (
-            counting.looked_up(look_up, gaps)
-        ),
+        "baseline without a model: the words that most often fill the gap in the longest "
+        "matching context in the same books": counting.looked_up(look_up, gaps),
     }
     found = evaluate(model, wordnet)
     *_, last = senses(whole, wordnet, held_out_uses(wordnet))["layers"].values()
@@ -453,7 +452,8 @@ def _written(
         f"`{BEFORE[True]}`, which has read only WordNet": fits.continued(
             qkv.load(BEFORE[True]), openings
         ),
-        "no model: the most frequent words in the longest context found in the same books": [
+        "baseline without a model: the word that most often follows the longest matching "
+        "context in the same books": [
             one._replace(words=one.words[:1])
             for one in counting.looked_up(counting.LookUp(corpus), openings)
         ],

@@ -22,7 +22,7 @@ from training.books import read
 from training.fits import FIVE, GAPS, OPENINGS, PARTS, Asked, Said, asked, shown
 
 ORDER = 5  # the number of words in the longest n-grams
-WIDEST = 8  # the maximum number of context words on each side of a look-up
+WIDEST = 8  # the maximum number of context words on each side of the word to guess
 LEAST = 2  # the minimum number of occurrences of a known word in the books
 END, UNKNOWN = 0, 1  # ids of the end of a sentence, and of an unknown word
 
@@ -159,8 +159,9 @@ class KneserNey:
         words = corpus.words.astype(np.int64)
         size = len(corpus.vocabulary)
         self._size = size
-        # For each n: the sorted keys of the n-grams in the corpus, and an array with one number for
-        # each n-gram in the order of the text: the index of its key.
+        # Two arrays for each n. The first array holds the key of each different n-gram, sorted. The
+        # second array holds a number for each position at which an n-gram begins: the index of the
+        # n-gram's key in the first array.
         grams: list[tuple[Array, Array]] = []
         counted: list[Array] = []
         for n in range(1, order + 1):

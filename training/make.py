@@ -78,9 +78,9 @@ class Recipe:
         vocabulary: V, the maximum number of tokens in the vocabulary.
         whole: the minimum share of the vocabulary that consists of whole words; the
             other tokens are subwords.
-        held_out: how many twelfths of WordNet's examples are held out from the tokenizer and from
-            training. For a final run, `held_out` is 1, and only the twelfth for reports is held
-            out.
+        held_out: how many of the twelve parts of WordNet's examples are held out from the tokenizer
+            and from training. For a final run, `held_out` is 1, and only the part for reports is
+            held out.
         alone: how often each example occurs as a separate text, in addition to its one occurrence
             in a document.
         ended: how many of these separate texts get a full stop, which WordNet leaves out.

@@ -77,11 +77,12 @@ def surprise(model: qkv.Model, text: str, known: Container[str]) -> Surprise:
     5-gram model always has four words of context, also across sentences.
 
     A word is a token of `training.counting` that begins with a letter and is known. To compute its
-    probability, multiply the probabilities of its tokens, which may contain capitals. Multiply the
-    product by the probability that the word ends after these tokens: otherwise the probability of
-    "cat" would include the probability of "cats". Then divide by the probability that the previous
-    word has ended. Punctuation and the end of a text do not count. The model does not predict the
-    first token of the text, so the word of this token does not count.
+    probability, multiply the probabilities of its tokens. (Capitals in the text stay capitals in
+    the tokens.) Multiply the product by the probability that the word ends after these tokens:
+    otherwise the probability of "cat" would include the probability of "cats". Then divide by the
+    probability that the previous word has ended. Punctuation and the end of a text do not count.
+    The model does not predict the first token of the text, so the word of this token does not
+    count.
 
     Args:
         model: a decoder whose tokens keep the blank before a word, as GPT-2's do.
@@ -130,7 +131,7 @@ def _closing(tokenizer: Tokenizer, name: str) -> Array:
 
 
 def _log_probabilities(model: qkv.Model, ids: Array, closing: Array) -> tuple[Array, Array]:
-    """Return two arrays (N + 1,) of log probabilities: of the tokens, and of a word's end.
+    """Return two arrays (N + 1,): the log probabilities of tokens, and those of word ends.
 
     The second array holds, for each token, the log probability that a word ends before the token.
     Both arrays are 0 at index 0 (the first token) and at index N (after the last token).

@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
         "--held_out",
         type=int,
         default=KEPT,
-        help=f"how many twelfths of WordNet's examples to hold out; default: {KEPT}",
+        help=f"how many of the twelve parts of WordNet's examples to hold out; default: {KEPT}",
     )
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="folder of WordNet's files")
     given = parser.parse_args(arguments)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 FOLDER = Path("/usr/share/wordnet")
 TWELFTHS = 12  # WordNet's examples are split into this many parts, by a hash of each text
-REPORTED, CHOSEN = 0, 1  # the twelfth for reports, and the twelfth for choosing models
-KEPT = 2  # the tokenizer and the training do not read the first KEPT twelfths
+REPORTED, CHOSEN = 0, 1  # part 0 is for reports, and part 1 is for choosing models
+KEPT = 2  # parts 0 and 1 are held out: the tokenizer and the training do not read these parts
 PARTS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 
 # Endings, and the endings that replace them when a word is looked up (Debian's `man 7WN morphy`).
@@ -78,9 +78,9 @@ class WordNet:
             the most common sense first.
         exceptions: for each part of speech, maps irregular forms to their base words.
         held_out: the words of each held-out example.
-        kept: how many twelfths are held out, beginning with twelfth 0. The number is
-            usually `KEPT`. In a final run it is 1: the run also learns from twelfth 1, which is
-            otherwise held out for choosing models.
+        kept: how many of the twelve parts of the examples are held out, beginning with part 0. The
+            number is usually `KEPT`. In a final run it is 1: the run also learns from part 1, which
+            is otherwise held out for choosing models.
     """
 
     synsets: list[Synset]
@@ -105,7 +105,7 @@ class WordNet:
         return found
 
     def base(self, word: str) -> str:
-        """Return the base word of a lower-case word, as any part of speech.
+        """Return the base word of a lower-case word; all parts of speech are tried.
 
         The result is the shortest of the possible base words in WordNet. If WordNet has none, the
         result is the word itself.
@@ -117,9 +117,9 @@ class WordNet:
         return min(found - {word}, key=lambda base: (len(base), base), default=word)
 
     def uses(self, twelfth: int | None = None) -> Iterator[Use]:
-        """Return the examples of a twelfth that contain a word of their synset.
+        """Return a use for each example in part `twelfth` that contains a word of its synset.
 
-        If `twelfth` is None, return the training examples (see `may_learn`). If an example contains
+        If `twelfth` is None, search the training examples (see `may_learn`). If an example contains
         several words of its synset, the longest compound is used. If none of these words is a
         compound, the word that comes first in the synset is used. Only the first occurrence of the
         word counts.
@@ -135,8 +135,8 @@ class WordNet:
     def may_learn(self, sentence: str) -> bool:
         """Return whether training may read an example.
 
-        Training may read neither a held-out example nor a longer example that contains it. Held-out
-        examples of one word are an exception: longer examples may contain them.
+        Training may read neither a held-out example nor a longer example that contains it. But
+        if a held-out example is a single word, longer examples may contain this word.
         """
         if is_held_out(sentence, self.kept):
             return False
@@ -165,7 +165,9 @@ class WordNet:
 
 
 def twelfth_of(sentence: str) -> int:
-    """Return the index of an example's twelfth, which depends only on the text of the example.
+    """Return which of the twelve parts of all examples contains an example: 0 to 11.
+
+    The part depends only on the text of the example.
 
     >>> [twelfth_of(text) for text in ("he cashed a check at the bank", "the bank was steep")]
     [5, 6]
@@ -179,7 +181,7 @@ def is_in(sentence: str, twelfth: int) -> bool:
 
 
 def is_held_out(sentence: str, kept: int = KEPT) -> bool:
-    """Return whether an example is in the first `kept` twelfths, which training never reads."""
+    """Return whether an example is held out from training: in one of the parts 0 to `kept` - 1."""
     return any(is_in(sentence, twelfth) for twelfth in range(kept))
 
 
@@ -188,7 +190,7 @@ def read(folder: Path = FOLDER, *, kept: int = KEPT) -> WordNet:
 
     Args:
         folder: the folder of the files.
-        kept: how many twelfths of the examples are held out.
+        kept: how many of the twelve parts of the examples are held out, beginning with part 0.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -196,8 +198,8 @@ def read(folder: Path = FOLDER, *, kept: int = KEPT) -> WordNet:
     """
     if not REPORTED < kept < TWELFTHS:
         raise ValueError(
-            f"wordnet: kept={kept}: hold out {REPORTED + 1} to {TWELFTHS - 1} twelfths of "
-            "the examples"
+            f"wordnet: kept is {kept}, but it is the number of held-out parts of the examples: "
+            f"give {REPORTED + 1} to {TWELFTHS - 1}"
         )
     synsets: list[Synset] = []
     index: dict[tuple[str, str], tuple[int, ...]] = {}

@@ -202,7 +202,7 @@ def test_gradients_are_of_activations_above_it_and_never_of_a_function(small):
     assert not below.any()
     edit = {SITE: sae, at: lambda features: features}
     assert model.gradient(IDS[0], of=(-1, 4), at=[at], edit=edit)[at].any()
-    with pytest.raises(ValueError, match=r"a function for .*hook_sae_acts_post, whose derivative"):
+    with pytest.raises(ValueError, match=r"that edits .*hook_sae_acts_post, but this derivative"):
         model.gradient(IDS[0], of=(-1, 4), edit=edit)
     with pytest.raises(KeyError, match=r"there is no .*sae_acts_post"):
         model.gradient(IDS[0], of=(-1, 4), at=[at])

@@ -105,7 +105,8 @@ def test_a_final_run_learns_from_what_choices_were_made_on(
         assert [use.sentence for use in small.uses(CHOSEN)] == ["two banks"]
         texts = " ".join(documents(small))
         assert [one in texts for one in parts] == [False, kept == 1]
-    with pytest.raises(ValueError, match="kept=0: hold out 1 to 11 twelfths of the examples"):
+    said = "kept is 0, but it is the number of held-out parts of the examples: give 1 to 11"
+    with pytest.raises(ValueError, match=said):
         read(folder, kept=0)
 
 

@@ -222,9 +222,9 @@ def encode_images(
         The type is float32, or float64 for a float64 model.
 
     Raises:
-        TypeError: `images` is a string or a path; or as in `trace`.
+        TypeError: `images` is a string or a path, or `trace` rejects the type of an argument.
         ValueError: the model's head computes no vectors; an image has the wrong type or shape;
-            there are no images; or as in `trace`.
+            there are no images; or `trace` rejects an argument.
     """
     head = model._embedder
     if head is None:
@@ -528,7 +528,7 @@ class DualEncoder(Model):
 
         Raises:
             TypeError: as in `Model` and `VisionModel`.
-            ValueError: `pixel_values` is missing; or as in `Model` and `VisionModel`.
+            ValueError: `pixel_values` is missing, or `Model` or `VisionModel` rejects an argument.
         """
         if pixel_values is None:
             raise ValueError(

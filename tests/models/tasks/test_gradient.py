@@ -170,13 +170,13 @@ def test_an_encoder_at_its_mask():
         (
             {"edit": {("resid_post", 0): np.tanh}, "at": ["z"]},
             ValueError,
-            r"edit has a function for blocks\.0\.hook_resid_post, .* has 'z', which may influence",
+            r"gradient at 'z' may depend on .* function that edits blocks\.0\.hook_resid_post, but",
         ),
-        ({"edit": {"full_embed": np.tanh}}, ValueError, "a function for hook_full_embed, whose"),
+        ({"edit": {"full_embed": np.tanh}}, ValueError, "function that edits hook_full_embed, but"),
         (
             {"edit": {"ln_final.hook_scale": np.tanh}, "at": ["ln_final.hook_normalized"]},
             ValueError,
-            "a function for ln_final.hook_scale, whose derivative is not known",
+            "function that edits ln_final.hook_scale, but this derivative is not known",
         ),
         ({"ablate": [(0, 9)]}, ValueError, "ablate names head 9"),
         ({"hide": 12}, ValueError, "`hide` has"),

@@ -143,7 +143,7 @@ def test_of_many_heads_those_of_the_last_layers_are_removed(tmp_path: Path) -> N
     assert found.moved == pytest.approx(each.max(), abs=1e-6)
     assert found.layers == tuple(range(17 - kept, 17))
     assert (
-        f", among the heads of layers {17 - kept} to 16: "
+        f"among the heads of layers {17 - kept} to 16, removing this head changes the guess at "
         in qkv.show(text, model=model).head.reason
     )
     long = model.trace(" ".join(["cat"] * 10 + ["[MASK]"]), names=["pattern"])
@@ -158,7 +158,9 @@ def test_less_than_a_tenth_of_the_probability_is_no_finding(model: qkv.Model) ->
     }
     view = qkv.show(GAPS[0], model=model.with_parameters(quiet))
     assert view.head.stands_out is False
-    assert view.sentence.startswith(f"{NONE} in this sentence: without layer ")
+    assert view.sentence.startswith(
+        f"{NONE} in this sentence: the head whose removal changes the guess most is layer "
+    )
     assert view.sentence.endswith(" of the probability goes to other words, less than 0.10.")
 
 

@@ -86,8 +86,8 @@ def test_where_nothing_stands_out_the_largest_weight_is_taken_and_said() -> None
         "(layer 0, head 0), less than 0.10 above the usual weight."
     )
     assert chosen.reason.startswith(
-        "among all layers and heads, its link between two content words exceeds the usual weight "
-        "most, but no link stands out: "
+        "among all layers and heads, its link between two content words is furthest above the "
+        "usual weight, although no link stands out. In this head, "
     )
 
 
@@ -238,8 +238,8 @@ def test_the_contrasting_head_is_where_links_that_stand_out_differ_most() -> Non
     # of four such pairs now 0.6 / 4 and 0.5 / 4 are usual; twice that is taken off
     assert (chosen.layer, chosen.head) == (0, 1)
     assert (
-        "links differ most between the two texts, among all layers and heads (of each weight"
-        in chosen.reason
+        "among all layers and heads, the word's links in this head differ most between the two "
+        "texts. For each link" in chosen.reason
     )
     assert selection.contrasting_head((a, [0]), (b, [0]), 0, 2).reason == "it was requested"
     assert selection.contrasting_head((longer[0], [0]), (longer[1], [0]), None, 2).head == 2
@@ -252,4 +252,4 @@ def test_where_nothing_stands_out_all_that_a_word_looks_at_is_compared() -> None
     b = heads_from_rows(["bank", "for", "[SEP]"], [1, 0, 0], [0.5, 0.5, 0])
     chosen = selection.contrasting_head((a, [0]), (b, [0]))
     assert chosen.head == 1
-    assert ": 0.60 of the weight is on other words" in chosen.reason
+    assert ": 0.60 of the weight moves to other words" in chosen.reason

@@ -99,8 +99,9 @@ def test_the_head_is_that_of_the_rule(view: PlayView, small: qkv.Model) -> None:
         "view": "front",
     }
     share = f"{100 * float(head.headline.split(' of the prob')[0][-4:]):.0f}%"
-    assert f"without head {head.layer}.{head.head} the guess changes most" in view.head.headline
-    assert f" and {share} of the probability goes to other words." in view.head.headline
+    most = f"the head whose removal changes the guess most is head {head.layer}.{head.head}; "
+    assert most in view.head.headline
+    assert f" without it, {share} of the probability goes to other words." in view.head.headline
     assert data["untrained"] is True
     assert {"the", "of"} < set(data["little"]["words"]) - {"cat"}
 

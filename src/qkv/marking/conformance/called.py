@@ -36,14 +36,14 @@ LIBRARIES = ("numpy", "torch", "jax")
 
 @dataclass(frozen=True)
 class Callee:
-    """The judged function, the names of its arguments, and the library of its arrays.
+    """The judged function, the names of its arguments, and its array library.
 
     Attributes:
         function: the function, which takes (query, key, value, **arguments).
         names: the function's argument names, keyed by the name in qkv.
         absent: features that the function does not support, although the function has arguments for
             them.
-        arrays: the library of the function's arrays.
+        arrays: the array library that the function uses: "numpy", "torch" or "jax".
         aligned: "start" if the function aligns the first query with the first key, "end" if it
             aligns the last query with the last key, None if unknown.
         says: the name and version of the function's library.

@@ -51,7 +51,10 @@ def some_parts(numbers: Collection[int], other: Callable[[Array, Part, Part], Ar
 
 
 def _each_part(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
-    """Return three steps: `other` replaces pre-norm in both parts, in attention, or in the MLP."""
+    """Return three steps with `other`: in both parts, in attention only, and in the MLP only.
+
+    A part without `other` uses pre-norm.
+    """
     return [some_parts(numbers, other) for numbers in ((0, 1), (0,), (1,))]
 
 
@@ -384,7 +387,7 @@ def _others() -> tuple[Group, ...]:
     )
 
 
-# right variants of a block: the steps, and the sentences that describe the variant
+# the correct variants of a block: for each variant, its steps and the sentences that describe it
 _RMS: Steps = {"normalize": rms_norm}
 _NO_SHIFT: Steps = {**_RMS, "affine": lambda x, scale, shift: x * scale}
 _TANH: Steps = {"activation": gelu_tanh}

@@ -101,8 +101,9 @@ def _albert_groups(config: Config) -> Iterator[tuple[int, int, int]]:
     """Yield `(first, group, part)` for each layer in the network.
 
     `first` is the index of the first layer that uses this layer's parameters. `group` is the index
-    of the layer's group. `part` is the layer's index in its group. The network runs a group as a
-    whole: `num_hidden_layers` in the config is the number of runs of groups, not of layers.
+    of the layer's group. `part` is the layer's index in its group. The network always runs
+    all layers of a group. `num_hidden_layers` in the config counts the groups that are run, not the
+    layers: the network has `num_hidden_layers * inner_group_num` layers.
     """
     count, groups = config.layers(), config.size("num_hidden_groups")
     if groups > count:

@@ -57,11 +57,11 @@ def gradient(
         hide: words, positions and edges to mask, as in `trace`.
         edit: activations to change, as in `trace`. The gradient of an edited activation is the
             gradient of its replacement. Gradients pass through an edit whose result depends on the
-            computed activation, such as an "add" record or an `SAE`. If an array or a record "set",
-            "ablate", "patch" or "row" replaces an activation, no gradient passes through. `at` may
-            name the features of an `SAE`. If a function changes an activation, gradients cannot
-            pass through the function, because its derivative is unknown. Then `at` may name only
-            the changed activation and activations of later layers.
+            computed activation, such as an "add" record or an `SAE`. No gradient passes through an
+            activation that is replaced by an array, or by a record of the kind "set", "ablate",
+            "patch" or "row". `at` may name the features of an `SAE`. If a function changes an
+            activation, gradients cannot pass through the function, because its derivative is
+            unknown. Then `at` may name only the changed activation and activations of later layers.
 
     Returns:
         The gradients, keyed by the names in `at`.
@@ -71,10 +71,10 @@ def gradient(
 
     Raises:
         TypeError: an argument has the wrong type, or the model is in half precision.
-        ValueError: `of` names logits, but the model has no head that predicts words; the model is
-            an encoder-decoder model, or reads images; a position or token does not exist; an array
-            does not have the shape of its activation; a text is empty; a gradient would pass
-            through a function; or `trace` does not accept the text or an edit.
+        ValueError: the model is an encoder-decoder model or a model of images; `of` names logits,
+            but the model has no head that predicts words; a position or token does not exist; an
+            array does not have the shape of its activation; the gradient needs the derivative of a
+            function in `edit`; a text is empty; or `trace` does not accept the text or an edit.
         KeyError: an activation does not exist; the message suggests similar names.
 
     Source:
@@ -407,9 +407,9 @@ def check_functions(edit: Mapping[str, Any], names: FullNames, body: Transformer
                 beside = depth(other) == depth(name) > -2 and other != name
                 if beside or depth(other) < depth(name):
                     raise ValueError(
-                        f"{_CALL}: edit has a function for {name}, whose derivative is not known, "
-                        f"and `at` has {asked!r}, which may influence the input of this "
-                        "function: edit with arrays or records, or name activations of later layers"
+                        f"{_CALL}: the gradient at {asked!r} may depend on the derivative of the "
+                        f"function that edits {name}, but this derivative is not known: edit with "
+                        "arrays or records, or give only activations of later layers in `at`"
                     )
 
 

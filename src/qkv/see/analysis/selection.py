@@ -18,7 +18,7 @@ _WEAK = 0.1  # If all links between content words are below this weight, other l
 
 
 class Notation(NamedTuple):
-    """How sentences write a head ("head 3.1"), a share ("14%"), and a difference of two shares."""
+    """The notation of heads ("head 3.1"), shares ("14%") and differences of shares in a view."""
 
     head: str
     share: Callable[[float], str]
@@ -101,8 +101,9 @@ def rank_heads(
 def other_heads(seen: Heads, links: list[Link], shown: ChosenHead, one_link: bool) -> list[Link]:
     """Choose up to 5 links that stand out, in heads other than `shown`.
 
-    Each chosen link joins a different pair of words, and this pair also differs from the pair of
-    `shown`. If `one_link` is true, all `links` join the same two words; then choose up to 8 links.
+    No two of the chosen links join the same two words, and none joins the two words of `shown`. If
+    `one_link` is true, the caller requested a single pair of words, and each of `links` joins this
+    pair in another head. In this case, choose up to 8 links, even if they do not stand out.
     """
     pairs = {(shown.link.query, shown.link.key)} if shown.link else set()
     kept = []
@@ -201,9 +202,9 @@ def _at_gap(seen: Heads, removal: Removal, asked: Asked, written: Notation) -> C
     among = searched(seen, removal.layers[0] if len(removal.layers) == 1 else None, head)
     if 1 < len(removal.layers) < len(seen.layers):
         among = f"the heads of layers {span(removal.layers)}"
-    moved = f"{written.share(removal.moved)} of the probability goes to other words"
+    moved = f"without it, {written.share(removal.moved)} of the probability goes to other words"
     gap, looked = seen.queries.names[query], seen.keys.names[key]
-    reason = f"removing this head changes the guess at {gap} most, among {among}: {moved}"
+    reason = f"among {among}, removing this head changes the guess at {gap} most: {moved}"
     if removal.stands_out and not seen.untrained:
         beside = {-1: ", the word before it", 0: ", itself", 1: ", the word after it"}
         position = beside.get(key - query, "") if usual[0] >= OF_POSITIONS else ""
@@ -214,7 +215,9 @@ def _at_gap(seen: Heads, removal: Removal, asked: Asked, written: Notation) -> C
         )
         return ChosenHead(removal.layer, removal.head, link, reason, True, headline)
     below = "" if seen.untrained else f", less than {written.share(STANDS_OUT)}"
-    headline = f"{nothing}: without {where} the guess changes most, and {moved}{below}."
+    headline = (
+        f"{nothing}: the head whose removal changes the guess most is {where}; {moved}{below}."
+    )
     return ChosenHead(removal.layer, removal.head, link, reason, False, headline)
 
 
@@ -252,8 +255,8 @@ def _why(seen: Heads, link: Link, among: str, asked: bool) -> str:
             f"head, {usual}"
         )
     return (
-        f"among {among}, {which} exceeds the usual weight most, but no link stands out: in this "
-        f"head, {usual}"
+        f"among {among}, {which} is furthest above the usual weight, although no link stands out. "
+        f"In this head, {usual}"
     )
 
 
@@ -277,8 +280,8 @@ def contrasting_head(
     largest difference, their weights are compared in the same way. Ties go to the lowest layer,
     then the lowest head.
 
-    The chosen head stands out if the excess of a link differs by at least 0.1 between the texts. No
-    head of an untrained model stands out.
+    The chosen head stands out if, for at least one of its links, the excess over the usual weight
+    differs by 0.1 or more between the texts. No head of an untrained model stands out.
 
     If the word is the gap (the mask token) in both texts, the head with the largest effect in
     `moved` is chosen: the head whose removal changes the guesses most.
@@ -297,7 +300,7 @@ def contrasting_head(
     if removed:
         chosen = max(removed, key=lambda at: removed[at])
         reason = (
-            f"removing this head changes both guesses most, among {among}: on average "
+            f"among {among}, removing this head changes both guesses most: without it, on average "
             f"{removed[chosen]:.2f} of the probability goes to other words"
         )
         return ChosenHead(*chosen, None, reason, trained and removed[chosen] >= STANDS_OUT)
@@ -311,13 +314,13 @@ def contrasting_head(
     stands_out = trained and link >= STANDS_OUT
     if stands_out:
         reason = (
-            f"the word's links differ most between the two texts, among {among} (of each weight, "
-            "only the part above the usual weight counts)"
+            f"among {among}, the word's links in this head differ most between the two texts. For "
+            "each link, only the weight above the head's usual weight for such links is compared"
         )
     else:
         reason = (
-            f"the word's weights differ most between the two texts, among {among}: "
-            f"{_apart(*both):.2f} of the weight is on other words"
+            f"among {among}, the word's weights in this head differ most between the two texts: "
+            f"{_apart(*both):.2f} of the weight moves to other words"
         )
     return ChosenHead(*chosen, None, reason, stands_out)
 
@@ -372,7 +375,7 @@ def changed_head(
     moved = {at: -1.0 if at in without else _elsewhere(a, b, *at) for at in heads}
     chosen = max(moved, key=lambda at: moved[at])
     reason = (
-        f"its weights differ most between the two runs, among {searched(a, layer, head)}: "
+        f"among {searched(a, layer, head)}, this head's weights differ most between the two runs: "
         f"{max(moved[chosen], 0.0):.2f} of the weight moves to other keys"
     )
     return ChosenHead(*chosen, None, reason if None in (layer, head) else ASKED)
@@ -413,9 +416,9 @@ def checked_head(heads: Heads, layer: Index, head: Index, call: str) -> tuple[In
         number = min(heads.others) if layer is None else layer
         rest = span(heads.layers) if heads.layers else "none"
         raise ValueError(
-            f"{call}: layer {number} is {heads.others[number]}, whose queries or keys are not this "
-            f"trace's tokens (layers with these tokens: {rest}): read "
-            f'trace["top_weights", {number}], or show the weights from output_attentions=True with '
+            f"{call}: layer {number} is {heads.others[number]}, but a view shows only layers whose "
+            f"queries and keys are the trace's tokens (here: {rest}). For layer {number}, read "
+            f'trace["top_weights", {number}], or give the weights from output_attentions=True to '
             "qkv.head_view"
         )
     if not heads.layers:

@@ -45,8 +45,8 @@ class HeatMap(Panel):
         rows: a label for each row.
         columns: a label for each column.
         top: the upper end of a scale that begins at 0. If `top` is None, the scale fits the
-            numbers: it begins at `ground`. If a number is smaller than `ground`, the middle of
-            the scale is `ground`.
+            numbers: it begins at `ground` if no number is smaller than `ground`. Otherwise it
+            extends equally far below and above `ground`.
         ground: the number that is drawn in the background's colour. Used only if `top` is None.
         scale: both ends of the scale, if several maps use the same one. Used only if `top` is None.
         hidden: `(n, m)` bool, the masked cells.
@@ -606,7 +606,8 @@ def placed(labels: Sequence[Label], points: Array, area: Box, unit: float = 1.0)
     """Place labels near their points; yield `(box, line end)`, or None if a label does not fit.
 
     The method is greedy: each label takes the nearest position that overlaps no earlier label.
-    Near its own point, a label must not cover any of `points`; farther away, it may cover them.
+    A label close to its own point never covers any of `points`. If there is no such position, the
+    label is placed farther from its point, where it may cover some of `points`.
     If a label is far from its point, a line joins the label to the point, and meets the box at
     `line end`. Without a line, `line end` is None.
 

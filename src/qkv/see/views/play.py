@@ -61,9 +61,10 @@ class WithModels(View):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PlayView(WithModels, OneText):
-    """A page with a model inside. The first state is a position in a text, and a hidden word.
+    """A page with a model inside.
 
-    The picture, the text in a terminal and `to_dict` describe the first state.
+    The page's first state consists of a text, a position in the text, and a word to hide. The
+    picture, the text in a terminal and `to_dict` describe the first state.
 
     Attributes:
         model: the model.
@@ -221,10 +222,11 @@ def play(
     Buttons open a story, games, and a lab with all controls. An encoder guesses the word at the
     first mask token. If the text has no mask token, the encoder guesses the word at the last
     content word. A decoder guesses the word after the last token. The page also chooses a content
-    word to hide first: the word whose hiding changes the probabilities of the guess most. A word
-    has priority if hiding it changes the likeliest guess. The head is chosen by the rule of `show`.
-    When the reader types another text, the same rule chooses a head for this text, unless the
-    reader has chosen a head.
+    word to hide first. It hides each content word in turn, and compares the probabilities of all
+    possible guesses with the probabilities for the whole text. The word with the largest change is
+    chosen. A word has priority if hiding it changes the likeliest guess. The head is chosen by the
+    rule of `show`. When the reader types another text, the same rule chooses a head for this text,
+    unless the reader has chosen a head.
 
     Args:
         text: the first text; by default a sentence with a missing word or, for a decoder, the

@@ -30,7 +30,9 @@ _OF_A_STEP = ("title", "formula", "shape", "code", "name", "sum", "note")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WalkView(View):
-    """The steps of one head up to the predicted words, compared with the model's own numbers.
+    """The steps of a computation: from the words, through one head, to the predicted words.
+
+    The view compares the recomputed numbers with the model's own numbers.
 
     Attributes:
         walk: the steps.

@@ -74,8 +74,10 @@ HEADS = (
                 _sized(lambda columns, heads, width: width // heads),
                 _sized(lambda columns, heads, width: width),
             ],
-            # "heads-join" must precede "heads-reshape": both contain variants with the wrong join
-            # `_rejoin`
+            # The first mistake that reproduces a result is reported. "heads-join" and
+            # "heads-reshape" can reproduce the same result, because both contain variants with the
+            # wrong join `_rejoin`. Such a result must be reported as "heads-join", so "heads-join"
+            # comes first.
             "heads-join": [{"join": _rejoin}, {"join": _flat}],
             "heads-reshape": [
                 {"split": _reshape},

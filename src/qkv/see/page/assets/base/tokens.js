@@ -11,7 +11,8 @@ for (let byte = 0, next = 256; byte < 256; byte++)
 export const BYTE_OF = new Map(BYTES.map((mark, byte) => [mark, byte]));
 
 /**
- * The text of a token of a byte-level tokenizer; other tokens, and parts of a letter, are returned unchanged.
+ * Decodes a token of a byte-level tokenizer to text. Two kinds of tokens are returned unchanged: tokens of other kinds of tokenizers, and
+ * tokens that contain only some of the bytes of a letter.
  * @param {string} name
  */
 function fromBytes(name) {
@@ -19,7 +20,7 @@ function fromBytes(name) {
   try {
     if (bytes.every((byte) => byte !== undefined)) return new TextDecoder("utf-8", { fatal: true }).decode(Uint8Array.from(bytes)).replaceAll("\n", "⏎");
   } catch {
-    // a part of a letter
+    // the token contains only some of the bytes of a letter
   }
   return name;
 }

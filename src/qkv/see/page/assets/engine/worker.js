@@ -24,7 +24,7 @@ let model;
 let jobs = []; // the newest job is the last
 let working = false;
 const [memory, cache] = [new Memory(), new Cache()];
-const BEFORE = 8; // the number of last prompt tokens that are decoded together with new tokens
+const BEFORE = 8; // the number of tokens from the end of the prompt that are decoded together with new tokens
 const MOST_PATTERNS = 256; // up to this number of tokens, a run returns all patterns
 // the worker sends itself a message before each step, so that it reads messages from the page between two steps
 const next = new MessageChannel();

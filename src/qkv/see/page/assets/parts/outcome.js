@@ -110,7 +110,7 @@ function inShort(now, told) {
 }
 
 /**
- * The sentence for a model without logits: how similar the word's last vector is to the one before the changes.
+ * The sentence for a model without logits. It compares the word's vector after the last layer with the same vector before the changes.
  * @param {Looked} now
  */
 function wordlessHeadline(now) {
@@ -147,7 +147,7 @@ function isBlank(now) {
 }
 
 /**
- * The changes in words, as the beginning of a sentence.
+ * Describes the reader's changes in words that can begin a sentence.
  * @param {Looked} now
  * @returns {Said[]}
  */
@@ -230,7 +230,7 @@ function wordsAt(now, tokens) {
 }
 
 /**
- * Joins parts to a sentence that begins with a capital letter.
+ * Makes a sentence from its parts: the first letter becomes a capital letter.
  * @param {Said[]} parts
  */
 function sentenceOf(parts) {

@@ -164,7 +164,7 @@ export function arrange(seen, { l, h }) {
 
 // ---- a run in the form of a recorded text
 
-const IN_SIGHT = new WeakMap(); // maps each run to its source and, for each set of options, to the visible part
+const IN_SIGHT = new WeakMap(); // maps each run to {source, ways}; `ways` maps each set of options to the visible part
 
 /**
  * Converts a run of the model to a `Source`. For a text in a payload, `reader` makes the `Source`.
@@ -238,7 +238,8 @@ function scaleIn(block, edits, T, heads) {
 }
 
 /**
- * All tokens of a run as words, [first, last + 1, name]; null if each token is a word.
+ * Divides all tokens of a run into words, and returns [first, last + 1, name] for each word. The result is null if every word of the run
+ * is a single token.
  * @param {Run} run
  * @returns {[number, number, string][] | null}
  */
@@ -344,7 +345,7 @@ export function withDifference(said, head, original, r, c) {
 // ---- a head in words and numbers
 
 /**
- * The position of a token in parentheses if its name occurs more than once; otherwise an empty text.
+ * The position of a token, written as " (3)", if another token has the same name; otherwise an empty text.
  * @param {Span[]} spans
  * @param {number} k
  */
@@ -353,7 +354,8 @@ function which(spans, k) {
 }
 
 /**
- * Describes the attention of a query. `where` is the name of the head. If `long` is true, values are lengths.
+ * Describes the attention of a query. `where` is the name of the head. If `long` is true, the head's values are lengths of vectors;
+ * otherwise they are weights.
  * @param {Head} head
  * @param {number} r
  * @param {string} where

@@ -87,9 +87,9 @@ async function removalAt(engine, text, position, model, signal) {
 /** @param {Run} run @param {WordSpan[]} spans @param {number} gap @param {any} effect @param {string} none @param {any} data */
 function saidOfGap(run, spans, gap, { layer, head, moved, word: first, before, after }, none, data) {
   const [where, by] = [`head ${layer}.${head}`, percent(moved)];
-  if (data.untrained) return `${none}: without ${where} the guess changes most, and ${by} of the probability goes to other words.`;
-  if (moved < STANDS_OUT)
-    return `${none}: without ${where} the guess changes most, and ${by} of the probability goes to other words, less than ${percent(STANDS_OUT)}.`;
+  const most = `${none}: the head whose removal changes the guess most is ${where}; without it, ${by} of the probability goes to other words`;
+  if (data.untrained) return `${most}.`;
+  if (moved < STANDS_OUT) return `${most}, less than ${percent(STANDS_OUT)}.`;
   const query = spans.findIndex(({ first: from, last }) => from <= gap && gap < last);
   const at = mergedWeights(run.pattern[layer][head], run.tokens.length, spans);
   let key = 0;
