@@ -26,7 +26,8 @@ class Candidate:
         why: the reason for the guess, with {hidden} in place of the masked word.
         cue: the words of the filler in lower case.
         right: the right words for the gap, which `stories.txt` lists after the filler.
-        fits: the right words for all fillers of the family, and the words that fit any filler.
+        fits: all words that are right for at least one filler of the family, and the words that
+            `stories.txt` lists after "+": these words fit with any filler.
     """
 
     sentence: str

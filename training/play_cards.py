@@ -24,8 +24,9 @@ A card holds everything that the page needs to ask the question and to check the
 
 The page shows the state "before" until the reader guesses, and then the state "after". Each probe
 measures one number: a "weight" (the mean over all heads if "head" is missing), the "probability" of
-a word at the position, or the probability that is "moved" to other words. If "right" compares two
-probes ("change"), the card has three options: less, as much, more.
+a word at the position, or the probability that is "moved" to other words. The field "right" says
+how to find the right option. If its "of" is "change", two probes are compared, and the card has
+three options: less, as much, more.
 
 In the texts of a card, a word between asterisks is a word of the sentence or of the vocabulary
 (*?* is the missing word), and {0} stands for the number that the first probe returns.

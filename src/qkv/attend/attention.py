@@ -227,7 +227,10 @@ def weighed(call: Call, pattern: Array) -> Array:
 
 
 def without_padding(call: Call, cells: Array, nothing: float) -> Array:
-    """Set the scores or weights of padded queries and keys to `nothing`, which is 0 or -inf."""
+    """Overwrite the scores or weights of padded queries and keys.
+
+    The new value is the argument `nothing`: -inf for scores, 0 for weights.
+    """
     return np.asarray(np.where(_real(call), cells, nothing), cells.dtype)
 
 

@@ -109,7 +109,7 @@ def check_file(
 
 
 def _without_helpers(marked: list[_Verdict]) -> list[CheckResult]:
-    """Remove the verdicts on helper functions; list these functions in the first other verdict."""
+    """Remove verdicts on helper functions; list these functions in the first remaining verdict."""
     answers = [result for result, helper in marked if not helper]
     if not answers:
         return [result for result, _ in marked]

@@ -18,7 +18,7 @@ def read_families(file: str, designs: Mapping[str, Describe], **renames: Rename)
     whose name begins with `_` is not a family, but a base that other tables extend.
 
     Keys:
-        like: the name of a table from which the table inherits all entries. A list in the table is
+        like: the name of another table, whose entries this table inherits. A list in this table is
             appended to the inherited list. Any other entry replaces the inherited entry with the
             same key.
         defaults: the values for keys missing in a config, as in transformers.

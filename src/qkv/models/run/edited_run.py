@@ -92,8 +92,8 @@ class EditedRun:
         call: the name of the public call, for errors.
         changes: maps the full name of an activation to its replacement. The replacement is an array
             (B or 1, ...), a spliced layer, or a function of an array and an `At`.
-        recorded: maps the full name of an activation to the steps of its edit records. These steps
-            run before `changes`.
+        recorded: maps the full name of an activation to a list of steps. Each step applies one
+            edit record to the activation. These steps run before `changes`.
         ablated: the replacement of each ablated head's output: `ablated[layer][head]`.
         masked: the masked keys.
         heads: the number of heads in each layer.

@@ -16,7 +16,9 @@ from qkv.trace import Trace
 
 @dataclass(frozen=True, eq=False)
 class Movement:
-    """The change of each token from its static to its contextual vector, all `(T,)` float64.
+    """The change of each token from its static to its contextual vector.
+
+    Each attribute is a float64 array `(T,)` with one number for each token.
 
     Attributes:
         cosine: the cosine between the two vectors: 1 for the same direction, 0 if a vector is all

@@ -95,7 +95,7 @@ class AttentionInputs:
         self.offset = int(np.ravel(offset)[0])
 
     def start(self, name: str, of: str = "qkv") -> None:
-        """Note that the vectors named in `of` (such as "kv") are computed from the array `name`."""
+        """Record that the vectors in `of` (such as "kv") are computed from the array `name`."""
         self.x |= dict.fromkeys(of, name)
         for part, letter in (("q_proj", "Q"), ("k_proj", "K"), ("v_proj", "V"), ("out_proj", "O")):
             for kind, short in (("weight", "W"), ("bias", "b")):

@@ -42,7 +42,7 @@ class Side:
         trace: the trace of the text.
         positions: the positions of the tokens of the word's first occurrence.
         occurrences: the number of the word's occurrences in the text.
-        weights: `(T,)`, the word's weights in the shown head, averaged over its tokens.
+        weights: `(T,)`, the word's weights in the shown head: the mean over the word's tokens.
         strongest: the word's largest links, each from the head where its weight is largest.
         heads: all heads, with weights between tokens.
         shown: all heads, with weights between words if subwords are merged, otherwise between
@@ -63,7 +63,7 @@ class Side:
         return self.shown.queries.rows_of(self.positions)
 
     def looks_at(self, head: ChosenHead) -> Array:
-        """Return the word's weights in `shown`, averaged over its rows."""
+        """Return the word's weights in this head of `shown`: the mean over the word's rows."""
         return attended(self.shown, head.layer, head.head, self.rows)
 
     @property

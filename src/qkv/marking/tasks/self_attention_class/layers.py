@@ -389,7 +389,7 @@ class Layers:
         return returned[0]
 
     def _arrays(self, case: Call) -> dict[str, Any]:
-        """Return the words and the mask, keyed by the names of the layer's parameters."""
+        """Return the word vectors as "x", and the mask under the name of its argument."""
         options, needed = self.takes(case)
         mask = case.mask
         if mask is None and "mask" in needed:

@@ -46,9 +46,9 @@ export function toggle(ui, label, checked, onchange) {
 }
 
 /**
- * Makes a group of items one stop of the Tab key. Arrows, Home, End and the page keys move the focus; Enter, Space and a click call
- * `onpick`; Esc calls `onfree`. Items have the attribute data-i. `onmove(i)` runs before item i gets the focus, so that
- * the caller can draw item i.
+ * Lets the Tab key stop only once in a group of items. Inside the group, the arrow keys, Home, End and the page keys move the focus.
+ * Enter, Space and a click call `onpick`; Esc calls `onfree`. Items have the attribute data-i. `onmove(i)` runs before item i gets
+ * the focus, so that the caller can draw item i.
  * @param {any} box
  * @param {{count: () => number, columns?: number | (() => number), at?: number, onmove?: (i: number) => void,
  *          onpick?: (i: number, event?: any) => void, onfree?: () => void}} options

@@ -23,8 +23,8 @@
 
 /**
  * A new token. `likeliest`: the likeliest tokens at this position, with their probabilities. `looked`: for each layer
- * and head, the attention weights of the token directly before the new token. There is one weight for each token before
- * the new token. `text`: the new text so far.
+ * and head, the attention weights that the last token before the new token gives to all tokens before the new token.
+ * `text`: the new text so far.
  * @typedef {{id: number, token: string, text: string, probability: number, likeliest: [number, number][], looked: Float32Array[][]}} Chosen
  *
  * All new tokens (including a token that ends a text), their text, and the probability of each token without

@@ -79,8 +79,8 @@ function composed(form, parts) {
     if (text === piece.text) return piece;
     const marks = marksOf(piece);
     // The form `parts` decomposes each old character into one or more code points. For each code point, `firsts` has a stack of flags,
-    // one for each occurrence of the code point in the decomposed text. The flag of the first occurrence is on top. A flag is 1 if the
-    // code point is the first code point of an old character, and 0 otherwise.
+    // one for each occurrence of the code point in the decomposed text. The top of the stack is the flag of the first occurrence. A flag
+    // is 1 if the code point is the first code point of an old character, and 0 otherwise.
     /** @type {Map<string, number[]>} */
     const firsts = new Map();
     for (const [mark] of [...marks].reverse())

@@ -194,7 +194,7 @@ function wordSpansOf({ tokens, special, words = [] }) {
 }
 
 /**
- * A token without tokenizer marks.
+ * Returns a token without the marks of a tokenizer, such as "##" and "Ġ".
  * @param {string} token
  */
 function bareName(token) {
