@@ -28,14 +28,15 @@ sentences whose first guess has a probability of 5% or more, and then all other 
   which the original first guess loses the largest share of its probability.
 - *equal*: two heads in which the missing word looks most at the same content word. Both weights are
   0.4 or more, and they differ by at most 0.01. But ablating one of the two heads moves at least 0.1
-  more probability than ablating the other head. The rule prefers pairs in which only one ablation
-  changes the first guess, and then pairs with a large difference.
+  more probability than ablating the other head. The rule first prefers pairs in which only one
+  ablation changes the first guess. Then it prefers pairs with a large difference between the two
+  amounts of moved probability.
 - *worth*: two words, each of which occurs once in the sentence. The second word is a content word
   of the sentence's filler. The mean weight of all heads on the first word is at least 1.2 times the
   mean weight on the second word. But masking the second word moves at least 1.3 times as much
-  probability as masking the first word, and at least 0.1 more. The rule prefers pairs in which
-  masking the second word changes the first guess but masking the first word does not, and then
-  pairs with a large difference.
+  probability as masking the first word, and at least 0.1 more. The rule first prefers pairs
+  in which masking the second word changes the first guess but masking the first word does not. Then
+  it prefers pairs with a large difference between the two amounts of moved probability.
 """
 
 from __future__ import annotations

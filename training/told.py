@@ -67,13 +67,17 @@ def kept_in(folder: Path) -> dict[str, Any]:
 
 
 def again(model: qkv.Model, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stories in which a model makes the stored guesses, with its probabilities."""
+    """Return the stories in which the model makes the stored guesses; update the probabilities."""
     told = [now for one in kept["stories"] if (now := _told(model, one)) is not None]
     return {**kept, "stories": told}
 
 
 def _told(model: qkv.Model, one: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Update a story's probabilities; return None if a guess differs or a head is missing."""
+    """Return a story with the probabilities of the given model, or None.
+
+    The result is None if a guess differs from the stored guess, or if the model does not have the
+    story's head or one of its words.
+    """
     try:
         now = story(model, one)
     except ValueError:  # the head does not exist, or the vocabulary lacks a word

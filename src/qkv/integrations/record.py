@@ -228,7 +228,8 @@ class Recording(Trace):
             size = span.stop - span.start
             if len(text) not in (size, self._longest):
                 raise ValueError(
-                    f"record: tokens lists {len(text)} tokens for text {number}, which has {size}: "
+                    f"record: the argument tokens lists {len(text)} tokens for text {number}, "
+                    f"which has {size}: "
                     "give all tokens of the text, with or without its padding"
                 )
             named.append([str(t) for t in (text if len(text) == size else text[span])])

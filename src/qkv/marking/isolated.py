@@ -27,7 +27,7 @@ from qkv.marking.outcome import getpid
 Packed = dict[str, Any]
 Action = Callable[[], None]
 Answer = Callable[[Packed, Callable[[Any], None]], Packed]
-SECONDS = 10.0  # The time limit of most tasks; a right solution takes about 0.1 seconds.
+SECONDS = 10.0  # The time limit of most tasks; a correct solution takes about 0.1 seconds.
 _NO_REPLY = 70  # The exit code of a process that could not send its reply.
 _START = 60.0  # The time limit for loading Python and NumPy on a busy machine.
 _PATIENCE = 20  # On a busy machine, time limits are multiplied by at most this number.
@@ -146,7 +146,11 @@ class Isolated:
         self._lines.put(None)
 
     def _hear(self, seconds: float) -> Packed | None:
-        """Return the next reply, or None if the child has ended; raise `Ended` after `seconds`."""
+        """Return the next reply, or None if the child sends no more replies.
+
+        If the next reply takes longer than `seconds`, raise `Ended`. On a busy machine, the time
+        limit is longer.
+        """
         begin = time.monotonic()
         try:
             while True:

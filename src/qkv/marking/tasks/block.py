@@ -28,7 +28,7 @@ Rule = Callable[[Array, Sequence[Part], Sequence[Part]], Array]
 
 
 def pre_norm(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
-    """Compute a right block: each part reads the normalized x, and its output is added to x."""
+    """Compute a correct pre-norm block: each part reads `norm(x)`, and its output is added to x."""
     for part, norm in zip(parts, norms, strict=True):
         x = x + part(norm(x))
     return x
@@ -403,9 +403,10 @@ STYLES: tuple[tuple[Steps, tuple[str, ...]], ...] = (
 
 
 class BlockMarking(StepwiseMarking):
-    """The tests of one block; the right results come from a right block of the same style.
+    """The tests of one block; the expected results come from a correct block of the same style.
 
-    For example, the results of a block with RMSNorm are compared with a right block with RMSNorm.
+    For example, the results of a block with RMSNorm are compared with the results of a correct
+    block with RMSNorm.
 
     Attributes:
         parts: for each part, the names of the parameters that switch off the part if they are zero.

@@ -16,16 +16,16 @@ POSITIONS = 1024  # The default maximum of positions, including padding, in a ba
 
 
 class Layout(NamedTuple):
-    """The texts of a batch, and the columns of `input_ids` that the network computes.
+    """The texts of a batch, and the columns of `input_ids` that the network processes.
 
     The arguments and results of a call have one column for each column of `input_ids`. The network
-    skips columns of padding, so the network's arrays hold only the computed columns.
+    skips columns of padding, so the network's arrays hold only columns that it processes.
 
     Attributes:
         texts: the index of each text among all texts of the call.
         lengths: (B,), the number of tokens per text in this run; None if all positions are tokens.
         first: (B,), the number of tokens per text in earlier runs; None if this is the first run.
-        spans: (B, T), True at computed columns; None if all columns are computed.
+        spans: (B, T), True at columns that the network processes; None if it processes all columns.
         seen: (B, T), True at columns that are tokens.
         step: the number of the step in `generate`; None in other calls.
         other: for a decoder's text, the layout of the encoder's text.

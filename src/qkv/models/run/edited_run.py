@@ -298,7 +298,8 @@ class EditedRun:
     ) -> dict[str, Any]:
         """Return the options for running a packed batch; `texts` holds the index of each text.
 
-        The recorder keeps each activation for whose name `wanted` returns True.
+        The function `wanted` gets the name of an activation, and returns whether the recorder keeps
+        this activation.
         """
         if not self.asked and wanted is None:
             return {}

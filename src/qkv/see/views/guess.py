@@ -147,7 +147,9 @@ def guess(
     story = text if isinstance(text, Story) else None
     if story is not None:
         if without or hidden:
-            raise TypeError("guess: a story has its own interventions: leave out ablate and hide")
+            raise TypeError(
+                "guess: a story has its own interventions: leave out the arguments ablate and hide"
+            )
         text, without, hidden = story.sentence, list(story.ablate), list(story.hide)
         model = DEFAULT if model is None else model
     (text,) = texts_of([text], "guess")

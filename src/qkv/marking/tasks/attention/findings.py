@@ -123,7 +123,7 @@ def wrong_batch(wrong: Outcome) -> Finding | None:
 
 
 def second_output(runs: list[Outcome]) -> Finding | None:
-    """Describe a function that returns a right output but wrong weights."""
+    """Describe a function that returns a correct output but wrong weights."""
     for run in runs:
         visible = run.case.visible
         if run.second is None or not run.is_right:

@@ -1,1 +1,1 @@
-"""Mistakes that occur in several tasks. Each mistake replaces a step of a right computation."""
+"""Mistakes that occur in several tasks. Each mistake replaces a step of a correct computation."""

@@ -136,7 +136,7 @@ _COUNTED = 500
 _SURE = 0.6
 # minimum difference between the model's loss and the loss of a counting model
 _BELOW = 0.05
-# minimum score of a right head, as a fraction of the best head's score
+# minimum score of a correct head, as a fraction of the best head's score
 _NEARLY = 0.8
 # minimum score of a head that copies names
 _CLEAR = 0.4

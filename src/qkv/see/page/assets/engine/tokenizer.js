@@ -29,8 +29,8 @@ import { wordpieceOf } from "./wordpiece.js";
  *            trims: {first: boolean}[], raw: Finder, read: Finder, normalize: Normalizer, cut: Cutter, model: Model,
  *            join: Decoder, special: Set<number>}} Tokenizer
  * `ids` maps tokens, including added tokens, to ids; `names` maps ids to tokens. `raw` finds added tokens in the given
- * text, and `read` finds them in the normalized text. If `trims` is not empty, a token's position excludes the blanks
- * at its ends; `first`: whether this rule also applies to the first word.
+ * text, and `read` finds them in the normalized text. If `trims` is not empty, blanks at the ends of a token do not
+ * belong to its character span (`start` to `end`). `first`: whether the tokenizer adds a blank before the first word.
  */
 
 const MASKS = ["[MASK]", "<mask>"]; // the same mask tokens as in text/tokenizer.py

@@ -53,7 +53,7 @@ import "./block.css";
 const LINE = 44; // the distance between lines of nodes, in pixels
 const WIDEST = 34; // the largest width of a ribbon
 const FAR = 6; // if a ribbon ends more than this number of lines below its start, it may go around the nodes in between
-const THIN = 2; // the width of a ribbon that does not stand for the length of a vector
+const THIN = 2; // the fixed width of a ribbon for numbers such as logits; the widths of other ribbons show the lengths of vectors
 const OTHER_NUMBERS = ["pre", "act", "up", "post", "raw", "logits", "probs"];
 const BESIDE = ["P", "C", "K", "V"]; // nodes on the same line as the preceding node
 /** @type {Record<string, string>} */

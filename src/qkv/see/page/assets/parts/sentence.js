@@ -265,8 +265,9 @@ function chosenWord(store) {
   });
 
   /**
-   * Masks the chosen word. If the word is one token, an edit masks the word; otherwise, the mask token replaces the word
-   * in the text. If the word is swapped, the function restores the original word instead.
+   * Masks the chosen word. If the word is one token, an edit swaps this token for the mask token, and the text stays
+   * the same. If the word has several tokens, the mask token is written into the text instead of the word. If the word is
+   * already swapped, the function restores the original word instead.
    */
   function maskIt() {
     const { edits } = store.state;

@@ -38,7 +38,8 @@ export function recordedStore(data, heard) {
       return { state, model, run, original: run, busy: false, error: null, words: [] };
     },
     /**
-     * Changes the state; if another text has fewer layers or heads, its last layer or head is shown.
+     * Changes the state. If the layer or head of the state does not exist in the run of the text, the page shows the
+     * run's last layer or head.
      * @param {object} patch
      */
     set(patch) {
