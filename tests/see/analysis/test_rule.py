@@ -83,7 +83,7 @@ def test_at_a_gap_it_is_the_head_whose_removal_changes_the_guess_most(
         probabilities(model, text, ablate=[(int(layer), int(head))]),
     )
     [[(word, share)]] = model.predict(text, 1)
-    assert share == pytest.approx(before.max())
+    assert share == pytest.approx(before.max(), rel=1e-5)  # rounding in float32
     assert view.sentence.startswith(
         f"Without layer {layer}, head {head} the guess changes most: {word}, {before.max():.2f} → "
         f"{after[before.argmax()]:.2f}. In that head [MASK] looks most at "
