@@ -36,7 +36,7 @@ MOTION = 12.0  # the maximum seconds of the animation, which should take 10.8 s
 NEW, TOKEN = 40, 0.04  # the number of new tokens, and the seconds for each token
 TASK = 0.05  # the maximum seconds of a task of the main thread
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-SEEN = 0.0051  # the largest allowed error of a probability: the page shows whole percents
+SEEN = 0.0051  # the largest allowed error of a probability: from 10%, the page shows whole percents
 
 KEY = """([field, text]) => new Promise((resolve, reject) => {
   setTimeout(() => reject(new Error("nothing was painted in 60 s")), 60_000);
@@ -202,7 +202,7 @@ def pressed(page: Any, model: qkv.Model) -> Row:
 
 
 def fold(page: Any) -> None:
-    """Fold all parts of the page, as at the start, so that each measurement starts equally."""
+    """Fold all parts of the page, as at the start, so that rows do not affect each other."""
     if page is not None:
         folds = page.get_by_role("button", name="Fold")
         if folds.count():

@@ -92,8 +92,8 @@ _READ = """\
 million words (`training/books.csv`; books with `use: no` are left out), and WordNet 3.0 from
 Debian's package `wordnet-base`. Sentences with a word of `training/dropped_words.txt` (slurs and
 explicit words) are dropped, and none of these words is in the vocabulary. Two groups of
-books were held out of training. The results were measured on the {held_out} books of the first
-group, which includes all books of five authors. The {chosen} books of the second group served to
+books were held out of training. The {held_out} books of the first group, which includes all books
+of five authors, are only for measuring results. The {chosen} books of the second group served to
 choose between trained models, and between mixtures of training texts.
 
 Modern words are rare in these books, or have older meanings there. Some counts in these books:

@@ -174,7 +174,7 @@ def perplexity(
         known: words in lower case.
 
     Returns:
-        "perplexity": the perplexity per known word; "words": the number of known words.
+        A dict with "perplexity" (per known word) and "words", the number of words in the mean.
     """
     texts = ("\n".join(map(" ".join, passages)) for passages in read)
     each = [surprise(model, text, known) for text in texts]

@@ -36,8 +36,8 @@ def test_the_card_counts_books_and_the_words_that_are_rare_in_them() -> None:
     assert said.startswith("2 books of 1 authors from ")
     assert "0.0 million words" in " ".join(said.split())  # 11 words twice
     assert (
-        "held out of training. The results were measured on the 1 books of the first group, which "
-        "includes all books of five authors. The 2 books of the second group served to choose "
+        "held out of training. The 1 books of the first group, which includes all books of five "
+        "authors, are only for measuring results. The 2 books of the second group served to choose "
         "between trained models, and between mixtures of training texts."
     ) in " ".join(said.split())
     assert "phone 2 times, car 4 times, computer 0 times" in said

@@ -268,7 +268,8 @@ class Worker:
     def _gather(self) -> None:
         """Wait for more requests, until `limits.gather` seconds after the first arrival.
 
-        The wait ends earlier if half as many requests are waiting as the last batch had.
+        The wait ends earlier if half as many requests are waiting as the last batch had. A single
+        request does not wait.
         """
         while 1 < len(self._texts) < self._usual / 2:
             left = self._texts.oldest + self.limits.gather - time.monotonic()

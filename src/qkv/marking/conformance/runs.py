@@ -210,7 +210,7 @@ def _bound(case: Case, drawn: Drawn, right: Expected, name: str) -> float:
     lse = np.abs(right.lse[np.isfinite(right.lse)])
     if name == "lse":
         return relative * max(1.0, float(lse.max(initial=0)))
-    # A gradient sums over many scores, so its bound grows with the largest score, without a limit.
+    # A gradient sums over all rows, so its bound grows with the largest score, without a limit.
     if name in ("d_query", "d_key", "d_value"):
         size = float(np.abs(getattr(right, name)).max(initial=0))
         return (_ROUNDINGS * relative + of_scores * right.largest) * max(1.0, size)

@@ -158,7 +158,7 @@ def _tower_values(config: Config, side: str) -> dict[str, Any]:
 
     Old files have two configs per tower, such as `text_config` and `text_config_dict`. As in
     transformers, the keys that the design reads come only from the second config, with defaults for
-    missing keys. All other keys keep their values from the first config.
+    missing keys. Any other key that the second config lacks comes from the first config.
     """
     source, family = f"{config.source}: {side}_config", _tower(side)
     merged = config.table(f"{side}_config")
