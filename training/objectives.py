@@ -44,10 +44,11 @@ class Unseen(Masked):
     to make these logits smaller.
 
     Args:
-        source, tokenizer, named: as for `Masked`. in_sight: the constant that is added to these
-        logits. marks: whether to mask punctuation as well as words. little: the odds of masking a
-        function word instead of a content word. Content words are masked more often, because they
-        depend more on their context.
+        source, tokenizer, named: as for `Masked`.
+        in_sight: the constant that is added to the logits of visible content words.
+        marks: whether to mask punctuation as well as words.
+        little: the odds of masking a function word instead of a content word. Content words are
+            masked more often, because they depend more on their context.
     """
 
     def __init__(
@@ -120,7 +121,8 @@ class Taught:
     Args:
         objective: the objective that chooses the masked words.
         before: the teacher's model, which training does not change.
-        weight: the factor by which the logits of this model are multiplied. neighbours: the counts.
+        weight: the factor by which the logits of this model are multiplied.
+        neighbours: the counts.
         told: the share of the masked word in the mixture.
 
     Source:
@@ -269,7 +271,8 @@ class Senses(Stateless):
             another sense of the word.
         temperature: the divisor of the cosines.
         replaced: the share of the draws in which a synonym replaces the word, if it has a synonym.
-        hidden: the share of a sentence's tokens that are masked; the word itself is not masked.
+        hidden: the share of masked tokens among the other tokens of a sentence. The word itself is
+            never masked.
         defined: the share of the draws that come from `entries`.
         prior: the factor of the log frequency of a sense. A factor above 1 pulls rarely drawn
             senses more strongly towards their words.
@@ -475,8 +478,8 @@ def sentences(
                 (pieces[word], _others(wordnet, word, use.synset))
                 for word in dict.fromkeys(others)
                 if word != use.lemma
-                and len(text) + len(pieces[word])
-                <= limit + len(at)  # the text with the synonym is not too long
+                # the text with the synonym is not too long
+                and len(text) + len(pieces[word]) <= limit + len(at)
             ),
         )
         found.append(one)

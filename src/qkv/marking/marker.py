@@ -49,7 +49,7 @@ def check(
 
     Returns:
         A `CheckResult`. `bool(result)` is True if nothing is wrong, and `print(result)` shows the
-            verdict.
+        verdict.
 
     Raises:
         TypeError: `function` cannot be called, or does not take these arrays.

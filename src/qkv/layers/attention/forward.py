@@ -49,14 +49,12 @@ class Inputs:
     dtype: DType  # The dtype of the result.
     options: Options  # The options of `qkv.attention`.
     call: str  # The name of the call in errors.
-    cu: Array | None = (
-        None  # (B + 1,), the index of each packed text's first row, then the number of rows.
-    )
+    # (B + 1,), the index of each packed text's first row, then the number of rows.
+    cu: Array | None = None
     cache: KVCache | None = None
     lengths: Any = None  # (B,), the number of real words in each row; only with a cache.
-    positions: "Positions | None" = (
-        None  # Positions of packed rows; by default 0, 1, ... in each text.
-    )
+    # Positions of packed rows; by default 0, 1, ... in each text.
+    positions: "Positions | None" = None
     residual: Array | None = None  # (..., L, D), added to the result.
     record: Recorder | None = None  # Collects the activations.
     top_k: int | None = None  # The number of weights that `record` keeps per query; None for all.

@@ -204,10 +204,9 @@ class MultiHeadAttention(Parts):
             x: (..., L, D), from which the queries are computed; or packed rows (total, D).
             context: (..., S, D), from which keys and values are computed; the default is `x`.
             cu_lengths: (B + 1,), the index of each packed text's first row, then the number of
-                rows.
-                Allowed options are `is_causal`, `q_offset`, `window`, `softcap`, `alibi_slopes`,
-                `sinks`, `scale`, `return_lse`, `attn_mask` and `bias`. `attn_mask` and `bias`
-                broadcast to (B, Hq, T, T), where T is the length of the longest text.
+                rows. Allowed options are `is_causal`, `q_offset`, `window`, `softcap`,
+                `alibi_slopes`, `sinks`, `scale`, `return_lse`, `attn_mask` and `bias`. `attn_mask`
+                and `bias` broadcast to (B, Hq, T, T), where T is the length of the longest text.
             cache: the keys and values of the words before `x`. The queries of `x` attend to these
                 keys and to the keys of `x`. The call adds the keys and values of `x` to the cache.
                 With a cache, `x` is (B, L, D). The cache gives the positions of `x`, so omit

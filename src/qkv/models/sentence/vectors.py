@@ -35,8 +35,9 @@ def quantized(vectors: Array, precision: str, *, call: str) -> Array:
     For "int8" and "uint8", the range from the least to the largest number of each dimension is
     divided into 256 steps. Each number in the result (n, D) is the index of a step. "binary" and
     "ubinary" replace each number by a bit, which is 1 if the number is positive. Eight bits form a
-    byte, the highest bit first. The result has the shape (n, ceil(D / 8)) and the dtype uint8.
-    For "binary", 128 is subtracted, and the dtype is int8. "float32" returns the vectors unchanged.
+    byte, the highest bit first. The result has the shape (n, ceil(D / 8)). The dtype is uint8; for
+    "int8" and "binary", 128 is subtracted, and the dtype is int8. "float32" returns the vectors
+    unchanged.
 
     Raises:
         ValueError: there is only one vector, so dimensions have no range to divide.

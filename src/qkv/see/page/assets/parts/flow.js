@@ -98,7 +98,7 @@ function flowWriter(tokens, token) {
  * The length (norm) of the vector with index `t`.
  * @param {ArrayLike<number>} data  one vector after another
  * @param {number} t  the index of the vector
- * @param {number} wide  the length of each vector
+ * @param {number} wide  the number of entries in each vector
  */
 export function lengthAt(data, t, wide) {
   let total_ = 0;
