@@ -4,8 +4,8 @@ The tags of a code cell decide where the cell appears, and how:
 
     stub                    the empty cell of a task: a signature and `...`
     solution, hide-input    the answer to the stub before it; folded on the site
-    hide-output the output answers "Before you run this"; folded on the site
-    remove-cell asserts about the numbers of the page; runs unseen on the site
+    hide-output             the output answers "Before you run this"; folded on the site
+    remove-cell             asserts about the numbers of the page; runs unseen on the site
 
 The kind of a directive decides where its text appears. An admonition of the class `teacher` appears
 only in the teacher's notebook, and `raw` only on the site. An admonition of the class `dropdown` (a

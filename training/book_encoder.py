@@ -135,7 +135,7 @@ class Recipe:
         guessed: a minimum probability. If it is above 0, one word of each text is masked: a
             word that the counts predict with at least this probability
             (`training.objectives.Guessed`).
-        gapped: the number of clauses that `guessable` tries for each short sentence.
+        gapped: the maximum number of clauses that `guessable` tries for each short sentence.
         products: as for `qkv.learn.train`.
         seed: the seed of all random draws.
     """

@@ -76,8 +76,8 @@ class Recipe:
         heads: the number of heads in each layer.
         dim: D, the size of the vectors; the MLPs are four times as wide.
         vocabulary: V, the maximum number of tokens in the vocabulary.
-        whole: the minimum share of the vocabulary that consists of whole words; the
-            other tokens are subwords.
+        whole: the minimum share of the vocabulary that consists of whole words; the other tokens
+            are subwords.
         held_out: how many of the twelve parts of WordNet's examples are held out from the tokenizer
             and from training. For a final run, `held_out` is 1, and only the part for reports is
             held out.

@@ -148,8 +148,8 @@ class Stream:
 
     In a decoder, positions before the first token that differs between the runs are not recomputed.
     If the metric of a decoder is the logit at position p, no position after p is recomputed. If the
-    metric of an encoder or decoder is the logit at position p, the last MLP runs
-    only at position p.
+    metric of an encoder or decoder is the logit at position p, the last MLP runs only at position
+    p.
 
     Attributes:
         wiring: the senders and receivers.

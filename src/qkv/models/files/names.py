@@ -28,7 +28,7 @@ class Fused:
 
     Attributes:
         name: the name of the tensor, with `*` for the layer's number.
-        index: which of the parameters in the tensor this parameter is, counted from 0.
+        index: the index of this parameter among the tensor's parameters, counted from 0.
         count: the number of parameters in the tensor.
         groups: the number of equal groups of columns. Each group holds columns of all parameters;
             for example, a group holds the columns of query, key and value of one head.

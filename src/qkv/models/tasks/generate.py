@@ -107,8 +107,7 @@ def generate(
     config.json), before a stop string, or after `max_new_tokens`. If the temperature is above 0,
     tokens are sampled as in transformers. First, the logits are divided by the temperature. Second,
     only the tokens with the `top_k` largest logits are kept. Third, only the most likely of these
-    tokens are
-    kept: as few as possible with a total probability of `top_p` or more.
+    tokens are kept: as few as possible with a total probability of `top_p` or more.
 
     Args:
         prompt: one text or several; or token ids, (T,) integers for one text, and (B, T) or a list
@@ -345,7 +344,7 @@ class Row:
         return piece
 
     def added(self, tokenizer: Tokenizer | None, begin: int = 0) -> Tokenized:
-        """Return the new tokens; their offsets count from `begin`, where the new text begins."""
+        """Return the new tokens, with offsets in a text whose new part begins at `begin`."""
         end = begin + len(self.stream.text)
         spans = [(begin + a, min(begin + b, end)) for a, b in self.stream.spelling.spans]
         known = [(tokenizer and tokenizer.token(token)) or str(token) for token in self.ids]

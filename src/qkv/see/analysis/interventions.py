@@ -181,9 +181,9 @@ def opening_of(model: Model, trace: Trace) -> Opening:
     For an encoder, the position is the first mask token. If the text has no mask token, the
     position is the last content word. For a decoder, the position is the last token, and the guess
     is the next word. The hidden word is a content word. If hiding a word changes the likeliest
-    guess, the function prefers this word. If there are several such words, the function chooses the
-    word that changes the probabilities most when it is hidden. The change is half the sum of the
-    absolute changes of all probabilities.
+    guess, the function prefers this word. If there are several such words, or none, the function
+    chooses the word that changes the probabilities most when it is hidden. The change is half the
+    sum of the absolute changes of all probabilities.
     """
     special = list(trace.special)
     tokens = plain_tokens(trace.tokens, special)

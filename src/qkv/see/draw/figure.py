@@ -404,7 +404,7 @@ def _plain(text: Text, size: float) -> None:
 def _write(
     axes: Axes, at: panels.Point, words: str, size: float, below: str = "", **style: Any
 ) -> Text:
-    """Write `words` and `below` at a point; replace characters of `words` that no font has."""
+    """Write `words`, then `below`, at a point; replace characters of `words` that no font has."""
     text = axes.text(*at, drawable([words])[0] + below, **style)
     _plain(text, size)
     return text
@@ -422,7 +422,7 @@ def _width_of(word: str) -> float:
 
 @lru_cache(maxsize=1024)
 def _fonts(text: str) -> tuple[tuple[str, str], ...]:
-    """List the standard font, then installed fonts with letters that the standard font lacks."""
+    """List the standard font, then installed fonts for the letters of a text that it lacks."""
     from matplotlib import font_manager
 
     standard = str(font_manager.findfont("DejaVu Sans"))

@@ -272,8 +272,8 @@ class Arrows(Panel):
     def labels(self) -> list[tuple[Array, str, bool]]:
         """List the labels as `(point, words, flag)`; the flag is true for points in `after`.
 
-        Of `before` and `after`, the set whose points are further apart comes first.
-        Points with the same position and name share one label.
+        Of `before` and `after`, the set with the larger spread comes first. Points with the same
+        position and name share one label.
         """
         ends = [(self.before, self.alone or self.names, False), (self.after, self.names, True)]
         ends.sort(key=lambda end: -float(end[0].std()))
@@ -607,9 +607,9 @@ def placed(labels: Sequence[Label], points: Array, area: Box, unit: float = 1.0)
 
     The method is greedy: each label takes the nearest position that overlaps no earlier label.
     A label close to its own point never covers any of `points`. If there is no such position, the
-    label is placed farther from its point, where it may cover some of `points`.
-    If a label is far from its point, a line joins the label to the point, and meets the box at
-    `line end`. Without a line, `line end` is None.
+    label is placed farther from its point, where it may cover some of `points`. If a label is far
+    from its point, a line joins the label to the point, and meets the box at `line end`. Without a
+    line, `line end` is None.
 
     Args:
         labels: the point, the width and the height of each label.

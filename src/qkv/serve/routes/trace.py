@@ -31,7 +31,7 @@ JSON = "application/json"
 # No media type is registered for safetensors; many servers send application/octet-stream.
 SAFETENSORS = ("application/vnd.safetensors", "application/octet-stream")
 DIGITS = 12  # The approximate size in bytes of one number in JSON.
-WORK = 8  # One computation may use at most `WORK` times the maximum size of an answer.
+WORK = 8  # A computation's memory is limited to `WORK` times the maximum size of an answer.
 
 _Numbers = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 _NumberOrNumbers = Annotated[

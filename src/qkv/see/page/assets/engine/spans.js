@@ -34,7 +34,7 @@ export function marksOf({ text, from, to }) {
 }
 
 /**
- * Joins these characters to a piece.
+ * Joins these characters into a piece.
  * @param {Mark[]} marks
  * @param {number} start
  * @returns {Piece}

@@ -264,7 +264,7 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * Shows the rows in view. `more` contains options of the heat map that change; `fresh` is true if the tokens are new.
+   * Shows the rows in view. `more` contains options of the heat map that change; `fresh` is true if the tokens or the head differ.
    * @param {Record<string, any>} more
    */
   function refresh(more = {}, fresh = false, aloud = false) {

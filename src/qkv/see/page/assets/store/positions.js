@@ -90,7 +90,7 @@ function isPiece(token, text, at) {
 }
 
 /**
- * Returns a state whose positions all exist in this run, and whose heads all exist in the model.
+ * Returns a state whose positions fit the tokens of this run. Throws an error if the model lacks the state's head.
  * @param {PlayState} state
  * @param {Run} run  of its text
  * @param {{text: string, run: Run} | null} before  the earlier text, if the positions in the state still refer to it; otherwise null
@@ -118,8 +118,8 @@ export function maskOf(model) {
 }
 
 /**
- * The position of the first mask token or, in a text without a mask token, of the last word with letters; null if no
- * word has letters. For a decoder, the position of the last token.
+ * The position of the first mask token or, in a text without a mask token, of the last word with letters or
+ * digits; null if there is no such word. For a decoder, the position of the last token.
  * @param {string} text
  * @param {Run} run
  * @param {any} model
