@@ -126,7 +126,7 @@ context.
 | --- | --- | --- |
 {figures}
 
-When 15% of the words in each sentence are masked (and at least one word), the model correctly
+When 15% of the words in each sentence are masked (at least one word), the model correctly
 predicts {named} of these words. A word counts only if all its subwords are right. In {examples} of
 these sentences (5 to 16 words each), one content word is masked, which occurs nowhere else in the
 sentence. The share of first guesses that repeat a visible content word of the sentence is

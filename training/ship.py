@@ -80,7 +80,7 @@ the context.
 | --- | --- | --- |
 {figures}
 
-When 15% of the tokens in each sentence are masked (and at least one token), the model correctly
+When 15% of the tokens in each sentence are masked (at least one token), the model correctly
 predicts {tokens_named} of these tokens. When 15% of the words are masked, it correctly predicts
 {words_named} of these words. A word counts only if all its subwords are right. In {examples} of
 these sentences (5 to 16 words each), one content word is masked, which occurs nowhere else in the

@@ -94,7 +94,7 @@ class Found:
 
     @property
     def marks(self) -> tuple[bool, bool, bool]:
-        """Return whether the guess is right, depends on the filler, and fits after the edit."""
+        """Return whether criteria 1, 2 and 3 of the module's docstring hold."""
         word = self.hide or self.looks[0]
         one = self.candidate
         return self.before[0][0] in one.right, word in one.cue, self.after[0][0] in one.fits
@@ -326,7 +326,11 @@ def shown(found: Sequence[Found], top: int, sentences: int) -> str:
             moved += f" (the median head {-one.median:+.1f}), looks at {word} {weight:.2f}"
             moved += ", as with that hidden" if one.alike else ""
         lines.append(f"         {moved}")
-    lines += ["", "***: the guess is right, depends on the filler, and fits after the edit"]
+    lines += [
+        "",
+        "***: the first guess is right; the edit concerns a word of the filler; the second guess "
+        "would be right with another filler",
+    ]
     return "\n".join(lines)
 
 

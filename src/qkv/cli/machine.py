@@ -10,9 +10,9 @@ from qkv.cli.common import console, json_option, print_json, tell
 from qkv.visible import visible
 
 NO_KERNEL = """\
-the native kernel was not built, so qkv computes with NumPy. To build the
-kernel from source, install a C++17 compiler (GCC 10 or newer, or clang). To see why the build of
-the kernel failed, run this command in the source folder: QKV_NEED_KERNEL=1 pip install ."""
+the native kernel was not built, so qkv computes with NumPy. To build the kernel from source,
+install a C++17 compiler (GCC 10 or newer, or clang). To see why the build of the kernel failed,
+run this command in the source folder: QKV_NEED_KERNEL=1 pip install ."""
 
 
 @click.command()

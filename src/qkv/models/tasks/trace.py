@@ -218,7 +218,7 @@ def trace(
             Activations that are not kept need memory only for one batch.
         ablate: heads to ablate, as pairs (layer, head), or (layer, None) for all heads of a layer.
             The `hook_z` of an ablated head becomes 0, so the head adds nothing; its `hook_pattern`
-            does not change. You can also pass a dict that maps each pair (layer, head) to the new
+            does not change. You can also pass a dict that maps each of these pairs to the new
             `hook_z`: "zero", an array (d,), or "mean", the mean over all tokens of all these texts
             in an unedited run. If `ablate` contains a head twice, the last entry for this head
             applies.

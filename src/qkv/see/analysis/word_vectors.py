@@ -334,7 +334,7 @@ class Shift:
     pairs: list[Pair]
 
     def moved(self, stage: Stage) -> Array:
-        """Compute how far each word has moved in the plane from its static vector, `(n,)`."""
+        """Compute how far each word at `stage` is from its static vector in the plane, `(n,)`."""
         return np.asarray(np.linalg.norm(stage.points - self.before, axis=1))
 
 

@@ -1,6 +1,6 @@
-// A second sentence beside the reader's first sentence. Changes that fit the second sentence
-// also apply to the model's run on that sentence. The part shows the same head in both sentences on a shared axis,
-// the similarity of a word in both, the heads that differ most, and the model's guesses in both.
+// A second sentence beside the reader's first sentence. Changes that fit the second sentence also apply to the model's
+// run on that sentence. The part shows the same head in both sentences on a shared axis, the similarity of a word in
+// both, the heads that differ most, and the model's guesses in both.
 
 import { el, fill, word } from "../base/elements.js";
 import { probabilitiesOf } from "../engine/sampling.js";

@@ -192,7 +192,7 @@ export function sumsOf(array) {
   }
 
   /**
-   * Writes out how a number is computed; returns an empty text if the number is an input.
+   * Writes out how a number is computed; returns an empty text if the number is given, not computed.
    * @param {any} op
    * @param {number} i
    * @param {number} j
