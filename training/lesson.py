@@ -62,9 +62,10 @@ Head = tuple[int, int]
 # guess has a probability of SURE or more.
 SURE, LEAST = 0.05, 0.02
 # LARGE and LARGE_TOO are minimum weights. A query's largest weight must exceed the query's other
-# weights by APART.
+# weights by APART. If a rule compares two changes, APART is also the minimum difference between the
+# probabilities that they move.
 LARGE, LARGE_TOO, APART = 0.5, 0.4, 0.1
-AHEAD = 0.0005  # how much more probable the first guess must be than the second
+AHEAD = 0.0005  # the minimum difference in probability between the first and the second guess
 # A swap must change a weight by less than STAYS. The weights of two heads may differ by at most
 # ALIKE.
 STAYS, ALIKE = 0.08, 0.01

@@ -228,12 +228,11 @@ def _masked(
 
 
 def heads(model: qkv.Model, sentences: Sequence[str]) -> list[dict[str, Any]]:
-    """Return each head's mean weight on certain tokens, averaged over the queries.
+    """Return each head's mean weight on certain tokens, over all queries.
 
     Each result is named after these tokens: the previous or the next token, all tokens equal to the
     query's token (including this token itself), or the first or the last token ([CLS] and [SEP] in
-    a BERT). `uniform` is the entropy of the head's weights, divided by
-    its maximum.
+    a BERT). `uniform` is the entropy of the head's weights, divided by its maximum.
     """
     sums = np.zeros((len(HEAD_SCORES), model.num_layers, model.num_heads))
     counts = np.zeros(len(HEAD_SCORES))

@@ -26,8 +26,9 @@ def apply_rotary(
         positions: integers or floats that broadcast to (..., L): for example (L,) for queries (...,
             H, L, d), or (B, 1, L) for a batch (B, H, L, d) with different positions in each text.
         base: a larger base makes the last pairs rotate more slowly.
-        interleaved: if True, columns 2i and 2i + 1 of a vector form a pair, as in RoFormer and
-            GPT-J. If False, columns i and i + dims / 2 form a pair, as in GPT-NeoX and Llama.
+        interleaved: if True, the numbers at indices 2i and 2i + 1 form a pair, as in RoFormer and
+            GPT-J. If False, the numbers at indices i and i + dims / 2 form a pair, as in GPT-NeoX
+            and Llama.
         dims: rotate only the first `dims` of the d numbers; None for all.
         speeds: (dims / 2,), the angle by which each pair rotates per position. By default, the
             angles are computed from `base`. If `speeds` is given, `base` is not used. Some models

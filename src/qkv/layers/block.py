@@ -394,9 +394,7 @@ class Block:
         ((1, 2, 5, 5), (1, 5, 8))
         """
         call = type(self).__name__
-        array = base.word_vectors(
-            x, call=call, name="x"
-        ).copy()  # the copy shares no memory with `x`
+        array = base.word_vectors(x, call=call, name="x").copy()  # shares no memory with `x`
         if cu_lengths is None and array.ndim == 2:
             array = array[None]
         record = Recorder()

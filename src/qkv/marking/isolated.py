@@ -35,7 +35,7 @@ _TICK = 0.1
 _LINE = 1 << 26  # The maximum length of a line in bytes; every verdict is shorter.
 _MOVES = 0.02  # A process that uses less CPU time per second than this counts as idle.
 _ALONE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "QKV_NUM_THREADS")
-leave = os._exit  # A copy, because a student's code may replace `os._exit`.
+leave = os._exit  # Saved here, because a student's code may replace `os._exit`.
 
 
 class Ended(BaseException):

@@ -141,6 +141,6 @@ def _findable(word: str, cutter: "tokenizers.Tokenizer") -> str:
     if _cut(word, cutter) != [spelled]:
         raise ValueError(
             f"WordTokenizer: the vocabulary's word {word!r} is not a single word or punctuation "
-            "mark, so no token can match: give each word separately, without spaces"
+            "mark, so no token of a text can match it: give its parts separately, without spaces"
         )
     return spelled

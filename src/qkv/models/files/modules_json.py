@@ -60,8 +60,8 @@ class Routing:
 
         As in sentence-transformers, this function tries three sources in order:
 
-        1. the dict `chosen`, at the keys (task, "text"), (task, None), (None, "text") and (None,
-          None);
+        1. the dict `chosen`, at the keys (task, "text"), (task, None), (None, "text") and
+           (None, None);
         2. the route with the task's name, then the route "text";
         3. the default route, if no task is given.
         """

@@ -50,7 +50,7 @@ export function stageOf({ op, at }) {
 }
 
 /**
- * Whether an edit applies to a head. An edit that does not set a head applies to all heads.
+ * Whether an edit applies to a head. An edit without a head applies to all heads, and an edit without a layer to all layers.
  * @param {Edit} edit
  * @param {number} l
  * @param {number} h

@@ -40,7 +40,7 @@ import "./block.css";
  * @property {string[] | null} keys null: the same as the tokens
  * @property {number[] | null} rows  the positions of the queries in the page; null: all
  * @property {number[] | null} key_rows
- * @property {number[]} start  [query, key]: the row and the column of the cell whose sum the page shows first
+ * @property {number[]} start  the positions [query, key] of the query and the key whose sum the page shows first
  * @property {FlowStep[]} steps
  * @property {(name: string) => Numbers} array
  * @property {string} [own]  the trace's name for the array "own". This array holds the model's own numbers for one

@@ -320,8 +320,7 @@ function chosenWord(store) {
 
 /**
  * The change that the first button makes. The text's story lists a head or some words: the button removes this head or
- * hides these words.
- * If the text has no story, the button hides the tokens that `mostSeen` returns.
+ * hides these words. If the text has no story, the button hides the tokens that `mostSeen` returns.
  * @param {any} data
  * @param {Now} now
  * @returns {Offer | null}
@@ -363,8 +362,8 @@ function storyOf(data, text) {
 }
 
 /**
- * The tokens of the chosen word. If the page shows guesses for this word, the result is instead the tokens of the word
- * to which the chosen head gives the largest weight.
+ * The tokens of the chosen word. If the page shows guesses for this word, the result is instead the tokens of another
+ * word: the word that gets the largest weight from the chosen word in the chosen head.
  * @param {Now} now
  */
 function mostSeen({ state, run, words }) {

@@ -39,7 +39,8 @@ import "./findings.css";
  * @property {Predictions} after
  */
 
-const [TOLERANCE, ROUNDED] = [1e-4, 1e-2]; // the largest allowed difference of probabilities, for exact and for rounded parameters
+// the largest allowed difference of probabilities, for exact parameters (as in `qkv verify`) and for rounded parameters
+const [TOLERANCE, ROUNDED] = [1e-4, 1e-2];
 const SHORT = 26; // up to this number of characters, the texts before and after the edits are side by side
 const OF_HEADS = ["z", "q", "k", "v", "pattern"];
 
