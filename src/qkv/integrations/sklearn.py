@@ -31,7 +31,8 @@ class Encoding:
         normalize_embeddings: whether vectors are scaled to length 1.
         truncate_dim: the number of dimensions to which vectors are truncated.
         batch_size: a batch has at most `128 * batch_size` tokens, so it holds `batch_size` texts of
-            128 tokens, more texts if they are shorter, and fewer texts if they are longer.
+            128 tokens, more texts if they are shorter, and fewer texts if they are longer. A text
+            with more than `128 * batch_size` tokens runs alone.
 
     >>> encoding = Encoding("random", truncate_dim=3)
     >>> encoding.fit(["I love you"]).transform(["I love you", "the cat sat"]).shape

@@ -210,8 +210,7 @@ class RMSNorm(_Norm):
         Args:
             parameters: "weight" (D,).
             eps: as for `RMSNorm`.
-            offset: a number added to the weight. The offset is 1 if a model's files store `weight -
-                1`.
+            offset: a number added to the weight; 1 if a model's files store `weight - 1`.
         """
         layer = cls.__new__(cls)
         layer._set(_vectors(parameters, {"weight"}, call=cls.__name__), eps, offset)

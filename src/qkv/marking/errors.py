@@ -99,7 +99,7 @@ def line_of(error: BaseException | None) -> str:
 
 
 def clash(error: BaseException) -> frozenset[int]:
-    """Return the mismatched sizes that an error message of a product, sum or reshape contains.
+    """Return the mismatched sizes, read from the error message of a product, sum or reshape.
 
     For other errors, the result is empty.
 

@@ -98,9 +98,9 @@ class Remotes:
     def _held(self, number: int, thing: Any) -> Any:
         """Copy the contents of `thing` into the object with the number `number`; return the object.
 
-        If `thing` is None, the object stays unchanged. If the contents cannot be copied, the
-        function returns `thing` instead, or a new proxy if `thing` is an `Opaque`; this result then
-        has the number `number`.
+        If `thing` is None or the object is a proxy, the object stays unchanged. If the contents
+        cannot be copied, the method returns `thing` instead, or a new proxy if `thing` is an
+        `Opaque`; this result then has the number `number`.
         """
         before = self._things.get(number)
         if thing is None or isinstance(before, Elsewhere) or _write(before, thing):

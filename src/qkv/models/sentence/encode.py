@@ -30,7 +30,7 @@ OPTIONS = (
     *("prompt_name", "prompt", "truncate_dim", "task"),
 )
 OUTPUTS = ("sentence_embedding", "token_embeddings", None)
-TOKENS = 128  # A batch has at most `batch_size * TOKENS` tokens.
+TOKENS = 128  # A batch has at most `batch_size * TOKENS` tokens; a longer text runs alone.
 TEXTS = 2048  # The maximum number of texts that are sorted by length together, as one group.
 LETTERS = 2**19  # The number of characters after which a group ends.
 
@@ -398,7 +398,8 @@ def encode(
     Args:
         inputs: one text or any iterable of texts.
         batch_size: a batch has at most `128 * batch_size` tokens, so it holds `batch_size` texts of
-            128 tokens, more texts if they are shorter, and fewer texts if they are longer.
+            128 tokens, more texts if they are shorter, and fewer texts if they are longer. A text
+            with more than `128 * batch_size` tokens runs alone.
         show_progress_bar: whether to show a progress bar; if None, a bar appears only on a terminal
             and only if the work takes long.
         normalize_embeddings: whether vectors are scaled to length 1; None follows the model's

@@ -440,7 +440,8 @@ def rank(
         prompt_name: the name of the prompt before the query, as in `encode`.
         prompt: the text of a prompt, instead of `prompt_name`.
         batch_size: a batch has at most `128 * batch_size` tokens, so it holds `batch_size` pairs of
-            128 tokens, more pairs if they are shorter, and fewer if they are longer.
+            128 tokens, more pairs if they are shorter, and fewer if they are longer. A pair with
+            more than `128 * batch_size` tokens runs alone.
         show_progress_bar: as in `encode`.
         activation_fn: the function that turns logits into scores: a function of an array, or an
             activation of torch.nn. The default is the activation from the model's files, or a
@@ -524,7 +525,8 @@ def predict_pairs(
         prompt_name: the name of the prompt before the first text of each pair, as in `encode`.
         prompt: the text of a prompt, instead of `prompt_name`.
         batch_size: a batch has at most `128 * batch_size` tokens, so it holds `batch_size` pairs of
-            128 tokens, more pairs if they are shorter, and fewer if they are longer.
+            128 tokens, more pairs if they are shorter, and fewer if they are longer. A pair with
+            more than `128 * batch_size` tokens runs alone.
         show_progress_bar: as in `encode`.
         activation_fn: the function that turns logits into scores: a function of an array, or an
             activation of torch.nn. The default is the activation from the model's files. If the

@@ -192,7 +192,7 @@ def strongest(score: Array, count: int) -> list[int]:
 
 
 def strongest_block(score: Array, most_rows: int, most_columns: int) -> tuple[list[int], list[int]]:
-    """Return the sorted rows, and the sorted columns, that contain the largest numbers.
+    """Return the indices `(rows, columns)`, each sorted, that contain the largest numbers.
 
     >>> strongest_block(np.array([[1, 9, 0], [0, 0, 2], [8, 0, 0]]), 2, 2)
     ([0, 2], [0, 1])

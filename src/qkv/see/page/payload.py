@@ -19,7 +19,7 @@ from qkv.see.steps.walk import Walk
 # The payload, which the scripts in assets/ read. A packed array holds its `shape` and its numbers
 # as base64: little-endian float32, or integers whose size is `bits` (8, 16 or 32); see
 # `pack_numbers`. These numbers are not rounded. Weights may also be packed as shares, which keep
-# the first four digits of each weight (see `pack_shares`).
+# the first four decimals of each weight (see `pack_shares`).
 #
 # PAYLOAD is the whole payload.
 #
@@ -483,7 +483,7 @@ def pack_rows(rows: Array, scales: Array) -> dict[str, Any]:
 
 
 def pack_shares(weights: Array) -> dict[str, Any]:
-    """Pack weights in 16 bits as `n / per`, which keeps the first four digits of each weight.
+    """Pack weights in 16 bits as `n / per`, which keeps the first four decimals of each weight.
 
     If `n / per` and the weight itself are both rounded to four or fewer decimals, the results are
     equal. An even n means that the weight is exactly `n / per`. If n is odd, the weight lies

@@ -23,12 +23,12 @@ const MOMENTS = ["keys", "products", "scores", "weights", "values", "sum"]; // t
 // In each phase, the picture moves for MOVES milliseconds and then rests for RESTS milliseconds.
 const [MOVES, RESTS] = [800, 1000];
 const TICKS = 10; // the number of slider steps in each moment
-const SEPARATE = 12; // the number of rows; if there are more keys, the last row shows the sum of the keys without a row
+const SEPARATE = 12; // the maximum number of rows; if there are more keys, the last row stands for all other keys
 const TALL = 22; // the height of a row, in pixels
 const GAP = 6; // the gap above the sum, in pixels
 
 /**
- * A row of the animation. It shows one key; if `others` is true, it shows the sum of several keys, and no score.
+ * A row of the animation. It shows one key; if `others` is true, it shows several keys together, and no score.
  * @typedef {object} Rising
  * @property {string} name
  * @property {boolean} others
@@ -251,8 +251,7 @@ function drawMoment(pen, row, colours, at, wide) {
   }
 
   /**
-   * The shrunken values move into one row. They fill this row exactly, since the weights sum to 1, and then blend into
-   * the sum.
+   * The shrunken values move into one row. They fill this row, since the weights sum to 1, and then blend into the sum.
    */
   function pile() {
     const down = eased((at - 5) / 0.65);

@@ -113,7 +113,7 @@ export function patchPanel(ui, store) {
     el("div", { class: "bar" }, what.node, layer.node, head.node, token.node, put));
   let at = "resid_pre";
   /** @type {{layer?: number, head?: number | "all", token?: number | "all"}} */
-  let picked = {}; // the fields that the reader has set; the other fields get default values from the page's state
+  let picked = {}; // the fields that the reader has set; the other fields get defaults that fit the page's state
   /** @type {{text: string, run: Run | null, error: string}} */
   let other = { text: "", run: null, error: "" };
   /** @type {Now} */
@@ -182,7 +182,7 @@ export function patchPanel(ui, store) {
     fill(cut, other.run ? sideBySide(run.tokens, other.run.tokens) : null);
   }
 
-  /** Describes whether the other sentence has as many tokens as the reader's sentence. @returns {Said[]} */
+  /** Describes whether both sentences have the same number of tokens, and where they differ. @returns {Said[]} */
   function saidOf() {
     const tokens = told.run.tokens;
     if (other.error) return [other.error];
