@@ -259,7 +259,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("books", type=Path, help="a clone of the repository, or an archive")
     parser.add_argument(
-        "--choose", action="store_true", help="measure on the books kept for choosing models"
+        "--choose", action="store_true", help="measure on the part kept for choosing models"
     )
     parser.add_argument(
         "--first", type=int, default=0, help="words of each book on which to measure perplexity"

@@ -1,7 +1,7 @@
 """Find pairs of related words, such as an article and its noun.
 
-A relation connects two words: the query word attends to the key word. Each relation is used in both
-directions:
+A relation connects two words, here called the query word and the key word. Each relation is used in
+both directions:
 
 - *verb and object*: a verb and its object, in an example of the verb's synset; after the verb come
   a determiner, at most two other words, and a noun;

@@ -107,8 +107,8 @@ class WordNet:
     def base(self, word: str) -> str:
         """Return the base word of a lower-case word; all parts of speech are tried.
 
-        The result is the shortest of the possible base words in WordNet. If WordNet has none, the
-        result is the word itself.
+        The result is the shortest possible base word in WordNet that differs from the word. If
+        WordNet has none, the result is the word itself.
         """
         parts = PARTS.values()
         found = {

@@ -252,4 +252,4 @@ def test_where_nothing_stands_out_all_that_a_word_looks_at_is_compared() -> None
     b = heads_from_rows(["bank", "for", "[SEP]"], [1, 0, 0], [0.5, 0.5, 0])
     chosen = selection.contrasting_head((a, [0]), (b, [0]))
     assert chosen.head == 1
-    assert ": 0.60 of the weight moves to other words" in chosen.reason
+    assert ": 0.60 of the weight is on other words" in chosen.reason

@@ -40,7 +40,7 @@ class Weights:
 
     @classmethod
     def short_named(cls, weights: Sequence[Any], layout: str, *, call: str) -> Self:
-        """Make `Weights` from w_q, w_k, w_v and w_o (which may be None), given their layout."""
+        """Make `Weights` from w_q, w_k, w_v and w_o, given their layout; w_o may be None."""
         if layout not in ("in_out", "out_in"):
             raise ValueError(f'{call}: layout is {shown(layout)}: write "in_out" or "out_in"')
         named = zip(SHORT.values(), weights, strict=True)

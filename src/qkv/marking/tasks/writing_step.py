@@ -120,8 +120,8 @@ def _of_words(*sources: Callable[[Kept, Kept, Kept], Kept]) -> list[Steps]:
     """Return the variants of a mistake: two variants for each function in `sources`.
 
     Each function replaces the step "source", and receives keys and values of the new words. The
-    first variant computes them from the output of self-attention, and the second variant from the
-    input of self-attention.
+    first variant computes them from the words' vectors after self-attention, and the second variant
+    from the vectors before self-attention.
     """
     befores: tuple[Steps, ...] = ({}, {"words": lambda x, before: before})
     return [{"source": source, **before} for source in sources for before in befores]

@@ -56,7 +56,7 @@ class ChosenHead:
         head: the head.
         link: the head's strongest link; None if the head has no link. If the head was chosen for
             its effect on a gap, the link has the largest weight from the gap.
-        reason: a clause that says why this head is shown.
+        reason: a clause that says why this head is shown; a sentence may follow the clause.
         stands_out: whether the head stands out from all others; None if the caller chose the head.
         headline: a sentence with further information about the head; may be empty.
     """
@@ -320,7 +320,7 @@ def contrasting_head(
     else:
         reason = (
             f"among {among}, the word's weights in this head differ most between the two texts: "
-            f"{_apart(*both):.2f} of the weight moves to other words"
+            f"{_apart(*both):.2f} of the weight is on other words"
         )
     return ChosenHead(*chosen, None, reason, stands_out)
 
