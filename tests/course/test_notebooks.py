@@ -184,7 +184,7 @@ def test_a_hint_may_hold_code() -> None:
     [
         ("```{figure} a.png\n```", r"directive \{figure\}"),
         ("See {doc}`other`.", r"role \{doc\}"),
-        (":::{note}\nA\n:::", "between :::"),
+        (":::{note}\nA\n:::", "cannot show a ::: directive"),
     ],
 )
 def test_what_a_notebook_cannot_show_is_named(text: str, complaint: str) -> None:
