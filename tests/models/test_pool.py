@@ -44,7 +44,8 @@ def test_vectors_are_those_of_one_process(model, pool, chunk_size):
     texts = texts_of(30)
     expected = model.encode(texts)
     found = model.encode(iter(texts), pool=pool, chunk_size=chunk_size)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+    # float32: without the kernel, the size of a batch changes the rounding
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     assert found.dtype == expected.dtype
 
 

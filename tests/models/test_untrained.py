@@ -64,7 +64,10 @@ def test_it_is_saved_and_loaded(config, tmp_path) -> None:
     model.save(tmp_path / "model")
     again = qkv.load(tmp_path / "model")
     ids = [[1, 2, 3]]
-    np.testing.assert_array_equal(again(ids).logits, model(ids).logits)
+    for name, array in model.parameters.items():
+        np.testing.assert_array_equal(again.parameters[name], array, name)
+    # float32: without the kernel, the order of a matrix in memory changes the rounding
+    np.testing.assert_allclose(again(ids).logits, model(ids).logits, rtol=0, atol=1e-6)
 
 
 def test_what_is_refused() -> None:
