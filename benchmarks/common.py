@@ -122,7 +122,7 @@ def share_of_reading(least: float, way: str = "qkv") -> Goal:
 
 
 def within(most: float, way: str, of: str = "qkv") -> Goal:
-    """Make a goal: the time of `way`, divided by the time of `of`, is `most` or less."""
+    """Make a goal: `way` takes at most `most` times as long as the implementation `of`."""
     return Goal(
         f"time of {way} relative to {of}", lambda r: seconds(r, way) / seconds(r, of), most=most
     )

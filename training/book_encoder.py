@@ -38,8 +38,8 @@ the included model is right for 18.1% of the words. At least one of five guesses
 of the words with the included model, for 33.5% with run 7, and for 32.3% with the mean of runs 3 to
 6. The included model's loss on the masked word is 5.91 nats. The loss of run 7 alone is 6.56 nats,
 and the loss of the model from which run 7 starts is 5.55 nats. The first guess of the included
-model fits the gap in 14 of the 60 sentences. At least one of its five guesses fits the gap in 29
-sentences.
+model fits the gap in 14 of the 60 sentences. In 29 sentences, at least one of its five guesses fits
+the gap.
 
 Without any network, counts of neighbouring words (`training.neighbours`) can predict a masked word.
 The counts take more space than the model. We tested them on 1,200 masked words: the word that the

@@ -39,9 +39,9 @@ class Unseen(Masked):
     """Predict masked words, and do not repeat visible content words.
 
     If all occurrences of a word are masked together, a visible word of the text is never the right
-    guess. The model still guesses visible words, because they fit the topic of the text. So
-    training adds a constant to the logits of visible content words. To compensate, the model learns
-    to make these logits smaller.
+    guess. The model still predicts words that are visible elsewhere in the text, because they fit
+    its topic. So training adds a constant to the logits of visible content words. To compensate,
+    the model learns to make these logits smaller.
 
     Args:
         source, tokenizer, named: as for `Masked`.

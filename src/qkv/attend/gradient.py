@@ -306,9 +306,10 @@ def _zeros_per_head(call: Call, groups: Shape) -> tuple[Array, Array]:
 
 
 def _heads(call: Grouped, wrong: Array, outputs: Outputs, gradients: Gradients) -> list[Case]:
-    """Return the arguments of `_head` for each key head that is True in `wrong (*lead, Hkv)`.
+    """Return the arguments of `_head` for each key head whose entry in `wrong` is True.
 
-    The gradients of these heads are first set to 0, because `_head` adds to the gradients.
+    The shape of `wrong` is `(*lead, Hkv)`. The gradients of these heads are first set to 0,
+    because `_head` adds to the gradients.
     """
     outputs = outputs.each(lambda array: arguments.rounded(array, call.kind))
     heads = []

@@ -98,8 +98,8 @@ class Streams:
         self._all: dict[Stream, None] = {}
         self._parked: dict[Stream, None] = {}  # streams whose clients have too many unread pieces
         self._due, self._closed = Turns[Stream](), Turns[Stream]()
-        # This order is reversed after each turn. So turns begin alternately with a closed stream
-        # and with an open stream.
+        # This order is reversed after each turn. So one turn begins with a closed stream, and
+        # the next turn with an open stream.
         self._lines = [self._closed, self._due]
 
     def __len__(self) -> int:

@@ -143,7 +143,7 @@ class Worker:
         """Return the encoder for a prompt and a task; each encoder is made once.
 
         Raises:
-            Refused: 400, if the model does not have the prompt or the task.
+            Refused: 400, if the model defines no such prompt or task.
         """
         if (prompt_name, task) not in self._encoders:
             try:

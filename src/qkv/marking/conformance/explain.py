@@ -232,8 +232,8 @@ class Explainer:
         """Return the score of a set of defects, a tuple of three numbers; a larger tuple is better.
 
         Some cases test other features, and the function gives right results for them. The first
-        number is the fraction of these cases for which the formula, changed by the defects, still
-        gives the same results. The second number is the fraction of the feature's cases that the
+        number is the fraction of these cases for which the formula with the defects also gives the
+        right results. The second number is the fraction of the feature's cases that the
         defects explain. The third number is `-n`. Here n is the number of changed lines, plus 2 for
         each defect with a number, such as a tile size.
         """

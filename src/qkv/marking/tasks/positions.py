@@ -167,7 +167,7 @@ def _second_angle(table: Array) -> float:
     return max(0.0, float(np.angle(after / before))) if before and np.isfinite(table).all() else 0.0
 
 
-# smallest first; in a table with two columns, each angle equals the position
+# The smallest table comes first. With two columns, the angle at position p is p.
 TABLES = (Table(2, 2), Table(3, 4), Table(4, 6), Table(3, 8))
 ODD = (Table(2, 3), Table(3, 5))
 

@@ -13,7 +13,7 @@ from qkv.models.files.config import Config
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR, ModelError, is_number
 from qkv.models.network.design import VisionDesign
 
-_MOST = 1e30  # The maximum mean or standard deviation.
+_MOST = 1e30  # A larger mean or standard deviation in a file is refused.
 _KINDS = ("ViT", "Bit", "CLIP")
 _ENDINGS = ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor")
 _PROCESSORS = tuple(kind + ending for kind in _KINDS for ending in _ENDINGS)

@@ -32,7 +32,7 @@ def from_rows(rows: Array, scales: Array) -> Array:
 def exact_rows(matrix: Array) -> Rows | None:
     """Return int8 rows and scales that represent a matrix exactly, or None if that is impossible.
 
-    The matrix must be finite. The result is also None for an array without exactly two axes.
+    The matrix must be finite. The result is also None if the number of axes is not two.
 
     >>> exact_rows(np.float32([[-63.5, 32], [0, 0]]))
     (array([[-127,   64],

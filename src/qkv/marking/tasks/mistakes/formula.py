@@ -226,7 +226,7 @@ def mixed(signature: str) -> Iterator[Mistake]:
 
 
 def _unprojected(*bare: int) -> Steps:
-    """Return steps that use x in place of x @ w; `bare` selects w: 0 = w_q, 1 = w_k, 2 = w_v."""
+    """Return steps with x in place of x @ w if the index of w in (w_q, w_k, w_v) is in `bare`."""
     return {
         "project": lambda x, *weights: [x if n in bare else x @ w for n, w in enumerate(weights)]
     }

@@ -54,7 +54,7 @@ export function heatmap(ui, options) {
   /** @type {any} */
   let shape = null; // the positions of all parts: see `layout`
   /** @type {[CanvasPattern | null, [number, number][]]} */
-  let [orange, mine] = [null, []]; // the stripes of cells that the reader hid, and the cells' positions in the picture
+  let [orange, mine] = [null, []]; // the pattern that fills the cells hidden by the reader; these cells as [row, column]
   /** @type {number | null} */
   let lit = null; // the index of the marked number in the cell's vectors
 

@@ -137,7 +137,8 @@ function vectorAt(resid, token, { tokens }) {
 }
 
 /**
- * The heads whose weights from the two tokens differ most on the shared axis, the largest difference first.
+ * The heads in which the weights of `own` in the first text and of `other` in the second text differ most, the largest
+ * difference first. Weights at the same position of the shared axis are compared.
  * @param {Run} run
  * @param {Second} second
  * @param {number} own
