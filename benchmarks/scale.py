@@ -21,7 +21,7 @@ ONCE = True  # measured only on all threads, because each implementation sets it
 COUNT = 4000  # the number of texts to encode
 LONG = 262_144  # the number of tokens, for one head of size 64
 MOVED = 2**26  # the number of bytes that one worker sends to another worker
-SMALL = 64  # the tokens of a block, so few that the cost of a task is visible
+SMALL = 64  # the number of tokens in a block; in a block this small, a task's overhead is visible
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
@@ -71,7 +71,7 @@ def encoding(client: Any, count: int, folder: Path) -> Row:
 
 
 def of_one_process(least: float, what: str) -> Goal:
-    """Make a goal: the speed of two one-thread workers relative to one process on two threads."""
+    """Make a goal: the workers' speed relative to one process with the same number of threads."""
     return Goal(
         "speed of 2 workers relative to one process on 2 threads",
         lambda row: seconds(row, "one process, 2 threads") / seconds(row, f"{what}, 2 workers"),

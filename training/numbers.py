@@ -3,7 +3,8 @@
 `numbers.toml` contains a section for each page: the page's path, and named f-strings. The command
 runs the cells of each page, evaluates the f-strings with the variables of the cells, and writes the
 results to docs/data/numbers.json. Where a page writes `{{ lesson1.river }}`, Sphinx inserts the
-number. If a page has no cells, its section contains `code` instead of the path.
+number. If a page has no cells, its section contains Python code (the entry `code`)
+instead of the page's path (the entry `page`).
 
 A page's other statements about the included weights are tested by asserts in a hidden cell
 (`:tags: [remove-cell, raises-exception]`). If an assert fails, the command goes on, and lists the
@@ -41,7 +42,7 @@ _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 
 
 def sections() -> dict[str, dict[str, str]]:
-    """Read the sections of numbers.toml: named f-strings, and `page` or `code`."""
+    """Read numbers.toml; each section has named f-strings, and an entry `page` or `code`."""
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 

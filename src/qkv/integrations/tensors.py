@@ -179,8 +179,8 @@ _BANDS: dict[str, Any] = {
 def _known() -> dict[Any, str]:
     """Return the names of the known mask functions, keyed by their code objects.
 
-    `_BANDS` lists the mask functions and the window that each function should have. A function is
-    known only if its mask for 9 queries and 9 keys is equal to the mask of this window.
+    `_BANDS` lists the mask functions and the window that each function should have. Each function
+    is tested with 9 queries and 9 keys, and is known only if it returns the mask of its window.
     """
     torch, masking = torch_module(), _masking()
     query, key = torch.arange(9)[:, None], torch.arange(9)[None]

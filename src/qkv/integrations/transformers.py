@@ -208,7 +208,7 @@ def _options(
         return {"is_causal": True}, None, Ran(module, is_causal=True)
     if type(attention_mask) is not tensors.mask_type():
         # `Ran.mask` must be different for each forward pass. Several passes may share this
-        # `attention_mask`, so `Ran` is created without a mask.
+        # `attention_mask`, so it does not identify a pass, and `Ran` is created without a mask.
         return {}, attention_mask, Ran(module)
     rules: tensors.Rules = attention_mask.rules
     ran = Ran(module, attention_mask, rules.start, rules.first_key, rules.is_causal, rules.padding)

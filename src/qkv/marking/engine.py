@@ -78,7 +78,7 @@ def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = Fal
     Args:
         run: the call of the student's function, with its result.
         steps: the steps of the computation.
-        compute: a function that computes a case from given steps.
+        compute: a function that applies given steps to a case and returns the output.
         exactly: whether two errors must have the same message. If false, it is enough that both
             messages report the same mismatched sizes, such as 12 and 24.
     """
@@ -100,8 +100,8 @@ def explain(runs: Runs, steps: Steps, known: Sequence[Mistake], compute: Compute
     """Find the fewest mistakes (at most two) that give the results of all runs.
 
     Returns:
-        `(steps, mistakes)`: the wrong steps, and the mistakes in these steps. None if no known
-        mistake, and no two known mistakes together, give the results.
+        `(steps, mistakes)`: the wrong steps, and the mistakes in these steps. None if the results
+        cannot be explained by at most two known mistakes.
     """
     if not all(map(_can_be_reproduced, runs)):
         return None
@@ -160,7 +160,7 @@ class Marking:
         task: the name of the task.
         name: the name of the function.
         call: a function that calls the student's function on a case.
-        compute: a function that computes a case from given steps.
+        compute: a function that applies given steps to a case and returns the output.
         steps: the right steps.
         returns: the statement that returns the right result.
         nothing_done: a function that creates a finding if the student's function returns its input
@@ -178,8 +178,8 @@ class Marking:
     # cases with one key, whose weight is always 1: here code that truncates weights to integers
     # gives the right result
     of_weight_one: Sequence[Case] = field(default=(), init=False)
-    # whether known steps reproduce an array that the function returned; reproducing only an
-    # exception does not count
+    # whether known steps gave the same array as the student's function; it is not enough that both
+    # raised the same exception
     explained: bool = field(default=False, init=False)
     findings: list[Finding] = field(default_factory=list, init=False)
     runs: Runs = field(default_factory=list, init=False)
@@ -206,7 +206,7 @@ class Marking:
         return None if self.steps is None else explain(runs, self.steps, known, self.compute)
 
     def explains_more(self, runs: Runs, others: Runs, known: Sequence[Mistake]) -> bool:
-        """Does explaining `runs` take fewer mistakes than explaining `others`?"""
+        """Does the explanation of `runs` need fewer known mistakes than that of `others`?"""
         explained, other = (self.explain(each, known) for each in (runs, others))
         return explained is not None and (other is None or len(explained[1]) < len(other[1]))
 
@@ -339,7 +339,8 @@ def mark_values(
         name: the name of the values.
         tried: the inputs of the tests in a few words.
         mistakes: the mistakes in the values.
-        unread: keys of mistakes that make the values untestable; such values get 0 points.
+        unread: the keys of some mistakes. If one of these mistakes is found, the values cannot be
+            tested, and they get 0 points.
     """
     m = Marking(task, name, lambda case: case, lambda case, steps: case, {})
     m.tried = [tried]

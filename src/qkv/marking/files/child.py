@@ -29,7 +29,9 @@ from qkv.marking.tasks.self_attention_class.layers import arrays_of
 
 NAME = "submission"
 _LONGEST = 1000  # The maximum length of a text in a reply, such as a list of parameters.
-_WATCHED = 64  # The number of recent outputs that are checked for later changes.
+# The number of recent arrays that are checked again: the student's code may change an array after
+# returning it.
+_WATCHED = 64
 
 
 def main() -> None:

@@ -211,7 +211,8 @@ _CLASSES = {
     "Tanhshrink": "activation.Tanhshrink",
     "Identity": "linear.Identity",
 }
-# The activations of a linear layer, keyed by the full and the short name of torch's class.
+# The activation functions that may follow a linear layer. The keys are the full and the short name
+# of each function's class in torch.
 ACTIVATIONS = {
     f"torch.nn.{path}": None if name == "Identity" else name.lower()
     for name, file in _CLASSES.items()

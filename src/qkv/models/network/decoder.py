@@ -190,7 +190,7 @@ class EncoderDecoder(Transformer):
         Args:
             ids: (B, L) token ids.
             mask: (B, L), True at unmasked tokens. A masked token between unmasked tokens keeps its
-                position: in the mask 1 0 1, the last token is at position 2.
+                position: with the mask 1 0 1, the tokens have the positions 0, 1 and 2.
             texts: the vectors that the encoder computed for the texts.
             options: `record`, `top_k` and `stop`, as in `Options`.
         """
@@ -207,7 +207,10 @@ class EncoderDecoder(Transformer):
     def remember(
         self, texts: Encoded, record: Recorder | None, stop: int | None = None
     ) -> list[KVCache]:
-        """Return one cache per decoder layer before `stop`, filled from the encoder's vectors."""
+        """Return a cache for each decoder layer with an index below `stop` (all layers if None).
+
+        The caches are filled from the encoder's vectors.
+        """
         layers = zip(self.cross_attention[:stop], self.decoder.options[:stop], strict=True)
         return [
             attn.remember(

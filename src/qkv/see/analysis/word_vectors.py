@@ -292,8 +292,8 @@ class Pair:
 
     Attributes:
         word: the word.
-        a: the position, among all tokens, of the word's first occurrence in one sentence.
-        b: the position of the word's first occurrence in the other sentence.
+        a: the word's first occurrence in one sentence, as an index into `Shift.tokens`.
+        b: the word's first occurrence in the other sentence, as an index into `Shift.tokens`.
         cosine: `(stages + 1,)`: the cosine of the static vectors, then the cosine at each stage.
     """
 

@@ -194,7 +194,7 @@ def _fits(text: str, encoding: str) -> bool:
 
 _WAIT = 0.3  # The maximum time to wait for the terminal's answer, in seconds.
 # Ask for the background colour, then for the type of the terminal. All terminals answer the second
-# question. So if a terminal ignores the first question, the second answer ends the wait.
+# question. So if a terminal ignores the first question, the wait ends when it answers the second.
 _QUESTION = b"\x1b]11;?\x1b\\\x1b[c"
 _COLOR = re.compile(rb"\]11;rgba?:([0-9a-fA-F]+)/([0-9a-fA-F]+)/([0-9a-fA-F]+)")
 _END = re.compile(rb"\x1b\[\?[\d;]*c")

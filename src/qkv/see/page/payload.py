@@ -108,8 +108,8 @@ from qkv.see.steps.walk import Walk
 THEMES = ("auto", "light", "dark")
 MOST_CELLS = 4_000_000  # the largest number of weights in a page: 16 MB before base64
 MOST_SCORES = 1_500_000
-# The largest number of weights in a summary. A summary with only 4 weights for each query, the
-# minimum, may exceed this number.
+# The largest number of weights in a summary. A summary may always hold 4 weights for each query,
+# even if it then exceeds this number.
 MOST_KEPT = 1_000_000
 
 
@@ -231,16 +231,17 @@ def check_theme(theme: str, call: str) -> str:
 #   `layers` lists the indices of the layers.
 #   `heads` is H.
 #   `steps` lists the steps of all snapshots.
-#   `shown` lists the indices in `steps` of the snapshots with weights.
+#   `shown` lists the snapshots whose weights the page has, as indices into `steps`.
 #   `weights` holds the weights of these snapshots, packed as shares: (shown, layers, H, L, L).
 #   `hidden` is an array of bits, or null.
 #   `scores` is a list of measures. Each measure has four entries. `name` is its name. `of` is a
 #   phrase that describes the averaged weight. `head` is a name for heads with a high score, such as
-#   "an induction head". `values` has one list for each step: the scores of all layers x H heads.
+#   "an induction head". `values` has one list for each step. This list holds the scores of all
+#   heads, layer by layer.
 #   `score` is the index in `scores` of the measure that the page shows first. The entry `sentence`
 #   of START describes how this measure changes.
-#   `becomes` is a threshold. If a head's score in a measure reaches the threshold, the page calls
-#   the head by the name in the measure's entry `head`.
+#   `becomes` is a threshold. If a head's score reaches the threshold, the page says that the head
+#   becomes, for example, "an induction head" (the entry `head` of the measure).
 #   `losses` is a list of [step, loss].
 #   `logged` lists the loss at each of the `steps`; an unknown loss is null.
 #   `knots` lists steps. Charts place these steps at equal distances on the axis, even if the steps
@@ -310,7 +311,8 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #   `own_step`.
 #   `steps` is a list of STEP.
 #   `start` is the [row, column] of the cell whose sum is written out when the page opens.
-#   `own` is the trace's name for the array "own", for example "blocks.0.hook_resid_post".
+#   `own` is the name of an activation, for example "blocks.0.hook_resid_post". The array "own"
+#   holds numbers of this activation.
 #   `own_step` is the index of the step that the page compares with the array "own".
 #   `difference` is the largest difference between a step and the model's own numbers.
 #   `said` is a sentence that names the likeliest word, or empty.
@@ -337,8 +339,8 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #   `cell` is the [row, column] of a number, or null. The page writes out the sum that gives this
 #   number.
 #   `op` describes how each number is computed (see steps/step.py).
-#   `lengths` is null if the rows are not vectors. Otherwise it is a packed array with the length of
-#   each row that the page keeps.
+#   `lengths` is null if the rows are not vectors. Otherwise each row is a vector, and `lengths` is
+#   a packed array with the norms of the kept rows.
 
 
 MOST_TOKENS = 64
@@ -483,11 +485,12 @@ def pack_rows(rows: Array, scales: Array) -> dict[str, Any]:
 
 
 def pack_shares(weights: Array) -> dict[str, Any]:
-    """Pack weights in 16 bits as `n / per`, which keeps the first four decimals of each weight.
+    """Pack each weight as a 16-bit integer n; the page computes the weight as `n / per`.
 
-    If `n / per` and the weight itself are both rounded to four or fewer decimals, the results are
-    equal. An even n means that the weight is exactly `n / per`. If n is odd, the weight lies
-    between the fractions for n - 1 and n + 1.
+    `per` is 40000, which keeps the first four decimals of each weight: if `n / per` and the weight
+    itself are both rounded to four or fewer decimals, the results are equal. The weight is exactly
+    `n / per` if n is even. If n is odd, the weight is more than `(n - 1) / per` and less than
+    `(n + 1) / per`.
 
     >>> pack_shares(np.array([0.125, 0.12501]))
     {'b64': 'iBOJEw==', 'bits': 16, 'shape': [2], 'per': 40000}

@@ -21,9 +21,9 @@ _COMPARED: Mapping[str, list[Callable[..., Array]]] = {
 
 
 def causal(keys: Mapping[str, str], remedy: str) -> tuple[Mistake, ...]:
-    """Return the mistakes in causal masks that `keys` lists, each with a new name.
+    """Return some of the mistakes in causal masks, and give each mistake a new name.
 
-    `keys` maps a mistake's name in this module to the mistake's new name. For example,
+    `keys` maps the name of each returned mistake in this module to its new name. For example,
     `{"ahead": "causal-ahead"}` returns one mistake, whose `key` is "causal-ahead".
     """
     known = _TEXTS.mistakes({name: _COMPARED[name] for name in keys}, step="sees")

@@ -54,7 +54,7 @@ export function heatmap(ui, options) {
   /** @type {any} */
   let shape = null; // the positions of all parts: see `layout`
   /** @type {[CanvasPattern | null, [number, number][]]} */
-  let [orange, mine] = [null, []]; // the pattern that fills the cells hidden by the reader; these cells as [row, column]
+  let [orange, mine] = [null, []]; // the pattern `orange` fills the cells hidden by the reader; `mine` lists these cells as [row, column]
   /** @type {number | null} */
   let lit = null; // the index of the marked number in the cell's vectors
 
@@ -298,8 +298,8 @@ export function heatmap(ui, options) {
   }
 
   /**
-   * The index of the number under the pointer in its vector. Null if the pointer is not on a vector beside a row or
-   * above a column.
+   * Finds the number that is under the pointer, and returns the number's index in its vector. Null if the pointer is
+   * not on a vector beside a row or above a column.
    * @param {any} event
    */
   function numberUnder(event) {
@@ -333,7 +333,7 @@ export function heatmap(ui, options) {
   }
 
   /**
-   * The cell under the pointer; in the picture of the whole matrix, the largest cell near the pointer.
+   * The cell under the pointer; in the picture of the whole matrix, the cell with the largest value near the pointer.
    * @param {any} event
    * @returns {[number, number] | null}
    */

@@ -205,13 +205,14 @@ export function mapPart(ui, store) {
     if (now) show();
   });
 
-  /** Makes the on/off button of the focused head reachable with the Tab key, and no other on/off button. */
+  /** Lets the Tab key reach only one on/off button: the button of the focused head. */
   function tabStop() {
     cells.forEach((cell, i) => (cell.power.tabIndex = i === move.at ? 0 : -1));
   }
 
   /**
-   * Makes the cells of a text, with the last layer on top, or in the order of a measure.
+   * Makes a cell for each head of a text. If the reader has chosen a measure, the measure gives the order of the cells.
+   * Otherwise, the last layer is on top.
    * @param {Text} text
    */
   function build(text) {

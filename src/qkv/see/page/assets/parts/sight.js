@@ -141,7 +141,7 @@ export function arrange(seen, { l, h }) {
     /** @param {number} r */
     gone: (r) => made[r].gone,
     /** @param {number} r */
-    rest: (r) => made[r].rest, // the weight on keys that are missing from the page's data; 0 unless the page has only a summary of the text
+    rest: (r) => made[r].rest, // the weight on keys that a summary of the text leaves out; 0 if the page has all weights
     /**
      * A cell; NaN if masked, undefined if the page does not have it.
      * @param {number} r
@@ -186,7 +186,7 @@ function sourceOf(run, edits) {
   };
   /** @type {Source["score"]} */
   const score = (l, h, i, j) => blocks?.[l]?.attn_scores?.[h]?.[i * T + j] ?? null;
-  // a row that the reader set may have a weight at a masked key; such a key counts as visible
+  // if the reader sets a row of weights, a masked key may have a weight; such a key counts as visible
   /** @type {Source["hidden"]} */
   const changed = (l, h, i, j) => !pattern[l][h][i * T + j] && Boolean(maskOf(l, h)[i * T + j]);
   /** @param {number} i @param {number} j */

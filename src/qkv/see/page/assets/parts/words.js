@@ -9,8 +9,8 @@ import { range } from "../base/arrays.js";
 /** @typedef {import("../store/state.js").PlayState} PlayState */
 
 /**
- * @typedef {string | {word: string}} Said  part of a sentence: a string is the page's own wording, and `word` is
- *     a word of the text or of the vocabulary
+ * @typedef {string | {word: string}} Said  part of a sentence: a string with the page's own wording, or an object
+ *     whose `word` is a word of the text or of the vocabulary
  */
 
 /**
