@@ -20,7 +20,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def row(batch: int, heads: int, kv_heads: int, keys: int, size: int) -> Row:
-    """Make a row in which each text has `keys` keys and one query, at the last position."""
+    """Make a benchmark row: each text has `keys` keys, and one query at the last position."""
     q, k, v = random_inputs((batch, heads, 1, size), (batch, kv_heads, keys, size))
     error = beside(q, k, v)
     reads = k.nbytes + v.nbytes

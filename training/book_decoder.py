@@ -66,7 +66,7 @@ class Recipe:
         passages: the share of tokens from passages of books.
         examples: the share of tokens from WordNet's examples.
         documents: the share of tokens from WordNet's documents.
-        twice: the share of tokens from texts that contain the beginning of a passage twice.
+        twice: the share of tokens from texts in which the beginning of a passage occurs twice.
         length: the maximum number of tokens of a text; a longer text is split.
         tokens: the minimum number of tokens in a step.
         rate: the highest learning rate.

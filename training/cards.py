@@ -33,7 +33,8 @@ def abouts_of(run: Path) -> list[Mapping[str, Any]]:
 
     The record of a run is in its last checkpoint. The folder of an included model contains a file
     with all records. The list is empty if the folder contains neither a run nor this file. A run
-    can start from a folder that is not a run; such a folder has no record.
+    can start from a model without such records; then the list contains nothing about the training
+    of this model.
     """
     checkpoint = last_checkpoint(run)
     if checkpoint is None:

@@ -3,10 +3,11 @@
 `python -m training.vocabulary -o tokenizer.json` makes the tokenizer, and prints how many of the
 everyday words it splits.
 
-Ordinary WordPiece training joins the most frequent neighbours everywhere. As a result, endings and
-parts of names take up much of the vocabulary. Here the most common words of definitions and
-examples, including inflected words, are whole entries; the rest of the vocabulary is trained by the
-usual rule (Wu et al. 2016, section 4.1) on all other words of the texts.
+Ordinary WordPiece training joins the most frequent pairs of neighbouring pieces, in all words of
+the texts. As a result, endings and parts of names take up much of the vocabulary. Here the most
+common words of definitions and examples, including inflected words, are whole entries; the rest of
+the vocabulary is trained by the usual rule (Wu et al. 2016, section 4.1) on all other words of the
+texts.
 
 Small counts say little about a word's frequency: "cooks" occurs five times in these texts, but
 "cook" and its forms occur 346 times. So the score of a word is its own count plus 0.25 times the
@@ -75,8 +76,9 @@ def commonest(
         definitions: texts to count.
         examples: more texts to count, with the same total weight as the definitions.
         base: the function that returns the base form of a content word.
-        of_forms: a factor: the score of a word is its count plus `of_forms` times the count of all
-            its forms together.
+        of_forms: a factor. The score of a word is `count + of_forms * all_forms`. Here, `count` is
+            the count of the word, and `all_forms` is the sum of the counts of all forms of the
+            word, including the word itself.
 
     >>> texts = ["The cat sat.", "the Caf\N{LATIN SMALL LETTER E WITH ACUTE} 1945, the cat"]
     >>> commonest(texts), commonest(texts, ["cat"])

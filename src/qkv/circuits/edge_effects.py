@@ -269,9 +269,10 @@ def _graph(stream: Stream, of: Any, method: str) -> Graph:
 def _correlation(stream: Stream, scores: Arrays) -> float:
     """Return Pearson's correlation between estimated and exact scores on a sample of edges.
 
-    Half of the sample consists of the edges with the largest estimates. The other half is drawn at
-    random from the remaining edges. In the correlation, each drawn edge also stands for edges that
-    were not drawn: if 100 of 1,000 remaining edges are drawn, each drawn edge counts ten times.
+    Half of the sample consists of the edges with the largest estimates. The other half is chosen
+    at random from the remaining edges. In the correlation, each randomly chosen edge also stands
+    for remaining edges outside the sample: if 100 of 1,000 remaining edges are chosen, each of
+    these 100 edges counts ten times.
     """
     edges = [(name, number) for name, own in scores.items() for number in range(len(own))]
     estimates = np.concatenate(list(scores.values()))

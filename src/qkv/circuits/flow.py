@@ -122,16 +122,17 @@ def _words(trace: Trace) -> dict[str, list[str]]:
 def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     """Measure how strongly each head reads the output of each earlier head.
 
-    `OV`, `QK` and `OV'` are matrices of `model.head_weights(layer)`. `OV` belongs to the earlier
-    head, which writes `x @ OV`. `QK` and `OV'` belong to the later head, which reads this output.
-    The score is `|OV @ QK| / (|OV| |QK|)` for "q" (queries), `|OV @ QK.T| / (|OV| |QK|)` for "k"
-    (keys) and `|OV @ OV'| / (|OV| |OV'|)` for "v" (values), where `|M|` is the root of the sum of
-    squares. Even random matrices have scores above 0, especially if D is small, so compare a score
-    with the scores of other heads. The weights are raw: norms are not folded in. (TransformerLens
-    multiplies the weights by the norms' weights when a model is loaded, so TransformerLens computes
-    other scores.) The score ignores rotary positions. The score also ignores the norms that some
-    models apply to queries and keys. If norms follow attention and MLPs (BERT), the norms rescale
-    an output before a later head reads it, but the score ignores these norms.
+    The score is `|A @ B| / (|A| |B|)`, where `|M|` is the root of the sum of the squared entries of
+    a matrix M. `A` and `B` come from `model.head_weights(layer)`. `A` is the OV matrix of the
+    earlier head, which writes `x @ A`. `B` is a matrix of the later head, which reads this output.
+    For "q" (queries), `B` is the later head's QK matrix. For "k" (keys), `B` is the transpose of
+    this QK matrix. For "v" (values), `B` is the later head's OV matrix. Even random matrices have
+    scores above 0, especially if D is small, so compare a score with the scores of other heads. The
+    weights are raw: norms are not folded in. (TransformerLens multiplies the weights by the norms'
+    weights when a model is loaded, so TransformerLens computes other scores.) The score ignores
+    rotary positions. The score also ignores the norms that some models apply to queries and keys.
+    If norms follow attention and MLPs (BERT), the norms rescale an output before a later head reads
+    it, but the score ignores these norms.
 
     The result has the axes "layer" and "head" for the writing head, and "reader_layer" and
     "reader_head" for the reading head. Query heads that share a key head have separate scores.

@@ -289,7 +289,7 @@ Use = Callable[[int, int, Array], None]
 
 
 class _Enough(Exception):
-    """An exception that ends a run once the last layer's attention weights are computed."""
+    """An exception that ends a run as soon as the last layer's attention weights are computed."""
 
 
 def room(model: Model) -> int:

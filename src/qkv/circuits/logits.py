@@ -125,11 +125,12 @@ def attribute_logits(
 
     Raises:
         TypeError: an argument has a wrong type.
-        ValueError: the model has no LM head; its LM head is not linear (BERT's LM head has a layer
-            with an activation function); it has norms after attention and MLPs (BERT), but not
-            before; `by` is "neuron" and a block has no MLP or has a mixture of experts; the trace
-            is from another model; `by`, the position or the token does not exist; or the list `of`
-            does not have one tuple per text.
+        ValueError: the model does not fit: it has no LM head; its LM head is not linear (BERT's LM
+            head has a layer with an activation function); or its norms come after attention and
+            MLPs, and not before (BERT). Or an argument is wrong: the trace is from another model;
+            the position, the token or the value of `by` does not exist; `by` is "neuron", but a
+            block has no MLP or has a mixture of experts; or the list `of` does not have one tuple
+            per text.
         KeyError: the trace lacks an activation; the message says what to trace.
 
     Source:
@@ -274,16 +275,18 @@ def integrated_gradients(
             string.
         baseline: an input without content. A token ("[PAD]", "[MASK]" or an id) is repeated at
             every position. Vectors (D,) or (T, D) replace the embeddings. None means zero vectors.
-            In a model without position embeddings (Llama), choose a token rather than zero vectors:
-            the first norm would enlarge vectors near zero to the size of other vectors.
+            In a model without position embeddings (Llama), choose a token rather than zero vectors.
+            On a line that starts at zero, each vector is a multiple of an embedding, and the first
+            norm scales almost all of these multiples to the same length.
         steps: the number of Gauss-Legendre points at which the gradient is computed.
 
     Returns:
         (T, D), float64; the sum over D gives the contribution of each token.
 
     Warns:
-        UserWarning: the sum of the contributions differs by more than 5% from the logit of the text
-            minus the logit of the baseline. Increase `steps`, or choose another baseline.
+        UserWarning: the contributions should sum to the difference between the logit of the text
+            and the logit of the baseline, but the error is more than 5% of this difference.
+            Increase `steps`, or choose another baseline.
 
     Raises:
         TypeError: an argument has a wrong type, or the model is in half precision.

@@ -115,7 +115,7 @@ class _Pairs:
         self.rows = row[self.groups]
 
     def values(self, weights: Array, shift: int) -> Array:
-        """For each query, sum the weights on position `key + shift`, over the query's pairs."""
+        """Return, for each query, the sum of its weights on `key + shift` over its paired keys."""
         heads = weights.shape[1]
         sums = np.zeros((self.shape[0] * self.shape[1], heads), weights.dtype)
         if len(self.groups):
@@ -264,7 +264,7 @@ Keep = Callable[[Sequence[Read]], None] | None
 def summed(
     model: Model, texts: Any, names: Sequence[str], call: str, add: Add = None, keep: Keep = None
 ) -> HeadSums:
-    """Return the sums of measures over all queries, for a checked model and checked names.
+    """Return the sums of measures over all queries, without checking `model` and `names`.
 
     Args:
         model: a text encoder or decoder.

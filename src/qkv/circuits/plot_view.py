@@ -33,7 +33,7 @@ class PlotView(View):
 
     @property
     def sentence(self) -> str:
-        """The headline, which describes the number with the largest effect."""
+        """The headline, such as the largest effect and the head that has this effect."""
         return self.said
 
     @property

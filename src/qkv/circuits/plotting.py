@@ -291,7 +291,8 @@ def _together(parts: Sequence[_Drawing]) -> str:
 def _rows(parts: Sequence[_Drawing], stretch: bool) -> list[list[panels.Panel]]:
     """Return rows of panels.
 
-    One bar chart shows all drawings of the same `kind` whose arrays have at most one axis.
+    Drawings with at most one axis become bars. Each bar chart shows all such drawings of one
+    `kind`.
     """
     scales = {}
     for kind in dict.fromkeys(part.kind for part in parts):

@@ -139,8 +139,9 @@ class Graph:
         clean: the metric of the clean run.
         corrupted: the metric of the corrupted run.
         correlation: Pearson's correlation between estimated and exact scores, on a sample of edges.
-            If `method` is "exact", no score is estimated, and `correlation` is None. If all
-            estimates in the sample are equal, or all exact scores, `correlation` is NaN.
+            If `method` is "exact", no score is estimated, and `correlation` is None.
+            `correlation` is NaN if all estimates in the sample are equal, or if all exact scores in
+            the sample are equal.
         faithfulness: the metric of a run in which the graph's edges carry clean outputs, and all
             other edges carry corrupted outputs. The metric is scaled so that the corrupted run
             scores 0 and the clean run scores 1. If the graph has all edges, `faithfulness` is None.

@@ -327,7 +327,7 @@ class SAE:
         return out + grad if self.keeps_error else out
 
     def keeping_error(self) -> Self:
-        """Return a copy whose edits add the reconstruction error to the decoded vectors.
+        """Return a copy that, used as an edit, adds the reconstruction error to decoded vectors.
 
         A run through the SAE then differs from the original run only if features are edited.
 

@@ -34,8 +34,8 @@ class Best:
         values: (units, count) float64, largest first; 0 in unused entries.
         numbers: (units, count), the index of each text; -1 in unused entries.
         positions: (units, count), the position of each value in its text.
-        rows: (units, count), an object for each value, for example the activations at all tokens of
-            the text.
+        rows: (units, count), one object for each entry of `values`, for example the array of the
+            activations at all tokens of the text; None in unused entries.
         texts: the kept texts, keyed by index.
     """
 

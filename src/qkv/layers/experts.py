@@ -137,7 +137,8 @@ class Routed(base.Feed, ABC):
     def _route(self, rows: Array) -> tuple[Array, Array, Array | None]:
         """Return the experts of each row, their weights, and the softmax of all scores.
 
-        The softmax is None if the weights are `normalized`.
+        If `normalized` is True, the third value is None: the weights are then the softmax of the
+        chosen experts' scores.
         """
         # Compute scores in float32, because half precision could change the order of close scores.
         wide = rows.astype(compute_type(rows.dtype), copy=False)
@@ -208,8 +209,9 @@ class Experts(Routed):
     def _each(self) -> list[tuple[Array, ...]]:
         """Return one tuple of weights and biases for each expert.
 
-        Every call returns the same array objects, because `linear` stores a packed copy of each
-        object. If this method returned new objects, `linear` would have to pack every array again.
+        As long as the parameters are the same, every call returns the same array objects. `linear`
+        stores a packed copy of each array object. If this method returned new objects, `linear`
+        would have to pack every array again.
         """
         whole = [self.parameters[f"experts.{name}"] for name in _EXPERT.values()]
         if not self._whole or not all(map(is_, self._whole, whole)):

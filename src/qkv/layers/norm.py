@@ -127,9 +127,9 @@ class _Norm(base.Layer):
     def trace(self, x: ArrayLike) -> Trace:
         """Return the divisor `hook_scale` (..., 1) and the output `hook_normalized` (..., D).
 
-        The divisor of a LayerNorm is `sqrt(variance + eps)`, and the output is
-        `(x - mean) / hook_scale * weight + bias`. An RMSNorm uses the mean square instead of the
-        variance, and does not subtract the mean.
+        In a LayerNorm, the divisor `hook_scale` is `sqrt(variance + eps)`, and the output
+        `hook_normalized` is `(x - mean) / hook_scale * weight + bias`. An RMSNorm uses the mean
+        square instead of the variance, and does not subtract the mean.
 
         >>> LayerNorm(2).trace(np.array([[1.0, 7.0]])).names()
         ['hook_scale', 'hook_normalized']

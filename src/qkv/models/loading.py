@@ -32,7 +32,8 @@ from qkv.models.vision import DualEncoder, VisionModel
 from qkv.text import SubwordTokenizer
 from qkv.text.tokenizer import BareTokenizer
 
-_BARE = ("Model", "Encoder", "Backbone")  # The last part of the name of a class without a head.
+# The name of a model class without a head, such as BertModel, ends with one of these words.
+_BARE = ("Model", "Encoder", "Backbone")
 
 
 @advising("load", LOADING)

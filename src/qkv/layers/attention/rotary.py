@@ -27,9 +27,9 @@ class Rotary:
     dims: int | None = None
     interleaved: bool = False
     scaling: Scaling | None = None
-    # The arguments and the result of the last call of `rotation`. If the next call has the same
-    # arguments, it returns the same result. Usually the arguments of two consecutive layers are
-    # equal, because the layers rotate by the same positions.
+    # The arguments and the result of the last call of `rotation`. If the next call has equal
+    # arguments, `rotation` returns this stored result. Usually the arguments of two consecutive
+    # layers are equal, because the layers rotate by the same positions.
     _last: list[tuple[Any, tuple[Array, Array], tuple[Array, Array]]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )

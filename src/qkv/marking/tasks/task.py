@@ -18,7 +18,8 @@ from qkv.marking.mistake import Function, Mistake, Steps, read_texts
 from qkv.marking.outcome import Outcome, kind_of, name_of, numbers, options_of, outcome
 from qkv.marking.result import CheckResult
 
-# the variants of each mistake, keyed by its name: mappings of wrong steps, or wrong functions
+# The variants of each mistake, keyed by the mistake's name. A variant is a wrong function, or a
+# mapping from the names of steps to wrong functions.
 Ways = Mapping[str, Iterable[Steps | Function]]
 _TABLES = tomllib.loads(files(__package__).joinpath("tasks.toml").read_text("utf-8"))
 
@@ -193,7 +194,8 @@ def both_ends(texts: Texts, name: str, *steps: Callable[[int], Steps]) -> tuple[
         texts: the texts of the module; the placeholder {end} becomes "last" or "first".
         name: the name of the table that describes both mistakes.
         steps: functions that return wrong steps, one function for each way to make the mistake.
-            Each function receives the index of the item that the loop skips: -1 or 0.
+            Each function receives -1 if the loop skips the last item, and 0 if the loop skips the
+            first item.
     """
     return tuple(
         texts.mistake(name, *(step(at) for step in steps), end=end)
@@ -238,7 +240,8 @@ class Exercise:
         name: the task's name.
         right: the right function; the learner's function has the same name.
         draw: a function that draws the arguments of each call, smallest first.
-        mistakes: the known mistakes, which replace `DO`, the only step of the computation.
+        mistakes: the known mistakes. The computation has only one step, `DO`; each mistake replaces
+            this step by a wrong function.
         tried: the tested inputs in a few words, such as "one row and several rows".
         returns: the right return statement.
         parts: the names of the returned arrays, if the function returns several.

@@ -180,7 +180,10 @@ KNOWN = (
 
 
 def _drawn(seed: int, parts: tuple[int, ...], source: int, width: int) -> Writing:
-    """Draw projections, word vectors, and context vectors (source, width) in multiples of 1/2."""
+    """Return random projections, word vectors, and context vectors (source, width).
+
+    All entries are multiples of 1/2.
+    """
     rng = generator(seed)
     shapes = {"x": (sum(parts), width), "context": (source, width)}
     shapes |= dict.fromkeys(NAMES, (width, width))

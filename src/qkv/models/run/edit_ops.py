@@ -61,7 +61,8 @@ class Plan:
         sources: for each text that a record names in "from", the activations of this text.
         masked: the masked keys.
         ablated: the replacement of each ablated head's output: `ablated[layer][head]`.
-        changes: the steps that change an activation, in order, keyed by its full name.
+        changes: a list of steps for each changed activation, keyed by the activation's full name.
+            The steps change the activation in the order of the list.
     """
 
     call: str
@@ -144,8 +145,8 @@ class Plan:
 
         Args:
             record: the edit record.
-            value: a function that takes the index of the part in the activation of one text, and
-                returns the new part.
+            value: a function that takes an index and returns the new part. The index selects the
+                replaced part in the activation of one text.
         """
         at, layer = record.fields["at"], record.fields["layer"]
         index = tuple(chosen for _, chosen in self.part(record, 0).values())

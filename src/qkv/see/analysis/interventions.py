@@ -21,9 +21,9 @@ from qkv.trace import Trace
 MOST_HEADS = 48  # the maximum number of heads to try; assets/store/rule.js uses the same maximum
 MOST_TOKENS = 512
 
-# `Moved` maps each (layer, head) to the probability that moves to other words when the head is
-# removed. `Effects` maps each (layer, head) to two numbers: this probability, and the probability
-# of the model's first guess without the head.
+# `Moved` maps each (layer, head) to a number: how much probability moves to other words when the
+# head is removed. `Effects` maps each (layer, head) to two numbers: this number, and the
+# probability of the model's first guess without the head.
 Moved = dict[tuple[int, int], float]
 Effects = dict[tuple[int, int], tuple[float, float]]
 

@@ -322,7 +322,7 @@ SLIPS = (
         },
         step="gate",
     ),
-    # two mistakes at once: a wrong split into heads, and `_in_one_row` as a wrong join
+    # two mistakes at once: the heads are split wrongly, and `_in_one_row` joins them wrongly
     *(
         replace(one, variants=tuple({**variant, "join": _in_one_row} for variant in one.variants))
         for one in SPLITTING

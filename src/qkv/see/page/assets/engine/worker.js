@@ -1,6 +1,6 @@
 // The worker runs the model, while the page stays responsive. It answers the requests of the door (door.js).
 // A request is for a run, for the continuation of a text, or for a sweep that removes each head separately.
-// The worker works step by step, so that the newest run always goes first.
+// The worker splits its work into steps. Between two steps it reads new requests, so that the newest run always goes first.
 
 import { forward, handedOn, logitsAt } from "./engine.js";
 import { Cache, written } from "./generate.js";
@@ -151,7 +151,7 @@ function* generate(question) {
 }
 
 /**
- * Checks the options of the choice; an error says what is wrong and how to correct it.
+ * Checks the options of `generate`, such as the temperature; an error says what is wrong and how to correct it.
  * @param {any} options
  */
 function choiceOf({ max = 32, temperature = 0, top_k = null, seed = 0, begun = [] } = {}) {

@@ -36,8 +36,8 @@ export function rowsInView(head, held, hover, token) {
 
 /**
  * Returns the tokens of the rows that stay in view after the reader picks row r. If `add` is true, r is toggled: it is
- * added to the kept rows, or removed if it was already kept. Otherwise only r is kept, or nothing if r was the only
- * kept row.
+ * added to the kept rows, or removed if it was already kept. Otherwise r becomes the only kept row; but if r was
+ * already the only kept row, no row is kept.
  * @param {Head} head
  * @param {number[]} held
  * @param {number} r
