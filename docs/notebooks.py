@@ -71,7 +71,7 @@ def teacher(text: str) -> nbformat.NotebookNode:
 
 
 def answered(text: str) -> nbformat.NotebookNode:
-    """Make the student's notebook with the teacher's answers, and with the asserts of the page."""
+    """Make the student's notebook with answers in its stubs, and with the page's hidden cells."""
 
     def kept(cell, answer):
         return None if "solution" in cell_tags(cell) else cell.source if answer is None else answer
@@ -207,7 +207,7 @@ def _live(call: str, number: int) -> nbformat.NotebookNode:
 
 
 def tasks(cells: list[nbformat.NotebookNode]) -> list[str]:
-    """Return the tasks of the stubs that `qkv.check` marks, in the order of the notebook."""
+    """Return the task of each stub that `qkv.check` checks, in the order of the notebook."""
     code = [cell for cell in cells if cell.cell_type == "code"]
     trees = [(cell_tags(cell), ast.parse(cell.source)) for cell in code]
     asked = {

@@ -18,25 +18,26 @@ sentences whose first guess has a probability of 5% or more, and then all other 
   the rule chooses the sentence with the largest weight. No other card may use *second*.
 - *neighbour*: the head with the largest mean weight on the previous or the next token, over the
   pool. In the lesson's sentence, the query is the word that looks at the filler's word in this
-  head. The rule also chooses a replacement: a word from a filler in another family of
-  `stories.txt`. If this word replaces the filler's word, the weight may change by at most 0.08.
+  head. The rule also chooses a replacement word. In `stories.txt`, this word is part of a filler of
+  another family. If this word replaces the filler's word, the weight may change by at most 0.08.
 - *other*: another head for the lesson's sentence. In this head, the missing word looks most at
   another content word, with a weight of 0.4 or more. The head is not the head of *neighbour*. The
   rule prefers heads in the layer of the lesson's head, and then the head with the largest weight.
-- *causal*: a sentence in which a content word of the filler comes after the gap, and in which a
-  causal mask changes the model's first guess. Of these sentences, the rule chooses the sentence in
-  which the original first guess loses the largest share of its probability.
-- *equal*: two heads in which the missing word looks most at the same content word. Both weights are
-  0.4 or more, and they differ by at most 0.01. But ablating one of the two heads moves at least 0.1
-  more probability than ablating the other head. The rule first prefers pairs in which only one
-  ablation changes the first guess. Then it prefers pairs with a large difference between the two
-  amounts of moved probability.
+- *causal*: a sentence in which the missing word comes before a content word of the filler, and in
+  which a causal mask changes the model's first guess. Of these sentences, the rule chooses the
+  sentence in which the original first guess loses the largest share of its probability.
+- *equal*: a content word and two heads. In both heads, the missing word looks most at this content
+  word. Both weights are 0.4 or more, and they differ by at most 0.01. But ablating one of the two
+  heads moves at least 0.1 more probability than ablating the other head. The rule first prefers
+  pairs in which only one ablation changes the first guess. Of the remaining pairs, it chooses the
+  pair whose two ablations differ most in how much probability they move.
 - *worth*: two words, each of which occurs once in the sentence. The second word is a content word
   of the sentence's filler. The mean weight of all heads on the first word is at least 1.2 times the
   mean weight on the second word. But masking the second word moves at least 1.3 times as much
-  probability as masking the first word, and at least 0.1 more. The rule first prefers pairs
-  in which masking the second word changes the first guess but masking the first word does not. Then
-  it prefers pairs with a large difference between the two amounts of moved probability.
+  probability as masking the first word, and at least 0.1 more. If several pairs qualify,
+  the rule prefers pairs in which the most probable guess changes if the second word is masked, but
+  not if the first word is masked. Of the remaining pairs, it chooses the pair whose two words
+  differ most in how much probability masking them moves.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ Head = tuple[int, int]
 # guess has a probability of SURE or more.
 SURE, LEAST = 0.05, 0.02
 # LARGE and LARGE_TOO are minimum weights. A query's largest weight must exceed the query's other
-# weights by APART. If a rule compares two changes, APART is also the minimum difference between the
-# probabilities that they move.
+# weights by APART. If a rule compares two changes, one change must move at least APART more
+# probability than the other.
 LARGE, LARGE_TOO, APART = 0.5, 0.4, 0.1
 AHEAD = 0.0005  # the minimum difference in probability between the first and the second guess
 # A swap must change a weight by less than STAYS. The weights of two heads may differ by at most
@@ -338,7 +339,10 @@ def _aside(sentence: Sentence, by: int) -> Array:
 
 
 def _other(sentence: Sentence, heads: Sequence[Head], word: str) -> tuple[Head, str] | None:
-    """Return a head that looks at another content word; prefer heads in the first head's layer."""
+    """Return a head that looks at a content word other than `word`, and that content word.
+
+    The head is not in `heads`. Heads in the layer of `heads[0]` are preferred.
+    """
     best = None
     for other in np.ndindex(*sentence.looks.shape[:2]):
         name, weight = sentence.top(other)

@@ -301,7 +301,7 @@ def _probe(
 
 
 def _words(one: Sentence, head: Head, query: int) -> dict[str, Any]:
-    """Return the options of a question: the words of a sentence with the largest weights."""
+    """Return the options of a question: those words of a sentence that get the largest weights."""
     row = one.run([])[0][head][query]
     largest = sorted(one.words, key=lambda word: -float(row[one.words[word]].sum()))[:WORDS]
     words = [word for word in one.words if word in largest]
@@ -316,8 +316,9 @@ def _guesses(one: Sentence, edits: list[Edit]) -> tuple[str, str, str, dict[str,
     """Return the options for the gap: the first guess before and after the edit, and other guesses.
 
     Returns:
-        The first guess before the edit, placeholders for its probability before and after the edit,
-        and the options and probes of a card.
+        `(guess, before, after, options)`: `guess` is the first guess without the edit. `before` and
+            `after` are placeholders, such as `{4}`, for the probability of `guess` without and with
+            the edit. `options` is a dict with the options and probes of a card.
     """
     before = [word for word, _ in one.guesses([], 8) if word.isalpha() and word not in one.words]
     now = one.guesses(edits)[0][0]
@@ -342,7 +343,7 @@ def _first(one: Sentence, edits: Sequence[Edit]) -> str:
 
 
 def _strongest(one: Sentence, word: str) -> Head:
-    """Return the head in which the missing word looks most at a word."""
+    """Return the head with the largest weight from the missing word to `word`."""
     weights = one.looks[:, :, one.words[word]].sum(-1)
     layer, head = divmod(int(weights.argmax()), weights.shape[1])
     return layer, head

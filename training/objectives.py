@@ -76,7 +76,10 @@ class Unseen(Masked):
         ] = True
 
     def _order(self, words: Array, ids: Array, rng: np.random.Generator) -> Array:
-        """Return the word numbers in the order of masking; content words tend to be first."""
+        """Return the numbers of all words in a random order; content words tend to be first.
+
+        `batch` masks the first words of this order.
+        """
         if self.little == 1:
             return super()._order(words, ids, rng)
         weights = np.full(int(words.max()) + 1, self.little)
@@ -237,8 +240,8 @@ class Uses:
         ids: (total,) tokens.
         cu_lengths: (B + 1,) the index of each text's first row, then the number of rows.
         spans: (B, 2) for each text, a slice `begin:end` of the rows. The mean of the slice is the
-            text's vector. In a sentence, the slice is the word whose sense is trained. In a
-            definition, the slice is the whole definition.
+            text's vector. The slice of a sentence covers the word whose sense is trained. The
+            slice of a definition covers the whole definition.
         targets: (U,) the index of the right definition of each sentence.
         priors: (U, M), the number that training adds to the logit of each sentence and definition.
             If the definition defines a sense of the sentence's word, the number is
@@ -271,11 +274,11 @@ class Senses(Stateless):
             another sense of the word.
         temperature: the divisor of the cosines.
         replaced: the share of the draws in which a synonym replaces the word, if it has a synonym.
-        hidden: the share of masked tokens among the other tokens of a sentence. The word itself is
-            never masked.
+        hidden: the probability of masking a token of a sentence. The word itself and the special
+            tokens are never masked.
         defined: the share of the draws that come from `entries`.
-        prior: the factor of the log frequency of a sense. A factor above 1 pulls rarely drawn
-            senses more strongly towards their words.
+        prior: the factor by which the log frequency of a sense is multiplied. A factor above 1
+            pulls rarely drawn senses more strongly towards their words.
         used: the probability that a definition is replaced by another sentence that uses a word in
             the defined sense. If there is no such sentence, the definition stays.
         name: the name of the loss.
@@ -448,9 +451,9 @@ def sentences(
 ) -> tuple[list[Sentence], dict[int, Array]]:
     """Return the training sentences that use a word in a known sense, and the senses' definitions.
 
-    All texts are token ids. A text with more than `limit` tokens is cut. If this would cut off the
-    word of a sentence, the sentence is left out. The synonyms of an uninflected word are the other
-    words of its synset, without compounds.
+    All texts are token ids. A text with more than `limit` tokens is cut. A sentence is left out if
+    the cut would remove the word whose sense is known. The synonyms of an uninflected word are the
+    other words of its synset, without compounds.
     """
     uses = list(wordnet.uses())
     before, after = around(tokenizer)

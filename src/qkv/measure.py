@@ -22,7 +22,9 @@ Advance = Callable[[int], None]
 
 ROUNDS = 9  # The minimum number of rounds; with fewer rounds, medians are unreliable.
 LEAST = 2e-3  # Each round repeats calls that take fewer than `LEAST` seconds.
-SHORT = 0.02  # In each round, a call of less than `SHORT` seconds first runs without being timed.
+# If a call takes fewer than `SHORT` seconds in the warm-up round, each later round runs it as a
+# warm-up before timing it.
+SHORT = 0.02
 
 
 def in_turn(
@@ -45,8 +47,8 @@ def in_turn(
         advance: a function that is called with 1 after each round, including the warm-up round.
 
     Returns:
-        The seconds of the calls, keyed by name: one time per round. If a round repeats a short
-            call, the time is the mean of the repeats.
+        The times of each call in seconds, keyed by name. The list of a call has one time for each
+            round. If a round repeats a short call, the time is the mean of the repeats.
     """
     collecting = gc.isenabled()
     gc.disable()

@@ -33,13 +33,13 @@ class Mistake:
         remedy: the line that corrects the mistake.
         kind: "wrong", "fragile" or "convention". Fragile code fails for large numbers or fully
             masked rows. With "convention", the code is correct but follows another convention.
-        variants: the forms in which the mistake occurs. Each form is a mapping of wrong steps,
-            which replace the right steps with the same names.
+        variants: the forms in which the mistake occurs. Each form maps names of steps to wrong
+            steps. A wrong step takes the place of the right step with the same name.
         nudge: a first hint, which does not name the mistake.
         where: where to look in the code.
-        alone: whether to report the mistake only if the function has no other mistake. A pair of
-            such a mistake and another mistake would give the results of too many wrong functions
-            by chance.
+        alone: if True, the mistake is never reported together with another mistake, because many
+            functions with other mistakes would, by coincidence, have the same results as such a
+            pair.
     """
 
     key: str

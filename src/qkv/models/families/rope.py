@@ -71,7 +71,7 @@ def read_rotary(config: Config, size: int, defaults: RotaryDefaults = _USUAL) ->
 class OlderKeys(NamedTuple):
     """The keys in an older config that describe the rotary positions of one kind of layer.
 
-    One kind of layer is, for example, the layers with windows.
+    For example, all layers with windows are one kind of layer.
 
     Attributes:
         theta: the key that holds the base.

@@ -30,8 +30,8 @@ class Fused:
         name: the name of the tensor, with `*` for the layer's number.
         index: the index of this parameter among the tensor's parameters, counted from 0.
         count: the number of parameters in the tensor.
-        groups: the number of equal groups of columns. Each group holds columns of all parameters;
-            for example, a group holds the columns of query, key and value of one head.
+        groups: the number of equal groups of columns. Each group holds some columns of every
+            parameter; for example, a group holds one head's columns of query, key and value.
         shares: how many columns each parameter has, relative to the other parameters. For example,
             (4, 1, 1) means that the first parameter has four times as many columns as each of the
             others. An empty tuple means that all parameters have equally many columns.
@@ -110,8 +110,8 @@ class Family:
             number instead of `*` applies only to the layer with this number.
         rename: if the names depend on the config, a function that takes `names` and a config, and
             returns all names.
-        heads: maps some kinds of head to the names of the head's parts. For a model with such a
-            head, these names replace entries of `names`.
+        heads: maps some kinds of output head, such as "PreTraining", to the names of the head's
+            parts. For a model with such a head, these names replace entries of `names`.
         defaults: the values for keys missing in a config.
         spellings: the names of each key in this family, as in `Config`.
         layout: whether files hold the linear weights of blocks as (out, in) or as (in, out).

@@ -431,8 +431,9 @@ def encode(
             into tokens before the first text is run.
         hide: words, positions and edges to mask, as in `trace`; positions include the prompt.
         edit: activations to change, as in `trace`. If an edit is a function, each of its calls gets
-            a batch of texts, in any order; `at.texts` has the index of each text. If an edit is an
-            array, it has one row per text, in the order of the texts.
+            a batch of texts. The texts of a batch may be in any order; `at.texts` has the index of
+            each text in `inputs`. If an edit is an array, it has one row per text, in the order of
+            `inputs`.
 
     Returns:
         The vectors (n, D), in the order of the texts; (D,) for one string; (0, D) if there are no
@@ -621,7 +622,9 @@ def routes(model: Core) -> Mapping[str, Core]:
 
 
 def model_for(model: Core, task: str | None, call: str) -> Core:
-    """Return the model of the route for texts with this task.
+    """Return the model that encodes texts with this task.
+
+    In a model with routes, the task selects a route, and each route has its own model.
 
     Raises:
         TypeError: the task is not a string.

@@ -164,7 +164,7 @@ class Heads:
     def links(
         self, layer: int, queries: Indices = None, keys: Indices = None
     ) -> tuple[Array, Array]:
-        """Return `(weights, keys)`: a layer's weights between two different content words.
+        """Return a layer's weights between different content words, and the positions of the keys.
 
         Args:
             layer: the layer.
@@ -342,7 +342,7 @@ def heads_of(trace: Trace, *, parameters: Arrays | None = None, name: str = "") 
 
 
 def _corner(links: Array, keys: Array, most: int) -> tuple[list[int], list[int]]:
-    """Return up to `most` queries and up to `most` keys of the largest links, as sorted lists."""
+    """Return the sorted queries and the sorted keys of the largest links, up to `most` of each."""
     rows: set[int] = set()
     columns: set[int] = set()
     for index in np.argsort(-links, axis=None, kind="stable")[: 20 * most].tolist():

@@ -119,7 +119,8 @@ def after_copies(tokens: Sequence[str], special: Sequence[bool]) -> Array:
     """Find each token's induction targets: the tokens that follow its earlier occurrences.
 
     The result is `(L, L)` bool. In "a b c a", the target of the second "a" is "b". Special tokens
-    have no targets. A token is never its own target, even in "a a".
+    have no targets. In "a a", the second "a" follows the first "a", but a token is never its own
+    target.
 
     Source:
         Olsson et al. 2022, "In-context Learning and Induction Heads": the prefix matching score.
@@ -192,7 +193,7 @@ def strongest(score: Array, count: int) -> list[int]:
 
 
 def strongest_block(score: Array, most_rows: int, most_columns: int) -> tuple[list[int], list[int]]:
-    """Return the indices `(rows, columns)`, each sorted, that contain the largest numbers.
+    """Return the sorted indices of the rows and of the columns that contain the largest numbers.
 
     >>> strongest_block(np.array([[1, 9, 0], [0, 0, 2], [8, 0, 0]]), 2, 2)
     ([0, 2], [0, 1])
@@ -235,7 +236,8 @@ class Link:
     def of_positions(self) -> bool:
         """Return whether the head attends to positions rather than words.
 
-        A head attends to positions if an average in `usual` is at least `OF_POSITIONS` (0.4).
+        A head counts as attending to positions if one of the two averages in `usual` is at least
+        `OF_POSITIONS` (0.4).
         """
         return max(self.usual) >= OF_POSITIONS
 

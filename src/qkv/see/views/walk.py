@@ -70,7 +70,7 @@ class WalkView(View):
 
     @property
     def sentence(self) -> str:
-        """Name the likeliest word, and state the difference from the model's own numbers."""
+        """Name the likeliest word; state how far recomputed numbers differ from the model's own."""
         first, last = self.walk.compared[0][1], self.walk.own_name
         own = last if first == last else f"numbers, from {first} to {last},"
         compared = (

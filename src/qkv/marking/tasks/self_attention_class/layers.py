@@ -265,7 +265,11 @@ def _in_three(a: Array, flipped: bool) -> list[Array]:
 
 
 def _joined(arrays: list[Array], role: str, layout: Layout) -> tuple[Array, str] | None:
-    """Join the matrices of all heads; also return which fields of `Projections` are True."""
+    """Join the matrices of all heads into one; also return a note, such as "slices, shared".
+
+    The note names the fields of `Projections` that these matrices set to True. If the sizes of the
+    matrices do not fit, the result is None.
+    """
     dim, heads, flipped = layout
     if len(arrays) == 1 and arrays[0].ndim == 3:
         arrays = list(arrays[0])  # (heads, D, d)

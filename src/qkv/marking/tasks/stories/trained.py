@@ -42,14 +42,20 @@ def _shifted(by: int) -> Function:
 
 
 def _of_one(number: int) -> Function:
-    """Return a wrong score that uses one earlier occurrence: the first (0) or the last (-1)."""
+    """Return a function with a known mistake: it uses only one earlier occurrence of a name.
+
+    If `number` is 0, this is the first occurrence; if it is -1, the last earlier occurrence.
+    """
     return lambda weights, ids, names: np.mean(
         [weights[i, earlier[number] + 1] for i, earlier in _returning(ids, names)]
     )
 
 
 def _later(*, itself: bool) -> Function:
-    """Return a wrong score that also uses later names and, if `itself`, the current name."""
+    """Return a function with a known mistake: it also uses later occurrences of a name.
+
+    If `itself` is True, the function uses the current occurrence as well.
+    """
 
     def of(weights: Array, ids: Any, names: Any) -> Any:
         shares = []

@@ -1,5 +1,5 @@
-// Texts that the rules of a tokenizer change. Each character of a changed text stores which part of the given text it
-// comes from.
+// Texts that are changed by the rules of a tokenizer. Each character of a changed text stores which part of the given
+// text it comes from.
 
 /**
  * The character at position i of `text` comes from `original.slice(from[i], to[i])`; in `original`, the piece begins at

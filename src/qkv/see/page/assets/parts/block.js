@@ -251,7 +251,7 @@ export function blockPart(ui, { onshow, panel }) {
   });
   ui.redraw(draw);
 
-  /** Makes the nodes again if they differ from the previous nodes. */
+  /** Makes a new button for each step if the contents of the buttons have changed since the last call. */
   function build() {
     const { steps } = flow;
     const wanted = JSON.stringify(steps.map((step) => [step.name, step.title, signOf(step), step.changed]));

@@ -284,8 +284,8 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     update(next) {
       hand.update(next);
       settle();
-      // `set` runs later than `update`. If the reader presses a key in the meantime, the key press must change the
-      // weights of `next.run`.
+      // `set` runs later than `update`. If the reader presses a keyboard key in between, the key press changes the
+      // weights of `next.run`, because the next line stores `next.run` now.
       if (told && next.run?.tokens.length === told.run.tokens.length) told = { ...told, run: next.run };
     },
   };
