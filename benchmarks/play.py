@@ -36,7 +36,9 @@ MOTION = 12.0  # the maximum seconds of the animation, which should take 10.8 s
 NEW, TOKEN = 40, 0.04  # the number of new tokens, and the seconds for each token
 TASK = 0.05  # the maximum seconds of a task of the main thread
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-SEEN = 0.0051  # the largest allowed error of a probability: from 10%, the page shows whole percents
+# SEEN is the largest allowed error of a probability. The page rounds probabilities of 10% or more
+# to whole percents, so the error can reach 0.005.
+SEEN = 0.0051
 
 KEY = """([field, text]) => new Promise((resolve, reject) => {
   setTimeout(() => reject(new Error("nothing was painted in 60 s")), 60_000);

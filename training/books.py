@@ -233,7 +233,7 @@ def is_dropped(word: str) -> bool:
 
 @cache
 def dropped(path: Path = DROPPED) -> frozenset[str]:
-    """Return the words of `dropped_words.txt`, which no model reads."""
+    """Return the words that no model reads in training; `dropped_words.txt` lists them."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return frozenset(line.strip() for line in lines if line.strip() and not line.startswith("#"))
 

@@ -25,9 +25,10 @@ class Candidate:
         family: the family's name in `stories.txt`.
         why: the reason for the guess, with {hidden} in place of the masked word.
         cue: the words of the filler in lower case.
-        right: the right words for the gap, which `stories.txt` lists after the filler.
-        fits: all words that are right for at least one filler of the family, and the words that
-            `stories.txt` lists after "+": these words fit with any filler.
+        right: the right words for the gap with this filler; `stories.txt` lists these words after
+            the filler.
+        fits: the right words of all fillers of the family, and the words that `stories.txt` lists
+            after "+". The words after "+" fit the gap with any filler.
     """
 
     sentence: str
@@ -84,7 +85,10 @@ def candidates(text: str | None = None) -> list[Candidate]:
 def _blocks(
     lines: Sequence[str],
 ) -> Iterator[tuple[list[str], list[tuple[str, frozenset[str]]]]]:
-    """Return groups of frames and fillers; a frame after a filler starts a new group."""
+    """Yield each group of frames and fillers.
+
+    In the lines, the fillers of a group follow its frames. The next frame starts a new group.
+    """
     frames: list[str] = []
     fillers: list[tuple[str, frozenset[str]]] = []
     for line in (*filter(None, lines), ""):

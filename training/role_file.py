@@ -24,7 +24,7 @@ _ROW = re.compile(r"^\| (\d+\.\d+) \| ([a-z][a-z ]*) (\d\.\d\d)[ ,]", re.MULTILI
 
 
 def roles_in(card: str) -> dict[str, tuple[str, float]]:
-    """Return each head's role with the largest weight, as a model card lists it.
+    """Return the first role of each head in a model card, and the weight of this role.
 
     In the card's table, the row of each head lists the head's roles, the largest weight first.
 

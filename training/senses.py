@@ -3,12 +3,12 @@
 `python -m training.senses MODEL` prints both results. MODEL is a folder or a name; by default, it
 is the default model.
 
-Method. WordNet gives examples for its synsets (words with the same meaning). A use is a held-out
-example and a word of its synset. The example contains the word as WordNet spells it, with or
-without an added ending. The vector of a use is the mean of the vectors of the word's tokens. The
-vector of a sense is the mean of the vectors of all tokens of its definition, including [CLS] and
-[SEP]. Both vectors are read at the same point of the model: the token table, the embeddings
-(including positions and norm), or the output of a layer, counted from 0.
+Method. WordNet gives examples for its synsets (words with the same meaning). A use is a pair: a
+held-out example, and a word of the example's synset. The example contains the word as WordNet
+spells it, with or without an added ending. The vector of a use is the mean of the vectors of the
+word's tokens. The vector of a sense is the mean of the vectors of all tokens of its definition,
+including [CLS] and [SEP]. Both vectors are read at the same point of the model: the token table,
+the embeddings (including positions and norm), or the output of a layer, counted from 0.
 
 Each use is compared with all senses that its word has in the same part of speech. *Sense* is the
 share of uses for which the vector of the right sense has the largest cosine with the vector of the
@@ -230,9 +230,10 @@ def _masked(
 def heads(model: qkv.Model, sentences: Sequence[str]) -> list[dict[str, Any]]:
     """Return each head's mean weight on certain tokens, over all queries.
 
-    Each result is named after these tokens: the previous or the next token, all tokens equal to the
-    query's token (including this token itself), or the first or the last token ([CLS] and [SEP] in
-    a BERT). `uniform` is the entropy of the head's weights, divided by its maximum.
+    Each result is named after its tokens. `previous` and `next` are the tokens beside the query.
+    `same` stands for all tokens equal to the query's token, including the query's token itself.
+    `first` and `last` are the first and the last token of the text ([CLS] and [SEP] in a BERT).
+    `uniform` is no token: it is the entropy of the head's weights, divided by its maximum.
     """
     sums = np.zeros((len(HEAD_SCORES), model.num_layers, model.num_heads))
     counts = np.zeros(len(HEAD_SCORES))

@@ -206,10 +206,10 @@ def _overlaps_itself(array: Array) -> bool:
     else:
         return False  # every stride is too large for two elements to overlap
     for axis in range(array.ndim):
-        # Check whether the two halves of this axis share memory. If the halves share no memory,
-        # only overlaps within a half remain. The second half has the same strides as the first
-        # half and is not longer: if its elements share memory, so do elements of the first half.
-        # So the loop continues with the first half alone.
+        # Check whether the two halves of this axis share memory. If not, only two elements of the
+        # same half can overlap. The second half has the same strides as the first half and is not
+        # longer. So if two elements of the second half overlap, two elements of the first half
+        # overlap too, and it is enough to continue with the first half.
         part = np.moveaxis(array, axis, 0)
         while (half := (len(part) + 1) // 2) < len(part):
             if _overlap(part[:half], part[half:]):

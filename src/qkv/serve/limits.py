@@ -21,14 +21,14 @@ class Limits:
         tokens: the maximum number of tokens of one request, after its texts are truncated as in
             `encode`.
         edits: the maximum number of edits of a trace.
-        sources: the maximum number of texts from which the edits of one trace copy activations.
-            Each of these texts needs its own forward pass.
+        sources: the maximum number of source texts of one trace. An edit can copy activations from
+            a source text. Each source text needs its own forward pass.
         new_tokens: the maximum number of new tokens of one completion.
         answer: the maximum number of bytes of a trace, or of completions with logprobs or echo.
         waiting: the maximum number of requests that wait to be computed.
         batch_tokens: the approximate number of tokens in a batch.
-        streams: between two batches, the server computes the next piece of at most this many
-            streams.
+        streams: between two batches, the server computes one piece for each of at most this
+            many streams.
         stream_tokens: the approximate number of tokens that all streams together keep in memory.
             Above this number, some streams lose their caches. When such a stream continues, the
             server first computes the stream's earlier tokens again.

@@ -92,7 +92,7 @@ class _Requests(HttpToolsProtocol):
         """Parse bytes; return the bytes to parse next.
 
         The result is empty, unless a request offers to switch to another protocol. Then the result
-        is the head of this request without the offer, and all bytes after the head.
+        is the head of this request without the offer, followed by all bytes after the head.
         """
         try:
             self.parser.feed_data(data)

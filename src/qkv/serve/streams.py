@@ -49,7 +49,7 @@ class Stream(Request):
 
     @property
     def is_full(self) -> bool:
-        """Whether `AHEAD` pieces are unread. A full stream is paused."""
+        """Whether the number of unread pieces has reached `AHEAD`. A full stream is paused."""
         return self.computed - self.taken >= AHEAD
 
     @property
@@ -79,7 +79,7 @@ class Stream(Request):
 
 
 class Streams:
-    """All streams. A turn computes the next piece of up to `most` streams.
+    """All streams. A turn computes one piece for each of up to `most` streams.
 
     A stream that waits for its client gets no turn until the client continues to read. A stream is
     open while its iterator is in memory. To free memory for a stream, another stream is closed
@@ -90,7 +90,7 @@ class Streams:
     Args:
         most: the maximum number of pieces that one turn computes.
         tokens: the approximate number of tokens that all open streams together keep in memory. If
-            one stream exceeds this number, all other streams are closed while it is open.
+            a single stream exceeds this number, no other stream is open at the same time.
     """
 
     def __init__(self, most: int, tokens: int) -> None:
@@ -146,7 +146,10 @@ class Streams:
         self._closed.clear()
 
     def _chosen(self) -> list[Stream]:
-        """Return the streams of this turn: open streams, and closed streams that fit in memory."""
+        """Return the streams that this turn computes, open and closed ones.
+
+        A closed stream opens again in its turn. It is chosen only if its tokens fit in memory.
+        """
         chosen, lines = list[Stream](), self._lines.copy()
         self._lines.reverse()
         while lines and len(chosen) < self._most:

@@ -303,8 +303,8 @@ class TextTurns(Turns[Texts]):
 
         The model computes only the first `limit` tokens of a text, but the tokenizer reads the
         whole text. For a very long text, the tokenizer takes longer than the model. For such a
-        text, the result is the number of tokens that the model could compute while the tokenizer
-        reads the text.
+        text, the result expresses the tokenizer's time as a number of tokens: the tokens that the
+        model could compute in this time.
         """
         if not isinstance(text, str):
             return len(text)

@@ -23,7 +23,7 @@ from qkv.serve.waiting import Request, Single, Task, Texts, Turns
 
 Result = TypeVar("Result")
 POLL = 0.01  # After `stop`, check every 10 ms whether the thread has ended.
-SWITCH = 0.0005  # Seconds after which another thread must give the interpreter to this thread.
+SWITCH = 0.0005  # Python's switch interval in seconds, after which a thread must release the GIL.
 
 
 @dataclass(frozen=True)
@@ -268,8 +268,8 @@ class Worker:
     def _gather(self) -> None:
         """Wait for more requests, until `limits.gather` seconds after the first arrival.
 
-        The wait ends earlier if half as many requests are waiting as the last batch had. A single
-        request does not wait.
+        The wait ends earlier if the number of waiting requests reaches half of the number in the
+        last batch. A single request does not wait.
         """
         while 1 < len(self._texts) < self._usual / 2:
             left = self._texts.oldest + self.limits.gather - time.monotonic()

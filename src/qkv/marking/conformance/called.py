@@ -138,7 +138,8 @@ def _numpy(device: str) -> Library:
 
 def _torch(device: str) -> Library:
     torch: Any = need("torch", "torch")
-    # a forked process has no worker threads: with several threads, torch would wait forever
+    # The worker threads of torch do not exist in a forked process. If torch used more than one
+    # thread, it would wait for the missing threads forever.
     torch.set_num_threads(1)
 
     def give(a: Array) -> Any:

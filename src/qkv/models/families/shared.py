@@ -25,7 +25,8 @@ def read_families(file: str, designs: Mapping[str, Describe], **renames: Rename)
         spellings: maps each key to its names in this family, the usual name first. If the family
             does not use the key, the list of names is empty.
         names: maps qkv's name of each part to the part's name in the model's files.
-        block: maps qkv's name of each part of a block to the end of the part's name in the files.
+        block: maps qkv's name of each part of a block to the suffix of the part's name in
+            the files.
         layer: the beginning of a block's names in the files; `*` stands for the block's number.
         fused: maps each tensor that holds several parts of a block to qkv's names of these parts.
         heads: for heads other than the language-model head, maps the kind of head to the names

@@ -145,7 +145,7 @@ def _unknown(known: Sequence[str], name: Name, ways: Iterable[str]) -> str:
 
 
 def _counts(known: Sequence[str]) -> dict[str, int]:
-    """Return the numbers of layers, keyed by "encoder" and "decoder", or by "" for other models."""
+    """Count the layers of each network: "encoder" and "decoder", or "" for other models."""
     counts: dict[str, int] = {}
     for side, layer, _ in map(parse, known):
         counts[side] = max(counts.get(side, 0), 0 if layer is None else layer + 1)
@@ -461,7 +461,7 @@ def trace_pair(
         target: the texts that the decoder writes, one per text in `texts`; or token ids, which must
             begin with the start token.
         logits: whether to keep `trace["decoder.logits"]` (B, T, V) too; only with a target.
-        ablate: as in `Model.trace`, heads of the encoder.
+        ablate: the heads of the encoder to ablate, as in `Model.trace`.
         hide: as in `Model.trace`, for the encoder's texts. With a target, the decoder does not see
             the masked words and positions either.
         edit: as in `Model.trace`. With a target, names begin with "encoder." or "decoder.":

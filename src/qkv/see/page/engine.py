@@ -42,9 +42,9 @@ from qkv.text.tokenizer import Tokenizer
 #   `mask` is the mask token, or null.
 #   `next` is true if the model predicts the next token.
 #   `bert` is true if the layers have the same steps as BERT's layers.
-#   `scales` lists a pair [string, factor of the scores] for each layer. If a server runs the model
-#   (see server.js), the string names the activation that the edit "scale" multiplies. Otherwise,
-#   the string is empty.
+#   `scales` lists a pair [string, number] for each layer. The number is the factor of the scores.
+#   If a server runs the model (see server.js), the string names the activation that the edit
+#   "scale" multiplies. Otherwise, the string is empty.
 
 
 # A page with more than LARGE characters causes a warning. MOST is the maximum length of a string in
@@ -76,8 +76,8 @@ def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
 
     Raises:
         ValueError: the model is neither a decoder nor an encoder with a language-model head; the
-            page does not support a part or the tokenizer of the model; a parameter is outside the
-            range of float16; or a browser cannot load so many parameters.
+            page does not support the model's tokenizer or another part of the model; a parameter is
+            outside the range of float16; or a browser cannot load so many parameters.
 
     >>> import qkv
     >>> engine_payload(qkv.load())["sizes"]["layers"]
@@ -257,7 +257,7 @@ def _reasons(model: Model) -> Iterator[str]:
 
 
 def _sized(model: Model, size: int, call: str) -> str:
-    """Say how large a page with `size` characters would be.
+    """Return a clause that gives the size, in MB, of a page with `size` characters.
 
     Raises:
         ValueError: a browser cannot load a page of this size.

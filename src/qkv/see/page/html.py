@@ -1,4 +1,4 @@
-"""A view as self-contained HTML: numbers, script, static picture and documents of the model."""
+"""A view as self-contained HTML: numbers, script, static picture, model card and licences."""
 
 import hashlib
 import json

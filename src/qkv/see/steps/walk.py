@@ -185,8 +185,8 @@ def walk_layer(
         context: `(S, D)`, the word vectors of the keys and values; by default `x`. A block takes no
             context.
         head: the head.
-        tokens: L names for the rows of `x`; by default their indices.
-        keys: S names for the rows of `context`.
+        tokens: the names of the L rows of `x`; by default their indices.
+        keys: the names of the S rows of `context`; by default their indices.
         options: options of attention: `is_causal`, `window`, `attn_mask`, `scale`, `q_offset`,
             `query_lengths` and `key_lengths`.
 

@@ -370,7 +370,8 @@ class _Writer:
     def _write_new(self, logs: Logprobs, *, whole: bool) -> None:
         """Add the next new tokens and their log probabilities.
 
-        Tokens whose text is not sent yet wait for a later piece, unless `whole` is true.
+        If `whole` is false, tokens whose text is not sent yet are not added. They are added with a
+        later piece.
         """
         row = self.row
         size = len(row.stream.text)

@@ -42,7 +42,7 @@ export function pictureOf(ui, node, caption) {
 }
 
 /**
- * The contents of all canvases as SVG: everything is drawn again with other pens.
+ * The contents of each canvas as SVG. To get them, the page is drawn once more, into SVG instead of the canvases.
  * @param {Ui} ui
  * @returns {Canvases}
  */
@@ -297,8 +297,8 @@ function attributesOf({ left, top, width, height }) {
 }
 
 /**
- * A canvas as SVG. If the canvas was drawn again with a pen that writes SVG, the result is the pen's output. If not, a
- * small canvas becomes rectangles that show its pixels, and a large canvas becomes an image.
+ * A canvas as SVG. If `canvases` contains a drawing of the canvas as SVG, the result is this drawing. If not, a small
+ * canvas becomes rectangles that show its pixels, and a large canvas becomes an image.
  * @param {HTMLCanvasElement} canvas
  * @param {DOMRect} box
  * @param {Canvases} canvases

@@ -156,7 +156,8 @@ function apart(run, second, own, other) {
 }
 
 /**
- * The model's guesses in both texts; nothing if the model has no words, or a text has no position for a guess.
+ * The model's guesses in both texts; null if the model gives no logits, or if one of the texts has no position for a
+ * guess.
  * @param {Two} now
  */
 function wordsOfBoth({ state, run, second, model }) {
