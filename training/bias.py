@@ -64,9 +64,9 @@ def measured(
     Returns:
         "guesses": the number of guesses for each gap; "groups": for each group "prompts", "insults"
         (the number of prompts with an insulting guess), "dropped" (the number of prompts with a
-        dropped word) and "words" (the most common other insults, with their counts); "jobs": the
-        result of `leaning`; "work": the most common guesses for men and for women, with their
-        counts.
+        dropped word) and "words" (the most common insults that are not dropped words, with their
+        counts); "jobs": the result of `leaning`; "work": the most common guesses for men and for
+        women, with their counts.
 
     Raises:
         ValueError: "he" or "she" is not one token of the model.

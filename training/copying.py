@@ -8,8 +8,8 @@ random content word is masked: a word that occurs once, and is one token in the 
 model. The model's first guess is the token with the largest logit; the logits are not adjusted.
 *Another* is the share of examples in which the guess is another content word of the sentence. If
 the sentence contains "Bank's", the guess "bank" also counts. *Right* is the share of examples in
-which the guess is the masked word. A guess that is a subword counts in neither share. Intervals are
-Wilson's 95% intervals.
+which the guess is the masked word. A guess that is a subword counts neither for *another* nor for
+*right*. Intervals are Wilson's 95% intervals.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def drawn(
     count: int = EXAMPLES,
     seed: int = 0,
 ) -> list[Example]:
-    """Draw at most one example per sentence. Each masked word is one token for each tokenizer.
+    """Draw at most one example per sentence; every tokenizer reads its masked word as one token.
 
     Args:
         sentences: the sentences to draw from.
@@ -122,7 +122,7 @@ def place_of(example: Example, tokenizer: Tokenizer) -> int | None:
 
 
 def copying(model: qkv.Model, examples: Sequence[Example]) -> dict[str, Any]:
-    """Count first guesses that are another content word, and first guesses that are right."""
+    """Count the right first guesses, and those that repeat another content word of the sentence."""
     assert model.tokenizer is not None
     places = [place_of(one, model.tokenizer) for one in examples]
     ids = [model.tokenizer.tokenize(one.sentence).ids for one in examples]

@@ -90,9 +90,10 @@ class Repeats:
         self.symbols, self.length, self.texts = symbols, length, texts
 
     def draw(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Return texts (B, T), and a row for each token of a second copy, (n, 3).
+        """Return texts (B, T), and an array of positions (n, 3).
 
-        A row contains three indices: the index of the text, the token's position, and the position
+        The array has a row for each token of each second copy, except for the copy's last token. A
+        row contains three indices: the index of the text, the token's position, and the position
         that follows the same token in the first copy.
         """
         texts, positions = [], []
@@ -114,7 +115,7 @@ class Repeats:
         return Words(texts.ravel(), ends, ends[number] + now, texts[number, now + 1])
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
-        """Return the mean loss and the number of tokens; add to the network's gradient."""
+        """Return the mean loss and the number of tokens; add the gradient to `network.gradient`."""
         return words_loss(network, batch), len(batch.ids)
 
     def state(self) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from qkv.cli import main
 
 PLACE = Path(__file__).resolve().parents[1] / "README.md"
 WIDTH = "80"  # the width of the terminal in columns
-# For each command, pairs: a pattern, and the number of lines to show from the first matching line.
+# For each command, a list of pairs. Each pair consists of a pattern and the number of lines to
+# show. The first of these lines matches the pattern.
 LINES = {
     "walk": [
         (r"\d+\. Scores: ", 1),

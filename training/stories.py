@@ -21,8 +21,8 @@ A story is a sentence with an edit that changes the first guess. Conditions:
 Order. Four criteria determine the order; an earlier criterion has priority:
 
 1. The first guess is one of the right words for this filler.
-2. If the edit masks a word, the filler contains this word. If the edit ablates a head, the filler
-   contains the word to which this head attends most from the missing word.
+2. If the edit masks a word, the filler contains this word. If the edit ablates a head, find the
+   word to which the missing word attends most in this head: the filler contains the word found.
 3. The second guess would be right with another filler in the frame.
 4. The *swing* is large.
 
@@ -75,8 +75,8 @@ class Found:
         drop: how much the edit lowers the log probability of the first guess.
         hide: the masked word, if the edit masks a word.
         ablate: (layer, head), if the edit removes a head.
-        median: if the edit removes a head, the median of `drop` in this sentence over all heads,
-            each removed alone.
+        median: if the edit removes a head, the median of `drop` over all heads. For the median,
+            each head is removed alone from this sentence's run.
         looks: in the ablated head, the word to which the gap attends most, and its weight.
         alike: whether masking the word in `looks` leads to the same guess.
     """
@@ -161,7 +161,7 @@ class _Guesser:
         """Return an unedited sentence, and the tokens of each of its words."""
         sentence = candidate.sentence
         text = self.tokenizer.tokenize(sentence.replace(MASK, self.mask))
-        grown = len(self.mask) - len(MASK)  # how far the characters after the mask move
+        grown = len(self.mask) - len(MASK)  # added to offsets after the mask
         start = sentence.index(MASK)
         words = {}
         for word, spans in candidate.words.items():
@@ -222,7 +222,7 @@ def search(
         model: an encoder that predicts masked words.
         given: the sentences.
         repeats: the test of repeated words.
-        least: the minimum probability of both guesses.
+        least: the minimum probability of a guess. Each of the two guesses must reach it.
 
     Raises:
         ValueError: the model cannot predict masked words.

@@ -287,9 +287,10 @@ def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
 
 
 def _moved(before: Case, after: Case) -> Case:
-    """Return `after`, with a new q_offset if q_offset equals S - L in `before`.
+    """Return `after`, with q_offset adapted to the sizes of `after`.
 
-    The new q_offset is S - L for the sizes of `after`.
+    If `before` has the q_offset `before.S - before.L`, the result has the q_offset
+    `after.S - after.L`. Otherwise, `after` is returned unchanged.
     """
     offset = before.options.get("q_offset")
     if offset != before.S - before.L or isinstance(offset, str):

@@ -38,8 +38,8 @@ class Explanation:
         lines: pairs `(line of the formula, its replacement)`.
         explains: `(explained, tried)`: the number of cases that the defects explain, and the number
             of cases that were tried.
-        beside: the names of earlier features. The explanation also needs the defects that were
-            found for these features; `defects` does not list those defects.
+        beside: the names of earlier features. Besides the new defects in `defects`, the
+            explanation uses defects that were found for these earlier features.
     """
 
     says: str
@@ -145,8 +145,8 @@ def _with(candidates: Sequence[Defect], values: Mapping[str, Any]) -> Expected |
 class Explainer:
     """Finds known defects that explain the wrong results of a feature.
 
-    The features are explained one by one. For each feature, the defects that were found for the
-    features before it are tried first.
+    The features are explained one by one. For each feature, the `Explainer` first tries the defects
+    that it found for earlier features.
 
     Args:
         results: the results of all cases. A defect gets a lower score if it would change results
@@ -232,9 +232,9 @@ class Explainer:
         """Return the score of a set of defects, a tuple of three numbers; a larger tuple is better.
 
         Some cases test other features, and the function gives right results for them. The first
-        number is the fraction of these cases for which the formula with the defects also gives the
-        right results. The second number is the fraction of the feature's cases that the
-        defects explain. The third number is `-n`. Here n is the number of changed lines, plus 2 for
+        number is the fraction of these cases whose results stay right if the defects are added to
+        the formula. The second number is the fraction of the feature's cases that the defects
+        explain. The third number is `-n`. Here n is the number of changed lines, plus 2 for
         each defect with a number, such as a tile size.
         """
         share = sum(case.explained(candidates) for case in seen) / len(seen)

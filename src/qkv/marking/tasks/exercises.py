@@ -266,11 +266,11 @@ NEIGHBOUR_SCORE = Exercise(
     returns="return score",
 ).task()
 
-# A key lists the heads (layer, head) that are removed from qkv's own encoder. Column 0 is the
-# cosine between the vectors of "bank" in two texts. Column 1 is the cosine if the heads are removed
-# only for text 1. Column 2 is the cosine if the heads are removed only for text 2. Column 3 is the
-# cosine if layer and head are swapped. Column 4 is the dot product of the vectors. A test
-# recomputes these numbers.
+# Each key of this dict lists heads (layer, head) that are removed from qkv's own encoder. Column 0
+# is the cosine between the vectors of "bank" in two texts. Column 1 is the cosine if the heads are
+# removed only for text 1. Column 2 is the cosine if the heads are removed only for text 2. For
+# column 3, the cosine is computed with each pair read as (head, layer). Column 4 is the dot product
+# of the vectors. A test recomputes these numbers.
 _MEASURED = {
     (): (0.3904, 0.3904, 0.3904, 0.3904, 71.9944),
     ((0, 3),): (0.5601, 0.4324, 0.5238, 0.3640, 102.9154),

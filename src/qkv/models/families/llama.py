@@ -18,7 +18,7 @@ def attention(config: Config, **fields: Any) -> Attention:
 
     Args:
         config: the model's config.
-        fields: the fields of the attention that the family sets.
+        fields: fields of `Attention`, with the values that the family gives them.
     """
     heads, size = config.size("num_attention_heads"), config.size_or_none("head_dim")
     if size is None:

@@ -33,7 +33,7 @@ def both(config: Config, *, scaled: bool = False) -> Design | Seq2SeqDesign:
     gated, activation = config.choice("feed_forward_proj", FEEDS)
     heads, size = config.size("num_attention_heads"), config.size("head_dim")
     buckets = config.size("relative_attention_num_buckets", least=4)
-    # In the decoder, the first half of the buckets holds one distance each: 0 to buckets / 2 - 1.
+    # In the decoder, each bucket of the first half holds one distance, from 0 to buckets / 2 - 1.
     # The other buckets hold larger distances, so the maximum must be above buckets / 2.
     furthest = config.size("relative_attention_max_distance", least=buckets // 2 + 1)
     layers = config.layers()

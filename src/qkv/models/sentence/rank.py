@@ -56,8 +56,9 @@ class Frame:
 
     Attributes:
         around: the ids before, between and after the texts.
-        segments: the segment (0 or 1) of the ids before the texts, the first text, the ids between
-            the texts, the second text, and the ids after the texts.
+        segments: five segments, each 0 or 1. They belong to five groups of ids, in this order: the
+            ids before the texts, the first text, the ids between the texts, the second text, and
+            the ids after the texts.
     """
 
     around: tuple[Array, Array, Array]

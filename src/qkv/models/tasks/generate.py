@@ -211,12 +211,12 @@ def rows(
 
     Args:
         model: the model.
-        prompt: as in `generate`, which lists the errors.
+        prompt: as in `generate`. An invalid prompt raises the same errors as in `generate`.
         max_new_tokens: as in `generate`.
         usual: the default number of new tokens, if the model has enough positions.
         copies: the number of rows per prompt; the rows of a prompt are consecutive.
         stop: a new text ends before the first of these strings.
-        seed: the seed of the random numbers of each row.
+        seed: one seed for all rows. Each row gets its own random number generator from this seed.
     """
     if not model.generates:
         raise ValueError(f"generate: {model.name} does not predict the next token: load {DECODER}")
@@ -389,7 +389,7 @@ def steps(
 
     Args:
         model: the model.
-        rows: the rows that `rows` returned; new tokens are added to them.
+        rows: rows made by the function `rows`. The new tokens are added to these rows.
         sampling: the method that chooses a token.
         top: the number of most likely tokens to measure in each step, in addition to the new token.
             If `top` is None, no token is measured.

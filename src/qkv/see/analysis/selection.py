@@ -280,8 +280,8 @@ def contrasting_head(
     largest difference, their weights are compared in the same way. Ties go to the lowest layer,
     then the lowest head.
 
-    The chosen head stands out if, for at least one of its links, the excess over the usual weight
-    differs by 0.1 or more between the texts. No head of an untrained model stands out.
+    Each link has two excesses, one in each text. The chosen head stands out if the two excesses of
+    at least one of its links differ by 0.1 or more. No head of an untrained model stands out.
 
     If the word is the gap (the mask token) in both texts, the head with the largest effect in
     `moved` is chosen: the head whose removal changes the guesses most.

@@ -39,7 +39,11 @@ def _rejoin_by_row(a: Array) -> Array:
 
 
 def _swapped_back(*roles: int) -> Steps:
-    """Return a step that undoes the transpose of some arrays: 0 is query, 1 is key, 2 is value."""
+    """Return a step that undoes the transpose of the query, the key or the value.
+
+    Args:
+        roles: one or more arrays, given as numbers: 0 is the query, 1 is the key, 2 is the value.
+    """
     return {
         "arranged": lambda *qkv: [
             np.swapaxes(a, -3, -2) if n in roles else a for n, a in enumerate(qkv)

@@ -11,8 +11,8 @@ for (let byte = 0, next = 256; byte < 256; byte++)
 export const BYTE_OF = new Map(BYTES.map((mark, byte) => [mark, byte]));
 
 /**
- * Decodes a token of a byte-level tokenizer to text. Two kinds of tokens are returned unchanged: tokens of other kinds of tokenizers, and
- * tokens that contain only some of the bytes of a letter.
+ * Decodes a token of a byte-level tokenizer to text. If the tokenizer is not byte-level, the token is returned unchanged. A token that
+ * contains only some of the bytes of a letter is also returned unchanged.
  * @param {string} name
  */
 function fromBytes(name) {

@@ -151,7 +151,8 @@ export function openDoor(compute, parts) {
      * @param {string} text
      * @param {Edit[]} edits
      * @param {(part: {layer: number, head: number, resid: Float32Array, logits: Float32Array}) => void} onpart is
-     * called with the results without this head: the last vectors (T, D), and the logits (n, V) at the positions `at`
+     * called once for each head, with the results of the run in which this head is removed: the last vectors (T, D), and
+     * the logits (n, V) at the positions `at`
      * @param {{model?: string, at?: number[], most?: number, signal?: AbortSignal}} options
      */
     sweep: async (text, edits, onpart, { model, at, most, signal } = {}) =>

@@ -148,7 +148,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * Points at one cell in all three maps, and at its row in both texts.
+   * Points at one cell in all three maps, and at the query of this cell in the lists of both texts.
    * @param {number} which
    * @param {number | null} i
    * @param {number | null} j
@@ -199,8 +199,8 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * The row and the column of a cell in text `k`; null if text `k` lacks them. The column is undefined for the last
-   * cell of a row, which shows the weight on keys that have no column.
+   * The row and the column of a cell in text `k`; null if text `k` lacks them. A row may end with one
+   * more cell, which shows the weight on all keys that the map leaves out. The column of this cell is undefined.
    * @param {number} k
    * @param {number} i
    * @param {number} j
@@ -254,8 +254,8 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * The options of the three heat maps. The function also sets the minimum width of a map. Up to CELLS columns, this width
-   * depends on the number of columns; with more columns, it is fixed.
+   * The options of the three heat maps. The function also sets the minimum width of a map. If the map has at most
+   * CELLS columns, this width depends on the number of columns; otherwise the width is fixed.
    * @param {Head[]} heads
    * @param {At} at
    * @param {number} high
@@ -288,8 +288,8 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * The cell that is described while the pointer is on no cell. In the first row in view of text k, it is the cell with the
-   * largest weight.
+   * The cell of text k that is described while the pointer is on no cell. This cell has the largest weight of the first
+   * row that is in view.
    * @param {number} k
    */
   function homeOf(k) {
