@@ -122,7 +122,7 @@ def share_of_reading(least: float, way: str = "qkv") -> Goal:
 
 
 def within(most: float, way: str, of: str = "qkv") -> Goal:
-    """Make a goal: `way` takes at most `most` times as long as the implementation `of`."""
+    """Make a goal: the time of implementation `way` is at most `most` times the time of `of`."""
     return Goal(
         f"time of {way} relative to {of}", lambda r: seconds(r, way) / seconds(r, of), most=most
     )
@@ -134,7 +134,7 @@ def at_most(most: float, way: str = "qkv") -> Goal:
 
 
 def no_less_exact(than: str, way: str = "qkv") -> Goal:
-    """Make a goal: have an error that is at most as large as the error of a peer."""
+    """Make a goal: the error of `way` is at most as large as the error of the peer `than`."""
 
     def ratio(row: dict[str, Any]) -> float:
         return row["ways"][way]["error"] / row["ways"][than]["error"]

@@ -31,7 +31,8 @@ sentences in which a guess fits:
 | mean of runs 3 to 6 | 13 | 31 |
 
 Run 7 starts from the mean of runs 3 to 6, stored in int8. The first guess of this int8 model is
-right for 15.7% of the words, and fits the gap in 14 of the 60 sentences.
+right for 15.7% of the masked words. In the test with 60 sentences, its first guess fits the gap in
+14 sentences.
 
 The included model is the mean of two models: run 7, and the mean of runs 3 to 6. The first guess of
 the included model is right for 18.1% of the words. At least one of five guesses is right for 34.1%
@@ -52,12 +53,12 @@ included model does not contain them. In the first of these runs (4,154 steps, 1
 the model learned to fill gaps that can be guessed from counts; its teachers were the counts and the
 earlier model. We averaged the weights of this run and of the included model. The first guess of the
 averaged model is right for 18.8% of the words, and at least one of its five guesses is right for
-35.2%. In 28 of the 60 sentences, at least one of the five guesses fits the gap. The second run
-(3,369 steps, 11.6 million tokens) learned more senses, from 48 uses in each step. We also averaged
-the weights of the second run and of the included model. The first guess of this averaged model is
-right for 18.9% of the words, and at least one of its five guesses is right for 35.2%. In 29 of the
-60 sentences, at least one of the five guesses fits the gap. A model of this size seems to have
-learned all it can from these books.
+35.2%. In 28 of the 60 sentences, at least one of the five guesses fits the gap. In the second run
+(3,369 steps, 11.6 million tokens), each step learned senses from more uses of words: from 48 uses.
+We also averaged the weights of the second run and of the included model. The first guess of this
+averaged model is right for 18.9% of the words, and at least one of its five guesses is right for
+35.2%. In 29 of the 60 sentences, at least one of the five guesses fits the gap. A model of this
+size seems to have learned all it can from these books.
 """
 
 from __future__ import annotations
@@ -126,15 +127,16 @@ class Recipe:
         warmup: the share of the run in which the rate rises.
         begin: the share of the run after which the model also learns senses.
         uses: the number of uses (words in sentences) from which each step learns senses.
-        wrong: the number of other senses of each word.
+        wrong: the maximum number of wrong definitions for each word, which define other senses of
+            the word.
         prior: as for `training.objectives.Senses`.
         used: as for `training.objectives.Senses`.
         told: the weight of the masked word in the target distribution; the weight of the teacher's
             prediction is `1 - told`. For each word, the teacher multiplies a probability from the
             starting model by a probability from counts of neighbouring words.
-        guessed: a minimum probability. If it is above 0, one word of each text is masked: a
-            word that the counts predict with at least this probability
-            (`training.objectives.Guessed`).
+        guessed: the minimum probability that counts of neighbouring words must give to a masked
+            word. If `guessed` is above 0, one word of each text is masked, and only words that
+            reach this probability are masked (`training.objectives.Guessed`).
         gapped: the maximum number of clauses that `guessable` tries for each short sentence.
         products: as for `qkv.learn.train`.
         seed: the seed of all random draws.
@@ -288,12 +290,12 @@ def passages_of(read_books: Iterable[list[list[str]]]) -> list[list[str]]:
 
 
 def short_of(passages: Iterable[list[str]]) -> list[str]:
-    """Return the sentences of all passages that resemble texts typed by a user of the page."""
+    """Return, from all passages, the sentences that resemble texts typed by a user of the page."""
     return [one for passage in passages for one in map(typed, passage) if one]
 
 
 def clauses_of(passages: Iterable[list[str]]) -> list[str]:
-    """Return the clauses of all passages that resemble texts typed by a user of the page."""
+    """Return, from all passages, the clauses that resemble texts typed by a user of the page."""
     return [part for passage in passages for one in passage for part in clauses(one)]
 
 
@@ -339,11 +341,11 @@ def guessable(
 ) -> list[tuple[Array, int]]:
     """Return short texts, each with the position of a content word that `neighbours` can predict.
 
-    `neighbours` must predict the word with at least the probability `guessed` of the recipe. The
-    function tries one word in each text. The texts are all short sentences of books, all examples
-    of WordNet, and some clauses of books. The number of clauses is at most `gapped` times the
-    number of short sentences. The word occurs once in its text, is one token of at least three
-    letters, and is not part of a contraction.
+    The probability that `neighbours` gives to the word is at least `recipe.guessed`. The function
+    tries one word in each text. The texts are all short sentences of books, all examples of
+    WordNet, and some clauses of books. The number of clauses is at most `gapped` times the number
+    of short sentences. The word occurs once in its text, is one token of at least three letters,
+    and is not part of a contraction.
     """
     rng = np.random.default_rng(recipe.seed)
     passages = passages_of(read_books)

@@ -136,7 +136,7 @@ def lines_up(projection: Array, space: Array) -> float:
 
 
 def forms(model: qkv.Model, ids: Array) -> dict[str, Array]:
-    """Return arrays (layers, heads) that measure W_Q and W_K, and the position scores.
+    """Return the measures of W_Q and W_K, each (layers, heads); also return the position scores.
 
     The position scores, "place_scores" (layers, heads, T, T), leave out the special tokens. In the
     model, each head must have its own keys, and position vectors must be added to word vectors.

@@ -55,10 +55,10 @@ class Table:
         self.values: Array = np.log1p(rates).astype(np.float32)
 
     def row(self, context: int, target: int | None = None) -> tuple[Array, Array, float] | None:
-        """Return the words of a context, their values, and a number to add to the target's value.
+        """Return the words that occur in a context, their log ratios, and a correction.
 
-        The correction removes one occurrence of the target, because the counts include the text
-        that is being learned.
+        The correction must be added to the log ratio of the word `target`. It removes one
+        occurrence of this word, because the counts include the text that is being learned.
         """
         at = int(np.searchsorted(self._contexts, context))
         if at == len(self._contexts) or self._contexts[at] != context:
@@ -195,7 +195,7 @@ class Neighbours:
 
 
 def fitted(features: Array, targets: Array, *, steps: int = 25, rate: float = 0.05) -> Array:
-    """Return the weights with which the weighted sums of features predict the targets best.
+    """Fit weights so that the weighted sum of the features predicts the targets best.
 
     Args:
         features: (n, F, V).

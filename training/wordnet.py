@@ -78,9 +78,10 @@ class WordNet:
             the most common sense first.
         exceptions: for each part of speech, maps irregular forms to their base words.
         held_out: the words of each held-out example.
-        kept: how many of the twelve parts of the examples are held out, beginning with part 0. The
-            number is usually `KEPT`. In a final run it is 1: the run also learns from part 1, which
-            is otherwise held out for choosing models.
+        kept: how many of the twelve parts of the examples are kept out of training, beginning with
+            part 0. The number is usually `KEPT`. In a final run, `kept` is 1, so that only part 0
+            is held out. The run then also learns from part 1, which other runs hold out for
+            choosing models.
     """
 
     synsets: list[Synset]
@@ -90,7 +91,7 @@ class WordNet:
     kept: int = KEPT
 
     def senses(self, lemma: str, part: str | None = None) -> tuple[int, ...]:
-        """Return the synsets of a word as one part of speech, or as any part of speech."""
+        """Return a word's synsets with the given part of speech; by default, all its synsets."""
         parts = PARTS.values() if part is None else [part]
         return tuple(number for one in parts for number in self.index.get((lemma, one), ()))
 
@@ -165,9 +166,9 @@ class WordNet:
 
 
 def twelfth_of(sentence: str) -> int:
-    """Return which of the twelve parts of all examples contains an example: 0 to 11.
+    """Return the number, 0 to 11, of the part to which an example belongs.
 
-    The part depends only on the text of the example.
+    All examples are divided into twelve parts. The part depends only on the text of the example.
 
     >>> [twelfth_of(text) for text in ("he cashed a check at the bank", "the bank was steep")]
     [5, 6]
@@ -176,7 +177,7 @@ def twelfth_of(sentence: str) -> int:
 
 
 def is_in(sentence: str, twelfth: int) -> bool:
-    """Return whether an example is in part `twelfth` of the twelve parts of all examples."""
+    """Return whether an example belongs to part number `twelfth`, one of the parts 0 to 11."""
     return twelfth_of(sentence) == twelfth
 
 
@@ -190,7 +191,8 @@ def read(folder: Path = FOLDER, *, kept: int = KEPT) -> WordNet:
 
     Args:
         folder: the folder of the files.
-        kept: how many of the twelve parts of the examples are held out, beginning with part 0.
+        kept: how many of the twelve parts of the examples are kept out of training, beginning with
+            part 0.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -240,8 +242,8 @@ def examples(wordnet: WordNet) -> list[str]:
 def document(synset: Synset, examples: Sequence[str]) -> str:
     """Return the document of one synset, with the given examples.
 
-    A full stop ends each part except the last part, because WordNet's examples also end without a
-    full stop.
+    Each part except the last ends with a full stop. The last part gets no full stop, because
+    WordNet's examples end without one.
 
     >>> document(Synset("n", ("bank", "cant"), "a slope in a road", ()), ["the bank was steep"])
     'bank, cant: a slope in a road. the bank was steep'

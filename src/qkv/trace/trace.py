@@ -263,8 +263,9 @@ class Trace:
     def other_layers(self) -> dict[int, str]:
         """Descriptions of the layers in which the queries or keys are not the tokens of this trace.
 
-        If `qkv.record` recorded an encoder-decoder, the description of a cross-attention layer is
-        "cross-attention", and the description of the decoder's other layers is "the decoder's".
+        If `qkv.record` recorded an encoder-decoder, each layer of cross-attention has the
+        description "cross-attention". For each other layer of the decoder, the whole description is
+        "the decoder's".
         """
         return dict(self._others)
 

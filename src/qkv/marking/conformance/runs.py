@@ -196,7 +196,7 @@ def returned(case: Case) -> tuple[str, ...]:
 
 
 def parts(expected: Expected, names: Sequence[str]) -> list[Array]:
-    """Return the results of the formula that have these names."""
+    """Return the formula's results that have these names."""
     return [getattr(expected, name) for name in names]
 
 
@@ -210,7 +210,8 @@ def _bound(case: Case, drawn: Drawn, right: Expected, name: str) -> float:
     lse = np.abs(right.lse[np.isfinite(right.lse)])
     if name == "lse":
         return relative * max(1.0, float(lse.max(initial=0)))
-    # A gradient sums over all rows, so its bound grows with the largest score, without a limit.
+    # A gradient sums over all rows, including the row with the largest score. So its bound grows
+    # with this score, without a limit.
     if name in ("d_query", "d_key", "d_value"):
         size = float(np.abs(getattr(right, name)).max(initial=0))
         return (_ROUNDINGS * relative + of_scores * right.largest) * max(1.0, size)

@@ -371,7 +371,7 @@ def words() -> list[BlockCall]:
 
 @per_seed
 def _others() -> tuple[Group, ...]:
-    """Return the tests after the first; the last one is only for functions that take heads."""
+    """Return all tests except the first; only functions that take heads get the last test."""
     zeros, large = (_drawn(np.random.default_rng(seed), (2, 2, 2)) for seed in (5, 6))
     zeros.x[0] = 0  # in a longer text, eps would change the right output
     scores_of_1000 = {"w_q": 1000 * np.eye(2), "w_k": np.eye(2)}

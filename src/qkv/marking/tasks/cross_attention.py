@@ -104,8 +104,8 @@ BATCHES = (
 )
 
 # In a decoder block, the marker reports these mistakes only if the block has no second mistake.
-# A pair of one of these mistakes and another mistake would give the results of too many wrong
-# functions by chance.
+# If the marker tried pairs of these and other mistakes, such pairs would match the results of too
+# many wrong functions by chance.
 _ROLES = ("query-key-swapped", "key-as-value", "projections-swapped", "projections-shared")
 CORE = [known for known in core("x,w_q,w_k,w_v") if known.key != "causal-always"]
 CORE_OF_TWO = [replace(known, alone=known.alone or known.key in _ROLES) for known in CORE]
@@ -140,7 +140,7 @@ def masks_of(*words: str) -> Array:
 
 
 def _drawn(seed: int, sizes: tuple[int, ...], *masks: str) -> TwoTexts:
-    """Draw a case of multiples of 1/2, with the sizes (L, D, d, dv) and masks such as "110"."""
+    """Draw arrays of random multiples of 1/2, with sizes (L, D, d, dv) and masks such as "110"."""
     rng, mask = generator(seed), masks_of(*masks)
     words, width, d, dv = sizes
     shapes = {"x": (*mask.shape[:-1], words, width), "context": (*mask.shape, width)}

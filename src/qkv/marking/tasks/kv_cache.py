@@ -175,9 +175,9 @@ class StepMarking(StepwiseMarking):
         together, first = self.explain([*single, *more], known), self.explain(single, known)
         if together is None:
             return False
-        # Sometimes two mistakes are needed to explain the outputs of all calls, but one of the two
-        # explains the outputs of the single-word calls. In this case, return False: the separate
-        # test of the single-word calls then reports only this one mistake.
+        # Suppose that all calls together show two mistakes, and the single-word calls show only one
+        # of them. Then return False: the single-word calls are tested separately, and their test
+        # reports only this one mistake.
         mistakes = together[1]
         return len(mistakes) < 2 or first is None or any(m not in mistakes for m in first[1])
 
@@ -215,7 +215,7 @@ class StepMarking(StepwiseMarking):
         ).is_right
 
     def _right_in_other_order(self) -> bool:
-        """Return whether the step is right, but returns (cache, out) instead of (out, cache)."""
+        """Return whether the only mistake is to return (cache, out) instead of (out, cache)."""
         self.stepping.cache_first = True
         run = self.call(self.smallest)
         self.stepping.cache_first = False
@@ -360,8 +360,9 @@ CACHING = _TEXTS.mistakes(
 )
 # the cache stays empty; the marker tries this mistake if the first call returns None as the cache
 NOT_FILLED = _TEXTS.mistake("cache-not-filled", {"keeps": lambda kept, k, v: kept})
-# The test changes the projections after the first call. A correct step function still uses its
-# cached rows. A step function with this mistake computes these rows again, and gets other numbers.
+# The test changes the projections after the first call. A correct step function continues to use
+# the rows that it cached before the change. A step function with this mistake computes these rows
+# again, and gets other numbers.
 RECOMPUTED = _TEXTS.mistake(
     "cache-recomputed",
     {"recalls": lambda kept, words, w_k, w_v: (words @ w_k, words @ w_v)},

@@ -164,8 +164,8 @@ class Transformer:
 
         Masked columns between two unmasked tokens are computed too, so that the distance between
         the tokens does not change. In models with ALiBi, the distance between two tokens counts
-        only unmasked columns. For these models, no masked column is computed: the function returns
-        the argument `mask` unchanged.
+        only unmasked columns. Therefore a model with ALiBi computes only unmasked columns, and the
+        function returns `mask` unchanged.
         """
         has_alibi = any("alibi_slopes" in options for options in self.options)
         return mask if has_alibi else without_holes(mask)
@@ -368,7 +368,11 @@ class Transformer:
         return x if len(caches) < len(self.layers) else self._last(x, record)[0]
 
     def _step_bias(self, seen: Array, count: int, lengths: Array | None) -> dict[str, Array]:
-        """Return the bias (1 or B, Hq, count, S); the `count` tokens follow `seen` (B,) tokens."""
+        """Return the bias of the next `count` tokens of each text.
+
+        The texts already have `seen` (B,) tokens. The bias has the shape (B, Hq, count, S), or
+        (1, Hq, count, S) if all texts have the same number of earlier tokens.
+        """
         if self.bias is None or not len(seen):
             return {}
         longest = int((seen + (count if lengths is None else lengths)).max(initial=0))

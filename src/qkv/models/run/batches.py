@@ -93,7 +93,7 @@ class Layout(NamedTuple):
     def positions(self, shown: Array, name: str) -> Array:
         """Return the position of each token (B, T) in a caller's array; padding has position -1.
 
-        For weights and scores, the result holds the positions of the queries.
+        If the array holds weights or scores, return the position of each query.
         """
         axis, layout = self._axes(name)[0]
         columns = np.arange(shown.shape[axis])

@@ -78,10 +78,10 @@ def call(
             positions of RoBERTa and MPNet begin at the padding token's id + 1. By default, a
             token's position is its column. In OPT, a token's default position is the number of
             earlier tokens; padding does not count. In RoBERTa and MPNet, a token's default position
-            also depends on the number of earlier tokens. Tokens whose id is the padding token's id
-            do not count, even if their mask is 1. In GPT-2 and BERT, padding on the left shifts the
-            default positions, which changes the result. To avoid the change, pass
-            `np.maximum(np.cumsum(attention_mask, 1) - 1, 0)` as `position_ids`.
+            depends on the number of earlier ids that differ from the padding token's id. The
+            padding token's id does not count, even where the mask is 1. In GPT-2 and BERT, padding
+            on the left shifts the default positions, which changes the result. To avoid the change,
+            pass `np.maximum(np.cumsum(attention_mask, 1) - 1, 0)` as `position_ids`.
             `position_ids` have no effect on masks, windows, ALiBi and relative biases, which follow
             the order of the tokens.
         ablate: heads to ablate, as in `trace`.
@@ -285,8 +285,9 @@ def call_pair(
         hide: words, positions (columns of `input_ids`) and edges to mask, as in `trace`. Neither
             the encoder nor the decoder sees masked words and positions.
         edit: activations to change, as in `trace`; their names begin with "encoder." or "decoder.".
-            If an edit is an array, position t is column t of the ids. If an edit is a function,
-            position t of the array that the function receives is column t of the ids.
+            If an edit is an array, position t of this array belongs to column t of the ids. If an
+            edit is a function, position t of the array that the function receives belongs to column
+            t of the ids.
 
     Returns:
         `last_hidden_state` (B, L, D) and `logits` (B, L, V) of the decoder, with 0 at padding.

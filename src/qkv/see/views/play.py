@@ -220,13 +220,13 @@ def play(
 
     The page opens with one sentence and the guess in its gap; a click on a word hides the word.
     Buttons open a story, games, and a lab with all controls. An encoder guesses the word at the
-    first mask token. If the text has no mask token, the encoder guesses the word at the last
-    content word. A decoder guesses the word after the last token. The page also chooses a content
-    word to hide first. It hides each content word in turn, and compares the probabilities of all
-    possible guesses with the probabilities for the whole text. The word with the largest change is
-    chosen. A word has priority if hiding it changes the likeliest guess. The head is chosen by the
-    rule of `show`. When the reader types another text, the same rule chooses a head for this text,
-    unless the reader has chosen a head.
+    first mask token. If the text has no mask token, the encoder guesses the last content word,
+    which stays visible. A decoder guesses the word after the last token. The page also chooses a
+    content word to hide first. It hides each content word in turn, and compares the probabilities
+    of all possible guesses with the probabilities for the whole text. The word with the largest
+    change is chosen. A word has priority if hiding it changes the likeliest guess. The head is
+    chosen by the rule of `show`. When the reader types another text, the same rule chooses a head
+    for this text, unless the reader has chosen a head.
 
     Args:
         text: the first text; by default a sentence with a missing word or, for a decoder, the

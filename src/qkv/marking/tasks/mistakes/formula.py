@@ -226,7 +226,10 @@ def mixed(signature: str) -> Iterator[Mistake]:
 
 
 def _unprojected(*bare: int) -> Steps:
-    """Return steps with x in place of x @ w if the index of w in (w_q, w_k, w_v) is in `bare`."""
+    """Return steps that leave out some of the projections w_q, w_k and w_v.
+
+    `bare` holds the indices (0, 1, 2) of these projections. The steps use x in place of x @ w.
+    """
     return {
         "project": lambda x, *weights: [x if n in bare else x @ w for n, w in enumerate(weights)]
     }

@@ -51,7 +51,7 @@ function play(box, data, ui) {
   /** @type {Record<string, any>} */
   const all = { encoder: data, decoder: data.other };
   /** @type {Record<string, string>} */
-  const left = {}; // for each model, the page's address when the reader last switched to the other model
+  const left = {}; // for each model, the page's address when the reader last left this model
   const buttons = Object.entries(SIDES).map(([side, label]) => el("button", { type: "button", "data-side": side, onclick: () => turnTo(side) }, label));
   /** @type {{side: string, hash: () => string, text: () => string, close: () => void}} */
   let open;
@@ -149,7 +149,7 @@ function pageOf(box, room, data, ui) {
     ways.update(view);
     whole.hidden = state.only === null;
     whole.href = store.address(state.only === null ? {} : { only: null, view: "lab" }); // the lab shows all regions
-    if (view !== "lab") parts.cards.update(now); // when a lesson ends, the state from before the lesson returns
+    if (view !== "lab") parts.cards.update(now); // this part keeps the state, and restores it when a lesson ends
     return screen.update(now);
   }
   const close = () => {

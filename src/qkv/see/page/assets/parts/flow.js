@@ -18,7 +18,7 @@ import STEPS from "../../../steps/steps.json";
 /** @typedef {Record<string, Float32Array>} Known  parameters, by their names */
 
 /**
- * A layer whose steps are being written.
+ * A layer of a run, with the list of its steps, which this module fills.
  * @typedef {object} Layer
  * @property {FlowStep[]} steps
  * @property {ReturnType<typeof flowWriter>["arrays"]} arrays

@@ -17,7 +17,8 @@ import "./steer.css";
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 
-// the number of digits of each number in a vector; the largest strength, the step between strengths, the usual strength
+// Each number in a vector is rounded to DIGITS significant digits. For the slider of the strength, STRONGEST is the
+// maximum, STEP is the step, and USUAL is the initial value.
 const [DIGITS, STRONGEST, STEP, USUAL] = [4, 10, 0.25, 2];
 const LONG = 30_000; // some programs cut off addresses with more characters than this
 

@@ -1,4 +1,4 @@
-// The lab, which shows all parts at once: the positions of the parts, the badge, the position of the headline, the
+// The lab, which shows all parts at once. This module places the parts and the headline, and creates the badge and the
 // tabs of a narrow page. Each part is a function in its own file that returns {node, update(now)}; store.js describes
 // `now`.
 
@@ -83,8 +83,10 @@ export function labScreen(box, ui, store, shared) {
   const tabs = tabsOf(store, regions);
   const notes = (data.notes || []).map((/** @type {string} */ line) => el("p", { class: "note" }, line));
   const inside = el("button", { type: "button", class: "inside", onclick: () => store.set({ inside: !store.state.inside }) });
+  // `last`: the store's data; `told`: a copy of `last` for the parts, in which `state.inside` says whether the page is
+  // unfolded
   /** @type {Told[]} */
-  let [last, told] = []; // `last`: the store's data; `told`: a copy for the parts, with `state.inside` true if the page is unfolded
+  let [last, told] = [];
   const turn = inTurn();
 
   const title = el("h2", { class: "title" }, `Write a sentence, change something, and see what happens.${data.guesses === false ? "" : ` ${data.mask ?? "[MASK]"} or _ marks a word for the model to guess.`}`);
@@ -180,7 +182,8 @@ function partsOf(ui, store, { cards, outcome, writing }) {
 }
 
 /**
- * The chosen head for the text without edits; the reader can choose what to look at, but cannot change the run.
+ * A part that shows the chosen head in the run without edits. In this part, the reader can choose what to look at, but
+ * cannot change the run.
  * @param {Ui} ui
  * @param {Store} store
  */

@@ -113,8 +113,8 @@ export function watchScreen(ui, store) {
 }
 
 /**
- * Follows one word that both texts contain: "bank", or else the longest common word. Returns its points at each layer,
- * or null if the texts have no long word in common.
+ * Follows one word that both texts contain: "bank", or else the longest common word. Returns the word's points at each
+ * layer. If the texts have no long word in common, returns null.
  * @param {import("../engine/door.js").Run[]} runs
  * @param {[number, number, string][][]} words
  * @returns {Paths | null}
