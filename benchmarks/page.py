@@ -143,7 +143,10 @@ def minutes(seconds: float) -> str:
 
 
 def table(heading: list[str], rows: list[list[str]], words: int = 1) -> str:
-    """Return a Markdown table: all columns except the first `words` columns are right-aligned."""
+    """Return a Markdown table: the columns of numbers are right-aligned.
+
+    The first columns contain words; `words` is the number of these columns.
+    """
     lines = [heading, ["---"] * words + ["---:"] * (len(heading) - words), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 

@@ -80,7 +80,9 @@ class Corpus:
 
 
 class LookUp:
-    """A look-up that guesses the words that occur in the same context in a corpus.
+    """A look-up that guesses the word in a gap.
+
+    The guesses are words that a corpus contains between, before or after the same words.
 
     Words from longer contexts come first; in one context, more frequent words come first.
 
@@ -132,7 +134,7 @@ class _Order:
             and `word` are the numbers of the n-gram's context and last word.
         counts: (G,) the count of each n-gram.
         totals: for each context, the sum of its counts.
-        kept: for each context, the probability that is left for shorter contexts.
+        kept: for each context, the probability mass that the discounts pass on to shorter contexts.
         discounts: (3,) the numbers that are subtracted from counts of 1, of 2, and of 3 or more.
     """
 

@@ -110,7 +110,7 @@ def rows_at(model: qkv.Model, texts: Sequence[str], at: tuple[str, int]) -> tupl
 
 
 def measured(model: qkv.Model, sae: SAE, texts: Sequence[str]) -> dict[str, float]:
-    """Return the result of `SAE.evaluate`, and the loss if the decoder's activation is set to 0."""
+    """Return the result of `SAE.evaluate`, and the model's loss if zeros replace the activation."""
     found = sae.evaluate(model, texts)
     zero = np.zeros((sae.dim, sae.dim))
     without = SAE(zero, zero, at=sae.at).evaluate(model, texts)["loss_spliced"]

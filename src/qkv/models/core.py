@@ -340,7 +340,7 @@ class Core:
         return model
 
     def _join(self, routing: Routing, models: Mapping[str, Self]) -> Self:
-        """Make this model the default route, and store the models of the other routes."""
+        """Use this model for the default route, and store the models of the other routes in it."""
         self._routing, self._route = routing, routing.first
         self._others = {name: model for name, model in models.items() if name != routing.first}
         return self

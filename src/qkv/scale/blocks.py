@@ -64,8 +64,8 @@ class Operand(NamedTuple):
     """A dask array whose chunks fit the blocks of the call."""
 
     array: Any
-    # For each axis of `array`, the entry of an `Index` that counts the blocks along this axis; None
-    # if the axis is not cut into blocks.
+    # For each axis of `array`, which entry of an `Index` is the block's position along this axis;
+    # None if the axis is not cut into blocks.
     axes: tuple[int | None, ...]
 
     def chunk(self, index: Index) -> tuple[int, ...]:
@@ -85,7 +85,7 @@ class Tasks:
     """A layer of a Dask graph: its tasks, and the arrays and other layers that the tasks read."""
 
     name: str
-    below: Sequence[Any]  # the dask arrays and the layers whose results the tasks read
+    below: Sequence[Any]  # inputs of the tasks: dask arrays, and other layers of the graph
     tasks: dict[Any, Any] = field(default_factory=dict)
     whole: dict[tuple[Any, ...], Any] = field(
         default_factory=dict

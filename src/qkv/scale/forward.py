@@ -49,9 +49,9 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
     Returns:
         The results of `qkv.attention` as dask arrays.
         Each result is cut into chunks wherever `query` is cut. The batch and head axes of a result
-        are also cut wherever `key` or `value` is cut. The last axis of the weights, which has an
-        entry per key, is cut wherever `key` or `value` is cut along the keys. Rounding errors are
-        at most twice the rounding errors of `qkv.attention`.
+        are also cut wherever `key` or `value` is cut. The last axis of the weights is the axis of
+        the keys, S. It is cut wherever `key` or `value` is cut along S. Rounding errors are at most
+        twice the rounding errors of `qkv.attention`.
 
     Raises:
         ValueError: shapes, lengths or numbers of heads are incompatible; or a size is unknown.

@@ -126,9 +126,9 @@ class Tokenizer:
         """Cut two texts into one row of tokens, as models read a pair of texts.
 
         Returns:
-            The ids (T,), the segments (T,), and a list of text numbers.
+            The ids (T,), the segments (T,), and a list with the number of each token's text.
             The segment of a token is its row in the segment table.
-            The text number of a token is 0 or 1, or None for a special token.
+            The number of a token's text is 0 or 1, or None for a special token.
 
         Raises:
             TypeError: a text is not a string.

@@ -99,8 +99,8 @@ class Remotes:
         """Copy the contents of `thing` into the object with the number `number`; return the object.
 
         If `thing` is None or the object is a proxy, the object stays unchanged. If the contents
-        cannot be copied, the method returns `thing` instead, or a new proxy if `thing` is an
-        `Opaque`; this result then has the number `number`.
+        cannot be copied, the method gives the number `number` to another object and returns that
+        object: a new proxy if `thing` is an `Opaque`, otherwise `thing` itself.
         """
         before = self._things.get(number)
         if thing is None or isinstance(before, Elsewhere) or _write(before, thing):

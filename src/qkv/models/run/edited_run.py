@@ -52,9 +52,9 @@ class Spliced(Protocol):
     """A layer that replaces an activation of a model, such as an autoencoder.
 
     Attributes:
-        hooks: the names of the layer's own activations. Suppose that a layer with its own
-            activation "a" replaces the model's activation "x". Then a trace stores "a" under the
-            name "x.a". Edits can change the layer's own activations.
+        hooks: the names of the layer's own activations. Suppose that the layer computes an
+            activation "a", and that its output replaces the model's activation "x". Then a trace
+            stores "a" under the name "x.a". Edits can change the layer's own activations.
     """
 
     hooks: Sequence[str]
@@ -172,8 +172,9 @@ class EditedRun:
         """Return a recorder that passes gradients back through the changes, for the backward pass.
 
         If an array or a function replaces an activation, the gradient for the activation's computed
-        value is 0. For a function, this 0 affects no result, because `check_functions` rejects
-        every call in which gradients would pass through a function.
+        value is 0. If a function replaces the activation, this 0 may be wrong, because the
+        derivative of the function is unknown. But no result depends on this 0: `check_functions`
+        rejects every call in which gradients would pass through a function.
 
         Args:
             layout: the texts of the batch.
@@ -194,8 +195,8 @@ class EditedRun:
 
         Args:
             layout: the texts of the batch.
-            keys: K.
-            queries: Q; the default is K.
+            keys: K, the number of keys.
+            queries: Q, the number of queries. The default is the number of keys.
         """
         count = len(layout.texts)
         first = np.zeros(count, np.int64) if layout.first is None else layout.first

@@ -13,8 +13,8 @@ from qkv.models.run.truncation import callers
 from qkv.ops.linear import multiply
 
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
-# For fewer vectors, rounding to "int8" or "uint8" gives a warning, because the range of the numbers
-# in few vectors may be too small for other texts.
+# Rounding fewer vectors than this to "int8" or "uint8" gives a warning. The steps come from the
+# range of the numbers in these vectors, and other texts may have numbers outside this range.
 FEW = 100
 
 
@@ -33,14 +33,14 @@ def quantized(vectors: Array, precision: str, *, call: str) -> Array:
     """Return float vectors (n, D) in fewer bits, in the format of sentence-transformers.
 
     For "int8" and "uint8", the range from the least to the largest number of each dimension is
-    divided into 256 steps. Each number in the result (n, D) is the index of a step. "binary" and
-    "ubinary" replace each number by a bit, which is 1 if the number is positive. Eight bits form a
-    byte, the highest bit first. The result has the shape (n, ceil(D / 8)). The dtype is uint8; for
-    "int8" and "binary", 128 is subtracted, and the dtype is int8. "float32" returns the vectors
-    unchanged.
+    divided into 256 quantization steps. Each number is replaced by the index of its quantization
+    step, so the shape of the result is (n, D). "binary" and "ubinary" replace each number by a bit,
+    which is 1 if the number is positive. Eight bits form a byte, the highest bit first. The result
+    has the shape (n, ceil(D / 8)). The dtype is uint8; for "int8" and "binary", 128 is subtracted,
+    and the dtype is int8. "float32" returns the vectors unchanged.
 
     Raises:
-        ValueError: there is only one vector, so dimensions have no range to divide.
+        ValueError: there is only one vector; "int8" and "uint8" need the range of several vectors.
 
     >>> vectors = np.array([[0.5, -1.0], [0.7, 3.0], [0.6, 1.1]], np.float32)
     >>> quantized(vectors, "ubinary", call="encode").tolist()

@@ -222,7 +222,7 @@ class Lines(Panel):
         lines: the lines.
         names: the names at positions 0, 1 and so on.
         ends: the lower and the upper end of the vertical axis.
-        along: the label of the horizontal axis, which says what the names are, such as "layer".
+        along: the label of the horizontal axis, such as "layer" if each name stands for a layer.
         numbered: whether each number is written beside its point.
     """
 
@@ -511,7 +511,7 @@ class Graph(Panel):
 
     @property
     def size(self) -> tuple[float, float]:
-        """Return the largest column and the largest row."""
+        """Return the largest column number and the largest row number."""
         columns, rows = zip(*self.nodes.values(), strict=True)
         return max(columns), max(rows)
 
@@ -567,7 +567,7 @@ def drawn_in(medium: str, rows: Rows) -> list[list[Panel]]:
 
 
 def pictured(rows: Rows) -> tuple[list[str], list[list[Panel]]]:
-    """Return a picture's lines of prose, and its rows of panels without the prose panels."""
+    """Return the texts of a picture's prose panels, and the rows of its other panels."""
     shown = drawn_in("picture", rows)
     prose = [panel.text for row in shown for panel in row if isinstance(panel, Prose)]
     drawn = ([panel for panel in row if not isinstance(panel, Prose)] for row in shown)

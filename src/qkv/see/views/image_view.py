@@ -95,7 +95,10 @@ class ImageView(View):
         return str(self.trace.tokens[self.query])
 
     def shown(self, head: int, size: int = MOST_PIXELS) -> Array:
-        """Draw the image in grey, lighter for a head's larger weights: `(h, w, 3)` of uint8."""
+        """Draw the image in grey; lighten each patch by the weight that the head gives it.
+
+        The result has the shape `(h, w, 3)` and the dtype uint8.
+        """
         image = smaller(self.image, size)
         times = max(1, size // max(image.shape[:2]))  # patches must not share pixels
         return laid_over(image.repeat(times, 0).repeat(times, 1), self._shares(head))

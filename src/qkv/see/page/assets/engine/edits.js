@@ -40,7 +40,7 @@ export function editsOf(edits, op) {
 }
 
 /**
- * The first part of a layer that an edit changes: the projections, the heads, or the parts after the heads.
+ * Which part of a layer an edit changes first: the projections, the heads, or the parts after the heads.
  * @param {Edit} edit
  * @returns {"projections" | "heads" | "rest"}
  */

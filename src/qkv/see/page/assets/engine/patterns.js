@@ -51,8 +51,8 @@ function translated(pattern) {
 }
 
 /**
- * Translates a letter of a character class. If the group ignores case, the result also contains the letter's forms in
- * the other case.
+ * Translates a letter for use inside the brackets of a character class. If the group ignores case, the result also
+ * contains the letter's forms in the other case.
  * @param {string} part
  * @param {boolean[]} groups
  */

@@ -36,7 +36,7 @@ const GAP = 6; // the gap above the sum, in pixels
  * @property {number[]} products  (d): the query's numbers times the key's
  * @property {number} raw  the sum of the products
  * @property {number} score  the input of the softmax; -Infinity if a mask hides the key
- * @property {boolean} own  whether the reader hid the key
+ * @property {boolean} own  whether the reader hid this key from the query
  * @property {number} weight
  * @property {number[]} v  (d)
  */
@@ -316,7 +316,8 @@ export function motionPart(ui) {
   let colours = null;
   /** @type {[CanvasRenderingContext2D, number, number, boolean, boolean, number]} */
   let [pen, wide, at, playing, inView, before] = [/** @type {any} */ (null), 0, last, false, false, 0];
-  // the moment at which the animation stops; how long it rests at each moment; how long it has rested
+  // end: the moment at which the animation ends; rests: the length of the pause at a moment, in milliseconds; rested: how
+  // long the current pause has lasted
   let [end, rests, rested] = [last, RESTS, 0];
   /** @type {[number, number] | null} */
   let asked = null; // the arguments of a call of `play` that waits until there is a row to show

@@ -1,4 +1,5 @@
-// Controls to paint the mask. A stroke on the heat map hides or shows the links that it passes; buttons move to a single link.
+// Controls to paint the mask. A stroke on the heat map hides or shows the links that it passes.
+// With buttons, the reader selects a single link, and hides or shows this link.
 
 import { choice, toggle } from "../base/controls.js";
 import { el, fill, word } from "../base/elements.js";
@@ -102,7 +103,8 @@ export function paintBar(ui, store, step) {
   let told; // undefined before the first update
   /** @type {Stroke | null} */
   let stroke = null; // base: the edits before the stroke; hides: whether it hides links; cells: maps "row column" to the cell; last: the current cell
-  let painted = false; // whether the pointer has painted, so that the click after it paints nothing
+  // whether painting has handled the last press of the pointer; if so, the click event of this press paints nothing
+  let painted = false;
 
   /**
    * The reason why a link cannot be hidden or shown; "" if it can.

@@ -43,7 +43,7 @@ export function beatScreen(ui, store) {
   let begun = false;
 
   /**
-   * The model's most probable words at the gap of a text, after the word `hidden` is hidden from the model.
+   * The model's most probable words at the gap of a text. If `hidden` is a word, the model does not see this word of the text.
    * @param {string} gapped
    * @param {string} [hidden]
    */
