@@ -141,7 +141,7 @@ def exported() -> bytes:
 
     ids = library.ones((3, 7), dtype=library.int64)
     mask = ids.clone()
-    mask[0, 4:] = 0  # without a masked token, the export would drop the mask
+    mask[0, 4:] = 0  # the export drops a mask that contains no 0
     axes = {
         0: library.export.Dim("texts", max=1024),
         1: library.export.Dim("tokens", min=2, max=512),

@@ -280,8 +280,9 @@ def _together(
     """List the records of runs: first the earlier runs that led to `runs[0]`, then all `runs`.
 
     If the included weights are the mean of several models, the last record has a list "mean" with
-    one item for each model. The item is the index, counted from 1, of the model's run in the
-    result. If the weights of this model are a mean too, the item is the model's own list "mean".
+    one item for each model. If the model comes from a run, the item is the number of this run: its
+    position in the returned list, counted from 1. If the model's weights are themselves a mean, the
+    item is the list "mean" of this model.
     """
     [run, *others], abouts = runs, [dict(about) for about in chains[0]]
     own = _learned(abouts[-1])
@@ -331,7 +332,9 @@ def _runs(abouts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _meant(mean: Sequence[Any]) -> str:
-    """Name the runs in a mean of weights; if the weights of a model are a mean, name its runs.
+    """Name the runs whose weights were averaged into the included weights.
+
+    If an averaged model is itself a mean, also name the runs of that mean.
 
     >>> _meant([5, 6, 3, 4])
     'the included weights are the mean of runs 3, 4, 5 and 6'

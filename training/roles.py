@@ -5,9 +5,9 @@ MODEL is omitted, the script measures the default model.
 
 The rule. A head has a role if one of these weights is 0.4 or more:
 
-- the mean weight that tokens give to the previous token, to the next token, to all tokens equal to
-  the query token (itself included), to the first token ([CLS]) or to the last token ([SEP]), as in
-  `training.senses`;
+- the five mean weights that `training.senses` measures: the weight from a token to the previous
+  token, to the next token, to all copies of this token (including the token itself), to the first
+  token ([CLS]), or to the last token ([SEP]);
 - the mean weight between two related words, over all pairs with the same relation. This weight must
   also exceed the weight between unrelated words at the same positions: the lower end of the 95%
   interval of the difference must be 0.1 or more. A relation must pass both tests twice: on the
@@ -22,11 +22,12 @@ query word masked. For example, [MASK] replaces the verb in the relation *hidden
 which measures the weight from the verb to the object. To get one weight from a query word to a key
 word, we sum the weights over the key word's subwords, and take the mean over the query word's
 subwords (Clark et al. 2019, "What Does BERT Look At?", section 4). Each pair is compared with a
-pair of unrelated words: the words at the same positions of another sentence, with the same word
-masked. Punctuation does not count as a position. Before any measurement, we chose three relations:
-*verb and object*, *preposition and noun* and *article and noun*. Then we measured the heads on the
-examples kept for choosing models. With these results known, we chose the other relations of
-`training.pairs`, and decided to mask words.
+pair of unrelated words: the words at the same positions of another sentence. If the query word of
+the pair is masked, the query word of the unrelated pair is masked as well. Punctuation does not
+count as a position. Before any measurement, we chose three relations: *verb and object*,
+*preposition and noun* and *article and noun*. Then we measured the heads on the examples kept for
+choosing models. With these results known, we chose the other relations of `training.pairs`, and
+decided to mask words.
 """
 
 from __future__ import annotations

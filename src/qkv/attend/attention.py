@@ -18,8 +18,8 @@ from qkv.trace import Recorder, Trace
 from qkv.trace.activations import PATTERN, SCORES, SUMMARY, WEIGHTS
 
 FAR = 1e9  # If a log-sum-exp exceeds this number, its rounding error makes the weights wrong.
-# To sum each key's weights, the queries are split into this number of ranges. The weights are first
-# summed within each range.
+# The queries are split into this number of ranges. Each key's weights are first summed over the
+# queries of each range. Then the sums of all ranges are added.
 SHARES = 8
 
 
@@ -36,7 +36,7 @@ class Weighed(NamedTuple):
 
     z: Array  # (B, Hq, L, dv).
     softmax: Array  # The softmax of the scores.
-    pattern: Array  # The weights of the values: the softmax, unless it was edited.
+    pattern: Array  # The weights that multiply the values: `softmax`, or its edited copy.
 
 
 def answer(

@@ -283,7 +283,7 @@ def _packed_gradients(packed: Packed, outputs: Outputs) -> Gradients:
 
 
 def _by_kernel(call: Call | Packed, outputs: Outputs, gradients: Gradients) -> Array:
-    """Fill `gradients` with the kernel; return which heads NumPy must compute.
+    """Write the kernel's results to `gradients`; return which heads NumPy must compute.
 
     The result `(*lead, Hkv)` is True for each key head that the kernel rejects.
     """

@@ -30,8 +30,8 @@ NEAR = 8.0  # If a head's scores lie between -NEAR and NEAR, no maximum is subtr
 class Tile:
     """A part of a call: some rows of the batch, some key heads, and one block of queries."""
 
-    rows: tuple[Any, ...]  # An index into arrays (*lead,): the tile's rows of the batch.
-    index: tuple[Any, ...]  # An index into arrays (*lead, Hkv): the tile's rows and key heads.
+    rows: tuple[Any, ...]  # `a[rows]` selects the tile's batch rows from an array a (*lead,).
+    index: tuple[Any, ...]  # `a[index]` selects its batch rows and key heads: a (*lead, Hkv).
     queries: slice
 
     @property
@@ -153,10 +153,10 @@ def is_one_block(call: Call) -> bool:
 
 
 def attend_one_block(call: Call, out: Array, lse: Array | None) -> bool:
-    """Compute a call for which `is_one_block` is true; the result equals `attend`'s bit for bit.
+    """Compute a call for which `is_one_block` is true.
 
-    `lse` is `(..., L, 1)` or None. Return False if numbers overflow; the caller then calls
-    `attend`.
+    The result is bit-identical to the result of `attend`. `lse` is `(..., L, 1)` or None. Return
+    False if numbers overflow; the caller then calls `attend`.
     """
     with np.errstate(all="ignore"), one_blas_thread():
         scores = _products(call.query, call.key, call.scale)

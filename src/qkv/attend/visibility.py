@@ -9,7 +9,7 @@ import numpy as np
 from qkv.arrays import Array, Shape, as_array, shown
 
 Index = tuple[Any, ...]  # Integers and slices along the leading axes.
-FAR = 2**60  # The maximum offset and the maximum window size; every length is smaller.
+FAR = 2**60  # The limit for offsets and window sizes. It is larger than every sequence length.
 
 
 class Visibility(NamedTuple):

@@ -138,7 +138,7 @@ class Defect(NamedTuple):
     rough: bool = False
 
     def run(self, values: Mapping[str, Any], beside: Lines | None = None) -> Expected:
-        """Run the formula with this defect and other replaced lines."""
+        """Run the formula; this defect and `beside` replace some of its lines."""
         return run({**values, "number": self.number}, {**(beside or {}), **self.filled})
 
     @property

@@ -1,4 +1,4 @@
-"""Tasks whose answer is not a function: projections written by hand, and training sentences."""
+"""Tasks whose answer is not a function: matrices written by hand, or sentences to train on."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -85,7 +85,10 @@ def _projections(*matrices: Any) -> Iterator[str]:
 
 
 def _calm(*matrices: Any) -> Iterator[str]:
-    """Yield the mistakes in w_q_calm, which is used together with w_k."""
+    """Yield the names of the mistakes in w_q_calm.
+
+    The marker computes attention weights with w_q_calm and w_k, and checks these weights.
+    """
     arrays = _matrices(*matrices)
     if arrays is None:
         yield "projections-shape"
@@ -118,7 +121,10 @@ _TEST = {"the wet bank": 0, "a cheap bank": 1}
 
 
 def _adjectives(more: Any) -> Iterator[str]:
-    """Yield the names of the mistakes in `more`, which maps a learner's sentences to meanings."""
+    """Yield the names of the mistakes in a learner's training sentences.
+
+    `more` maps each sentence to the meaning of the word "bank" in it, 0 or 1.
+    """
     items = more.items() if isinstance(more, Mapping) else ()
     texts = {text: right for text, right in items if isinstance(text, str)}  # without `...`
     if not {*texts} - {*_KNOWN}:

@@ -76,7 +76,8 @@ def gpt_neo(config: Config) -> Design:
 def gpt_neo_kinds(config: Config, count: int) -> list[str]:
     """Return "global" or "local" for each layer, from the key `attention_types`.
 
-    The key holds pairs: a list of kinds, and how often the list is repeated.
+    `attention_types` is a list of pairs. The first element of a pair is a list of kinds. The second
+    element is the number of times that this list occurs in a row.
 
     >>> types = [[["global", "local"], 1], [["global"], 1]]
     >>> gpt_neo_kinds(Config({"attention_types": types}, "config.json"), 3)

@@ -251,7 +251,8 @@ def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]
         raise TypeError(
             f"{call}: edit has a function {takes} for {name}: give f(array) or f(array, at)"
         )
-    # A second parameter with a default receives `at` only if the parameter is named `at`.
+    # An optional second parameter of the user's function receives `at` only if its name is `at`. A
+    # required second parameter always receives `at`.
     if 2 not in fits or (1 in fits and [*takes.parameters][1:2] != ["at"]):
         return lambda array, at: function(array)
     return lambda array, at: function(array, at)
@@ -299,8 +300,9 @@ def plain(
         reader: the model's reader of texts.
 
     Raises:
-        ValueError: a record cannot express an edit, because the edit is a function, or because no
-            record can replace this activation; or a layer, head, word or position does not exist.
+        ValueError: an edit is a function, which no record can express; an edit replaces an
+            activation that no record can replace; or a layer, head, word or position does not
+            exist.
     """
     call = edits.call
     sites = schema()["$defs"]["site"]["enum"]
@@ -531,7 +533,7 @@ class _Masking:
         ]
 
     def _of_positions(self, asked: int | tuple[int, ...]) -> list[Masked]:
-        """Return the attention keys that a position or an edge of `hide` masks.
+        """Return the attention keys to mask for a position or an edge in `hide`.
 
         A text that is too short for the position has no masked key. Position -1 is the last token.
         """

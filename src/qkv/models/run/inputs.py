@@ -189,7 +189,8 @@ def check_ids(ids: Array, rows: int, call: str) -> None:
 def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: str) -> None:
     """Check that each id has a row in the token table, and that `limit` leaves room for words.
 
-    Room is left if the tokenizer adds fewer than `limit` special tokens to a text.
+    `limit` is the maximum number of tokens of a text. The special tokens that the tokenizer adds
+    to a text must be fewer than `limit`.
     """
     if len(tokenizer) > rows:
         raise ModelError(

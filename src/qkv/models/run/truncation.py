@@ -148,13 +148,14 @@ class Truncator:
         return [_shortened(text, limit) for text in batch]
 
     def _beginning(self, text: str) -> Tokenized:
-        """Return the first tokens of a long text; if possible, split only a part of the text.
+        """Return the first tokens of a long text; if possible, tokenize only its beginning.
 
-        The tokens up to the limit are the same as if the whole text were split. This method splits
-        two prefixes of the text into tokens; the second prefix is about twice as long as the first.
+        The tokens up to the limit are the same as if the whole text were tokenized. This method
+        tokenizes two prefixes of the text; the second prefix is about twice as long as the first.
         If both give the same tokens for the first prefix, later words cannot change these tokens.
-        If the tokenizer's `keeps_words_apart` is false, a token may contain parts of two words, so
-        this method splits the whole text instead of prefixes.
+        If the tokenizer's `keeps_words_apart` is false, a token may contain parts of two words.
+        Later words may then change earlier tokens, so this method tokenizes the whole text, up to
+        `MOST` characters.
         """
         cut, limit = self.cut, self.cut.limit
         if limit is not None and self._tokenizer.keeps_words_apart:

@@ -193,7 +193,9 @@ def _few(value: Any, most: int = 60) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-MOST_CELLS = 2_000_000  # the largest number of weights in a page: 4 MB before base64
+# The largest number of weights in a page. Each weight takes 2 bytes, so all weights take at most
+# 4 MB before base64.
+MOST_CELLS = 2_000_000
 MOST_LOSSES = 400
 BECOMES = 0.5  # a head with at least this score is named after the measure, e.g. an induction head
 

@@ -69,7 +69,7 @@ def _hidden(target: Any) -> str:
 
 
 def run_name(changed: Mapping[str, Sequence[Any]]) -> str:
-    """Name a run after its interventions.
+    """Make the name of a run from its interventions.
 
     >>> run_name({"ablate": [(0, 4)], "hide": ["river"]}), run_name({})
     ('without layer 0, head 4, river hidden', 'as it is')

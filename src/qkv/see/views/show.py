@@ -27,7 +27,7 @@ class ShowView(OneText):
     Attributes:
         trace: the trace of the text.
         movement: how far attention moved each word, if the vectors were traced.
-        heads: all heads, with tokens as queries and keys.
+        heads: all heads, with weights between tokens.
     """
 
     trace: Trace
@@ -110,17 +110,18 @@ def show(
     first gap. The view chooses the head whose removal moves the most probability to other words. In
     a model with more than 48 heads, the view tries at most 48 heads, all from the last layers.
 
-    In a text without a gap, the view computes two weights for each head: the weight of the head's
-    link, and the usual weight for this link. The view chooses the head with the largest difference
-    between these two weights. A head's link joins the two different content words between which
-    the head's weight is largest. The usual weight is the larger of two numbers: twice the head's
-    mean weight between words at the same distance, and the head's mean weight from the other words
-    on the same key. If one of these means is 0.4 or more, the head attends to a position rather
-    than to words, so its links do not count. Ties go to the lowest layer, then the lowest head.
+    In a text without a gap, a head's link is its largest weight between two different content
+    words. The view compares this weight with a usual weight, and chooses the head whose link
+    exceeds the usual weight most. To find the usual weight, the view computes two means of the
+    head's weights. The first is the mean over all pairs of words that are as far apart as the two
+    words of the link. The second is the mean weight from other words to the key of the link. The
+    usual weight is twice the first mean, or the second mean if that is larger. If one of these
+    means is 0.4 or more, the head attends to a position rather than to words, so its links do not
+    count. Ties go to the lowest layer, then the lowest head.
 
     The rule for texts without a gap also applies if the view cannot measure the guess at a gap. The
-    view cannot measure this guess for weights, for a trace without `model`, or for a text with more
-    than 512 tokens.
+    view cannot measure the guess if the input consists of weights, if the input is a trace and no
+    `model` is given, or if the text has more than 512 tokens.
 
     In three cases, the sentence of the view says that no head stands out: the link exceeds the
     usual weight by less than 0.1; removing the head moves less than 0.1 of the probability to other

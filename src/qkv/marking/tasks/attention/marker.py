@@ -214,7 +214,8 @@ def adds_its_mask(
         for_numbers: whether the function clearly expects a mask of numbers.
     """
     as_bool, added = runs
-    # `where(mask, -inf, scores)` inverts a boolean mask, but is right for a mask of 0 and -inf
+    # `where(mask, -inf, scores)` hides a key if its mask value is true. This inverts a boolean
+    # mask, in which True means visible. It is right for a mask of 0 and -inf: -inf counts as true
     inverted = m.explain(as_bool, pick(known, "mask-inverted"))
     if (inverted and inverted[1]) or not m.explains_more(added, as_bool, known):
         return False

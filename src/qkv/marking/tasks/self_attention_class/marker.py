@@ -84,9 +84,10 @@ def _of_layer(name: str, run: Outcome, more: Mapping[str, Any] | None = None) ->
 
 
 def _ways(layers: Layers, cases: list[Call]) -> dict[bool, list[Call]]:
-    """Return, for each order of the weights' axes, a copy of all cases with the weights added.
+    """Store the layer's weights in copies of all cases, once for each order of the axes.
 
-    An order is omitted if the weights cannot be read in this order.
+    In the result, False is the key of the cases whose matrices are read as (in, out), and True is
+    the key for (out, in). An order is omitted if the weights cannot be read in this order.
     """
     ways = {}
     for flipped in (False, True):
@@ -187,7 +188,11 @@ def _ignored_seed(m: Marking, layers: Layers) -> Finding | None:
 
 
 def _best(m: Marking, ways: dict[bool, list[Call]]) -> tuple[bool, list[Call]]:
-    """Choose the order of axes for which the outputs are correct, or show one known mistake."""
+    """Choose the order of the weights' axes for which the outputs can be explained.
+
+    First look for an order for which the outputs are correct. If there is none, look for an order
+    for which one known mistake explains the outputs.
+    """
     fitting = {way: cases for way, cases in ways.items() if not any(map(_clashes, cases))}
     if not fitting:
         return next(iter(ways.items()))

@@ -119,8 +119,8 @@ export function headPart(ui, store, hands = null) {
   let shown;
   /** @type {[number | null, number, boolean, string]} */
   let [hover, key, aligned, as] = [null, 0, false, ""];
-  // Positions of tokens. asked: the query in the state; cursor: the query that is shown if the pointer is on no row; held: the queries that
-  // stay in view.
+  // All three are positions of tokens. `asked` is the query that the page's state named last. `held` lists the queries that stay in view.
+  // If `held` is empty, the row under the pointer is in view, or the row of `cursor` if the pointer is on no row.
   /** @type {[number | null, number, number[]]} */
   let [asked, cursor, held] = [null, 0, []];
   /** @type {[number, number] | null} */
@@ -182,8 +182,8 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * Handles a cell that the reader picks with the mouse or the keyboard. If the reader is painting the mask, masks or unmasks the link of
-   * this cell. Otherwise, chooses the query in the row of this cell.
+   * Handles a cell that the reader picks with the mouse or the keyboard. If painting is switched on, the link of this cell is hidden or
+   * shown again. Otherwise, the query in the row of this cell is chosen.
    * @param {number} r
    * @param {number} c
    * @param {MouseEvent | KeyboardEvent} event
