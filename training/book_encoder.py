@@ -54,7 +54,7 @@ the model learned to fill gaps that can be guessed from counts; its teachers wer
 earlier model. We averaged the weights of this run and of the included model. The first guess of the
 averaged model is right for 18.8% of the words, and at least one of its five guesses is right for
 35.2%. In 28 of the 60 sentences, at least one of the five guesses fits the gap. In the second run
-(3,369 steps, 11.6 million tokens), each step learned senses from more uses of words: from 48 uses.
+(3,369 steps, 11.6 million tokens), each step learned senses from more uses of words, namely 48.
 We also averaged the weights of the second run and of the included model. The first guess of this
 averaged model is right for 18.9% of the words, and at least one of its five guesses is right for
 35.2%. In 29 of the 60 sentences, at least one of the five guesses fits the gap. A model of this
@@ -127,8 +127,8 @@ class Recipe:
         warmup: the share of the run in which the rate rises.
         begin: the share of the run after which the model also learns senses.
         uses: the number of uses (words in sentences) from which each step learns senses.
-        wrong: the maximum number of wrong definitions for each word, which define other senses of
-            the word.
+        wrong: the maximum number of wrong definitions for each word. A wrong definition defines
+            another sense of the word.
         prior: as for `training.objectives.Senses`.
         used: as for `training.objectives.Senses`.
         told: the weight of the masked word in the target distribution; the weight of the teacher's

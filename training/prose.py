@@ -227,8 +227,8 @@ def induction(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> dict
 
     The score is the mean weight on the tokens after earlier copies of the current token, as in
     `qkv.circuits.head_scores`. The texts consist of random tokens ("tokens", as in `copying`), of
-    random everyday words ("words"), or of held-out sentences ("sentences"). The model reads
-    each text twice in a row.
+    random everyday words ("words"), or of held-out sentences ("sentences"). Each text is
+    followed by a copy of itself.
 
     Args:
         model: a decoder.
@@ -364,8 +364,8 @@ def continued(
         seed: the seed of all random draws.
 
     Returns:
-        A dict. "texts" is the number of texts. "loop" is the number of texts that loop together
-        with their continuations. "end" is the number of continuations that contain the end of a
+        A dict. "texts" is the number of texts. "loop" is the number of texts that loop if their
+        continuations are added. "end" is the number of continuations that contain the end of a
         sentence. "closed" is the number of continuations that the model ended before they had 40
         words. "words" is the number of words in all continuations, and "unknown" is the number of
         these words that are not in `known`. "continuations" is the list of the continuations.

@@ -232,9 +232,9 @@ class Explainer:
         """Return the score of a set of defects, a tuple of three numbers; a larger tuple is better.
 
         Some cases test other features, and the function gives right results for them. The first
-        number is the fraction of these cases whose results stay right if the defects are added to
-        the formula. The second number is the fraction of the feature's cases that the defects
-        explain. The third number is `-n`. Here n is the number of changed lines, plus 2 for
+        number is the fraction of these cases for which the formula still gives the right results
+        when it has the defects. The second number is the fraction of the feature's cases that the
+        defects explain. The third number is `-n`. Here n is the number of changed lines, plus 2 for
         each defect with a number, such as a tile size.
         """
         share = sum(case.explained(candidates) for case in seen) / len(seen)
