@@ -71,7 +71,7 @@ def encoding(client: Any, count: int, folder: Path) -> Row:
 
 
 def of_one_process(least: float, what: str) -> Goal:
-    """Make a goal: the workers' speed relative to one process with the same number of threads."""
+    """Make a goal: the speed of two one-thread workers relative to one process on two threads."""
     return Goal(
         "speed of 2 workers relative to one process on 2 threads",
         lambda row: seconds(row, "one process, 2 threads") / seconds(row, f"{what}, 2 workers"),

@@ -122,7 +122,7 @@ def place_of(example: Example, tokenizer: Tokenizer) -> int | None:
 
 
 def copying(model: qkv.Model, examples: Sequence[Example]) -> dict[str, Any]:
-    """Count the right first guesses, and those that repeat another content word of the sentence."""
+    """Count first guesses that are another content word of the sentence, and right guesses."""
     assert model.tokenizer is not None
     places = [place_of(one, model.tokenizer) for one in examples]
     ids = [model.tokenizer.tokenize(one.sentence).ids for one in examples]

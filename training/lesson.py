@@ -19,7 +19,7 @@ sentences whose first guess has a probability of 5% or more, and then all other 
 - *neighbour*: the head with the largest mean weight on the previous or the next token, over the
   pool. In the lesson's sentence, the query is the word that looks at the filler's word in this
   head. The rule also chooses a replacement word. In `stories.txt`, this word is part of a filler of
-  another family. If this word replaces the filler's word, the weight may change by at most 0.08.
+  another family. If this word replaces the filler's word, the weight must change by less than 0.08.
 - *other*: another head for the lesson's sentence. In this head, the missing word looks most at
   another content word, with a weight of 0.4 or more. The head is not the head of *neighbour*. The
   rule prefers heads in the layer of the lesson's head, and then the head with the largest weight.

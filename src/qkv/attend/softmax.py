@@ -49,10 +49,10 @@ def merge_attention(out1: Any, lse1: Any, out2: Any, lse2: Any) -> tuple[Array, 
     """Merge two results of attention, over different keys, into the result over all keys.
 
     The merged output is the mean of both outputs, weighted by `exp(lse)`. If a query sees no
-    key in one of the two attention calls, this call's result for the query is `(0, -inf)`. The
-    merged result for the query then equals the other call's result. Pass the sinks to only one of
-    the two calls, because the merged softmax must contain them only once. Source: the combination
-    step of FlashAttention (Dao et al. 2022, section 3.1).
+    key in an attention call without sinks, this call's result for the query is `(0, -inf)`, and the
+    merged result for the query equals the other call's result. Pass the sinks to only one of the
+    two calls, because the merged softmax must contain them only once. Source: the combination step
+    of FlashAttention (Dao et al. 2022, section 3.1).
 
     Args:
         out1: `(..., L, dv)`.

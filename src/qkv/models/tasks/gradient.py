@@ -221,8 +221,8 @@ def gradients(
 def weighed(of: Any, lengths: Sequence[int], words: int, token_id: TokenId) -> tuple[Array, Array]:
     """Return `(rows, weights)`, the weighted sum of logits that `of` describes.
 
-    `rows (n,)` holds the packed rows whose logits are in the sum. `weights (n, V)` holds a weight
-    for each logit of these rows.
+    `rows (n,)` holds the indices of the packed rows whose logits are in the sum. `weights (n, V)`
+    holds a weight for each logit of these rows.
 
     >>> weighed((-1, 1, 0), [2, 3], 3, int)
     (array([1, 4]), array([[-1.,  1.,  0.],
@@ -326,10 +326,10 @@ def word_id(
 def names_of(at: Any, body: Transformer, argument: str, spliced: Sequence[str] = ()) -> FullNames:
     """Map each name in `at` to the activation's full name, or to a list of full names.
 
-    A name without a layer, such as "z", is mapped to a list: the activation's full name in each
-    layer. In error messages, `argument` is the name of the argument. The argument `edit` of
-    `gradient` may add layers, such as an `SAE`, to the model; `spliced` holds the names of the
-    activations inside these layers.
+    If each layer has an activation, such as "z", its name without a layer is mapped to a list: its
+    full name in each layer. In error messages, `argument` is the name of the argument. The argument
+    `edit` of `gradient` may add layers, such as an `SAE`, to the model; `spliced` holds the names
+    of the activations inside these layers.
 
     Raises:
         TypeError: a name is neither a string nor a tuple.

@@ -149,7 +149,7 @@ function pageOf(box, room, data, ui) {
     ways.update(view);
     whole.hidden = state.only === null;
     whole.href = store.address(state.only === null ? {} : { only: null, view: "lab" }); // the lab shows all regions
-    if (view !== "lab") parts.cards.update(now); // this part keeps the state, and restores it when a lesson ends
+    if (view !== "lab") parts.cards.update(now); // this part keeps the state from before a lesson, and restores it after the lesson
     return screen.update(now);
   }
   const close = () => {
