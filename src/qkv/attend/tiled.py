@@ -31,7 +31,7 @@ class Tile:
     """A part of a call: some rows of the batch, some key heads, and one block of queries."""
 
     rows: tuple[Any, ...]  # `a[rows]` selects the tile's batch rows from an array a (*lead,).
-    index: tuple[Any, ...]  # `a[index]` selects its batch rows and key heads: a (*lead, Hkv).
+    index: tuple[Any, ...]  # `a[index]` selects its batch rows and key heads from a (*lead, Hkv).
     queries: slice
 
     @property

@@ -146,9 +146,9 @@ class Streams:
         self._closed.clear()
 
     def _chosen(self) -> list[Stream]:
-        """Return the streams that this turn computes, open and closed ones.
+        """Return the streams that this turn computes: open streams and closed streams.
 
-        A closed stream opens again in its turn. It is chosen only if its tokens fit in memory.
+        A closed stream is chosen only if `_has_room` finds room for it; the turn then opens it.
         """
         chosen, lines = list[Stream](), self._lines.copy()
         self._lines.reverse()

@@ -151,7 +151,7 @@ def _nothing_but_nan(wrong: Outcome) -> Finding | None:
 
 
 def _no_row_left(m: marker.AttentionMarking) -> Finding | None:
-    """Describe a function that masks twice: inverted before softmax, but correctly after it."""
+    """Describe a function that inverts the mask before softmax, but not the mask after softmax."""
     values = (run.case.arrays["value"] for run in m.runs)
     means = [np.broadcast_to(v.mean(axis=0), v.shape) for v in values]  # L == S
     pairs = zip(m.runs, means, strict=True)
