@@ -82,7 +82,8 @@ class Corpus:
 class LookUp:
     """A look-up that guesses the word in a gap.
 
-    The guesses are words that a corpus contains between, before or after the same words.
+    The guesses are words that occur in the same context in a corpus. A context is the words before
+    the gap, the words after the gap, or both.
 
     Words from longer contexts come first; in one context, more frequent words come first.
 

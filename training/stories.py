@@ -21,8 +21,8 @@ A story is a sentence with an edit that changes the first guess. Conditions:
 Order. Four criteria determine the order; an earlier criterion has priority:
 
 1. The first guess is one of the right words for this filler.
-2. If the edit masks a word, the filler contains this word. If the edit ablates a head, find the
-   word to which the missing word attends most in this head: the filler contains the word found.
+2. If the edit masks a word, the filler contains this word. If the edit ablates a head, the filler
+   contains the word to which the missing word attends most in this head.
 3. The second guess would be right with another filler in the frame.
 4. The *swing* is large.
 

@@ -33,7 +33,7 @@ class PlotView(View):
 
     @property
     def sentence(self) -> str:
-        """The headline, such as the largest effect and the head that has this effect."""
+        """The headline, which usually names the largest number and its place, such as a head."""
         return self.said
 
     @property

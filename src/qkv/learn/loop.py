@@ -209,7 +209,7 @@ class Watch:
 
     @property
     def well(self) -> bool:
-        """True if the last step was not skipped and each objective's loss is near its minimum."""
+        """True if the last step was not skipped and each loss is near its lowest value so far."""
         rise = max((self.mean[name] - self.lowest[name] for name in self.mean), default=0.0)
         return self.in_a_row == 0 and rise <= _UNEASY
 

@@ -23,7 +23,7 @@ from qkv.serve.waiting import Request, Single, Task, Texts, Turns
 
 Result = TypeVar("Result")
 POLL = 0.01  # After `stop`, check every 10 ms whether the thread has ended.
-SWITCH = 0.0005  # Python's switch interval in seconds, after which a thread must release the GIL.
+SWITCH = 0.0005  # Python's switch interval: after these seconds, a waiting thread gets the GIL.
 
 
 @dataclass(frozen=True)

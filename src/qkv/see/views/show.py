@@ -114,10 +114,10 @@ def show(
     words. The view compares this weight with a usual weight, and chooses the head whose link
     exceeds the usual weight most. To find the usual weight, the view computes two means of the
     head's weights. The first is the mean over all pairs of words that are as far apart as the two
-    words of the link. The second is the mean weight from other words to the key of the link. The
-    usual weight is twice the first mean, or the second mean if that is larger. If one of these
-    means is 0.4 or more, the head attends to a position rather than to words, so its links do not
-    count. Ties go to the lowest layer, then the lowest head.
+    words of the link, in the same direction. The second is the mean weight from other words to the
+    key of the link. The usual weight is twice the first mean, or the second mean if that is larger.
+    If one of these means is 0.4 or more, the head attends to a position rather than to words, so
+    its links do not count. Ties go to the lowest layer, then the lowest head.
 
     The rule for texts without a gap also applies if the view cannot measure the guess at a gap. The
     view cannot measure the guess if the input consists of weights, if the input is a trace and no

@@ -43,7 +43,7 @@ export function beatScreen(ui, store) {
   let begun = false;
 
   /**
-   * The model's most probable words at the gap of a text. If `hidden` is a word, the model does not see this word of the text.
+   * The model's most probable words at the gap of a text. If `hidden` is given, the model does not see this word.
    * @param {string} gapped
    * @param {string} [hidden]
    */
