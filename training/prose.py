@@ -435,7 +435,7 @@ def in_card(found: Mapping[str, Any]) -> str:
             f"{of['loop']}, {in_words(of['loop'], n)} |",
             "| continuations in which the model ended a paragraph early and began another | "
             f"{of['closed']}, {in_words(of['closed'], n)} |",
-            "| continuations that end with a complete sentence | "
+            "| continuations that contain the end of a sentence | "
             f"{of['end']}, {in_words(of['end'], n)} |",
             "| words of the continuations that the training books lack | "
             f"{of['unknown']} of {of['words']:,} |",
