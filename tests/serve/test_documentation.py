@@ -179,6 +179,6 @@ def test_the_limits_are_those_of_the_server() -> None:
     assert f"a request waits at most {limits.gather * 1000:g} ms for other requests" in unwrapped
     assert f"client_max_body_size {limits.body // mib}m;" in unwrapped
     assert f"completions together hold up to {limits.stream_tokens:,} tokens" in unwrapped
-    assert f"have generated {QUANTUM} tokens since their cache was computed" in unwrapped
+    assert f"has generated {QUANTUM} tokens with this cache" in unwrapped
     assert limits.streams == 4
-    assert "the next token for up to four completions" in unwrapped
+    assert "the next token of up to four completions" in unwrapped
