@@ -213,7 +213,9 @@ def test_models_and_metrics_that_do_not_do(small):
         TypeError, match=r"attribution_patch: `metric` is a function, .* call patch"
     ):
         attribution_patch(model, CLEAN, CORRUPTED, at="z", metric=difference)
-    with pytest.raises(ValueError, match="the layers of parallel have no activation 'resid_mid'"):
+    with pytest.raises(
+        ValueError, match="`at` is 'resid_mid', but the layers of parallel have no such"
+    ):
         patch(small("parallel"), CLEAN, CORRUPTED, at="resid_mid", metric=LOGIT)
     for kind, words in (
         ("headless", "no LM head, so the model computes no logits"),

@@ -164,7 +164,7 @@ def test_pairs_that_do_not_fit(small, given, words):
 
 
 def test_experts_have_no_neurons_to_patch(small):
-    with pytest.raises(ValueError, match=r"the layers of .* have no activation 'post'"):
+    with pytest.raises(ValueError, match=r"`at` is 'post', but the layers of .* have no such"):
         patch(small("gpt_oss"), CLEAN, CORRUPTED, at="post", metric=LOGIT)
 
 

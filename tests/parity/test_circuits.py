@@ -121,7 +121,7 @@ def seen(pair: Pair, ids: Any, *names: str) -> dict[tuple[str, int], torch.Tenso
 @pytest.mark.parametrize("at", [*PLACES, *BY_HEAD])
 def test_patches(pair: Pair, at: str) -> None:
     if at == "resid_mid" and family_of(pair) in PARALLEL:
-        with pytest.raises(ValueError, match=r"at is 'resid_mid', and the layers of .* have no"):
+        with pytest.raises(ValueError, match=r"`at` is 'resid_mid', but the layers of .* have no"):
             patch(pair.ours, CLEAN, CORRUPTED, at=at, metric=METRIC)
         return
     with torch.no_grad():
@@ -154,7 +154,7 @@ def metric_of_ours(logits: Any) -> Any:
 @pytest.mark.parametrize("at", [*PLACES, *BY_HEAD])
 def test_patches_to_first_order(pair: Pair, at: str) -> None:
     if at == "resid_mid" and family_of(pair) in PARALLEL:
-        with pytest.raises(ValueError, match=r"at is 'resid_mid', and the layers of .* have no"):
+        with pytest.raises(ValueError, match=r"`at` is 'resid_mid', but the layers of .* have no"):
             attribution_patch(pair.ours, CLEAN, CORRUPTED, at=at, metric=METRIC)
         return
     with torch.no_grad():

@@ -152,7 +152,10 @@ def _check_site(at: Any, sites: Sequence[str], call: str) -> None:
 def pair_of(model: Model, texts: Any, at: str, metric: Any, call: str, which: str = "") -> Pair:
     """Run the clean and the corrupted text; check that both have the same number of tokens."""
     if any(not any(short_name(hook) == at for hook in layer.hooks) for layer in model.layers):
-        raise ValueError(f"{call}: the layers of {model.name} have no activation {at!r}")
+        raise ValueError(
+            f"{call}: `at` is {at!r}, but the layers of {model.name} have no such activation: "
+            "choose another"
+        )
     names = [(part, layer) for part in ("resid_pre", at) for layer in range(model.num_layers)]
     names.append(handed_on(model, model.num_layers - 1)[0])
     runs = []
