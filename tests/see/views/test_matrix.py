@@ -229,7 +229,7 @@ def of_image(view: View, kind: str, given: Given) -> str:
     found = view.to_dict()
     pattern = given.trace_a["pattern", found["layer"]][0, :, 0]
     close(np.reshape(found["weights"], (len(pattern), -1)), pattern[:, 1:])
-    return f"puts {pattern[found['head'], 1:].max():.2f} of layer"
+    return f"puts weight {pattern[found['head'], 1:].max():.2f} on the patch in row "
 
 
 def of_replay(view: View, kind: str, given: Given) -> str:
@@ -294,7 +294,9 @@ def refusals() -> dict[tuple[str, str], str]:
         if kind not in ("image", "encoder-decoder"):
             found["image_view", kind] = "give model.trace("
     for kind in ("top_k", "pattern", "arrays"):
-        found["compare runs", kind] = "trace resid_post or normalized_resid_post of both, or name a"
+        found["compare runs", kind] = (
+            "trace resid_post or normalized_resid_post in both runs. To compare the attention of"
+        )
     for kind in summaries:
         found["walk", kind] = "call walk(text, model=...), or qkv.show(trace) for the kept weights"
         found["replay", kind] = 'trace hook_pattern, model.trace(text, names=["pattern"])'
