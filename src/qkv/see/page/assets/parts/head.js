@@ -268,7 +268,7 @@ export function headPart(ui, store, hands = null) {
    * @param {Record<string, any>} more
    */
   function refresh(more = {}, fresh = false, aloud = false) {
-    const { at, high, run } = shown;
+    const { at, high } = shown;
     const head = weights ? weights.over(shown.head, at) : shown.head;
     const rows = active();
     const own = rows.length ? rowOf(cursor) : 0;
@@ -285,7 +285,7 @@ export function headPart(ui, store, hands = null) {
       },
       () => {
         paint?.set({ head, at, own, key });
-        weights?.set({ head, at, run, own, key, high, held: rows.length === 1 && rows[0] === own }, now.state.inside);
+        weights?.set({ head, at, own, key, high, held: rows.length === 1 && rows[0] === own }, now.state.inside);
       },
       () => {
         const picked = rows.length && !holds ? [own, key] : null;

@@ -20,7 +20,7 @@ import "./weight.css";
 /** @typedef {import("./sight.js").HeadIndex} HeadIndex */
 /** @typedef {{at: At, query: number, row: number[]}} Draft */
 /** @typedef {Key & {c: number, k: number}} Keyed  a key that has a column; `k`: its index in the list */
-/** @typedef {{head: Head, at: At, run: Run, own: number, key: number, high: number, held: boolean}} Chosen  `own`: the query's row; `key`: the key's column */
+/** @typedef {{head: Head, at: At, own: number, key: number, high: number, held: boolean}} Chosen  `own`: the query's row; `key`: the key's column */
 
 const FINEST = 0.01; // the smallest step of a weight
 
@@ -82,6 +82,8 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
   const hand = oneAtATime(store);
   /** @type {Chosen} */
   let told; // undefined before the first update
+  /** @type {Run} */
+  let run; // the last run; stored by `update`, because the reader may press a keyboard key between `update` and `set`
   let drawn = ""; // the keys with handles
   /** @type {{c: number, position: number, node: HTMLElement, grip: HTMLElement}[]} */
   let sliders = [];
@@ -109,7 +111,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
 
   /** The current row of weights, for all tokens. */
   function rowNow() {
-    const { at, run } = told;
+    const { at } = told;
     const [query, T] = [queryPosition(), run.tokens.length];
     return isDraft(at, query) ? /** @type {Draft} */ (draft).row : Array.from(run.pattern[at.l][at.h].subarray(query * T, (query + 1) * T));
   }
@@ -284,9 +286,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     update(next) {
       hand.update(next);
       settle();
-      // `set` runs later than `update`. If the reader presses a keyboard key in between, the key press changes the
-      // weights of `next.run`, because the next line stores `next.run` now.
-      if (told && next.run?.tokens.length === told.run.tokens.length) told = { ...told, run: next.run };
+      run = next.run ?? run;
     },
   };
 }
