@@ -111,14 +111,14 @@ def test_what_is_no_record_is_refused(model: qkv.Model) -> None:
         assert "\n" not in str(raised.value)
 
     refused(
-        {("z", 2): lambda z: z}, r"^finding: edit has a function for blocks\.2\.attn\.hook_z, but"
+        {("z", 2): lambda z: z}, r"^finding: `edit` has a function for blocks\.2\.attn\.hook_z, but"
     )
     refused(
         {"embed": np.zeros((1, 9, 192))},
-        "^finding: edit has an array for hook_embed, but no record can express this edit: "
+        "^finding: `edit` has an array for hook_embed, but no record can express this edit: "
         "give an array for",
     )
-    refused({("z", 2): np.zeros((1, 8, 6, 32))}, r"^finding: edit has shape \(1, 8, 6, 32\) for")
+    refused({("z", 2): np.zeros((1, 8, 6, 32))}, r"^finding: `edit` has shape \(1, 8, 6, 32\) for")
     refused(
         {("z", 2): np.full((1, 9, 6, 32), np.nan)}, "^finding: edits.0. .set. has value .* finite"
     )

@@ -121,8 +121,8 @@ def test_what_cannot_be_published(
         assert "\n" not in str(raised.value)
 
     refused("no finding was given: give at least one", [])
-    refused("findings contains 7: give findings from qkv.finding or", [glass, 7])
-    refused("findings contains 'glass.json': give findings", "glass.json")
+    refused("`findings` contains 7: give findings from qkv.finding or", [glass, 7])
+    refused("`findings` contains 'glass.json': give findings", "glass.json")
     refused("the findings belong to 2 models, books and books-decoder: publish one", [glass, other])
     refused("the parameters differ: the finding belongs to books, sha256 ", glass, model=small)
     refused(r"edits\[0\] \(hide\) has token 9", replace(glass, edits=[{"op": "hide", "token": 9}]))

@@ -263,7 +263,7 @@ def test_a_second_attention_in_a_layer_is_named() -> None:
 @pytest.mark.parametrize("module", ["text", 3])
 def test_a_module_that_is_no_part_of_a_model_is_an_error(module: Any) -> None:
     with pytest.raises(
-        TypeError, match=f"record: module is a {type(module).__name__}: give a part"
+        TypeError, match=f"record: `module` is a {type(module).__name__}: give a part"
     ):
         qkv.record(module=module).__enter__()
 
@@ -394,7 +394,7 @@ def test_tokens_are_given_before_or_set_afterwards() -> None:
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (["a", "b", "c"], "the argument tokens is for 1 texts, but the run has 2"),
+        (["a", "b", "c"], "`tokens` is for 1 texts, but the run has 2"),
         ([["a", "b"], ["c"]], "1 tokens for text 1, which has 2"),
     ],
 )
@@ -407,7 +407,7 @@ def test_tokens_that_do_not_fit_are_an_error(tokens: list[Any], message: str) ->
 
 
 def test_tokens_that_are_one_string_are_an_error() -> None:
-    with pytest.raises(TypeError, match="tokens is a string"):
+    with pytest.raises(TypeError, match="`tokens` is a string"):
         qkv.record(tokens="I love you").__enter__()
 
 

@@ -176,7 +176,7 @@ def test_weights_by_the_share_of_the_run() -> None:
 
 def test_what_is_refused(tokenizer, monkeypatch) -> None:
     monkeypatch.setattr(objectives_module, "_MOST_BARREN", 50)
-    with pytest.raises(ValueError, match="sequences is empty"):
+    with pytest.raises(ValueError, match="`sequences` is empty"):
         Sequences([])
     with pytest.raises(ValueError, match="tokens_per_step"):
         Causal(Sequences([[1, 2]]), tokens_per_step=0)

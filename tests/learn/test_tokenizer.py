@@ -197,7 +197,7 @@ def test_where_there_is_no_python_to_start(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_lines_that_are_none() -> None:
-    with pytest.raises(TypeError, match="lines is one string"):
+    with pytest.raises(TypeError, match="`lines` is one string"):
         train_tokenizer("the cat", "bytes", 300)
     with pytest.raises(TypeError, match="line 2 is bytes, not a string"):
         train_tokenizer(["the cat", b"sat"], "bytes", 300)  # type: ignore[list-item]

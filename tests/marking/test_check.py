@@ -1567,7 +1567,7 @@ def test_spaces_in_a_signature_do_not_matter():
 
 
 def test_something_that_cannot_be_called_is_an_error():
-    with pytest.raises(TypeError, match="function is a ndarray"):
+    with pytest.raises(TypeError, match="`function` is a ndarray"):
         check(plain(np.eye(2), np.eye(2), np.eye(2)))
 
 

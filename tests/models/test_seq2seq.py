@@ -771,10 +771,10 @@ def test_neither_side_sees_what_is_hidden_on_whichever_side_there_is_padding(mod
         (
             ("resid_post", 0),
             KeyError,
-            r"edit has .*: names begin with 'encoder\.' or 'decoder\.', such as "
+            r"`edit` has .*: names begin with 'encoder\.' or 'decoder\.', such as "
             r"encoder\.0\.hook_resid_post, decoder\.0\.hook_resid_post",
         ),
-        ("decoder.3.hook_resid_post", KeyError, "edit has 'decoder.3.hook_resid_post'"),
+        ("decoder.3.hook_resid_post", KeyError, "`edit` has 'decoder.3.hook_resid_post'"),
         ("decoder.0.cross_attn.hook_k", ValueError, r"whose shape is \(2, 5, 3, 5\) here"),
         ("decoder.0.attn.hook_pattern", ValueError, r"whose shape is \(2, 3, 5, 5\) here"),
         ("decoder.0.cross_attn.hook_pattern", ValueError, r"whose shape is \(2, 3, 5, 5\) here"),

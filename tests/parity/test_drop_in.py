@@ -247,7 +247,7 @@ def test_a_function_of_ours(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("w1", "inputs is str: this model reads two texts"),
+        ("w1", "`inputs` is str: this model reads two texts"),
         (["w1"], "pair 0 is str: give two strings"),
         ([("w1", "w2"), ("w1",)], "pair 1 is tuple of 1"),
         ([("w1", "w2"), ("w1", 3)], "pair 1 is int"),

@@ -179,7 +179,7 @@ def test_what_is_no_column_of_texts() -> None:
                 call(given)
     with pytest.raises(TypeError, match="TextEncoder: text 1 is int"):
         encoder.fit(["a", 3])
-    with pytest.raises(TypeError, match="TextEncoder: texts is one str"):
+    with pytest.raises(TypeError, match="TextEncoder: `texts` is one str"):
         encoder.transform("the cat sat")
 
 

@@ -93,7 +93,7 @@ def test_what_is_no_source_is_named(tmp_path: Path) -> None:
         find_sources(tmp_path / "*.txt", "text", "t")
     with pytest.raises(ValueError, match=r"x.md has an ending that qkv does not read"):
         find_sources(tmp_path / "x.md", "text", "t")
-    with pytest.raises(TypeError, match="sources is int"):
+    with pytest.raises(TypeError, match="`sources` is int"):
         find_sources(3, "text", "t")
     [source] = find_sources([str(tmp_path / "x.csv")], "text", "t")
     with pytest.raises(ValueError, match="no column 'text': choose one of the columns 'a', 'b'"):

@@ -36,7 +36,7 @@ def test_ids_alone_come_without_special_tokens() -> None:
     rows = tokenizer.ids_batch(["the cafe. playing the playing", "", "[SEP] x"])
     assert [row.tolist() for row in rows] == [[6, 7, 8, 4, 5, 6, 4, 5], [], [3, 1]]
     assert {row.dtype for row in rows} == {np.dtype(np.int32)}
-    with pytest.raises(TypeError, match="ids_batch: texts is one str"):
+    with pytest.raises(TypeError, match="ids_batch: `texts` is one str"):
         tokenizer.ids_batch("the cafe")
 
 

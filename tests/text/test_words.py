@@ -238,9 +238,9 @@ def test_tokenize_refuses(text, error: type[Exception], match: str) -> None:
 @pytest.mark.parametrize(
     ("texts", "error", "match"),
     [
-        ("the cat", TypeError, "texts is one str: give a list"),
-        (b"the cat", TypeError, "texts is one bytes"),
-        (3, TypeError, "texts is int"),
+        ("the cat", TypeError, "`texts` is one str: give a list"),
+        (b"the cat", TypeError, "`texts` is one bytes"),
+        (3, TypeError, "`texts` is int"),
         (["a", None], TypeError, "text 1 is NoneType"),
         (["a", "b", "\udfff"], ValueError, "text 2 has the lone surrogate"),
     ],
@@ -276,8 +276,8 @@ def test_tokenize_batch_refuses(texts, error: type[Exception], match: str) -> No
         ({"New York": 0}, ValueError, "'New York' is not a single word"),
         ({"a[UNK]": 0}, ValueError, "is not a single word"),
         ({"The": 0, "the": 1}, ValueError, "'The' and 'the' are the same word in lower case"),
-        (b"the cat", TypeError, "texts is one bytes"),
-        (5, TypeError, "texts is int"),
+        (b"the cat", TypeError, "`texts` is one bytes"),
+        (5, TypeError, "`texts` is int"),
         (["a", 5], TypeError, "text 1 is int"),
         ("\udc80", ValueError, "lone surrogate"),
     ],

@@ -139,8 +139,8 @@ def edits_of(
     is_list = isinstance(edit, list | tuple)
     if edit is not None and not is_list and not isinstance(edit, Mapping):
         raise TypeError(
-            f"{call}: {argument} is {shown(edit)}: give a mapping from an activation to a function "
-            'or an array, as {("resid_post", 0): f}, or a list of records, as '
+            f"{call}: `{argument}` is {shown(edit)}: give a mapping from an activation to a "
+            'function or an array, as {("resid_post", 0): f}, or a list of records, as '
             '[{"op": "hide", "token": 2}]'
         )
     own = (
@@ -227,7 +227,7 @@ def _masked(hide: Any, call: str) -> list[Record]:
     many = isinstance(hide, Iterable) and not isinstance(hide, str | bytes | Mapping)
     if isinstance(hide, tuple) and 2 <= len(hide) <= 4 and all(map(is_whole_number, hide)):
         raise TypeError(
-            f"{call}: hide is {hide}, which may mean positions or one edge: write {[*hide]} for "
+            f"{call}: `hide` is {hide}, which may mean positions or one edge: write {[*hide]} for "
             f"positions, {[hide]} for the edge"
         )
     records = []

@@ -308,7 +308,7 @@ def view_of(
     for one in listed:
         if not isinstance(one, Finding):
             raise TypeError(
-                f"{call}: findings contains {shown(one)}: give findings from qkv.finding or "
+                f"{call}: `findings` contains {shown(one)}: give findings from qkv.finding or "
                 "qkv.Finding.load"
             )
     parts: list[str | Finding] = []

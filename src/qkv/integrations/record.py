@@ -212,14 +212,14 @@ class Recording(Trace):
     @tokens.setter
     def tokens(self, tokens: Sequence[Any]) -> None:
         if isinstance(tokens, str):
-            raise TypeError("record: the argument tokens is a string: give a list of tokens")
+            raise TypeError("record: `tokens` is a string: give a list of tokens")
         if not self._spans:
             self._asked = tokens
             return
         texts = [tokens] if tokens and isinstance(tokens[0], str) else list(tokens)
         if len(texts) != len(self._spans):
             raise ValueError(
-                f"record: the argument tokens is for {len(texts)} texts, but the run has "
+                f"record: `tokens` is for {len(texts)} texts, but the run has "
                 f"{len(self._spans)}: "
                 "give a list of tokens for each text"
             )
@@ -228,7 +228,7 @@ class Recording(Trace):
             size = span.stop - span.start
             if len(text) not in (size, self._longest):
                 raise ValueError(
-                    f"record: the argument tokens lists {len(text)} tokens for text {number}, "
+                    f"record: `tokens` lists {len(text)} tokens for text {number}, "
                     f"which has {size}: "
                     "give all tokens of the text, with or without its padding"
                 )
@@ -300,7 +300,7 @@ def record(
         )
     if module is not None and not callable(getattr(module, "named_modules", None)):
         raise TypeError(
-            f"record: module is a {type(module).__name__}: give a part of the model, such as "
+            f"record: `module` is a {type(module).__name__}: give a part of the model, such as "
             "model.language_model"
         )
     recording = Recording(kept, tokens, module)

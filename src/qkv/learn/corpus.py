@@ -56,7 +56,7 @@ class Sequences:
     def __init__(self, sequences: Iterable[Any], *, seed: int = 0) -> None:
         self._sequences = [np.asarray(sequence, np.int32) for sequence in sequences]
         if not self._sequences:
-            raise ValueError("Sequences: the argument sequences is empty: give a sequence")
+            raise ValueError("Sequences: `sequences` is empty: give a sequence")
         self._seed, self._epoch, self._next = seed, 0, 0
         self._orders = self._from_here()
 

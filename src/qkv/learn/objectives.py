@@ -259,7 +259,7 @@ class Masked(_Filled):
         super().__post_init__()
         tokenizer = self.tokenizer
         if not 0 < self.share < 1:
-            raise ValueError(f"Masked: share is {self.share}: it must be between 0 and 1")
+            raise ValueError(f"Masked: `share` is {self.share}: it must be between 0 and 1")
         if tokenizer.mask is None:
             raise ValueError(
                 f"Masked: the tokenizer has no mask token ({' or '.join(MASKS)}): choose "

@@ -103,13 +103,9 @@ class Schedule:
         if not 0 <= self.warmup < 1:
             raise ValueError(f"Schedule: warmup is {self.warmup}: it must be from 0 to below 1")
         if not 0 <= self.least <= 1:
-            raise ValueError(
-                f"Schedule: the argument least is {self.least}: it must be from 0 to 1"
-            )
+            raise ValueError(f"Schedule: `least` is {self.least}: it must be from 0 to 1")
         if self.fall not in ("linear", "cosine", "none"):
-            raise ValueError(
-                f"Schedule: the argument fall is {self.fall!r}: choose linear, cosine or none"
-            )
+            raise ValueError(f"Schedule: `fall` is {self.fall!r}: choose linear, cosine or none")
 
     def __call__(self, share: float) -> float:
         """Return the learning rate at a point of the run: 0 is its start, 1 is its end."""

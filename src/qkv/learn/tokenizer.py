@@ -55,7 +55,7 @@ def train_tokenizer(
     if kind not in ("wordpiece", "bytes"):
         raise ValueError(f"train_tokenizer: kind is {kind!r}: choose wordpiece or bytes")
     if isinstance(lines, str):
-        raise TypeError("train_tokenizer: the argument lines is one string: give a list of lines")
+        raise TypeError("train_tokenizer: `lines` is one string: give a list of lines")
     vocabulary = whole_number(
         vocabulary, call="train_tokenizer", name="vocabulary", least=1, most=MOST
     )

@@ -76,7 +76,7 @@ def check(
         return _values(function, chosen)
     if not callable(function):
         raise TypeError(
-            f"check: the argument function is a {type(function).__name__}, which cannot be called:"
+            f"check: `function` is a {type(function).__name__}, which cannot be called:"
             " write check(my_attention), without () after the name"
         )
     whole_number(seed, call="check", name="seed", least=0)

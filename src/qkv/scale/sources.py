@@ -143,12 +143,12 @@ def find_sources(sources: Any, column: str, call: str) -> list[Source]:
         sources = [sources]
     if not isinstance(sources, Iterable):
         kind = type(sources).__name__
-        raise TypeError(f"{call}: sources is {kind}: give a path, a glob or a list of them")
+        raise TypeError(f"{call}: `sources` is {kind}: give a path, a glob or a list of them")
     if not isinstance(column, str) or not column:
         raise ValueError(f"{call}: column is {column!r:.80}: give the name of the column of texts")
     files = [file for path in sources for file in _found(path, column, call)]
     if not files:
-        raise ValueError(f"{call}: sources is empty: give at least one file")
+        raise ValueError(f"{call}: `sources` is empty: give at least one file")
     return files
 
 

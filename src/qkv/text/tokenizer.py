@@ -359,8 +359,8 @@ def check_no_mapping(texts: Any, *, call: str) -> None:
     """Raise an error if `texts` is a dict, because only its keys would be read."""
     if isinstance(texts, Mapping):
         raise TypeError(
-            f"{call}: texts is {type(texts).__name__}, whose keys alone would be read: give a list "
-            "of strings, for example list(texts.values())"
+            f"{call}: `texts` is {type(texts).__name__}, whose keys alone would be read: give a "
+            "list of strings, for example list(texts.values())"
         )
 
 
@@ -370,10 +370,10 @@ def check_texts(texts: Any, *, call: str, first: int = 0) -> list[str]:
     An error names the wrong text by a number; the number of the first text is `first`.
     """
     if isinstance(texts, str | bytes | bytearray):
-        raise TypeError(f"{call}: texts is one {type(texts).__name__}: give a list of strings")
+        raise TypeError(f"{call}: `texts` is one {type(texts).__name__}: give a list of strings")
     check_no_mapping(texts, call=call)
     if not isinstance(texts, Iterable):
-        raise TypeError(f"{call}: texts is {type(texts).__name__}: give a list of strings")
+        raise TypeError(f"{call}: `texts` is {type(texts).__name__}: give a list of strings")
     return [check_text(text, call=call, name=f"text {i}") for i, text in enumerate(texts, first)]
 
 

@@ -456,7 +456,7 @@ def test_places_that_are_still_to_come_may_be_hidden(tmp_path):
         ({"edit": {("z", 0): abs}, "trace": True}, "generate: trace and edit cannot be combined"),
         (
             {"edit": {("z", 0): np.ones((1, 9, 3, 8))}},
-            r"generate: edit has shape \(1, 9, 3, 8\) for block",
+            r"generate: `edit` has shape \(1, 9, 3, 8\) for block",
         ),
     ],
 )
@@ -471,7 +471,7 @@ def test_logits_that_an_edit_has_broken_are_not_said_to_be_of_the_weights(tmp_pa
     for call in (model.generate, model.predict):
         with pytest.raises(
             FloatingPointError,
-            match="not finite: check the values of the arguments edit and ablate",
+            match="not finite: check the values of `edit` and `ablate`",
         ):
             call("abc", edit={("resid_post", 0): lambda x: x * np.nan})
 
@@ -606,29 +606,41 @@ def test_nothing_is_left_behind_in_the_model(double):
         ),
         ({"ablate": {(0, 1): ["a"]}}, TypeError, r"ablate\[\(0, 1\)\]|ablate has <U1"),
         ({"edit": [("z", 0)]}, TypeError, r"edit\[0\] is \('z', 0\): give a record, as "),
-        ({"edit": 3}, TypeError, "edit is 3: give a mapping from an activation to .*, or a list o"),
-        ({"edit": {3: abs}}, TypeError, "edit has 3: give an activation's full name, or a tuple"),
-        ({"edit": {("z", 0): None}}, TypeError, "edit has None for blocks.0.attn.hook_z: give a f"),
-        ({"edit": {("z", 0): "0"}}, TypeError, "edit has '0' for blocks.0.attn.hook_z"),
+        (
+            {"edit": 3},
+            TypeError,
+            "`edit` is 3: give a mapping from an activation to .*, or a list o",
+        ),
+        ({"edit": {3: abs}}, TypeError, "`edit` has 3: give an activation's full name, or a tuple"),
+        (
+            {"edit": {("z", 0): None}},
+            TypeError,
+            "`edit` has None for blocks.0.attn.hook_z: give a f",
+        ),
+        ({"edit": {("z", 0): "0"}}, TypeError, "`edit` has '0' for blocks.0.attn.hook_z"),
         (
             {"edit": {("z", 0): abs, "blocks.0.attn.hook_z": abs}},
             ValueError,
-            "edit has two changes for blocks.0.attn.hook_z: give only one",
+            "`edit` has two changes for blocks.0.attn.hook_z: give only one",
         ),
-        ({"edit": {"logits": abs}}, ValueError, "edit has 'logits', the output of the run"),
+        ({"edit": {"logits": abs}}, ValueError, "`edit` has 'logits', the output of the run"),
         (
             {"edit": {("z", 0): np.ones((2, 9, 3, 4))}},
             ValueError,
-            r"edit has shape \(2, 9, 3, 4\) for blocks.0.attn.hook_z, "
+            r"`edit` has shape \(2, 9, 3, 4\) for blocks.0.attn.hook_z, "
             r"whose shape is \(1, 9, 3, 4\) here",
         ),
         (
             {"edit": {("z", 0): 0.0}},
             ValueError,
-            r"edit has 0\.0 for blocks.0.attn.hook_z, "
+            r"`edit` has 0\.0 for blocks.0.attn.hook_z, "
             r"whose shape is \(1, 9, 3, 4\) here: give this s",
         ),
-        ({"edit": {("z", 0): np.ones((1, 9, 3, 4), bool)}}, TypeError, "edit has bool for blocks"),
+        (
+            {"edit": {("z", 0): np.ones((1, 9, 3, 4), bool)}},
+            TypeError,
+            "`edit` has bool for blocks",
+        ),
         (
             {"edit": {("z", 0): lambda z: None}},
             TypeError,
@@ -651,10 +663,10 @@ def test_nothing_is_left_behind_in_the_model(double):
         (
             {"hide": (3, 1)},
             TypeError,
-            r"hide is \(3, 1\), which may mean positions or one edge: write \[3, 1\] for "
+            r"`hide` is \(3, 1\), which may mean positions or one edge: write \[3, 1\] for "
             r"positions, \[\(3, 1\)\] for the edge",
         ),
-        ({"hide": (3, 1, 0, 2)}, TypeError, r"hide is \(3, 1, 0, 2\), which may mean"),
+        ({"hide": (3, 1, 0, 2)}, TypeError, r"`hide` is \(3, 1, 0, 2\), which may mean"),
         (
             {"hide": ["the", "cat", "sat", "on", "mat", "."]},
             ValueError,
@@ -730,7 +742,7 @@ def test_of_a_head_that_is_named_twice_the_last_counts(double):
 
 @pytest.mark.parametrize("name", [("zz", 0), ("z", 2), "hook_zz", ("z", 0, "mlp"), ("lse", 0)])
 def test_a_name_that_is_none_has_its_nearest(double, name):
-    with pytest.raises(KeyError, match=r"trace: edit has .*, and there is no "):
+    with pytest.raises(KeyError, match=r"trace: `edit` has .*, and there is no "):
         double.trace(TEXT, edit={name: abs})
 
 
@@ -741,7 +753,7 @@ def test_a_layer_that_is_none_is_said_of_the_model(double):
 
 def test_nothing_runs_before_names_and_arrays_fit_and_an_error_of_a_function_is_its_own(double):
     calls = []
-    with pytest.raises(ValueError, match="edit has"):
+    with pytest.raises(ValueError, match="`edit` has"):
         double.encode(
             ["the cat", "a dog"], edit={("z", 0): calls.append, ("z", 1): np.ones((3, 4, 3, 4))}
         )

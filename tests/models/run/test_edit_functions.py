@@ -270,7 +270,9 @@ def test_a_function_takes_an_array_or_an_array_and_at(tmp_path):
 def test_a_function_of_something_else_is_refused_before_anything_runs(tmp_path, function):
     model, called = model_of(tmp_path, "gpt2"), []
     edit = {("q", 0): called.append, ("z", 0): function}
-    said = r"edit has a function \(.*\) for blocks.0.attn.hook_z: give f\(array\) or f\(array, at\)"
+    said = (
+        r"`edit` has a function \(.*\) for blocks.0.attn.hook_z: give f\(array\) or f\(array, at\)"
+    )
     for call in (model.trace, model.generate, model.encode):
         with pytest.raises(TypeError, match=said):
             call(["the cat"], edit=edit)
@@ -336,7 +338,7 @@ def test_several_layers_of_a_side_of_a_pair(tmp_path):
     crossed = [f"decoder.blocks.{n}.cross_attn.hook_z" for n in range(3)]
     assert changed("decoder.cross_attn.z") == changed(("cross_attn.z", None)) == crossed
     for name in ("z", ("z", 0), ("z", None), "encoder.cross_attn.z", ("encoder.z", (1, 2))):
-        with pytest.raises(KeyError, match="trace: edit has "):
+        with pytest.raises(KeyError, match="trace: `edit` has "):
             changed(name)
 
 
@@ -346,14 +348,14 @@ def test_several_layers_of_a_side_of_a_pair(tmp_path):
         (
             {("z", ()): abs},
             ValueError,
-            r"edit has \('z', \(\)\), which names no layer: give layer numb",
+            r"`edit` has \('z', \(\)\), which names no layer: give layer numb",
         ),
         ({("z", (0, 9)): abs}, KeyError, "there is no layer 9: the model has 2 layers"),
         ({("z", (0.5,)): abs}, KeyError, r"there is no \('z', 0\.5\)"),
-        ({("z", (0, -2)): abs}, ValueError, "edit has two changes for blocks.0.attn.hook_z"),
-        ({"z": abs, ("z", 1): abs}, ValueError, "edit has two changes for blocks.1.attn.hook_z"),
-        ({"z": None}, TypeError, "edit has None for blocks.0.attn.hook_z: give a function or"),
-        ({"z": np.ones((1, 2))}, ValueError, r"edit has shape \(1, 2\) for blocks.0.attn.hook_z"),
+        ({("z", (0, -2)): abs}, ValueError, "`edit` has two changes for blocks.0.attn.hook_z"),
+        ({"z": abs, ("z", 1): abs}, ValueError, "`edit` has two changes for blocks.1.attn.hook_z"),
+        ({"z": None}, TypeError, "`edit` has None for blocks.0.attn.hook_z: give a function or"),
+        ({"z": np.ones((1, 2))}, ValueError, r"`edit` has shape \(1, 2\) for blocks.0.attn.hook_z"),
         ({"zz": abs}, KeyError, "there is no 'zz'; the nearest are"),
         ({"lse": abs}, KeyError, "there is no 'lse'"),
     ],

@@ -67,7 +67,7 @@ def test_one_tensor_of_several_texts(model):
 
 
 def test_a_stream_of_one_tensor_of_ids_is_one_text(model):
-    with pytest.raises(TypeError, match="texts is one text: give a list of texts"):
+    with pytest.raises(TypeError, match="`texts` is one text: give a list of texts"):
         model.trace_stream(Tensor(IDS), batch_size=1)
 
 

@@ -382,7 +382,7 @@ def test_a_stream_of_vectors(folder, monkeypatch):
     [
         (["a", 3], {}, TypeError, "text 1 is int"),
         (iter(["a", 3]), {}, TypeError, "text 1 is int"),
-        ({"a": "b"}, {}, TypeError, "texts is dict"),
+        ({"a": "b"}, {}, TypeError, "`texts` is dict"),
         (["a"], {"batch_size": 0}, ValueError, "batch_size is 0"),
         (["a"], {"truncate_dim": 13}, ValueError, "truncate_dim is 13"),
         (["a"], {"output_value": "x"}, ValueError, "output_value is 'x'"),

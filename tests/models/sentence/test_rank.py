@@ -174,7 +174,7 @@ def test_what_does_not_fit(ranks):
     model = load(ranks.path)
     for query, documents, top_k, error, words in (
         (3, DOCUMENTS, None, TypeError, "rank: query is int"),
-        (QUERY, "a dog", None, TypeError, "rank: texts is one str"),
+        (QUERY, "a dog", None, TypeError, "rank: `texts` is one str"),
         (QUERY, ["a", 3], None, TypeError, "rank: text 1 is int"),
         (QUERY, ["a"], 0, ValueError, "rank: top_k is 0"),
         (" ", ["a"], None, ValueError, "rank: the query is empty"),

@@ -89,7 +89,11 @@ def test_what_is_given_is_not_written_to(model):
             ValueError,
             "attn.hook_z, but only layers 1 to 1 run",
         ),
-        ({"edit": {"hook_embed": abs}}, ValueError, "edit has hook_embed, but only layers 0 to 1"),
+        (
+            {"edit": {"hook_embed": abs}},
+            ValueError,
+            "`edit` has hook_embed, but only layers 0 to 1",
+        ),
         ({"edit": {("zz", 0): abs}}, KeyError, "there is no"),
         ({"edit": {("z", 0): np.ones((2, 4, 3, 4))}}, ValueError, r"\(2, 5, 3, 4\) here"),
     ],

@@ -299,7 +299,7 @@ def test_an_array_becomes_a_record(small: qkv.Model) -> None:
         ({"ablate": [(9, 0)]}, "play: ablate names layer 9, but the model has "),
         (
             {"edit": {("z", 0): np.copy}},
-            r"play: edit has a function for blocks\.0\.attn\.hook_z, but",
+            r"play: `edit` has a function for blocks\.0\.attn\.hook_z, but",
         ),
         ({"edit": [{"op": "hide", "token": 77}]}, r"play: edit\[0\] \(hide\) has token 77"),
     ],
@@ -322,10 +322,10 @@ def test_it_opens_on_the_state_of_an_address(small: qkv.Model, address: str) -> 
 @pytest.mark.parametrize(
     ("given", "error", "said"),
     [
-        ({"state": ""}, ValueError, "play: state is '': copy the complete address of a page"),
+        ({"state": ""}, ValueError, "play: `state` is '': copy the complete address of a page"),
         ({"state": "#nonsense"}, ValueError, "copy the complete address of a page"),
-        ({"state": "#text=a&edits=["}, ValueError, r"state has edits '\[', which is not JSON"),
-        ({"state": 3}, TypeError, "play: state is 3: give the address of a page"),
+        ({"state": "#text=a&edits=["}, ValueError, r"`state` has edits '\[', which is not JSON"),
+        ({"state": 3}, TypeError, "play: `state` is 3: give the address of a page"),
         ({"state": "#text=a", "hide": "a"}, TypeError, "leave out text, edit"),
         ({"state": "#text=a", "text": "a"}, TypeError, "leave out text, edit"),
     ],

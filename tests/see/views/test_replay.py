@@ -290,8 +290,8 @@ NOTHING = Trace({"hook_embed": np.ones((1, 2, 3))}, tokens=[["a", "b"]])
 @pytest.mark.parametrize(
     ("run", "text", "error", "words"),
     [
-        ({}, None, ValueError, "run is empty"),
-        (7, None, TypeError, "run is a int: give the folder of a run"),
+        ({}, None, ValueError, "`run` is empty"),
+        (7, None, TypeError, "`run` is a int: give the folder of a run"),
         ({"a": MADE}, None, TypeError, "'a' is not a training step"),
         ({-1: MADE}, None, TypeError, "-1 is not a training step"),
         ({1: "minilm"}, "a", TypeError, "step 1 is a str: give a model or a trace"),

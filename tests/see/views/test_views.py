@@ -423,7 +423,7 @@ def test_arrays_of_two_texts_are_compared_without_vectors(lesson: Model) -> None
     )
     assert "cosine" not in str(view)
     assert view.to_dict()["similarity"] == []
-    with pytest.raises(ValueError, match="compare: tokens has 1 lists"):
+    with pytest.raises(ValueError, match="compare: `tokens` has 1 lists"):
         compare(list(a.attentions), list(b.attentions), tokens=[a.tokens], word="bank")
 
 

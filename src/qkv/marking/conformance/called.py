@@ -99,7 +99,7 @@ def _ours_to_theirs(names: Mapping[str, str], theirs: set[str]) -> dict[str, str
             ours[name] = other
         else:
             raise ValueError(
-                f"conform: the argument names has {name}={other}, but neither name is an argument"
+                f"conform: `names` has {name}={other}, but neither name is an argument"
                 f" of qkv.attention: write your_name=qkv_name, where qkv_name is one of"
                 f" {', '.join(sorted(_TAKEN))}"
             )

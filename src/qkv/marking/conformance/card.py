@@ -140,9 +140,7 @@ def _check_names(**values: Collection[str]) -> None:
         for value in values[argument]:
             if value not in known:
                 names = ", ".join(known)
-                raise ValueError(
-                    f"conform: the argument {argument} has {value!r}: choose from {names}"
-                )
+                raise ValueError(f"conform: `{argument}` has {value!r}: choose from {names}")
 
 
 def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolated]:
@@ -156,7 +154,7 @@ def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolate
     for function in (target, target if gradient is None else gradient):
         if not (isinstance(function, str) or callable(function)):
             raise TypeError(
-                f"conform: the argument function is a {type(function).__name__}, which cannot be"
+                f"conform: `function` is a {type(function).__name__}, which cannot be"
                 " called: write conform(my_attention), without () after the name"
             )
     if isinstance(target, str) and isinstance(gradient, str | None):

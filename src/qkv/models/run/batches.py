@@ -232,9 +232,9 @@ def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
     texts = as_ids(texts)
     listed = isinstance(texts, list | tuple | np.ndarray) and len(texts) > 0
     if isinstance(texts, str | bytes | bytearray) or (listed and is_whole_number(texts[0])):
-        raise TypeError(f"{call}: texts is one text: give a list of texts, or call trace(text)")
+        raise TypeError(f"{call}: `texts` is one text: give a list of texts, or call trace(text)")
     if not isinstance(texts, Iterable):
-        raise TypeError(f"{call}: texts is {type(texts).__name__}: give a list of strings")
+        raise TypeError(f"{call}: `texts` is {type(texts).__name__}: give a list of strings")
     if isinstance(texts, np.ndarray):
         return (texts[first : first + size] for first in range(0, len(texts), size))
     rest = map(_no_number, count(), texts)

@@ -118,7 +118,7 @@ class EditedRun:
     @property
     def why(self) -> str:
         """The likely cause of non-finite logits, for the error message."""
-        return "check the values of the arguments edit and ablate" if self.asked else CANNOT
+        return "check the values of `edit` and `ablate`" if self.asked else CANNOT
 
     @property
     def changed(self) -> list[str]:

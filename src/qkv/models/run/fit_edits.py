@@ -132,10 +132,10 @@ def _named(edit: Mapping[Any, Any], body: Transformer, is_pair: bool, call: str)
     for name, change in edit.items():
         for full in _resolved(name, index, call):
             if full in changes:
-                raise ValueError(f"{call}: edit has two changes for {full}: give only one")
+                raise ValueError(f"{call}: `edit` has two changes for {full}: give only one")
             if isinstance(change, str | bytes) or change is None:
                 raise TypeError(
-                    f"{call}: edit has {shown(change)} for {full}: give a function or an array"
+                    f"{call}: `edit` has {shown(change)} for {full}: give a function or an array"
                 )
             if isinstance(change, Spliced):
                 changes[full] = change
@@ -149,12 +149,12 @@ def _resolved(name: Any, index: Any, call: str) -> list[str]:
     """Return the full names of the activations that a key of `edit` stands for."""
     if not isinstance(name, str | tuple):
         raise TypeError(
-            f"{call}: edit has {shown(name)}: give an activation's full name, or a tuple "
+            f"{call}: `edit` has {shown(name)}: give an activation's full name, or a tuple "
             'such as ("resid_post", 0)'
         )
     if name in ("logits", "decoder.logits"):
         raise ValueError(
-            f"{call}: edit has {name!r}, the output of the run: change the result instead"
+            f"{call}: `edit` has {name!r}, the output of the run: change the result instead"
         )
     try:
         names = _full_names(name, index)
@@ -162,10 +162,10 @@ def _resolved(name: Any, index: Any, call: str) -> list[str]:
         problem = str(error.args[0]).removeprefix("trace: ") if error.args else ""
         if isinstance(error, NotInLayer):
             problem = f"{error.name!r} exists only in {counted(error.layers)}"
-        raise KeyError(f"{call}: edit has {shown(name)}, and {problem}") from None
+        raise KeyError(f"{call}: `edit` has {shown(name)}, and {problem}") from None
     if not names:
         raise ValueError(
-            f"{call}: edit has {shown(name)}, which names no layer: give layer numbers, such "
+            f"{call}: `edit` has {shown(name)}, which names no layer: give layer numbers, such "
             "as (0, 1), or None for all layers"
         )
     return names
@@ -249,7 +249,7 @@ def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]
             fits.append(count)
     if not fits:
         raise TypeError(
-            f"{call}: edit has a function {takes} for {name}: give f(array) or f(array, at)"
+            f"{call}: `edit` has a function {takes} for {name}: give f(array) or f(array, at)"
         )
     # An optional second parameter of the user's function receives `at` only if its name is `at`. A
     # required second parameter always receives `at`.
@@ -262,7 +262,7 @@ def _numbers(name: str, value: Any, call: str) -> Array:
     """Convert the numbers that replace an activation to an array."""
     array = as_array(value, call=call, name=f"edit[{name!r}]")
     if not is_number(array):
-        raise TypeError(f"{call}: edit has {array.dtype} for {name}: give floats, or a function")
+        raise TypeError(f"{call}: `edit` has {array.dtype} for {name}: give floats, or a function")
     return array
 
 
@@ -281,7 +281,8 @@ def _array(name: str, array: Array, shape: Shape, call: str) -> Array:
         has = f"shape {array.shape}" if array.ndim else shown(array.item())
         more = f", or {(1, *shape[1:])} for the same values in every text" if shape[0] != 1 else ""
         raise ValueError(
-            f"{call}: edit has {has} for {name}, whose shape is {shape} here: give this shape{more}"
+            f"{call}: `edit` has {has} for {name}, whose shape is {shape} here: give this "
+            f"shape{more}"
         )
     return array
 
@@ -313,8 +314,8 @@ def plain(
         if callable(change) or not at:
             what = "a function" if callable(change) else "an array"
             raise ValueError(
-                f"{call}: edit has {what} for {name}, but no record can express this edit: give an "
-                f"array for {', '.join(sites[:-1])} or {sites[-1]}, or records such as "
+                f"{call}: `edit` has {what} for {name}, but no record can express this edit: give "
+                f"an array for {', '.join(sites[:-1])} or {sites[-1]}, or records such as "
                 '[{"op": "add", "at": "resid_post", "layer": 0, "vector": [...]}]'
             )
         records.append({"op": "set", "at": at[0], "layer": layer, "value": change[0].tolist()})

@@ -571,7 +571,7 @@ def _checked_pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
     """Return `(single, pairs)`; `single` is True if the input is one pair instead of several."""
     if isinstance(inputs, str | bytes) or not isinstance(inputs, Iterable):
         raise TypeError(
-            f"predict: inputs is {type(inputs).__name__}: this model reads two texts together: "
+            f"predict: `inputs` is {type(inputs).__name__}: this model reads two texts together: "
             "give pairs of strings, or one pair"
         )
     rows = [*inputs]

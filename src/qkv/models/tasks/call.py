@@ -226,7 +226,7 @@ def run_layers(
         layer = parse(name).layer
         if layer is None or not begin <= layer < end:
             raise ValueError(
-                f"{_CALL}: edit has {name}, but only layers {begin} to {end - 1} run: name "
+                f"{_CALL}: `edit` has {name}, but only layers {begin} to {end - 1} run: name "
                 "an activation in these layers"
             )
     layout = Layout(range(texts))

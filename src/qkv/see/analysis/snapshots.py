@@ -60,7 +60,7 @@ def read_run(run: Any) -> Run:
         return _of_mapping(run)
     if not isinstance(run, str | os.PathLike):
         raise TypeError(
-            f"replay: run is a {type(run).__name__}: give the folder of a run, or a mapping from "
+            f"replay: `run` is a {type(run).__name__}: give the folder of a run, or a mapping from "
             "step to model or trace"
         )
     folder = Path(run)
@@ -86,7 +86,7 @@ def read_run(run: Any) -> Run:
 
 def _of_mapping(run: Mapping[Any, Any]) -> Run:
     if not run:
-        raise ValueError("replay: run is empty: give at least one step, {100: model}")
+        raise ValueError("replay: `run` is empty: give at least one step, {100: model}")
     for step, snapshot in run.items():
         if not is_whole_number(step) or step < 0:
             raise TypeError(

@@ -463,7 +463,9 @@ def compare(
     shared = reader_of(model, texts, "compare") if texts else model
     listed = (None, None) if tokens is None else tuple(tokens)
     if len(listed) != 2:
-        raise ValueError(f"compare: tokens has {len(listed)} lists: give two, (tokens_a, tokens_b)")
+        raise ValueError(
+            f"compare: `tokens` has {len(listed)} lists: give two, (tokens_a, tokens_b)"
+        )
     (a, used), (b, other) = (
         traced(text, names, shared, "compare")
         for text, names in zip((text_a, text_b), listed, strict=True)

@@ -181,7 +181,7 @@ def _of_address(address: str) -> tuple[str | None, str]:
     ('a cat', '#text=a+cat&layer=3')
     """
     if not isinstance(address, str):
-        raise TypeError(f"play: state is {shown(address)}: give the address of a page")
+        raise TypeError(f"play: `state` is {shown(address)}: give the address of a page")
     behind = address.rpartition("#")[2]
     fields = dict(parse_qsl(behind, keep_blank_values=True))
     try:
@@ -189,11 +189,11 @@ def _of_address(address: str) -> tuple[str | None, str]:
             json.loads(fields[name])
     except ValueError:
         raise ValueError(
-            f"play: state has {name} {shown(fields[name])}, which is not JSON: copy the complete "
+            f"play: `state` has {name} {shown(fields[name])}, which is not JSON: copy the complete "
             "address of a page"
         ) from None
     if not fields:
-        raise ValueError(f"play: state is {shown(address)}: copy the complete address of a page")
+        raise ValueError(f"play: `state` is {shown(address)}: copy the complete address of a page")
     return None if fields.get("model") == "decoder" else fields.get("text"), f"#{behind}"
 
 
