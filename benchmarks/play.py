@@ -26,7 +26,7 @@ import qkv
 from benchmarks.common import Goal, Row, Way, at_most
 from qkv.see.page.play import TEXT
 
-ONCE = True  # measured once, not for each number of threads, which the browser chooses itself
+ONCE = True  # measured once: the browser, not the benchmark, chooses the number of threads
 LENGTHS = {
     16: (0.1, 2.0),
     64: (0.3, 4.0),

@@ -92,7 +92,7 @@ class Repeats:
     def draw(self, rng: np.random.Generator) -> tuple[Array, Array]:
         """Return texts (B, T), and an array of positions (n, 3).
 
-        The array has a row for each token of each second copy, except for the copy's last token. A
+        The array has a row for each token of the second copies, except for their last tokens. A
         row contains three indices: the index of the text, the token's position, and the position
         that follows the same token in the first copy.
         """

@@ -152,7 +152,7 @@ def as_tensors(values: Any) -> Any:
 
 
 class Elsewhere:
-    """A proxy for an object in the process of a student's file."""
+    """A proxy for an object of a student's file, which runs in another process."""
 
     def held_arrays(self) -> list[tuple[str, Array]]:
         """List the arrays inside the object, each with its path, such as ".w_q"."""

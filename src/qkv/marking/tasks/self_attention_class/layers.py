@@ -355,7 +355,7 @@ class Layers:
         """Return the names of the mask parameters, keyed by option, and the required options.
 
         Raises:
-            TypeError: the layer requires an unknown argument.
+            TypeError: the layer requires an argument that the marker does not know.
         """
         return options_of(_called(self.of(case)), ("x",), _MASKS)
 

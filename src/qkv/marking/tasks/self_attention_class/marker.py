@@ -114,7 +114,7 @@ def _mark(built: Function) -> Marking:
     )
     first = run(_inputs().cases[0])
     if first.error is not None and words_of(first.error).startswith("check: "):
-        raise first.error  # the call requires an unknown argument
+        raise first.error  # the call requires an argument that the marker does not know
     if first.error is not None:
         layers.batched = True
         if run(_inputs().cases[0]).error is None:

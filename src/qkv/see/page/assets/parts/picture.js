@@ -471,7 +471,7 @@ function plainColour(colour, whole = false) {
 }
 
 /**
- * Text without characters that XML does not allow.
+ * Replaces the characters that XML does not allow.
  * @param {string} text
  */
 function forXml(text) {

@@ -1,8 +1,9 @@
 // The rule by which a page chooses the head to show first for a text. analysis/selection.py and
 // analysis/interventions.py apply the same rule. For a text with a gap, the rule chooses the head whose removal changes
 // the guess most. For other texts, the rule finds each head's strongest link between two content words. Then it
-// computes two numbers: twice the head's mean weight between words that are as far apart as the two linked words, and
-// the head's mean weight on the link's key. The rule chooses the head whose link exceeds the larger number most.
+// computes two numbers. The first is twice the head's mean weight between words that are as far apart as the two linked
+// words. The second is the head's mean weight on the link's key. The rule chooses the head whose link exceeds the larger
+// of these two numbers most.
 
 import { percent } from "../base/format.js";
 import { plainName } from "../base/tokens.js";

@@ -68,7 +68,8 @@ export function stateOf(fields) {
 // ---- the address
 
 /**
- * Writes a state as the part of an address after the #, with only the fields that differ from the page's first state.
+ * Writes a state as the fragment of an address (the part after the #). The fragment contains only the fields that differ
+ * from the page's first state.
  * @param {any} state
  * @param {any} start
  */
@@ -89,8 +90,8 @@ export function toHash(state, start) {
 }
 
 /**
- * The state with which a page opens, as the part of an address after the #. The state comes from the page's address. If the address has no
- * part after the #, the state comes from the page's file.
+ * Returns the state with which a page opens, as the fragment of an address (the part after the #). The state comes from
+ * the page's address. If that address has no fragment, the state comes from the page's file.
  * @param {any} data  the payload
  * @returns {string}
  */
