@@ -50,15 +50,15 @@ probabilities fits the gap.
 
 We tried two more runs that start from the included model. They improved it only a little, so the
 included model does not contain them. In the first of these runs (4,154 steps, 16.2 million tokens),
-the model learned to fill gaps that can be guessed from counts; its teachers were the counts and the
-earlier model. We averaged the weights of this run and of the included model. The first guess of the
-averaged model is right for 18.8% of the words, and at least one of its five guesses is right for
-35.2%. In 28 of the 60 sentences, at least one of the five guesses fits the gap. In the second run
-(3,369 steps, 11.6 million tokens), each step learned senses from more uses of words, namely 48.
-We also averaged the weights of the second run and of the included model. The first guess of this
-averaged model is right for 18.9% of the words, and at least one of its five guesses is right for
-35.2%. In 29 of the 60 sentences, at least one of the five guesses fits the gap. A model of this
-size seems to have learned all it can from these books.
+the model learned to predict masked words that counts of neighbouring words can predict. Its
+teachers were these counts and the earlier model. We averaged the weights of this run and of the
+included model. The first guess of the averaged model is right for 18.8% of the words, and at least
+one of its five guesses is right for 35.2%. In 28 of the 60 sentences, at least one of the five
+guesses fits the gap. In the second run (3,369 steps, 11.6 million tokens), each step learned senses
+from more uses of words, namely 48. We also averaged the weights of the second run and of the
+included model. The first guess of this averaged model is right for 18.9% of the words, and at least
+one of its five guesses is right for 35.2%. In 29 of the 60 sentences, at least one of the five
+guesses fits the gap. A model of this size seems to have learned all it can from these books.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ def _blocks(
 ) -> Iterator[tuple[list[str], list[tuple[str, frozenset[str]]]]]:
     """Yield each group of frames and fillers.
 
-    In the lines, the fillers of a group follow its frames. The next frame starts a new group.
+    A group consists of lines with frames, and then lines with the fillers for these frames. The
+    next frame starts a new group.
     """
     frames: list[str] = []
     fillers: list[tuple[str, frozenset[str]]] = []

@@ -5,10 +5,10 @@ default, it is the included encoder. `--keep` writes the cards to cards.json in 
 for the page of `qkv.play`; `training.ship` also writes cards.json for a new model.
 `training.lesson` contains the rules that find the examples, and `training.lesson_text` the texts.
 
-The module searches the sentences of `stories.txt` (read by `training.frames`). A sentence is
-searched if each of its words is one token, and if the model's first guess is one of the words that
-`stories.txt` lists as right. The model must give this guess a probability of 2% or more. If no
-sentence fits a card, the command leaves out the card and reports its name.
+The module searches the sentences of `stories.txt` (read by `training.frames`). A sentence may
+become an example only if each of its words is one token, and if the model's first guess is one of
+the words that `stories.txt` lists as right. The model must give this guess a probability of 2% or
+more. If no sentence fits a card, the command leaves out the card and reports its name.
 
 A card holds everything that the page needs to ask the question and to check the answer:
 

@@ -233,7 +233,8 @@ def heads(model: qkv.Model, sentences: Sequence[str]) -> list[dict[str, Any]]:
     Each result is named after its tokens. `previous` and `next` are the tokens beside the query.
     `same` stands for all tokens equal to the query's token, including the query's token itself.
     `first` and `last` are the first and the last token of the text ([CLS] and [SEP] in a BERT).
-    `uniform` is no token: it is the entropy of the head's weights, divided by its maximum.
+    `uniform` does not stand for tokens: it is the entropy of the head's weights, divided by the
+    maximum possible entropy.
     """
     sums = np.zeros((len(HEAD_SCORES), model.num_layers, model.num_heads))
     counts = np.zeros(len(HEAD_SCORES))

@@ -174,7 +174,10 @@ class _Guesser:
         return _Run(number, text.ids.tolist(), text.tokens.index(self.mask)), words
 
     def log_probabilities(self, runs: Sequence[_Run]) -> Iterator[tuple[_Run, Array]]:
-        """Return log probabilities (V,) at each run's gap; the runs of a batch have equal edits."""
+        """Return the log probabilities (V,) of all tokens at the gap in each run's text.
+
+        The model computes runs in batches. All runs of a batch have the same edits.
+        """
         order = sorted(runs, key=lambda run: (run.ablate, run.hide, len(run.ids), run.number))
         changes = [
             k

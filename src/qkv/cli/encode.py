@@ -98,7 +98,7 @@ def encode(
 
 @contextmanager
 def _spelled_as_typed() -> Iterator[None]:
-    """Replace the names of arguments in errors of `scale.encode` by the names of options."""
+    """Make errors of `scale.encode` name command-line options instead of arguments."""
     try:
         yield
     except ValueError as error:

@@ -148,8 +148,8 @@ def _aligned(memory: Array, to: int) -> Array:
 class Prepared:
     """Make functions that compute products and norms in the kernel without any checks.
 
-    The functions take arrays (rows, size) with contiguous rows. Convert these arrays with the
-    method `handed` first, because the kernel reads bfloat16 numbers as integers.
+    The functions take arrays (rows, size) with contiguous rows. Before a call, convert each array
+    with `Prepared.handed`, because the kernel takes bfloat16 numbers as uint16.
 
     Attributes:
         body: the index of the kernel's variant.

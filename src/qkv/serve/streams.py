@@ -98,8 +98,8 @@ class Streams:
         self._all: dict[Stream, None] = {}
         self._parked: dict[Stream, None] = {}  # streams whose clients have too many unread pieces
         self._due, self._closed = Turns[Stream](), Turns[Stream]()
-        # This order is reversed after each turn. So one turn begins with a closed stream, and
-        # the next turn with an open stream.
+        # This order is reversed at each turn: one turn takes a closed stream first, and the next
+        # turn takes an open stream first. So neither kind of stream always comes first.
         self._lines = [self._closed, self._due]
 
     def __len__(self) -> int:

@@ -98,7 +98,7 @@ class Recorder:
             self.arrays[full] = self._as_kept(array)
 
     def again(self, name: str, other: str) -> bool:
-        """Keep the array of the activation `other` also under a second name, `name`.
+        """Keep the array of the activation `other` under the name `name` too.
 
         Return False if `name` is edited or `other` was not kept.
         """

@@ -187,7 +187,7 @@ class StepMarking(StepwiseMarking):
         This method does nothing if an earlier test has found a mistake.
 
         Args:
-            others: runs that use other projections from the second call on.
+            others: runs whose first call uses different projections from all later calls.
             recomputed: mistakes in which a step computes keys or values of earlier words again.
         """
         if self.wrong:

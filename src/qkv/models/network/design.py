@@ -144,9 +144,9 @@ class Design:
         embed_scale: a factor for the rows of the token table.
         embed_norm: whether the sum of the embeddings is normalised.
         norms: where the norms of a block are. "before": a norm precedes the attention and the MLP.
-            "behind": a norm follows the attention and the MLP, before the residual sum. "both":
-            the attention and the MLP each have a norm "before" and a norm "behind". "after": a norm
-            follows each residual sum.
+            "behind": the outputs of the attention and of the MLP are each normalised before the
+            residual sum. "both": the attention and the MLP each have a norm "before" and a norm
+            "behind". "after": a norm follows each residual sum.
         parallel: whether a block's MLP reads the block's input instead of the sum after the
             attention, as in GPT-NeoX. If `parallel` is True, `norms` must be "before".
         mlp_norm: whether the MLP has its own norm. If `mlp_norm` is False, the MLP shares the

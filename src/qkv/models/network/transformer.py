@@ -160,12 +160,12 @@ class Transformer:
         return self(np.concatenate(texts), np.concatenate(at), cu, **options), cu
 
     def spans(self, mask: Array) -> Array:
-        """Return a mask (B, T) of the columns to compute, given a mask (B, T) of the tokens.
+        """Return a mask (B, T) that is True for the columns to compute.
 
-        Masked columns between two unmasked tokens are computed too, so that the distance between
-        the tokens does not change. In models with ALiBi, the distance between two tokens counts
-        only unmasked columns. Therefore a model with ALiBi computes only unmasked columns, and the
-        function returns `mask` unchanged.
+        The argument `mask` (B, T) is True for unmasked tokens. Masked columns between two unmasked
+        tokens are computed too, so that the distance between the tokens does not change. In models
+        with ALiBi, the distance between two tokens counts only unmasked columns. Therefore a model
+        with ALiBi computes only unmasked columns, and the function returns `mask` unchanged.
         """
         has_alibi = any("alibi_slopes" in options for options in self.options)
         return mask if has_alibi else without_holes(mask)

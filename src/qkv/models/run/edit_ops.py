@@ -58,7 +58,8 @@ class Plan:
         first: the index of the first text among all texts of the call.
         read: a function that takes a text and the name of the call (for error messages), and
             returns the ids (T,) of the text. If the model reads no texts, `read` is None.
-        sources: for each text that a record names in "from", the activations of this text.
+        sources: the activations of each text that an edit record gives in its field "from", keyed
+            by the text.
         masked: the masked keys.
         ablated: the replacement of each ablated head's output: `ablated[layer][head]`.
         changes: a list of steps for each changed activation, keyed by the activation's full name.

@@ -161,8 +161,8 @@ def run_layers(
     Args:
         resid: floats (B, T, D), or (T, D) for one text: the input of layer `first`, `resid_pre` in
             a trace. All T positions are tokens, without padding.
-        first: the first layer to run; -1 is the last layer. If `first` is the number of layers, no
-            layer runs.
+        first: the first layer to run; -1 is the last layer. If `first` equals the number of layers,
+            no layer runs.
         stop: only layers before this layer are run; None runs all layers from `first` on.
         edit: activations of these layers to change, as in `trace`. Replacement arrays, and the
             arrays that functions get, are (B, T, ...).

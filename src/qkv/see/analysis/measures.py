@@ -90,8 +90,9 @@ def on_offset(weights: Array, offset: int) -> Array:
 def on_keys(weights: Array, keys: Any) -> Array:
     """Sum each query's weights on these keys, and average the sums over the queries, `(H,)`.
 
-    With key 0, the result is the weight on the first token. With the positions of all special
-    tokens except token 0, the result is the weight on separators.
+    If `keys` contains only 0, the result is the weight on the first token. If `keys` contains the
+    positions of all special tokens except token 0, the result is the weight on separators, such as
+    [SEP].
 
     Source:
         Clark et al. 2019, section 3.2.

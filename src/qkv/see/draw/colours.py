@@ -21,8 +21,8 @@ class Theme(NamedTuple):
         lines: the colours of lines in a chart. No line is orange, because orange marks the reader's
             changes. The second line is not red, because red marks numbers below 0.
         cells: indices into the 256 colours of a terminal, from the smallest weight to the largest.
-        cells_less: indices into the same 256 colours, for numbers below 0. The first index is for
-            numbers near 0, and the last index is for -1.
+        cells_less: indices into the same 256 colours, for numbers below 0. The first entry gives
+            the colour of numbers near 0, and the last entry gives the colour of the number -1.
     """
 
     more: tuple[str, ...]

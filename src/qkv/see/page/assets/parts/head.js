@@ -119,7 +119,7 @@ export function headPart(ui, store, hands = null) {
   let shown;
   /** @type {[number | null, number, boolean, string]} */
   let [hover, key, aligned, as] = [null, 0, false, ""];
-  // All three are positions of tokens. `asked` is the query that the page's state named last. `held` lists the queries that stay in view.
+  // All three are positions of tokens. `asked` is the query in the page's latest state. `held` lists the queries that stay in view.
   // If `held` is empty, the row under the pointer or the focus is in view; if there is no such row, the row of `cursor` is in view.
   /** @type {[number | null, number, number[]]} */
   let [asked, cursor, held] = [null, 0, []];

@@ -162,7 +162,7 @@ export function handOver(name, blob) {
   setTimeout(() => URL.revokeObjectURL(href), 60_000);
 }
 
-/** Whether the browser is known to let the page save files. The answer is false in a frame of another origin. */
+/** Whether the page can be sure that the browser lets it save files. The answer is false in a frame of another origin. */
 function letsFilesOut() {
   const own = self.origin !== "null" || location.protocol === "file:";
   if (window === window.parent) return own;

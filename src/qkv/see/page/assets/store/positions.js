@@ -31,7 +31,7 @@ export function wordsOf(text, { tokens, offsets, special }, model) {
 }
 
 /**
- * Returns the text that the model reads after the edits. Also stores in each run the words of its text.
+ * Returns the text that the model reads after the edits. Also sets the property `words` of each run to the words of the run's text.
  * @param {string} text
  * @param {Run} original  of this text, without edits
  * @param {Run} run  the run with edits; the original run if there are no edits
