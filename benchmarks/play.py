@@ -96,10 +96,11 @@ TASKS = """() => {
 
 
 def rows(shrink: int = 1, browser: Any = None) -> Iterator[Row]:
-    """Yield rows for a key press and a sweep at each length; without a browser nothing is measured.
+    """Yield the rows of the table, for example the time of a key press and the time of a sweep.
 
-    If no browser is given, the function starts one. A process can run only one Playwright, so a
-    test that already runs a browser passes this browser.
+    Key presses and sweeps have one row for each length in `LENGTHS`. If no browser is given, the
+    function starts one. If no browser is installed, nothing is measured. A process can run only one
+    Playwright, so a test that already runs a browser passes this browser.
     """
     model = qkv.load("books")
     chosen = [0]  # the tokens before the missing word; all texts share these tokens

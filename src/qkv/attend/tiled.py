@@ -30,8 +30,10 @@ NEAR = 8.0  # If a head's scores lie between -NEAR and NEAR, no maximum is subtr
 class Tile:
     """A part of a call: some rows of the batch, some key heads, and one block of queries."""
 
-    rows: tuple[Any, ...]  # `a[rows]` selects the tile's batch rows from an array a (*lead,).
-    index: tuple[Any, ...]  # `a[index]` selects its batch rows and key heads from a (*lead, Hkv).
+    # `array[rows]` selects the tile's batch rows from an array (*lead,).
+    rows: tuple[Any, ...]
+    # `array[index]` selects the tile's batch rows and key heads from an array (*lead, Hkv).
+    index: tuple[Any, ...]
     queries: slice
 
     @property
@@ -194,8 +196,9 @@ def attend(call: Grouped, tile: Tile, out: Array, lse: Array | None, weights: Ar
 def log_sums(call: Grouped) -> tuple[Array, Array]:
     """Return two arrays `(*lead, Hkv, G, L, 1)`, whose sum is the log-sum-exp of each row.
 
-    The first array is usually the largest score of each row. A single array would not be exact: for
-    eight keys with the score -3e38, the log-sum-exp is -3e38 + log(8), which rounds to -3e38.
+    The first array is usually the largest score of each row. If one array held the sum, rounding
+    could lose the second part: for eight keys with the score -3e38, the log-sum-exp is
+    -3e38 + log(8), which rounds to -3e38.
     """
     bases, logs = (np.zeros((*call.shape, 1)) for _ in range(2))
     with np.errstate(all="ignore"), one_blas_thread():

@@ -270,9 +270,9 @@ def _correlation(stream: Stream, scores: Arrays) -> float:
     """Return Pearson's correlation between estimated and exact scores on a sample of edges.
 
     Half of the sample consists of the edges with the largest estimates. The other half is chosen
-    at random from the remaining edges. In the correlation, each randomly chosen edge also stands
-    for remaining edges outside the sample: if 100 of 1,000 remaining edges are chosen, each of
-    these 100 edges counts ten times.
+    at random from the remaining edges. In the correlation, the randomly chosen edges represent
+    all edges from which they were chosen: if 100 edges are chosen from 1,000 edges, each of the 100
+    edges counts ten times.
     """
     edges = [(name, number) for name, own in scores.items() for number in range(len(own))]
     estimates = np.concatenate(list(scores.values()))

@@ -142,7 +142,8 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
         kind: "q", "k" or "v": the input through which the later head reads.
 
     Returns:
-        (layers, Hq, layers, Hq), float64, between 0 and 1; 0 unless the reader is in a later layer.
+        (layers, Hq, layers, Hq), float64, between 0 and 1. A score is 0 unless the reading head is
+        in a later layer than the writing head.
 
     Raises:
         TypeError: `model` is not a model.

@@ -259,8 +259,8 @@ def batches(window: Sequence[Read], most: int) -> Iterator[list[Read]]:
 
     A batch has at most `MOST_POSITIONS` positions, and at most `most` attention weights per head. A
     text that exceeds a limit runs alone. A text that is shorter than the longest text of its batch
-    needs padding. If the batch with such a text would exceed half of `MOST_POSITIONS`, the text
-    starts a new batch instead.
+    needs padding. A text that needs padding is added to a batch only if the batch then has at
+    most `MOST_POSITIONS / 2` positions. Otherwise, the text starts a new batch.
 
     >>> texts = [Read(n, "", np.zeros(length)) for n, length in enumerate((2, 5, 3, 1))]
     >>> [[len(text.ids) for text in batch] for batch in batches(texts, 30)]

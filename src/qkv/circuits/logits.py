@@ -276,8 +276,9 @@ def integrated_gradients(
         baseline: an input without content. A token ("[PAD]", "[MASK]" or an id) is repeated at
             every position. Vectors (D,) or (T, D) replace the embeddings. None means zero vectors.
             In a model without position embeddings (Llama), choose a token rather than zero vectors.
-            On a line that starts at zero, each vector is a multiple of an embedding, and the first
-            norm scales almost all of these multiples to the same length.
+            If the baseline is zero, each vector between the baseline and an embedding is a multiple
+            of the embedding. The first norm scales almost all of these multiples to the same
+            length.
         steps: the number of Gauss-Legendre points at which the gradient is computed.
 
     Returns:

@@ -143,7 +143,10 @@ class _Drawing:
 
     @property
     def sentence(self) -> str:
-        """A sentence with the number furthest from `ground`, and the index of this number."""
+        """A sentence that tells the user the number furthest from `ground`, and its index.
+
+        If the numbers have tokens, the sentence tells the last number and its token instead.
+        """
         if not np.isfinite(self.values).any():
             return f"{self.title}: no number is finite."
         form = panels.number_format(self.values)

@@ -288,7 +288,10 @@ class Stream:
         return self.pair.handed(run, len(self.layers))[self.span]
 
     def _behind_heads(self, layer: int, edges: _Edges, own: Array) -> Changed:
-        """Corrupt each edge that ends at a head; yield edges, and the layer's outputs."""
+        """Corrupt each edge that ends at a head.
+
+        Yield pairs of arrays: the indices of some edges, and the layer's output for each edge.
+        """
         kept, cut, block = self.clean[layer], self.cut(layer), self.layers[layer]
         weights = _output_weights(block)
         clean = kept.parts | {"q": kept.parts["q"][:, :, cut]}
@@ -306,7 +309,10 @@ class Stream:
                 yield part, mid + (self._fed(layer, mid) if fed is None else fed)
 
     def _behind_mlp(self, layer: int, edges: _Edges, own: Array) -> Changed:
-        """Corrupt each edge that ends at the MLP; yield edges, and the layer's outputs."""
+        """Corrupt each edge that ends at the MLP.
+
+        Yield pairs of arrays: the indices of some edges, and the layer's output for each edge.
+        """
         kept, cut = self.clean[layer], self.cut(layer)
         read = kept.pre if self.layers[layer].parallel else kept.mid
         for part in self._parts(own):
@@ -314,7 +320,10 @@ class Stream:
             yield part, kept.mid[cut] + self._fed(layer, read[cut] + change)
 
     def _behind_all(self, layer: int, edges: _Edges, own: Array) -> Changed:
-        """Corrupt each edge that ends at the logits; yield edges, and the last layer's outputs."""
+        """Corrupt each edge that ends at the logits.
+
+        Yield pairs of arrays: the indices of some edges, and the last layer's output for each edge.
+        """
         for part in self._parts(own):
             change = self.deltas[edges.sender[part]]
             yield part, (self._last(self.pair.clean) + change)[:, self.cut(layer)]

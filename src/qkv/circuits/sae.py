@@ -32,8 +32,9 @@ class SAE:
     - the features are `relu((x - b_dec) @ W_enc + b_enc)`;
     - with `k` (TopK), the k largest features of each vector are kept, and the others become 0;
     - with `threshold` (JumpReLU), features at or below their threshold become 0;
-    - with `b_gate`, `b_mag` and `r_mag` (gated), `y = (x - b_dec) @ W_enc` is computed first. A
-      feature is `relu(y * exp(r_mag) + b_mag)` if `y + b_gate` is above 0, and otherwise 0.
+    - with `b_gate`, `b_mag` and `r_mag`, the SAE is gated: a feature is
+      `relu(y * exp(r_mag) + b_mag)` if `y + b_gate` is above 0, and otherwise 0. Here, `y` is
+      `(x - b_dec) @ W_enc`.
 
     An SAE can edit an activation: `model.trace(text, edit={sae.at: sae})` replaces the activation
     by the decoded vectors. The trace then also holds the features, named as in SAELens:
