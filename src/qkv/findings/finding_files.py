@@ -92,7 +92,8 @@ def _fault(value: Any, rule: dict[str, Any], where: str) -> str:
             fault = f"has no {missing[0]}" if missing else f"has {shown(unknown[0])}"
             return f"{where} {fault}: its required fields are {', '.join(rule['required'])}"
         parts = [(value[name], known[name], within + name) for name in known]
-    elif isinstance(value, list) and where != "edits":  # `edits_of` has clearer errors
+    elif isinstance(value, list) and where != "edits":
+        # the errors of `edits_of` about the list `edits` are clearer than those of the schema
         rules = rule.get("prefixItems") or [rule["items"]] * len(value)
         pairs = enumerate(zip(value, rules, strict=True))
         parts = [(one, own, f"{where}[{n}]") for n, (one, own) in pairs]

@@ -195,7 +195,7 @@ class Watch:
 
     Attributes:
         skipped: the number of steps that were skipped.
-        seen: the number of losses of each objective.
+        seen: how many losses of each objective are in its running mean.
         mean: the running mean of the losses of each objective.
         lowest: the lowest running mean of each objective.
         in_a_row: the number of steps that were skipped since the last successful step.

@@ -93,8 +93,8 @@ def words_loss(
         prior: `(indices, tokens, number)`, with two integer arrays (m,). For example, `([0, 2], [7,
             5], 1.5)` adds 1.5 to the logit of token 7 at target 0, and to the logit of token 5 at
             target 2. All pairs (index, token) must be different, and the indices must be
-            in ascending order. The prior is added only in training. If its number is positive, the
-            model therefore learns lower logits for these tokens.
+            in ascending order. The prior is added only in training. Therefore a positive `number`
+            makes the model learn lower logits for the tokens in the prior.
         soft: (n, V), the probabilities that the model should predict. If `soft` is given, the
             gradient is the gradient of the cross-entropy with `soft` instead of the targets.
 

@@ -32,7 +32,8 @@ _ALSO = {"fragile": " fragile", "convention": " another convention"}
 # a function that computes the result of a case from the given steps of the computation
 Compute = Callable[[Any, Steps], Array]
 Runs = list[Outcome]
-# wrong steps, and the mistakes in these steps; None if no known mistakes give the results
+# the steps that reproduce a function's wrong results, and the known mistakes in these steps; None
+# if no known mistakes reproduce the results
 Explanation = tuple[Steps, list[Mistake]] | None
 NO_FIT = (ValueError, IndexError)  # errors about shapes that do not match
 
@@ -260,7 +261,7 @@ class Marking:
     def whole_numbers(self, case: Case, remedy: str) -> None:
         """Test integer inputs: a function may refuse them, but must not truncate its results."""
         run = self.call(case)
-        # a UFuncTypeError comes from `out += x` with an integer `out`, which is a mistake
+        # `out += x` with an integer `out` raises a UFuncTypeError; this is a mistake, no refusal
         kinds = [kind.__name__ for kind in type(run.error).__mro__]
         if run.error is not None and "UFuncTypeError" not in kinds:
             error = in_words(run.error)

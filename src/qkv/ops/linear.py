@@ -208,7 +208,7 @@ def multiply(left: Array, right: Array) -> Array:
 
 def _piece(rows: int, columns: int, depth: int) -> tuple[int, int]:
     """Return the numbers of rows and columns of the blocks into which a product is divided."""
-    # Reading `right` takes about as long as computing 8 rows.
+    # Reading the matrix `right` takes about as long as computing 8 rows of the product.
     work = (rows + 8) * columns * depth
     pieces = max(min(8, work >> 24), work >> 28)
     high, wide = max(rows, 1), max(columns, 1)

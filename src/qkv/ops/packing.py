@@ -96,7 +96,7 @@ def packed_size(shape: tuple[int, ...], chosen: int, kind: DType) -> int:
 
 
 def _pack_into(packed: Array, weight: Array, chosen: int, kind: DType, threads: int) -> None:
-    """Pack a weight into the array `packed`, whose size `packed_size` returned."""
+    """Pack a weight into the array `packed`, which has the size that `packed_size` returns."""
     compiled.pack(chosen, bits(np.require(weight, kind, "A")), packed, threads)
 
 
@@ -141,7 +141,7 @@ def _count(shelf: Any, size: int) -> None:
 
 
 def _aligned(memory: Array, to: int) -> Array:
-    """Return the part of a float32 array that begins at an address divisible by `to`."""
+    """Skip numbers of a float32 array until its address is a multiple of the argument `to`."""
     return memory[-memory.__array_interface__["data"][0] % to // 4 :]
 
 

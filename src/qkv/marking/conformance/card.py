@@ -62,8 +62,8 @@ def conform(
             or the name of another library's attention, such as `"torch.sdpa"`.
         arrays: the library of the function's arrays: `"numpy"`, `"torch"` or `"jax"`.
         names: argument names that differ from `qkv.attention`, for example `{"mask": "attn_mask"}`.
-        dtypes: the dtypes in which all features are judged. float16 and bfloat16 are judged as the
-            feature "half precision", unless they are in `dtypes` or the library lacks them.
+        dtypes: the dtypes in which all features are judged. If float16 or bfloat16 exists in the
+            library but not in `dtypes`, the feature "half precision" tests it.
         gradient: the backward pass, called as `gradient(query, key, value, grad_out, **arguments)`.
             Its first three results are the gradients of query, key and value, as in
             `qkv.attention_grad`. If `gradient` is None, torch and JAX differentiate the function.
@@ -254,7 +254,7 @@ def _findings(runs: Runs, results: list[CaseResult]) -> tuple[list[CaseResult], 
 
 
 def _of_another(runs: Runs, result: CaseResult, explainer: Explainer) -> CaseResult:
-    """Repeat a call that gave a wrong result, without the feature that the call tests.
+    """Remove the tested feature from a call with a wrong result, and repeat the call.
 
     If the result is still wrong, attribute the error to another feature of the call.
     """

@@ -38,8 +38,8 @@ class Explanation:
         lines: pairs `(line of the formula, its replacement)`.
         explains: `(explained, tried)`: the number of cases that the defects explain, and the number
             of cases that were tried.
-        beside: the names of earlier features. Besides the new defects in `defects`, the
-            explanation uses defects that were found for these earlier features.
+        beside: the names of features that were explained earlier. The explanation combines
+            defects of these features with the new defects in `defects`.
     """
 
     says: str

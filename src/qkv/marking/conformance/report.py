@@ -213,8 +213,8 @@ def _number(value: float | None) -> float | str | None:
 def status_of(results: Sequence[CaseResult]) -> str:
     """Return the status of a feature; one wrong case makes the feature wrong.
 
-    The function may refuse optional cases. If a defect of another feature explains a case, the case
-    does not count. If this leaves no case, all cases count.
+    The function may refuse optional cases. The status ignores a case if its wrong result comes from
+    a defect in a different feature. If this leaves no case, all cases count.
     """
     results = [result for result in results if not result.like] or results
     if any(result.status == "wrong" for result in results):

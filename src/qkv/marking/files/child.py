@@ -72,7 +72,7 @@ class _Submission:
         except BaseException as error:
             return {"error": _packed_error(error)}
         finally:
-            if getpid() != process:  # this process is a fork that the file made
+            if getpid() != process:  # this process is a child that the student's code forked
                 leave(0)
 
     def _read(self, tasks: list[str], tell: Callable[[list[str]], None]) -> Packed:

@@ -44,7 +44,8 @@ class Remotes:
     def call(self, thing: Any, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Call a student's function; return its result or raise its error.
 
-        If the function changes an argument, the copy of the argument in this process also changes.
+        The function gets copies of the arguments. If it changes a copy, this method then makes the
+        same change to the argument in this process.
         """
         packer = Packer(lambda value: self._numbers.get(id(value)))
         sent = {
@@ -99,8 +100,8 @@ class Remotes:
         """Copy the contents of `thing` into the object with the number `number`; return the object.
 
         If `thing` is None or the object is a proxy, the object stays unchanged. If the contents
-        cannot be copied, the method gives the number `number` to another object and returns that
-        object: a new proxy if `thing` is an `Opaque`, otherwise `thing` itself.
+        cannot be copied, the number passes to another object, which is returned: a new proxy if
+        `thing` is an `Opaque`, otherwise `thing` itself.
         """
         before = self._things.get(number)
         if thing is None or isinstance(before, Elsewhere) or _write(before, thing):

@@ -40,7 +40,10 @@ def wire(rule: Rule) -> Steps:
 
 
 def some_parts(numbers: Collection[int], other: Callable[[Array, Part, Part], Array]) -> Steps:
-    """Return a step that uses `other` instead of pre-norm for the parts with these `numbers`."""
+    """Return a step that uses `other` instead of pre-norm for some parts of a block.
+
+    `numbers` holds the indices of these parts; the first part of the block has index 0.
+    """
 
     def rule(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
         for number, (part, norm) in enumerate(zip(parts, norms, strict=True)):

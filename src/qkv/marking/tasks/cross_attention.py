@@ -104,8 +104,8 @@ BATCHES = (
 )
 
 # In a decoder block, the marker reports these mistakes only if the block has no second mistake.
-# If the marker tried pairs of these and other mistakes, such pairs would match the results of too
-# many wrong functions by chance.
+# If the marker combined one of these mistakes with a second mistake, such a pair would match the
+# results of too many wrong functions by chance.
 _ROLES = ("query-key-swapped", "key-as-value", "projections-swapped", "projections-shared")
 CORE = [known for known in core("x,w_q,w_k,w_v") if known.key != "causal-always"]
 CORE_OF_TWO = [replace(known, alone=known.alone or known.key in _ROLES) for known in CORE]

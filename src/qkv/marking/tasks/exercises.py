@@ -268,8 +268,8 @@ NEIGHBOUR_SCORE = Exercise(
 
 # Each key of this dict lists heads (layer, head) that are removed from qkv's own encoder. Column 0
 # is the cosine between the vectors of "bank" in two texts. Column 1 is the cosine if the heads are
-# removed only for text 1. Column 2 is the cosine if the heads are removed only for text 2. For
-# column 3, the cosine is computed with each pair read as (head, layer). Column 4 is the dot product
+# removed only for text 1. Column 2 is the cosine if the heads are removed only for text 2. Column
+# 3 is the cosine after a mistake: each pair is read as (head, layer). Column 4 is the dot product
 # of the vectors. A test recomputes these numbers.
 _MEASURED = {
     (): (0.3904, 0.3904, 0.3904, 0.3904, 71.9944),

@@ -93,7 +93,7 @@ class Computation(NamedTuple):
 
 
 class StepwiseMarking(Marking):
-    """The tests of one function; the right results come from the right computation of its task.
+    """The tests of a learner's function: they compare its results with the results of `right`.
 
     Args:
         right: the right computation.
@@ -142,8 +142,8 @@ class Texts:
 
         Args:
             name: the table's name.
-            variants: the ways to make the mistake; each way maps the names of steps to wrong
-                functions.
+            variants: the forms in which the mistake occurs. Each form is a mapping from names of
+                steps to wrong functions.
             values: values for placeholders in the texts, for example `row` for "{row}".
         """
         fields = {"key": name, **self._mistakes[name]}
@@ -194,8 +194,8 @@ def both_ends(texts: Texts, name: str, *steps: Callable[[int], Steps]) -> tuple[
         texts: the texts of the module; the placeholder {end} becomes "last" or "first".
         name: the name of the table that describes both mistakes.
         steps: functions that return wrong steps, one function for each way to make the mistake.
-            Each function receives -1 if the loop skips the last item, and 0 if the loop skips the
-            first item.
+            The argument of each function is the index of the item that the loop skips: -1 for the
+            last item, and 0 for the first item.
     """
     return tuple(
         texts.mistake(name, *(step(at) for step in steps), end=end)
@@ -208,7 +208,7 @@ def first_row_only(step: str, of: Callable[..., Array]) -> tuple[Steps, Steps]:
 
     Args:
         step: the name of the step that computes the rows.
-        of: the right function, which computes all rows.
+        of: the correct function for this step; it computes all rows, not only row 0.
     """
 
     def zeros(*arguments: Any) -> Array:

@@ -119,9 +119,10 @@ def _with_words(kept: Kept, context: Kept, words: Kept) -> Kept:
 def _of_words(*sources: Callable[[Kept, Kept, Kept], Kept]) -> list[Steps]:
     """Return the variants of a mistake: two variants for each function in `sources`.
 
-    Each function replaces the step "source", and receives keys and values of the new words. The
-    first variant computes them from the words' vectors after self-attention, and the second variant
-    from the vectors before self-attention.
+    In both variants, the function takes the place of the step "source". Its third argument holds
+    the keys and values of the words that the call adds. The first variant computes these keys and
+    values from the words' vectors after self-attention, and the second variant from the vectors
+    before self-attention.
     """
     befores: tuple[Steps, ...] = ({}, {"words": lambda x, before: before})
     return [{"source": source, **before} for source in sources for before in befores]

@@ -211,8 +211,8 @@ _CLASSES = {
     "Tanhshrink": "activation.Tanhshrink",
     "Identity": "linear.Identity",
 }
-# The activation functions that may follow a linear layer. The keys are the full and the short name
-# of each function's class in torch.
+# The activation functions that may follow a linear layer. In torch, each
+# function is a class; both the full and the short name of this class are keys.
 ACTIVATIONS = {
     f"torch.nn.{path}": None if name == "Identity" else name.lower()
     for name, file in _CLASSES.items()

@@ -168,7 +168,7 @@ class Design:
             If `buckets` is None, the model has no relative position bias.
         cross: whether each layer has cross-attention to the encoder's text. It comes after the
             self-attention, and has its own norm and as many heads as the self-attention.
-        head: the head, which reads the last hidden states; None if the model has no head.
+        head: the output head, which reads the last hidden states; None if the model has none.
     """
 
     vocabulary: int
@@ -440,7 +440,7 @@ class Seq2SeqDesign:
         encoder: the encoder's design; its head is not used.
         decoder: the decoder's design, in which `cross` is True.
         start: the id of the decoder's first token.
-        head: the head, which reads the decoder's last vectors.
+        head: the output head, which reads the decoder's last vectors.
     """
 
     encoder: Design

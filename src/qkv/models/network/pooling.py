@@ -1,4 +1,4 @@
-"""The pooling of a text's vectors, and later modules: linear layers, norms, scaling."""
+"""The pooling of a text's vectors, and the modules after it: linear layers, norms, scaling."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

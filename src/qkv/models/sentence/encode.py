@@ -411,9 +411,9 @@ def encode(
             one.
         prompt: the text of a prompt, instead of `prompt_name`.
         truncate_dim: the number of leading dimensions of each vector to keep; None keeps all. If
-            the model's files ask for vectors of length 1, vectors are scaled before the truncation,
-            as in sentence-transformers. `normalize_embeddings=True` scales the truncated vectors.
-            Token vectors are not truncated.
+            the model's files ask for vectors with norm 1, each vector is scaled first and then
+            truncated, as in sentence-transformers. `normalize_embeddings=True` scales the
+            truncated vectors. Token vectors are not truncated.
         precision: the format of the vectors. "float32" and None keep the computed floats. "int8"
             and "uint8" divide each dimension's range, from its least to its largest number in these
             texts, into 256 steps, so the steps depend on the texts. "binary" and "ubinary" keep one

@@ -462,8 +462,8 @@ def trace_pair(
             begin with the start token.
         logits: whether to keep `trace["decoder.logits"]` (B, T, V) too; only with a target.
         ablate: the heads of the encoder to ablate, as in `Model.trace`.
-        hide: as in `Model.trace`, for the encoder's texts. With a target, the decoder does not see
-            the masked words and positions either.
+        hide: as in `Model.trace`, for the encoder's texts. If `target` is given,
+            the masked words and positions are masked for the decoder too.
         edit: as in `Model.trace`. With a target, names begin with "encoder." or "decoder.":
             "decoder.z" stands for all layers of the decoder, and ("decoder.z", 3) for one layer.
         kept: `layers`, `names` and `top_k` of `Model.trace`, which apply to both the encoder and

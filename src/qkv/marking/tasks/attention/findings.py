@@ -45,7 +45,7 @@ def _sides(runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]) -> list[
 
 
 def _whole_sides(sides: Sequence[list[Outcome]]) -> bool:
-    """Return whether at least one list has only wrong runs.
+    """Return whether some list in `sides` has wrong runs and no right runs.
 
     If any list has both right and wrong runs, the result is False.
     """

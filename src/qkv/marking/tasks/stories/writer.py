@@ -85,7 +85,7 @@ def _fixed(written: _Written) -> bool:
 
 
 def _split(written: _Written) -> bool:
-    """Return whether no first name is also used as a last name."""
+    """Return whether the first names and the last names have no name in common."""
     first, last = ({one[part] for story in written.stories for one in story} for part in (0, 1))
     return not first & last
 
