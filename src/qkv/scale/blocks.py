@@ -64,8 +64,8 @@ class Operand(NamedTuple):
     """A dask array whose chunks fit the blocks of the call."""
 
     array: Any
-    # For each axis of `array`, which entry of an `Index` is the block's position along this axis;
-    # None if the axis is not cut into blocks.
+    # If `axes[a]` is n, entry n of an `Index` is the block's position along axis `a` of `array`. If
+    # axis `a` is not cut into blocks, `axes[a]` is None.
     axes: tuple[int | None, ...]
 
     def chunk(self, index: Index) -> tuple[int, ...]:
@@ -330,7 +330,10 @@ def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[i
 
 
 def _joined(*pieces: Pieces) -> Pieces:
-    """Return the block sizes of an axis that is cut wherever one of the `pieces` has a boundary."""
+    """Cut an axis at every block boundary that occurs in `pieces`; return the block sizes.
+
+    Each of `pieces` contains the block sizes of one way to cut this axis.
+    """
     return _sizes(sorted({start for each in pieces for start in _starts(each)})) or (0,)
 
 

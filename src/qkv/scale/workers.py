@@ -249,7 +249,7 @@ def _work(case: Any, task: Callable[..., Any], job: _Job) -> Any:
         return task(None, case)
     where = need("distributed", "scale").get_worker().address
     with _computing:
-        if job.process != _PROCESS:  # in the process that began the run, change no setting
+        if job.process != _PROCESS:  # the process that began the run keeps its number of threads
             set_num_threads(max(1, min(_cores(), _cores() // job.workers.get(_host(where), 1))))
         with _keeping_memory():
             return task(loaded(job.model, job.call, f"worker {where}"), case)

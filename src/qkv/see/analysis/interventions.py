@@ -22,8 +22,8 @@ MOST_HEADS = 48  # the maximum number of heads to try; assets/store/rule.js uses
 MOST_TOKENS = 512
 
 # `Moved` maps each (layer, head) to a number: how much probability moves to other words when the
-# head is removed. `Effects` maps each (layer, head) to two numbers: this number, and the
-# probability of the model's first guess without the head.
+# head is removed. `Effects` maps each (layer, head) to two numbers: the probability that moves to
+# other words when the head is removed, and the new probability of the original first guess.
 Moved = dict[tuple[int, int], float]
 Effects = dict[tuple[int, int], tuple[float, float]]
 

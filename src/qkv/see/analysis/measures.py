@@ -24,11 +24,11 @@ Measure = Callable[[Array], Array]
 
 
 def measures_of(heads: Heads) -> dict[str, Array | None]:
-    """Compute each measure for all heads, `(layers, heads)`; unknown measures are None.
+    """Compute each measure for all heads, `(layers, heads)`; None if it cannot be computed.
 
-    If only the largest weights of a text were kept, the only known measures are the weight on the
-    first token and the weight on separators. To compute these two measures, the summed weight on
-    each key is sufficient.
+    If only the largest weights of a text were kept, the only measures that can be computed are the
+    weight on the first token and the weight on separators. To compute these two measures, the
+    summed weight on each key is sufficient.
     """
     size, own = len(heads.queries.tokens), heads.other_keys is None
     separators = [key for key, special in enumerate(heads.keys.special) if special and key]

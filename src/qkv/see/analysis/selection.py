@@ -102,8 +102,9 @@ def other_heads(seen: Heads, links: list[Link], shown: ChosenHead, one_link: boo
     """Choose up to 5 links that stand out, in heads other than `shown`.
 
     No two of the chosen links join the same two words, and none joins the two words of `shown`. If
-    `one_link` is true, the caller requested a single pair of words, and each of `links` joins this
-    pair in another head. In this case, choose up to 8 links, even if they do not stand out.
+    `one_link` is true, the caller requested a single pair of words. Then each of `links` joins
+    these two words, and each is in a different head. In this case, choose up to 8 links, even if
+    they do not stand out.
     """
     pairs = {(shown.link.query, shown.link.key)} if shown.link else set()
     kept = []
@@ -275,13 +276,13 @@ def contrasting_head(
     """Choose the head in which the attention of a word differs most between two texts.
 
     The excess of a link is its weight minus the usual weight (see `rank_heads`), at least 0. For
-    each link of a head, compute the absolute difference between its excesses in the two texts. Half
-    the sum of these numbers is the head's difference between the texts. If several heads have the
-    largest difference, their weights are compared in the same way. Ties go to the lowest layer,
-    then the lowest head.
+    each link of a head, compute the absolute difference between the link's excess in one text and
+    the link's excess in the other text. Half the sum of these numbers is the head's difference
+    between the texts. If several heads have the largest difference, their weights are compared in
+    the same way. Ties go to the lowest layer, then the lowest head.
 
-    Each link has two excesses, one in each text. The chosen head stands out if the two excesses of
-    at least one of its links differ by 0.1 or more. No head of an untrained model stands out.
+    The chosen head stands out if the excess of at least one of its links changes by 0.1 or more
+    from one text to the other. No head of an untrained model stands out.
 
     If the word is the gap (the mask token) in both texts, the head with the largest effect in
     `moved` is chosen: the head whose removal changes the guesses most.

@@ -102,7 +102,7 @@ class Screen:
         return _fits("█▏░√ᵀ→…⋯·Σₖ∞", self.encoding)
 
     def plain(self, text: str) -> str:
-        """In one of qkv's own texts, replace the characters that this screen cannot show."""
+        """In a text that qkv wrote, replace the characters that this screen cannot show."""
         if not self.unicode:
             for sign, ascii_form in _ASCII.items():
                 text = text.replace(sign, ascii_form)

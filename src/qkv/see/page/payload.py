@@ -74,7 +74,7 @@ from qkv.see.steps.walk import Walk
 #   `norms` is a packed array (layers, H, S) of the lengths |v W_O|, or null.
 #   `measures` maps the name of each measure to nested lists (layers, H) of numbers, or to null.
 #   `summary` is a SUMMARY in place of the weights, or null.
-#   `left_out` lists sentences about data that the page does not have.
+#   `left_out` lists notes for the reader about data that the page does not have.
 #
 # SUMMARY holds the largest weights of a long text.
 #
@@ -246,7 +246,7 @@ def check_theme(theme: str, call: str) -> str:
 #   `logged` lists the loss at each of the `steps`; an unknown loss is null.
 #   `knots` lists steps. Charts place these steps at equal distances on the axis, even if the steps
 #   are not equally spaced.
-#   `left_out` lists sentences about data that the page does not have.
+#   `left_out` lists notes for the reader about data that the page does not have.
 
 
 def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
@@ -290,8 +290,8 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
 #   `stages` is a list of stages. Each stage has a `name`, its `points` [x, y], the lengths of the
 #   arrows (`moved`), the share of the variance in the plane (`held`), and a `cosine` per token.
 #   `labelled` lists the positions of the labelled tokens.
-#   `pairs` lists the words that occur in both of two sentences. Each entry has the `word`, its two
-#   positions (`a` and `b`), and the `cosine` before attention and at each stage.
+#   `pairs` has an entry for each word that two of the sentences share. Each entry has the `word`,
+#   its two positions (`a` and `b`), and the `cosine` before attention and at each stage.
 
 
 def shift_payload(shift: Shift) -> dict[str, Any]:
@@ -487,10 +487,9 @@ def pack_rows(rows: Array, scales: Array) -> dict[str, Any]:
 def pack_shares(weights: Array) -> dict[str, Any]:
     """Pack each weight as a 16-bit integer n; the page computes the weight as `n / per`.
 
-    `per` is 40000, which keeps the first four decimals of each weight: if `n / per` and the weight
-    itself are both rounded to four or fewer decimals, the results are equal. The weight is exactly
-    `n / per` if n is even. If n is odd, the weight is more than `(n - 1) / per` and less than
-    `(n + 1) / per`.
+    `per` is 40000. With this value, rounding `n / per` to four or fewer decimals gives the same
+    number as rounding the weight itself. The weight is exactly `n / per` if n is even. If n is odd,
+    the weight is more than `(n - 1) / per` and less than `(n + 1) / per`.
 
     >>> pack_shares(np.array([0.125, 0.12501]))
     {'b64': 'iBOJEw==', 'bits': 16, 'shape': [2], 'per': 40000}

@@ -24,7 +24,7 @@ let lastId = 0;
 
 /**
  * A function that starts a view. It calls `view(box, payload, ui)` for each element on the page that waits for this
- * view. The contents of such an element are the picture for readers without scripts.
+ * view. Such an element contains a picture, which the browser shows instead of the view if scripts are disabled.
  * @param {(box: any, payload: any, ui: Ui) => void} view
  * @returns {(hash: string, data: any, styles: string) => void}
  */

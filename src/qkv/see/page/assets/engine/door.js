@@ -102,8 +102,9 @@ export function openDoor(compute, parts) {
   }
   const first = Object.keys(sides)[0];
   /**
-   * The worker of the model `wanted`. If `wanted` is undefined, this is the model `usual` or, if the page does not have
-   * that model, the page's first model.
+   * The worker of the model whose name is `wanted`. If `wanted` is undefined, the function returns the worker of the
+   * model whose name is the argument `usual`. If the page has no model of that name, it returns the worker of the page's
+   * first model.
    * @param {string | undefined} wanted
    * @param {string} usual
    */

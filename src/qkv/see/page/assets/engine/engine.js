@@ -220,8 +220,9 @@ export function handedOn(step) {
 
 /**
  * The forward pass: the embeddings, then every layer. The forward pass pauses before each layer, so that the worker can
- * do more urgent work. Results in `memory` are not computed again. `memory` stores a result under a name; this name
- * contains the `key` of the result's input, and the edits of this part of the layer.
+ * do more urgent work. Results in `memory` are not computed again. A layer has three parts: "qkv", "heads" and "rest".
+ * `memory` identifies a part's result by a string, which consists of the part's name, the `key` of the result before it,
+ * and the part's edits as JSON text.
  * @param {Model} model
  * @param {Memory} memory
  * @param {number[]} ids  (T)

@@ -12,8 +12,9 @@ import { tokenize } from "./tokenizer.js";
 /** @typedef {import("./parameters.js").Model} Model */
 
 /**
- * Adds the numbers from other runs to edits, as the property `numbers`. This property is not enumerable, so that
- * `JSON.stringify` skips it: `memory` stores results under the JSON text of their edits.
+ * Returns the edits. An edit that needs numbers from another run is replaced by a copy, whose property `numbers` holds
+ * these numbers. This property is not enumerable, so that `JSON.stringify` skips it. The reason is that `memory`
+ * identifies a result by a string, which contains the JSON text of the edits.
  * @param {Model} model
  * @param {Memory} memory
  * @param {number[]} ids  (T)

@@ -77,7 +77,7 @@ export const start = starting((box, payload, ui) => {
   const share = (x) => number(x < 0.005 ? 0 : x); // weights are written without powers of ten
 
   /**
-   * The index of the score that rose most for a head, by the rule of `choose` in analysis/snapshots.py.
+   * The index of the score that rose most in this head. `choose` in analysis/snapshots.py uses the same rule.
    * @param {number} l
    * @param {number} h
    */

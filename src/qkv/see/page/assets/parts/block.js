@@ -132,8 +132,8 @@ function signOf({ op, sign }) {
 }
 
 /**
- * The index of a token's row in a step. If the rows are keys of another text, the token has no row; then the function
- * returns the row of the key `flow.start[1]`.
+ * The index of a token's row in a step. If each row belongs to a key of another text, no row belongs to the token. In
+ * this case, the function returns the index of the row that belongs to the key `flow.start[1]`.
  * @param {Flow} flow
  * @param {FlowStep} step
  * @param {number} token

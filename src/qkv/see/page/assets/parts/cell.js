@@ -27,7 +27,8 @@ const BARS = 96; // the height of the chart of bars, in pixels
  * @property {(k: number) => string} called  names a bar
  * @property {(k: number) => string} tell describes a bar
  * @property {string} all describes all bars
- * @property {[string, number | null][]} spelled  the written sum: each term, and the index of its bar
+ * @property {[string, number | null][]} spelled  the terms of the sum, as texts, each with the index of its bar; null if the
+ * term has no bar
  * @property {number | null} whole  the sum of the bars
  */
 

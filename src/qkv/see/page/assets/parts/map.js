@@ -25,8 +25,9 @@ import "./map.css";
 /**
  * @typedef {[number, number, string]} OrderedHead  the indices of a layer and a head in the page, and the value of
  *     the measure for this head as a text
- * @typedef {{moved: number, word: string, from: number, to: number}} Effect  the effect of removing a head: the probability that
- *     moves to other words, the likeliest word, and the probability of this word before and after
+ * @typedef {{moved: number, word: string, from: number, to: number}} Effect  the effect of removing a head. `moved` is the
+ *     probability that moves to other words. `word` is the likeliest word before the removal. `from` is its probability
+ *     before the removal, and `to` is its probability after the removal
  * @typedef {{value: number | null, text: string, said: string}} Value  the value of a head in a colouring
  * @typedef {{layer: number, head: number, name: string, called: string, said: string, term: string, figure_: string, thumb: HTMLElement,
  *            figure: HTMLElement, button: HTMLElement, power: HTMLElement, node: HTMLElement}} Cell

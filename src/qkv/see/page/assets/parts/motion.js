@@ -203,7 +203,8 @@ function drawMoment(pen, row, colours, at, wide) {
   }
 
   /**
-   * The products become bars on either side of 0; then the shorter side folds onto the longer one.
+   * The products become bars: positive products to the right of 0, negative products to the left of 0. Then the bars on
+   * the side with the smaller sum move onto the bars on the other side.
    * @param {number} r
    */
   function fold(r) {

@@ -103,7 +103,7 @@ export function paintBar(ui, store, step) {
   let told; // undefined before the first update
   /** @type {Stroke | null} */
   let stroke = null; // base: the edits before the stroke; hides: whether it hides links; cells: maps "row column" to the cell; last: the current cell
-  // whether painting has handled the last press of the pointer; if so, the click event of this press paints nothing
+  // whether `begin` has handled the last press of the pointer; if so, the click event after this press paints nothing
   let painted = false;
 
   /**

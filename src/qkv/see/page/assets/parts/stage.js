@@ -14,7 +14,7 @@ import "./stage.css";
 /** @typedef {{first: number, last: number, text: string, before: string, gap: boolean, plain: boolean}} StageWord  `plain`: no letters */
 
 const [THINNEST, PER_WEIGHT] = [1.5, 26]; // the width of a line in pixels is THINNEST + PER_WEIGHT * weight
-// The largest weights always get a line, up to FEWEST lines. Other weights get a line only if they are LEAST or more, up to
+// Each of the FEWEST largest weights gets a line. Another weight gets a line only if it is LEAST or more. There are at most
 // MOST lines in total.
 const [LEAST, FEWEST, MOST] = [0.02, 3, 12];
 const LONG = 70; // longer sentences have smaller type

@@ -1,6 +1,7 @@
-// Controls for the visible part of a text: subwords or words, special tokens, one of two sentences, weights or
-// contributions, the end of the scale. The state stores the choices; a control appears only if the text needs it. Recorded texts also have
-// menus for the text, the layer and the head.
+// Controls that choose how a text is shown. They switch between subwords and words, hide special tokens, choose the
+// sentence of the queries and the sentence of the keys, switch between weights and contributions, and set the end of the
+// colour scale. The state stores the choices; a control appears only if the text needs it. Recorded texts also have menus
+// for the text, the layer and the head.
 
 import { choice, STRETCH, toggle } from "../base/controls.js";
 import { el } from "../base/elements.js";

@@ -1,9 +1,10 @@
 // The rule by which a page chooses the head to show first for a text. analysis/selection.py and
 // analysis/interventions.py apply the same rule. For a text with a gap, the rule chooses the head whose removal changes
 // the guess most. For other texts, the rule finds each head's strongest link between two content words. Then it
-// computes two numbers. The first is twice the head's mean weight between words that are as far apart as the two linked
-// words. The second is the head's mean weight on the link's key. The rule chooses the head whose link exceeds the larger
-// of these two numbers most.
+// computes two numbers. For the first number, the rule averages the head's weights over all pairs of words at the same
+// distance as the two linked words, and doubles this mean. The second is the head's mean weight on the link's key. The
+// rule subtracts the larger of these two numbers from the link's weight, and chooses the head with the largest
+// difference.
 
 import { percent } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
@@ -13,8 +14,8 @@ import { maskOf } from "./positions.js";
 
 /** @typedef {import("../engine/door.js").Run} Run */
 
-// a head stands out if a weight exceeds the usual weight by at least 0.1, or if removing the head moves a probability of
-// at least 0.1 to other words
+// a head stands out if one of its weights exceeds the usual weight by at least 0.1, or if, without the head, some words
+// gain at least 0.1 of probability in total
 const STANDS_OUT = 0.1;
 const OF_POSITIONS = 0.4; // a head counts as positional if its mean weight at one distance, or on one key, is at least this
 // the rule tries at most `MOST_HEADS` heads, in the last layers, and only if a text has at most `MOST_TOKENS` tokens
