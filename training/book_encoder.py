@@ -313,8 +313,8 @@ def weights(
     """Fit the weights of a sum that predicts masked words as well as possible.
 
     The sum adds scores from counts of neighbouring words and, if `teacher` is given, the logits of
-    this model. The last weight then belongs to the model. The masked words are from the books that
-    are kept for choosing models.
+    this model. If `teacher` is given, the last weight is the factor of this model's logits. The
+    masked words are from the books that are kept for choosing models.
     """
     mask = tokenizer.vocabulary[str(tokenizer.mask)]
     choices = short_of(passages_of(found for _, found in books.read(source, ["choose"])))

@@ -70,8 +70,9 @@ def keep_runs(abouts: Sequence[Mapping[str, Any]], place: Path) -> None:
 def recipes(abouts: Sequence[Mapping[str, Any]]) -> str:
     """Describe the recipe of the first run, and the settings that later runs changed.
 
-    The text does not name the folders from which the runs started. If a run started from the same
-    weights as the previous run, the text says "in parallel".
+    The text does not name the folders from which the runs started. Usually, each run continues the
+    previous run. If a run instead started from the same weights as the previous run, the text says
+    that the two runs were made "in parallel".
 
     >>> abouts = [{"step": n, "settings": {"recipe": {"rate": n, "seed": 0}}} for n in (1, 2)]
     >>> recipes(abouts)

@@ -25,8 +25,8 @@ class Candidate:
         family: the family's name in `stories.txt`.
         why: the reason for the guess, with {hidden} in place of the masked word.
         cue: the words of the filler in lower case.
-        right: the right words for the gap with this filler; `stories.txt` lists these words after
-            the filler.
+        right: the right words for the gap with this filler. In `stories.txt`, these words follow
+            the filler and a colon.
         fits: the right words of all fillers of the family, and the words that `stories.txt` lists
             after "+". The words after "+" fit the gap with any filler.
     """

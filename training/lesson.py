@@ -13,13 +13,14 @@ consists of letters, is not a function word, and is not in the sentence. Its pro
 or more, and exceed the second guess's probability by at least 0.0005. Each rule first searches
 sentences whose first guess has a probability of 5% or more, and then all other sentences.
 
-- *second*: a sentence for the card about masking a word. This sentence is from another family than
-  the lesson's sentence, and its missing word looks at another word. Of such qualifying sentences,
-  the rule chooses the sentence with the largest weight. No other card may use *second*.
+- *second*: a sentence for the card about masking a word. *second* and the lesson's sentence are
+  from different families, and their missing words look at different words. Of such qualifying
+  sentences, the rule chooses the sentence with the largest weight. No other card may use *second*.
 - *neighbour*: the head with the largest mean weight on the previous or the next token, over the
-  pool. In the lesson's sentence, the query is the word that looks at the filler's word in this
-  head. The rule also chooses a replacement word. In `stories.txt`, this word is part of a filler of
-  another family. If this word replaces the filler's word, the weight must change by less than 0.08.
+  pool. In this head, the query is the word of the lesson's sentence that looks at the filler's
+  content word. The rule also chooses a replacement word. In `stories.txt`, this word is part of a
+  filler of another family. If the replacement word replaces the filler's content word, the weight
+  must change by less than 0.08.
 - *other*: another head for the lesson's sentence. In this head, the missing word looks most at
   another content word, with a weight of 0.4 or more. The head is not the head of *neighbour*. The
   rule prefers heads in the layer of the lesson's head, and then the head with the largest weight.

@@ -9,9 +9,9 @@ compared these settings in two trials of 2,000 steps, one for each setting. In t
 model did not learn senses. We tested both models on the examples that are held out for choosing
 models. The results hardly differ. With "base", the model predicted 15.5% of masked tokens and 17.9%
 of masked words; with "word", it predicted 15.8% of masked tokens and 17.8% of masked words. In the
-test of `training.copying`, one word of each example is masked. With "base", the model's guess was
-another content word of the example in 0.4% of the examples, and the right word in 1.6%. With
-"word", these shares were 0.2% and 2.1%.
+test of `training.copying`, one word of each example is masked. With "base", the model guessed
+another content word of the same example in 0.4% of the examples, and guessed the masked word in
+1.6% of the examples. With "word", these shares were 0.2% and 2.1%.
 
 `make dictionary` makes the encoder in three runs. After the first run, the encoder predicted only
 17.6% of masked tokens, so the second run continues from this encoder; the learning rate rises and
@@ -22,20 +22,21 @@ guess was another content word of the example in 4.4% of the examples. After the
 share was 2.5%. When a model learns more about the topics of texts, it more often guesses words that
 are already in the text.
 
-The second fault is full stops. The encoder often guessed a full stop just before the full stop at
-the end of a reader's sentence. The reason is that WordNet's examples end without a full stop, so in
-training a full stop mostly followed an abbreviation.
+The second fault is misplaced full stops. The encoder often guessed a full stop just before the full
+stop at the end of a reader's sentence. The reason is that WordNet's examples end without a full
+stop, so in training a full stop mostly followed an abbreviation.
 
-So the third run, which is short, uses `in_sight` against repetition and `ended` against full stops.
-After this run, the encoder predicted 18.9% of masked tokens. Then we took the mean of two sets of
-weights: the weights before the third run and the weights after it. The encoder with the mean
-weights predicts 19.3% of masked tokens, and this is the encoder that comes with qkv. We chose it
-among four candidates. For this choice, we compared the candidates on the same examples on which the
-results in the model's card are measured.
+So the third run, which is short, uses two settings: `in_sight` is meant to reduce repetition, and
+`ended` is meant to reduce misplaced full stops. After this run, the encoder predicted 18.9% of
+masked tokens. Then we took the mean of two sets of weights: the weights before the third run and
+the weights after it. The encoder with the mean weights predicts 19.3% of masked tokens, and this is
+the encoder that comes with qkv. We chose it among four candidates. For this choice, we compared the
+candidates on the same examples on which the results in the model's card are measured.
 
 We also tried `in_sight` without `ended`, in a trial of 1,400 steps at 3e-4. The model predicted
-19.1% of masked tokens, and its guess was another content word of the example in 1.4% of the
-examples. But it guessed full stops even more often than after the second run.
+19.1% of masked tokens. In 1.4% of the examples, the model guessed another content word of the
+example instead of the masked word. But it guessed full stops even more often than after the second
+run.
 """
 
 from __future__ import annotations

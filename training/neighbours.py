@@ -55,10 +55,10 @@ class Table:
         self.values: Array = np.log1p(rates).astype(np.float32)
 
     def row(self, context: int, target: int | None = None) -> tuple[Array, Array, float] | None:
-        """Return the words that occur in a context, their log ratios, and a correction.
+        """Return the words that occur in a context, their log ratios, and a term for `target`.
 
-        The correction must be added to the log ratio of the word `target`. It removes one
-        occurrence of this word, because the counts include the text that is being learned.
+        The term must be added to the log ratio of the word `target`. It removes one occurrence of
+        this word, because the counts include the text that is being learned.
         """
         at = int(np.searchsorted(self._contexts, context))
         if at == len(self._contexts) or self._contexts[at] != context:

@@ -115,11 +115,11 @@ class Unseen(Masked):
 
 
 class Taught:
-    """Learn the guesses of a teacher for masked words; the teacher combines a model with counts.
+    """Learn a teacher's guesses for masked words.
 
-    The teacher's guess is the product of the model's probabilities and the probabilities from the
-    counts. Visible content words get probability 0. The target distribution is a mixture of the
-    teacher's guess and the masked word.
+    The teacher's guess is the product of a model's probabilities and the probabilities that
+    `training.neighbours` computes from counts of neighbouring words. Visible content words get
+    probability 0. The target distribution is a mixture of the teacher's guess and the masked word.
 
     Args:
         objective: the objective that chooses the masked words.
@@ -259,10 +259,11 @@ class Uses:
 class Senses(Stateless):
     """Pull a word's vector towards the definition of its sense, and away from other definitions.
 
-    Most senses have no example sentence. If only example sentences were drawn, the definitions of
-    these senses would occur only as wrong answers. Therefore some draws consist of a word and its
-    own definition, with half of the definition masked. Training adds the log frequency of each
-    drawn sense to the logits, so that the vectors need not learn this frequency.
+    Most senses have no example sentence. If each step drew only example sentences, the definitions
+    of senses without examples would be wrong answers, but never the right answer. Therefore some
+    draws consist of a word and its own definition, with half of the definition masked. Training
+    adds the log frequency of each drawn sense to the logits, so that the vectors need not learn
+    this frequency.
 
     Args:
         sentences: the uses from which a step draws.

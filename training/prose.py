@@ -187,8 +187,8 @@ def copying(model: qkv.Model, seed: int = 0) -> dict[str, Any]:
 
     Returns:
         "tokens": the number of tokens that occur twice; "first" and "second": the loss of a token
-        in the first and in the second copy, in nats; "heads": (layers, heads) the mean weight on
-        the token after the earlier copy.
+        in the first and in the second copy, in nats; "heads": an array (layers, heads) of each
+        head's mean weight from a token to the token after this token's earlier copy.
 
     Source:
         Olsson et al. 2022, "In-context Learning and Induction Heads".

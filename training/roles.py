@@ -1,4 +1,4 @@
-"""Find the heads of a model that have a role, by a rule and on held-out examples.
+"""Find the heads of a model that have a role: apply a rule to weights on held-out examples.
 
 `python -m training.roles MODEL` prints these heads. MODEL is the folder or the name of a model. If
 MODEL is omitted, the script measures the default model.
@@ -26,8 +26,8 @@ pair of unrelated words: the words at the same positions of another sentence. If
 the pair is masked, the query word of the unrelated pair is masked as well. Punctuation does not
 count as a position. Before any measurement, we chose three relations: *verb and object*,
 *preposition and noun* and *article and noun*. Then we measured the heads on the examples kept for
-choosing models. With these results known, we chose the other relations of `training.pairs`, and
-decided to mask words.
+choosing models. We knew these results when we chose the other relations of `training.pairs`, and
+when we decided to mask words.
 """
 
 from __future__ import annotations

@@ -78,7 +78,8 @@ class Found:
         median: if the edit removes a head, the median of `drop` over all heads. For the median,
             each head is removed alone from this sentence's run.
         looks: in the ablated head, the word to which the gap attends most, and its weight.
-        alike: whether masking the word in `looks` leads to the same guess.
+        alike: whether the first guess after masking the word in `looks` is the same as after
+            ablating the head.
     """
 
     candidate: Candidate

@@ -33,7 +33,7 @@ from training import command, everyday
 from training.wordnet import FOLDER, KEPT, WordNet, documents, read
 
 ENTRIES = 16_384
-WHOLE = 0.85  # whole words fill at least this share of the vocabulary: 13,926 entries
+WHOLE = 0.85  # the minimum share of whole words in the vocabulary: 13,926 of 16,384 entries
 OF_FORMS = 0.25  # score of a word: its count + OF_FORMS * the count of all its forms together
 _SPECIAL = 5  # [PAD], [UNK], [CLS], [SEP] and [MASK]
 

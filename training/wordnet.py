@@ -118,7 +118,7 @@ class WordNet:
         return min(found - {word}, key=lambda base: (len(base), base), default=word)
 
     def uses(self, twelfth: int | None = None) -> Iterator[Use]:
-        """Return a use for each example in part `twelfth` that contains a word of its synset.
+        """Return a `Use` for each example with a word of its synset; search part `twelfth`.
 
         If `twelfth` is None, search the training examples (see `may_learn`). If an example contains
         several words of its synset, the longest compound is used. If none of these words is a

@@ -84,7 +84,7 @@ class Batches:
         return pieces[:fits]
 
     def compute(self, pieces: Sequence[QueuedText]) -> None:
-        """Compute the vectors of texts. Texts whose encoders have the same `kind` form a batch."""
+        """Compute the vectors of texts, in one batch for each `kind` of encoder."""
         for alike in _alike(pieces, lambda piece: piece.request.encoder.kind):
             self._compute(alike)
 

@@ -24,7 +24,8 @@ class Limits:
         sources: the maximum number of source texts of one trace. An edit can copy activations from
             a source text. Each source text needs its own forward pass.
         new_tokens: the maximum number of new tokens of one completion.
-        answer: the maximum number of bytes of a trace, or of completions with logprobs or echo.
+        answer: the maximum number of bytes of an answer that contains a trace, logprobs or an echo
+            of the prompt.
         waiting: the maximum number of requests that wait to be computed.
         batch_tokens: the approximate number of tokens in a batch.
         streams: between two batches, the server computes one piece for each of at most this

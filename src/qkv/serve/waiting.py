@@ -81,7 +81,7 @@ class Texts(Single):
             the text or its ids (T,).
         encoder: the encoder that computes the vectors.
         dimensions: how many dimensions of each vector to keep; None for all.
-        whole: whether a text is refused if it would be truncated.
+        whole: if true, a text that is too long is refused; otherwise it is truncated.
         tokens: the number of tokens per text; 0 until the text is tokenized.
         total: the sum of `tokens`.
         vectors: the computed vectors, (n, width).

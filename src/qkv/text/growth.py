@@ -16,9 +16,9 @@ _WORD = 1000  # The maximum number of characters in a word. Long words take long
 # For each kind of rule, the maximum number of characters that may replace one character.
 _MOST = {"normalizer": 10_000, "pre_tokenizer": 16, "decoder": 16}
 
-# For each rule, the maximum number of characters that replace one character. The Unicode
-# tables give these numbers; the number for ByteLevel is the largest number of bytes that one
-# character has in UTF-8.
+# For each rule, the maximum number of characters that replace one character. Most of these
+# numbers come from the Unicode tables. ByteLevel has the number 4, because a character has at
+# most four bytes in UTF-8.
 _FACTORS = {
     **{"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12},
     **{"ByteLevel": 4, "Metaspace": 2},

@@ -126,9 +126,9 @@ class Tokenizer:
         """Cut two texts into one row of tokens, as models read a pair of texts.
 
         Returns:
-            The ids (T,), the segments (T,), and a list with the number of each token's text.
+            The ids (T,), the segments (T,), and a list that says which text each token is from.
             The segment of a token is its row in the segment table.
-            The number of a token's text is 0 or 1, or None for a special token.
+            In the list, 0 means `first`, 1 means `second`, and None means a special token.
 
         Raises:
             TypeError: a text is not a string.

@@ -95,7 +95,12 @@ class AttentionInputs:
         self.offset = int(np.ravel(offset)[0])
 
     def start(self, name: str, of: str = "qkv") -> None:
-        """Record that the vectors in `of` (such as "kv") are computed from the array `name`."""
+        """Record the array from which queries, keys or values are computed.
+
+        Args:
+            name: the name of the array.
+            of: one letter for each kind of vector; for example, "kv" means keys and values.
+        """
         self.x |= dict.fromkeys(of, name)
         for part, letter in (("q_proj", "Q"), ("k_proj", "K"), ("v_proj", "V"), ("out_proj", "O")):
             for kind, short in (("weight", "W"), ("bias", "b")):
@@ -125,8 +130,8 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
         trace: a model's trace of one text.
         layer: the layer; -1 is the last.
         head: the head.
-        model: the model. If no model is given, Q, K and V are taken from the trace, and after the
-            heads the walk continues only as far as the trace has numbers.
+        model: the model. If no model is given, the walk takes Q, K and V from the trace. After the
+            heads, it then has only the steps whose numbers are in the trace.
 
     Raises:
         IndexError: `layer` or `head` is out of range.

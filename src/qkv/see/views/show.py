@@ -68,8 +68,8 @@ class ShowView(OneText):
 
         `weights` is None if only the largest weights of each query were kept. Each link
         connects two words, and each word has one entry in `movement`. If subwords are shown
-        separately, each subword counts as a word. `from` and `to` are positions of tokens: the
-        first token of each word.
+        separately, each subword counts as a word. In a link, `from` is the position of the first
+        token of the query's word, and `to` is the position of the first token of the key's word.
         """
         moved = self.movement
         return {

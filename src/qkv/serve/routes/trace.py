@@ -263,7 +263,7 @@ def wanted_of(model: Model, body: TraceBody, changes: "Changes") -> Wanted:
     """Return the requested parts of the answer.
 
     Raises:
-        Refused: 400, if this model, text and edits do not allow one of the requested parts.
+        Refused: 400, if the model, the text or the edits make a requested part impossible.
     """
     counts = [layer.attn.num_heads for layer in model.layers]
     layers = _chosen("layers", body.layers, len(counts))
