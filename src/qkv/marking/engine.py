@@ -261,7 +261,7 @@ class Marking:
     def whole_numbers(self, case: Case, remedy: str) -> None:
         """Test integer inputs: a function may refuse them, but must not truncate its results."""
         run = self.call(case)
-        # `out += x` with an integer `out` raises a UFuncTypeError; this is a mistake, no refusal
+        # `out += x` with an integer `out` raises a UFuncTypeError; this is a mistake, not a refusal
         kinds = [kind.__name__ for kind in type(run.error).__mro__]
         if run.error is not None and "UFuncTypeError" not in kinds:
             error = in_words(run.error)
