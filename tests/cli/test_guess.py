@@ -80,11 +80,11 @@ def test_the_default_model_guesses_in_a_process_of_its_own() -> None:
         ((TEXT, "--ablate", "0.x"), "0.x: write LAYER.HEAD, for example 0.3"),
         (
             (TEXT, "--ablate", "2.0"),
-            "ablate names layer 2, but the model has 2 layers, numbered 0 to 1",
+            "`ablate` names layer 2, but the model has 2 layers, numbered 0 to 1",
         ),
         (
             (TEXT, "--ablate", "0.3"),
-            "ablate names head 3, but layer 0 has 3 heads, numbered 0 to 2",
+            "`ablate` names head 3, but layer 0 has 3 heads, numbered 0 to 2",
         ),
         ((TEXT, "--ablate", "\u0660.\u0661"), "write LAYER.HEAD, for example 0.3"),
         (

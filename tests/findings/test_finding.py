@@ -145,7 +145,7 @@ def test_what_is_no_record_is_refused(model: qkv.Model) -> None:
         ({"claim": None}, "^finding: claim is NoneType, not a string"),
         ({"claim": "\ud800"}, "^finding: claim has the lone surrogate"),
         ({"hide": "dog"}, "^finding: `hide` has 'dog', which is in no text"),
-        ({"ablate": [(9, 0)]}, "^finding: ablate names layer 9"),
+        ({"ablate": [(9, 0)]}, "^finding: `ablate` names layer 9"),
         ({"model": qkv.load("random")}, "^finding: random has no head, so it cannot predict"),
     ],
 )

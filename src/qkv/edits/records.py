@@ -72,6 +72,8 @@ Hide = str | int | Iterable[str | int | tuple[int, ...]]
 Edit = Mapping[Any, Any] | Sequence[Mapping[str, Any]] | None
 
 _EDGE = ("query", "key", "layer", "head")
+# The sources of the records that are made from `hide=` and `ablate=`.
+_HIDE, _ABLATE = "`hide`", "`ablate`"
 
 
 class Record(NamedTuple):
@@ -81,7 +83,8 @@ class Record(NamedTuple):
         fields: the fields of the schema, including "op". A record made from `hide=` may have a
             word as its token. A record made from `hide=` or `ablate=` may have negative positions,
             layers and heads, which count from the end.
-        source: the name of the record in error messages: "hide", "ablate", or "edit[2] (mask)".
+        source: the name of the record in error messages: "`hide`", "`ablate`", or
+            "edit[2] (mask)".
     """
 
     fields: Mapping[str, Any]
@@ -95,7 +98,12 @@ class Record(NamedTuple):
     @property
     def is_argument(self) -> bool:
         """Whether the record was made from `hide=` or `ablate=`."""
-        return self.source in ("hide", "ablate")
+        return self.source in (_HIDE, _ABLATE)
+
+    @property
+    def is_hide_argument(self) -> bool:
+        """Whether the record was made from `hide=`."""
+        return self.source == _HIDE
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +226,7 @@ def _ablated(ablate: Any, call: str) -> list[Record]:
             fields["head"] = int(numbers[1])
         if isinstance(ablate, Mapping):
             fields["with"] = ablate[pair]
-        records.append(Record(fields, "ablate"))
+        records.append(Record(fields, _ABLATE))
     return records
 
 
@@ -243,5 +251,5 @@ def _masked(hide: Any, call: str) -> list[Record]:
                 "numbers, and edges as (query, key), (query, key, layer) or "
                 "(query, key, layer, head)"
             )
-        records.append(Record(fields, "hide"))
+        records.append(Record(fields, _HIDE))
     return records

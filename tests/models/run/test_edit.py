@@ -451,7 +451,7 @@ def test_places_that_are_still_to_come_may_be_hidden(tmp_path):
     [
         (
             {"ablate": {(0, 1): "mean"}},
-            r"generate: ablate has \"mean\" for \(0, 1\), but the mean is unknown until",
+            r"generate: `ablate` has \"mean\" for \(0, 1\), but the mean is unknown until",
         ),
         ({"edit": {("z", 0): abs}, "trace": True}, "generate: trace and edit cannot be combined"),
         (
@@ -547,15 +547,15 @@ def test_nothing_is_left_behind_in_the_model(double):
         (
             {"ablate": [(2, 0)]},
             ValueError,
-            "ablate names layer 2, but the model has 2 layers, numbered 0 to 1",
+            "`ablate` names layer 2, but the model has 2 layers, numbered 0 to 1",
         ),
-        ({"ablate": [(-3, 0)]}, ValueError, "ablate names layer -3"),
+        ({"ablate": [(-3, 0)]}, ValueError, "`ablate` names layer -3"),
         (
             {"ablate": [(0, 3)]},
             ValueError,
-            "ablate names head 3, but layer 0 has 3 heads, numbered 0 to 2",
+            "`ablate` names head 3, but layer 0 has 3 heads, numbered 0 to 2",
         ),
-        ({"ablate": [(0, -4)]}, ValueError, "ablate names head -4"),
+        ({"ablate": [(0, -4)]}, ValueError, "`ablate` names head -4"),
         ({"ablate": (0, 1)}, TypeError, r"`ablate` has 0: write \(layer, head\) pairs"),
         ({"ablate": 3}, TypeError, "`ablate` has 3: write"),
         ({"ablate": [(0, 1, 2)]}, TypeError, r"`ablate` has \(0, 1, 2\)"),
@@ -578,12 +578,12 @@ def test_nothing_is_left_behind_in_the_model(double):
         (
             {"hide": [(1, 2, 2)]},
             ValueError,
-            "hide names layer 2, but the model has 2 layers, numbered 0 to 1",
+            "`hide` names layer 2, but the model has 2 layers, numbered 0 to 1",
         ),
         (
             {"hide": [(1, 2, 0, 3)]},
             ValueError,
-            "hide names head 3, but layer 0 has 3 heads, numbered 0 to 2",
+            "`hide` names head 3, but layer 0 has 3 heads, numbered 0 to 2",
         ),
         (
             {"hide": [(9, 2)]},
@@ -598,13 +598,17 @@ def test_nothing_is_left_behind_in_the_model(double):
             "`hide` has position 9 but no text has more than 9 tokens: give -9 to 8, or a word$",
         ),
         ({"hide": -10}, ValueError, "`hide` has position -10"),
-        ({"ablate": {(0, 1): "men"}}, ValueError, r"ablate has 'men' for \(0, 1\): write \"zero\""),
+        (
+            {"ablate": {(0, 1): "men"}},
+            ValueError,
+            r"`ablate` has 'men' for \(0, 1\): write \"zero\"",
+        ),
         (
             {"ablate": {(0, 1): np.ones(12)}},
             ValueError,
-            r"ablate has an array \(12,\) for \(0, 1\), but a head's output has the shape \(4,\)",
+            r"`ablate` has an array \(12,\) for \(0, 1\), but a head's output has the shape \(4,\)",
         ),
-        ({"ablate": {(0, 1): ["a"]}}, TypeError, r"ablate\[\(0, 1\)\]|ablate has <U1"),
+        ({"ablate": {(0, 1): ["a"]}}, TypeError, r"`ablate`\[\(0, 1\)\]|`ablate` has <U1"),
         ({"edit": [("z", 0)]}, TypeError, r"edit\[0\] is \('z', 0\): give a record, as "),
         (
             {"edit": 3},
@@ -659,7 +663,7 @@ def test_nothing_is_left_behind_in_the_model(double):
             "summarise edited weights",
         ),
         ({"ablate": [(None, 0)]}, TypeError, r"`ablate` has \(None, 0\)"),
-        ({"ablate": [(2, None)]}, ValueError, "ablate names layer 2"),
+        ({"ablate": [(2, None)]}, ValueError, "`ablate` names layer 2"),
         (
             {"hide": (3, 1)},
             TypeError,

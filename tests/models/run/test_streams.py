@@ -162,8 +162,8 @@ def test_a_stream_warns_once_of_all_that_was_cut(small):
         (TEXTS, {"edit": {("z", 0): ["a"]}}, TypeError, "trace_stream: `edit` has <U1 for"),
         (TEXTS, {"edit": {("z", 9): abs}}, KeyError, "trace_stream: .* there is no layer 9"),
         (TEXTS, {"edit": {("z", 0): "zero"}}, TypeError, "trace_stream: `edit` has 'zero'"),
-        (TEXTS, {"ablate": [(9, 0)]}, ValueError, "trace_stream: ablate names layer 9"),
-        (TEXTS, {"hide": [(0, 1, 9)]}, ValueError, "trace_stream: hide names layer 9"),
+        (TEXTS, {"ablate": [(9, 0)]}, ValueError, "trace_stream: `ablate` names layer 9"),
+        (TEXTS, {"hide": [(0, 1, 9)]}, ValueError, "trace_stream: `hide` names layer 9"),
         (
             TEXTS,
             {"ablate": {(0, 1): "mean"}},

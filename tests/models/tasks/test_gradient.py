@@ -178,7 +178,7 @@ def test_an_encoder_at_its_mask():
             ValueError,
             "function that edits ln_final.hook_scale, but this derivative is not known",
         ),
-        ({"ablate": [(0, 9)]}, ValueError, "ablate names head 9"),
+        ({"ablate": [(0, 9)]}, ValueError, "`ablate` names head 9"),
         ({"hide": 12}, ValueError, "`hide` has"),
         ({"of": {}}, ValueError, "`of` is empty: give an activation"),
         (

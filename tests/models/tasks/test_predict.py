@@ -245,7 +245,7 @@ def test_a_model_without_a_tokenizer_hides_places(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"ablate": [(2, 0)]}, ValueError, "ablate names layer 2, but the model has 2"),
+        ({"ablate": [(2, 0)]}, ValueError, "`ablate` names layer 2, but the model has 2"),
         ({"ablate": [(0, "1")]}, TypeError, r"`ablate` has \(0, '1'\)"),
         (
             {"hide": "dog"},

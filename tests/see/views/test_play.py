@@ -296,7 +296,7 @@ def test_an_array_becomes_a_record(small: qkv.Model) -> None:
     [
         ({"hide": "dog"}, "play: `hide` has 'dog', which is in no text: the words are the, cat"),
         ({"hide": [9]}, "play: `hide` has position 9 but no text has more than 9 tokens"),
-        ({"ablate": [(9, 0)]}, "play: ablate names layer 9, but the model has "),
+        ({"ablate": [(9, 0)]}, "play: `ablate` names layer 9, but the model has "),
         (
             {"edit": {("z", 0): np.copy}},
             r"play: `edit` has a function for blocks\.0\.attn\.hook_z, but",

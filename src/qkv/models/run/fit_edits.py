@@ -84,13 +84,13 @@ def fit(
     # If several records scale attention scores, only the last of these records has an effect.
     scales = [record for record in records if record.op == "scale"]
     for record in (*(record for record in records if record.op != "scale"), *scales[-1:]):
-        if record.source != "hide" and record.op in OPS:
+        if not record.is_hide_argument and record.op in OPS:
             _check_tokens(record, texts, first, call)
             OPS[record.op](plan, record)
-    hides = [hide_value(record) for record in records if record.source == "hide"]
+    hides = [hide_value(record) for record in records if record.is_hide_argument]
     limits = [sum(pair) for pair in zip(lengths, more or [0] * len(texts), strict=True)]
     masking = _Masking(call, texts, limits, reader.known_subwords, first, absent)
-    others = (record for record in records if record.source != "hide" and record.op in _HIDES)
+    others = (record for record in records if not record.is_hide_argument and record.op in _HIDES)
     asked: dict[str, Sequence[Any]] = {
         "edit": list(dict.fromkeys((*plan.changes, *changes))),
         "ablate": sorted((layer, head) for layer, own in plan.ablated.items() for head in own),
@@ -320,7 +320,7 @@ def plain(
             )
         records.append({"op": "set", "at": at[0], "layer": layer, "value": change[0].tolist()})
     for record in (_in_model(record, body, call) for record in edits.records):
-        if record.source != "hide":
+        if not record.is_hide_argument:
             records.append({name: _as_json(value) for name, value in record.fields.items()})
             continue
         masking = _Masking(call, [text], [len(text)], reader.known_subwords)

@@ -325,7 +325,7 @@ def trace_stream(
     tracer = _Tracer(model, edits, layers, names, top_k, logits)
     check(edits, model.network, model.reader)
     tracer.absent = absent = {
-        hide_value(record) for record in edits.records if record.source == "hide"
+        hide_value(record) for record in edits.records if record.is_hide_argument
     }
     in_batches = batches(texts, batch_size)
 
