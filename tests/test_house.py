@@ -61,7 +61,7 @@ STEPS = {
         {"kernel", "threads"},
         {"activation"},
         {"packing"},
-        {"linear", "norm", "training"},
+        {"linear", "norm", "loss", "adamw"},
         {""},
     ],
     "layers": [

@@ -13,7 +13,7 @@ from qkv.arrays import Array
 from qkv.layers.base import starts_of
 from qkv.learn import Masked, Words, words_loss
 from qkv.learn.network import Network
-from qkv.ops.training import cross_entropy
+from qkv.ops.loss import cross_entropy
 from qkv.see.analysis.words import is_function_word
 from qkv.text import Tokenizer
 from qkv.trace.recorder import texts_and_positions

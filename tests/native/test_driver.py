@@ -18,8 +18,9 @@ from attend.cases import Case
 from attend.drawn import BFLOAT16, F16, F32, draw
 from attend.support import numbers
 from qkv.ops.activation import activate, activation_grad
+from qkv.ops.adamw import adamw
+from qkv.ops.loss import cross_entropy
 from qkv.ops.norm import norm_grad
-from qkv.ops.training import adamw, cross_entropy
 
 from . import writer
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from qkv.ops.activation import ACTIVATIONS, activate, activation_grad
+from qkv.ops.adamw import adamw, gradient_norm
 from qkv.ops.kernel import BODIES, compiled, set_num_threads
 from qkv.ops.linear import linear_grad
+from qkv.ops.loss import cross_entropy
 from qkv.ops.norm import norm_grad
-from qkv.ops.training import adamw, cross_entropy, gradient_norm
 
 from .support import Array, numbers
 

@@ -8,9 +8,10 @@ import torch
 from transformers.activations import QuickGELUActivation
 
 from qkv.ops.activation import activation_grad
+from qkv.ops.adamw import adamw
 from qkv.ops.linear import linear_grad
+from qkv.ops.loss import cross_entropy
 from qkv.ops.norm import norm_grad
-from qkv.ops.training import adamw, cross_entropy
 
 Array = np.ndarray[Any, Any]
 TYPES = [(np.float32, 2e-6), (np.float64, 1e-12)]

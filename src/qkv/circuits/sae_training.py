@@ -10,8 +10,9 @@ from qkv.arrays import Array, Arrays
 from qkv.circuits.inputs import MOST_POSITIONS, rows_of
 from qkv.learn.optimizer import Schedule
 from qkv.models.model import Model
+from qkv.ops.adamw import adamw
 from qkv.ops.linear import linear, linear_grad
-from qkv.ops.training import adamw, cross_entropy
+from qkv.ops.loss import cross_entropy
 from qkv.progress import progress
 
 BATCH = 1024  # The number of tokens per training step.

@@ -15,7 +15,8 @@ from qkv.learn.run_folder import (
 )
 from qkv.learn.tokenizer import train_tokenizer
 from qkv.models.untrained import fresh_model
-from qkv.ops.training import adamw, cross_entropy
+from qkv.ops.adamw import adamw
+from qkv.ops.loss import cross_entropy
 from qkv.signals import Interrupted
 
 __all__ = [

@@ -10,7 +10,7 @@ from qkv.arrays import Array, whole_number
 from qkv.layers.base import starts_of
 from qkv.learn.corpus import Source
 from qkv.learn.network import Network
-from qkv.ops.training import cross_entropy
+from qkv.ops.loss import cross_entropy
 from qkv.text import Tokenizer
 from qkv.text.tokenized import is_piece, plain_tokens
 from qkv.text.tokenizer import MASKS

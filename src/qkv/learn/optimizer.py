@@ -7,7 +7,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.learn.network import Network
-from qkv.ops.training import adamw, gradient_norm
+from qkv.ops.adamw import adamw, gradient_norm
 
 
 @dataclass(eq=False, repr=False)

@@ -15,7 +15,7 @@ from qkv.models.run.edited_run import CANNOT
 from qkv.models.run.inputs import ids_given
 from qkv.models.run.truncation import Truncator, callers
 from qkv.models.tasks.trace import trace
-from qkv.ops.training import cross_entropy
+from qkv.ops.loss import cross_entropy
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import marks_blanks, plain_tokens, told_unknown
 from qkv.text.tokenizer import check_text
