@@ -55,7 +55,8 @@ class ChosenHead:
         layer: the layer.
         head: the head.
         link: the head's strongest link; None if the head has no link. If the head was chosen for
-            its effect on a gap, the link has the largest weight from the gap.
+            its effect on the guess at a gap, this is the link with the largest weight among the
+            links whose query is the gap.
         reason: a clause that says why this head is shown; a sentence may follow the clause.
         stands_out: whether the head stands out from all others; None if the caller chose the head.
         headline: a sentence with further information about the head; may be empty.

@@ -1,4 +1,4 @@
-"""Panels drawn in a terminal, line by line, with the capabilities of the terminal."""
+"""Panels drawn in a terminal, line by line, with the colours and characters that it supports."""
 
 from __future__ import annotations
 

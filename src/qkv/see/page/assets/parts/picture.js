@@ -342,8 +342,8 @@ function pixelsOf(canvas, at) {
 // ---- a pen that writes SVG
 
 /**
- * A pen that writes SVG into `node`. The page draws with the pen as with the 2D context of a canvas; the pen has only the
- * functions that the page calls.
+ * A pen that writes SVG into `node`. The page calls it like the 2D context of a canvas; the pen has only the functions
+ * that the page calls.
  * @param {number} width
  * @param {number} height
  */
