@@ -5,9 +5,9 @@ from importlib import import_module
 import click
 
 from qkv.cli.check import check
-from qkv.cli.common import Program, debug_option
 from qkv.cli.conform import conform
 from qkv.cli.encode import encode
+from qkv.cli.errors import Program, debug_option
 from qkv.cli.findings import publish, verify
 from qkv.cli.generate import generate
 from qkv.cli.machine import bench, info

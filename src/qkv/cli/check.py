@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qkv.cli.common import FAILED, json_option, print_json, tell, writable
+from qkv.cli.errors import FAILED
+from qkv.cli.options import json_option, writable
+from qkv.cli.output import print_json, tell
 from qkv.visible import visible
 
 if TYPE_CHECKING:
@@ -229,7 +231,7 @@ def _print_table(table: "ClassTable") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from qkv.cli.common import console
+    from qkv.cli.output import console
 
     screen = console()
     points = Table(box=None, pad_edge=False)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from qkv.cli.common import json_option, model_option, print_json, say, writable
+from qkv.cli.options import json_option, model_option, writable
+from qkv.cli.output import print_json, say
 from qkv.files import replacing
 from qkv.text.lines import Lines, lines_of, read_lines
 

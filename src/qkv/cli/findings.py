@@ -2,7 +2,9 @@
 
 import click
 
-from qkv.cli.common import FAILED, json_option, print_json, tell
+from qkv.cli.errors import FAILED
+from qkv.cli.options import json_option
+from qkv.cli.output import print_json, tell
 from qkv.cli.views import page_options, present
 from qkv.visible import visible
 

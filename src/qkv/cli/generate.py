@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from qkv.cli.common import json_option, print_json, writer_option
+from qkv.cli.options import json_option, writer_option
+from qkv.cli.output import print_json
 from qkv.visible import visible
 
 # The characters that are escaped on a terminal: control characters, line separators and characters

@@ -6,7 +6,8 @@ from importlib import import_module
 
 import click
 
-from qkv.cli.common import console, json_option, print_json, tell
+from qkv.cli.options import json_option
+from qkv.cli.output import console, print_json, tell
 from qkv.visible import visible
 
 NO_KERNEL = """\

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from qkv.cli.common import model_option, say
+from qkv.cli.options import model_option
+from qkv.cli.output import say
 
 
 @click.command()

@@ -4,7 +4,8 @@ from typing import Any
 
 import click
 
-from qkv.cli.common import json_option, print_json, say
+from qkv.cli.options import json_option
+from qkv.cli.output import print_json, say
 
 
 @click.command()

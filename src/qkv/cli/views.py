@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qkv.cli import common
+from qkv.cli.options import ablate_option, hide_option, json_option, model_option, writable
+from qkv.cli.output import console, print_json, say
 from qkv.extras import need
 
 if TYPE_CHECKING:
@@ -54,9 +55,9 @@ def _view_command(make: "Callable[..., View]") -> Any:
 
     shared = [
         *(_which(name, "that stands out") for name in ("layer", "head")),
-        *(common.model_option, common.json_option, _stretch_option),
+        *(model_option, json_option, _stretch_option),
         *(
-            click.option(f"--{kind}", metavar="FILE", callback=common.writable(*endings), help=text)
+            click.option(f"--{kind}", metavar="FILE", callback=writable(*endings), help=text)
             for kind, endings, text in _FILES
         ),
         _open_option,
@@ -70,7 +71,7 @@ def page_options(default: str) -> Callable[..., Any]:
         "-o",
         "--output",
         metavar="FILE",
-        callback=common.writable(".html", ".htm"),
+        callback=writable(".html", ".htm"),
         default=default,
         help=f"Where to write the page. Default: {default}.",
     )
@@ -88,13 +89,13 @@ def present(
     for kind, path in files.items():
         if path is not None:
             getattr(view, f"to_{kind}")(path)
-            common.say(f"wrote {path}")
+            say(f"wrote {path}")
     if open_page:
         _open_in_browser(view, files.get("html"))
     if as_json:
-        common.print_json(view.to_dict())
+        print_json(view.to_dict())
     else:
-        view.print(common.console())
+        view.print(console())
 
 
 def _open_in_browser(view: "View", path: str | None) -> None:
@@ -104,9 +105,9 @@ def _open_in_browser(view: "View", path: str | None) -> None:
     if path is None:
         path = str(Path(tempfile.mkdtemp(prefix="qkv-"), "view.html"))
         view.to_html(path)
-        common.say(f"wrote {path}")
+        say(f"wrote {path}")
     if not webbrowser.open(Path(path).resolve().as_uri()):
-        common.say(f"no browser was found: open {path}")
+        say(f"no browser was found: open {path}")
 
 
 @click.command()
@@ -178,9 +179,9 @@ def compare(text_a: str, text_b: str, **options: Any) -> "View":
 @click.command()
 @click.argument("text", required=False)
 @page_options("qkv-play.html")
-@common.hide_option("Open the page")
-@common.ablate_option("Open the page")
-@common.model_option
+@hide_option("Open the page")
+@ablate_option("Open the page")
+@model_option
 def play(text: str | None, output: str, open_page: bool, **options: Any) -> None:
     """Write a page that runs a model on TEXT, and in which readers can edit the computation.
 
@@ -202,11 +203,11 @@ def play(text: str | None, output: str, open_page: bool, **options: Any) -> None
     "-o",
     "--output",
     metavar="FILE",
-    callback=common.writable(*_KINDS),
+    callback=writable(*_KINDS),
     help="Also write the view to a file: a page (.html) or a picture (.png, .svg).",
 )
 @_stretch_option
-@common.json_option
+@json_option
 @_open_option
 def replay(
     run: str, text: str, output: str | None, as_json: bool, open_page: bool, **options: Any
@@ -221,10 +222,10 @@ def replay(
 @click.command()
 @click.argument("text", required=False)
 @click.option("--top", type=click.IntRange(1), default=5, help="The number of words. Default: 5.")
-@common.hide_option("Guess once more")
-@common.ablate_option("Guess once more")
-@common.model_option
-@common.json_option
+@hide_option("Guess once more")
+@ablate_option("Guess once more")
+@model_option
+@json_option
 def guess(text: str | None, top: int, as_json: bool, **options: Any) -> None:
     """Guess the likeliest words for the gaps [MASK] or _ in TEXT; a decoder guesses the next word.
 

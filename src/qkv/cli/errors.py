@@ -1,28 +1,20 @@
-"""The options, one-line errors and exit codes of all commands."""
+"""The one-line errors and the exit codes of all commands."""
 
 import difflib
 import errno
-import json
 import os
-import re
 import signal
 import sys
-import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import click
 
-from qkv.files import check_target
+from qkv.cli.output import complain
 from qkv.signals import Interrupted, answering, leave
 from qkv.visible import visible
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 FAILED, BAD_REQUEST = 1, 2
 
@@ -126,106 +118,6 @@ debug_option = click.option(
     callback=_remember_debug,
     help="Show the whole traceback of an error.",
 )
-
-
-def writable(*suffixes: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """Make a callback that checks whether the file of an option can be written."""
-
-    def check(context: click.Context, parameter: click.Parameter, path: str | None) -> str | None:
-        if path is None:
-            return None
-        if Path(path).suffix.lower() not in suffixes:
-            raise click.BadParameter(f"{path}: the name must end in {' or '.join(suffixes)}")
-        try:
-            with tempfile.TemporaryFile(dir=check_target(path).parent):
-                pass
-        except OSError as error:
-            reason = f"{path} cannot be written: {error.strerror}" if error.errno else str(error)
-            raise click.BadParameter(reason) from None
-        return path
-
-    return check
-
-
-def _named_model(names: str, default: str) -> Callable[..., Any]:
-    """Make the option `--model`; its help lists example names and the default model."""
-    return click.option(
-        "--model",
-        metavar="NAME",
-        help=f"A folder, a short name ({names}) or a Hub id. Default: QKV_MODEL, else {default}, "
-        "which comes with qkv.",
-    )
-
-
-_HEAD = re.compile(r"([0-9]+)\.([0-9]+)")
-
-
-def _heads(
-    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
-) -> list[tuple[int, int]]:
-    """Parse each LAYER.HEAD into a pair of numbers."""
-    heads: dict[tuple[int, int], None] = {}
-    for value in values:
-        match = _HEAD.fullmatch(value)
-        if match is None:
-            raise click.BadParameter(f"{value}: write LAYER.HEAD, for example 0.3")
-        heads[int(match[1]), int(match[2])] = None
-    return list(heads)
-
-
-def hide_option(does: str) -> Callable[..., Any]:
-    """Make the option `--hide WORD`; its help text begins with the value of `does`."""
-    about = f"{does} with WORD masked; may be given repeatedly."
-    return click.option("--hide", multiple=True, metavar="WORD", help=about)
-
-
-def ablate_option(does: str) -> Callable[..., Any]:
-    """Make the option `--ablate LAYER.HEAD`; its help text begins with the value of `does`."""
-    about = f"{does} without this head, for example 0.3; may be given repeatedly."
-    return click.option(
-        "--ablate", multiple=True, metavar="LAYER.HEAD", callback=_heads, help=about
-    )
-
-
-model_option = _named_model("books, books-decoder, minilm, random", "books")
-writer_option = _named_model("books-decoder", "books-decoder")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
-
-
-def console() -> "Console":
-    """Return a rich console for standard output; a closed pipe raises a BrokenPipeError."""
-    from rich.console import Console
-
-    from qkv.see.draw.terminal import with_a_width
-
-    class Stdout(Console):
-        def on_broken_pipe(self) -> NoReturn:
-            raise BrokenPipeError
-
-    return with_a_width(Stdout(highlight=False))
-
-
-def print_json(data: Any) -> None:
-    """Print data as one line of JSON; escape letters that the stream cannot encode."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    text = json.dumps(data, ensure_ascii=not encoding.lower().startswith("utf"), allow_nan=False)
-    click.echo("".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text))
-
-
-def say(message: str) -> None:
-    """Print a progress message to standard error."""
-    complain(click.get_current_context().command_path, message)
-
-
-def complain(path: str, message: str) -> None:
-    """Print a message to standard error, on one line and without control characters."""
-    with suppress(OSError):  # the terminal is closed, or the disk is full
-        click.echo(f"{path}: {visible(message.strip())}", err=True)
-
-
-def tell(line: str = "") -> None:
-    """Print lines to standard output, without control characters."""
-    click.echo(visible(line, "\n"))
 
 
 def _path(context: click.Context) -> str:
