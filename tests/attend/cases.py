@@ -11,7 +11,7 @@ from .support import BFLOAT16, FLOATS, Array
 
 class Case(NamedTuple):
     arrays: tuple[Array, Array, Array]
-    options: dict[str, Any]  # attn_mask too
+    options: dict[str, Any]  # including attn_mask
 
 
 def _sub_shape(draw: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -52,7 +52,7 @@ def _layout(draw: Any, x: Array) -> Array:
 def cases(draw: Any, *, long: bool = False) -> Case:
     """Draw one call, often with NaN in masked keys, masked values and padded queries.
 
-    With `long`, the call has many queries or many keys, so that the work is cut into blocks.
+    With `long`, the call has so many queries or keys that its work is split into blocks.
     """
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     dtype = draw(st.sampled_from(FLOATS))

@@ -1,7 +1,7 @@
-"""Random calls of attention from a seed, with all arguments and with the block sizes of kernels.
+"""Random calls of attention drawn from a seed, with all arguments and sizes near kernel blocks.
 
 In `cases.py`, hypothesis draws small calls, which it can shrink. The calls of this file are large,
-and are drawn fast enough for thousands of tests.
+and drawing them is fast enough for thousands of tests.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from .support import BFLOAT16, Array
 
 F16, F32, F64 = (np.dtype(f"f{size}") for size in (2, 4, 8))
 ADDED = [F32, F32, F64, F16, BFLOAT16]  # types of masks, biases, sinks and slopes
-CELLS = 60_000  # the largest L * S * heads, roughly: a thousand calls take seconds
+CELLS = 60_000  # roughly the largest L * S * heads, so that 1,000 calls take seconds
 SIZES = [1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 32, 33, 40, 48, 64, 64, 65, 80, 96, 100, 128, 129]
 
 
@@ -25,7 +25,7 @@ def draw(
     types: tuple[Any, ...] = (F32, F32, F32, F32, F32, F16, BFLOAT16, F64),
     cells: int = CELLS,
 ) -> Case:
-    """Draw the call that belongs to `seed`."""
+    """Draw one call; the same `seed` always gives the same call."""
     rng = np.random.default_rng(seed)
     dtype = np.dtype(_one(rng, types))
     lead, kv_heads, group, L, S = _shape(rng, _one(rng, kinds), cells)
@@ -36,7 +36,7 @@ def draw(
     heads = kv_heads * group
 
     fronts = [lead] * 3
-    if lead and rng.random() < 0.15:  # one array keeps `lead`; the others may have less
+    if lead and rng.random() < 0.15:  # one array keeps `lead`; the others broadcast to it
         keeper = rng.integers(3)
         fronts = [lead if x == keeper else _part(rng, lead) for x in range(3)]
     shapes = [(heads, L, d), (kv_heads, S, d), (kv_heads, S, dv)]
@@ -90,7 +90,7 @@ def _shape(
     elif kind == "prefill":
         L = int(_one(rng, [17, 28, 29, 63, 64, 65, 127, 130, 200, 257, rng.integers(17, 301)]))
         S = L if rng.random() < 0.5 else int(_one(rng, [1, 7, 31, 64, 255, 256, 257, 300, 400]))
-    else:  # ragged: anything goes
+    else:  # ragged: any two lengths
         L, S = int(rng.integers(1, 80)), int(rng.integers(1, 300))
     while L * S * kv_heads * group * int(np.prod(lead)) > cells:
         if lead:
@@ -119,8 +119,8 @@ def _options(
 ) -> dict[str, Any]:
     options: dict[str, Any] = {}
     cells = (*lead, heads, L, S)
-    share = _one(rng, [0.1, 0.25, 0.4])  # how many of the arguments are given
-    lowest = rng.random() < 0.15  # a mask of finfo.min and not of -inf
+    share = _one(rng, [0.1, 0.25, 0.4])  # the probability that an argument is given
+    lowest = rng.random() < 0.15  # whether a mask holds finfo.min instead of -inf
 
     def given() -> bool:
         return bool(rng.random() < share)
@@ -178,16 +178,16 @@ def _options(
 
 
 def _pattern(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Which cells are left: here and there, in runs, or all but whole rows and columns."""
+    """Draw a boolean mask: random cells, runs of keys, few keys, all cells, or blind queries."""
     way = rng.integers(5)
     if way == 0 or not shape:
         return np.asarray(rng.random(shape) < _one(rng, [0.05, 0.5, 0.9]))
-    if way == 1:  # a run of keys, of its own length in each row
+    if way == 1:  # one run of keys for each query, of its own length
         begin = rng.integers(0, shape[-1] + 1, (*shape[:-1], 1))
         end = begin + rng.integers(0, shape[-1] + 1, (*shape[:-1], 1))
         j = np.arange(shape[-1])
         return np.asarray((j >= begin) & (j < end))
-    if way == 2:  # most keys hidden from every query
+    if way == 2:  # most keys are masked for every query
         return np.broadcast_to(rng.random(shape[-1]) < 0.3, shape).copy()
     if way == 3:
         return np.ones(shape, bool)
@@ -206,7 +206,7 @@ def _of_rows(rng: np.random.Generator, lead: tuple[int, ...], least: int, most: 
 
 
 def _shrunk(hidden: Array, shape: tuple[int, ...]) -> Array:
-    """Reduce `hidden` to the `shape` of a broadcast array: True where all copies are hidden."""
+    """Reduce `hidden` to the `shape` of a broadcast array: True where all copies are masked."""
     axes = tuple(range(hidden.ndim - len(shape)))
     hidden = hidden.all(axis=axes)
     kept = tuple(x for x, size in enumerate(shape) if size == 1)
@@ -247,7 +247,7 @@ def _laid_out(rng: np.random.Generator, x: Array, cells: bool = False) -> Array:
     gap = True if x.dtype == bool else np.nan
     if way < 0.15 and x.ndim > 2:  # (..., T, H, d)
         return np.ascontiguousarray(x.swapaxes(-3, -2)).swapaxes(-3, -2)
-    if way < 0.3 and x.ndim > 1:  # a part of something larger
+    if way < 0.3 and x.ndim > 1:  # a slice of a larger array
         sizes = [size + int(rng.integers(0, 4)) for size in x.shape]
         larger = np.full(sizes, gap, x.dtype)
         part = tuple(slice(0, size) for size in x.shape)
@@ -259,7 +259,7 @@ def _laid_out(rng: np.random.Generator, x: Array, cells: bool = False) -> Array:
         return larger[..., ::2, :]
     if way < 0.4 and x.ndim > 1:
         return np.ascontiguousarray(x[..., ::-1, :])[..., ::-1, :]
-    if way < (0.5 if cells else 0.44) and x.ndim > 1:  # the last axis is not the innermost
+    if way < (0.5 if cells else 0.44) and x.ndim > 1:  # the last axis is not contiguous
         return np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)
     if way < (0.54 if cells else 0.46) and x.ndim:
         return np.ascontiguousarray(x[..., ::-1])[..., ::-1]

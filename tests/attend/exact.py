@@ -9,9 +9,9 @@ import numpy as np
 
 from .loops import Array, Loops
 
-# How certain a number in the result of a call is.
+# The certainties of a number in the results of a call.
 NEAR, NEAR_OR_NAN, NOT_FINITE, ANYTHING = range(4)
-HIDES = 1e30  # scores below -HIDES have the weight 0: tolerances do not count them
+HIDES = 1e30  # scores below -HIDES get weight 0, so tolerances ignore them
 
 
 class Exact(NamedTuple):
@@ -36,7 +36,7 @@ def visible(
     key_lengths: Any = None,
     **_: Any,
 ) -> Array:
-    """Return which keys each query may see, as booleans `(..., Hq, L, S)`."""
+    """Return the keys that each query may see, as booleans `(..., Hq, L, S)`."""
     lead = np.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
     L, S = query.shape[-2], key.shape[-2]
     cells = (*lead, *query.shape[-3:-2], L, S)
@@ -78,7 +78,7 @@ def attention(
     scale: float | None = None,
     **rules: Any,
 ) -> Exact:
-    """Return what `loops.attention` returns without `rows`, and how certain each number is."""
+    """Return the results of `loops.attention` for all queries, and the certainty of each number."""
     query, key, value = (np.asarray(x).astype(np.float64) for x in (query, key, value))
     seen = visible(query, key, value, attn_mask, q_offset=q_offset, bias=bias, **rules)
     heads, L, S = (1, 1, 1, *seen.shape)[-3:] if query.ndim > 2 else (1, *seen.shape)
@@ -117,10 +117,10 @@ def attention(
     total = np.exp(scores - base).sum(axis=-1)
     total = total + np.exp(extra[..., None, :] - base).sum(axis=-1)
     lse = base[..., 0] + np.log(total)
-    weights = np.exp(scores - base) / total[..., None]  # a large lse would swallow log(total)
+    weights = np.exp(scores - base) / total[..., None]  # exp(scores - lse) may lose log(total)
     weights[~seen] = 0
 
-    # A query that sees no key has the output 0. A query that sees a NaN has the output NaN.
+    # The output of a query is 0 if it sees no key, and NaN if it sees a NaN in a value.
     any_seen = seen.any(axis=-1)
     finite = np.isfinite(value)
     out = weights @ np.where(finite, value, 0)
@@ -165,7 +165,7 @@ class _Steps:
 
 
 def _of_rows(given: Any, L: int, S: int, cells: tuple[int, ...]) -> Array:
-    """Return an argument that has a number for each row, broadcastable to `(..., Hq, L, S)`."""
+    """Return an argument such as `q_offset` as integers that broadcast to `(..., Hq, L, S)`."""
     if given is None or isinstance(given, str):
         given = S - L if given == "end" else 0
     numbers = np.asarray(given, np.int64)
@@ -173,7 +173,7 @@ def _of_rows(given: Any, L: int, S: int, cells: tuple[int, ...]) -> Array:
 
 
 def settled(actual: Array, expected: Array, certainty: Array) -> Array:
-    """Return `actual` with uncertain numbers replaced, so that all can be compared exactly."""
+    """Return `actual` with its allowed deviations replaced, for a comparison with `expected`."""
     actual = np.asarray(actual).astype(np.float64)
     free = (
         (certainty == ANYTHING)

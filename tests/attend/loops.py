@@ -99,7 +99,7 @@ def attention(
     key_lengths: Any = None,
     rows: Any = None,
 ) -> Loops:
-    """Compute scores, weights, output and log-sum-exp, one query and one key after the other.
+    """Compute scores, weights, output and log-sum-exp, for one query and one key at a time.
 
     `rows` are the indices of the queries to compute; None for all queries.
     """

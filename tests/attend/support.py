@@ -1,4 +1,4 @@
-"""Inputs for the tests of attention, and comparisons with the loops within the tolerances."""
+"""Inputs of the tests of attention, and comparisons of results with `loops.py`."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,13 +19,13 @@ FLOATS = [np.dtype(np.float16), BFLOAT16, np.dtype(np.float32), np.dtype(np.floa
 # The largest relative error of rounding to the nearest number.
 HALF_ROUNDING = {np.dtype(np.float16): 2.0**-11, BFLOAT16: 2.0**-8}
 
-# For tests whose result does not depend on the backend: tests of the helpers of tests, tests whose
-# processes choose a backend, and tests of float64, which NumPy computes with every backend.
+# For tests whose result does not depend on the backend: tests of test helpers, tests whose
+# subprocesses choose a backend, and tests of float64, which NumPy computes with every backend.
 ON_ONE_BACKEND = pytest.mark.usefixtures("best_backend_alone")
 
 
 def each_backend(backends: Sequence[str] = BACKENDS) -> Iterator[str]:
-    """Select one backend after the other in a test whose expected results take long to compute."""
+    """Select each backend in turn, in a test whose expected results take long to compute."""
     with pytest.MonkeyPatch.context() as patch:
         for backend in backends:
             patch.setenv("QKV_BACKEND", backend)
@@ -63,7 +63,7 @@ def accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def tolerances(expected: loops.Loops, dtype: np.dtype[Any]) -> tuple[float, float, float]:
-    """Return the largest errors of outputs and weights, and the relative one of log-sum-exps."""
+    """Return the allowed errors of outputs and weights, and the relative error of log-sum-exps."""
     if dtype == np.float64:
         weight = 1e-13 + 2.0**-52 * expected.largest_score
         return weight * expected.largest_value, weight, 1e-13
@@ -98,7 +98,7 @@ def assert_lse(lse: Array, expected: loops.Loops, dtype: np.dtype[Any]) -> None:
     assert lse.dtype == accumulator(dtype)
     assert lse.dtype.isnative
     size = np.where(np.isfinite(expected.lse), np.maximum(1, np.abs(expected.lse)), 1)
-    # A small score may be the sum of large products: it then has their rounding errors.
+    # A small score may be the sum of large products, and then has their rounding errors.
     rounding = 0 if dtype == np.float64 else 2.0**-24 * expected.largest_score
     assert_near(lse, expected.lse, tolerances(expected, dtype)[2] * size + rounding, "lse")
 
@@ -116,7 +116,7 @@ def assert_weights(weights: Array, expected: loops.Loops, dtype: np.dtype[Any]) 
 
 
 def agree(query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any) -> loops.Loops:
-    """Compare all results of attention with those of the loops, and return the latter."""
+    """Compare all results of attention with the results of the loops; return the loops' results."""
     expected = loops.attention(query, key, value, attn_mask, **options)
     dtype = np.asarray(query).dtype.newbyteorder("=")
     call = (query, key, value, attn_mask)

@@ -64,7 +64,7 @@ def test_types_that_are_not_computed_are_refused_by_name(dtype: type) -> None:
 
 
 def _transposed(x: np.ndarray) -> np.ndarray:
-    """Return a copy whose order in memory is the usual (B, T, H, d)."""
+    """Return a copy whose memory layout is (B, T, H, d), as in most models."""
     return np.ascontiguousarray(x.swapaxes(-3, -2)).swapaxes(-3, -2)
 
 

@@ -10,7 +10,7 @@ from .support import FLOATS, qkv_arrays, tolerances
 
 
 def decode(cache: qkv.KVCache, arrays: tuple, pieces: list[int], **options: object) -> np.ndarray:
-    """Compute attention for one piece after the other, and join the outputs."""
+    """Compute attention piece by piece, and join the outputs."""
     query, key, value = arrays
     outs, start = [], 0
     for size in pieces:
@@ -81,8 +81,8 @@ def test_a_window_bounds_what_is_kept() -> None:
 
 @pytest.mark.parametrize("window", [None, (3, 0)])
 def test_ragged_rows(window: tuple | None) -> None:
-    # The number of tokens that each step appends to each row. A step is as long as its longest
-    # row; NaN fills the shorter rows.
+    # Each step appends this number of tokens to each row. NaN pads the shorter rows to the
+    # length of the longest row.
     steps = [[4, 1, 0], [1, 1, 2], [0, 3, 1], [2, 2, 2], [1, 0, 3]]
     totals = np.sum(steps, axis=0)
     query, key, value = qkv_arrays((3,), L=max(totals), S=max(totals))
@@ -134,7 +134,7 @@ def test_ragged_rows_outlast_what_a_window_drops() -> None:
 
 
 def most_kept(cache: qkv.KVCache, tokens: int, rows: int) -> float:
-    """Append tokens one by one; return the largest memory for keys per row, counted in keys."""
+    """Append tokens one by one; return the peak memory for keys, in keys per row."""
     key = np.ones((rows, 4, 1, 32), np.float32)
     most = 0
     for i in range(tokens):
@@ -148,8 +148,8 @@ def most_kept(cache: qkv.KVCache, tokens: int, rows: int) -> float:
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_memory_over_a_long_text(rows: int) -> None:
-    # The cache holds twice the 128 keys, so that it does not move them at each step. Its memory
-    # grows by 256 keys.
+    # The window needs 128 keys. The cache has room for twice as many, so that it does not move
+    # them at each step; the room is a multiple of 256 keys.
     assert most_kept(qkv.KVCache(window=(127, 0)), 3000, rows) == 256
     assert 3000 * 13 // 14 <= most_kept(qkv.KVCache(), 3000, rows) <= 2 * 3000
 

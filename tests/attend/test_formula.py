@@ -1,4 +1,4 @@
-"""Tests of calls without options: results computed manually, and sizes of several blocks."""
+"""Tests of the formula: results by hand, shapes, scales, and calls that span several blocks."""
 
 import math
 
@@ -107,7 +107,7 @@ def test_scores_of_ten_thousand(size: float, dtype: type) -> None:
 
 
 def test_scores_of_ten_thousand_in_every_block() -> None:
-    # The last score is the largest, so earlier sums must be scaled down to almost 0.
+    # For the first query, the scores rise, so each block scales the earlier sums down to almost 0.
     key = np.linspace(-1, 1, 1500, dtype=np.float32)[:, None]
     query = np.array([[1e4], [-1e4]], np.float32)
     agree(query, key, numbers((1500, 2)), scale=1.0)
@@ -119,7 +119,7 @@ def test_halves_are_summed_in_float32() -> None:
         value = np.ones_like(value)
         out = qkv.attention(np.zeros_like(query[:2]), key, value)
         assert (out == 1).all(), "a sum of 3,000 equal weights in half precision would stop growing"
-        # The products are 5.8e6, and the largest float16 is 65504.
+        # Each dot product is 5.8e6, and the largest float16 is 65504.
         big = np.full((2, 64), 300).astype(_dtype(dtype))
         small = np.array([[1.0], [3.0]]).astype(_dtype(dtype))
         assert (qkv.attention(big, big, small) == 2).all()
@@ -171,7 +171,7 @@ def test_sizes_that_are_cut_into_blocks_in_float64(name: str) -> None:
 
 def _agree_in_some_rows(name: str, dtype: type) -> None:
     # The 1,100 x 1,400 scores in float32 take several MB, which is more than any block, and the
-    # last block is not full. The loops compute some of the rows. Padding holds NaN.
+    # last block is not full. The loops compute only some rows. Padding holds NaN.
     options = dict(EVERYTHING[name])
     key_lengths = options.get("key_lengths", 1400)
     L, S = (1400, 1400) if name == "causal" else (1100, 1400)

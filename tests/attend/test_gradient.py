@@ -34,7 +34,7 @@ def _is_extreme(option: Any) -> bool:
 def slope_along(
     arrays: tuple[np.ndarray, ...], grad_out: np.ndarray, options: dict[str, Any], name: str
 ) -> tuple[float, np.ndarray]:
-    """Return the slope of `total` in a random direction of one input, and the direction."""
+    """Return the finite-difference slope of `total` along a random direction, and the direction."""
     given = dict(zip(("query", "key", "value"), arrays, strict=True)) | options
     here = np.asarray(given[name], F64)
     direction = numbers(here.shape, 7, F64)
@@ -87,7 +87,7 @@ def finite(array: np.ndarray) -> np.ndarray:
 def terms(
     arrays: Any, grad_out: np.ndarray, options: dict[str, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weights, and the size of the terms that the gradients of scores add."""
+    """Return the weights, and the sizes of the terms whose sums are the gradients of scores."""
     query, key, value = map(finite, arrays)
     out, weights = qkv.attention(query, key, value, **options, return_weights=True)
     weights = np.nan_to_num(weights)
@@ -205,7 +205,7 @@ def test_other_types_agree_with_float64(dtype: type) -> None:
 def test_scores_that_lose_their_digits_in_the_log_sum_exp(size: float) -> None:
     query, key, value = qkv_arrays(heads=4, kv_heads=2, L=30, S=40, d=6, dtype=F32)
     mask = np.zeros((30, 40), F32)
-    mask[3] = np.finfo(F32).min  # only lowest numbers: all keys have the same weight
+    mask[3] = np.finfo(F32).min  # every score becomes the lowest number: all weights are equal
     mask[4, 5:] = -5000
     grad_out = numbers((2, 4, 30, 3), 1, F32)
     query[1] *= size  # log-sum-exps of hundreds

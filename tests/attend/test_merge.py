@@ -88,7 +88,7 @@ def test_a_nan_shows() -> None:
     spoiled[1] = np.nan
     merged, _ = qkv.merge_attention(out, lse, spoiled, lse)
     assert (np.isnan(merged).all(axis=-1) == [False, True, False]).all()
-    merged, _ = qkv.merge_attention(out, lse, spoiled, lse - 1000)  # its share underflows to 0
+    merged, _ = qkv.merge_attention(out, lse, spoiled, lse - 1000)  # its weight underflows to 0
     assert (np.isnan(merged).all(axis=-1) == [False, True, False]).all()
     merged, total = qkv.merge_attention(out, lse, out, np.array([0.0, np.nan, 0.0]))
     assert (np.isnan(merged).all(axis=-1) == [False, True, False]).all()

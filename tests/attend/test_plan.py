@@ -41,7 +41,7 @@ def test_a_rule_that_changes_nothing_leaves_the_bits(case: str, dtype: type) -> 
     query = (query * CASES[case].get("query", 1)).astype(dtype)
     value = (value * CASES[case].get("value", 1)).astype(dtype)
     out, lse = qkv.attention(query, key, value, return_lse=True)
-    # All keys are real, so `key_lengths` must not change the result.
+    # No key is padding, so `key_lengths` must not change the result.
     limited, limited_lse = qkv.attention(
         query, key, value, key_lengths=key.shape[-2], return_lse=True
     )

@@ -1,4 +1,4 @@
-"""Tests of 2,000 random calls with all arguments, which are the same in each run.
+"""Tests of 2,000 random calls with all arguments; the calls are the same in each run.
 
 The best backend computes every call, and the other backends take turns.
 """
@@ -52,7 +52,7 @@ def test_random_settings(start: int) -> None:
 
 
 def _agree(case: Case, seed: int, expected: exact.Exact) -> None:
-    """Make the call with one choice of results, and compare it with the expected results."""
+    """Make the call with one choice of outputs, and compare the outputs with `expected`."""
     dtype = case.arrays[0].dtype.newbyteorder("=")
     ways: list[dict[str, Any]] = [
         {"return_lse": True},

@@ -14,8 +14,8 @@ from .support import ON_ONE_BACKEND
 
 pytestmark = pytest.mark.attack
 
-# Each input has its own read-only pages, and the pages before and after are inaccessible. The
-# input begins at the start of its pages, or ends at their end.
+# Each input has its own read-only memory pages, between two inaccessible pages. The input begins
+# at the start of its pages, or ends at their end.
 FENCES = """
 import ctypes, faulthandler, mmap, os, sys
 
@@ -117,7 +117,7 @@ def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@ON_ONE_BACKEND  # the process of the test runs every backend
+@ON_ONE_BACKEND  # the test's subprocess runs every backend
 def test_not_a_byte_beside_the_inputs_is_touched() -> None:
     result = _run(FENCES + CALLS, *BACKENDS)
     assert result.returncode == 0, result.stdout + result.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""Tests of the number of threads: how it is set, and that results do not depend on it."""
+"""Tests of setting the number of threads, which does not affect results."""
 
 import os
 import re
@@ -125,7 +125,7 @@ def _source() -> str:
     return os.path.dirname(os.path.dirname(qkv.__file__))
 
 
-@ON_ONE_BACKEND  # the processes of the test run every backend
+@ON_ONE_BACKEND  # the test's subprocesses run every backend
 def test_threads_of_the_environment_give_the_same_bits() -> None:
     digests = set()
     for ours, theirs in (("1", "1"), ("2", "1"), ("2", "2")):
@@ -227,7 +227,7 @@ def test_calls_from_many_threads_at_once() -> None:
 
 
 def test_the_threads_of_numpy_itself_are_as_they_were() -> None:
-    # The setting is restored whichever thread calls, and whichever call ends last.
+    # Calls restore NumPy's setting, whichever thread calls and whichever call ends last.
     arrays = _big()
     qkv.set_num_threads(2)
     with threadpool_limits(2):

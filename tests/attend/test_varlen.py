@@ -89,7 +89,7 @@ def test_two_lengths_need_an_offset() -> None:
     for word in ("start", "end", "4", "9"):
         assert word in str(caught.value)
     with pytest.raises(ValueError, match="varlen_attention"):
-        qkv.varlen_attention(*packed([3, 4], [4, 3]), is_causal=True)  # the totals agree
+        qkv.varlen_attention(*packed([3, 4], [4, 3]), is_causal=True)  # the total lengths are equal
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_views_are_read_where_they_stand() -> None:
     ("which", "wrong", "kind"),
     [
         ("query", [1, 3, 4, 4, 9, 11], ValueError),  # does not begin at 0
-        ("query", [0, 3, 2, 4, 9, 11], ValueError),  # falls
+        ("query", [0, 3, 2, 4, 9, 11], ValueError),  # decreases
         ("query", [0, 3, 4, 4, 9, 10], ValueError),  # ends before the last row
         ("query", [0, 3, 4, 4, 9, 12], ValueError),  # ends after the last row
         ("key", [0, 4, 10, 12, 12, 15], ValueError),

@@ -32,7 +32,7 @@ def packed(
     d: int = 6,
     dv: int = 5,
 ) -> tuple[np.ndarray, ...]:
-    """Draw query, key, value and grad_out, and return the first rows of sequences too."""
+    """Draw query, key, value and grad_out; return them with the cumulative lengths of sequences."""
     starts, key_starts = (np.cumsum([0, *lengths]) for lengths in (queries, keys))
     return (
         numbers((starts[-1], heads, d), 0, dtype),
@@ -177,7 +177,7 @@ def test_finite_differences(name: str) -> None:
     given = {"query": query, "key": key, "value": value, **{n: OPTIONS[n] for n in PER_HEAD}}
 
     def total(inputs: dict[str, Any]) -> float:
-        """Sum `out * grad_out` with the loops, one sequence after the other."""
+        """Sum `out * grad_out` over all sequences, with outputs from the loops."""
         per_head = {n: inputs[n] for n in PER_HEAD}
         sums = 0.0
         for (a, b), (c, d) in zip(pairwise(starts), pairwise(key_starts), strict=True):
@@ -308,7 +308,7 @@ def test_arrays_are_read_where_they_stand() -> None:
 
 
 @pytest.mark.attack
-@ON_ONE_BACKEND  # the process of the test runs every backend
+@ON_ONE_BACKEND  # the test's subprocess runs every backend
 def test_memory_grows_with_the_rows_and_not_with_the_longest() -> None:
     if not os.path.exists("/proc/self/status"):
         pytest.skip("the peak is read from /proc")
