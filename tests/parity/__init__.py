@@ -1,1 +1,1 @@
-"""Against torch, transformers and onnxruntime: `make parity`."""
+"""Tests that compare qkv with torch, transformers and other libraries: `make parity`."""

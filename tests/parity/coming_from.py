@@ -1,4 +1,4 @@
-"""The rows of docs/coming-from.md, and what each is held against: torch, on random models."""
+"""The rows of docs/coming-from.md, and their expected results from torch on random models."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from .models import made
 from .sentences import SPECIAL, tokenizer
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "coming-from.md"
-BOUND = 1e-5  # of the largest value
+BOUND = 1e-5  # relative to the largest value
 LAYERS, HEADS, D = 3, 4, 32
 END = "<|endoftext|>"
 WIDE = {"intermediate_size": 4 * D}
-DECODERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {  # tests are of the first
+DECODERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {  # the tests use the first
     "gpt2": (GPT2LMHeadModel, GPT2Config, {}),
     "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig, WIDE),
     "llama": (LlamaForCausalLM, LlamaConfig, WIDE | {"num_key_value_heads": 2}),
@@ -51,17 +51,17 @@ ROW = re.compile(r"^\*\*(\d+)\.\*\* (.+?) \*([^*]+):\*$", re.M | re.S)
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the page: a task, and how it is done in another library and in ours."""
+    """A row of the page: a task, and the code for it in another library and in qkv."""
 
     task: str
     library: str
     theirs: str
     ours: str
-    reason: str  # why ours needs more statements, where it does
+    reason: str  # why qkv's code has more statements than theirs, or empty
 
 
 def page() -> tuple[str, dict[int, Row]]:
-    """Our set-up, and the rows by their numbers."""
+    """Return qkv's set-up code, and the rows by number."""
     text = PAGE.read_text(encoding="utf-8")
     starts = [*ROW.finditer(text)]
     ends = [*(start.start() for start in starts[1:]), len(text)]
@@ -79,7 +79,7 @@ def page() -> tuple[str, dict[int, Row]]:
 
 
 def setups() -> dict[str, str]:
-    """What the rows of each other library rest on."""
+    """Return each other library's set-up code, which its rows rely on."""
     text = PAGE.read_text(encoding="utf-8")
     begin = text[: next(ROW.finditer(text)).start()]
     found = re.findall(r"\*([^*]+):\*\n\n```python\n(.*?)^```$", begin, re.M | re.S)
@@ -87,7 +87,7 @@ def setups() -> dict[str, str]:
 
 
 def assigned(code: str) -> list[str]:
-    """The names that assignments outside functions give values to, in their order, `_` left out."""
+    """Return the names assigned outside functions, in order, without `_`."""
 
     def walk(node: ast.AST) -> Iterator[ast.AST]:
         if not isinstance(node, ast.FunctionDef):
@@ -103,7 +103,7 @@ def assigned(code: str) -> list[str]:
 
 
 def flat(targets: list[ast.expr]) -> list[ast.expr]:
-    """What is assigned to, tuples taken apart."""
+    """Return the targets of assignments, with tuples unpacked."""
     return [
         one
         for target in targets
@@ -112,7 +112,7 @@ def flat(targets: list[ast.expr]) -> list[ast.expr]:
 
 
 def statements(code: str) -> int:
-    """How many there are, those inside functions too; imports and docstrings do not count."""
+    """Count the statements, also inside functions, without imports and docstrings."""
 
     def counts(node: ast.AST) -> bool:
         docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -124,7 +124,7 @@ def statements(code: str) -> int:
 
 
 def check_form(row: Row) -> None:
-    """No private name, no loop over layers, no more statements than theirs without a reason."""
+    """Reject private names, loops over layers, and more statements than theirs without a reason."""
     for node in ast.walk(ast.parse(row.ours)):
         name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
         assert name == "_" or not name.startswith("_"), name
@@ -142,7 +142,7 @@ EXPECTED: dict[int, Expected] = {}
 
 
 def row(number: int) -> Callable[[Expected], Expected]:
-    """Marks what gives a row's result with torch: an array, or arrays by their names."""
+    """Mark the function that computes a row's result with torch: an array, or arrays by name."""
 
     def mark(expected: Expected) -> Expected:
         assert number not in EXPECTED, number
@@ -153,9 +153,9 @@ def row(number: int) -> Callable[[Expected], Expected]:
 
 
 class Theirs:
-    """Random models of transformers with tokenizers, and the page run on what they saved.
+    """Random models of transformers with tokenizers, and the results of the page's code on them.
 
-    `text`, `texts` and whatever else the page's set-up names are attributes.
+    `text`, `texts` and other variables of the page's set-up are attributes.
     """
 
     text: str
@@ -196,21 +196,21 @@ class Theirs:
         self.__dict__.update({name: names[name] for name in Theirs.__annotations__})
         self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "decoder")
         self.encoder_tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "encoder")
-        self.found: dict[int, Any] = {}  # of each row what it assigned
+        self.found: dict[int, Any] = {}  # the values that each row assigned, or its error
         for number, one in sorted(self.rows.items()):
             try:
                 exec(one.ours, names)
                 self.found[number] = {name: names[name] for name in assigned(one.ours)}
-            except Exception as error:  # of one row, whose own test raises it
+            except Exception as error:  # the row's own test raises it
                 self.found[number] = error
         self.names = names
 
     def ids(self, text: str) -> torch.Tensor:
-        """The decoder's ids (1, T) of a text."""
+        """Return the decoder's ids (1, T) of a text."""
         return torch.tensor(self.tokenizer(text).input_ids)[None]
 
     def encoder_ids(self, text: str) -> torch.Tensor:
-        """The encoder's ids (1, T) of a text, with [CLS] and [SEP]."""
+        """Return the encoder's ids (1, T) of a text, with [CLS] and [SEP]."""
         return torch.tensor(self.encoder_tokenizer(text).input_ids)[None]
 
     def seen(
@@ -220,10 +220,10 @@ class Theirs:
         ids: torch.Tensor | None = None,
         changes: Mapping[tuple[str, int], Change] = MappingProxyType({}),
     ) -> dict[tuple[str, int], torch.Tensor]:
-        """What the decoder computes of these on its way, of every layer, and ("logits", 0).
+        """Return the decoder's named activations of every layer, and its logits as ("logits", 0).
 
-        Of the page's text, or of another or of ids (1, T), with changes on the way. Gradients flow
-        through it, and are kept.
+        The input is the page's text, another text or ids (1, T); `changes` edits activations. The
+        activations retain their gradients.
         """
         ids = self.ids(self.text if text is None else text) if ids is None else ids
         found: dict[tuple[str, int], torch.Tensor] = {}
@@ -245,7 +245,7 @@ class Theirs:
         return found
 
     def hold(self, number: int) -> None:
-        """The row's form, and its numbers."""
+        """Check the form of a row and its numbers."""
         row, found = self.rows[number], self.found[number]
         check_form(row)
         if isinstance(found, Exception):
@@ -263,7 +263,7 @@ class Theirs:
 
 
 def autoencoder(folder: Path) -> dict[str, torch.Tensor]:
-    """The parameters of a random sparse autoencoder, in a folder as SAELens writes it."""
+    """Save a random sparse autoencoder in SAELens's format, and return its parameters."""
     draw = torch.Generator().manual_seed(4)
     shapes = {"W_enc": (D, 3 * D), "W_dec": (3 * D, D), "b_enc": (3 * D,), "b_dec": (D,)}
     found = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
@@ -280,14 +280,14 @@ def autoencoder(folder: Path) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two numbers, which is as exact as the larger of them."""
+    """The number `high - low`, whose error is relative to `high`, not to the difference."""
 
     high: torch.Tensor
     low: torch.Tensor
 
 
 def near(found: Any, expected: Any, what: str) -> None:
-    """Equal shapes and values, but for `BOUND` times the largest value."""
+    """Assert equal shapes and values, up to `BOUND` times the largest value."""
     if isinstance(expected, Difference):
         near(found + float(expected.low), expected.high, what)
         return
@@ -308,7 +308,7 @@ def near(found: Any, expected: Any, what: str) -> None:
 
 
 def byte_pairs(words: list[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer of GPT-2's kind, to which each of these is one token behind a space."""
+    """Return a tokenizer like GPT-2's, to which a space and one of `words` are one token."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     made.decoder = decoders.ByteLevel()

@@ -1,6 +1,6 @@
-"""What every parity test wants of torch and transformers: quiet, and one thread each.
+"""Settings of torch and transformers for every parity test: no messages, one thread, one seed.
 
-Two libraries whose idle threads wait for work by spinning slow each other down several times over.
+Idle threads of two libraries wait by spinning, and so slow each other down several times over.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The families of decoders and encoders in transformers, and small models of each to compare."""
+"""Families of decoders and encoders in transformers, with configurations of small models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class Family:
     """Classes of transformers, and the configurations in which their models are compared.
 
     The names of the classes begin with `prefix`. The first class is compared in every
-    configuration; the others too if `every` is set, and otherwise in the first configuration.
+    configuration. The other classes are too if `every` is set; otherwise they are compared in the
+    first configuration only.
     """
 
     prefix: str
@@ -32,7 +33,7 @@ class Family:
         return getattr(transformers, self.prefix + suffix)
 
     def config_of(self, name: str, **others: Any) -> Any:
-        """The configuration of that name, as an object of transformers."""
+        """Return the transformers config of this name, in which `others` override values."""
         return self.class_of(self.config)(**self.sizes | self.configs[name] | others)
 
 
@@ -69,7 +70,7 @@ GEMMA_SIZES: dict[str, Any] = {
     "head_dim": 10,
 }
 WINDOWED_SIZES = GEMMA_SIZES | {"query_pre_attn_scalar": 10, "sliding_window": 6}
-# texts are 23 tokens long, more than the 16 that one of these counts as long
+# the texts have 23 tokens: with an original limit of 16, the long factors apply
 LONG_ROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0, 1.2, 1.5, 2.0],
@@ -431,7 +432,7 @@ FAMILIES = {
                 "attn_logit_softcapping": None,
                 "final_logit_softcapping": None,
                 "attention_bias": True,
-                "query_pre_attn_scalar": 40,  # at 3, scores of 56 leave float32 itself off by 1e-5
+                "query_pre_attn_scalar": 40,  # 3 gives scores of 56, where float32 is off by 1e-5
                 "hidden_activation": "silu",
                 "num_key_value_heads": 1,
             },

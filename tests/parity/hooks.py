@@ -1,4 +1,4 @@
-"""Changes to what a torch model computes on the way, by hooks, under the names of a trace."""
+"""Hooks that change the activations of a torch model, under the names that a trace gives them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from unittest.mock import patch
 import torch
 
 Change = Callable[[torch.Tensor], torch.Tensor]
-INSIDE = ("attn_scores", "pattern", "z")  # of an attention, which no module of torch gives
+INSIDE = ("attn_scores", "pattern", "z")  # inside the attention: no torch module returns them
 
-# Where a family has an activation of its block: a module, and whether it is what that is given
-# ("in", in place where it is also added later: "both") or gives ("out").
+# The module in a family's block that has an activation as its input ("in") or its output ("out").
+# "both": the block also adds this input to the residual stream later, so it is changed in place.
 WHERE: dict[str, dict[str, tuple[str, str]]] = {
     "gpt2": {
         "resid_pre": ("", "in"),
@@ -101,7 +101,7 @@ WHERE["albert"] = {
     "k": ("attention.key", "out"),
     "v": ("attention.value", "out"),
 }
-WHERE["mixtral"] = WHERE["llama"]  # but for the inside of the experts
+WHERE["mixtral"] = WHERE["llama"]  # except inside the experts
 WHERE["gemma2"] = WHERE["llama"] | {
     "resid_mid": ("pre_feedforward_layernorm", "both"),
     "attn_out": ("post_attention_layernorm", "out"),
@@ -126,7 +126,7 @@ BLOCKS = {
     "mixtral": "model.layers",
     "gpt_neox": "gpt_neox.layers",
     "gptj": "transformer.h",
-    "albert": "albert.encoder.albert_layer_groups.0.albert_layers",  # of one group
+    "albert": "albert.encoder.albert_layer_groups.0.albert_layers",  # the first and only group
     "bert": "bert.encoder.layer",
     "vit": "vit.layers",
     "encoder": "encoder.block",
@@ -135,7 +135,7 @@ BLOCKS = {
 
 
 def inner(module: Any, path: str) -> Any:
-    """A module inside another; -1 is the last of a list."""
+    """Return the module at `path` inside another; an index of -1 is the last of a list."""
     for name in filter(None, path.split(".")):
         module = module[int(name)] if name.lstrip("-").isdigit() else getattr(module, name)
     return module
@@ -145,7 +145,7 @@ def inner(module: Any, path: str) -> Any:
 def edited(
     model: Any, family: str, changes: Mapping[tuple[str, int], Change], side: str = ""
 ) -> Iterator[None]:
-    """Here the model computes with what these functions give of (name, layer)."""
+    """Within this context, replace each activation (name, layer) by its function's result."""
     inside: dict[tuple[int, str], Change] = {}
     with ExitStack() as stack:
         for (name, layer), change in changes.items():
@@ -175,7 +175,7 @@ def edited(
                 stack.enter_context(hooked(part, where, change))
         module = sys.modules[type(model).__module__]
         attend = attention(inside)
-        if family == "gptj":  # which has it as a method
+        if family == "gptj":  # its attention is a method
 
             def method(self: Any, query: Any, key: Any, value: Any, mask: Any = None) -> Any:
                 z, weights = attend(self, query, key, value, mask, 1 / self.scale_attn)
@@ -200,19 +200,20 @@ SIZE = {
 }
 
 
-# Where queries, keys and values come of one module, and whether they stand head by head in it.
+# The module that computes queries, keys and values together; True if it groups them by head.
 FUSED = {"gpt2": ("attn.c_attn", False), "gpt_neox": ("attention.query_key_value", True)}
 
 
 def by_head(change: Change, size: int) -> Change:
-    """A change of (B, T, H, d) as one of (B, T, H * d)."""
+    """Turn a change of (B, T, H, d) into a change of (B, T, H * d)."""
     return lambda x: change(x.unflatten(-1, (-1, size))).flatten(-2)
 
 
 def third(name: str, change: Change, size: int, heads: int) -> Change:
-    """A change of queries, keys or values as one of all three, side by side.
+    """Turn a change of queries, keys or values into a change of all three, side by side.
 
-    They are so whole, or with a number of `heads` in each of so many.
+    Without `heads`, each of the three is contiguous; with `heads`, each of that many heads has its
+    query, key and value side by side.
     """
 
     def of_all(x: torch.Tensor) -> torch.Tensor:
@@ -227,19 +228,19 @@ def third(name: str, change: Change, size: int, heads: int) -> Change:
 
 
 def at_turn(change: Change, turn: int, count: int) -> Change:
-    """A change of one layer of `count` that are one module, by when it runs."""
+    """Apply a change only in call `turn` of every `count`, for layers that share one module."""
     calls = itertools.count()
     return lambda x: change(x) if next(calls) % count == turn else x
 
 
 def both(one: Change, other: Change) -> Change:
-    """One change, then another."""
+    """Return a change that applies one change, then the other."""
     return lambda x: other(one(x))
 
 
 @contextmanager
 def hooked(module: Any, where: str, change: Change) -> Iterator[None]:
-    """Here a module is given, or gives, what a function makes of it."""
+    """Within this context, replace a module's input or output by a function's result."""
 
     def first(given: Any) -> Any:
         return given[0] if isinstance(given, tuple) else given
@@ -248,7 +249,7 @@ def hooked(module: Any, where: str, change: Change) -> Iterator[None]:
         return (new, *given[1:]) if isinstance(given, tuple) else new
 
     def before(_: Any, given: Any) -> Any:
-        if where == "both":  # what is added later is the same tensor
+        if where == "both":  # the block adds the same tensor later
             given[0].copy_(change(given[0].clone()))
             return None
         return replaced(given, change(given[0].clone()))
@@ -268,7 +269,7 @@ def hooked(module: Any, where: str, change: Change) -> Iterator[None]:
 
 
 def attention(changes: Mapping[tuple[int, str], Change]) -> Callable[..., Any]:
-    """Attention written down once more, with changes by the id of a module and a name."""
+    """Return a reimplementation of attention with changes by module id and activation name."""
 
     def same(x: torch.Tensor) -> torch.Tensor:
         return x

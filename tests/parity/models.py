@@ -1,4 +1,4 @@
-"""Random models that transformers makes and saves, loaded by both libraries and held together."""
+"""Random models saved by transformers and loaded by both libraries, and their comparison."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch.overrides import TorchFunctionMode
 import qkv
 from models.sizes import MIXED
 
-BOUND = {torch.float32: 2e-5, torch.float64: 1e-10}  # of the largest value
+BOUND = {torch.float32: 2e-5, torch.float64: 1e-10}  # relative to max(1, the largest value)
 
 
 class _Double(TorchFunctionMode):
-    """float64 wherever torch is asked for float32."""
+    """Use float64 wherever code asks torch for float32."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -32,12 +32,15 @@ class _Double(TorchFunctionMode):
 
 @contextmanager
 def double(wanted: bool) -> Iterator[None]:
-    """Here transformers does in float64 what it always does in float32: norms, softmax, angles."""
+    """If `wanted`, compute in float64 the parts that transformers always computes in float32.
+
+    These parts are norms, softmax and angles.
+    """
     if not wanted:
         yield
         return
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)  # of a quotient of integers
+    torch.set_default_dtype(torch.float64)  # the type of a quotient of integers
     try:
         with _Double():
             yield
@@ -46,7 +49,7 @@ def double(wanted: bool) -> Iterator[None]:
 
 
 def scatter(model: Any, seed: int = 0) -> None:
-    """Weights, biases and norms all far from their first values, and all different."""
+    """Set weights, biases and norms to random values, all different and far from initial ones."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -70,11 +73,11 @@ class Pair:
 
     @property
     def is_double(self) -> bool:
-        """Whether their numbers are float64."""
+        """Whether transformers' model is in float64."""
         return bool(self.theirs.dtype == torch.float64)
 
     def near(self, found: Any, expected: Any, what: str) -> None:
-        """Equal shapes and values, but for the bound times the largest value."""
+        """Assert equal shapes, and values within `bound` times max(1, the largest value)."""
         expected = expected.detach().numpy() if isinstance(expected, torch.Tensor) else expected
         assert found.shape == expected.shape, what
         assert np.isfinite(expected).all(), what
@@ -92,13 +95,13 @@ def made(
     seed: int = 0,
     **options: Any,
 ) -> Pair:
-    """A random model of class `kind`, saved by transformers and loaded by both.
+    """Save a random model of class `kind` with transformers, and load it with both libraries.
 
-    `options` are those with which transformers loads it.
+    `options` are passed to transformers' `from_pretrained`.
     """
     options = {"attn_implementation": "eager", "dtype": dtype, **options}
     if config.model_type in MIXED:
-        options["experts_implementation"] = "eager"  # their other ways take float32 alone
+        options["experts_implementation"] = "eager"  # the others support only float32
     torch.manual_seed(seed)
     with double(dtype == torch.float64):
         model = kind(config).to(dtype)
@@ -109,7 +112,7 @@ def made(
 
 
 def ids_of(pair: Pair, lengths: list[int], side: str, seed: int = 0) -> tuple[Any, Any]:
-    """Random ids (B, T) and their mask: padding on the left, on the right, or inside."""
+    """Return random ids (B, T) and their mask, with padding on the left, on the right or inside."""
     rng = np.random.default_rng(seed)
     longest = max(lengths)
     size = pair.theirs.config.get_text_config().vocab_size
@@ -124,7 +127,7 @@ def ids_of(pair: Pair, lengths: list[int], side: str, seed: int = 0) -> tuple[An
 
 
 def compare_batch(pair: Pair, lengths: list[int], side: str) -> None:
-    """Last vectors and logits of a padded batch, where it is not padding."""
+    """Compare the last hidden states and logits of a padded batch, except at padding."""
     ids, mask = ids_of(pair, lengths, side)
     with torch.inference_mode(), double(pair.is_double):
         theirs = pair.theirs(
@@ -136,14 +139,14 @@ def compare_batch(pair: Pair, lengths: list[int], side: str) -> None:
     logits = theirs.get("logits", theirs.get("prediction_logits"))
     if logits is not None:
         assert ours.logits is not None
-        if logits.shape[:2] == mask.shape:  # of each token
+        if logits.shape[:2] == mask.shape:  # logits for each token
             pair.near(ours.logits[real], logits.numpy()[real], "logits")
         else:
             pair.near(ours.logits, logits, "logits")
 
 
 def compare_layers(pair: Pair, length: int) -> None:
-    """The vectors and weights of every layer, of one text without padding."""
+    """Compare hidden states and attention weights of every layer, for one text without padding."""
     ids, _ = ids_of(pair, [length], "right")
     with torch.inference_mode(), double(pair.is_double):
         theirs = pair.theirs(torch.tensor(ids), output_hidden_states=True, output_attentions=True)
@@ -151,7 +154,7 @@ def compare_layers(pair: Pair, length: int) -> None:
 
 
 def compare_trace(pair: Pair, trace: qkv.Trace, theirs: Any) -> None:
-    """The vectors and weights of every layer; and that layer 0 can be run again."""
+    """Compare every hidden state and weight, and recompute layer 0's weights from its inputs."""
     assert len(trace.hidden_states) == len(theirs.hidden_states)
     for number, states in enumerate(zip(trace.hidden_states, theirs.hidden_states, strict=True)):
         pair.near(*states, f"hidden state {number}")
@@ -162,7 +165,7 @@ def compare_trace(pair: Pair, trace: qkv.Trace, theirs: Any) -> None:
 
 
 def compare_saved(pair: Pair, folder: Path) -> None:
-    """What we save is to transformers what it saved itself."""
+    """Assert that transformers reads from the model we save exactly the weights of its own."""
     pair.ours.save(folder)
     again, notes = type(pair.theirs).from_pretrained(
         folder, dtype=pair.theirs.dtype, output_loading_info=True
@@ -175,9 +178,10 @@ def compare_saved(pair: Pair, folder: Path) -> None:
 
 
 def compare(pair: Pair, *, length: int = 23, sides: tuple[str, ...] = ("right", "left")) -> None:
-    """All of it but what we save.
+    """Compare all layers and padded batches, but not the files that we save.
 
-    A class that transformers reads from the first column has no meaning with padding on the left.
+    Transformers reads the class of some models from the first column, which is meaningless with
+    padding on the left: leave "left" out of their `sides`.
     """
     compare_layers(pair, length)
     for side in (*sides, "inside"):
@@ -185,7 +189,7 @@ def compare(pair: Pair, *, length: int = 23, sides: tuple[str, ...] = ("right", 
 
 
 def compare_all(folder: Path, kind: type, config: Any, dtype: torch.dtype = torch.float64) -> Pair:
-    """A random model of class `kind`, held against theirs in all of it, and saved again."""
+    """Compare a random model of class `kind` with transformers' in everything, including saving."""
     pair = made(folder / "theirs", kind, config, dtype)
     head = pair.ours.design.head
     first = head is not None and head.pool in ("cls", "cls and mean")

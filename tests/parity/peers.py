@@ -1,9 +1,9 @@
-"""What docs/coming-from.md says of other libraries, run: `cd tests && python -m parity.peers`.
+"""Run the other libraries' code in docs/coming-from.md: `cd tests && python -m parity.peers`.
 
-Nothing is timed. For each row whose library is installed it prints how far its result is from ours,
-as a share of the largest value, and ends with an error if one is further than 1e-4. SAELens needs
-an older TransformerLens than the page has, and so an environment of its own. The decoder
-is a GPT-2, or with an argument `gpt_neox` or `llama`, of random weights.
+For each row whose library is installed, print how far its result is from ours, relative to the
+largest value, and end with an error if a difference exceeds 1e-4. Nothing is timed. SAELens needs
+an older TransformerLens than the page uses, and therefore an environment of its own. The decoder is
+a GPT-2 with random weights; the argument `gpt_neox` or `llama` selects another family.
 """
 
 import ast
@@ -27,24 +27,24 @@ from .coming_from import PAGE, Theirs, assigned, setups
 MODULES = {
     "TransformerLens": "transformer_lens",
     "SAELens": "sae_lens",
-}  # of a library, where it has another name
+}  # import names that differ from the library's name
 FOLDERS = {
     '"gpt2"': "decoder",
     '"my-gpt2"': "changed",
     '"bert-base-uncased"': "encoder",
-}  # what the page loads
+}  # folders for the names that the page loads
 BOUND = 1e-4
-LOWEST = -1e30  # a score that is hidden
+LOWEST = -1e30  # a score below this is masked
 HEAD = 1, 2  # the layer and the head that rows name
 
 Found = dict[str, Any]
 
 
 def main() -> None:
-    """Run every row of theirs, in the order of the page."""
+    """Run the other library's code of every row, in the order of the page."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    warnings.simplefilter("ignore")  # of libraries that are not ours
+    warnings.simplefilter("ignore")  # the other libraries warn
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         page = Theirs(folder, *sys.argv[1:])
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def begun(library: str, code: str, page: Theirs, folder: Path) -> Found | None:
-    """The names that its set-up gives, or None where it is not installed."""
+    """Run a library's set-up and return its variables, or None without the page's version of it."""
     module = MODULES.get(library, library)
     if find_spec(module) is None:
         return None
@@ -98,13 +98,13 @@ def begun(library: str, code: str, page: Theirs, folder: Path) -> Found | None:
 
 
 def run(code: str, names: Found, path: Path) -> None:
-    """Run code that lies in a file, which nnsight reads."""
+    """Run code from a file, because nnsight reads the source."""
     path.write_text(code, encoding="utf-8")
     exec(compile(code, path, "exec"), names)
 
 
 def away(theirs: Any, ours: Any) -> float:
-    """The largest difference, as a share of the largest value; texts are alike or not."""
+    """Return the largest difference relative to the largest value; of texts, 0 if equal, else 1."""
     theirs = theirs.detach().numpy() if isinstance(theirs, torch.Tensor) else np.asarray(theirs)
     ours = np.asarray(ours)
     assert theirs.shape == ours.shape, f"{theirs.shape}, and ours {ours.shape}"
@@ -117,10 +117,10 @@ def away(theirs: Any, ours: Any) -> float:
 
 
 def caches(theirs: Found, ours: Found) -> float:
-    """What a cache and a trace hold under the same names, where it is the same."""
+    """Compare a cache and a trace under the names in both, except the normalized activations."""
     *_, cache = theirs.values()
     *_, trace = ours.values()
-    ours_alone = ("logits", "full_embed", "rot_q", "rot_k")  # the last two of GPT-NeoX
+    ours_alone = ("logits", "full_embed", "rot_q", "rot_k")  # the last two only in GPT-NeoX
     missing = [name for name in trace.names() if name not in cache]
     assert all(name.endswith(ours_alone) for name in missing), missing
     both = [name for name in trace.names() if name in cache and "normalized" not in name]
@@ -128,7 +128,7 @@ def caches(theirs: Found, ours: Found) -> float:
 
 
 def shares(theirs: Found, ours: Found) -> float:
-    """The shares of embeddings, of attention with the bias of its output, and of MLPs."""
+    """Compare the shares of embeddings and of MLPs."""
     one, other = ({k: float(v) for k, v in theirs["shares"].items()}, ours["shares"])
     mlp = [one[f"{layer}_mlp_out"] for layer in range(len(other["mlp"]))]
     return max(
@@ -138,7 +138,7 @@ def shares(theirs: Found, ours: Found) -> float:
 
 
 def weights(theirs: Found, ours: Found) -> float:
-    """Four weights in a tuple and by their names, heads that are shared repeated; two circuits."""
+    """Compare W_Q, W_K, W_V and W_O, shared heads repeated, and the QK and OV circuits."""
     names, each = ("W_Q", "W_K", "W_V", "W_O"), []
     for name, one in zip(names, theirs["weights"], strict=True):
         other = getattr(ours["weights"], name)
@@ -147,30 +147,30 @@ def weights(theirs: Found, ours: Found) -> float:
 
 
 def spelled(theirs: Found, ours: Found) -> float:
-    """Tokens with a blank, and as the vocabulary has them."""
+    """Compare tokens, which begin with a space in theirs and with the vocabulary's `Ġ` in ours."""
     words = [word.replace("Ġ", " ") for word in ours["words"]]
     return max(away(theirs["words"], words), away(theirs["position"], ours["position"]))
 
 
 def guesses(theirs: Found, ours: Found) -> float:
-    """Words with a blank, and with the mark of letters that continue one."""
+    """Compare guesses: in theirs a space begins a word, in ours `##` continues one."""
     words = [word.strip() if not word.isalpha() else f"##{word}" for word in theirs["words"]]
     return max(away(words, ours["words"]), away(theirs["probabilities"], ours["probabilities"]))
 
 
 def written(theirs: Found, ours: Found) -> float:
-    """A text that begins with what it continues, and one that does not."""
+    """Compare generated texts, of which theirs begins with the prompt."""
     return float(not theirs["written"].endswith(ours["written"]))
 
 
 def moved(theirs: Found, ours: Found) -> float:
-    """How far the metric moves, and where to, which differ by the same everywhere."""
+    """Compare estimates up to a constant: theirs are changes of the metric, ours its new values."""
     one, other = theirs["estimate"].detach().numpy(), ours["estimate"]
     return away(one + (other - one)[0, 0], other)
 
 
 def scores(theirs: Found, ours: Found) -> float:
-    """Means over all queries; of ours that of induction is over fewer, the same for all heads."""
+    """Compare head scores; of induction up to a factor, since ours averages over fewer queries."""
     one, other = theirs["scores"], ours["scores"]
     few = other["induction"] / one["induction"].numpy()
     return max(
@@ -180,30 +180,30 @@ def scores(theirs: Found, ours: Found) -> float:
 
 
 def compositions(theirs: Found, ours: Found) -> float:
-    """Kinds in capital letters, and in small ones."""
+    """Compare compositions, whose kinds are uppercase in theirs and lowercase in ours."""
     each = ours["scores"].items()
     return max(away(theirs["scores"][kind.upper()].scores, array) for kind, array in each)
 
 
 def drawn(theirs: Found, ours: Found) -> float:
-    """The weights in the page that bertviz makes, and those of ours."""
+    """Compare the weights of one head in bertviz's page and in our view."""
     return away(in_page(theirs["view"])[HEAD], ours["view"].to_dict()["weights"])
 
 
 def both_drawn(theirs: Found, ours: Found) -> float:
-    """The weights of all heads in two pages, and in one."""
+    """Compare the weights of all heads in bertviz's two pages and in our one view."""
     sides = zip(theirs["view"], ours["view"].sides, strict=True)
     return max(away(in_page(page), side.heads.weights) for page, side in sides)
 
 
 def in_page(page: Any) -> np.ndarray:
-    """The weights (layers, heads, T, T) that a page of bertviz holds."""
+    """Return the weights (layers, heads, T, T) in a page of bertviz."""
     begin = page.data.index('{"attention"')
     return np.array(json.JSONDecoder().raw_decode(page.data, begin)[0]["attention"][0]["attn"])
 
 
 def tables(theirs: Found, ours: Found) -> float:
-    """Biases in a tuple and by their names, and two tables."""
+    """Compare b_Q, b_K, b_V and b_O, and the tables of embedding and unembedding."""
     names = ("b_Q", "b_K", "b_V", "b_O")
     pairs = zip(names, theirs["biases"], strict=True)
     each = [away(one, getattr(ours["weights"], name)) for name, one in pairs]
@@ -211,7 +211,7 @@ def tables(theirs: Found, ours: Found) -> float:
 
 
 def pictured(theirs: Found, ours: Found) -> float:
-    """The numbers of two pictures."""
+    """Compare the values that two pictures draw."""
     return away(theirs["view"].data[0].z, ours["view"].to_dict()["results"][0]["values"])
 
 

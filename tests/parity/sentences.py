@@ -1,4 +1,4 @@
-"""A tokenizer of sixty words, or others, which both libraries read from the same folder."""
+"""A tokenizer of sixty or given words, which both libraries read from the same folder."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def tokenizer(limit: int | None = None, words: Sequence[str] = WORDS) -> PreTrainedTokenizerFast:
-    """One that knows these words, and puts [CLS] and [SEP] around a text, and between two."""
+    """Return a tokenizer of these words that adds [CLS] and [SEP] to one or two texts."""
     ids = {word: number for number, word in enumerate([*SPECIAL, *words])}
     made = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer()

@@ -1,4 +1,4 @@
-"""How close is close enough, and texts of every length."""
+"""An assertion that arrays are close, and random texts of every length."""
 
 import json
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def close(found, expected, bound=1e-5):
-    """`max |difference| <= bound * max(1, max |value|)`, both finite."""
+    """Assert `max |difference| <= bound * max(1, max |value|)`, with finite values."""
     found, expected = np.asarray(found), np.asarray(expected)
     assert found.shape == expected.shape
     assert np.isfinite(expected).all()
@@ -16,7 +16,7 @@ def close(found, expected, bound=1e-5):
 
 
 def texts_from(words, count, longest, seed=0):
-    """`count` texts of 1 to `longest` words, lengths evenly spread, in random order."""
+    """Return `count` texts of 1 to `longest` words, lengths evenly spread, in random order."""
     rng = np.random.default_rng(seed)
     lengths = np.linspace(1, longest, count).round().astype(int)
     rng.shuffle(lengths)
@@ -24,6 +24,6 @@ def texts_from(words, count, longest, seed=0):
 
 
 def words_of(path):
-    """The words of a tokenizer.json that stand for themselves, one token each."""
+    """Return the words of a tokenizer.json that are one token each, of lowercase letters only."""
     vocabulary = json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"]
     return [word for word in vocabulary if word.isascii() and word.isalpha() and word.islower()]

@@ -1,4 +1,4 @@
-"""Gradients of logits for activations, against torch's autograd at transformers' own modules."""
+"""Tests of gradients with respect to activations, against torch's autograd in transformers."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ LENGTHS = [11, 4, 7]
 
 @dataclass(frozen=True)
 class Family:
-    """Where transformers keeps what has a gradient; `*` is the layer.
+    """Where transformers keeps the activations that have gradients; `*` is the layer.
 
     Attributes:
-        given: names of what a module is given first.
-        gives: names of what a module gives.
-        joined: the module that gives queries, keys and values side by side.
+        given: activations that are a module's first input.
+        gives: activations that are a module's output.
+        joined: the module that computes queries, keys and values side by side.
     """
 
     kind: type
@@ -146,7 +146,7 @@ FAMILIES = {
 
 @contextmanager
 def kept(model: torch.nn.Module) -> Iterator[dict[str, tuple[Any, Any]]]:
-    """What each module is given first and gives, with their gradients once there are any."""
+    """Record each module's first input and its output, both of which retain their gradients."""
     seen: dict[str, tuple[Any, Any]] = {}
 
     def hook_of(name: str) -> Any:
@@ -172,7 +172,7 @@ def kept(model: torch.nn.Module) -> Iterator[dict[str, tuple[Any, Any]]]:
 
 
 def expected_of(family: Family, seen: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
-    """The gradient of each activation, by its full name, (B, T, ...)."""
+    """Return the gradient (B, T, ...) of each activation, by its full name."""
     found = {}
     for side, names in enumerate((family.given, family.gives)):
         for ours, theirs in names.items():
@@ -234,7 +234,7 @@ def test_of_one_logit_and_of_a_difference(tmp_path: Path, name: str) -> None:
             pair.near(found[asked], expected[full].reshape(found[asked].shape), str(asked))
 
 
-# What hooks of torch reach in all three families.
+# Activations that torch hooks reach in all three families.
 TAPPED = (
     "q",
     "k",
@@ -252,13 +252,13 @@ ABOVE = [("pattern", 2), ("mlp.post", 1), ("q", 2), ("attn_scores", 1)]
 
 @pytest.fixture(scope="module", params=["gpt2", "llama", "gpt_neox"])
 def hooked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A random model of a family in both libraries, in float32."""
+    """Return a random float32 model of a family, in both libraries."""
     kind, config = HOOKED[request.param]
     return made(tmp_path_factory.mktemp(request.param), kind, config)
 
 
 def tapped(pair: Pair, changes: dict[tuple[str, int], Any]) -> dict[tuple[str, int], Any]:
-    """What torch computes of `TAPPED`, edited, and the logits; gradients flow through it."""
+    """Return torch's edited `TAPPED` activations, which retain their gradients, and its logits."""
     found: dict[tuple[str, int], Any] = {}
 
     def tap(key: tuple[str, int]) -> Any:
@@ -278,7 +278,7 @@ def tapped(pair: Pair, changes: dict[tuple[str, int], Any]) -> dict[tuple[str, i
 
 
 def same_gradients(pair: Pair, total: Any, seen: dict[tuple[str, int], Any], **given: Any) -> None:
-    """The gradient of a number of torch at all that was tapped, and ours."""
+    """Compare the gradients of `total` at all tapped activations with ours."""
     total.backward()
     keys = [key for key in seen if key[0] != "logits"]
     found = pair.ours.gradient(CLEAN, at=keys, **given)
@@ -310,7 +310,7 @@ def test_of_an_activation(hooked: Pair, of: tuple[str, int]) -> None:
 
 
 def test_under_edits(hooked: Pair) -> None:
-    """Arrays, a head that gives zeros, a head that gives a mean, and keys that are masked."""
+    """Gradients agree with replaced activations, heads set to zero or a mean, and masked keys."""
     arrays = hooked.ours.trace(CORRUPTED, names=[("mlp_out", 0), ("pattern", 1), ("k", 2)])
     given = {name: arrays[name] for name in (("mlp_out", 0), ("pattern", 1), ("k", 2))}
     mean = hooked.ours.trace(CLEAN)["z", 2][0, :, 3].mean(0)
@@ -340,7 +340,7 @@ def test_under_edits(hooked: Pair) -> None:
 
 @pytest.mark.parametrize("keeping", [False, True])
 def test_through_an_autoencoder(hooked: Pair, keeping: bool) -> None:
-    """A sparse autoencoder in the place of an MLP's output, with and without its error."""
+    """Gradients agree through an autoencoder at an MLP's output, with and without its error."""
     size = hooked.ours.dim
     rng = np.random.default_rng(5)
     encoder, decoder, b_enc, b_dec = (

@@ -1,4 +1,4 @@
-"""The formula against torch's scaled_dot_product_attention, transformers' masks and ONNX."""
+"""Tests of attention against torch's scaled_dot_product_attention, transformers and ONNX."""
 
 import numpy as np
 import onnxruntime
@@ -41,7 +41,7 @@ def agree(ours, theirs, bound=1e-13):
     "shape", [(7, 7, 8, 8), (1, 300, 64, 64), (130, 70, 5, 11), (400, 400, 32, 32)]
 )
 def test_torch_in_every_type(dtype, causal, shape):
-    """torch tensors go in as they are; is_causal there begins at the first key."""
+    """Torch tensors of every type are accepted; torch's causal mask starts at the first key."""
     tensors = qkv_tensors(4, 4, *shape, dtype=dtype)
     expected = scaled_dot_product_attention(*tensors, is_causal=causal)
     found = qkv.attention(*tensors, is_causal=causal, q_offset="start")
@@ -96,7 +96,7 @@ def test_torch_padding():
 
 @pytest.mark.parametrize("window", [1, 3, 8, 20])
 def test_the_sliding_window_of_transformers(window):
-    """`sliding_window=W` there is `window=(W - 1, 0)` here."""
+    """transformers' `sliding_window=W` equals `window=(W - 1, 0)`."""
     from transformers.masking_utils import sliding_window_causal_mask_function
 
     visible = sliding_window_causal_mask_function(window)
@@ -110,7 +110,7 @@ def test_the_sliding_window_of_transformers(window):
 
 @pytest.mark.parametrize("offset", [0, 3])
 def test_the_eager_attention_of_gemma2(offset):
-    """Its softcap, scale and grouped heads."""
+    """Softcap, scale and grouped heads agree with Gemma 2's eager attention."""
     from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
     class Module:
@@ -133,7 +133,7 @@ def test_the_eager_attention_of_gemma2(offset):
         softcap=2.5,
         return_weights=True,
     )
-    # transformers takes the softmax in float32
+    # transformers computes the softmax in float32
     agree(np.swapaxes(found, 1, 2), expected, 1e-6)
     agree(found_weights, weights, 1e-6)
 
@@ -161,7 +161,7 @@ def test_the_sinks_of_gpt_oss():
 
 
 def test_the_alibi_of_bloom():
-    """Bloom adds slope * j, which is -slope * |i - j| but for what is the same along a row."""
+    """Bloom adds slope * j, which differs from -slope * |i - j| by a constant in a causal row."""
     from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
     query, key, value = qkv_tensors()
@@ -171,11 +171,11 @@ def test_the_alibi_of_bloom():
     )
     expected = scaled_dot_product_attention(query, key, value, alibi.reshape(1, 4, 1, 7) + mask)
     found = qkv.attention(query, key, value, is_causal=True, alibi_slopes=qkv.alibi_slopes(4))
-    agree(found, expected, 1e-7)  # its slopes are float32
+    agree(found, expected, 1e-7)  # Bloom's slopes are float32
 
 
 def test_torch_varlen():
-    """Packed rows are what each text gives alone."""
+    """Attention of packed rows equals attention of each text alone."""
     lengths = [5, 1, 9, 2]
     parts = [[made(n, 4, 8, seed=7 * n + i) for n in lengths] for i in range(3)]
     packed = [torch.cat(part) for part in parts]
@@ -195,7 +195,7 @@ def test_torch_varlen():
 
 
 def onnx_attention(query, key, value, mask=None, *, opset=23, **attributes):
-    """One Attention node; inputs are (B, H, T, d)."""
+    """Run a model of one Attention node, whose inputs are (B, H, T, d)."""
     arrays = {"Q": query, "K": key, "V": value} | ({} if mask is None else {"M": mask})
     kinds = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(bool): TensorProto.BOOL}
     inputs = [

@@ -1,4 +1,4 @@
-"""Gradients of the parts of a layer, and AdamW, beside torch's own."""
+"""Tests of gradients of a layer's parts, and of AdamW, against torch."""
 
 from typing import Any
 

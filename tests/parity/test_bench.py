@@ -1,4 +1,4 @@
-"""The claims of the benchmarks, on small inputs: qkv and its peers agree with the reference."""
+"""Tests of the benchmarks on small inputs: qkv and its peers agree with the reference."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import __main__ as bench, texts
 
-SMALL = 32  # the lengths of a benchmark are divided by this number
+SMALL = 32  # a benchmark's lengths are divided by this number
 
 # `test_bench.py` of `tests/serve`, `tests/scale` and `tests/browser` tests these
 ELSEWHERE = ("growth", "serve", "scale", "play")
@@ -16,7 +16,7 @@ ELSEWHERE = ("growth", "serve", "scale", "play")
 
 @pytest.fixture(autouse=True)
 def _no_gradients() -> Iterator[None]:
-    """Restore what `benchmarks.peers.torch` changes for the whole process."""
+    """Restore the gradient mode, which `benchmarks.peers.torch` changes for the whole process."""
     with torch.no_grad():
         yield
 
@@ -41,7 +41,7 @@ def test_every_way_of_a_claim_gives_the_truth(claim: str, monkeypatch: pytest.Mo
             "ways": {name: {"seconds": 2.0, "error": 1.0, "share": 0.5} for name in row.ways},
             "memory": dict.fromkeys(row.memory, 8.0),
         }
-        for goal in row.goals:  # each names ways that are there
+        for goal in row.goals:  # each goal names ways that exist
             assert goal.judged(everything)["value"] in (0.5, 1.0, 2.0, 8.0), goal.text
     assert rows
 
@@ -53,7 +53,7 @@ def test_a_way_that_is_wrong_is_seen(claim: str) -> None:
         if way is None or name == "summary":
             continue
         result = way.call()
-        if isinstance(result, dict):  # of onnxruntime and openvino
+        if isinstance(result, dict):  # from onnxruntime and openvino
             continue
         result = result.clone() if isinstance(result, torch.Tensor) else np.array(result)
         result[(0,) * (result.ndim - 1)] += 0.25

@@ -1,4 +1,4 @@
-"""The BERT family against transformers: every layer, every head, sentence vectors."""
+"""Tests of the BERT family against transformers: every layer, every head, sentence vectors."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Pair:
-    """One model in both libraries, and texts for it."""
+    """One model in both libraries, with texts for it."""
 
     ours: qkv.Model
     theirs: Any
@@ -58,7 +58,7 @@ class Pair:
     bound: float
 
     def run(self, texts):
-        """What transformers gives for a batch: lengths, hidden states, weights."""
+        """Return transformers' lengths, hidden states and weights for a batch."""
         encodings = self.tokenizer.encode_batch(texts)
         lengths = [len(encoding.ids) for encoding in encodings]
         ids = torch.zeros((len(texts), max(lengths)), dtype=torch.int64)
@@ -76,7 +76,7 @@ class Pair:
 def random_bert(
     folder: Path, options, *, dtype=torch.float32, kind=transformers.BertModel, **saving
 ):
-    """A random BERT, its weights, biases and norms all far from their first values."""
+    """Save a random BERT with all parameters far from their initial values; return its folder."""
     words = [a + b + c for a in "bdfgklmnprst" for b in "aeiou" for c in "bdgklmnprst"]
     ids = {word: number for number, word in enumerate([*SPECIAL, *words])}
     config = transformers.BertConfig(vocab_size=len(ids), max_position_embeddings=512, **options)
@@ -107,7 +107,7 @@ def minilm_folder() -> Path:
 
 
 def pair(folder: Path, *, dtype=None, bound=1e-5) -> Pair:
-    """Both libraries on one folder; the tokenizer cuts nothing."""
+    """Load a folder with both libraries and a tokenizer that does not truncate."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -125,7 +125,7 @@ def pair(folder: Path, *, dtype=None, bound=1e-5) -> Pair:
 def both(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("bert") / "model"
     if request.param == "minilm":
-        # without its limit of 256 tokens, so that all 400 are seen
+        # without the file that limits texts to 256 tokens, so that all 400 words are used
         shutil.copytree(minilm_folder(), folder, ignore=lambda *_: ["sentence_bert_config.json"])
     else:
         random_bert(folder, CONFIGS[request.param])
@@ -133,7 +133,7 @@ def both(request, tmp_path_factory):
 
 
 def compare(trace, both, texts):
-    """A trace with what transformers gives, places that are padding left out."""
+    """Compare a trace with transformers' results, except at padding."""
     lengths, states, weights = both.run(texts)
     assert trace.lengths.tolist() == lengths
     assert len(trace.hidden_states) == len(states)
@@ -158,7 +158,7 @@ def test_each_text_alone(both):
 
 
 def test_in_batches(both):
-    """Neighbours in length, so that every batch has padding and none is padding for the most."""
+    """Batches agree; similar lengths give each batch some padding, but no text mostly padding."""
     ordered = sorted(both.texts, key=len)
     for start in range(0, 50, 5):
         texts = ordered[start : start + 5]
@@ -168,7 +168,7 @@ def test_in_batches(both):
 
 
 def pooled(both, texts):
-    """Sentence vectors of transformers: the mean over all tokens, one text at a time."""
+    """Return transformers' sentence vectors: means over all tokens, one text at a time."""
     vectors = []
     for text in texts:
         ids = torch.tensor([both.tokenizer.encode(text).ids])
@@ -204,7 +204,7 @@ def test_padding_on_either_side(both):
 
 
 def test_minilm_as_it_is():
-    """Cut at 256 tokens and normalized, as its own files say."""
+    """MiniLM cuts texts to 256 tokens and normalizes vectors, as its own files say."""
     folder = minilm_folder()
     both = pair(folder)
     both.tokenizer.enable_truncation(256)
@@ -240,7 +240,7 @@ def test_other_activations(act, tmp_path):
 
 
 def test_shards_and_a_head(tmp_path):
-    """As `BertForMaskedLM` saves it: names with a prefix, tied weights, several files."""
+    """Files as `BertForMaskedLM` saves them load: prefixed names, tied weights, several shards."""
     options = CONFIGS["seven heads, gelu_new, one segment"]
     random_bert(tmp_path, options, kind=transformers.BertForMaskedLM, max_shard_size="40KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2

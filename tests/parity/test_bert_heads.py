@@ -1,4 +1,4 @@
-"""What BERT has on top against transformers: words, classes of texts and of tokens."""
+"""Tests of BERT's heads against transformers: words, classes of texts and of tokens."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_bert(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None
 
 
 def test_the_class_of_a_text_with_padding_before_it(tmp_path: Path) -> None:
-    """It is that of the text's first token, wherever that stands."""
+    """The class of a text is read from its first token, also after padding."""
     pair = made(tmp_path, BertForSequenceClassification, config_of("three heads of eleven"))
     ids, mask = ids_of(pair, [9, 4, 1], "left")
     with torch.inference_mode():
@@ -72,7 +72,7 @@ def test_the_class_of_a_text_with_padding_before_it(tmp_path: Path) -> None:
 
 
 def test_the_bias_of_words_in_older_files(tmp_path: Path) -> None:
-    """Until transformers 5 a decoder had one bias, tied or not, which stood outside of it."""
+    """Files from before transformers 5 load, and keep their output bias outside the decoder."""
     pair = made(tmp_path, BertForMaskedLM, config_of("untied, relu, one segment"))
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
@@ -89,7 +89,7 @@ def test_the_bias_of_words_in_older_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS[2:], ids=lambda kind: kind.__name__)
 def test_texts_without_a_token(tmp_path: Path, kind: type) -> None:
-    """They have logits of 0, and the others those they have alone."""
+    """Texts without a token get logits of 0 and do not change the logits of other texts."""
     pair = made(tmp_path, kind, config_of("three heads of eleven"))
     ids = np.arange(10, 22).reshape(3, 4)
     alone = pair.ours(ids[1:2]).logits

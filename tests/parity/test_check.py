@@ -1,4 +1,4 @@
-"""The marker on attention as it is written with torch."""
+"""Tests of the marker on attention written in torch."""
 
 import math
 
@@ -16,7 +16,7 @@ def of_torch(q, k, v, attn_mask=None, is_causal=False):
 
 
 def annotated(query, key, value, mask=None):
-    """The function of the Annotated Transformer, with its -1e9."""
+    """Compute attention as the Annotated Transformer does, with -1e9 for masked scores."""
     query, key, value = map(torch.as_tensor, (query, key, value))
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
     if mask is not None:
@@ -26,7 +26,7 @@ def annotated(query, key, value, mask=None):
 
 
 def with_added_mask(query, key, value, attention_mask=None):
-    """As BERT in transformers has it; the result remembers how it was computed."""
+    """Add the mask, as BERT in transformers does; the result has a gradient function."""
     query, key, value = map(torch.as_tensor, (query, key, value))
     query = query.clone().requires_grad_() if query.is_floating_point() else query.double()
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])

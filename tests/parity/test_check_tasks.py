@@ -1,4 +1,4 @@
-"""The marker's tasks on what is written with torch."""
+"""Tests of the marker's tasks on solutions written in torch."""
 
 import math
 
@@ -21,7 +21,7 @@ def positions(length, dim):
 
 
 def block(x, parameters, num_heads=1):
-    """Arrays are not taken: a tensor has no astype, an array no unflatten."""
+    """Compute a block of tensors only: an array has no `unflatten`, a tensor no `astype`."""
     p, width = parameters, x.shape[-1]
     h = functional.layer_norm(x, (width,), p["norm1_scale"], p["norm1_shift"])
     q, k, v = (
@@ -42,7 +42,7 @@ def step(x, cache, w_q, w_k, w_v):
 
 
 def decoder(ids, weights, config):
-    """As in transformers: a batch of ids, cosines and sines for both halves, rotate_half."""
+    """Compute a decoder as transformers does: batched ids, doubled cosines, rotate_half."""
     heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
     ids = ids[None]
 
@@ -80,7 +80,7 @@ def decoder(ids, weights, config):
 
 
 class SelfAttention(nn.Module):
-    """A head's linear layers each in a module, with a dropout and a mask beside them."""
+    """Self-attention with one linear layer each for query, key and value, a dropout and a mask."""
 
     def __init__(self, embed_dim, num_heads, *, bias=False):
         super().__init__()
@@ -109,7 +109,7 @@ class WithBiases(SelfAttention):
 
 
 class Fused(nn.Module):
-    """One linear layer for query, key and value, as in GPT-2; batches only."""
+    """Self-attention with one linear layer for query, key and value, as in GPT-2; batches only."""
 
     def __init__(self, embed_dim, num_heads):
         super().__init__()
@@ -131,7 +131,7 @@ class Fused(nn.Module):
 
 
 class OfTorch(nn.Module):
-    """torch's own layer, whose parameters are in_proj_weight and out_proj."""
+    """torch's `MultiheadAttention`, whose parameters are in_proj_weight and out_proj."""
 
     def __init__(self, embed_dim, num_heads):
         super().__init__()
@@ -173,7 +173,7 @@ class NoScale(SelfAttention):
 
 
 class ByTheWidth(SelfAttention):
-    """The head's size is read where it is still that of all heads."""
+    """Self-attention that wrongly scales scores by the width of all heads, not of one."""
 
     def forward(self, x):
         q, k, v = (

@@ -1,4 +1,4 @@
-"""What is asked of circuits, against the same done with torch hooks on models of transformers."""
+"""Tests of qkv.circuits against torch hooks on models of transformers."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ FAMILIES: dict[str, tuple[type, Any]] = {
     ),
     "llama": (LlamaForCausalLM, LlamaConfig(**SIZES, num_key_value_heads=2, head_dim=6)),
     "bert": (BertForMaskedLM, BertConfig(**SIZES)),
-    # both parts of a block read what came in, by a norm each or by one for both
+    # both parts of a block read the block's input, through one norm each or a shared norm
     "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig(**SIZES, rotary_pct=0.7)),
     "gptj": (
         GPTJForCausalLM,
         GPTJConfig(vocab_size=V, n_embd=24, n_head=HEADS, n_layer=LAYERS, n_inner=40, rotary_dim=4),
     ),
-    "albert": (AlbertForMaskedLM, AlbertConfig(**SIZES, embedding_size=16)),  # one set of layers
+    "albert": (AlbertForMaskedLM, AlbertConfig(**SIZES, embedding_size=16)),  # one layer's weights
     "mixtral": (
         MixtralForCausalLM,
         MixtralConfig(**SIZES, num_key_value_heads=2, head_dim=6, num_local_experts=4),
@@ -101,7 +101,7 @@ def metric_of(logits: torch.Tensor) -> torch.Tensor:
 
 
 def seen(pair: Pair, ids: Any, *names: str) -> dict[tuple[str, int], torch.Tensor]:
-    """What torch computes of these on the way, of every layer; gradients flow through it."""
+    """Return torch's named activations of every layer, with gradients retained, and its logits."""
     found: dict[tuple[str, int], torch.Tensor] = {}
 
     def keep(key: tuple[str, int]) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -166,7 +166,7 @@ def test_patches_to_first_order(pair: Pair, at: str) -> None:
     rows = []
     for layer in range(LAYERS):
         x = corrupted[at, layer]
-        if x.grad is None:  # what nobody reads: BERT's last layer away from the place
+        if x.grad is None:  # the metric does not depend on it
             x.grad = torch.zeros_like(x)
         slopes = ((clean[at, layer] - x.detach()) * x.grad).movedim(axis, 0)
         rows.append(slopes.flatten(1).sum(1).numpy() + float(low.detach()))
@@ -263,13 +263,13 @@ def test_weights_through_layers(pair: Pair) -> None:
 
 
 def blocks_of(pair: Pair) -> list[Any]:
-    """Their blocks, one that is several layers as often."""
+    """Return transformers' blocks by layer; a block shared by layers appears once for each."""
     blocks = inner(pair.theirs, BLOCKS[family_of(pair)])
     return [blocks[layer % len(blocks)] for layer in range(LAYERS)]
 
 
 def weights_of(pair: Pair, layer: int) -> dict[str, torch.Tensor]:
-    """W_Q, W_K and W_V (Hq, D, d) and W_O (Hq, d, D) of a layer."""
+    """Return a layer's W_Q, W_K and W_V (Hq, D, d) and W_O (Hq, d, D)."""
     theirs, family = pair.theirs, family_of(pair)
     if family == "gpt2":
         attn = theirs.transformer.h[layer].attn

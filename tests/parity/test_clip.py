@@ -1,4 +1,4 @@
-"""CLIP against transformers: each tower, both together, classes of images, texts and pictures."""
+"""Tests of CLIP against transformers: each tower, both towers, classes, texts and pictures."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def images_of(design: Any, count: int, pair: Pair) -> Any:
 
 
 def texts_of(pair: Pair, lengths: list[int], side: str) -> tuple[Any, Any]:
-    """Ids with the token that ends a text somewhere in most, in one twice, and their mask."""
+    """Return ids and a mask; all texts but the last have an end token inside, the first has two."""
     ids, mask = ids_of(pair, lengths, side)
     real = [np.flatnonzero(row) for row in mask]
     for row, places in list(zip(ids, real, strict=True))[:-1]:
@@ -94,7 +94,7 @@ def test_the_tower_for_texts(tmp_path: Path, name: str, kind: type, dtype: torch
         pair.near(ours.last_hidden_state[real], theirs.last_hidden_state.numpy()[real], "last")
         assert ours.logits is None
         vector = theirs.get("text_embeds", theirs.get("pooler_output")).numpy()
-        # of a text without the token they take the first column, which may be padding
+        # in a text without an end token they read the first column, which may be padding
         rows = slice(None) if side != "left" else slice(3)
         pair.near(ours.embeds[rows], vector[rows], "embeds")
     ids, _ = texts_of(pair, [23, 23], "right")
@@ -180,7 +180,10 @@ def test_a_tower_is_saved_alone(tmp_path: Path, side: str) -> None:
 
 
 def test_files_of_before_have_each_config_twice(tmp_path: Path) -> None:
-    """As openai/clip-vit-large-patch14 has it: the second counts, with its defaults."""
+    """In older files with two configs per tower, the second counts, with defaults for absent keys.
+
+    openai/clip-vit-large-patch14 has such files.
+    """
     config = both(TEXT["three heads"], VISION["three heads"])
     pair = made(tmp_path, CLIPModel, config)
     values = json.loads((tmp_path / "config.json").read_text())
@@ -201,7 +204,7 @@ def test_files_of_before_have_each_config_twice(tmp_path: Path) -> None:
 
 
 def tokenizer() -> CLIPTokenizer:
-    """One of letters and three words, that knows no sign."""
+    """Return a tokenizer of letters, *cat* and *dog*, which knows no punctuation."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     names = [*letters, *(f"{letter}</w>" for letter in letters)]
     merges = [("c", "a"), ("ca", "t</w>"), ("d", "o"), ("do", "g</w>")]
@@ -217,7 +220,7 @@ def test_a_folder_of_sentence_transformers(tmp_path: Path, is_old: bool) -> None
     CLIPProcessor(looks, tokenizer()).save_pretrained(tmp_path / "theirs")
     theirs = SentenceTransformer(str(tmp_path / "theirs"))
     theirs.save(str(tmp_path / "ours"))
-    if is_old:  # as clip-ViT-B-32 has it
+    if is_old:  # as in clip-ViT-B-32
         path = tmp_path / "ours" / "modules.json"
         kind = "sentence_transformers.models.CLIPModel"
         path.write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": kind}]))

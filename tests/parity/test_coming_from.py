@@ -1,4 +1,4 @@
-"""Rows 1 to 20 of docs/coming-from.md: runs, activations, logits and weights."""
+"""Tests of rows 1 to 20 of docs/coming-from.md: runs, activations, logits and weights."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def from_a_layer_on(theirs: Theirs) -> Any:
 
 
 def test_no_layer_runs_twice(theirs: Theirs) -> None:
-    """The first line of row 10 ends at the layer, and the second begins there."""
+    """The second line of row 10 begins at the layer where the first line stops."""
     names, ran, run = theirs.names, [], Block.run
     layers = names["model"].layers
 
@@ -124,7 +124,7 @@ def written(theirs: Theirs) -> Any:
     for _ in range(8):
         logits = theirs.seen(ids=ids, changes={("attn_out", 1): torch.zeros_like})["logits", 0]
         ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
-    assert 0 not in ids  # no token that ends a text
+    assert 0 not in ids  # no end token
     return theirs.tokenizer.decode(ids[0, begin.shape[1] :])
 
 
@@ -213,7 +213,7 @@ def copying(theirs: Theirs) -> Any:
 
 
 def weights(theirs: Theirs, layer: int) -> list[torch.Tensor]:
-    """W_Q, W_K, W_V (Hq, D, d) and W_O (Hq, d, D)."""
+    """Return W_Q, W_K, W_V (Hq, D, d) and W_O (Hq, d, D) of a layer."""
     attn = theirs.decoder.transformer.h[layer].attn
     parts = [
         part.unflatten(1, (HEADS, SIZE)).transpose(0, 1) for part in attn.c_attn.weight.split(D, 1)
@@ -222,7 +222,7 @@ def weights(theirs: Theirs, layer: int) -> list[torch.Tensor]:
 
 
 def results(theirs: Theirs) -> torch.Tensor:
-    """What each head adds to the stream, (layers, Hq, T, D)."""
+    """Return each head's contribution to the residual stream, (layers, Hq, T, D)."""
     found = theirs.seen("z")
     return torch.stack(
         [
@@ -233,7 +233,7 @@ def results(theirs: Theirs) -> torch.Tensor:
 
 
 def share(theirs: Theirs, part: torch.Tensor) -> torch.Tensor:
-    """What a part (..., D) of the last vector adds to the answer above the other, norms held."""
+    """Return parts' (..., D) shares of the logit difference, with the last norm's scale held."""
     norm, up = theirs.decoder.transformer.ln_f, theirs.decoder.lm_head.weight
     last = theirs.seen("resid_post")["resid_post", LAYERS - 1][0, -1]
     scale = (last.var(unbiased=False) + norm.eps).sqrt()

@@ -1,4 +1,4 @@
-"""Rows 21 to 40 of docs/coming-from.md: changes, heads, gradients and pictures."""
+"""Tests of rows 21 to 40 of docs/coming-from.md: edits, heads, gradients and pictures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from .coming_from import HEADS, LAYERS, D, Theirs, near, row
 
-SIZE = D // HEADS  # of a head
+SIZE = D // HEADS  # the size of a head
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def test_row(theirs: Theirs, number: int) -> None:
 
 
 def changed(theirs: Theirs, text: str, name: str, layer: int, change: Any) -> torch.Tensor:
-    """The logits with one activation changed in place by a function."""
+    """Return the logits of a run in which `change` edits one activation in place."""
 
     def kept(x: torch.Tensor) -> torch.Tensor:
         change(x)
@@ -44,7 +44,7 @@ def zeroed(theirs: Theirs) -> Any:
 
 @row(22)
 def averaged(theirs: Theirs) -> Any:
-    """The mean is that of all tokens, of runs of one text each."""
+    """Replace a layer's heads by their means over all tokens, with each text run alone."""
     with torch.no_grad():
         z = torch.cat([theirs.seen("z", text=text)["z", 1][0] for text in theirs.texts])
     mean = z.mean(0)  # (heads, d)
@@ -62,12 +62,12 @@ def looking_at_all_alike(theirs: Theirs) -> Any:
 
 
 def margin(theirs: Theirs, logits: torch.Tensor) -> torch.Tensor:
-    """The metric of rows 24 to 27."""
+    """Return the metric of rows 24 to 27, a difference of logits."""
     return logits[0, -1, theirs.answer] - logits[0, -1, theirs.other]
 
 
 def swept(theirs: Theirs, name: str) -> torch.Tensor:
-    """The metric with one place, or one head of "z", of each layer from the clean run."""
+    """Return the metrics of runs with one position, or head of "z", patched from the clean run."""
     with torch.no_grad():
         clean = theirs.seen(name, text=theirs.clean)
     axis = 2 if name == "z" else 1
@@ -134,7 +134,7 @@ def knocked_out(theirs: Theirs) -> Any:
 
 @row(30)
 def swapped(theirs: Theirs) -> Any:
-    """As a run of other ids."""
+    """Replace a token's embedding by running the other token's id."""
     ids = theirs.ids(theirs.text)
     ids[0, 1] = theirs.answer
     with torch.no_grad():
@@ -151,7 +151,7 @@ def interchanged(theirs: Theirs) -> Any:
 
 
 def slopes(theirs: Theirs, embeds: torch.Tensor) -> torch.Tensor:
-    """The gradient of the answer's logit for embeddings (1, T, D)."""
+    """Return the gradient of the answer's logit with respect to embeddings (1, T, D)."""
     embeds = embeds.detach().requires_grad_()
     logit = theirs.decoder(inputs_embeds=embeds).logits[0, -1, theirs.answer]
     (found,) = torch.autograd.grad(logit, embeds)
@@ -197,7 +197,7 @@ def slopes_times_activations(theirs: Theirs) -> Any:
 
 @row(35)
 def scores(theirs: Theirs) -> Any:
-    """Of all pairs of a query and a key, those that each score counts."""
+    """Average the weights of the pairs of query and key that each score counts."""
     ids = theirs.ids(theirs.text)
     with torch.no_grad():
         run = theirs.seen("pattern")
@@ -241,7 +241,7 @@ def compositions(theirs: Theirs) -> Any:
 
 
 def attentions(theirs: Theirs, text: str) -> Any:
-    """What the encoder of transformers gives of a text."""
+    """Return the encoder's hidden states and attention weights for a text."""
     with torch.no_grad():
         ids = theirs.encoder_ids(text)
         return theirs.encoder(ids, output_attentions=True, output_hidden_states=True)
@@ -263,7 +263,7 @@ def drawn(theirs: Theirs) -> Any:
 
 @row(39)
 def compared(theirs: Theirs) -> Any:
-    """Each text has *king* at place 2, behind [CLS] and *the*."""
+    """Compare *king* in two texts, in both at position 2, after [CLS] and *the*."""
     one, other = (
         torch.stack(attentions(theirs, text).hidden_states)[:, 0, 2]
         for text in (theirs.clean, theirs.text)
@@ -282,7 +282,7 @@ def test_what_the_word_looks_at(theirs: Theirs) -> None:
 
 @row(40)
 def texts_where_the_head_looks_hardest(theirs: Theirs) -> Any:
-    """Each text's largest weight behind its first token, by which they are put in order."""
+    """Sort the texts by the head's largest weight on a key after the first token."""
     weights = []
     for text in theirs.texts:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Rows 41 to 52 of docs/coming-from.md: edges, neurons, features, and what is kept and drawn."""
+"""Tests of rows 41 to 52 of docs/coming-from.md: edges, neurons, features, files and pictures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .test_coming_from import share
 from .test_coming_from_changes import changed, margin, swept
 
 SIZE = D // HEADS
-SENDER, RECEIVER = (0, 2), (1, 1)  # a head, and one whose queries read it
+SENDER, RECEIVER = (0, 2), (1, 1)  # a head, and a head whose queries read its output
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def test_row(theirs: Theirs, number: int) -> None:
 
 
 def written(theirs: Theirs, text: str) -> torch.Tensor:
-    """What the sender adds to the stream, (T, D)."""
+    """Return the sender's contribution to the residual stream, (T, D)."""
     layer, head = SENDER
     with torch.no_grad():
         z = theirs.seen("z", text=text)["z", layer][0, :, head]
@@ -36,7 +36,7 @@ def written(theirs: Theirs, text: str) -> torch.Tensor:
 
 
 def queries(theirs: Theirs, resid: torch.Tensor) -> torch.Tensor:
-    """The receiver's queries (T, d) of a stream (T, D)."""
+    """Return the receiver's queries (T, d) for a residual stream (T, D)."""
     layer, head = RECEIVER
     block = theirs.decoder.transformer.h[layer]
     return block.attn.c_attn(block.ln_1(resid))[:, head * SIZE :][:, :SIZE]
@@ -55,7 +55,7 @@ def along_one_path(theirs: Theirs) -> Any:
 
 @row(42)
 def along_one_path_to_first_order(theirs: Theirs) -> Any:
-    """The gradient of the metric for the queries, and theirs for the stream."""
+    """Multiply the metric's gradient through the receiver's queries by the sender's change."""
     layer, head = RECEIVER
     run = theirs.seen("q", "resid_pre", text=theirs.corrupted)
     margin(theirs, run["logits", 0]).backward()
@@ -125,7 +125,7 @@ def largest_neurons(theirs: Theirs) -> Any:
 
 
 def decoded(theirs: Theirs, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The features of vectors, and what they decode to."""
+    """Return the features of vectors, and the vectors that these features decode to."""
     sae = theirs.sae
     features = torch.relu((x - sae["b_dec"]) @ sae["W_enc"] + sae["b_enc"])
     return features, features @ sae["W_dec"] + sae["b_dec"]

@@ -1,4 +1,4 @@
-"""What the rows of docs/coming-from.md look like, and what is refused of one."""
+"""Tests of the form of the rows in docs/coming-from.md, and of the checks of this form."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .coming_from import Row, assigned, check_form, near, page, setups, statemen
 
 def test_rows_are_numbered_and_name_what_they_rest_on() -> None:
     _, rows = page()
-    assert list(rows) == list(range(1, 53))  # "Fifty-two tasks"
+    assert list(rows) == list(range(1, 53))  # the page says "fifty-two research tasks"
     assert {row.library for row in rows.values()} == set(setups())
 
 
 def test_ours_are_formatted_as_the_repository_is() -> None:
-    """ruff reads Python in Markdown, but not what is marked as a cell of a notebook."""
+    """The cells pass `ruff format`, which skips notebook cells when it reads Markdown itself."""
     setup, rows = page()
     for code in (setup, *(row.ours for row in rows.values())):
         ruff = [sys.executable, "-m", "ruff", "format", "--diff", "--line-length", "100", "-"]

@@ -1,9 +1,8 @@
-"""No key of a config is passed over: each is computed with, refused, or shown to change nothing.
+"""Tests that no key of a config is ignored: each is used, refused, or shown to change nothing.
 
-For each family every field of transformers' own config class is walked, every other name that it
-gives to a field, and the fields of all other families besides. Each gets other values in the
-config.json of a small random model. Then transformers and qkv must compute the same, or qkv
-refuses the model.
+The keys of a family are all fields of transformers' config class, all aliases that it defines for
+fields, and the fields of all other families. Each key gets other values in the config.json of a
+small random model. Then transformers and qkv must compute the same, or qkv must refuse the model.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from qkv.models.files.names import Names
 
 from .models import double, scatter
 
-BOUND = {"float64": 1e-9, "float32": 2e-5}  # of the largest value
+BOUND = {"float64": 1e-9, "float32": 2e-5}  # relative to max(1, the largest value)
 IDS = np.array([[5, 7, 30, 11, 7, 25, 16, 9, 33, 21, 7, 14]])
 
 ACTIVATIONS = [
@@ -39,7 +38,7 @@ ACTIVATIONS = [
     *("quick_gelu", "leaky_relu", "linear", "laplace", "sigmoid", "nonsense"),
 ]
 ROPE = {"rope_theta": 500.0}
-# Values for keys whose kind says too little of them.
+# Values for keys whose type does not tell which values to try.
 VALUES: dict[str, list[Any]] = {
     "activation": ACTIVATIONS,
     "activation_function": ACTIVATIONS,
@@ -102,13 +101,13 @@ VALUES: dict[str, list[Any]] = {
     "summary_type": ["last", "mean", "nonsense"],
     "use_bidirectional_attention": [True, "vision", "all"],
 }
-# Older configs may say "type"; with a dict for each kind of layer transformers passes that over.
+# transformers ignores the older key "type" where a config has one dict per kind of layer.
 QUIRKS = {(name, "rope_scaling") for name in ("gemma3", "gemma3_text", "modernbert")}
-# How many layers there are is said by a list too: no other number goes with it, nor the default.
+# A list also fixes the number of layers: no other number fits it, not even the default.
 LISTED = {("gpt_neo", "num_hidden_layers")}
-# What decides which class a config is for, or how transformers itself writes and runs a model.
+# Keys that select a config's class, or tell how transformers itself writes and runs a model.
 ASIDE = {"architectures", "model_type", "transformers_version", "dtype", "return_dict"}
-# Names that modelling code of transformers asks for though no config class has them.
+# Names that transformers' modelling code reads although no config class has them.
 MORE = {
     *("is_causal", "per_layer_config", "rope_scaling", "rope_theta", "partial_rotary_factor"),
     *("rope_local_base_freq", "position_embedding_type", "pruned_heads", "sliding_window_pattern"),
@@ -118,7 +117,7 @@ MORE = {
 
 
 def values_for(key: str, default: Any) -> Iterator[Any]:
-    """Values to try in the place of a default."""
+    """Yield values to try in place of a default."""
     if key in VALUES:
         yield from VALUES[key]
     elif isinstance(default, bool):
@@ -134,12 +133,12 @@ def values_for(key: str, default: Any) -> Iterator[Any]:
 
 
 def class_of(name: str) -> Any:
-    """A class of transformers by its name."""
+    """Return a class of transformers by its name."""
     return getattr(transformers, name)
 
 
 def fields_of(model_type: str) -> dict[str, Any]:
-    """Each field of the config class, other names of fields included, and its default."""
+    """Return the default of each field of a config class, also under the field's aliases."""
     made = CONFIG_MAPPING[model_type]()
     names = [field.name for field in dataclasses.fields(made)]
     names += [name for name in (*type(made).attribute_map, *made.to_dict()) if name not in names]
@@ -151,7 +150,7 @@ def fields_of(model_type: str) -> dict[str, Any]:
 
 
 class Small:
-    """A small model of one class, whose config is changed."""
+    """A small model of one class, run with changed configs."""
 
     def __init__(self, model_type: str, kind: str, folder: Path) -> None:
         sizes, _ = SMALL[model_type]
@@ -164,14 +163,14 @@ class Small:
         assert self.base is not None
 
     def theirs(self, values: dict[str, Any]) -> list[Any] | None:
-        """What transformers computes with this config, and its weights saved; None for nothing.
+        """Return transformers' results with this config, or None without finite results.
 
-        In float64 or, where it insists on float32, in that.
+        The model is saved. It is in float64, or in float32 if transformers insists on it.
         """
         for dtype in (torch.float64, torch.float32):
             try:
                 found = self.computed(values, dtype)
-            except Exception as error:  # of any kind: it does not support this either
+            except Exception as error:  # any error: transformers does not support the config either
                 if "float32" not in str(error):
                     return None
             else:
@@ -179,7 +178,7 @@ class Small:
         return None
 
     def computed(self, values: dict[str, Any], dtype: torch.dtype) -> list[Any]:
-        """The last vectors and the logits."""
+        """Return the last hidden states and the logits of transformers."""
         with double(dtype == torch.float64), torch.inference_mode(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             config = self.kind.config_class.from_dict(json.loads(json.dumps(values)))
@@ -198,14 +197,14 @@ class Small:
             found = model(**tensors, output_hidden_states=True)
             model.save_pretrained(self.folder)
             states = found.get("decoder_hidden_states", found.get("hidden_states"))
-            if states is None or "CLIP" in self.kind.__name__:  # theirs is before the last norm
+            if states is None or "CLIP" in self.kind.__name__:  # theirs precede the last norm
                 states = [found.get("last_hidden_state", torch.zeros(0))]
             others = ("logits_per_image", "text_embeds", "image_embeds", "pooler_output")
             logits = next((found[one] for one in ("logits", *others) if one in found), None)
             return self.shown(states[-1].numpy(), logits)
 
     def ours(self, values: dict[str, Any]) -> list[Any] | str:
-        """What qkv computes with it, or why it does not load it."""
+        """Return qkv's results with this config, or the message of its error."""
         (self.folder / "config.json").write_text(json.dumps(values))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -213,19 +212,23 @@ class Small:
                 with np.errstate(all="ignore"):
                     ids, *written = self.given.values()
                     found = qkv.load(self.folder)(ids, *((None, *written) if written else ()))
-            except ValueError as error:  # a ModelError, or more columns than positions
+            except ValueError as error:  # a ModelError, or more tokens than positions
                 return str(error)
         on_top = found.embeds if found.logits is None else found.logits
         on_top = getattr(found, "logits_per_image", on_top)
         return self.shown(found.last_hidden_state, on_top)
 
     def shown(self, last: Any, logits: Any) -> list[Any]:
-        """What is compared: last vectors of images are not the same thing in both."""
+        """Return the arrays to compare; hidden states of image models differ by definition."""
         arrays = [logits] if self.values["model_type"] in IMAGES else [last, logits]
         return [np.asarray(array) for array in arrays if array is not None]
 
     def alike(self, key: str, value: Any, without: str = "") -> str:
-        """What comes of a config with this value: "refused", "unlike", "read", "nothing", ..."""
+        """Compare both libraries with this value, and return a verdict.
+
+        The verdicts are "refused", "not theirs", "unlike", "nothing", "read", and "refused, but not
+        by name" with qkv's message.
+        """
         values = {**self.values, key: value}
         values.pop(without, None)
         theirs = self.theirs(values)
@@ -235,7 +238,7 @@ class Small:
             return "refused" if refused else "not theirs"
         if isinstance(ours, str):
             return f"refused, but not by name: {ours}"
-        if key == "word_embed_proj_dim":  # their last vectors are behind what our head begins with
+        if key == "word_embed_proj_dim":  # theirs follow a projection that is in our head
             ours, theirs = ours[1:], theirs[1:]
         if not all(map(near, ours, theirs)):
             return "unlike"
@@ -244,7 +247,7 @@ class Small:
 
 
 def near(found: Any, expected: Any) -> bool:
-    """Equal, but for rounding."""
+    """Whether the arrays are equal, except for rounding."""
     if found.shape != expected.shape:
         return False
     allowed = BOUND[expected.dtype.name] * max(1, np.abs(expected).max())
@@ -264,11 +267,11 @@ def test_each_field_is_computed_with_or_refused_or_changes_nothing(
     for key, default in fields_of(name).items():
         now = small.values.get(key, default)
         values = list(values_for(key, now))
-        if kind != SMALL[name][1][0]:  # the body is the same
+        if kind != SMALL[name][1][0]:  # all classes share the body
             values = values[:2] + values[2:][-1:]
         found = {str(value): small.alike(key, value) for value in values}
         own = small.kind.config_class.attribute_map.get(key)
-        if own in small.values:  # another name of a field, beside it and in its place
+        if own in small.values:  # an alias of a field: try it beside the field and instead of it
             now = small.values[own]
             others = [now] if (name, key) in LISTED else values_for(key, now)
             alone = {value: small.alike(key, value, own) for value in others}
@@ -285,7 +288,7 @@ def test_each_field_is_computed_with_or_refused_or_changes_nothing(
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name in SMALL])
 def test_a_key_of_another_family_is_refused_or_changes_nothing(tmp_path: Path, name: str) -> None:
-    """A warning names it; that is enough only where transformers passes it over as well."""
+    """If qkv ignores such a key, which it warns of, transformers must ignore the key too."""
     small = Small(name, SMALL[name][1][0], tmp_path)
     own = fields_of(name)
     others = {key: value for family in SMALL for key, value in fields_of(family).items()}
@@ -315,7 +318,7 @@ def test_a_key_of_another_family_is_refused_or_changes_nothing(tmp_path: Path, n
 
 
 def changing(small: Small, keys: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Which of these keys change what transformers computes."""
+    """Return the keys that change transformers' results, with their values."""
     theirs = small.theirs({**small.values, **keys}) if keys else small.base
     if theirs is not None and all(map(near, theirs, small.base)):
         return []
@@ -328,7 +331,7 @@ def changing(small: Small, keys: dict[str, Any]) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name in SMALL])
 def test_each_field_is_known(name: str) -> None:
-    """And one that is left out has the value that transformers gives it."""
+    """Each field is known, and an absent field has the default of transformers."""
     family = PUBLISHED[name]
     for kind in ("", *SMALL[name][1]):
         heads = {"architectures": [kind], "model_type": name}
@@ -345,7 +348,7 @@ def test_each_field_is_known(name: str) -> None:
 @pytest.mark.parametrize(("name", "kind"), KINDS)
 @pytest.mark.parametrize("value", [{"garbage": 1}, ["garbage"], "garbage", -7.5, [[]]], ids=str)
 def test_garbage_in_a_key_that_is_read_is_refused_by_name(name: str, kind: str, value: Any) -> None:
-    """Before any weights: there are none here."""
+    """Keys are checked before weights are read: the test has no weights."""
 
     def read(values: dict[str, Any]) -> frozenset[str]:
         family, kinds = PUBLISHED[name], {"model_type": name, "architectures": [kind]}

@@ -1,4 +1,4 @@
-"""`qkv.conform` on torch's and onnxruntime's attention: right in what they offer."""
+"""Tests of `qkv.conform` on attention of torch and onnxruntime."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def test_an_onnx_file_is_judged(tmp_path):
     model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
     path = tmp_path / "mine.onnx"
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(ValueError, match="simplest call is refused"):  # it must have a mask
+    with pytest.raises(ValueError, match="simplest call is refused"):  # the graph needs a mask
         qkv.conform(str(path))
 
     graph.node[2].CopyFrom(helper.make_node("Identity", ["scores"], ["masked"]))

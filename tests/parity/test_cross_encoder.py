@@ -1,4 +1,4 @@
-"""`rank` beside sentence-transformers' CrossEncoder, on the same folder."""
+"""Tests of `rank` against sentence-transformers' CrossEncoder, on the same folder."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ KINDS: dict[str, tuple[type, Any]] = {
 
 
 def written(folder: Path, kind: str = "bert", limit: int = 32, **said: Any) -> Path:
-    """A random classifier with one label; `said` goes into its config.json."""
+    """Save a random classifier with one label; `said` is added to its config.json."""
     which, config = KINDS[kind]
     model = which(config)
     scatter(model)
     model.save_pretrained(folder)
     tokenizer(limit).save_pretrained(folder)
     change(folder / "config.json", said)
-    if kind == "bert":  # which alone has segments
+    if kind == "bert":  # only BERT has segments
         change(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer"})
     return folder
 
@@ -69,12 +69,12 @@ def change(path: Path, values: dict[str, Any]) -> None:
 
 
 def both(folder: Path) -> tuple[qkv.Model, CrossEncoder]:
-    """The model of a folder in both libraries."""
+    """Load the model of a folder with both libraries."""
     return qkv.load(folder), CrossEncoder(str(folder), device="cpu", local_files_only=True)
 
 
 def compare(ours: qkv.Model, theirs: CrossEncoder, query: str = QUERY) -> None:
-    """The same scores, and the same order where they are not within rounding of each other."""
+    """Assert equal scores up to rounding for every document, in descending order."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* were cut to", UserWarning)
         found = ours.rank(query, DOCUMENTS)
@@ -106,7 +106,7 @@ def test_scores(tmp_path: Path, kind: str) -> None:
     ],
 )
 def test_segments(tmp_path: Path, said: dict[str, Any]) -> None:
-    """Whether the model is told which tokens are the document's."""
+    """The tokenizer's config decides whether the model gets segment ids for query and document."""
     change(written(tmp_path) / "tokenizer_config.json", said)
     compare(*both(tmp_path))
 
@@ -114,7 +114,7 @@ def test_segments(tmp_path: Path, said: dict[str, Any]) -> None:
 @pytest.mark.parametrize("query", [" w4  w8 ", LONG, WORDS[0]])
 @pytest.mark.parametrize("limit", [14, 15, 32, 40])
 def test_pairs_that_are_too_long(tmp_path: Path, query: str, limit: int) -> None:
-    """The longer of the two is cut first, then both."""
+    """A pair that is too long loses tokens of the longer text first, then of both."""
     compare(*both(written(tmp_path, limit=limit)), query)
 
 

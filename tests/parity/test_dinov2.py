@@ -1,4 +1,4 @@
-"""DINOv2 against transformers: layers, classes, and images of other sizes than the config's."""
+"""Tests of DINOv2 against transformers: layers, classes, and images of several sizes."""
 
 from __future__ import annotations
 

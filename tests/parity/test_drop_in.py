@@ -1,4 +1,4 @@
-"""Programs written for sentence-transformers, run with both: the same calls, the same numbers."""
+"""Tests that programs for sentence-transformers compute the same numbers with qkv."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .test_sentence_transformers import PROMPTS, TEXTS, pair, pooled_by, write
 PAIRS = list(zip(texts_from(WORDS, 40, 20, 1), texts_from(WORDS, 40, 20, 2), strict=True))
 OWN_CODE = "for models whose own code takes more"
 NO_POOL = "pairs are scored by one process, with all its threads"
-# What theirs take and ours do not, with the reason.
+# Parameters of sentence-transformers that qkv does not have, with the reason.
 WITHOUT = {
     ("encode", "kwargs"): OWN_CODE,
     ("similarity", "embeddings1"): "is called a",
@@ -37,14 +37,14 @@ WITHOUT = {
     ("predict", "pool"): NO_POOL,
     ("predict", "chunk_size"): NO_POOL,
 }
-# Where the default is another, with the reason.
+# Parameters whose default differs, with the reason.
 OTHERWISE = {
     ("encode", "normalize_embeddings"): "None, as the files say, which False leaves out",
 }
 
 
 def parameters(kind: type, name: str) -> dict[str, Any]:
-    """The parameters of a method by name; those of `encode` where it takes the same."""
+    """Return a method's parameters by name, with those of `encode` instead of `options`."""
     found = dict(inspect.signature(getattr(kind, name)).parameters)
     if "options" in found:
         del found["options"]
@@ -61,7 +61,7 @@ def parameters(kind: type, name: str) -> dict[str, Any]:
     ],
 )
 def test_what_they_take_is_known_here(name: str) -> None:
-    """Each parameter, with its default, or a reason; no reason for what is there."""
+    """The lists above name exactly the parameters that are missing or have another default."""
     is_cross = name in ("rank", "predict")
     theirs = parameters(CrossEncoder if is_cross else SentenceTransformer, name)
     ours = parameters(CrossEncoderModel if is_cross else qkv.Model, name)
@@ -81,7 +81,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[qkv.Model, SentenceT
 
 
 def program(model: Any, folder: Path, load: Any) -> dict[str, Any]:
-    """What is done most, as one would write it for sentence-transformers."""
+    """Make the most frequent calls, as a program for sentence-transformers would."""
     found: dict[str, Any] = {}
     found["list"] = model.encode(TEXTS)
     found["one"] = model.encode(TEXTS[0])
@@ -122,7 +122,7 @@ def program(model: Any, folder: Path, load: Any) -> dict[str, Any]:
 
 
 def compared(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Numbers within 1e-5, all else as it is."""
+    """Assert floats equal within 1e-5, and all other results equal."""
     assert ours.keys() == theirs.keys()
     for name, expected in theirs.items():
         if isinstance(expected, np.ndarray | torch.Tensor) and expected.dtype not in (
@@ -150,7 +150,7 @@ def test_the_same_program(both: tuple[qkv.Model, SentenceTransformer], tmp_path:
 
 @pytest.mark.filterwarnings("ignore:.*text(s were| was) cut to 24 tokens:UserWarning")
 def test_what_reads_vectors_of_any_model(both: tuple[qkv.Model, SentenceTransformer]) -> None:
-    """Their functions that search, given our model or its vectors."""
+    """sentence-transformers' search functions find the same with our model and its vectors."""
     found = []
     for model in both:
         query, texts = model.encode_query(TEXTS[:5]), model.encode(TEXTS, convert_to_tensor=True)
@@ -163,7 +163,7 @@ def test_what_reads_vectors_of_any_model(both: tuple[qkv.Model, SentenceTransfor
 
 
 def test_what_is_done_otherwise(both: tuple[qkv.Model, SentenceTransformer]) -> None:
-    """Names of theirs that are none here say what to do; they are theirs, and not ours."""
+    """Attributes of sentence-transformers that qkv lacks raise an error with advice."""
     for name in ATTRIBUTES:
         assert hasattr(both[1], name) or hasattr(CrossEncoder, name), name
         assert not hasattr(both[0], name)
@@ -177,7 +177,7 @@ def test_what_is_done_otherwise(both: tuple[qkv.Model, SentenceTransformer]) -> 
 @pytest.mark.parametrize("kind", cross.KINDS)
 @pytest.mark.filterwarnings("ignore:.* pairs were cut to 32:UserWarning")
 def test_predict(tmp_path: Path, kind: str, classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ways to be given pairs, to be asked for scores and to get them."""
+    """Scores agree for every form of pairs, every option and every type of result."""
     which, config = cross.KINDS[kind]
     changed = type(config)(**config.to_dict() | {"num_labels": classes})
     monkeypatch.setitem(cross.KINDS, kind, (which, changed))
@@ -215,7 +215,7 @@ def test_predict(tmp_path: Path, kind: str, classes: int, monkeypatch: pytest.Mo
 )
 @pytest.mark.parametrize("default", [None, "query"])
 def test_rank(tmp_path: Path, options: dict[str, Any], default: str | None) -> None:
-    """Behind a prompt, the default one of the files too, and through another activation."""
+    """Scores agree with a prompt, with the files' default prompt, and with another activation."""
     folder = cross.written(tmp_path / "one")
     theirs = CrossEncoder(str(folder), device="cpu", prompts=PROMPTS, default_prompt_name=default)
     theirs.save_pretrained(str(tmp_path / "two"))
@@ -275,7 +275,7 @@ def test_other_devices(
 
 
 def test_a_decoder_that_ranks(tmp_path: Path) -> None:
-    """LogitScore reads two logits of a decoder; it is refused by its name."""
+    """`LogitScore`, which reads two logits of a decoder, is refused by its name."""
     cross.written(tmp_path)
     CrossEncoder(str(tmp_path), device="cpu").save_pretrained(str(tmp_path / "two"))
     path = tmp_path / "two/modules.json"

@@ -1,4 +1,4 @@
-"""Edges, paths and circuits, against hooks of torch and autograd on models of transformers."""
+"""Tests of edges, paths and circuits against torch hooks and autograd in transformers."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ LAST = {
     "gpt_neox": ("gpt_neox.final_layer_norm", "lm_head"),
 }
 Live = dict[Any, torch.Tensor]
-# What is added to what a receiver reads, by its name and what was computed so far; None: nothing.
+# Returns the tensor to add to a receiver's input, by the receiver's name and the values so far.
 Add = Callable[[str, Live], torch.Tensor | None]
 
 
 class Torch:
-    """Transformers' model, whose heads and MLPs can each be given another input.
+    """A model of transformers in which each head and MLP can read another input.
 
-    Key heads that are shared are repeated, which gives each query head its own.
+    Shared key heads are repeated, so that each query head has its own.
     """
 
     def __init__(self, model: Any) -> None:
@@ -61,7 +61,7 @@ class Torch:
         self.parallel = self.family == "gpt_neox"
 
     def repeated(self, model: Any) -> Any:
-        """The same with as many key heads as query heads."""
+        """Return the same model with as many key heads as query heads."""
         config = type(model.config)(**model.config.to_dict() | {"num_key_value_heads": HEADS})
         config._attn_implementation = "eager"
         found = type(model)(config).to(model.dtype).eval()
@@ -74,7 +74,7 @@ class Torch:
         return found
 
     def projected(self, block: Any, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The queries, keys and values (1, T, H, d) of a stream."""
+        """Return the queries, keys and values (1, T, H, d) of a residual stream."""
         x = getattr(block, NORMS.get(self.family, USUAL)[0])(x)
         if self.family == "gpt2":
             parts = block.attn.c_attn.forward(x).chunk(3, -1)
@@ -88,7 +88,7 @@ class Torch:
         return dict(zip("qkv", parts, strict=True))
 
     def results(self, block: Any, z: torch.Tensor) -> torch.Tensor:
-        """What each head adds to the stream, (1, T, H, D), of what it gives (1, T, H, d)."""
+        """Return each head's contribution (1, T, H, D) to the stream, from its z (1, T, H, d)."""
         if self.family == "gpt2":
             weight = block.attn.c_proj.weight
         elif self.family == "gpt_neox":
@@ -103,15 +103,15 @@ class Torch:
         return each * scale[:, :, None, None] * (1 + norm.weight)
 
     def fed(self, block: Any, x: torch.Tensor) -> torch.Tensor:
-        """What an MLP adds to the stream, of what it reads."""
+        """Return what an MLP adds to the residual stream, from the stream that it reads."""
         x = block.mlp.forward(getattr(block, NORMS.get(self.family, USUAL)[1])(x))
-        # without its hook
+        # `forward` does not call hooks
         return block.post_feedforward_layernorm.forward(x) if self.family == "gemma2" else x
 
     def run(
         self, ids: Any, add: Add | None = None, embeds: Any = None, texts: int = 1
     ) -> tuple[Any, Live]:
-        """The logits (texts, T, V), and what each sender adds, (texts, T, D)."""
+        """Return the logits (texts, T, V), and each sender's contribution (texts, T, D)."""
         live: Live = {}
         changes: dict[tuple[str, int], Any] = {}
 
@@ -175,14 +175,14 @@ class Torch:
         return logits, live
 
     def metric(self, ids: Any, add: Add | None = None, texts: int = 1) -> Any:
-        """`METRIC` of so many runs, (texts,)."""
+        """Return `METRIC` of each of `texts` runs, as an array (texts,)."""
         with torch.no_grad():
             logits = self.run(ids, add, texts=texts)[0]
         return np.array([float(metric_of(one[None])) for one in logits])
 
 
 class Both(Pair):
-    """One model in both libraries, the graph of its edges, and what senders add in both runs."""
+    """One model in both libraries, its graph of edges, and each sender's change between runs."""
 
     def __init__(self, pair: Pair) -> None:
         super().__init__(pair.ours, pair.theirs, 1e-10 if pair.is_double else 2e-5)
@@ -195,7 +195,7 @@ class Both(Pair):
         self.graphs: dict[str, Graph] = {}
 
     def graph(self, method: str) -> Graph:
-        """All edges, scored once."""
+        """Return all edges, scored once for each method."""
         if method not in self.graphs:
             self.graphs[method] = edges(self.ours, CLEAN, CORRUPTED, metric=METRIC, method=method)
         return self.graphs[method]
@@ -214,7 +214,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def expected_edges(parallel: bool) -> list[tuple[str, str]]:
-    """Every sender and receiver, by the rules."""
+    """Return every pair of sender and receiver that may have an edge."""
     before, found = ["embed"], []
     for layer in range(LAYERS):
         heads = [f"attn.{layer}.{head}" for head in range(HEADS)]
@@ -266,7 +266,7 @@ def test_a_path_by_way_of_several(both: Both) -> None:
 
 @pytest.mark.parametrize(("method", "steps"), [("eap", 1), ("eap-ig", 5)])
 def test_estimates(both: Both, method: str, steps: int) -> None:
-    """By autograd for what is added to each receiver's input, in one run for all."""
+    """Estimates equal a sender's change times autograd's gradient at each receiver's input."""
     pairs = expected_edges(both.torch.parallel)
     expected = np.zeros(len(pairs))
     with double(both.is_double):
@@ -288,7 +288,7 @@ def test_estimates(both: Both, method: str, steps: int) -> None:
 
 @pytest.mark.parametrize("kept", [{"edges": 60}, {"threshold": 0.01}], ids=str)
 def test_a_circuit_explains_what_it_does(both: Both, kept: Mapping[str, Any]) -> None:
-    """What is kept is computed in the run; all else is as in the corrupted one."""
+    """Faithfulness equals that of a run whose edges outside the circuit carry corrupted values."""
     pairs = expected_edges(both.torch.parallel)
     found = discover(both.ours, CLEAN, CORRUPTED, metric=METRIC, method="eap-ig", **kept)
     assert 10 < len(found.edges) < len(pairs) - 10

@@ -1,4 +1,4 @@
-"""Runs with edits against transformers with torch hooks, family by family, place by place."""
+"""Tests of edits against torch hooks in transformers, for each family and activation."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ LAYER = 1
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, torch.dtype], Pair]:
-    """Random models, each made once."""
+    """Return a function that makes each random model once."""
     known: dict[tuple[str, torch.dtype], Pair] = {}
 
     def pair(family: str, dtype: torch.dtype) -> Pair:
@@ -107,7 +107,7 @@ def images(pair: Pair) -> Any:
 
 
 def ours(pair: Pair, family: str, **options: Any) -> list[Any]:
-    """The logits of each text, all run at once, without padding."""
+    """Return the logits of each text without padding, with all texts run in one batch."""
     if family == "vit":
         return [*pair.ours(images(pair), **options).logits]
     ids, mask = padded(texts_of())
@@ -119,7 +119,7 @@ def ours(pair: Pair, family: str, **options: Any) -> list[Any]:
 
 
 def theirs(pair: Pair, family: str, changes: Any, side: str = "") -> list[Any]:
-    """The same of transformers, each text on its own; `changes(text)` are its hooks."""
+    """Return transformers' logits of each text, run alone; `changes(text)` are its hooks."""
     found = []
     with torch.no_grad(), double(pair.is_double):
         for number in range(2):
@@ -140,17 +140,17 @@ def heads_first(name: str) -> bool:
 
 
 def scaled(x: Any) -> Any:
-    """A function of NumPy's arrays and torch's alike."""
+    """Scale and shift an array of NumPy or of torch."""
     return x * 0.5 + 0.25
 
 
 def bent(x: Any) -> Any:
-    """The same, and no norm takes it back."""
+    """Change an array of NumPy or of torch so that no norm undoes the change."""
     return x * 0.5 + 0.4 * abs(x)
 
 
 def whole(name: str) -> Any:
-    """A change of all of an activation."""
+    """Return a change of a whole activation."""
     return scaled if heads_first(name) else bent
 
 
@@ -182,7 +182,7 @@ def functions(name: str) -> dict[str, Any]:
 
 
 def asked(name: str, layer: int, side: str) -> Any:
-    """The name as a trace is indexed."""
+    """Return the name that indexes a trace."""
     if not side:
         return name, layer
     hook = name.split(".")
@@ -192,7 +192,7 @@ def asked(name: str, layer: int, side: str) -> Any:
 
 
 def sizes(family: str, side: str, name: str) -> list[tuple[int, int]]:
-    """The queries and keys of each text, at this place."""
+    """Return the numbers of queries and keys of each text in this activation."""
     if family == "vit":
         return [(10, 10)] * 2
     read, written = LENGTHS, [4, 7]
@@ -220,7 +220,7 @@ CASES += [("t5", "decoder", name) for name in CROSSED]
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(("family", "side", "name"), CASES)
 def test_a_place(pairs: Any, family: str, side: str, name: str, dtype: torch.dtype) -> None:
-    """A function, one place, one head, and an array, in texts of unequal lengths."""
+    """Edits agree in texts of unequal lengths: a function, one position, one head, and an array."""
     pair = pairs(family, dtype)
     where, plain = asked(name, LAYER, side), ours(pair, family)
     for what, function in functions(name).items():
@@ -311,7 +311,7 @@ DECODERS = ["gpt2", "llama", "gemma2"]
 
 
 def greedy(pair: Pair, family: str, prompts: list[Any], changes: Any, side: str = "") -> Any:
-    """What transformers writes, with its cache, each prompt on its own."""
+    """Return the tokens that transformers generates with its cache, one prompt at a time."""
     found = []
     with torch.no_grad(), double(pair.is_double), edited(pair.theirs, family, changes, side):
         for prompt in prompts:
@@ -329,7 +329,7 @@ def greedy(pair: Pair, family: str, prompts: list[Any], changes: Any, side: str 
 
 
 def with_ids(pair: Pair, prompts: list[Any], **options: Any) -> list[list[int]]:
-    pair.ours._eos_ids = frozenset()  # no text ends before it has all its tokens
+    pair.ours._eos_ids = frozenset()  # no end token stops a text early
     given = [prompt.tolist() for prompt in prompts]
     return [one.ids for one in pair.ours.generate(given, max_new_tokens=COUNT, **options)]
 
@@ -369,7 +369,7 @@ def test_twenty_tokens_behind_an_array_without_a_head_and_with_two_edits(
 
 @pytest.mark.parametrize("family", DECODERS)
 def test_twenty_tokens_with_a_place_out_of_sight(pairs: Any, family: str) -> None:
-    """One token that nobody sees, and an edge from a new token to one of the prompt."""
+    """Generation agrees with one masked token and two masked edges from new tokens."""
     pair, prompts = pairs(family, torch.float64), texts_of(9, [8, 5])
     found = with_ids(pair, prompts, hide=[2, (10, 7, 1), (11, 9)])
     assert found != with_ids(pair, prompts)

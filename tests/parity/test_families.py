@@ -1,4 +1,4 @@
-"""Every family of decoders and encoders against transformers, in small random models."""
+"""Tests of every family of decoders and encoders against transformers, on small random models."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def test_other_heads_have_the_numbers_of_transformers(
     tmp_path: Path, family: Family, kind: type
 ) -> None:
     pair = compare_all(tmp_path, kind, family.config_of(next(iter(family.configs))))
-    with pytest.raises(ValueError, match=r"^generate: "):  # classes are not words
+    with pytest.raises(ValueError, match=r"^generate: "):  # classifiers generate no words
         pair.ours.generate([[3, 4]])

@@ -1,4 +1,4 @@
-"""The scaled embeddings of Gemma, and Gemma 3 beside images, against transformers."""
+"""Tests of Gemma's scaled embeddings and of text in multimodal Gemma 3 against transformers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .models import compare, compare_saved, ids_of, made
 def test_embeddings_are_scaled_in_their_own_type(tmp_path: Path) -> None:
     config = Gemma2Config(
         **WINDOWED_SIZES | {"hidden_size": 42}
-    )  # its root is 6.481, and 6.469 in bfloat16
+    )  # sqrt(42) is 6.481, and 6.469 in bfloat16
     pair = made(tmp_path, Gemma2Model, config)
     ids = torch.arange(97)[None]
     theirs = pair.theirs.to(torch.bfloat16).embed_tokens(ids).detach().float().numpy()
@@ -44,7 +44,7 @@ def test_embeddings_are_scaled_in_their_own_type(tmp_path: Path) -> None:
 def test_the_embedding_in_a_trace_is_scaled_as_in_transformerlens(
     tmp_path: Path, kind: type, config: Any
 ) -> None:
-    """TransformerLens multiplies W_E itself by the root of D, so that `hook_embed` has it."""
+    """`hook_embed` is scaled by the root of D, because TransformerLens scales W_E itself."""
     pair = made(tmp_path, kind, config(**WINDOWED_SIZES), torch.float64)
     ids, _ = ids_of(pair, [9], "right")
     table = pair.theirs.get_parameter("embed_tokens.weight").detach().numpy()

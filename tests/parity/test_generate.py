@@ -1,4 +1,4 @@
-"""Generation against transformers: greedy to the token, and the same tokens allowed when drawn."""
+"""Tests of generation against transformers: greedy tokens, and the tokens that may be drawn."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def prompts_of(lengths: tuple[int, ...]) -> list[list[int]]:
 
 
 def theirs(pair: Pair, prompts: list[list[int]], **options: Any) -> list[list[int]]:
-    """The new tokens of their greedy generation, the prompts padded on the left."""
+    """Return the new tokens of transformers' greedy generation, with prompts padded on the left."""
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in prompts])
@@ -179,7 +179,7 @@ def test_who_may_be_drawn(temperature: float, top_k: int | None, top_p: float | 
         np.testing.assert_allclose(
             np.sort(probabilities), np.sort(expected[expected > 0]), rtol=1e-9
         )
-        if top_p is None or len(set(row)) == len(row):  # of equals, any may be left out
+        if top_p is None or len(set(row)) == len(row):  # top_p may drop any of equals
             np.testing.assert_array_equal(ids, np.flatnonzero(expected))
             np.testing.assert_allclose(probabilities, expected[ids], rtol=1e-9)
 

@@ -1,4 +1,4 @@
-"""Gradients of attention against torch's autograd, arguments in pairs."""
+"""Tests of attention's gradients against torch's autograd, for each argument and each pair."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAIRS = [(), *((name,) for name in OPTIONS), *combinations(OPTIONS, 2)]
 
 
 def in_torch(query, key, value, grad_out, options) -> dict[str, np.ndarray]:
-    """The formula in torch, and what autograd makes of it."""
+    """Return autograd's gradients of the attention formula written in torch."""
     given = {"query": query, "key": key, "value": value}
     given |= {n: options[n] for n in ("bias", "alibi_slopes", "sinks") if n in options}
     leaves = {name: torch.tensor(array, requires_grad=True) for name, array in given.items()}
