@@ -1,4 +1,4 @@
-"""Texts and traces made by hand, and functions that unpack pages."""
+"""Texts, traces and models made by hand, and a function that unpacks the numbers of pages."""
 
 import base64
 from typing import Any
@@ -19,7 +19,7 @@ TOKENS = ["[CLS]", "the", "bank", "##er", ".", "[SEP]"]
 def made_trace(
     tokens: list[str], weights: np.ndarray, special: list[bool] | None = None, **arrays: np.ndarray
 ) -> Trace:
-    """Make a trace with these weights `(layers, heads, T, T)` and, by short name, other arrays."""
+    """Make a trace of `weights`, (layers, heads, T, T), and of `arrays`, keyed by name."""
     named = {f"blocks.{layer}.attn.hook_pattern": part[None] for layer, part in enumerate(weights)}
     if special is None:
         special = [token.startswith("[") and token != "[UNK]" for token in tokens]
@@ -78,7 +78,7 @@ def unpack(packed: dict) -> np.ndarray:
 
 
 def changed(trace: Trace, name: str, place: Any, value: float) -> Trace:
-    """Copy a trace, and replace one number of one array, which is given by its full name."""
+    """Copy a trace, and replace one number of the array with this full name."""
     arrays, about = trace.packed()
     arrays[name] = arrays[name].copy()
     arrays[name][place] = value

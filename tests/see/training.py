@@ -1,4 +1,4 @@
-"""Training runs made by hand: models, or weights, that change from noise to structure."""
+"""Training runs made by hand: snapshots or traces that change from noise to structure."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def shares(steps: list[int] = STEPS) -> list[float]:
 
 
 def run_folder(path: Path, steps: list[int] = STEPS, *, log: bool = True) -> Path:
-    """Make a run of a BERT whose layer 1, head 2 learns to attend to the previous token."""
+    """Write the run of a BERT whose layer 1, head 2 learns to attend to the previous token."""
     for step, share in zip(steps, shares(steps), strict=True):
         write_snapshot(path, step, share)
     if log:
@@ -31,14 +31,14 @@ def run_folder(path: Path, steps: list[int] = STEPS, *, log: bool = True) -> Pat
 
 
 def write_snapshot(path: Path, step: int, share: float, **changes: object) -> Path:
-    """Make a snapshot of such a run, between random weights and a previous-token head."""
+    """Write one snapshot: `share` 0 is random weights, and `share` 1 a previous-token head."""
     home = path / "snapshots" / f"step-{step:08}"
     home.mkdir(parents=True)
     folder = Folder(home)
     folder.config = CONFIG | {"hidden_size": 24, "vocab_size": len(WORDS), **changes}
     folder.tensors = bert_tensors(folder.config)
     head = int(folder.config["hidden_size"]) // folder.config["num_attention_heads"]
-    # positions as waves in the first numbers of a vector, which a turn takes one place on
+    # positions are sines and cosines in a vector's first numbers; `turn` maps each to the previous
     waves = np.array([1.0, 0.5, 0.25, 0.125])[: head // 2]
     angles = np.arange(folder.config["max_position_embeddings"])[:, None] * waves
     places = np.stack([np.cos(angles), np.sin(angles)], axis=-1).reshape(len(angles), -1)
@@ -55,7 +55,7 @@ def write_snapshot(path: Path, step: int, share: float, **changes: object) -> Pa
             rows *= 1 - share
             if kind == "weight":
                 rows[:, :head] += share * weight
-    for tensors in ("attention.output.dense", "output.dense"):  # the positions pass layer 0
+    for tensors in ("attention.output.dense", "output.dense"):  # layer 0 keeps the positions
         folder.tensors[f"encoder.layer.0.{tensors}.weight"] *= 0.05
     folder.write()
     return home
@@ -71,7 +71,7 @@ def made_run(
     causal: bool = True,
     seed: int = 0,
 ) -> dict[int, Trace]:
-    """Make traces of such a run: softmaxes of noise that approach the patterns to learn."""
+    """Make the traces of a run: softmaxes of noise that approach the patterns in `learns`."""
     rng, size = np.random.default_rng(seed), len(tokens)
     special = [token in ("[CLS]", "[SEP]") for token in tokens]
     noise = rng.normal(size=(layers, heads, size, size))
@@ -94,7 +94,7 @@ def made_run(
 
 
 def goal(tokens: list[str], what: str) -> np.ndarray:
-    """Return 1 for each cell to which a head of this kind attends, else 0, `(L, L)`."""
+    """Return the ideal pattern of a head of this kind: 1 at attended cells, else 0, `(L, L)`."""
     size = len(tokens)
     if what == "first":
         return np.eye(size)[[0] * size]

@@ -1,4 +1,4 @@
-"""Subwords merged into words: weights on them are summed, weights from them are averaged."""
+"""Tests of merging subwords into words: weights on them are summed, weights from them averaged."""
 
 import re
 from collections.abc import Callable
@@ -77,7 +77,7 @@ def test_of_a_summary_no_more_is_kept_than_there_was() -> None:
     kept = Heads(Axis(TOKENS, [False] * 6), [0], summary=[summarize(weights()[0], 2)])
     merged = by_word(kept).summary[0]
     assert merged.indices.shape == (3, 4, 2)
-    # two subwords became one word
+    # if both kept subwords belong to one word, they fill one slot, and the other slot is empty
     np.testing.assert_array_equal(merged.indices == -1, merged.weights == 0)
 
 

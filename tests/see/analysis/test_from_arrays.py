@@ -1,4 +1,4 @@
-"""Heads from plain arrays: what `heads_from` reads, and what it rejects."""
+"""Tests of `heads_from`: the attention arrays that it reads, and the inputs that it rejects."""
 
 from typing import Any
 
@@ -79,7 +79,7 @@ def test_keys_may_be_other_tokens() -> None:
     heads = heads_from([WEIGHTS[0, :, :, :2]], TOKENS, ["x", "</s>"], call="head_view")
     assert (heads.keys.tokens, heads.keys.special) == (["x", "</s>"], [False, True])
     weights, queries, keys = heads.best_links(0)
-    # links from <s> and the full stop do not count, nor links to </s>
+    # links from <s>, from the full stop and to </s> do not count
     expected = WEIGHTS[0, :, 1:3, 0]
     np.testing.assert_array_equal(weights, expected.max(axis=1))
     np.testing.assert_array_equal(queries, expected.argmax(axis=1) + 1)

@@ -1,4 +1,4 @@
-"""Heads from traces: what is read, and how it is described."""
+"""Tests of heads from traces: scores, masks, norms, links of summaries, and excerpts."""
 
 from typing import Any
 
@@ -82,7 +82,7 @@ def test_a_summary_has_the_links_of_the_whole() -> None:
 def test_an_excerpt_has_the_queries_and_keys_of_the_largest_links() -> None:
     tokens = [f"w{i}" for i in range(6)]
     weights = np.zeros((1, 6, 6))
-    # the last token attends to itself
+    # the last token attends to itself, which is not a link
     weights[0, 1, 4], weights[0, 3, 0], weights[0, 5, 5] = 0.9, 0.8, 1.0
     heads = Heads(Axis(tokens, [False] * 6), [0], summary=[summarize(weights, 6)])
     queries, keys, values = heads.excerpt(0, 0, 2)

@@ -1,4 +1,4 @@
-"""The measures of heads, compared with hand arithmetic."""
+"""Tests of the measures of heads, against arithmetic by hand."""
 
 import numpy as np
 import pytest
@@ -18,13 +18,13 @@ TWO = np.array([CAUSAL, BLIND])
 def test_entropy_is_in_bits_over_the_queries_that_see() -> None:
     halves = np.array([[[0.5, 0.5, 0.0, 0.0], [0.25] * 4]])
     assert measures.entropy(halves).tolist() == [1.5]
-    # the query that attends to nothing is left out: (1.5 + 0) / 2
+    # without the query that attends to nothing: (1.5 + 0) / 2
     assert measures.entropy(TWO)[1] == pytest.approx(0.75)
 
 
 def test_weight_on_the_token_beside() -> None:
     previous, following = measures.on_offset(TWO, -1), measures.on_offset(TWO, 1)
-    # in BLIND, only token 2 has a previous token and attends to anything
+    # in BLIND, only token 2 both has a previous token and attends to any token
     assert previous.tolist() == pytest.approx([(0.6 + 0.7) / 2, 1.0])
     assert following.tolist() == pytest.approx([0.0, 0.25])
     assert measures.on_offset(np.ones((1, 1, 1)), -1).tolist() == [0.0]
@@ -36,14 +36,14 @@ def test_weight_on_keys() -> None:
 
 
 def test_mean_distance_is_in_tokens() -> None:
-    # the rows of CAUSAL: 0, 0.6, 0.1 * 2 + 0.7; the rows of BLIND: 0.25 + 0.25 * 2, and 1
+    # by row, CAUSAL has 0, 0.6 and 0.1 * 2 + 0.7; BLIND has 0.25 + 0.25 * 2, none, and 1
     assert measures.distance(TWO).tolist() == pytest.approx([(0 + 0.6 + 0.9) / 3, (0.75 + 1) / 2])
 
 
 def test_all_measures_of_a_text() -> None:
     heads = Heads(Axis(["[CLS]", "a", "[SEP]"], [True, False, True]), [3], [TWO])
     found = measures.measures_of(heads)
-    # on [SEP], not on [CLS]
+    # the weight on [SEP], without the weight on [CLS]
     assert found["separators"].tolist() == [pytest.approx([0.2 / 3, 0.125])]
     assert found["first"].tolist() == [pytest.approx([1.7 / 3, 0.25])]
     assert found["previous"].shape == found["entropy"].shape == found["distance"].shape == (1, 2)

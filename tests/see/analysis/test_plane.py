@@ -1,4 +1,4 @@
-"""The plane, compared with an eigendecomposition; and changes that must not affect the plane."""
+"""Tests of the plane: an eigendecomposition gives the same plane, and shifts do not change it."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from qkv.see.analysis.word_vectors import fit_plane
 
 
 def by_eigenvectors(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Compute PCA as in textbooks: from the covariance of both sets, each centred."""
+    """Compute PCA as in textbooks, from the covariance of both centred sets."""
     sets = [part - part.mean(axis=0) for part in (before, after)]
     together = np.concatenate(sets)
     values, vectors = np.linalg.eigh(together.T @ together)

@@ -1,4 +1,4 @@
-"""The rule by which show, walk, play and compare choose the first head."""
+"""Tests of the rule by which show, walk, play and compare choose the first head."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def model() -> qkv.Model:
 
 
 def probabilities(model: qkv.Model, text: str, **options: Any) -> np.ndarray:
-    """Compute the probability of each word at the first gap."""
+    """Compute the probability of each vocabulary entry at the first mask token."""
     trace = model.trace(text, names=["embed"], logits=True, **options)
     logits = trace["logits"][0, trace.tokens.index("[MASK]")].astype(np.float64)
     shares = np.exp(logits - logits.max())
@@ -45,7 +45,7 @@ def probabilities(model: qkv.Model, text: str, **options: Any) -> np.ndarray:
 
 
 def moved(model: qkv.Model, text: str) -> np.ndarray:
-    """Compute how much probability each head's removal moves, with one run for each head."""
+    """Compute how much probability the removal of each head moves, by one forward pass per head."""
     before = probabilities(model, text)
     without = [
         [
@@ -62,7 +62,7 @@ def head_of(view: Any) -> tuple[int, int]:
     return view.head.layer, view.head.head
 
 
-# ---- texts with a gap
+# ---- texts with a mask token
 
 
 @pytest.mark.parametrize("text", GAPS)
@@ -99,7 +99,7 @@ def test_show_walk_and_play_open_on_one_head(text: str, model: qkv.Model) -> Non
     shown = qkv.show(text, model=model)
     walked = qkv.walk(text, model=model)
     assert shown.head == walked.head
-    # the page writes its numbers in per cent
+    # the page writes probabilities as percentages
     of_page = play(text, model=model).head
     assert replace(of_page, reason="", headline="") == replace(shown.head, reason="", headline="")
     assert (walked.walk.layer, walked.walk.head) == head_of(shown)
@@ -151,7 +151,7 @@ def test_of_many_heads_those_of_the_last_layers_are_removed(tmp_path: Path) -> N
 
 
 def test_less_than_a_tenth_of_the_probability_is_no_finding(model: qkv.Model) -> None:
-    """If a head's values are smaller, the headline says that no head stands out."""
+    """If the heads' values are small, the headline says that no head stands out."""
     quiet = {
         name: array * np.float32(0.02) if name.endswith(("v_proj.weight", "v_proj.bias")) else array
         for name, array in model.parameters.items()
@@ -164,11 +164,11 @@ def test_less_than_a_tenth_of_the_probability_is_no_finding(model: qkv.Model) ->
     assert view.sentence.endswith(" of the probability goes to other words, less than 0.10.")
 
 
-# ---- texts without a gap
+# ---- texts without a mask token
 
 
 def rows(size: int, rng: np.random.Generator, at: Any, share: float) -> np.ndarray:
-    """Make a head whose `size` queries give about `share` to one position each."""
+    """Make a head in which each of `size` queries gives about `share` of its weight to one key."""
     table = rng.dirichlet(np.full(size, 0.5), size)
     shares = np.clip(share + 0.15 * rng.standard_normal(size), 0.4, 1)[:, None]
     places = np.zeros((size, size))
@@ -213,7 +213,7 @@ def test_where_nothing_stands_out_the_headline_claims_nothing(text: str, model: 
 
 
 def test_other_sentences_open_on_a_link_that_is_above_what_is_usual(model: qkv.Model) -> None:
-    """The first list of test_opening led to the threshold; this test uses the second list."""
+    """The first list of test_opening led to the threshold, so this test uses the second list."""
     views = [qkv.show(text, model=model) for text in SECOND]
     assert sum(view.head.stands_out is True for view in views) >= 22
     for view in views:

@@ -1,4 +1,4 @@
-"""The head that a view shows first, compared with numbers made by hand."""
+"""Tests of choosing the head that a view shows first, with weights made by hand."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def test_a_head_that_looks_at_a_distance_or_at_one_word_does_not_stand_out() -> 
     at_cats = {f"L0H1_{i}_5": 0.8 for i in range(8)}
     chosen, links = selection.choose_head(dogs(**previous, **at_cats, L0H2_4_5=0.6))
     assert (chosen.layer, chosen.head, chosen.link) == (0, 2, Link(0, 2, 4, 5, 0.6))
-    # of four pairs of words one apart three have 0.05; so have the other three words on cats
+    # of the four pairs (i, i + 1) of words, three have 0.05; the other words have 0.05 on cats
     assert links[0].usual == pytest.approx(((0.6 + 3 * 0.05) / 4, 0.05))
     assert links[0].above == pytest.approx(0.6 - 2 * 0.1875)
     # heads that attend to positions come last, sorted by weight
@@ -65,7 +65,7 @@ def test_links_join_two_content_words() -> None:
     }
     link = selection.choose_head(dogs(heads=1, **cells))[0].link
     assert link == Link(0, 0, 5, 1, 0.30)
-    # one word occurs twice, one word has two subwords
+    # no links: between two occurrences of a word, and between two subwords of a word
     tokens = ["a", "dog", "saw", "a", "Dog", "walk", "##ing"]
     table = np.full((1, 1, 7, 7), 0.05)
     table[0, 0, 1, 4] = table[0, 0, 6, 5] = 0.9
@@ -96,7 +96,7 @@ def test_a_causal_mask_hides_a_key_from_those_before_it() -> None:
     weights = np.tril(np.full((5, 5), 0.1))
     weights[4, 2], weights[3, 2] = 0.6, 0.2
     links = selection.rank_heads(heads_of(made_trace(tokens, weights[None, None])))
-    # (2, 0), (3, 1) and (4, 2) are two apart; of the words behind "three" only "four" is another
+    # pairs at distance 2: (2, 0), (3, 1), (4, 2); after "three", the only other query is "four"
     assert links[0].usual == pytest.approx(((0.1 + 0.1 + 0.6) / 3, 0.2))
 
 
@@ -229,13 +229,13 @@ def test_the_contrasting_head_is_where_links_that_stand_out_differ_most() -> Non
         [0.1, 0.0, 0.0, 0.9, 0.0],
     )
     chosen = selection.contrasting_head((a, [0]), (b, [0]))
-    # 0.6 of the two pairs that are two apart is on river and 0.5 on rates, so that nothing is left
+    # of the two pairs at distance 2, one has 0, so twice the mean equals the link's 0.6 or 0.5
     assert chosen.head == 0
     longer = [heads_from_rows([*part.queries.tokens[:4], "new", "big", "[SEP]"],
                               *([*row[:4], 0, 0, row[4]] for row in part.weights[0][:, 0].tolist()))
               for part in (a, b)]  # fmt: skip
     chosen = selection.contrasting_head((longer[0], [0]), (longer[1], [0]))
-    # of four such pairs now 0.6 / 4 and 0.5 / 4 are usual; twice that is taken off
+    # at distance 2 there are now four pairs, so only twice 0.6 / 4 or 0.5 / 4 is subtracted
     assert (chosen.layer, chosen.head) == (0, 1)
     assert (
         "among all layers and heads, the word's links in this head differ most between the two "

@@ -1,4 +1,4 @@
-"""How far words moved, and what two texts share, compared with numbers made by hand."""
+"""Tests of strongest links, and of the movement and similarity of word vectors, by hand."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ def test_strongest_links_are_in_order_and_join_content_only() -> None:
     links = strongest_links(heads, 0, 0, 3)
     assert [(link.query, link.key) for link in links] == [(2, 1), (1, 2), (3, 1)]
     everything = strongest_links(heads, 0, 0)
-    assert len(everything) == 5  # six pairs of three content words, one of them hidden
+    assert len(everything) == 5  # three content words have six pairs; one pair has weight 0
 
 
 def test_movement_is_the_cosine_between_table_row_and_last_state() -> None:

@@ -1,4 +1,4 @@
-"""The tokens of each word, and which words are content words."""
+"""Tests of the tokens of each word, and of content words."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_what_is_no_punctuation(token: str) -> None:
         (["▁the", "▁ri", "ver", ".", "</s>"], ["▁the", "river", ".", "</s>"]),
         (["the</w>", "ri", "ver</w>", ".</w>"], ["the</w>", "river", ".</w>"]),
         (["Ġ(", "see", "ing", "Ġit"], ["Ġ(", "seeing", "Ġit"]),
-        # this script has no blanks between words
+        # Chinese has no spaces between words
         (["▁今天", "天气", "很", "▁GPT", "s"], ["▁今天", "天气", "很", "GPTs"]),
         (["[CLS]", "##ing"], None),  # without subwords, there is nothing to join
         (["a", "b"], None),
@@ -61,8 +61,8 @@ def test_a_real_text_has_no_pieces_and_a_long_word_has(minilm: Model) -> None:
         # there is no list of German function words, so every word counts
         ("sie füttert die katzen .", "sie füttert die katzen"),
         ("the king ' s men don ' t see s", "king men see s"),
-        ("i am you", "i am you"),  # the text has no other words
-        ("dogs are dogs", "dogs are dogs"),  # one content word that occurs twice is not a pair
+        ("i am you", "i am you"),  # without content words, every word counts
+        ("dogs are dogs", "dogs are dogs"),  # one content word is too few: every word counts
         ("[CLS] . [SEP]", ""),
     ],
 )

@@ -1,4 +1,4 @@
-"""The colours of numbers: visible differences, computed from the colours that qkv uses."""
+"""Tests of the colours of numbers: visible differences, contrast and scales."""
 
 import colorsys
 import os
@@ -18,7 +18,7 @@ from qkv.see.draw import colours, terminal
 from qkv.see.draw.terminal import Screen, cube_color
 
 THEMES = sorted(colours.THEMES)
-# The backgrounds of terminals: black, VS Code, One Dark, Ubuntu; white, Solarized, grey.
+# The backgrounds of terminals: black, VS Code, One Dark and Ubuntu; white, Solarized and grey.
 GROUNDS = {
     "dark": ("#000000", "#1e1e1e", "#282c34", "#300a24"),
     "light": ("#ffffff", "#fdf6e3", "#f5f5f5"),
@@ -80,7 +80,7 @@ def delta_2000(a: str, b: str) -> float:
 
 
 def test_the_difference_is_that_of_its_authors() -> None:
-    """Check two pairs of colours from the paper's table, and cases with a known result."""
+    """The differences match the paper's table, and the known values of other pairs."""
     assert delta_2000("#123456", "#123456") == 0
     assert delta_2000("#000000", "#ffffff") == pytest.approx(100, abs=0.01)
     assert delta_76("#000000", "#ffffff") == pytest.approx(100, abs=0.01)
@@ -103,7 +103,7 @@ def test_more_is_further_from_the_ground_all_the_way(theme: str, sign: int) -> N
     assert away == sorted(away)
     assert away[100] > 7
     for a, b in pairwise(shades[::5]):
-        assert delta_2000(a, b) >= 2  # every step of one twentieth is visible
+        assert delta_2000(a, b) >= 2  # a step of 0.05 is visible
 
 
 @pytest.mark.parametrize("theme", THEMES)
@@ -149,7 +149,7 @@ def test_orange_is_left_for_what_the_reader_changed() -> None:
         used += [cube_color(place) for place in (*theme.cells, *theme.cells_less)]
     folder = Path(qkv.see.__file__).parent
     for path in (*folder.rglob("*.py"), *folder.rglob("page/assets/**/*.*s")):
-        if path.is_file() and path.name != "play.css":  # which says what orange they are in
+        if path.is_file() and path.name != "play.css":  # play.css defines the orange
             used += re.findall(r"#[0-9a-f]{6}\b", path.read_text("utf-8"))
     assert [color for color in used if is_orange(color)] == []
 
@@ -168,7 +168,7 @@ def test_two_rows_that_are_held_are_told_apart_and_neither_is_red(theme: str) ->
 def test_a_terminal_is_shaded_from_its_own_ground(theme: str, depth: int, sign: int) -> None:
     screen = Screen(colors=depth, theme=theme)
     assert screen.shading(0.0) == ""
-    assert screen.shading(sign * 0.004) == ""  # such a share is written as 0.00
+    assert screen.shading(sign * 0.004) == ""  # this weight is written as 0.00
     found = []
     first = 5 if depth > 256 else 25
     assert screen.shading(sign * (first - 1) / 1000) == ""
@@ -182,7 +182,7 @@ def test_a_terminal_is_shaded_from_its_own_ground(theme: str, depth: int, sign: 
     for ground in GROUNDS[theme]:
         assert delta_76(found[50 - first], ground) >= 5
     away = [contrast(GROUNDS[theme][0], color) for color in found]
-    assert np.diff(away).min() >= -0.01  # a channel's rounding
+    assert np.diff(away).min() >= -0.01  # colour channels are rounded
 
 
 def test_a_terminal_of_unknown_ground_is_not_shaded() -> None:
@@ -293,7 +293,7 @@ def test_one_scale_in_page_picture_and_terminal(makers: dict, kind: str, stretch
         assert scale.split("(")[0].split()[-1] == end
         assert scale.endswith("(stretched to the largest)") == stretch
     if not stretch and kind not in ("runs", "replay"):
-        return  # test_figures.py tests the figures of the other views
+        return  # test_figure.py tests the figures of the other views
     figure = view.figure()
     if kind == "replay":
         (header,) = figure.subfigs[-1].texts

@@ -1,4 +1,4 @@
-"""Figures show the computed numbers, and labels do not overlap."""
+"""Tests of figures: they show the computed numbers, and their labels do not overlap."""
 
 import io
 import itertools
@@ -181,7 +181,7 @@ def test_what_cannot_be_drawn_is_refused(lesson: Model) -> None:
 @pytest.mark.usefixtures("without_layout")
 def test_a_trace_has_its_words_in_it(minilm: Model) -> None:
     trace = minilm.trace(CAT)
-    _, axes, _ = plot_shift(trace).figure().axes  # cosines, arrows, a scale
+    _, axes, _ = plot_shift(trace).figure().axes  # the cosines, the arrows and the scale
     plane = fit_plane(*map(unit, (trace["embed"][0, 1:-1], trace.hidden_states[-1][0, 1:-1])))
     np.testing.assert_allclose(points(axes, BEFORE), plane.original)
     np.testing.assert_allclose(points(axes, AFTER), plane.contextual)
@@ -197,7 +197,7 @@ def image(axes: Axes) -> AxesImage:
 def test_the_grid_is_the_weights_with_a_scale_and_names(lesson: Model) -> None:
     view = show(lesson.trace(CAT), layer=0, head=1)
     figure = view.figure()
-    grid, lines, scale = figure.axes  # the figure has no labels that were not requested
+    grid, lines, scale = figure.axes  # the figure has no other axes
     np.testing.assert_array_equal(image(grid).get_array(), view.weights)
     assert image(grid).get_clim() == (0, 1)
     for share in (0.0, 0.05, 0.5, 1.0):
@@ -209,7 +209,7 @@ def test_the_grid_is_the_weights_with_a_scale_and_names(lesson: Model) -> None:
     assert shown == [f"{weight:.2f}" for weight in view.weights.flat]
     assert figure.get_suptitle() == view.sentence
     assert grid.get_title() == "Weights of layer 0, head 1"
-    # the words at both ends of the links
+    # the tokens at both ends of the links
     assert [text.get_text() for text in lines.texts] == 2 * view.tokens
 
 

@@ -1,4 +1,4 @@
-"""Static pictures are well-formed, and contain the words and numbers of their views."""
+"""Tests of static pictures: well-formed SVG that has the words and numbers of the views."""
 
 import base64
 import io
@@ -58,7 +58,7 @@ def test_the_picture_of_a_view_has_its_words_and_numbers(minilm: Model, tmp_path
     assert numbers[: len(exact)] == exact
     assert numbers[len(exact) :] == ["0.00", "1.00"]  # the scale
     for token in view.tokens:
-        # both sides of the lines, and the rows and columns of the map
+        # at both ends of the links, and in the rows and columns of the map
         assert found.count(token) >= 4
     assert "bank looks at river: 0.71 (layer 0, head 4)." in found
 
@@ -148,11 +148,11 @@ def test_a_small_map_of_many_cells_keeps_the_strongest() -> None:
     options = {"top": None, "of": "score", "scale": (-1.0, 1.0), "compact": True}
     names = [""] * 301
     found = pixels(of(heat_map(values, names, names, hidden=hidden, **options)))
-    assert (len(found), len(found[0])) == (101, 101)  # one pixel shows three cells
+    assert (len(found), len(found[0])) == (101, 101)  # one pixel shows 3 x 3 cells
     assert found[0][0] == shade(-0.2)
     assert found[100][100] == shade(1)
     assert found[1][1] == FAINT
-    assert found[2][2] == shade(0)  # one cell of nine is masked
+    assert found[2][2] == shade(0)  # only one of its nine cells is masked
     assert {color for row in found for color in row} == {shade(-0.2), shade(0), shade(1), FAINT}
 
 
@@ -210,7 +210,7 @@ def test_lines_are_as_strong_as_the_weights() -> None:
     text = of(Links(map=shown, strongest=[]))
     lines = list(parsed(text).iter(f"{NAMESPACE}line"))
     blue = THEMES["light"].lines[0]
-    # the lines of the other query are faint, and too faint lines are left out: 0.02 * 0.25
+    # the lines of the other query are faint; the line of 0.02 * 0.25 is too faint to draw
     assert [line.get("stroke") for line in lines] == ["#888888", blue, blue]
     widths = [float(line.get("stroke-width")) for line in lines]
     assert widths == pytest.approx([0.5 + 4 * 0.25 * 0.98, 4.1, 0.9], abs=0.006)

@@ -1,4 +1,4 @@
-"""Lines in a terminal: their numbers, columns, colours and width."""
+"""Tests of the lines in a terminal: their numbers, columns, colours and width."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""Parse pages as a browser parses them."""
+"""Functions that parse pages as a browser parses them."""
 
 import json
 from html.parser import HTMLParser

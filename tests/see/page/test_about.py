@@ -1,4 +1,4 @@
-"""A page that contains a model's parameters also contains the model's card and licences."""
+"""Tests that a page with a model's parameters also has the model's card and licences."""
 
 import re
 from html import unescape

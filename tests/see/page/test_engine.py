@@ -1,4 +1,4 @@
-"""The model inside a page: the written data, and the models that a page rejects."""
+"""Tests of the model inside a page: the written data, and the models that a page rejects."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Pages are complete, request nothing from a network, and show foreign text only as text."""
+"""Tests of pages: complete, without network requests, and with foreign text shown as text."""
 
 import json
 import re
@@ -24,7 +24,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 
 def hostile_views() -> dict[str, Callable[[], View | None]]:
-    """Make a view of each kind, with hostile tokens."""
+    """Return functions that make a view of each kind, with hostile tokens."""
     words = ["a", HOSTILE, "b", HOSTILE]
     rng = np.random.default_rng(0)
     weights = rng.dirichlet(np.ones(4), size=(1, 2, 4))
@@ -83,7 +83,7 @@ def test_a_page_asks_no_network_and_forbids_it(kind: str, tmp_path: Path) -> Non
     code = script[: script.rindex("start(")]
     for needed in ("fetch(", "XMLHttpRequest", "WebSocket", "import(", "require(", "@import"):
         assert needed not in code
-    # an address that begins with "#" is a position in the page
+    # an address that begins with "#" refers to an element of the page
     assert not re.findall(r"url\((?!data:|#)", text)
     addresses = set(re.findall(r"https?://[^\"'<> )]+", text))
     assert addresses <= {"http://www.w3.org/2000/svg"}
@@ -155,7 +155,7 @@ def test_a_picture_has_the_colours_of_both_themes() -> None:
     assert "@media (prefers-color-scheme:dark){body:not([data-theme=light]) .qkv-picture{" in css
     for name, colors in rules.items():
         found = re.sub(r"var\((--[^)]*)\)", lambda part, own=colors: own[part[1]], body)
-        # the two themes have images with different pixels, and each theme shows its own image
+        # both themes' images are in the body, and each theme shows its own image
         other = {"light": "dark", "dark": "light"}[name]
         found = re.sub(f'<g class="qkv-{other}">.*?</g>', "", found)
         found = re.sub(f'<g class="qkv-{name}">(.*?)</g>', r"\1", found)

@@ -1,4 +1,4 @@
-"""The data of a page are equal to the data of the trace."""
+"""Tests that the data of a page are equal to the data of the trace."""
 
 import base64
 from pathlib import Path
@@ -160,7 +160,7 @@ def test_from_512_tokens_a_page_holds_the_largest_weights() -> None:
     assert said.startswith(begin)
     assert f"({share:.1%} of the total weight)" in said
     entropy = -(weights[0, 0] * np.log2(weights[0, 0])).sum(axis=-1).mean()
-    # the share of all weights
+    # the measures use all weights, not only the weights in the page
     assert text["measures"]["entropy"] == [[pytest.approx(entropy, rel=1e-5)]]
 
 
@@ -222,7 +222,7 @@ def test_packed_numbers_are_those_of_float32(kind: type) -> None:
 
 def test_packed_shares_show_as_the_weights_do() -> None:
     rng = np.random.default_rng(0)
-    # the weight 1/8 is among them, and has two digits
+    # the ties of rounding include 1/8, which lies between 0.12 and 0.13
     ties = np.arange(2001, dtype=np.float32) / 2000
     near = [np.abs(np.nextafter(ties, np.float32(side))) for side in (-1, 2)]
     weights = np.concatenate([ties, *near, rng.random(2000) ** 5]).astype(np.float32).clip(0, 1)

@@ -1,4 +1,4 @@
-"""The stories of the included model: reading them, and showing them in views and pages."""
+"""Tests of the included model's stories: reading them, and showing them in views and pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokenizers that a page rejects, and the reasons."""
+"""Tests of the tokenizers that a page rejects, and of the reasons that it gives."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
 
 
 def bpe(vocabulary: dict[str, int] | None = None, **options: Any) -> Tokenizer:
-    """Make a BPE with an unknown token or, with a given vocabulary, without an unknown token."""
+    """Make a BPE; it has an unknown token unless a vocabulary is given."""
     options |= {"unk_token": "<unk>"} if vocabulary is None else {}
     return Tokenizer(models.BPE(vocabulary or UNKNOWN, [], **options))
 

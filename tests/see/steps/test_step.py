@@ -1,4 +1,4 @@
-"""The rows of steps.json are complete, and Python or the live page uses each row."""
+"""Tests of steps.json: each row is complete, and Python or the live page uses it."""
 
 import re
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_a_placeholder_that_stands_alone_keeps_its_type() -> None:
         "code": "Y = scores / 32**0.5",
         "op": {"of": "scores", "rows": [32], "flip": False},
     }
-    # inserted values are not filled again
+    # placeholders in inserted values are not replaced
     assert fill("{token} of {x}", {"token": "{x}", "x": "R"}) == "{x} of R"
     with pytest.raises(KeyError, match="d"):
         fill("{d}", {})

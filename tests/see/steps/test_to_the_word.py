@@ -1,4 +1,4 @@
-"""The steps of a walk after the heads, compared with the trace and with float64 arithmetic."""
+"""Tests of a walk's steps after the heads, against the trace and float64 arithmetic."""
 
 import io
 import json
@@ -357,7 +357,7 @@ def test_of_several_mask_tokens_it_is_the_first() -> None:
 def test_the_key_of_a_mask_token_is_a_word_or_else_what_it_looks_at_most() -> None:
     tokens = ["[CLS]", "the", "cat", "[MASK]", "mats", "[SEP]"]
     weights = np.full((1, 2, 6, 6), 1 / 6, np.float32)
-    # the largest weight is on [CLS]; among words, on "cat"
+    # the largest weight is on [CLS]; the largest weight on a word is on "cat"
     weights[0, :, 3] = [0.5, 0.05, 0.3, 0.03, 0.02, 0.1]
     weights[0, 1, 3] = [0.7, 0.07, 0.09, 0.05, 0.05, 0.04]
     rng = np.random.default_rng(0)

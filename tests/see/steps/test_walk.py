@@ -1,4 +1,4 @@
-"""The walk: its printed lines of NumPy run, and their results are equal to the trace."""
+"""Tests of the walk: its printed lines of NumPy run, and their results equal the trace."""
 
 import base64
 import json
@@ -18,7 +18,7 @@ from qkv.trace import Trace
 
 from ..support import CAT, changed, random_of, small_llama
 
-# the tolerance in MiniLM: 2e-6 of the largest number in its residual stream, 222
+# the tolerance for MiniLM: 2e-6 of 222, the largest number in its residual stream
 ROUNDING = 4e-4
 
 

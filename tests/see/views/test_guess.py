@@ -1,4 +1,4 @@
-"""The view `guess` shows the same words and probabilities as `predict`, in every medium."""
+"""Tests that `guess` shows the words and probabilities of `predict` in every output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""head_view accepts the arguments of bertviz, and shows the same attention."""
+"""Tests that head_view accepts the arguments of bertviz and shows the same attention."""
 
 import inspect
 import sys
@@ -56,7 +56,7 @@ def test_a_trace_is_shown_as_its_weights_are(lesson: Model) -> None:
     trace = lesson.trace([CAT, BANK])[1]
     chosen: dict[str, Any] = {"layer": 0, "heads": [1]}
     view, same = head_view(trace, **chosen), head_view(trace.attentions, trace[0].tokens, **chosen)
-    # the weights do not contain this information
+    # the weights alone do not give the text
     title = {"title": "I sat on the bank of the river."}
     assert payload_in(view.data) == payload_in(same.data) | title
     assert view.to_dict()["tokens"] == trace[0].tokens
@@ -88,7 +88,7 @@ def test_a_pair_of_sentences_is_split() -> None:
     attention = weights(4, 4)
     data = payload_in(head_view(attention, list("abcd"), 2).data)
     assert data["texts"][0]["split"] == 2
-    # transformers users compute this number as (token_type_ids == 0).sum(dim=1)
+    # users of transformers compute the split as (token_type_ids == 0).sum(dim=1)
     tensor = np.array([3])
     assert payload_in(head_view(attention, list("abcd"), tensor[0]).data)["texts"][0]["split"] == 3
     for at in (0, 4):

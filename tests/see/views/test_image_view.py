@@ -1,4 +1,4 @@
-"""The picture of an image shows the right weight on each patch."""
+"""Tests of image_view: the picture shows the right weight on each patch."""
 
 import base64
 import io
@@ -24,7 +24,7 @@ def a_trace(layers: int = 2, heads: int = 2, seed: int = 0) -> Trace:
     rng = np.random.default_rng(seed)
     size = ROWS * COLUMNS + 1
     weights = rng.dirichlet(np.ones(size), (layers, 1, heads, size))
-    weights[1, 0, 1, 0] = 0.02  # [CLS] by layer 1, head 1, on row 2, column 1
+    weights[1, 0, 1, 0] = 0.02  # in layer 1, head 1, [CLS] attends to row 2, column 1
     weights[1, 0, 1, 0, 1 + 2 * COLUMNS + 1] = 1 - 0.02 * (size - 1)
     return Trace(
         {f"blocks.{layer}.attn.hook_pattern": part for layer, part in enumerate(weights)},
@@ -80,7 +80,7 @@ def test_a_weight_of_a_patch_on_itself_chooses_no_head(image):
 
 
 def test_what_is_laid_over_a_place_is_its_weight():
-    """Cells without weight are grey, larger weights are lighter; patches cover the image."""
+    """Patches without weight are grey, larger weights are lighter, and patches fill the image."""
     image = np.full((31, 42, 3), 200, np.uint8)
     weights = np.arange(12.0).reshape(ROWS, COLUMNS)
     found = laid_over(image, weights / 11).astype(float)

@@ -1,4 +1,4 @@
-"""Every view of every input, in every output, shows the trace's numbers or raises an error."""
+"""Tests that every view of every input shows the trace's numbers in every output, or raises."""
 
 import io
 import json
@@ -41,7 +41,7 @@ KINDS = [
 
 
 class Given(NamedTuple):
-    """Return two inputs of one kind, and the complete traces with which a view is compared."""
+    """Two inputs of one kind, and the complete traces with which their views are compared."""
 
     a: Any
     b: Any
@@ -49,7 +49,7 @@ class Given(NamedTuple):
     trace_b: Trace
 
     def named(self, *, both: bool = False) -> dict[str, Any]:
-        """Return the tokens, if they are not a part of the input."""
+        """Return the argument `tokens` if the input has no tokens, else no argument."""
         if not isinstance(self.a, np.ndarray):
             return {}
         a, b = self.trace_a.tokens, self.trace_b.tokens
@@ -85,7 +85,7 @@ def huge(name: str, array: np.ndarray) -> None:
 
 
 def doubled(given: Any) -> Any:
-    """Make another run, whose vectors after each layer are twice as long."""
+    """Copy a trace and double its vectors after each layer; return other inputs unchanged."""
 
     def change(name: str, array: np.ndarray) -> None:
         array *= 2 if name.endswith("resid_post") else 1
@@ -130,7 +130,7 @@ def given() -> dict[str, Given]:
     return kinds
 
 
-# What each view must show of it: its numbers beside the trace's, and one of them as it is written
+# Checks of each view: its numbers equal the trace's. Each returns a text that outputs must have.
 
 
 def close(found: Any, expected: Any) -> None:
@@ -166,7 +166,7 @@ def of_compare(view: View, kind: str, given: Given) -> str:
     ]
     for text, place, row in zip(found["texts"], places, rows, strict=True):
         assert text["positions"] == [place]
-        kept = np.array(text["weights"], dtype=float) > 0  # the weights that top_k keeps
+        kept = np.array(text["weights"], dtype=float) > 0  # the weights that top_k kept
         close(np.array(text["weights"])[kept], row[kept])
         assert kept.sum() >= min(2, (row > 0).sum())
     vectors = kind not in {
@@ -243,7 +243,7 @@ def of_replay(view: View, kind: str, given: Given) -> str:
 
 @cache
 def bert() -> Model:
-    """A small model with a language-model head, for the page that computes with it."""
+    """Load a small BERT with a language-model head, which a page can run."""
     with TemporaryDirectory() as folder:
         mask_bert(Path(folder, "small"))
         model = load(Path(folder, "small"), dtype=np.float64)
@@ -283,7 +283,7 @@ VIEWS: dict[str, tuple[Callable[[Given, str], View], Callable[[View, str, Given]
 }
 
 
-# Rejected inputs, and the remedy that the error names
+# Rejected inputs, and the remedies that the errors name
 
 
 def refusals() -> dict[tuple[str, str], str]:

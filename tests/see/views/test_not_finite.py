@@ -1,4 +1,4 @@
-"""Views of numbers that are not finite, or are too large to square, give a picture or an error."""
+"""Tests that views of infinite, NaN or huge numbers give a picture or a clear error."""
 
 import re
 from collections.abc import Callable
@@ -31,7 +31,7 @@ ARRAYS = ["embed", "v", "attn_scores", "pattern", "z", "resid_post"]
 
 
 def with_value(trace: Trace, name: str, value: float, where: Any = np.s_[0, 1]) -> Trace:
-    """Copy a trace in float64, with this value in a row of an array, or elsewhere in it."""
+    """Copy a trace, and put `value` at `where` in one array, which becomes float64."""
     arrays = {one: trace[one] for one in trace.names()}
     whole = next(one for one in arrays if one.endswith((f"hook_{name}", f".{name}")))
     arrays[whole] = arrays[whole].astype(np.float64)
@@ -40,11 +40,11 @@ def with_value(trace: Trace, name: str, value: float, where: Any = np.s_[0, 1]) 
 
 
 def refuses_a_plane(name: str, value: float) -> bool:
-    """Return whether `plot_shift` draws these vectors, and the value is too large or not finite."""
+    """Return whether `plot_shift` draws this array and must reject this value."""
     return name in ("embed", "resid_post") and not abs(value) < 1e150
 
 
-@pytest.mark.filterwarnings("ignore:replay:UserWarning")  # this snapshot is left out
+@pytest.mark.filterwarnings("ignore:replay:UserWarning")  # replay leaves the snapshot out
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("name", ARRAYS)
 @pytest.mark.parametrize("view", VIEWS)

@@ -1,4 +1,4 @@
-"""The first head of a view, for ordinary sentences: a link that positions do not explain."""
+"""Tests that views of ordinary sentences open on a link that positions do not explain."""
 
 import random
 import re
@@ -11,7 +11,7 @@ from qkv.see import show
 from qkv.see.analysis.words import content
 from qkv.trace import Trace
 
-# Both lists were written before the rule. The second list was used only after the rule was fixed.
+# Both lists were written before the rule. The second list was used only once the rule was final.
 FIRST = [
     "The dog chased the cat up the tree.",
     "She poured the milk into a tall glass and drank it slowly.",

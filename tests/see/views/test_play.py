@@ -1,4 +1,4 @@
-"""The page with a model inside: its first state, its contents, and the inputs that it rejects."""
+"""Tests of the page with a model inside: its first state, its contents, and rejected inputs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_word_that_changes_the_first_guess_goes_before_one_that_changes_more(
 
 
 def test_the_head_is_that_of_the_rule(view: PlayView, small: qkv.Model) -> None:
-    head = qkv.show(SMALL, model=small).head  # a terminal uses the same words
+    head = qkv.show(SMALL, model=small).head  # `show` chooses the same head
     assert view.head == replace(head, reason=view.head.reason, headline=view.head.headline)
     assert view.head.reason in view.reasons[0]
     data = data_of(view._document())[0]
@@ -246,7 +246,7 @@ def test_the_variable_may_name_one_that_cannot(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_it_opens_with_changes_in_force(small: qkv.Model) -> None:
-    """Words become positions, and negative indices are counted from 0; nothing else changes."""
+    """The page has positions instead of words and negative indices; other edits are unchanged."""
     cat = small.tokenize(SMALL).tokens.index("cat")
     assert small.tokenize(SMALL).tokens[:5] == ["[CLS]", "the", "cat", "sat", "on"]
     view = play(

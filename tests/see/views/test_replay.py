@@ -1,4 +1,4 @@
-"""The replay of a run has the numbers of the snapshots, and its sentences follow from them."""
+"""Tests of the replay of a run: its numbers are the snapshots', and its sentences follow."""
 
 import base64
 import json
@@ -38,7 +38,7 @@ def view(folder: Path) -> ReplayView:
 
 
 def score(pattern: np.ndarray, cells: np.ndarray) -> float:
-    """Compute the mean weight on some cells, over the queries that have such a cell."""
+    """Compute the mean weight on `cells` over the queries that have such a cell."""
     rows = [i for i in range(len(cells)) if cells[i].any()]
     return sum(float(pattern[i, j]) for i in rows for j in np.flatnonzero(cells[i])) / len(rows)
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_is_not_scored() -> None:
     assert names(made_run(["a"])) == ["first"]
     blind = {n: Trace({"blocks.0.attn.hook_pattern": np.eye(2)[None, None]}, tokens=[["a", "b"]])
              for n in (1, 2)}  # fmt: skip
-    assert names(blind) == ["previous", "next", "first"]  # the masked cells are not known
+    assert names(blind) == ["previous", "next", "first"]  # without scores, masks are unknown
 
 
 # The choice of the head, and its description
@@ -139,7 +139,7 @@ def test_a_head_that_loses_its_structure() -> None:
             for step, weights in run.items()
         }
     )
-    # on the previous token from 3/3 to 0, on the first from 2/4 to 1/4, on the next nothing
+    # previous token: 3/3, then 0; next token: 0 both times; first token: 2/4, then 1/4
     assert view.replay.values[:, 0, 0].tolist() == [[1.0, 0.0, 0.5], [0.0, 0.0, 0.25]]
     assert view.head.reason.startswith("its weight on the next token fell least among all scores")
     view = replay({1: made_run(["a"])[0], 2: made_run(["a"])[0]})
@@ -164,7 +164,7 @@ def test_what_falls_and_what_was_there_already() -> None:
         "step 3, the largest part between steps 2 and 3."
     )
     there = replay({1: two_tokens(0.6), 2: two_tokens(1.0)})
-    assert there.sentence == (  # the score was 1 before
+    assert there.sentence == (  # the first score is over 0.5: the head does not "become" anything
         "In layer 0, head 0 the weight on the previous token rises from 0.60 at step 1 to 1.00 at "
         "step 2."
     )
@@ -213,13 +213,13 @@ def test_models_and_traces_are_taken_as_well(view: ReplayView, folder: Path) -> 
         assert other.sentence == view.sentence
         assert other.replay.losses == []
     assert replay is qkv.replay
-    assert traces[0].model == models[0].name  # the given traces are unchanged
+    assert traces[0].model == models[0].name  # replay does not change the given traces
 
 
 def test_what_is_no_whole_snapshot_is_passed_over(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(folder, run)
-    # a folder without config.json is still being written
+    # a snapshot without config.json is still being written
     (run / "snapshots" / "step-00000900").mkdir()
     (run / "snapshots" / "notes").mkdir()
     (run / "snapshots" / "step-1.part").write_text("")
@@ -407,7 +407,7 @@ def test_a_tile_has_the_colours_of_the_weights_and_grey_where_hidden() -> None:
     view = replay({1: two_tokens(1.0), 2: two_tokens(0.0)})
     found = re.findall(r"base64,([^\"]+)", view.svg())
     parts = [base64.b64decode(data) for data in found]
-    # after the header of 33 bytes a chunk: its length, "IDAT", the data
+    # after the header of 33 bytes comes a chunk: its length, "IDAT" and its data
     rows = [zlib.decompress(part[41 : 41 + int.from_bytes(part[33:37])]) for part in parts]
     pixels = [np.frombuffer(row, np.uint8).reshape(2, 7)[:, 1:].reshape(2, 2, 3) for row in rows]
     light, dark, grey = (255, 255, 255), (2, 58, 108), (226, 226, 226)
@@ -460,7 +460,7 @@ def test_the_terminal_has_each_head_first_and_last(view: ReplayView, folder: Pat
 def test_a_plain_terminal_and_many_heads(tmp_path: Path) -> None:
     view = replay(made_run(COPIES, layers=6, heads=8))
     path = tmp_path / "out.txt"
-    # numbers that JSON cannot write would raise an error
+    # characters outside ASCII would raise an error
     with path.open("w", encoding="ascii") as file:
         view.print(Console(file=file, width=60, highlight=False))
     text = path.read_text("ascii")

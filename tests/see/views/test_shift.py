@@ -1,4 +1,4 @@
-"""Words before attention and at each layer in one plane, compared with the plane's definition."""
+"""Tests of the plane of words before attention and after each layer, against its definition."""
 
 import json
 

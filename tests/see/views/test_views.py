@@ -1,4 +1,4 @@
-"""The sentences and the numbers of views are equal to those of the trace."""
+"""Tests that the sentences and numbers of views agree with the trace."""
 
 import json
 import re
@@ -149,7 +149,7 @@ def test_compare_gives_the_similarity_of_each_layer(minilm: Model) -> None:
     ):
         x, y = state_a[0, 5].astype(np.float64), state_b[0, 2].astype(np.float64)
         assert found == pytest.approx(x @ y / np.sqrt((x @ x) * (y @ y)), abs=1e-9)
-    # the output of transformers 5.23.0
+    # transformers 5.23.0 gives these numbers
     assert view.similarity[0] == pytest.approx(0.958, abs=5e-4)
     assert view.similarity[-1] == pytest.approx(0.795, abs=5e-4)
     assert "B: 0.958 at the embeddings, 0.795 after the last layer" in view.sentence
@@ -362,7 +362,7 @@ def test_a_trace_of_weights_alone_can_be_shown() -> None:
     assert view.to_dict()["movement"] is None
     assert "moved" not in str(view)
     arrays = {"blocks.0.attn.hook_pattern": np.full((1, 1, 1, 1), 1.0)}
-    bare = show(Trace(arrays, tokens=[["a"]]))  # the special tokens are not known
+    bare = show(Trace(arrays, tokens=[["a"]]))  # the trace does not say which tokens are special
     assert str(bare).startswith("1 token: a\n")
 
 
@@ -640,7 +640,7 @@ def test_a_text_too_long_to_be_traced_whole_is_summarized(monkeypatch: pytest.Mo
     assert show("the cat sat on mats", model="random").heads.weights
     assert compare(CAT, "a cat sat in the sun", word="cat", model="random").sides[0].heads.summary
     short = random_model(CAT)
-    short.max_seq_length = 5  # a text that is cut to the model's limit has all its weights
+    short.max_seq_length = 5  # once cut to 5 tokens, the text keeps all its weights
     with pytest.warns(UserWarning, match="cut to 5 tokens"):
         assert show(CAT, model=short).heads.weights
 
@@ -700,7 +700,7 @@ def test_the_shift_of_a_trace_is_a_view(minilm: Model) -> None:
     assert re.search(r"^bank +1 and 2 +1\.000 → +0\.795$", str(several), re.MULTILINE)
     figure = several.figure()
     assert "bank (2)" in {text.get_text() for text in figure.axes[1].texts}
-    grid = figure.axes[0].images[0].get_array()  # first, each word's cosine at each layer
+    grid = figure.axes[0].images[0].get_array()  # each word's cosine at each layer
     assert grid.shape == (16, 7)
     np.testing.assert_allclose(grid[:9, -1], cosine, atol=1e-6)
 
