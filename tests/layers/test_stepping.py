@@ -65,8 +65,8 @@ OPTIONS: list[dict[str, Any]] = [{}, {"window": (4, 0), "softcap": 5.0, "scale":
 SIZES = {"one product for each": (6, 2, 12), "one for all three": (4, 2, 16)}
 TYPES = [np.float32, bfloat16]
 # Each pair of design and attention occurs twice, with opposite sizes, options and types. This
-# fourth of all cases contains every combination of any three of the five parameters, and its half
-# that always runs every combination of any two.
+# quarter of all cases contains every combination of any three of the five parameters. The half
+# without the mark `attack` contains every combination of any two.
 TOGETHER = [
     pytest.param(
         *(size ^ other, design, attention, option ^ other, kind ^ other),

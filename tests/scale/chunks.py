@@ -1,4 +1,4 @@
-"""Arrays cut at random, and results of them held against the formula at twice its promise."""
+"""Arrays in random chunks, and comparisons with the formula at twice its tolerances."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,14 +16,14 @@ from qkv.ops.kernel import BACKENDS
 
 @contextmanager
 def a_backend(seed: int) -> Iterator[str]:
-    """One of the backends that this machine can run, another one with each seed."""
+    """Set one of the backends that this machine can run, chosen by the seed, and yield its name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QKV_BACKEND", name := BACKENDS[seed % len(BACKENDS)])
         yield name
 
 
 def pieces(rng: np.random.Generator, size: int, most: int = 4) -> tuple[int, ...]:
-    """A size cut at random places, now and then with an empty piece."""
+    """Return random chunk sizes that sum to `size`, occasionally with empty chunks."""
     cuts = rng.integers(0 if rng.random() < 0.1 else min(1, size), size + 1, rng.integers(most))
     return tuple(int(n) for n in np.diff([0, *np.sort(cuts), size]) if n or rng.random() < 0.1) or (
         size,
@@ -31,12 +31,12 @@ def pieces(rng: np.random.Generator, size: int, most: int = 4) -> tuple[int, ...
 
 
 def cut(rng: np.random.Generator, array: Array, most: int = 4) -> Any:
-    """A dask array of the same numbers, in chunks at random."""
+    """Return a dask array of the same numbers in random chunks."""
     return da.from_array(array, chunks=tuple(pieces(rng, size, most) for size in array.shape))
 
 
 def cut_case(rng: np.random.Generator, case: Case) -> tuple[list[Any], dict[str, Any]]:
-    """Query, key and value as dask arrays; masks, bias, sinks and slopes as those or in memory."""
+    """Cut query, key and value of a case, and some of its array options, into dask arrays."""
     options = dict(case.options)
     for name in ("attn_mask", "bias", "sinks", "alibi_slopes"):
         if name in options and rng.random() < 0.7:
@@ -47,7 +47,7 @@ def cut_case(rng: np.random.Generator, case: Case) -> tuple[list[Any], dict[str,
 def assert_results(
     out: Array, weights: Array, lse: Array, expected: Loops, dtype: np.dtype[Any]
 ) -> None:
-    """All that attention gives, at twice the promise."""
+    """Check output, weights and log-sum-exp at twice their tolerances."""
     allowed, weight, relative = (2 * x for x in tolerances(expected, dtype))
     assert out.dtype == dtype
     assert weights.dtype == lse.dtype == accumulator(dtype)
@@ -58,7 +58,7 @@ def assert_results(
     rounding = np.finfo(lse.dtype).eps * expected.largest_score
     assert_near(lse, expected.lse, relative * size + rounding, "lse")
 
-    # what a hidden cell of a row of NaN holds is nobody's promise
+    # in a row whose log-sum-exp is NaN, the weights of masked keys are not specified
     sound = ~np.isnan(expected.lse)[..., None] | expected.visible
     assert weights.shape == expected.weights.shape
     shown = np.where(sound, weights, 0)

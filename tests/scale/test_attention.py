@@ -1,4 +1,4 @@
-"""`qkv.scale.attention` beside the formula in float64, whatever the chunks."""
+"""Tests of `qkv.scale.attention` against the formula in float64, for any chunks."""
 
 import warnings
 from typing import Any
@@ -31,10 +31,10 @@ def _in_this_thread() -> Any:
 
 
 def computed(case: Case, seed: int) -> tuple[Array, Array, Array]:
-    """Out, weights and log-sum-exp of a call whose arrays are cut by this seed."""
+    """Return output, weights and log-sum-exp of a case whose arrays are cut by this seed."""
     arrays, options = cut_case(np.random.default_rng(seed), case)
     with warnings.catch_warnings():
-        # visible infinities may draw NumPy's warnings, a mask of ones its own
+        # NumPy may warn about visible infinities, and qkv about a float mask of only 0 and 1
         warnings.simplefilter("ignore")
         found = scale.attention(*arrays, **options, return_weights=True, return_lse=True)
         return dask.compute(*found)
@@ -72,7 +72,7 @@ def test_random_settings_in_any_chunks_agree_with_the_formula(start: int) -> Non
 
 
 def layer(array: Any, name: str) -> dict[Any, Any]:
-    """The tasks of the one layer of a graph whose name begins so."""
+    """Return the tasks of the graph's only layer whose name begins with `name`."""
     (found,) = (x for key, x in array.__dask_graph__().layers.items() if key.startswith(name))
     return dict(found)
 
@@ -86,7 +86,7 @@ def words(tokens: int, chunk: int, size: int = 4, heads: int = 1) -> Any:
     [
         ({}, 100),
         ({"is_causal": True}, 55),  # 10 + 9 + ... + 1
-        ({"is_causal": True, "window": (9, None)}, 19),  # the own block and the one before
+        ({"is_causal": True, "window": (9, None)}, 19),  # each query's own block and the one before
         ({"is_causal": True, "window": (10, None)}, 19),  # query 10 sees key 0
         ({"is_causal": True, "window": (11, None)}, 27),  # query 20 sees key 9
         ({"window": (0, 0)}, 10),
@@ -163,7 +163,8 @@ def test_results_are_cut_as_the_arrays_are() -> None:
         return_weights=True,
         return_lse=True,
     )
-    # heads 2 to 4 are those of two groups of three: they are cut where the second begins
+    # the chunk of heads 2 to 4 spans both groups of three heads, so it is cut where the second
+    # group begins
     rows = ((1, 2, 1), (2, 1, 2, 1), (2, 7))
     assert [x.chunks for x in found] == [(*rows, (3,)), (*rows, (1, 4, 6)), rows]
     expected = qkv.attention(query, key, value, return_weights=True, return_lse=True)
@@ -185,14 +186,14 @@ def test_scores_beside_which_all_digits_are_lost(scores: str, dtype: Any) -> Non
     query, key, value = (x.astype(dtype) for x in qkv_arrays(L=6, S=20, dtype=F64))
     mask = np.zeros((6, 20), dtype)
     if scores == "lowest":
-        mask[2] = np.finfo(dtype).min  # all keys weigh the same, in blocks of 7, 7 and 6
+        mask[2] = np.finfo(dtype).min  # all keys get equal weights, in blocks of 7, 7 and 6
         mask[3, :9] = np.finfo(dtype).min
     else:
-        query[...] = 0  # what is left of a score is what the mask has
+        query[...] = 0  # only the mask's numbers remain of the scores
         mask[2] = -1e12
         mask[2, 4:9] += 1e5
         mask[3] = 3e9
-        mask[1] = -np.inf  # sees nothing, beside rows of such scores
+        mask[1] = -np.inf  # sees no key, next to rows with such scores
     chunked = [da.from_array(x, chunks=(2, 2, 4, 7)) for x in (query, key, value)]
     out, weights, lse = scale.attention(*chunked, mask, return_weights=True, return_lse=True)
     truth = exact.attention(query, key, value, mask).loops
@@ -248,7 +249,7 @@ def test_a_float_mask_of_zeros_and_ones_draws_a_warning_at_the_call() -> None:
     mask = np.eye(9)
     with pytest.warns(UserWarning, match="scale.attention: attn_mask is float64 and holds only"):
         out = scale.attention(x, x, x, mask)
-    out.compute()  # and no second one
+    out.compute()  # computing does not warn again
 
 
 def test_a_task_computes_on_the_thread_that_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:

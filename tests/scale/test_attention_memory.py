@@ -1,4 +1,4 @@
-"""Long attention on real workers: little memory, nothing spilled, and a worker that is killed."""
+"""Tests of long attention on real workers: little memory, no spilling, and a killed worker."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from attend.support import numbers
 from benchmarks.long_attention import arrays, on_workers, workers
 from qkv import scale
 
-MEMORY = 400 << 20  # bytes a worker: the scores of 16,384 tokens alone take 1 GB
+MEMORY = 400 << 20  # bytes per worker; the scores of 16,384 tokens alone take 1 GB
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,10 @@
-"""The claims about more than one process: every way gives the truth, every goal can be judged."""
+"""Tests of the benchmarks of several processes: correct results, and goals that can be judged."""
 
 import pytest
 
 from benchmarks import scale, texts
 
-SMALL = 32  # what lengths are divided by here
+SMALL = 32  # the divisor of the benchmarks' lengths
 
 
 def test_every_way_gives_the_truth() -> None:

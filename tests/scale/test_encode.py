@@ -1,4 +1,4 @@
-"""Vectors of many files: every row once, as `Model.encode` gives it, in a folder that resumes."""
+"""Tests of `scale.encode`: each row once, equal to `Model.encode`, in a folder that resumes."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ TEXTS = [f"the cat sat {n} times {'on the mat ' * (n % 7)}" for n in range(1300)
 
 
 def held(folder: Path) -> dict[str, Any]:
-    """What the parts hold, in the order of ids."""
+    """Return the columns of all parts, sorted by id."""
     tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
     rows = [row for table in tables for row in table.to_pylist()]
     return {name: [row[name] for row in sorted(rows, key=lambda row: row["id"])]
@@ -160,7 +160,7 @@ def test_other_file_systems(tmp_path: Path) -> None:
 
 
 def test_texts_that_are_cut_are_counted_once_a_run(tmp_path: Path) -> None:
-    long = "the cat sat on the mat " * 100  # 600 tokens, of which 512 are read
+    long = "the cat sat on the mat " * 100  # 600 tokens, which are cut to 512
     texts = [long if row % 300 == 0 else "the cat sat" for row in range(1200)]
     (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts))
     with warnings.catch_warnings(record=True) as noted:

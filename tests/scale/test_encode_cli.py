@@ -1,4 +1,4 @@
-"""`qkv encode --cluster`: what a user types, and what is said."""
+"""Tests of `qkv encode --cluster`: its arguments and its messages."""
 
 import json
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def files(tmp_path: Path) -> list[str]:
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
-    """The exit code, and what went to standard output and error."""
+    """Return the exit code, the standard output and the standard error."""
     found = CliRunner().invoke(main, list(arguments))
     return found.exit_code, found.stdout, found.stderr
 

@@ -1,4 +1,4 @@
-"""Workers, clients, schedulers and disks that fail: every row once, or one error."""
+"""Tests of failing workers, clients, schedulers and disks: each row once, or one error."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def expected() -> Any:
 
 
 def check(folder: Path) -> None:
-    """Every row is there once, as one process computes it, and nothing half done."""
+    """Check that each row is stored once, as one process computes it, and no part is unfinished."""
     rows = [row for path in folder.glob("*.parquet") for row in pq.read_table(path).to_pylist()]
     rows.sort(key=lambda row: row["id"])
     assert [row["id"] for row in rows] == list(range(len(TEXTS)))
@@ -57,13 +57,13 @@ def parts(folder: Path) -> int:
 
 
 def listed(folder: Path) -> set[str]:
-    """The parts that the manifest says are whole."""
+    """Return the parts that the manifest lists as complete."""
     about = json.loads((folder / "_manifest.json").read_text())
     return {part["name"] for part in about["parts"].values()}
 
 
 def until(folder: Path, count: int, known: int = 0) -> None:
-    """Wait until a folder holds so many parts, and its manifest lists so many."""
+    """Wait until at least `count` parts exist, and the manifest lists at least `known` parts."""
     for _ in range(60_000):
         if parts(folder) >= count and len(listed(folder)) >= known:
             return
@@ -133,7 +133,7 @@ def test_a_client_that_is_ended(name: str, source: Path, tmp_path: Path) -> None
         children: list[psutil.Process] = []
         try:
             until(out, 2, known=1)
-            program.send_signal(signal.SIGSTOP)  # or all could be written before it is ended
+            program.send_signal(signal.SIGSTOP)  # or the run could finish before the signal
             children = psutil.Process(program.pid).children(recursive=True)
             with pytest.raises(RuntimeError, match="another run writes to"):
                 encode("books", source, out)
@@ -150,7 +150,7 @@ def test_a_client_that_is_ended(name: str, source: Path, tmp_path: Path) -> None
     assert code == (-number if name == "SIGKILL" else 128 + number)
     written, known = parts(out), listed(out)
     assert 1 <= len(known) <= written < PARTS
-    if name != "SIGKILL":  # it wrote down what was there, but for what its workers wrote since
+    if name != "SIGKILL":  # the run updated its manifest; its workers may have written more
         assert len(known) >= written - 2
     kept = {one: (out / one).stat().st_mtime_ns for one in known}
     assert encode("books", source, out).rows == len(TEXTS)
@@ -167,7 +167,7 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of a file is set of another process")
 def test_a_full_disk(source: Path, client: Any, tmp_path: Path) -> None:
-    """Of each worker's files none may be longer, as where a disk has no room."""
+    """A limit on the size of each worker's files stands for a full disk."""
     import resource
 
     client.wait_for_workers(2, timeout=30)
@@ -188,7 +188,7 @@ def test_a_full_disk(source: Path, client: Any, tmp_path: Path) -> None:
 
 
 def test_one_bad_line_in_a_million(client: Any, tmp_path: Path) -> None:
-    """Which is found before anything is computed."""
+    """The bad line is found before anything is computed."""
     lines = [b"the cat"] * 10**6
     lines[765_432] = b"the \xff"
     (tmp_path / "a.txt").write_bytes(b"\n".join(lines))

@@ -1,4 +1,4 @@
-"""What heads do over a corpus, cut into tasks: the numbers of one process, however it was cut."""
+"""Tests of head scores of a corpus: any division into tasks gives the numbers of one process."""
 
 import csv
 import json
@@ -20,7 +20,7 @@ WORDS = ["the", "cat", "sat", "on", "a", "mat", "dog", "ran", "river", "bank", "
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    """Natural lengths, repeated words, blank lines."""
+    """Return texts of 0 to 11 words, with repeated words."""
     rng = np.random.default_rng(0)
     return [" ".join(rng.choice(WORDS, n)) for n in rng.integers(0, 12, 120)]
 
@@ -43,7 +43,7 @@ def client() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def corpus(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The texts in files of all four kinds, and of unlike lengths."""
+    """Write the texts to files of all four kinds, with different lengths; return their folder."""
     import pyarrow
     from pyarrow import parquet
 
@@ -77,7 +77,8 @@ def test_every_kind_of_file_on_two_workers(
 def test_the_current_client_counts(
     corpus: Path, wanted: dict[str, np.ndarray], client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qkv.scale.head_sums.head_sums", None)  # here, not in the workers
+    # counting in this process would fail, but the workers are not patched
+    monkeypatch.setattr("qkv.scale.head_sums.head_sums", None)
     sources = [corpus / "1.txt", *sorted(corpus.glob("[2-4]*"))]
     with client.as_current():
         agree(scale.head_scores(None, sources), wanted)
@@ -87,7 +88,7 @@ def test_the_current_client_counts(
 def test_however_it_is_cut(
     rows: int, texts: list[str], wanted: dict[str, np.ndarray], client: Any, tmp_path: Path
 ) -> None:
-    """A file of a few rows is a part of its own; 40, 18 and 3 parts are joined two by two."""
+    """Each small file is one part; 40, 18 or 3 parts are joined in pairs."""
     paths = []
     for first in range(0, len(texts), rows):
         paths.append(tmp_path / f"{first}.txt")
@@ -144,7 +145,8 @@ def test_only_what_is_asked_for_and_nan_where_no_query_counts(tmp_path: Path, cl
 def test_a_csv_whose_rows_are_not_lines(
     tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qkv.scale.counting.MARK_ROWS", 1)  # here: a part may begin at every row
+    # in this process, a part may begin at each row
+    monkeypatch.setattr("qkv.scale.counting.MARK_ROWS", 1)
     monkeypatch.setattr("qkv.scale.head_sums.ROWS", 1)
     rows = ["the cat\nsat", 'a "dog", ran', ""]
     with (tmp_path / "x.csv").open("w", newline="") as file:

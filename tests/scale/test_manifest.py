@@ -1,4 +1,4 @@
-"""A manifest that somebody damaged: one error that names it and says how to go on."""
+"""Tests of damaged manifests: one error names the file, and says how to go on."""
 
 import copy
 import json
@@ -51,7 +51,7 @@ def test_what_is_no_json(data: bytes, tmp_path: Path) -> None:
 
 
 def put(*names: Any) -> Callable[[Any, Any], None]:
-    """A change that puts a value at a place."""
+    """Return a change that sets the value at `names`, or deletes it if the value is `put`."""
 
     def change(data: Any, value: Any) -> None:
         for name in names[:-1]:

@@ -1,4 +1,4 @@
-"""Rows of files: numbered alike however a file is cut into blocks and parts."""
+"""Tests of the rows of files, which have the same numbers for any blocks and parts."""
 
 import bz2
 import csv

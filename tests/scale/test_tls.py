@@ -1,4 +1,4 @@
-"""A cluster with TLS, made as docs/scale.md says: strangers are not let in."""
+"""Tests of a cluster with TLS, made as in docs/scale.md, which rejects strangers."""
 
 import re
 import shlex
@@ -30,7 +30,7 @@ def made_in(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The files of our cluster, and those that somebody else has made likewise."""
+    """Return the folders of our cluster's files and of a stranger's files, made the same way."""
     if OPENSSL is None:
         pytest.skip("openssl, which makes the certificates, is not installed")
     base = tmp_path_factory.mktemp("tls")
@@ -41,7 +41,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def cluster(folders: tuple[Path, Path]) -> Iterator[tuple[Any, Any]]:
-    """The page's cluster, by its own code, but for a dashboard, and its `security`."""
+    """Yield a cluster with the page's `Security`, and this `Security`.
+
+    Only the address of the dashboard differs from the page.
+    """
     from distributed import LocalCluster
 
     code = re.search(r"^files = .*?require_encryption=True\)$", _page(), flags=re.M | re.S)
@@ -96,7 +99,7 @@ def test_the_configuration_file_of_the_page_lets_a_client_in(
 def test_a_stranger_is_not_let_in(
     cluster: tuple[Any, Any], folders: tuple[Path, Path], stranger: str, who: str
 ) -> None:
-    """It answers with a refusal alone."""
+    """The only answer is a refusal."""
     made = cluster[0]
     worker = next(iter(made.workers.values()))
     address = made.scheduler_address if who == "scheduler" else worker.worker_address
@@ -108,7 +111,7 @@ def test_a_stranger_is_not_let_in(
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         if stranger == "plain":
             connection.sendall(bytes(64))
-            assert _answer(connection)[:1] in (b"", b"\x15")  # nothing, or an alert of TLS
+            assert _answer(connection)[:1] in (b"", b"\x15")  # no bytes, or a TLS alert
             return
         with (
             pytest.raises(ssl.SSLError, match=r"(?i)alert"),
@@ -120,7 +123,7 @@ def test_a_stranger_is_not_let_in(
 def test_who_has_a_certificate_is_answered(
     cluster: tuple[Any, Any], folders: tuple[Path, Path]
 ) -> None:
-    """So that the strangers' test would see it if they were let in."""
+    """The test of strangers would notice an answer, because this test receives one."""
     host, _, port = cluster[0].scheduler_address.removeprefix("tls://").partition(":")
     context = ssl.create_default_context(cafile=str(folders[0] / "ca.pem"))
     context.check_hostname = False
@@ -133,7 +136,7 @@ def test_who_has_a_certificate_is_answered(
 
 
 def _answer(connection: socket.socket) -> bytes:
-    """The first bytes that come of themselves: Dask's side begins the talk."""
+    """Return the first bytes that Dask's side sends; Dask's side sends first."""
     try:
         return connection.recv(64)
     except ConnectionError:

@@ -1,4 +1,4 @@
-"""What a worker does around its work."""
+"""Tests of the settings of a worker while it computes."""
 
 import platform
 import resource
@@ -11,7 +11,7 @@ from qkv.scale.workers import _keeping_memory, connected
 
 
 def _faults(keeping: bool) -> tuple[int, int]:
-    """Pages that the system gave for one array of 2 MB after the other, and for more of them."""
+    """Count the page faults of 50 arrays of 2 MB, twice; `keeping` keeps memory the first time."""
 
     def made() -> int:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -28,7 +28,7 @@ def _faults(keeping: bool) -> tuple[int, int]:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="Dask's setting is one of glibc")
 def test_a_worker_keeps_the_memory_of_arrays_while_it_computes() -> None:
-    """Each array has 512 pages: Dask has them given back and asked for again every time."""
+    """Each array has 512 pages, which Dask's setting returns and requests again for every array."""
     with connected("local:1", "test") as client:
 
         def ask(keeping: bool) -> Any:
@@ -38,4 +38,4 @@ def test_a_worker_keeps_the_memory_of_arrays_while_it_computes() -> None:
         assert min(ask(False)) > 50 * 500
         inside, after = ask(True)
         assert inside < 3 * 512
-        assert after > 50 * 500  # as Dask would have it again
+        assert after > 50 * 500  # Dask's setting is restored
