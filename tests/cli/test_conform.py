@@ -1,4 +1,4 @@
-"""`qkv conform`: what it prints, what it writes, how it ends."""
+"""Tests of `qkv conform`: its output, its files and its exit codes."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`qkv encode` of many lines: in windows, and a file that is whole or not there."""
+"""Tests of `qkv encode` for many lines: windows, and an output file that is complete or missing."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def test_windows_make_one_array(source: str, model: str, tmp_path: Path) -> None
     found = np.load(target)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, qkv.load(model).encode(LINES))
-    mapped = np.load(target, mmap_mode="r")  # which is stricter about what a file holds
+    mapped = np.load(target, mmap_mode="r")  # mapping is stricter about the file's contents
     assert mapped.shape == (23, 8)
     assert target.stat().st_size == 128 + 23 * 8 * 4
 
@@ -150,7 +150,7 @@ def test_a_program_that_is_ended_leaves_nothing(name: str, model: str, tmp_path:
         assert program.stdin is not None
         program.stdin.write(b"the cat\n")
         program.stdin.flush()
-        for _ in range(5000):  # until it waits for more lines
+        for _ in range(5000):  # until the program waits for more lines
             if list(home.iterdir()) or program.poll() is not None:
                 break
             time.sleep(0.02)
@@ -206,7 +206,7 @@ def test_one_warning_for_all_windows(model: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell closes the stream")
 def test_without_a_standard_error(model: str, tmp_path: Path) -> None:
-    """And no file takes its number, or what a library prints would stand in it."""
+    """No file gets the descriptor of standard error, because libraries would print into it."""
     (tmp_path / "in.txt").write_text("\n".join(LINES))
     command = [sys.executable, "-c", OPENED, "encode", str(tmp_path / "in.txt"), "-o",
                str(tmp_path / "out.npy"), "--model", model]  # fmt: skip
@@ -257,7 +257,7 @@ def test_memory_does_not_grow_with_the_number_of_lines(model: str, tmp_path: Pat
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process has used is asked of Linux")
 @pytest.mark.parametrize("word", ["the cat ", "x"])
 def test_memory_does_not_grow_with_a_line(word: str, model: str, tmp_path: Path) -> None:
-    """Of words, and without a blank; from standard input, so that nothing is mapped."""
+    """Test a line of words and a line without blanks, read from standard input without mapping."""
     peaks = []
     for size in (2**21, 2**25):
         command = [sys.executable, "-c", PROGRAM, "encode", "-", "-o", str(tmp_path / "out.npy"),

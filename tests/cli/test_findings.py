@@ -1,4 +1,4 @@
-"""`qkv publish` and `qkv verify`: what they print and write, their exit codes, how they refuse."""
+"""Tests of `qkv publish` and `qkv verify`: their output, files, exit codes and errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXT = "the cat sat on the [MASK]."
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, a finding of it that holds, one that does not, and an article."""
+    """Return a folder with a model, a finding that holds, one that does not, and an article."""
     folder = tmp_path_factory.mktemp("findings")
     (folder / "small").mkdir()
     mask_bert(folder / "small")

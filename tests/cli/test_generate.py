@@ -1,4 +1,4 @@
-"""qkv generate: text as it comes, several prompts, JSON, and what it refuses."""
+"""Tests of `qkv generate`: streamed text, several prompts, JSON, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXT = "the other day, \u4e16\u754c!"
 
 @pytest.fixture
 def writes(tmp_path: Path) -> str:
-    """The folder of a model that writes TEXT behind PROMPT."""
+    """Return the folder of a model that continues PROMPT with TEXT."""
     writer(tmp_path / "writer", PROMPT, TEXT)
     return str(tmp_path / "writer")
 
@@ -103,7 +103,7 @@ CONTROLS = "a\x1b[31mb\x07 \x9b2J\r\x7f\x00\u202e\tc\nd \xa0\u4e16"
 
 @pytest.fixture
 def wild(tmp_path: Path) -> str:
-    """The folder of a model that writes what a terminal would obey."""
+    """Return the folder of a model that writes control characters."""
     writer(tmp_path / "wild", PROMPT, CONTROLS)
     return str(tmp_path / "wild")
 
@@ -126,7 +126,7 @@ def test_a_terminal_gets_no_commands(wild: str) -> None:
         check=False,
     )
     assert done.returncode == 0
-    shown = os.read(ours, 1000).decode().replace("\r\n", "\n")  # the terminal's own way
+    shown = os.read(ours, 1000).decode().replace("\r\n", "\n")  # the terminal's line ends
     os.close(theirs)
     os.close(ours)
     assert shown == PROMPT + r"a\x1b[31mb\x07 \x9b2J\r\x7f\x00\u202e" + "\tc\nd \xa0\u4e16\n"

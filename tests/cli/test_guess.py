@@ -1,4 +1,4 @@
-"""qkv guess: the words and their probabilities, before and after, and what it refuses."""
+"""Tests of `qkv guess`: words, their probabilities before and after, and rejected arguments."""
 
 from __future__ import annotations
 

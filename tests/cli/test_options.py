@@ -1,4 +1,4 @@
-"""Every option that a help text, a page or an error names is one that its command has."""
+"""Tests that each command has the options that help texts, pages and errors name for it."""
 
 import re
 from pathlib import Path
@@ -11,18 +11,18 @@ from qkv.cli import main
 ROOT = Path(__file__).parents[2]
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*(?![\w-])")
 _COMMAND = re.compile(rf"\bqkv ({'|'.join(main.commands)})\b((?:\\\n|[^`\n;|])*)")
-# what a verb's help says of the other commands
+# options of other commands that a command's help text names
 _OTHERS = {"train": {"--model"}}
 
 
 def has(verb: str) -> set[str]:
-    """The options of a verb."""
+    """Return the options of a command."""
     found = {name for one in main.commands[verb].params for name in one.opts if name[:2] == "--"}
     return found | {"--help"}
 
 
 def named(text: str) -> set[str]:
-    """The options that a text names."""
+    """Return the options that a text names."""
     return set(_OPTION.findall(text))
 
 

@@ -1,4 +1,4 @@
-"""`qkv play`: what it prints and writes, and how it refuses."""
+"""Tests of `qkv play`: its output, its files, and rejected arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qkv replay`: what it prints, what it writes, and how it refuses."""
+"""Tests of `qkv replay`: its output, its files, and rejected arguments."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""qkv train: from a text to a model, stopped, killed and gone on with; and what it refuses."""
+"""Tests of `qkv train`: new models, interrupted and resumed runs, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUICK = (*SMALL, "--tokens-per-step", "64")
 
 @pytest.fixture(autouse=True)
 def _curves_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are put together; that a file of them is there is all that is asked here."""
+    """Write a stub instead of the drawn curves, because these tests only need their file."""
     monkeypatch.setattr(Figure, "savefig", lambda _, file, **__: file.write(b"\x89PNG"))
 
 
@@ -40,13 +40,13 @@ def corpus(tmp_path: Path) -> str:
 
 
 def train_process(*args: str) -> subprocess.Popen[bytes]:
-    """A real process, which takes signals."""
+    """Start a training process, which can receive signals."""
     program = [sys.executable, "-c", "from qkv.cli import main; main()", "train", *args]
     return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def wait_for(folder: Path, step: int, process: subprocess.Popen[bytes]) -> None:
-    """Until a run has made a step."""
+    """Wait until a run has made a step."""
     for _ in range(6000):
         rows = read_metrics(folder)
         if rows and rows[-1]["step"] >= step:
@@ -94,7 +94,8 @@ def test_it_learns(corpus: str, tmp_path: Path) -> None:
     options = ("--objective", "causal", "-o", str(folder), *QUICK)
     assert run("train", corpus, *options, "--steps", "150", "--rate", "0.02").exit_code == 0
     losses = [row["loss"] for row in read_metrics(folder)]
-    assert losses[0] == pytest.approx(np.log(300), abs=0.1)  # nothing is known yet
+    # before training, all 300 tokens are about equally probable
+    assert losses[0] == pytest.approx(np.log(300), abs=0.1)
     assert np.mean(losses[-10:]) < 1.5
 
 
@@ -134,7 +135,7 @@ ENDED = ("--objective", "causal", *QUICK, "--steps", "150")
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    """What a run that nobody ends comes to."""
+    """Return the parameters of a run without an interruption."""
     home = tmp_path_factory.mktemp("whole")
     (home / "corpus.txt").write_text(TEXT, encoding="utf-8")
     assert run("train", str(home / "corpus.txt"), *ENDED, "-o", str(home / "run")).exit_code == 0
@@ -207,14 +208,14 @@ def test_other_signals_end_it_as_ctrl_c_does(
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_while_the_tokenizer_is_trained(name: str, tmp_path: Path) -> None:
-    """The library that trains hears none, and would go on for half a minute."""
+    """The library that trains the tokenizer ignores signals, and would go on for half a minute."""
     corpus = tmp_path / "corpus.txt"
     letters = np.random.default_rng(0).choice(np.frombuffer(b"ACGT", np.uint8), 6_000_000)
     corpus.write_bytes(letters.tobytes())
     options = ("--objective", "causal", "--vocabulary", "30000", "-o", str(tmp_path / "model"))
     process = train_process(str(corpus), *options)
     assert process.stderr.readline().startswith(b"qkv train: corpus: ")
-    time.sleep(1)  # until it trains
+    time.sleep(1)  # until the tokenizer is being trained
     assert process.poll() is None
     process.send_signal(getattr(signal, name))
     try:
@@ -238,7 +239,7 @@ def test_a_terminal_that_is_closed(corpus: str, tmp_path: Path) -> None:
     )
     os.close(theirs)
     wait_for(folder, 10, process)
-    os.close(ours)  # it gets a SIGHUP, and can say nothing any more
+    os.close(ours)  # the process gets SIGHUP, and can no longer print
     assert process.wait(timeout=300) == 128 + signal.SIGHUP
     assert last_checkpoint(folder).about["step"] >= 10
     assert (folder / "model.safetensors").exists()

@@ -1,4 +1,4 @@
-"""Which model each verb takes without a name, and which it refuses where QKV_MODEL names them."""
+"""Tests of each command's default model, and of the models in QKV_MODEL that it rejects."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ VERBS = READERS | PLAY | {"generate": ("generate", TEXT, "--max-new-tokens", "3"
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Small models of every kind there is to refuse, by their names."""
+    """Return the folders of small models, by name, with every kind of model that is rejected."""
     home = tmp_path_factory.mktemp("models")
     for name in ("t5", "vit", "gemma2", "llama"):
         write_small(home / name, CONFIGS[name])
-    Folder(home / "bert").write()  # without a head
+    Folder(home / "bert").write()  # a BERT without a head
     decoders.gpt2(home / "gpt2", seed=1, eos_token_id=None)
     return {path.name: path for path in home.iterdir()}
 
@@ -43,8 +43,8 @@ def _a_file_to_encode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def taken(verb: str) -> str:
-    """The model that a verb used."""
-    if verb == "compare":  # its numbers are of two texts, each with a model in its heading
+    """Return the model that a command used."""
+    if verb == "compare":  # it reads two texts, and names the model in each heading
         return run(*VERBS[verb]).stdout.removeprefix("A  ").partition(",")[0]
     return str(json.loads(run(*VERBS[verb], "--json").stdout)["model"])
 
