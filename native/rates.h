@@ -1,4 +1,4 @@
-// The peak rates of the machine, for arithmetic and for memory, with which benchmarks compare a kernel.
+// The machine's peak rates of arithmetic and memory, to which benchmarks compare a kernel.
 #pragma once
 
 #include <algorithm>

@@ -11,7 +11,7 @@ struct AttentionCase : Case {
   Array query, key, value, mask, bias;
   Array out, lse, weights, top_indices, top_weights, received;
   double out_allowed, weight_allowed, lse_relative, lse_allowed;
-  // in the order row, head, i, and then column, nothing or key
+  // ordered by row, head and i, and then by column (out), nothing (lse) or key (weights)
   Block expected_out, certain_out, expected_lse, certain_lse, expected_weights, visible;
 
   AttentionCase(File& file, bool shifted) {
@@ -56,7 +56,7 @@ struct AttentionCase : Case {
   }
 
   void compare(const Where& where) {
-    std::vector<uint8_t> mine(size_t(out.block.count), 0);  // the bytes of out that are an element's
+    std::vector<uint8_t> mine(size_t(out.block.count), 0);  // marks the bytes of out's elements
     int64_t column = 0, place = 0, cell = 0;
     bool sound = true;
     int said_already = failures;
@@ -91,7 +91,7 @@ struct AttentionCase : Case {
             if (weights.given)
               for (int64_t j = 0; j < a.keys[row]; ++j) {
                 double w = number(weights.at(row, head, group, i, j), Type::float32);
-                bool free = std::isnan(y) && !seen[j];  // a hidden cell of a NaN row
+                bool free = std::isnan(y) && !seen[j];  // a masked key of a NaN row
                 double v = std::isnan(y) ? NAN : whole[j];
                 if (!free && failures - said_already < 3 &&
                     !agrees(w, v, seen[j] ? weight_allowed : 0, certain))
@@ -117,7 +117,7 @@ struct AttentionCase : Case {
         return where.fail("something beside out was written to");
   }
 
-  // What is wrong with the largest weights of one query.
+  // Returns the error in the largest weights of one query, or an empty string.
   std::string ranks(int64_t row, int64_t head, int64_t group, int64_t i, const double* whole,
                     const uint8_t* seen) const {
     std::vector<bool> listed(size_t(a.keys[row]), false);
@@ -149,7 +149,7 @@ struct AttentionCase : Case {
   }
 };
 
-// What holds the forward pass is given here; gradients are contiguous.
+// A call of the backward pass. Results of the forward pass are inputs. Gradients are contiguous.
 struct GradientCase : AttentionCase {
   Gradient g;
   Array upstream, query_sums, key_sums, value_sums, bias_sums;

@@ -1,4 +1,4 @@
-// A case as a file has it: its arrays, what comes out wrong, and how near is near enough.
+// A case that is read from a file: its arrays, wrong results, and tolerances.
 #pragma once
 
 #include <cmath>
@@ -91,14 +91,14 @@ class File {
   size_t at_ = 0;
 };
 
-// A heap block with what the file says, which `reset` brings back.
+// A heap block with contents from the file; `reset` restores these contents.
 struct Block {
   std::unique_ptr<uint8_t[]> memory;
   uint8_t* data = nullptr;
   const char* original = nullptr;
   int64_t count = 0;
 
-  // `shift` bytes in front: NumPy's slices begin anywhere.
+  // Puts `shift` bytes before the data, because slices of NumPy arrays begin at any address.
   void read(File& file, int64_t shift = 0) {
     count = file.whole();
     original = file.take(count);
@@ -162,7 +162,7 @@ inline std::string said(const char* format, ...) {
   return line;
 }
 
-// What tests/attend/exact.py calls a number's certainty.
+// The certainty of a number, as tests/attend/exact.py defines it.
 enum { NEAR, NEAR_OR_NAN, NOT_FINITE, ANYTHING };
 
 inline bool agrees(double actual, double expected, double allowed, int certainty) {

@@ -1,11 +1,12 @@
-// Runs case files on every body that this machine can run: for sanitizers and emulators, which a
-// Python process is too heavy for. writer.py writes the files and says what must come out.
+// Runs case files on every body that this machine can run. Sanitizers and emulators run this
+// program, because a Python process is too heavy for them. writer.py writes the files, with the
+// expected results.
 //
 //   driver FILE...    one line for each failure; exit code 1 if there was any
 //
-// Every array is a heap block of its own, exactly as long as what may be read of it, so that an
-// address sanitizer sees one step too far. Built with QKV_IMPATIENT, each case also runs a first time
-// that is ended on its way.
+// Every array has its own heap block, which is exactly as long as the part that may be read, so an
+// address sanitizer detects a read beyond this part. Built with QKV_IMPATIENT, each case also has a
+// run that is ended early.
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -20,7 +21,7 @@
 
 namespace qkv {
 
-// The choice leaves it out where the one with BF16 runs; here both do.
+// `bodies` leaves out AVX-512 without BF16 if AVX-512 with BF16 runs; the driver runs both.
 #if defined(QKV_HAS_AVX512)
 namespace avx512 { extern const Body body; }
 #endif
@@ -49,9 +50,9 @@ std::unique_ptr<Case> next_case(File& file, int number) {
   return found;
 }
 
-int ended = 0;  // runs
+int ended = 0;  // the number of runs that were ended early
 
-// Ends a run when it asks for the `left`th time.
+// Ends a run after it has checked `left` times whether to stop.
 struct Ending : StopRequest {
   int left;
   explicit Ending(int left) : left(left) {}

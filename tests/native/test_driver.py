@@ -1,6 +1,7 @@
-"""Every body of the kernel on cases that the float64 formula wrote, built in four ways.
+"""Tests of every body of the kernel against the float64 formula, in four builds.
 
-With sanitizers, for another processor under an emulator, and as it ships. `make native` runs it.
+The builds are the shipped one, two with sanitizers, and one for ARM64 under an emulator.
+`make native` runs these tests.
 """
 
 import os
@@ -37,9 +38,10 @@ ARM = {
     "CMAKE_EXE_LINKER_FLAGS": "-static",
     "QKV_BODIES": "portable",
 }
-# -g1 has the lines of what is found; what -g has beside them takes a third of the compiling.
+# -g1 keeps the line numbers of reports; the rest of -g takes a third of the compile time.
 SANITIZED = "-O1 -g1 -fno-omit-frame-pointer -DQKV_IMPATIENT -fno-sanitize-recover=all -fsanitize="
-# How each driver is built, which tools that takes, and whether it is so slow that it runs a part.
+# For each driver: its CMake options, the tools it needs, and whether it is so slow that it runs
+# only a part of the cases.
 BUILDS: dict[str, tuple[dict[str, str], list[str], bool]] = {
     "as it ships": ({}, [], False),
     "address and undefined": (
@@ -55,7 +57,7 @@ BUILDS: dict[str, tuple[dict[str, str], list[str], bool]] = {
         {
             "CMAKE_BUILD_TYPE": "None",
             "CMAKE_CXX_FLAGS": SANITIZED + "thread",
-            "QKV_BODIES": "portable",  # threads share work alike on all of them
+            "QKV_BODIES": "portable",  # all bodies share work between threads in the same way
         },
         [],
         True,
@@ -66,7 +68,7 @@ BUILDS: dict[str, tuple[dict[str, str], list[str], bool]] = {
 
 @pytest.fixture(scope="session")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
-    """Where the case files are: all cases, or a part of them for what is slow."""
+    """Return a function that writes a case file: all cases, or a part of them for slow drivers."""
     folder = tmp_path_factory.mktemp("cases")
     made: list[bytes] = []
 
@@ -83,7 +85,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
     return file
 
 
-ONE_DRIVER = pytest.mark.xdist_group("as it ships")  # what is built once is run in one process
+ONE_DRIVER = pytest.mark.xdist_group("as it ships")  # one process builds and runs this driver
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,7 @@ _drivers: dict[str, Path] = {}
 
 
 def _built(options: dict[str, str], folder: Path) -> Path:
-    """The driver, built with these CMake options; without any, of what an install has compiled."""
+    """Build a driver with these CMake options; without options, reuse an install's objects."""
     key = repr(options)
     if key not in _drivers:
         if not options and (SOURCE / "CMakeCache.txt").exists() and not _build(SOURCE).returncode:
@@ -155,7 +157,7 @@ def _succeeded(result: subprocess.CompletedProcess[str]) -> None:
 
 
 def sizes() -> list[bytes]:
-    """Every length of queries with every length of keys, in turn with sizes and types."""
+    """Return cases of every length of queries with every length of keys; sizes and types vary."""
     found = []
     options: list[dict[str, Any]] = [
         {},
@@ -187,7 +189,7 @@ def sizes() -> list[bytes]:
 
 
 def long() -> list[bytes]:
-    """Keys that are cut into parts, queries that are cut into shares."""
+    """Return cases whose keys are split into parts, or whose queries are split into shares."""
     asked: list[tuple[int, int, int, dict[str, Any], dict[str, Any]]] = [
         (1, 4096, 8, {}, {}),
         (1, 3000, 4, {"sinks": numbers(4, 7), "key_lengths": 2500}, {}),
@@ -209,7 +211,7 @@ def long() -> list[bytes]:
 
 
 def drawn() -> list[bytes]:
-    """Everything at random, as tests/attend has it; a part with weights, a part with summaries."""
+    """Return random cases as in tests/attend, some with weights and some with summaries."""
     found = []
     for seed in range(DRAWN):
         case = draw(seed, types=(F32, F32, F16, BFLOAT16), cells=30_000)
@@ -227,7 +229,7 @@ def drawn() -> list[bytes]:
 
 
 def packed() -> list[bytes]:
-    """Sequences one behind the other, some of them empty."""
+    """Return cases of packed sequences, some of them empty."""
     found = []
     for seed in range(24):
         rng = np.random.default_rng(seed)
@@ -253,7 +255,7 @@ def packed() -> list[bytes]:
 
 
 def gradients() -> list[bytes]:
-    """Every argument, over one block of keys and several, whole ones and not."""
+    """Return gradient cases with every argument, for one or more blocks of keys, full or not."""
     found = []
     shapes = [(1, 1), (5, 7), (13, 300), (40, 40), (120, 257), (130, 520)]
     sizes = [(64, 64), (1, 5), (33, 7), (256, 1), (16, 256), (95, 65)]
@@ -284,7 +286,7 @@ def gradients() -> list[bytes]:
 
 
 def linear() -> list[bytes]:
-    """x @ W + b with all that may be folded in."""
+    """Return cases of x @ W + b with activations, gates and residuals."""
     found = []
     for seed in range(90):
         rng = np.random.default_rng(seed)
@@ -303,7 +305,7 @@ def linear() -> list[bytes]:
 
         x = some(True, gap, (rows, columns))
         weight = rng.standard_normal((columns, out)).astype(dtype)
-        if rng.random() < 0.4:  # as torch has it: (out, in)
+        if rng.random() < 0.4:  # stored as (out, in), as in torch
             weight = np.ascontiguousarray(weight.T).T
         bias = rng.standard_normal(out).astype(np.float32) if rng.random() < 0.6 else None
         gate = some(rng.random() < 0.3, gap, (rows, out))
@@ -314,7 +316,7 @@ def linear() -> list[bytes]:
         if bias is not None:
             total, size = total + bias, size + np.abs(bias)
         expected = ACTIVATE[activation](total)
-        allowed = 1.2 * 2e-6 * (size + 1)  # no activation is steeper than 1.2
+        allowed = 1.2 * 2e-6 * (size + 1)  # no activation has a slope above 1.2
         if gate is not None:
             factor = gate.astype(np.float64)
             expected, allowed = expected * factor, allowed * np.abs(factor)
@@ -340,13 +342,13 @@ def linear() -> list[bytes]:
 
 
 def training() -> list[bytes]:
-    """The backward pass, over sizes that no tile or piece divides; expected values are NumPy's."""
+    """Return backward passes, with results of NumPy, for sizes that no tile or piece divides."""
     found = []
     for seed in range(24):
         rng = np.random.default_rng(seed)
         rows = 400 if seed == 0 else int(rng.choice([1, 2, 13, 64, 385]))
         left, right = (int(n) for n in rng.choice([1, 5, 13, 14, 15, 31, 33, 64], 2))
-        if seed == 0:  # more than one piece of everything
+        if seed == 0:  # several pieces for every function
             left = right = 200
         gap, name = int(rng.integers(0, 3)), f"training {seed}"
 

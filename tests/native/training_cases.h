@@ -1,12 +1,12 @@
-// Calls of what training needs besides attention.
+// Calls of the functions for training, except attention.
 #pragma once
 
 #include "case.h"
 
 namespace qkv {
 
-// All float32 (targets: int64), contiguous but for rows that may be further apart than they are long.
-// The fields that each asks for are in the order of `run`.
+// All arrays are float32 (targets: int64). Rows are contiguous, but there may be gaps between rows.
+// The fields of each function are in the order of `run`.
 struct TrainingCase : Case {
   std::string which;
   std::vector<int64_t> sizes;

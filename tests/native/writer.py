@@ -1,6 +1,6 @@
-"""Case files for driver.cpp: what a body is asked, and what the float64 formula makes of it.
+"""Writer of case files for driver.cpp: arguments of a body, and results of the float64 formula.
 
-The order of fields is that of the constructors there.
+The fields are in the order in which the constructors of the cases in C++ read them.
 """
 
 import ctypes
@@ -49,13 +49,13 @@ def heading(kind: int, name: str) -> bytes:
 
 
 class Placed:
-    """An array over (row, key head, group, i, j), with the steps that the kernel is to take."""
+    """An array over (row, key head, group, i, j), with the steps that the kernel takes."""
 
     def __init__(self, array: Array, axes: Sequence[int | None], rows: Any, lengths: Any) -> None:
-        """`axes` says which of the array's are the last four, None for one that is not there.
+        """Take the array's axes for (key head, group, i, j); None is an axis that does not exist.
 
-        `rows` is where each row begins, in elements, and `lengths` (4) what may be read of each:
-        numbers, or one for each row.
+        `rows` has the offset of each row, in elements. `lengths` has, for each of the four axes,
+        how many numbers may be read: one number for all rows, or one for each row.
         """
         self.array = array
         self.rows = np.asarray(rows, np.int64)
@@ -89,7 +89,7 @@ NONE = whole(-1)
 
 
 def _rows(array: Array, inner: int) -> Array:
-    """Where each place among the axes in front of the last `inner` begins, in elements."""
+    """Return the offset, in elements, of each index into the axes before the last `inner` axes."""
     begins = np.zeros(array.shape[: array.ndim - inner], np.int64)
     for axis, length in enumerate(begins.shape):
         along = np.arange(length) * (array.strides[axis] // array.itemsize)
@@ -102,7 +102,7 @@ def _native(array: Array) -> Array:
 
 
 def _unit(array: Array) -> Array:
-    """Query, key and value reach a body with a contiguous last axis."""
+    """Return an array with a contiguous last axis, as bodies need query, key and value."""
     array = _native(array)
     if array.shape[-1] > 1 and array.strides[-1] != array.itemsize:
         return np.ascontiguousarray(array)
@@ -110,12 +110,12 @@ def _unit(array: Array) -> Array:
 
 
 def _output(shape: tuple[int, ...], dtype: Any, gap: int, fill: Any = 7) -> Array:
-    """An array to write to, `gap` elements behind each row of it."""
+    """Return an array for results, with `gap` other elements after each row."""
     return np.full((*shape[:-1], shape[-1] + gap), fill, dtype)[..., : shape[-1]]
 
 
 def _grouped_as_given(call: Call) -> list[Array]:
-    """Query, key and value of a call, heads grouped, in the type they came in."""
+    """Return query, key and value of a call with grouped heads, in their original types."""
     plan = call.plan
     views = []
     for array, heads in (
@@ -138,7 +138,7 @@ def attention_case(
     lse: bool = True,
     gap: int = 0,
 ) -> bytes:
-    """One call; `trim` ends the arrays where the padding begins."""
+    """Return the bytes of one call; `trim` ends the arrays where the padding begins."""
     judged = exact.attention(*case.arrays, **case.options)
     options = {name: x for name, x in case.options.items() if x is not None}
     call = check_call(*case.arrays, **options)
@@ -196,7 +196,7 @@ def _summary(call: Grouped, top_k: int, placed: Any) -> list[bytes]:
 
 
 def gradient_case(name: str, case: Case, seed: int) -> bytes:
-    """One call of nothing but finite numbers; the gradients are those of NumPy in float64."""
+    """Return the bytes of a call with finite numbers only, with NumPy's gradients in float64."""
     call = check_call(*case.arrays, **case.options)
     exactly = check_call(*(x.astype(np.float64) for x in case.arrays), **case.options)
     plan, wide = call.plan, grouped(call)
@@ -245,7 +245,7 @@ def gradient_case(name: str, case: Case, seed: int) -> bytes:
 
     heads = rows * kv_heads * group
     own = None
-    if call.bias is not None:  # seen as large as the bias, its repeated axes without a step
+    if call.bias is not None:  # allocated as large as the bias; repeated axes have step 0
         own = plan.grouped(np.broadcast_to(fresh(truth.bias.shape, 0), (*plan.rows, S)))
     outputs = [
         placed(plan.grouped(upstream), (kv_heads, group, L, dv)),
@@ -260,7 +260,8 @@ def gradient_case(name: str, case: Case, seed: int) -> bytes:
     ]
     for number, array in enumerate(expected):
         largest = max(1.0, float(np.abs(array).max(initial=0)))
-        more = S if number == 4 else 1  # slopes: changes times distances, which cancel
+        # a slope's gradient sums changes times distances, which cancel
+        more = S if number == 4 else 1
         outputs += [block(array, np.float64), real(1e-5 * largest * more)]
     asked = _attention(name, call, per_row, 0, inputs, [judged], None)
     return heading(2, name) + asked[len(heading(0, name)) :] + b"".join(outputs)
@@ -269,7 +270,7 @@ def gradient_case(name: str, case: Case, seed: int) -> bytes:
 def packed_case(
     name: str, arrays: Sequence[Array], lengths: Array, key_lengths: Array, **options: Any
 ) -> bytes:
-    """Sequences packed one behind the other: arrays of (total, heads, size)."""
+    """Return the bytes of a call with packed sequences: arrays of (total, heads, size)."""
     query, key, value = arrays
     starts, key_starts = (
         np.concatenate([[0], np.cumsum(x)]).astype(np.int64) for x in (lengths, key_lengths)
@@ -364,7 +365,7 @@ def linear_case(
     allowed: Array,
     gap: int = 0,
 ) -> bytes:
-    """`x (rows, in)`, `weight (in, out)` at any steps, the others `(rows, out)`."""
+    """Return a case: `x (rows, in)`, `weight (in, out)` of any steps, the others `(rows, out)`."""
 
     def step(array: Array | None, axis: int = 0) -> int:
         return 0 if array is None else array.strides[axis] // array.itemsize
@@ -396,7 +397,7 @@ def training_case(
     *,
     settings: Sequence[float] = (),
 ) -> bytes:
-    """A call of what training needs: `found` is what results are written to, before the call."""
+    """Return a call for training; `found` are the arrays for its results, as before the call."""
     largest = max((np.abs(array).max(initial=1) for array in expected), default=1)
     return b"".join(
         [
@@ -416,7 +417,7 @@ def training_case(
 
 
 def _memory(array: Array) -> bytes:
-    """From its first element to its last, whatever lies between its rows."""
+    """Return the memory from the first element to the last, including any gaps between rows."""
     if not array.size:
         return b""
     ends = zip(array.shape, array.strides, strict=True)
@@ -424,5 +425,5 @@ def _memory(array: Array) -> bytes:
 
 
 def linear_rounding(dtype: np.dtype[Any]) -> float:
-    """Of a result's own type, relative."""
+    """Return the relative rounding error of results of a type."""
     return HALF_ROUNDING.get(dtype, 2.0**-24)
