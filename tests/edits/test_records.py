@@ -1,4 +1,4 @@
-"""The schema of edits: a valid JSON Schema, which says what Python takes and what it refuses."""
+"""Tests of the schema of edits: it is a valid JSON Schema that agrees with Python."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Sinusoidal and learned positions, and ALiBi slopes against the paper's numbers."""
+"""Tests of sinusoidal and learned positions, and of ALiBi slopes against the paper's numbers."""
 
 import math
 
@@ -143,11 +143,12 @@ def test_eight_heads_as_the_paper_says() -> None:
     [
         (1, [1 / 256]),
         (2, [1 / 16, 1 / 256]),
-        # those of 2 heads, then the first of 4
+        # the slopes of 2 heads, then the first slope of 4 heads
         (3, [1 / 16, 1 / 256, 1 / 4]),
-        # those of 4 heads, then the first and third of 8
+        # the slopes of 4 heads, then the first and third slopes of 8 heads
         (6, [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8]),
-        # those of 8 heads, then every second one of 16, whose first is the root of a half
+        # the slopes of 8 heads, then every second slope of 16 heads, the first of which is
+        # sqrt(1/2)
         (12, [*EIGHT, 0.5**0.5, 0.5**1.5, 0.5**2.5, 0.5**3.5]),
         (16, [0.5 ** (0.5 * n) for n in range(1, 17)]),
     ],

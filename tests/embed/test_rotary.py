@@ -1,4 +1,4 @@
-"""apply_rotary against complex numbers, in loops."""
+"""Tests of `apply_rotary` against loops over complex numbers."""
 
 import cmath
 
@@ -13,7 +13,7 @@ HALVES = [np.float16, ml_dtypes.bfloat16]
 
 
 def rotated(x, positions, *, base: float, interleaved: bool, dims: int) -> np.ndarray:
-    """Each pair as one complex number, multiplied by exp(i * angle); x (L, d)."""
+    """Multiply each pair of x (L, d), as a complex number, by exp(i * angle)."""
     out = np.array(x, dtype=np.float64)
     for row, position in enumerate(positions):
         for pair in range(dims // 2):
@@ -42,10 +42,10 @@ def test_against_complex_numbers(interleaved, dims, base, positions) -> None:
 def test_quarter_turns_by_hand() -> None:
     # base 4 and four numbers: the pairs turn by p and by p / 2
     x = np.array([[1.0, 2.0, 3.0, 4.0]])
-    root = np.sqrt(0.5)  # of the eighth turn: cos = sin
-    apart = apply_rotary(x, [np.pi / 2], base=4.0)  # (1, 3) and (2, 4)
+    root = np.sqrt(0.5)  # the cosine and the sine of an eighth turn
+    apart = apply_rotary(x, [np.pi / 2], base=4.0)  # pairs (1, 3) and (2, 4)
     np.testing.assert_allclose(apart, [[-3, -2 * root, 1, 6 * root]], atol=1e-15)
-    beside = apply_rotary(x, [np.pi / 2], base=4.0, interleaved=True)  # (1, 2) and (3, 4)
+    beside = apply_rotary(x, [np.pi / 2], base=4.0, interleaved=True)  # pairs (1, 2) and (3, 4)
     np.testing.assert_allclose(beside, [[-2, 1, -root, 7 * root]], atol=1e-15)
 
 
@@ -101,7 +101,7 @@ def test_halves_are_rounded_once(dtype, interleaved: bool) -> None:
     expected = rotated(
         x.astype(np.float64), range(50), base=10000.0, interleaved=interleaved, dims=16
     )
-    # half a unit in the last place, and what float32 adds to it
+    # half a unit in the last place, plus the error of float32
     step = np.abs(expected) * float(ml_dtypes.finfo(dtype).eps) / 2 + 1e-6
     assert (np.abs(out.astype(np.float64) - expected) <= step).all()
 

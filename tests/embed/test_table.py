@@ -1,4 +1,4 @@
-"""TokenEmbedding: the same word, the same vector."""
+"""Tests of TokenEmbedding: equal words get equal vectors."""
 
 import ml_dtypes
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 from qkv.embed import TokenEmbedding
 from qkv.text import WordTokenizer
 
-TOKENIZER = WordTokenizer({"the": 0, "cat": 1, "sat": 2})  # and [UNK], 3
+TOKENIZER = WordTokenizer({"the": 0, "cat": 1, "sat": 2})  # [UNK] is added as 3
 TABLE = np.arange(12.0).reshape(4, 3)
 
 

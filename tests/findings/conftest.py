@@ -1,4 +1,4 @@
-"""Models of findings, and findings of the models that ship."""
+"""Fixtures for tests of findings: models, and findings of the shipped models."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def glass(model: qkv.Model) -> qkv.Finding:
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a BERT that does not come with qkv."""
+    """Return the folder of a BERT that is not shipped with qkv."""
     made = tmp_path_factory.mktemp("mask") / "small"
     mask_bert(made)
     return made

@@ -1,4 +1,4 @@
-"""An article: Markdown as HTML, and where findings are placed in it."""
+"""Tests of articles: Markdown as HTML, and the positions of findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A finding: what it measures, what it writes edits as, and whether it holds."""
+"""Tests of findings: their measurements, their edits as records, and their verification."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Prediction = list[tuple[str, float]]
 
 
 def alike(found: Prediction, expected: Prediction) -> None:
-    """The same words with the same probabilities, as far as float32 goes."""
+    """Check that words are equal, and probabilities are equal within the precision of float32."""
     assert [word for word, _ in found] == [word for word, _ in expected]
     np.testing.assert_allclose([p for _, p in found], [p for _, p in expected], atol=2e-6)
 
@@ -47,7 +47,7 @@ def test_a_decoder_predicts_the_token_behind_the_position(decoder: qkv.Model) ->
     assert (found.position, found.edits) == (7, [{"op": "ablate", "layer": 2, "head": 5}])
     alike(found.before, decoder.predict(text)[0])
     alike(found.after, decoder.predict(text, ablate=[(2, 5)])[0])
-    # a decoder sees nothing behind a position, so that the text may as well end there
+    # a decoder sees no token after a position, so the text may end at this position
     earlier = qkv.finding(decoder, text, position=2)
     assert qkv.finding(decoder, text, position=-6).position == 2
     alike(earlier.before, decoder.predict("Here is Miss")[0])
@@ -61,7 +61,7 @@ def test_the_position_of_an_encoder_needs_no_mask(model: qkv.Model, exact: qkv.M
     logits = exact(exact.tokenize(text).ids, ablate=[(0, None)]).logits[0, 6]
     powers = np.exp(logits - logits.max())
     assert found.after[0][1] == pytest.approx(powers.max() / powers.sum(), abs=2e-6)
-    # of two gaps it is the first
+    # with two gaps, the position is that of the first gap
     assert qkv.finding(model, "A [MASK] and a [MASK].").position == 2
 
 
@@ -155,11 +155,11 @@ def test_bad_arguments(model: qkv.Model, options: dict[str, Any], said: str) -> 
         qkv.finding(given.pop("model"), given.pop("text"), **given)
 
 
-# ---- whether it holds
+# ---- verification
 
 
 def with_first(found: qkv.Finding, by: float, name: str = "after") -> qkv.Finding:
-    """A finding whose most probable word has another probability."""
+    """Return a finding whose most probable word has another probability."""
     (word, share), *others = getattr(found, name)
     return replace(found, **{name: [(word, share + by), *others]})
 
@@ -211,8 +211,8 @@ def test_other_weights_do_not_verify_a_finding(model: qkv.Model, glass: qkv.Find
         f"this model is books, sha256 {other.sha256[:12]}..."
     )
     own = qkv.finding(other, GLASS, hide="glass")
-    assert own.verify() == (True, [])  # with the model that measured it
-    assert not replace(own, _model=None).verify().holds  # with the one that has its name
+    assert own.verify() == (True, [])  # verified with the model that measured it
+    assert not replace(own, _model=None).verify().holds  # verified with the model of its name
 
 
 def test_the_model_of_another_finding(small: Path, glass: qkv.Finding) -> None:

@@ -1,4 +1,4 @@
-"""The file of a finding: what stands in it, its schema, and files that are no findings."""
+"""Tests of the file of a finding: its contents, its schema, and invalid files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def without(name: str) -> dict[str, Any]:
     return {key: value for key, value in RIGHT.items() if key != name}
 
 
-# What a file may hold that is no finding, and what is said of it.
+# Contents that are not a finding, and the error for each.
 WRONG: dict[str, tuple[Any, str]] = {
     "a list": ([RIGHT], r"it is \[\{.*: it must be an object: what"),
     "a string": ("qkv", "it is 'qkv'"),

@@ -1,4 +1,4 @@
-"""Findings as a page: which ones it holds, in which order, with which model."""
+"""Tests of pages with findings: which findings, in which order, with which model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def test_an_article_places_findings_and_the_others_follow(files: Path, glass: qk
     for given in ([glass], [glass, cat], [cat, glass]):
         view = view_of(given, article=files / "article.md")
         data, _ = data_of(view._document())
-        assert claims(data) == ["Head 3.1", glass.claim]  # the article's, where the file has none
+        # the first claim is the article's, because cat.json has none
+        assert claims(data) == ["Head 3.1", glass.claim]
         assert data["parts"] == ["prose-0", 0, "prose-1", 1]
         assert view.heading == "On drinks"
     html = view._document()

@@ -1,6 +1,6 @@
-"""What is recorded inside other people's models, here with layers that call as such models do.
+"""Tests of `qkv.record` with layers that call qkv as the models of other libraries do.
 
-That it comes out right in models of transformers is held in tests/parity/test_integration.py.
+tests/parity/test_integration.py tests recordings of models of transformers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def inputs(texts: int = 2, heads: int = 3, length: int = 7, seed: int = 0) -> li
 
 
 def run(layer: Layer, query: Any, key: Any, value: Any, *, rules: Any = None, **about: Any) -> Any:
-    """What a layer does under `attn_implementation="qkv"`."""
+    """Record one call of a layer, as under `attn_implementation="qkv"`, and return its output."""
     recording = CURRENT.get()
     assert recording is not None
     rules = rules or {}
@@ -52,13 +52,13 @@ def run(layer: Layer, query: Any, key: Any, value: Any, *, rules: Any = None, **
 
 
 def run_from(start: int, layer: Layer, query: Any, key: Any, value: Any) -> None:
-    """The same, causal, of queries that stand from `start` on, in a pass of their own."""
+    """Record a causal pass whose queries begin at position `start`."""
     rules = {"is_causal": True, "q_offset": start}
     run(layer, query, key, value, rules=rules, mask=object(), start=start, is_causal=True)
 
 
 def weights_of(query: Any, key: Any, visible: Any) -> tuple[Any, Any]:
-    """Weights and log-sum-exp, written out once more; one key head for all query heads will do."""
+    """Compute weights and log-sum-exp directly; one key head may serve all query heads."""
     scores = query @ np.swapaxes(key, -1, -2) / 2
     scores = np.where(visible, scores, -np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -67,7 +67,7 @@ def weights_of(query: Any, key: Any, visible: Any) -> tuple[Any, Any]:
 
 
 def check(trace: Any, layer: int, weights: Any, lse: Any) -> None:
-    """The summaries of a layer against its weights `(B, H, L, S)`."""
+    """Check the summaries of a layer against its weights `(B, H, L, S)`."""
     top_k = trace["top_weights", layer].shape[-1]
     order = np.argsort(-weights, axis=-1, kind="stable")[..., :top_k]
     largest = np.take_along_axis(weights, order, -1)
@@ -276,7 +276,7 @@ def test_a_decoder_looks_at_other_tokens_step_by_step(length: int) -> None:
     rules = {"attn_mask": real[:, None, None, :]}
     about = {"start": 0, "padding": real}
     with qkv.record(top_k=3) as trace:
-        for _ in range(2):  # a second text of the same sizes starts anew
+        for _ in range(2):  # a second text of the same size starts anew
             run(encoder, *words, rules=rules, mask=object(), **about)
             for place in range(7):
                 one = query[:, :, place : place + 1]

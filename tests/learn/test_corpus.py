@@ -251,7 +251,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     assert peaks[2] < 1.2 * peaks[1] < len(line) * 15_000
 
 
-# What is bad
+# Wrong files
 
 
 def test_what_is_not_there_or_not_a_file(tmp_path: Path) -> None:

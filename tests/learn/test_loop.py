@@ -49,7 +49,7 @@ def without_time(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in timed} for row in read_metrics(folder)]
 
 
-# What it writes
+# The files of a run
 
 
 def test_a_run_and_what_it_leaves(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_minutes_end_a_run(tmp_path: Path) -> None:
     assert again == done
 
 
-# Going on
+# Resumed runs
 
 
 class Killed(BaseException):
@@ -461,7 +461,7 @@ def test_a_loss_that_rises_ends_the_run(tmp_path: Path) -> None:
     assert kept[found.about["step"]] < 15
 
 
-# A disk that is full
+# A full disk
 
 
 def full(*_: Any, **__: Any) -> None:
@@ -550,7 +550,7 @@ def test_a_checkpoint_takes_numbers_of_numpy(tmp_path: Path) -> None:
 
 
 def test_products_in_bfloat16_give_nearly_the_same_losses(tmp_path: Path) -> None:
-    """Factors have only eight bits, so that losses may change by a few thousandths."""
+    """Factors have only eight bits, so losses may change by a few thousandths."""
     losses, ids = {}, np.random.default_rng(0).integers(0, 23, (8, 12))
     for products in ("float32", "bfloat16"):
         causal = Causal(Sequences(ids), tokens_per_step=60)

@@ -83,7 +83,8 @@ def test_what_it_does_not_take() -> None:
 @pytest.mark.parametrize("config", [GPT2, BERT], ids=["gpt2", "bert"])
 @pytest.mark.parametrize("numbers", [10, pytest.param(100, marks=pytest.mark.attack)])
 def test_the_gradient_of_a_whole_model_by_finite_differences(config, numbers, monkeypatch) -> None:
-    monkeypatch.setattr(objectives_module, "_LOGITS_AT_ONCE", 2 * 23)  # the head in three parts
+    # the head computes two rows at a time
+    monkeypatch.setattr(objectives_module, "_LOGITS_AT_ONCE", 2 * 23)
     net = network(config, seed=1, dtype=np.float64)
     rng = np.random.default_rng(0)
     net.flat[:] += 0.3 * rng.standard_normal(net.flat.size)  # away from the small first numbers

@@ -87,7 +87,7 @@ def fates(batch, tokenizer) -> list[dict[str, set[str]]]:
 
 
 def test_words_that_are_alike_share_their_fate() -> None:
-    """Equal words like "the", and the subwords of a word, share a fate; marks do not."""
+    """Equal words like "the", and the subwords of a word, share a fate; punctuation does not."""
     texts = ["The cat sat on the mat, the dog, too", "mat, matted, mat"]
     tokenizer = train_tokenizer([*TEXT, ", , the dog , too"] * 3, "wordpiece", 90)
     ids = [tokenizer.tokenize(text).ids for text in texts]

@@ -1,6 +1,7 @@
-"""Trained models of the Hub against transformers in float64: ids, hidden states, weights, logits.
+"""Tests of trained models from the Hub against transformers in float64.
 
-`make real` downloads about 2 GB once. Without a network each test says so and is skipped.
+The tests compare ids, hidden states, weights and logits. `make real` downloads about 2 GB once.
+Without a network, each test is skipped with a message.
 """
 
 from pathlib import Path
@@ -15,10 +16,10 @@ import qkv
 from parity.models import Pair, compare_trace, double
 
 TEXTS = ["The bank of the river was steep.", "Attention is a weighted mean, and 1 + 1 = 2."]
-MODELS = {  # what transformers loads it with
+MODELS = {  # each model, and the class of transformers that loads it
     "openai-community/gpt2": "AutoModelForCausalLM",
     "EleutherAI/pythia-70m": "AutoModelForCausalLM",
-    "HuggingFaceTB/SmolLM-135M": "AutoModelForCausalLM",  # a Llama
+    "HuggingFaceTB/SmolLM-135M": "AutoModelForCausalLM",  # has the architecture of Llama
     "google-bert/bert-base-uncased": "AutoModelForMaskedLM",
     "sentence-transformers/all-MiniLM-L6-v2": "AutoModel",
     "answerdotai/ModernBERT-base": "AutoModelForMaskedLM",
@@ -27,11 +28,11 @@ FILES = ["*.json", "*.safetensors", "*.txt", "*/config.json"]
 
 
 def fetched(name: str) -> Path:
-    """The folder of a model; without a network the test ends here, and says so."""
+    """Return the folder of a downloaded model, or skip the test if the download fails."""
     hub = pytest.importorskip("huggingface_hub")
     try:
         return Path(hub.snapshot_download(name, allow_patterns=FILES, ignore_patterns=["onnx/*"]))
-    except Exception as error:  # of the Hub's library, of HTTP, of the system: all the same here
+    except Exception as error:  # any error: of the Hub's library, HTTP or the system
         pytest.skip(f"{name} cannot be fetched: {type(error).__name__}: {str(error)[:200]}")
 
 
@@ -41,7 +42,7 @@ def test_a_trained_model_gives_what_transformers_gives(name: str) -> None:
 
 
 def agree(folder: Path, kind: str) -> None:
-    """Both libraries, on each text."""
+    """Check that both libraries agree on each text."""
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
     with double(True):
         theirs = getattr(transformers, kind).from_pretrained(

@@ -1,4 +1,4 @@
-"""Odd texts, each with its gaps as told by hand: [start, end) in characters."""
+"""Unusual texts, each with manually marked gaps: [start, end) in characters."""
 
 ODD: list[tuple[str, list[tuple[int, int]]]] = [
     ("A small [MASK].", [(8, 14)]),

@@ -1,4 +1,4 @@
-"""How a missing word may be typed: every spelling is a gap, at its own characters."""
+"""Tests of the spellings of a missing word: each is a gap at its own characters."""
 
 import pytest
 
@@ -24,6 +24,7 @@ def test_every_place_is_found_again() -> None:
         (0, 1), (2, 3), (6, 7), (11, 12), (14, 15),
     ]  # fmt: skip
     assert found.original_spans([(3, 9)]) == [(3, 6)]
-    assert found.original_spans([(4, 6)]) == [(3, 6)]  # a part of the mask token is the gap
+    # a part of the mask token maps to the whole gap
+    assert found.original_spans([(4, 6)]) == [(3, 6)]
     assert found.original_spans([(13, 19)]) == [(10, 11)]
     assert masked("a _", None).text == "a _"

@@ -1,4 +1,4 @@
-"""Rules of a tokenizer that would make a text far too long: what is refused, and what is not."""
+"""Tests of tokenizer rules that could make a text far too long: rejected and allowed rules."""
 
 import base64
 from typing import Any
@@ -20,7 +20,7 @@ def replace(pattern: str, content: str, kind: str = "String") -> dict[str, Any]:
 
 
 def table(*entries: str) -> dict[str, Any]:
-    """A table as SentencePiece writes it, with a trie of four bytes that nobody looks into."""
+    """Return a table as SentencePiece writes it, with a trie of four bytes that is never read."""
     raw = (4).to_bytes(4, "little") + b"trie" + b"".join(one.encode() + b"\0" for one in entries)
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(raw).decode()}
 
@@ -42,7 +42,7 @@ def table(*entries: str) -> dict[str, Any]:
         ([{"type": "NFKC"}, {"type": "Lowercase"}], 54),
         ([table("a", "b" * 18, "é")], 18),
         ([{"type": "Sequence", "normalizers": [replace("a", "aa")] * 3}] * 2, 64),
-        ([{"pattern": {"String": "a"}, "content": "a" * 5}], 20),  # of no type: an old file
+        ([{"pattern": {"String": "a"}, "content": "a" * 5}], 20),  # an old file, without a type
     ],
 )
 def test_what_a_character_may_become(rules: list[Any], factor: float) -> None:
@@ -57,7 +57,7 @@ RULES = [
 
 @given(st.lists(st.sampled_from(RULES), max_size=3), st.text("abé \u0130\ufdfa", max_size=12))
 def test_no_text_grows_more_than_that(chosen: list[Any], text: str) -> None:
-    """As the library does it; without a text it may put in what stands between two letters."""
+    """The limit holds for results of the library; an empty text counts as one character."""
     steps = [normalizers.Replace(*one) for one in chosen]
     inner = Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
     for before in ([], [normalizers.NFKD()], [normalizers.Lowercase()], [normalizers.Prepend("▁")]):
@@ -118,7 +118,7 @@ def test_what_is_taken() -> None:
 
 
 def test_a_long_text_is_tried_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may grow beyond measure by what the rules say, and is refused if it does."""
+    """The rules allow a text to become too long; only a text that does so is rejected."""
     monkeypatch.setattr(tokenizer, "GROWN", 3000)
     inner = Tokenizer(models.WordPiece({"[UNK]": 0, "b": 1, "##b": 2}, unk_token="[UNK]"))
     inner.normalizer = normalizers.Replace("a", "b" * 60)
@@ -130,4 +130,5 @@ def test_a_long_text_is_tried_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ValueError, match="they turn its 100 characters into 6,000"):
             call("a" * 100)
     assert module.USUAL == 40
-    assert len(used.tokenize("b" * 70 + "a" * 30)) == 1  # 1,870 of 100: a word of over 100
+    # 100 characters become 1,870: a word that is longer than 100, so one unknown token
+    assert len(used.tokenize("b" * 70 + "a" * 30)) == 1

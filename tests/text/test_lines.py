@@ -1,4 +1,4 @@
-"""The lines of a text file, against those that Python's own text files have."""
+"""Tests of the lines of a text file, against the lines of Python's own text files."""
 
 import io
 from pathlib import Path
@@ -28,7 +28,7 @@ PARTS = [
 
 
 class Slow(io.BytesIO):
-    """A stream that has a few bytes at a time, as a pipe may."""
+    """A stream that returns a few bytes at a time, as a pipe may."""
 
     def __init__(self, content: bytes, size: int) -> None:
         super().__init__(content)
@@ -44,7 +44,7 @@ def found(text: str, size: int = 1, most: int = 100) -> list[str]:
 
 @given(st.lists(st.sampled_from(PARTS), max_size=20).map("".join), st.integers(1, 7))
 def test_they_end_where_a_text_file_has_them_end(text: str, size: int) -> None:
-    assume(text != "\ufeff")  # one line, as what has a byte, or none
+    assume(text != "\ufeff")  # a lone byte order mark may be one line or none
     expected = list(io.TextIOWrapper(io.BytesIO(text.encode()), "utf-8-sig", newline=None))
     assert found(text, size) == [line.removesuffix("\n") for line in expected]
 
@@ -82,7 +82,7 @@ def test_of_a_long_line_as_much_is_kept_as_shows_that_it_is_long(
     ],
 )
 def test_what_is_no_text_is_named_by_its_place(content: bytes, words: str, size: int) -> None:
-    """In what is not kept of a long line too."""
+    """The error also names bytes after the kept part of a long line."""
     if content.startswith(b"\xff") and size == 100:
         words = "it is not text: byte 4 of line 1 is NUL"
     with pytest.raises(ValueError, match=words):
@@ -110,7 +110,7 @@ def test_a_file_that_changes_while_it_is_read(
     path.write_text("a\nb\nc\n")
     texts = Lines(str(path), 100)
     assert (len(texts), list(texts)) == (3, ["a", "b", "c"])
-    path.write_text("a\nb\nc\nd\n")  # a log that is being written
+    path.write_text("a\nb\nc\nd\n")  # as if the file were a growing log
     assert list(texts) == ["a", "b", "c"]
     path.write_text("a\n")
     with pytest.raises(ValueError, match=r"in.txt changed .*: it had 3 lines and now has 1"):

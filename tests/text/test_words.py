@@ -1,4 +1,4 @@
-"""WordTokenizer: the vocabulary, the cuts, the offsets, and what it refuses."""
+"""Tests of WordTokenizer: its vocabulary, word boundaries, offsets and rejected arguments."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ LESSON = {"the": 0, "cat": 1, "sat": 2, "on": 3, "mat": 4}
 
 
 def words_at(text: str, tokenizer: WordTokenizer) -> list[str]:
-    """What the offsets of a text's tokens point at."""
+    """Return the part of a text that each token's offsets mark."""
     return [text[start:end] for start, end in tokenizer(text).offsets]
 
 
@@ -109,7 +109,7 @@ def test_cuts_and_offsets(text: str, pieces: list[str]) -> None:
 
 
 def test_offsets_where_lower_case_is_longer_than_the_text() -> None:
-    text = "x İİ Y"  # the small İ is two characters
+    text = "x İİ Y"  # a lower-case İ is two characters
     tokenizer = WordTokenizer(text)
     assert tokenizer(text).offsets == [(0, 1), (2, 4), (5, 6)]
     assert list(tokenizer.vocabulary)[1] == "i\u0307i\u0307"
@@ -138,7 +138,7 @@ def test_lower_case_of_texts_and_vocabulary() -> None:
 
 
 def test_vocabulary_is_lowered_by_the_same_rule_as_texts() -> None:
-    # Python lowers the last sigma of a word to another letter than the tokenizer does
+    # Python's `lower` turns the last sigma of a word into another letter than the tokenizer does
     assert WordTokenizer({"ΟΔΟΣ": 0})("ΟΔΟΣ").ids.tolist() == [0]
 
 

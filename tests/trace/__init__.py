@@ -1,1 +1,1 @@
-"""Tests of what a trace is."""
+"""Tests of traces."""

@@ -1,4 +1,4 @@
-"""The table of activations, against what models leave in a trace and refuse to edit."""
+"""Tests of the table of activations against the traces and the rejected edits of models."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import pytest
 import qkv
 from qkv.trace.activations import TABLE, WORDS, activation
 
-TEXTS = ["A cat.", "The oak is a small tree by the river."]  # of unlike lengths
+TEXTS = ["A cat.", "The oak is a small tree by the river."]  # of different lengths
 
 
 @pytest.fixture(scope="module", params=["books", "books-decoder"])

@@ -1,4 +1,4 @@
-"""How often a trace goes from one file of the package to another."""
+"""Tests of how often a trace calls functions of another file of the package."""
 
 import sys
 from collections import Counter
@@ -15,7 +15,7 @@ ROOT = str(Path(qkv.__file__).parent)
 
 
 def crossings(model: qkv.Model, text: str) -> Counter[str]:
-    """How often each file was called from another one while a text was traced."""
+    """Count the calls of each file from other files of the package while a text is traced."""
     found: Counter[str] = Counter()
 
     def called(frame: FrameType, event: str, _: Any) -> None:
@@ -24,7 +24,7 @@ def crossings(model: qkv.Model, text: str) -> Counter[str]:
         if ours and by.f_code.co_filename.startswith(ROOT) and by.f_code.co_filename != file:
             found[Path(file).relative_to(ROOT).as_posix()] += 1
 
-    for _ in range(4):  # what is looked up once, is, and weights are packed
+    for _ in range(4):  # the first calls fill caches and pack weights
         model.trace(text)
     before = sys.getprofile()
     sys.setprofile(called)

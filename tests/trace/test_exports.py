@@ -1,4 +1,4 @@
-"""A trace as a dataset of xarray and as a table of pandas, against its own arrays cell by cell."""
+"""Tests of traces as xarray datasets and pandas tables, compared cell by cell."""
 
 import sys
 from types import ModuleType
@@ -14,7 +14,7 @@ WHY = "it is not installed: pip install '.[tables]'"
 
 
 def made() -> Trace:
-    """Two texts of one and three tokens, in layers 0 and 2 of a model of four."""
+    """Return a trace of two texts of one and three tokens, in layers 0 and 2 of a model of four."""
     rng = np.random.default_rng(0)
     arrays = {"hook_embed": rng.normal(size=(2, 3, 4))}
     for layer in (0, 2):
@@ -25,7 +25,7 @@ def made() -> Trace:
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, module: str, **parts: Any) -> None:
-    """A module that keeps what it is given, so that it is looked at without the package too."""
+    """Replace a module by a stub with these parts, so that tests do not need the package."""
     made = ModuleType(module)
     vars(made).update(parts)
     monkeypatch.setitem(sys.modules, module, made)

@@ -1,4 +1,4 @@
-"""What a trace gives back, by every name it goes by, and from a file."""
+"""Tests of traces: their arrays under every name, and saved traces."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ HEADS, SIZE = 2, 3
 
 
 def model_trace(lengths: tuple[int, ...] = (3, 5), layers: int = 2, **options: Any) -> Trace:
-    """A trace such as a model leaves: every number differs, the padding is NaN."""
+    """Return a trace like a model's: every number differs, and the padding is NaN."""
     longest, texts = max(lengths), len(lengths)
     rng = np.random.default_rng(0)
     record = Recorder()
@@ -120,7 +120,7 @@ def test_arrays_cannot_be_written_to() -> None:
             one["embed"][0] = 2
         with pytest.raises(ValueError, match="read-only"):
             one["embed"].T[0] = 2
-    own[0] = 3  # whoever gave it may still write to it
+    own[0] = 3  # the caller's own array can still be written
     assert trace["embed"].max() == 3
 
 
