@@ -1,4 +1,4 @@
-"""Modules of the pages, put together for a test."""
+"""Bundles of the pages' JavaScript modules."""
 
 import importlib.util
 from functools import cache
@@ -15,9 +15,9 @@ _spec.loader.exec_module(bundles)
 
 @cache
 def bundled(code: str) -> tuple[str, str]:
-    """A module that imports others by their paths in assets/, as a script and its style sheet.
+    """Bundle code that imports modules by their paths in assets/: its script and style sheet.
 
-    Its exports are in `page`.
+    The script's global `page` has the exports of the code.
     """
     with TemporaryDirectory() as folder:
         bundles.bundle(folder=Path(folder), code=code)
@@ -26,5 +26,5 @@ def bundled(code: str) -> tuple[str, str]:
 
 
 def script_of(*names: str) -> str:
-    """A script that has `page`, with all that modules export; each is named by its path."""
+    """Return a script whose `page` has all exports of modules, each named by its path."""
     return bundled("\n".join(f'export * from "./{name}.js";' for name in names))[0]

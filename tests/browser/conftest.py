@@ -1,4 +1,4 @@
-"""A real Chromium, and pages in it that may not complain or ask for anything."""
+"""Fixtures: a real Chromium, the model, and pages that may log and request nothing."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ FLAGS = [
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
-    """The shell without windows if it is there: it opens a page with half the work."""
+    """The browser: the headless shell if installed, because it opens a page with half the work."""
     found = os.environ.get("QKV_CHROMIUM") or shutil.which(SHELL) or shutil.which("chromium")
     assert found, f"there is no chromium: apt-get install {SHELL}, or name one in QKV_CHROMIUM"
     with sync_playwright() as playwright:
@@ -41,25 +41,25 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def model() -> Model:
-    """The model that ships, which a page computes with."""
+    """The bundled model, with which a page computes."""
     return qkv.load()
 
 
 @pytest.fixture(scope="session")
 def exact() -> Model:
-    """The same in float64, which judges it."""
+    """The bundled model in float64, the reference for the numbers of a page."""
     return qkv.load(dtype=np.float64)
 
 
 @pytest.fixture(scope="session")
 def html(model: Model) -> str:
-    """The live page; files with a page of their own have an `html` of their own."""
+    """The live page; test files about another page define their own `html`."""
     return live_page(model)
 
 
 @pytest.fixture
 def page(quick: Visit, html: str) -> Page:
-    """It, unfolded."""
+    """The live page, opened with its inside unfolded."""
     return opened(quick, html)
 
 
@@ -79,9 +79,10 @@ def visit(openers: Openers, tmp_path: Path) -> Iterator[Visit]:
 
 @pytest.fixture
 def quick(openers: Openers) -> Iterator[Visit]:
-    """`visit` for a live page, whose model runs already: half the work.
+    """Like `visit`, for live pages on a model that runs already, which halves the work.
 
-    For tests of what the page shows and does; those of how it opens, or of its model, `visit` it.
+    Tests of what a page shows and does use it. Tests of how a page opens, or of its model, use
+    `visit`.
     """
     with openers.quickly() as quick:
         yield quick

@@ -1,4 +1,4 @@
-"""A BERT with its head in float64, from a model's parameters, and what edits change in it."""
+"""A float64 reference of BERT and its head, with edits, computed from a model's parameters."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,7 @@ class Result(NamedTuple):
     pattern: np.ndarray  # (layers, H, T, T)
     resid: np.ndarray  # (layers + 1, T, D)
     logits: np.ndarray  # (T, V)
-    inside: list[dict[str, np.ndarray]]  # by layer, as a trace names it
+    inside: list[dict[str, np.ndarray]]  # by layer: activations by their names in a trace
 
 
 def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
@@ -34,7 +34,7 @@ def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
         return x.reshape(len(x), heads, -1).swapaxes(0, 1)
 
     def changed(name: str, layer: int, x: np.ndarray) -> np.ndarray:
-        """What edits of an activation put in its place: x (T, D), or of the pattern (H, T, T)."""
+        """Apply the edits of an activation to x: (T, D), or (H, T, T) for the pattern."""
         for edit in edits:
             if (edit.get("at"), edit.get("layer")) == (name, layer):
                 x = CHANGES[edit["op"]](x.copy(), edit, heads)
@@ -78,7 +78,7 @@ def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
             if edit["layer"] == layer:
                 which = slice(None) if edit.get("head") is None else edit["head"]
                 output = edit.get("with", 0)
-                if isinstance(output, str):  # "mean", over the tokens of the text as it is
+                if isinstance(output, str):  # "mean": over the tokens, in a run without edits
                     plain = run(model, ids, []).inside[layer]["z"].mean(0)
                     output = plain.reshape(heads, 1, -1)[which]
                 z[which] = output
@@ -100,12 +100,12 @@ def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
 
 
 def positions(x: np.ndarray, edit: Edit) -> np.ndarray:
-    """Which rows of x an edit is of."""
+    """Return which rows of x an edit applies to."""
     return np.isin(np.arange(len(x)), [edit.get("token", range(len(x)))])
 
 
 def part(x: np.ndarray, edit: Edit, heads: int) -> np.ndarray:
-    """The part of an activation that an edit is of: a view of x (T, D), or of the pattern."""
+    """Return a view of the part of x (T, D), or of the pattern, to which an edit applies."""
     token, head = (edit.get(name, slice(None)) for name in ("token", "head"))
     if edit["at"] == "pattern":
         return x[head, token]
@@ -120,7 +120,7 @@ def with_value(x: np.ndarray, edit: Edit, heads: int) -> np.ndarray:
 
 
 def with_source(model: Model, edit: Edit) -> Edit:
-    """A patch with the value that it comes to; another edit as it is."""
+    """Return a patch with the value from its source text, and any other edit unchanged."""
     if edit["op"] != "patch":
         return edit
     plain, layer = run(model, model.tokenize(edit["from"]).ids.tolist(), []), edit["layer"]
@@ -128,7 +128,7 @@ def with_source(model: Model, edit: Edit) -> Edit:
     return edit | {"value": part(found[edit["at"]], edit, model.num_heads)}
 
 
-# What takes the place of an activation (T, D), or of the pattern (H, T, T), by op: of x, edit, H.
+# By op: the function of (x, edit, H) that changes an activation (T, D) or the pattern (H, T, T).
 CHANGES: dict[str, Callable[[np.ndarray, Edit, int], np.ndarray]] = {
     "set": with_value,
     "patch": with_value,
@@ -137,7 +137,7 @@ CHANGES: dict[str, Callable[[np.ndarray, Edit, int], np.ndarray]] = {
 
 
 def examples(size: int, word: str, dim: int) -> dict[str, Edit]:
-    """One of each kind, for a text of so many tokens and a model that has this word."""
+    """Return an edit of each kind, for a text of `size` tokens and a model that knows `word`."""
     row = [0.5, 0.25, *[0.0] * (size - 3), 0.25]
     return {
         "hide": {"op": "hide", "token": 2},

@@ -1,4 +1,4 @@
-"""How tests ask the model in a page, and what they hold its numbers against."""
+"""Helpers that run the model in a page, and the references for its numbers."""
 
 import base64
 import itertools
@@ -16,7 +16,7 @@ from qkv.trace import Trace
 
 from .edited import Edit, Result
 
-# Runs a text and packs what came: base64 of float32, and the rest as it is.
+# Runs a text and packs the result: float32 arrays as base64, the rest unchanged.
 RUN = """async ([text, edits, options]) => {
   const pack = (x) => {
     if (Array.isArray(x)) return x.map(pack);
@@ -38,7 +38,7 @@ def unpacked(packed: str) -> np.ndarray:
 
 
 def ask(page: Page, text: Any, edits: Any = None, **options: Any) -> tuple[dict[str, Any], Result]:
-    """What the door gives, and its numbers in their shapes."""
+    """Run a text in the page: return the page's answer, and its arrays in their shapes."""
     found = page.evaluate(RUN, [text, [] if edits is None else edits, options])
     size = len(found["tokens"])
     pattern = np.array([[unpacked(head) for head in layer] for layer in found["pattern"]])
@@ -51,14 +51,14 @@ def ask(page: Page, text: Any, edits: Any = None, **options: Any) -> tuple[dict[
 
 
 def agree(found: Result, expected: Result, weights: float = 1e-7, others: float = 1e-6) -> None:
-    """Weights to so much, others to so much of the largest: float32 of what float64 gives."""
+    """Check float32 results: weights to `weights`, others to `others` of their largest number."""
     np.testing.assert_allclose(found.pattern, expected.pattern, rtol=0, atol=weights)
     for one, other in ((found.resid, expected.resid), (found.logits, expected.logits)):
         np.testing.assert_allclose(one, other, rtol=0, atol=others * np.abs(other).max())
 
 
 def ranked_alike(found: np.ndarray, expected: np.ndarray) -> None:
-    """The five likeliest words are the same, in the same order, if probabilities differ by 1e-5."""
+    """Check that both rank the five likeliest words alike, except for differences below 1e-5."""
     for mine, own in zip(shares(found), shares(expected), strict=True):
         best = np.argpartition(-own, 6)[:6]
         best = best[np.argsort(-own[best])]
@@ -74,9 +74,9 @@ def shares(logits: np.ndarray) -> np.ndarray:
 
 
 def traced(model: Model, text: str) -> tuple[Tokenized | Trace, Trace, Result]:
-    """The tokens of a text, and what the library makes of them."""
+    """Return the tokens of a text, the library's trace of it, and the trace's numbers."""
     tokens = model.tokenize(text)
-    if all(tokens.special):  # `trace` has no use for such a text, but for its ids
+    if all(tokens.special):  # `trace` rejects such a text, but accepts its ids
         trace = model.trace(tokens.ids, logits=True)
         return tokens, trace, numbers(trace, model.num_layers)
     with warnings.catch_warnings():
@@ -96,5 +96,5 @@ def numbers(trace: Trace, layers: int) -> Result:
 
 
 def by_the_library(model: Model, ids: list[int], edits: list[Edit]) -> Result:
-    """What the library gives of ids with the same edits."""
+    """Return the library's numbers for these ids with these edits."""
     return numbers(model.trace(ids, logits=True, edit=edits), model.num_layers)

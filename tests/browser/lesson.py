@@ -1,4 +1,4 @@
-"""The cards of the lesson, and what their probes measure in float64."""
+"""The cards of the lesson, and float64 references for their probes."""
 
 import json
 from functools import cache
@@ -16,13 +16,13 @@ KEPT = json.loads((shipped()["books"] / "cards.json").read_text("utf-8"))
 
 @cache
 def run_of(text: str, edits: str) -> edited.Result:
-    """A text as the model that ships reads it, with edits as JSON."""
+    """Run the bundled model on a text in float64; edits are JSON, which can be cached."""
     model = qkv.load("books")
     return edited.run(model, model.tokenize(text).ids.tolist(), json.loads(edits))
 
 
 def by_the_formula(card: dict[str, Any]) -> list[float]:
-    """What the probes measure, in float64."""
+    """Return the float64 value of each probe of a card."""
     return _measured(json.dumps(card))
 
 

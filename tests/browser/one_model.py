@@ -1,8 +1,8 @@
-"""One model behind many pages: it is read once, and each page has a view and a door of its own.
+"""One model behind many live pages: it is read once, and each page has its own view.
 
-A live page carries its model, 14 MB that are read anew whenever it opens. Here the worker that the
-door (door.js) would start is a stand-in, which asks a worker that all pages of a process share.
-Nothing else is shared: the page's state, its undo, its scripts and what it shows begin with it.
+A live page carries its model: 14 MB, which are read whenever the page opens. Here a stand-in
+replaces the worker that door.js would start, and forwards to one worker that all pages of a process
+share. Nothing else is shared: state, undo, scripts and view start with each page.
 """
 
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +14,7 @@ from playwright.sync_api import BrowserContext, Page
 from qkv.see.page.html import bundle
 
 BEGIN, END = '<script type="application/json" data-side="encoder">', "</script>"
-# The shared worker's side: the messages of many pages are one's, with numbers of their own.
+# The shared worker's script: it renumbers the messages of many pages as those of one page.
 SHARED = """
 globalThis.onmessage = null;
 const asked = new Map(); // {port, id} of a page, by the number here
@@ -41,7 +41,7 @@ globalThis.onconnect = ({ ports: [port] }) => {
   };
 };
 """
-# Of a page that starts it, once: its address, when it has read the model.
+# The page that starts the shared worker; `running` is the worker's URL, once the model is read.
 HOST = """<!doctype html><title>a model</title><link rel="icon" href="data:,">
 <script type="text/plain">{code}</script><script type="text/plain">{data}</script>
 <script>
@@ -53,7 +53,7 @@ HOST = """<!doctype html><title>a model</title><link rel="icon" href="data:,">
     worker.port.postMessage({{ read: data }});
   }});
 </script>"""
-# In place of the page's Worker; where the model would stand, the address of the shared one stands.
+# Replaces the page's Worker. The page holds the shared worker's URL where it would hold the model.
 STAND_IN = """
 globalThis.Worker = class {
   postMessage({ read, ...question }) {
@@ -69,7 +69,7 @@ globalThis.Worker = class {
 
 
 class Site(BaseHTTPRequestHandler):
-    """Gives the pages that are open, by their addresses."""
+    """Serves the open pages at their addresses."""
 
     given: ClassVar[dict[str, bytes]] = {}
 
@@ -86,16 +86,16 @@ class Site(BaseHTTPRequestHandler):
 
 
 class OneModel:
-    """Opens live pages of a context, whose script is STAND_IN, each on the model it would carry."""
+    """Opens live pages in a context with STAND_IN, on shared copies of the models they carry."""
 
     def __init__(self, context: BrowserContext) -> None:
         self._context = context
-        self._running: list[tuple[str, str]] = []  # a model as a page carries it, its address
+        self._running: list[tuple[str, str]] = []  # (a model as pages carry it, its worker's URL)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Site)
         Thread(target=self._server.serve_forever, daemon=True).start()
 
     def open(self, page: Page, html: str) -> str:
-        """Shows a live page, and gives its address."""
+        """Show a live page, and return its address."""
         start = html.index(BEGIN) + len(BEGIN)
         end = html.index(END, start)
         return self._show(page, html[:start] + self._address_of(html[start:end]) + html[end:])
@@ -108,7 +108,7 @@ class OneModel:
         for known, address in self._running:
             if known == data:
                 return address
-        host = self._context.new_page()  # it stays, and the worker with it
+        host = self._context.new_page()  # stays open, which keeps the worker running
         code = f'"use strict";\n{SHARED}\n{bundle("worker.js")}'
         self._show(host, HOST.format(code=code, data=data))
         address = str(host.evaluate("running"))

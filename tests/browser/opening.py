@@ -1,4 +1,4 @@
-"""How tests open pages, which may not complain or ask for anything."""
+"""Helpers that open pages and check that these log and request nothing."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +14,9 @@ Scheme = Literal["light", "dark"]
 
 
 class Pages:
-    """The pages of a context: a document is a test's own, the page may show another's next.
+    """The pages of a browser context, which tests reuse, each with a document of its own.
 
-    What a page would keep is set anew: its size, what it prefers, where the pointer is.
+    `take` resets the settings that a page would keep: window size, media and pointer position.
     """
 
     def __init__(self, context: BrowserContext, script: str | None = None) -> None:
@@ -30,7 +30,7 @@ class Pages:
         page.mouse.move(0, 0)
         page.set_viewport_size({"width": width, "height": height})
         page.emulate_media(color_scheme=scheme, reduced_motion="null")
-        page.set_default_timeout(60_000)  # 14 MB of a model are read, on a busy machine
+        page.set_default_timeout(60_000)  # a busy machine takes long to read a model of 14 MB
         return page
 
     def give_back(self, page: Page) -> None:
@@ -38,7 +38,7 @@ class Pages:
 
 
 class Openers:
-    """What opens pages, of which each worker of a test run has one."""
+    """Opens pages; each worker of a test run has one instance."""
 
     def __init__(self, chromium: Browser) -> None:
         self._chromium = chromium
@@ -54,7 +54,10 @@ class Openers:
 
     @contextmanager
     def visiting(self, folder: Path) -> Iterator[Visit]:
-        """Opens pages from files of their own; `alone` in a context too, whose clock is set."""
+        """Yield `visit`, which opens each page from a file of its own.
+
+        With `alone` the page also has its own context, for tests that set the clock.
+        """
         with watched() as (watch, wanted):
 
             def visit(
@@ -79,7 +82,7 @@ class Openers:
 
     @contextmanager
     def quickly(self) -> Iterator[Visit]:
-        """Opens live pages, whose model runs already."""
+        """Yield `quick`, which opens live pages on a model that runs already."""
         with watched() as (watch, wanted):
 
             def quick(
@@ -95,9 +98,10 @@ class Openers:
 
 @contextmanager
 def watched() -> Iterator[tuple[Callable[[Page, Callable[[], None]], None], list[str]]]:
-    """Watches pages, each until it is done with, and has a list of the addresses they may want.
+    """Yield `watch(page, end)`, which observes a page, and a list for the URLs of the pages.
 
-    At the end no page may have written an error, and none may have requested anything but itself.
+    At the end, check that no page has complained (by an error, a console message or a dialog) and
+    that each has requested only itself.
     """
     complaints: list[str] = []
     requested: list[str] = []
@@ -120,6 +124,6 @@ def watched() -> Iterator[tuple[Callable[[Page, Callable[[], None]], None], list
     for end in ends:
         end()
     assert complaints == [], complaints
-    # what a page made itself, as a worker, is none of the others' either
+    # data: and blob: URLs, such as a worker's, are made by the page itself
     others = [url for url in requested if not url.startswith(("data:", "blob:"))]
     assert others == wanted, (others, wanted)

@@ -1,4 +1,4 @@
-"""A page with the model and what follows from changes to a run of it; and what should be there."""
+"""A page that shows the outcome of edits to a run, and the outcome that the library expects."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from .bundling import bundled
 from .edited import Edit, Result
 from .engine import by_the_library, shares
 
-# Runs a text with and without edits, and gives both to the part of the page.
+# Runs a text with and without edits, and passes both runs to the outcome part.
 FOLLOW = """
 import { el } from "./base/elements.js";
 import { starting } from "./base/mount.js";
@@ -52,7 +52,7 @@ export const start = starting((box, data, ui) => {
 
 
 class Row(NamedTuple):
-    """A word as the table shows it; of a text without changes `before` is missing."""
+    """A word as the table shows it; `before` is None if the text has no edits."""
 
     word: str
     before: str | None
@@ -62,7 +62,7 @@ class Row(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What the library makes of a position, before and now."""
+    """The library's results before and after edits; the probabilities are those of a position."""
 
     words: list[str]
     before: np.ndarray  # (V) probabilities
@@ -86,7 +86,7 @@ def outcome_page(model: Model, theme: str = "auto") -> str:
 
 
 def follow(page: Page, text: str, edits: list[Edit], position: int, **more: Any) -> str:
-    """Runs a text, and gives the headline."""
+    """Run a text in the page, and return the headline."""
     page.evaluate("follow", {"text": text, "edits": edits, "position": position, **more})
     return page.locator(".outcome-headline").inner_text()
 
@@ -111,7 +111,7 @@ def _words(model: Model) -> list[str]:
 
 
 def rows(page: Page) -> list[Row]:
-    """The table of words, each bar as a share of its cell."""
+    """Return the table of words, with the length of each bar as a share of its cell."""
     found = page.locator(".outcome-words tbody tr").evaluate_all(
         """rows => rows.map((row) => {
           const all = (which) => [...row.querySelectorAll(which)];
@@ -130,7 +130,7 @@ def rows(page: Page) -> list[Row]:
 
 
 def is_written(shown: str, value: float, digits: int = 3) -> bool:
-    """Whether a number is what a page may write for a value, rounded."""
+    """Return whether a page may write `shown` for a value, rounded."""
     mark = shown.replace("\N{MINUS SIGN}", "-")
     if "e" in mark:
         return bool(np.isclose(float(mark), value, rtol=0.051, atol=1e-12))
@@ -140,12 +140,12 @@ def is_written(shown: str, value: float, digits: int = 3) -> bool:
 
 
 def is_percent(shown: str, value: float) -> bool:
-    """Whether a page may write a share so: in per cent, with one digit where that is below 10."""
+    """Return whether a page may write a share as `shown`: percent, one decimal below 10%."""
     return any(shown == percent(max(0, value + by)) for by in (-2e-6, 0, 2e-6))
 
 
 def percent(share: float) -> str:
-    """A share in per cent, by hand."""
+    """Format a share in percent, independently of the page."""
     part = Decimal(float(share)) * 100
     if 0 < part < Decimal("0.1"):
         return "under 0.1%"
@@ -154,6 +154,6 @@ def percent(share: float) -> str:
 
 
 def skeleton(sentence: str) -> tuple[str, list[str]]:
-    """A sentence with its probabilities taken out, and these."""
+    """Return a sentence with `#` for each probability, and the probabilities."""
     number = r"under 0\.1%|[\d.]+%"
     return re.sub(number, "#", sentence), re.findall(number, sentence)

@@ -1,4 +1,4 @@
-"""The live page in tests: how it is opened in a state, and what a reader does there."""
+"""Helpers that open the live page in a state and act on it as a reader does."""
 
 import json
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 from playwright.sync_api import Locator, Page
 
-# Keeps what the model was asked and what it answered; `runs` has those that were not given up.
+# Records what the model was asked and what it answered in `runs`, except for aborted runs.
 KEPT = """<script>
   window.runs = [];
   addEventListener("qkv", () => {
@@ -21,8 +21,8 @@ KEPT = """<script>
 </script>"""
 
 
-# Ends once what was asked for is painted and the address is that of the state, as the link to the
-# whole page has it but for `only`.
+# Resolves once the page is painted and its address holds its state: the address then equals the
+# link to the whole page, except for `only`.
 REST = """() => new Promise((rested) => {
   const link = document.querySelector(".qkv-view").shadowRoot.querySelector(".whole");
   const fields = (address) => {
@@ -39,7 +39,7 @@ REST = """() => new Promise((rested) => {
   look();
 })"""
 
-# Ends once a part has not changed for ten looks by the clock of the page, which painting delays.
+# Resolves once a part stays unchanged for ten checks by the page's clock, which painting delays.
 STILL = """(part) => new Promise((still) => {
   let looks = 0;
   const changes = new MutationObserver(() => { looks = 0; });
@@ -54,7 +54,7 @@ STILL = """(part) => new Promise((still) => {
 
 
 def address(**state: Any) -> str:
-    """What stands behind the # for a state, as the page writes it."""
+    """Return the address's fragment for a state, as the page writes it."""
 
     def written(value: Any) -> str:
         return json.dumps(value, separators=(",", ":"))
@@ -65,13 +65,13 @@ def address(**state: Any) -> str:
 
 
 def in_lab(html: str) -> str:
-    """A page of `qkv.play` as if it opened in its lab, and not on its first screen."""
+    """Return a page of `qkv.play` that opens in its lab instead of on its first screen."""
     assert '"view":"front"' in html
     return html.replace('"view":"front"', '"view":"lab"')
 
 
 def opened_at(html: str, hash_: str) -> str:
-    """A page as if it were opened at such an address, which also keeps the runs."""
+    """Return a page that behaves as if opened at this fragment, and that records its runs."""
     script = f"<script>history.replaceState(null, '', {json.dumps(hash_)})</script>"
     return html.replace("<head>", f"<head>{script if hash_ else ''}{KEPT}", 1)
 
@@ -82,8 +82,8 @@ def ready(page: Page) -> Page:
 
 
 def after(page: Page, act: Callable[[], object]) -> None:
-    """Does something, and waits until what follows is painted and stands in the address."""
-    ready(page)  # what was done before it is painted
+    """Act, then wait until the result is painted and the address holds it."""
+    ready(page)  # earlier actions must be painted first
     before = page.locator("html").get_attribute("data-painted")
     act()
     page.locator(f"html:not([data-painted='{before}'])").wait_for(timeout=30_000)
@@ -91,12 +91,12 @@ def after(page: Page, act: Callable[[], object]) -> None:
 
 
 def rest(page: Page) -> None:
-    """Waits until the address is that of what is shown, which the page writes when it rests."""
+    """Wait until the address holds the shown state: the page writes it after a delay."""
     page.evaluate(REST)
 
 
 def changed(page: Page) -> list[dict[str, Any]]:
-    """The edits that stand in the address."""
+    """Return the edits in the address."""
     held = page.evaluate("new URLSearchParams(location.hash.slice(1)).get('edits')")
     return json.loads(held or "[]")
 
@@ -116,7 +116,7 @@ def button(page: Page, name: str) -> Locator:
 
 
 def shown(page: Page) -> str:
-    """All that the page says once all of it is drawn: what unfolds is, in tasks of its own."""
+    """Return the page's text once all is drawn: unfolded parts are drawn in tasks of their own."""
     view = page.locator(".view")
     view.evaluate(STILL)
     return view.inner_text()

@@ -1,4 +1,4 @@
-"""The live page on the model that ships, and how tests read its heads."""
+"""The live page on the bundled model, and helpers that read its heads."""
 
 import base64
 import json
@@ -21,12 +21,12 @@ from .play import STILL, address, after, opened_at, ready
 from .support import STATIC, Visit, read
 
 TEXT = "She wore a crown on her [MASK]."  # 10 tokens
-PLACE, HEAD = 7, (3, 2)  # of the mask; the head that the page opens on
+PLACE, HEAD = 7, (3, 2)  # the position of [MASK]; the head on which the page opens
 START: dict[str, Any] = {"text": TEXT, "edits": [], "position": PLACE, "query": PLACE}
 START |= {"layer": HEAD[0], "head": HEAD[1]}
 STATE = START | {"inside": True}
 ROLES = {"1.1": ["previous", 0.97], "3.2": ["article to noun", 0.4049]}
-# What a canvas shows: its height, its width, its pixels as base64.
+# Returns the height, the width and the pixels (base64) of a canvas.
 PIXELS = """(canvas) => {
   const copy = canvas.cloneNode();
   const pen = copy.getContext('2d', { willReadFrequently: true });
@@ -37,7 +37,7 @@ PIXELS = """(canvas) => {
 
 
 def live_page(model: Model) -> str:
-    """A page that opens on a text and a head, with two roles."""
+    """Return a page that opens on a text and a head, with roles for two heads."""
     payload = payload_of(
         "play", "a title", [], start=START | {"hide": [4]}, stories=[], roles=ROLES
     )
@@ -46,18 +46,18 @@ def live_page(model: Model) -> str:
 
 
 def opened(visit: Visit, html: str, *, width: int = 1280, **state: Any) -> Page:
-    """The unfolded page in a state."""
+    """Open the page in a state, with its inside unfolded."""
     return ready(visit(opened_at(html, address(**STATE | state)), width=width))
 
 
 def go(page: Page, **state: Any) -> None:
-    """Takes the page to a state."""
+    """Take the page to a state."""
     hash_ = address(**STATE | state)
     after(page, lambda: page.evaluate("hash => { location.hash = hash; }", hash_))
 
 
 def held(page: Page) -> dict[str, Any]:
-    """The state in the address, which is written when the run is there, where it is not START."""
+    """Return the address's state, written after a run; fields that it omits are those of START."""
     pairs = dict(parse_qsl(page.evaluate("location.hash").lstrip("#")))
     return START | {
         name: value if name == "text" else json.loads(value) for name, value in pairs.items()
@@ -65,14 +65,14 @@ def held(page: Page) -> dict[str, Any]:
 
 
 def open_head(page: Page) -> tuple[int, int]:
-    """The layer and the head that are open."""
+    """Return the layer and the number of the open head."""
     title = page.locator("[data-part=head] h3").last.inner_text()
     layer, head = title.split(" · ")[0].removeprefix("Head ").split(".")
     return int(layer), int(head)
 
 
 def masks(edits: list[Edit]) -> list[tuple[int, ...]]:
-    """The masks of an address as edges: query, key, and the layer and the head that they name."""
+    """Return an address's masks as edges: query, key, and layer and head if the mask names them."""
     return [
         tuple([query, key, *(edit[name] for name in ("layer", "head") if name in edit)])
         for edit in edits
@@ -89,13 +89,13 @@ def until(holds: Callable[[], Any], seconds: float = 60) -> None:
 
 
 def laid_out(page: Page) -> None:
-    """Waits for the layer as data flows through it, drawn once its parameters are there."""
+    """Wait until the layer's data flow is drawn, which needs the layer's parameters."""
     tabs = page.locator("[data-part=steps]").get_by_role("tab", include_hidden=True)
     until(lambda: tabs.count() > 12)
 
 
 def table(page: Page) -> np.ndarray:
-    """All weights of the head that is shown, as its table has them; hidden ones are NaN."""
+    """Return all weights of the shown head from its table; masked weights are NaN."""
     details = page.locator("[data-part=head] > details")
     if details.get_attribute("open") is None:
         details.locator("summary").click()
@@ -108,16 +108,16 @@ def table(page: Page) -> np.ndarray:
 
 
 def shows(page: Page, weights: np.ndarray) -> None:
-    """The table shows these weights in per cent; where nothing can be seen, no number."""
+    """Check that the table shows these weights in percent; masked weights must be 0."""
     until(lambda: table(page).shape == weights.shape)
     found = table(page)
     assert (weights[np.isnan(found)] == 0).all()
-    near = np.where(weights < 0.0994, 0.00051, 0.00501)  # below 10% there is a digit more
+    near = np.where(weights < 0.0994, 0.00051, 0.00501)  # percentages below 10 have one more digit
     assert (np.abs(np.nan_to_num(found) - weights) <= near).all()
 
 
 def cells(page: Page) -> tuple[float, float, float, float]:
-    """Where the cells of the heat map are: the left and upper edge, how wide and high each is."""
+    """Return the layout of the heat map's cells: left and top edge, width and height of a cell."""
     box = page.locator("[data-part=head] .map-box")
     left, top, wide, tall = map(float, str(box.get_attribute("data-cells")).split())
     return left, top, wide, tall
@@ -128,12 +128,12 @@ def heat_map(page: Page) -> np.ndarray:
 
 
 def picture(canvas: Locator) -> np.ndarray:
-    """The colours of a canvas, (height, width, 3), a pixel for each of CSS."""
+    """Return the colours of a canvas, (height, width, 3), one pixel per CSS pixel."""
     return _pixels(*canvas.evaluate(PIXELS))
 
 
 def pictures(all_: Locator) -> dict[str, np.ndarray]:
-    """The same of the canvas in each of several nodes that has one, by the node's `data-head`."""
+    """Return the colours of the canvas in each node that has one, by the node's `data-head`."""
     found = all_.evaluate_all(
         "all => all.filter((one) => one.querySelector('canvas')).map((one) =>"
         f" [one.dataset.head, ({PIXELS})(one.querySelector('canvas'))])"
@@ -146,7 +146,7 @@ def _pixels(height: int, width: int, packed: str) -> np.ndarray:
 
 
 def cell_colours(page: Page) -> np.ndarray:
-    """The colour of each cell of the heat map, where no frame is, (T, T, 3)."""
+    """Return the colour of each cell of the heat map, sampled off the frames: (T, T, 3)."""
     (left, top, wide, tall), found = cells(page), heat_map(page)
     size = page.locator("[data-part=head] .queries [role=option]").count()
     at = np.arange(size) + 0.3
@@ -154,6 +154,6 @@ def cell_colours(page: Page) -> np.ndarray:
 
 
 def like(colours: np.ndarray, shares: np.ndarray, within: int = 2) -> None:
-    """Colours are those of shares from -1 to 1."""
+    """Check that colours are those of shares from -1 to 1."""
     expected = [list(bytes.fromhex(shade(float(share))[1:])) for share in shares.flat]
     np.testing.assert_allclose(colours.reshape(-1, 3).astype(int), expected, atol=within, rtol=0)

@@ -1,4 +1,4 @@
-"""Texts made by hand, and how a page about them is read."""
+"""Handmade texts, and helpers that read a page about them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ READOUT = """(said) => Object.fromEntries([
     [field.querySelector(".dim").textContent, field.querySelector("b").textContent]),
 ])"""
 Visit = Callable[..., Page]  # the fixture `visit`, which opens a page
-STEP = 1 / 65535  # of a weight in a page
+STEP = 1 / 65535  # the resolution of a weight in a page
 WORDS = ["[CLS]", "the", "un", "##believ", "##able", "cat", "sat", "on", "the", "mat", "[SEP]"]
 SPANS = [[0], [1], [2, 3, 4], [5], [6], [7], [8], [9], [10]]
 STATIC = '<svg role="img" aria-label="static picture" width="120" height="80"></svg>'
@@ -25,7 +25,7 @@ STATIC = '<svg role="img" aria-label="static picture" width="120" height="80"></
 def made(
     tokens: list[str], layers: int = 2, heads: int = 4, *, seed: int = 0, **more: Any
 ) -> Heads:
-    """A causal text of random scores, whose weights are their softmax."""
+    """Return a causal text with random scores, whose weights are the softmax of the scores."""
     random = np.random.default_rng(seed)
     size = len(tokens)
     scores = random.normal(size=(layers, heads, size, size)) * 2
@@ -48,19 +48,19 @@ def whole_page(payload: dict[str, Any], static: str) -> str:
 
 
 def payload(*texts: Heads, layer: int = 0, head: int = 0, query: int = 0, **more: Any) -> Any:
-    """What a page reads of texts."""
+    """Return the data of a page that shows texts."""
     more = {"merge": False} | more
     start = start_at(layer, head, query, chosen="it was requested", sentence="", **more)
     return payload_of("show", "a title", [text_payload(text, layer) for text in texts], start=start)
 
 
 def page_of(*texts: Heads, **more: Any) -> str:
-    """A page that shows texts."""
+    """Return a page that shows texts."""
     return whole_page(payload(*texts, **more), STATIC)
 
 
 def part_of(*texts: Heads, **more: Any) -> str:
-    """The same as a part of some page."""
+    """Return an HTML fragment that shows texts, for a page of any kind."""
     return fragment(payload(*texts, **more), STATIC)
 
 
@@ -69,12 +69,12 @@ def sentence(page: Page) -> str:
 
 
 def token(page: Page | Locator, position: int) -> Locator:
-    """A query in the list on the left."""
+    """Return a query in the list on the left."""
     return page.locator(f".queries [data-i='{position}']").first
 
 
 def keys(page: Page | Locator, text: int = 0) -> list[list[str]]:
-    """The list on the right: what each entry is called and its numbers."""
+    """Return the name and the value of each entry in the list on the right."""
     return (
         page.locator(".lines")
         .nth(text)
@@ -86,12 +86,12 @@ def keys(page: Page | Locator, text: int = 0) -> list[list[str]]:
 
 
 def readout(page: Page | Locator) -> dict[str, str]:
-    """What stands below the heat map: the names of its numbers and the numbers; "" is the title."""
+    """Return the readout below the heat map: its numbers by their names, its title under ""."""
     return page.locator(".readout").first.evaluate(f"said => ({READOUT})(said)")
 
 
 def after_each(page: Page, names: list[str], within: str = "") -> list[dict[str, str]]:
-    """The same after each of many keys, which what has the focus is given in the page itself."""
+    """Return the readout after each of many keys, which the focused node receives in the page."""
     return page.evaluate(
         f"""([names, within]) => {{
           let node = document.activeElement;
@@ -108,7 +108,7 @@ def after_each(page: Page, names: list[str], within: str = "") -> list[dict[str,
 
 
 def read(text: str) -> float:
-    """A number as the page writes it; of one that is in per cent, too, the number itself."""
+    """Parse a number as the page writes it; percentages become shares."""
     if text in ("under 0.1%", "<0.1%"):
         return 0.0005
     if text.endswith("%") and " = " not in text:
@@ -124,9 +124,9 @@ def press(page: Page, *names: str) -> None:
 
 
 def pause(page: Page, milliseconds: int) -> None:
-    """Wait so long by the page's own clock, then for two frames: what was due before is done.
+    """Wait by the page's own clock, then for two frames, so that all earlier work is done.
 
-    On a busy machine the page may be late, and then this is as late.
+    If a busy machine delays the page, it delays this wait as much.
     """
     page.evaluate(
         """(milliseconds) => new Promise((done) => {
@@ -138,13 +138,13 @@ def pause(page: Page, milliseconds: int) -> None:
 
 
 def said(page: Page) -> str:
-    """What the live region says, once it has said it."""
-    pause(page, 200)  # it waits 150 ms for the last of many changes
+    """Return the text of the live region, once the region has announced it."""
+    pause(page, 200)  # the region waits 150 ms for the last of many changes
     return page.locator("[role=status]").first.inner_text()
 
 
 def tight(page: Page) -> bool:
-    """Whether nothing is wider than the window, once a busy machine has laid the page out."""
+    """Return whether nothing is wider than the window, once the page is laid out (within 3 s)."""
     try:
         page.wait_for_function("document.scrollingElement.scrollWidth <= innerWidth", timeout=3000)
     except TimeoutError:

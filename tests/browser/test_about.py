@@ -1,4 +1,4 @@
-"""What a page says of the model whose numbers it holds: a click or a key away, and only text."""
+"""Tests of a page's notes on the model that it holds: a click or a key away, and only text."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ HOSTILE = (
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Each kind of page with a model's parameters, as a file of its own holds it."""
+    """Each kind of page that holds a model's parameters, as written to a file."""
     path = tmp_path_factory.mktemp("about") / "page.html"
     found = {}
     for kind, view in {"play": qkv.play(TEXT, model="books"), "walk": qkv.walk(TEXT)}.items():
@@ -45,7 +45,7 @@ def line(page: Page) -> Locator:
 
 
 def texts(page: Page) -> list[str]:
-    """The texts that can be seen, without blanks at the ends of lines and of the text."""
+    """Return the visible texts, stripped."""
     shown = page.locator(".qkv-about pre").all()
     return [one.inner_text().strip() for one in shown if one.is_visible()]
 
@@ -56,7 +56,7 @@ def plain(text: str) -> str:
 
 @pytest.mark.parametrize("kind", ["play", "walk"])
 def test_the_mouse_and_the_keyboard_open_it(visit: Visit, pages: dict[str, str], kind: str) -> None:
-    page = opened(visit, pages[kind])  # a file, whose page may ask for nothing: see opening.py
+    page = opened(visit, pages[kind])  # a file, which may request nothing: see opening.py
     assert line(page).count() == 1
     assert line(page).is_visible()
     assert texts(page) == []
@@ -65,7 +65,7 @@ def test_the_mouse_and_the_keyboard_open_it(visit: Visit, pages: dict[str, str],
     page.keyboard.press("Enter")
     assert texts(page) == []
     page.keyboard.press("Shift+Tab")
-    page.keyboard.press("Tab")  # back to it: it is a stop among the others
+    page.keyboard.press("Tab")  # back to the line, which is a tab stop
     page.keyboard.press("Space")
     assert len(texts(page)) == 2
 
@@ -82,7 +82,7 @@ def test_it_fits_and_passes_axe(visit: Visit, pages: dict[str, str], kind: str, 
         assert box["x"] + box["width"] <= width
     assert line(page).bounding_box()["height"] >= 44  # type: ignore[index]
     assert tight(page)
-    assert problems(page) == []  # in the light, and of its colours in the dark
+    assert problems(page) == []  # in the light scheme, and of the colours in the dark one
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -1,4 +1,4 @@
-"""The sources of the scripts keep to their rules, and the bundles in pages are made of them."""
+"""Tests of the scripts' sources against their rules, and of the bundles made from them."""
 
 import re
 from pathlib import Path
@@ -40,9 +40,9 @@ def test_source_keeps_to_the_rules(name: str) -> None:
 
 
 def test_what_is_exported_is_used() -> None:
-    """What is not exported and never used is seen by the compiler."""
+    """Every export is used; the compiler finds unused code that is not exported."""
     sources = [(ASSETS / name).read_text("utf-8") for name in MODULES]
-    code = "".join(sources) + "page.start(page.openDoor, page.openServer)"  # what pages call
+    code = "".join(sources) + "page.start(page.openDoor, page.openServer)"  # calls that pages make
     for source in sources:
         for name in re.findall(
             r"^export (?:async )?(?:function|const|let|class)\*? (\w+)", source, re.M

@@ -1,4 +1,4 @@
-"""The benchmark of the page: that it sees what is wrong; no time is judged."""
+"""Tests of the page's benchmark: it detects wrong results; times are not judged."""
 
 import pytest
 from playwright.sync_api import Browser
@@ -22,7 +22,7 @@ def test_every_row_gives_the_truth(chromium: Browser) -> None:
 
 
 def test_what_is_wrong_is_seen(chromium: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page that shows the words of another text, a sweep with other numbers, another row."""
+    """Each row's error exceeds its limit if the page runs another text, sweep or query."""
     wrong = play.KEY.replace("field.value = text", "field.value = `${text} no`")
     monkeypatch.setattr(play, "KEY", wrong)
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""What one number is the sum of, as bars: in the walk and in the live page, against the library."""
+"""Tests of the bars that add up to a number of the walk or the live page, against the library."""
 
 import re
 from typing import Any
@@ -21,12 +21,12 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def chart(position: Page | Locator) -> Locator:
-    """The bars; they are one control."""
+    """Return the bars, which form one control."""
     return position.get_by_role("slider", name=re.compile("arrow keys move$"))
 
 
 def bars(position: Page | Locator) -> tuple[np.ndarray, float]:
-    """How long each bar is as it is drawn, up or down from the line, and how exact that is."""
+    """Return the drawn length of each bar, negative below the line, and its tolerance."""
     found = str(chart(position).get_attribute("data-bars"))
     left, wide, zero, scale = map(float, found.split())
     pixels = picture(chart(position).locator("canvas")).astype(int)
@@ -46,7 +46,7 @@ def bars(position: Page | Locator) -> tuple[np.ndarray, float]:
 
 
 def rows(position: Page | Locator) -> tuple[list[str], np.ndarray]:
-    """The same as a table: what the columns are, and their numbers."""
+    """Return the bars as a table: the names of its columns and its numbers."""
     details = position.locator("details", has_text="The bars as a table")
     if details.get_attribute("open") is None:
         details.locator("summary").click()
@@ -82,7 +82,7 @@ def test_a_cell_of_a_walk_stands_over_its_products(visit: Visit) -> None:
     up, down = products[products > 0].sum(), products[products < 0].sum()
     agree(said, f"{len(products)} products: {up:.3f} above the line, {down:.3f} below")
     page.locator(".map").first.focus()
-    press(page, "ArrowDown", "Control+Home")  # a cell that is pointed at is looked into
+    press(page, "ArrowDown", "Control+Home")  # the bars follow the cell that is pointed at
     np.testing.assert_allclose(rows(page)[1][:, 2], q[0] * k[0], atol=0.00051)
 
 
@@ -132,7 +132,7 @@ def test_weights_stand_over_the_row_that_softmax_shares(visit: Visit, name: str)
     lengths, within = bars(page)
     np.testing.assert_allclose(np.delete(lengths, j), np.delete(shares, j), atol=within)
     chart(page).focus()
-    press(page, "ArrowRight")  # begins at the cell that is looked into
+    press(page, "ArrowRight")  # starts at the selected cell
     assert page.locator(".sum-said").inner_text().startswith(f"{step.columns[j]}: ")
 
 
@@ -144,7 +144,7 @@ def test_what_is_no_sum_has_no_bars(visit: Visit) -> None:
         assert chart(page).is_visible() is some
 
 
-# in the live page
+# the live page
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def score_of(page: Page) -> Locator:
 
 
 def of_head(trace: Trace, name: str) -> np.ndarray:
-    """The queries or keys of the head that is shown, (T, d)."""
+    """Return the queries or keys of the shown head, (T, d)."""
     return np.asarray(trace[name, HEAD[0]][0, :, HEAD[1]])
 
 
@@ -187,7 +187,7 @@ def test_a_score_stands_over_its_products(quick: Visit, html: str, trace: Trace)
 
 
 def products_of(position: Locator, trace: Trace, query: int, key: int) -> np.ndarray:
-    """The products that the page shows, once it shows this cell."""
+    """Return the products that the page shows, once it shows this cell."""
     columns = position.locator("thead th")
     expect(columns.nth(0)).to_have_text(f"Q {trace.tokens[query]}")
     expect(columns.nth(1)).to_have_text(f"K {trace.tokens[key]}")
@@ -224,13 +224,13 @@ def test_a_product_and_its_two_numbers_mark_each_other(
     left, top, wide, tall = map(int, cells(page))
     plain = heat_map(page).astype(int)
     chart(position).focus()
-    press(page, "Home", "ArrowRight", "ArrowRight", "ArrowRight")  # number 3
+    press(page, "Home", "ArrowRight", "ArrowRight", "ArrowRight")  # product 3
     marked = np.abs(heat_map(page).astype(int) - plain).max(-1) > 30
     spots = np.argwhere(marked)
-    beside = spots[spots[:, 1] < left]  # Q: 64 pixels of 32 numbers, 4 pixels from the cells
+    beside = spots[spots[:, 1] < left]  # Q: 32 numbers in 64 pixels, 4 pixels left of the cells
     assert abs(beside[:, 1].mean() - (left - 68 + 7)) < 1.5
     assert abs(beside[:, 0].mean() - (top + (PLACE + 0.5) * tall)) < 1.5
-    above = spots[spots[:, 1] >= left]  # K, its first number beside the cells
+    above = spots[spots[:, 1] >= left]  # K: its first number is next to the cells
     assert abs(above[:, 0].mean() - (top - 4 - 7)) < 1.5
     assert abs(above[:, 1].mean() - (left + (key + 0.5) * wide)) < 1.5
     chart(position).blur()

@@ -1,4 +1,4 @@
-"""The colours of a page: those of pictures and terminals, from the page's own ground on."""
+"""Tests of a page's colours: those of pictures and terminals, from the page's background on."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def test_the_ground_of_a_map_is_that_of_the_page(visit: Visit, scheme: str) -> N
     paper = list(bytes.fromhex(colours.shade(0.0, scheme)[1:]))
     assert ground[:2] == [f"rgb({', '.join(map(str, paper))})"] * 2
     assert ground[2] == "rgba(0, 0, 0, 0)"
-    assert thumbnails(page)[0, 0, -1].tolist() == paper  # hidden by the mask: a weight of 0
+    assert thumbnails(page)[0, 0, -1].tolist() == paper  # masked: a weight of 0
     other = {"light": "dark", "dark": "light"}[scheme]
     page.emulate_media(color_scheme=other)
     pause(page, 300)
@@ -58,14 +58,14 @@ def test_the_ground_of_a_map_is_that_of_the_page(visit: Visit, scheme: str) -> N
 
 
 def thumbnails(page: Page) -> np.ndarray:
-    """The pictures of all heads, `(heads, rows, columns, 3)`, the first layer first, once drawn."""
+    """Return all heads' pictures once drawn, `(heads, rows, columns, 3)`, the first layer first."""
     count = page.locator(".thumb").count()
     page.wait_for_function(
         "(count) => document.querySelector('.qkv-view').shadowRoot"
         ".querySelectorAll('.thumb canvas').length === count",
         arg=count,
     )
-    pause(page, 100)  # those before may still stand there
+    pause(page, 100)  # the previous pictures may still be there
     found = page.locator(".thumb canvas").evaluate_all(
         """all => all.map((canvas) => {
             const { width, height } = canvas;
@@ -92,7 +92,7 @@ def legend(page: Page) -> tuple[str, list[str]]:
 
 
 def merged(values: np.ndarray) -> np.ndarray:
-    """Pieces of a word as one: what they receive is summed, what they look at is averaged."""
+    """Merge the subwords of a word: sum the weights that they receive, average those they give."""
     columns = np.stack([values[..., span].sum(-1) for span in SPANS], axis=-1)
     return np.stack([columns[..., span, :].mean(-2) for span in SPANS], axis=-2)
 
@@ -135,7 +135,7 @@ def test_both_texts_of_a_comparison_have_one_scale(visit: Visit, tmp_path) -> No
     view.to_html(tmp_path / "page.html")
     page = visit((tmp_path / "page.html").read_text("utf-8"))
     ends = page.locator(".scale-ends span:last-child")
-    assert ends.all_inner_texts() == ["1.00"] * 3  # the third is that of the difference
+    assert ends.all_inner_texts() == ["1.00"] * 3  # the third scale belongs to the difference
     page.get_by_label("stretch").check()
     largest = max(float(side.trace.pattern(0, 0).max()) for side in view.sides)
     assert ends.all_inner_texts() == [f"{largest:.2f}"] * 3

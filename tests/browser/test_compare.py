@@ -1,4 +1,4 @@
-"""Two texts or two runs beside each other."""
+"""Tests of two texts or two runs beside each other."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def whole(view: qkv.see.CompareView, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def maps(page: Page) -> Locator:
-    """The three heat maps: of both texts and of their difference."""
+    """Return the three heat maps: of both texts and of their difference."""
     return page.locator(".both-maps > div")
 
 
@@ -98,7 +98,7 @@ def test_each_side_is_moved_on_its_own(visit: Visit, whole: str) -> None:
 
 
 def two_runs(texts: list[Heads], found: dict[str, Any], **start: Any) -> str:
-    """The page of two runs, and what was found to have changed."""
+    """Return the page of two runs, which shows `found` as the changes between them."""
     payload = payload_of(
         "compare",
         "two runs",
@@ -128,7 +128,7 @@ def test_two_runs_show_what_changed_largest_first(visit: Visit) -> None:
     assert widths == sorted(widths, reverse=True)
     assert page.locator(".chart text:not(.dim)").all_text_contents() == ["0.00", "0.50", "1.25"]
     assert page.locator(".side h4").all_inner_texts() == [text.name for text in texts]
-    assert page.locator(".token.on").all_inner_texts() == ["the", "the"]  # what changed most
+    assert page.locator(".token.on").all_inner_texts() == ["the", "the"]  # changed most
     weights = texts[0].weights[0][1, 1]
     shown = [read(value) for _, value in keys(page)[:2]]
     np.testing.assert_allclose(shown, weights[:2], atol=0.00501)
@@ -209,8 +209,8 @@ def test_both_sentences_are_printed_and_cells_of_one_text_are_marked(
     cells = [
         int((picture(one) == grey).all(-1).sum()) for one in maps(page).locator("canvas").all()
     ]
-    assert cells[1] == 0  # the longer text has all of them
-    assert cells[0] == cells[2] > 7 * 12 * 12 * 0.8  # 7 of 16
+    assert cells[1] == 0  # the longer text has all cells
+    assert cells[0] == cells[2] > 7 * 12 * 12 * 0.8  # 7 of 16 cells
 
 
 def test_texts_of_the_same_tokens_have_nothing_to_mark(visit: Visit, whole: str) -> None:

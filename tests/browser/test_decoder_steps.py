@@ -1,4 +1,4 @@
-"""The steps of a layer in the page, of models that do otherwise than BERT."""
+"""Tests of a layer's steps in the page, for models whose design differs from BERT's."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ KINDS = [
     *("mistral", "qwen3", "gemma2", "modernbert", "roberta", "electra"),
     "opt projected, norms after",
 ]
-# The steps of a layer by their names: their matrices, and what each is made of.
+# Returns the steps of a layer: their matrices, and the operation that makes each matrix.
 STEPS = """async ([text, edits, layer, head]) => {
   const run = await qkv.run(text, edits, { layers: [layer] });
   const state = { layer, head, edits, query: 3, position: 3 };
@@ -47,7 +47,7 @@ def read(page: Page, layer: int, head: int, edits: list[Edit]) -> dict[str, dict
 
 
 def made(steps: dict[str, dict[str, Any]], op: dict[str, Any]) -> np.ndarray | None:
-    """What an operation gives of the steps before it; None for one that is given."""
+    """Compute a step's operation from the other steps; None if its matrix is given."""
 
     def of(name: str) -> np.ndarray:
         return steps[name]["numbers"]
@@ -100,7 +100,7 @@ def test_each_step_is_what_it_says(visit: Visit, tmp_path: Path, kind: str) -> N
 
 
 def check_names(model: Model, layer: int, steps: dict[str, dict[str, Any]]) -> None:
-    """A model has the steps of its own design, and no others."""
+    """Check that a model has the steps of its own design, and no others."""
     design = model.design
     own = design.layers[layer]
     turned = own.rotary is not None or own.qk_norm != "no"
