@@ -1,7 +1,7 @@
-"""A process that has loaded what marking needs, and forks one for each file.
+"""A process that has loaded the marker's modules, and forks one process for each file.
 
-The forks run the marker's own `main`, with the limits, outputs and ends of a process; all that
-differs is that Python, NumPy and qkv are not loaded anew.
+A fork runs the marker's own `main`, with the limits, outputs and exit codes of a new process. The
+only difference: Python, NumPy and qkv are not loaded again.
 """
 
 import json
@@ -79,7 +79,7 @@ class Forks:
 
 
 def serve(end):
-    """Answer requests: fork, or report how the last fork ended."""
+    """Answer requests: start a fork, or report the exit code of the last fork."""
     pid = 0
     while True:
         said, files, *_ = socket.recv_fds(end, 1 << 16, 3)

@@ -1,4 +1,4 @@
-"""Test the task `block` on right and wrong blocks in the style of a learner."""
+"""Tests of the task `block`: right and wrong blocks in the style of a learner."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Test that cheats, such as calls of qkv, earn no points."""
+"""Tests that cheats, such as calls of qkv, earn no points."""
 
 import pytest
 

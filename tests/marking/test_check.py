@@ -1,4 +1,4 @@
-"""Test `check` on right and wrong attention functions in the style of a learner."""
+"""Tests of `check`: right and wrong attention functions in the style of a learner."""
 
 import math
 import textwrap
@@ -91,7 +91,7 @@ def through_log_sum_exp(q, k, v):
 
 
 def in_one_pass(q, k, v):
-    """The running maximum and sum of the fast kernels, one key at a time."""
+    """Update a running maximum, sum and output for one key at a time, as fast kernels do."""
     top = np.full(len(q), -np.inf)
     total = np.zeros(len(q))
     out = np.zeros((len(q), v.shape[1]))
@@ -291,7 +291,7 @@ def that_refuses_both_masks(q, k, v, attn_mask=None, is_causal=False):
 
 
 class Tensor:
-    """The array of another library that remembers how it was computed."""
+    """A tensor that NumPy cannot read before `detach`, as in libraries with automatic gradients."""
 
     def __init__(self, array, watched=True):
         self.array, self.watched = array, watched
@@ -310,7 +310,7 @@ def with_tensors(q, k, v):
 
 
 class Module:
-    """A learner's own class, as in other libraries."""
+    """A learner's layer: a class with `__call__`, as in other libraries."""
 
     def __call__(self, q, k, v, mask=None):
         return with_mask(q, k, v, mask)
@@ -504,7 +504,7 @@ def test_no_combination_of_right_steps_is_called_wrong():
 
 
 def attend(scores_of=scaled, weights_of=softmax, out_of=np.matmul):
-    """Return attention in three steps, of which a test replaces one by a wrong step."""
+    """Return attention in three steps; a test replaces one of these steps by a wrong step."""
 
     def function(q, k, v):
         return out_of(weights_of(scores_of(q, k)), v)
@@ -1190,7 +1190,7 @@ def test_every_known_mistake_is_made_by_a_learner_above():
         assert len({*mistake.hint}) == 3, mistake.key
 
 
-# -- what is said ---------------------------------------------------------------------------------
+# -- messages -------------------------------------------------------------------------------------
 
 
 def test_message_says_what_how_it_shows_and_the_remedy():

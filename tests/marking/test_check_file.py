@@ -1,4 +1,4 @@
-"""Files as learners hand them in, which do whatever they do in a process of their own."""
+"""Tests of files that learners hand in; each file runs in its own process."""
 
 import os
 import subprocess
@@ -49,7 +49,7 @@ def forks():
 
 @pytest.fixture
 def quick(forks, monkeypatch):
-    """Fork processes instead of starting Python, which is twenty times faster."""
+    """Fork processes instead of starting Python; forks are twenty times faster."""
     if forks is not None:
         monkeypatch.setattr(isolated.subprocess, "Popen", forks.start)
 
@@ -158,7 +158,7 @@ def test_a_number_of_a_name_that_is_looked_for_is_no_answer(file):
     assert result.task == "softmax"
 
 
-# -- what goes wrong before a function is called, and a word of how it shows ----------------------
+# -- errors before a function is called, and words of their messages ------------------------------
 
 BROKEN = [
     ("syntax-error", "def softmax(x:\n    return x", "(mine.py, line 1)"),
@@ -202,7 +202,7 @@ def test_what_is_wrong_with_a_file_belongs_to_the_task_that_was_asked_for(file):
     assert only(file("def softmax(x:"), "softmax").task == "softmax"
 
 
-# -- a helper that has the name of an answer ------------------------------------------------------
+# -- helpers with the name of a task's function ---------------------------------------------------
 
 HELPERS = [
     ("step", "def step(params, grads, lr):\n    return params", "step(params, grads, lr)"),
@@ -241,7 +241,7 @@ def test_a_name_that_is_no_helper_s_is_marked_whatever_its_parameters(file):
     assert (softmax.points, attention.mistakes) == (10, ("wrong-parameters",))
 
 
-# -- what a function does instead of returning ----------------------------------------------------
+# -- functions that exit, fail or do not end ------------------------------------------------------
 
 ENDS = [
     ("exits", "import sys\ndef softmax(x):\n    sys.exit()"),
@@ -324,13 +324,13 @@ def test_a_process_that_had_no_processor_is_waited_for(file, tmp_path, monkeypat
     def processor(pid):
         if note.exists():  # the loop has begun
             asked.append(pid)
-        return True, max(0.0, len(asked) - 15.0)  # CPU seconds: 0 for the first 15 questions
+        return True, max(0.0, len(asked) - 15.0)  # CPU seconds: 0 for the first 15 calls
 
     monkeypatch.setattr(isolated, "processor", processor)
     monkeypatch.setattr(isolated, "_PATIENCE", 1e6)
     monkeypatch.setattr(isolated, "_TICK", 0.01)
     source = f"def softmax(x):\n    open({str(note)!r}, 'w')\n    while True: pass"
-    result = only(file(source), seconds=0.05)  # as long as five questions
+    result = only(file(source), seconds=0.05)  # five ticks
     assert result.mistakes == ("endless-loop",)
     assert len(asked) > 15
 

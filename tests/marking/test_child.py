@@ -1,4 +1,4 @@
-"""The process that a file runs in, started without whoever listens to it."""
+"""Tests of the process in which a file runs, started without the marker's main process."""
 
 import json
 import subprocess
@@ -136,7 +136,7 @@ def test_a_lower_limit_from_outside_is_left(file):
     assert tasks(told) == ["softmax"]
 
 
-# -- what is raised outside of the file's own functions -------------------------------------------
+# -- errors in one task while other tasks are marked ----------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Test the tasks with two texts on right and wrong functions in the style of a learner."""
+"""Tests of the tasks with two texts: right and wrong functions in the style of a learner."""
 
 import math
 
@@ -197,7 +197,7 @@ def assert_hints(result):
     assert result.hint[2] not in result.text(2)
 
 
-# -- a decoder's block ----------------------------------------------------------------------------
+# -- decoder blocks -------------------------------------------------------------------------------
 
 
 def triangle(x):
@@ -443,7 +443,7 @@ def test_the_part_with_a_mistake_that_is_not_known_is_found_by_zeros():
     )
 
 
-# -- a step of writing ----------------------------------------------------------------------------
+# -- writing steps --------------------------------------------------------------------------------
 
 
 def last(n, s):

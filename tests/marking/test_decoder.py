@@ -1,4 +1,4 @@
-"""Test the task `decoder` on right and wrong decoders in the style of a learner."""
+"""Tests of the task `decoder`: right and wrong decoders in the style of a learner."""
 
 import json
 import math

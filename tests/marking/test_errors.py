@@ -1,4 +1,4 @@
-"""What an error of a learner's function tells, and what it is not taken for."""
+"""Tests of errors in learners' functions: the mistakes that the marker infers from an error."""
 
 import re
 
@@ -169,7 +169,7 @@ def test_words_of_an_error_get_one_full_stop_at_most(words, ends):
     assert shows == f"It shows: ValueError: {ends}"
 
 
-# -- what an error most likely is -----------------------------------------------------------------
+# -- the most likely mistake behind an error ------------------------------------------------------
 
 D = "query.shape[-1]"
 MOST_LIKELY = [

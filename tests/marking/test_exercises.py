@@ -1,4 +1,4 @@
-"""Test the short tasks of lessons 1, 2, 4, 7 and 9 on right and wrong solutions."""
+"""Tests of the short tasks of lessons 1, 2, 4, 7 and 9: right and wrong solutions."""
 
 import numpy as np
 import pytest
@@ -373,7 +373,7 @@ def test_too_few_values_are_an_error():
         check((ASK, OFFER), task="projections")
 
 
-# -- batches, where a lesson asks for them --------------------------------------------------------
+# -- batches, in lessons that ask for batches -----------------------------------------------------
 
 
 def _soft(s):
@@ -434,11 +434,11 @@ def test_batches_are_asked_for_where_the_task_says_so(mine, task, key):
     assert result.points == (10 if key is None else 6)
 
 
-# -- what is not filled in yet --------------------------------------------------------------------
+# -- functions that are not filled in yet ---------------------------------------------------------
 
 
 def softmax(scores):
-    """Test a stub that has only a docstring."""
+    """Stub with only a docstring."""
     ...
 
 

@@ -1,4 +1,4 @@
-"""The verdicts on a class as a table, CSV, a page and JUnit XML, from verdicts made by hand."""
+"""Tests of a class's verdicts as a table, CSV, HTML and JUnit XML, from hand-made verdicts."""
 
 import csv
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_the_commonest_mistakes_are_counted_by_task_and_name():
     assert table.commonest == [
         (4, "file", "syntax-error"),
         (2, "attention", "a"),
-        (2, "attention", "b"),  # as often as the mistake a
+        (2, "attention", "b"),  # as frequent as the mistake a
         (1, "attention", "no-max"),
     ]
 

@@ -1,4 +1,4 @@
-"""Test the task `kv-cache` on right and wrong step functions in the style of a learner."""
+"""Tests of the task `kv-cache`: right and wrong step functions in the style of a learner."""
 
 import math
 
@@ -50,7 +50,7 @@ def loops_and_a_list(x, cache, w_q, w_k, w_v):
 
 
 def einsum_and_a_dict(x, cache, w_q, w_k, w_v, positions=None):
-    """Write to the cache that the call got."""
+    """Modify the given cache in place."""
     cache = (
         {"k": np.empty((0, w_k.shape[1])), "v": np.empty((0, w_v.shape[1]))}
         if cache is None
@@ -361,7 +361,7 @@ def only_the_output(x, cache, w_q, w_k, w_v):
         (twice, "cache-twice", 6),
         (twice_at_first, "cache-twice-at-first", 6),
         (late, "cache-late", 6),
-        (not_transposed, "key-not-transposed", 6),  # no error for two words of two numbers
+        (not_transposed, "key-not-transposed", 6),  # two words of two numbers give no error
         (without_mask, "cache-no-mask", 6),
         (mask_from_the_start, "cache-mask-start", 6),
         (mask_without_the_diagonal, "cache-mask-diagonal", 6),
@@ -490,7 +490,7 @@ def test_of_two_mistakes_the_first_is_the_one_that_the_example_shows():
 
 
 def test_what_single_words_leave_open_is_told_by_all_calls():
-    def columns_no_mask(x, cache, w_q, w_k, w_v):  # for one query: the sum of values
+    def columns_no_mask(x, cache, w_q, w_k, w_v):  # with one query, all weights are 1
         q = x @ w_q
         k, v = joined(cache, x @ w_k, x @ w_v)
         return softmax((q @ k.T / np.sqrt(q.shape[1])).T).T @ v, (k, v)

@@ -1,4 +1,4 @@
-"""Test `check` on functions that are right only for some numbers of queries and keys."""
+"""Tests of `check` on functions that are right only for some numbers of queries and keys."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Test the task `mask` on right and wrong functions in the style of a learner."""
+"""Tests of the task `mask`: right and wrong functions in the style of a learner."""
 
 import math
 
@@ -112,7 +112,7 @@ def instead(number):
 
 
 def in_each(mask):
-    """Return a function that changes only masks of batches (B, L, S) with `mask`."""
+    """Return a function that applies `mask` to masks of batches (B, L, S) only."""
     return lambda m: mask(m) if m.ndim == 3 else m
 
 

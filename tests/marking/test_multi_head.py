@@ -1,4 +1,4 @@
-"""Test the task `heads` on right and wrong functions in the style of a learner."""
+"""Tests of the task `heads`: right and wrong functions in the style of a learner."""
 
 import numpy as np
 import pytest

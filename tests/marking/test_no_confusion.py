@@ -1,4 +1,4 @@
-"""Test that the marker does not confuse a known mistake with another mistake.
+"""Tests that the marker does not confuse a known mistake with another mistake.
 
 Each function runs the marker's own steps, with one variant of one mistake. The other files test
 functions in the style of a learner.

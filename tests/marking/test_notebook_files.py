@@ -1,4 +1,4 @@
-"""Jupyter notebooks as learners hand them in."""
+"""Tests of Jupyter notebooks that learners hand in."""
 
 import json
 from pathlib import Path
@@ -114,7 +114,7 @@ def test_what_is_no_notebook_is_said(tmp_path, text):
 
 @pytest.mark.attack
 def test_a_cell_may_take_six_times_as_long_and_no_longer(book):
-    """Some lessons train a model."""
+    """A cell has six times the time limit, because some lessons train a model."""
     for waits, mistakes in ((3, ()), (60, ("endless-loop",))):
         path = book(f"import time\ntime.sleep({waits})\n{SOFTMAX}")
         (result,) = check_file(path, "softmax", seconds=1)

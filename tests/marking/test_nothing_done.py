@@ -1,4 +1,4 @@
-"""Test that unfinished functions get no points and one clear sentence in every task."""
+"""Tests that unfinished functions get no points and one clear sentence in every task."""
 
 import numpy as np
 import pytest

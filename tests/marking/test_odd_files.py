@@ -1,4 +1,4 @@
-"""Files that a class hands in, any of which may do anything: each has its verdict."""
+"""Tests of odd files among a class's files: each file still gets its own verdict."""
 
 # ruff: noqa: F401, F811 (fixtures of another file)
 

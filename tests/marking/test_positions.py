@@ -1,4 +1,4 @@
-"""Test the task `positions` on right and wrong tables in the style of a learner."""
+"""Tests of the task `positions`: right and wrong tables in the style of a learner."""
 
 import math
 

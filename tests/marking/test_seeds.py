@@ -1,4 +1,4 @@
-"""Test that other seeds draw other inputs: right functions pass, memorized outputs fail."""
+"""Tests that other seeds draw other inputs: right functions pass, memorized outputs fail."""
 
 import numpy as np
 import pytest

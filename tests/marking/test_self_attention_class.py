@@ -1,4 +1,4 @@
-"""Test the task `self-attention-class` on right and wrong classes."""
+"""Tests of the task `self-attention-class`: right and wrong classes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Test small slips, planted in right solutions of every task in several styles."""
+"""Tests of small slips, planted in right solutions of every task in several styles."""
 
 import re
 

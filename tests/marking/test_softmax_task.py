@@ -1,4 +1,4 @@
-"""Test the task `softmax` on right and wrong functions in the style of a learner."""
+"""Tests of the task `softmax`: right and wrong functions in the style of a learner."""
 
 import math
 

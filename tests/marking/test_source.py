@@ -1,4 +1,4 @@
-"""Which functions and classes a file defines, told from its text."""
+"""Tests of reading a file's source text: its functions and classes, and the lines of errors."""
 
 import re
 from pathlib import Path

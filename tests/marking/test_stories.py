@@ -1,4 +1,4 @@
-"""Test the tasks of lesson 12: stories, a decoder trained on stories, and its induction head."""
+"""Tests of the tasks of lesson 12: stories, a decoder trained on stories, its induction head."""
 
 import json
 import math
@@ -270,7 +270,7 @@ def test_what_is_wrong_with_a_decoder_is_named(key, wrong, seed):
     assert result.points == (0 if told_nothing else 6)
 
 
-# -- its head ------------------------------------------------------------------------------------
+# -- the induction head --------------------------------------------------------------------------
 
 HEADS = [
     ("not-filled-in", ...),
@@ -305,7 +305,7 @@ def test_a_decoder_without_such_a_head_is_told_apart():
     assert check(("a folder", (1, 0)), task="induction-head").mistakes == ("story-model-other",)
 
 
-# -- without it ----------------------------------------------------------------------------------
+# -- without the induction head ------------------------------------------------------------------
 
 RETURN = "return p[returns].mean(), p[rest].mean()"
 WRONG_REMOVALS = [
@@ -363,7 +363,7 @@ def test_a_measure_that_is_not_there_is_told():
     assert check((None, removal()[1]), task="head-removed").mistakes == ("not-filled-in",)
 
 
-# -- all of it from a notebook, and how long each task may take -----------------------------------
+# -- all five tasks in a notebook, and their time limits ------------------------------------------
 
 CELLS = {
     "story": STORY,

@@ -1,4 +1,4 @@
-"""Whose files are whose, and what a teacher gets of them: rosters, folders, Gradescope."""
+"""Tests of the owners of files, by roster or by folder, and of grades for CSV and Gradescope."""
 
 import csv
 import json

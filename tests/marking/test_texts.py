@@ -1,4 +1,4 @@
-"""Test that the TOML files have a text for each mistake, and a mistake for each text."""
+"""Tests that the TOML files have a text for each mistake, and a mistake for each text."""
 
 import ast
 import tomllib

@@ -1,4 +1,4 @@
-"""Arrays and other things on their way to a student's process and back."""
+"""Tests of sending arrays and other objects to a student's process and back."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Five more kernels, each in a style of its own and with one mistake that such a kernel invites."""
+"""Five more kernels in different styles, each with one mistake that is typical of its style."""
 
 import numpy as np
 
@@ -11,9 +11,9 @@ def exp_and_sum(scores):
 
 
 def split_keys(query, key, value, is_causal=False, q_offset=0, scale=None):
-    """Flash decoding: four runs of keys, joined by their log-sum-exps.
+    """Flash decoding: blocks of 32 keys, joined by their log-sum-exps.
 
-    The mistake: the sums of runs are added without rescaling by the maximum of each run.
+    The mistake: the blocks' sums are added without rescaling by the maximum of each block.
     """
     L, S = query.shape[2], key.shape[2]
     scale = scale if scale is not None else query.shape[-1] ** -0.5
@@ -54,7 +54,7 @@ def packed_groups(query, key, value, attn_mask=None):
 
 
 def banded(query, key, value, window=None, q_offset=0, is_causal=False):
-    """A sliding window that gathers each query's own keys.
+    """Attention with a sliding window: each query gathers its own keys.
 
     The mistake: the `left` keys of a window include the key of the query itself.
     """
@@ -76,7 +76,7 @@ def banded(query, key, value, window=None, q_offset=0, is_causal=False):
 
 
 def with_log2(query, key, value, sinks=None, return_lse=False, softcap=None):
-    """Scores in base 2, as kernels on exp2 have them.
+    """Attention with scores in base 2, as in kernels that use exp2.
 
     The mistake: sinks are not converted to base 2.
     """
@@ -98,7 +98,7 @@ def with_log2(query, key, value, sinks=None, return_lse=False, softcap=None):
 
 
 def paged(query, key, value, key_lengths=None, alibi_slopes=None):
-    """Keys in pages of 16 with a table of pages, as in servers.
+    """Attention over pages of 16 keys, as in inference servers.
 
     The mistake: lengths are rounded up to whole pages.
     """

@@ -1,4 +1,4 @@
-"""`qkv.conform`: right functions pass in every style, and whatever a function does is a result."""
+"""Tests of `qkv.conform`: right functions pass in every style; crashes and errors are results."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Each planted defect is named at its feature, and the card alone is enough to repair a kernel."""
+"""Tests that planted defects are named at their features, and that a card suffices for repairs."""
 
 import numpy as np
 import pytest

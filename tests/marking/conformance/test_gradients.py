@@ -1,4 +1,4 @@
-"""Backward passes: the formula's against central differences, and planted mistakes."""
+"""Tests of backward passes: the formula against central differences, and planted mistakes."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ CASES = [case.fit({*case.options}, "end", ()) or case for case in CASES]
 
 def central(case, drawn, name, h=1e-6):
     """Return the gradient of sum(grad_out * out) by central differences of each element."""
-    assert case.Hq == case.Hkv  # so that no head depends on another
+    assert case.Hq == case.Hkv  # each key head has one query head, so heads are independent
     found = np.zeros(drawn[name].shape)
     for place in np.ndindex(found.shape[2:]):
         sides = []

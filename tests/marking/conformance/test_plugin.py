@@ -1,4 +1,4 @@
-"""The pytest plugin: a test for each feature, in somebody else's suite."""
+"""Tests of the pytest plugin, which adds a test for each feature to a user's test suite."""
 
 import os
 import subprocess
