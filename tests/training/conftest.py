@@ -7,7 +7,7 @@ import pytest
 
 from training.reading import Mixed
 
-# Four synsets as WordNet's files have them: "bank" twice as a noun and once as a verb.
+# Six synsets in the format of WordNet's files: "bank" is a noun twice and a verb once.
 DATA = {
     "noun": [
         '00000100 17 n 02 bank 0 river_bank 0 000 | sloping land; "they pulled up on the bank"',
@@ -33,7 +33,7 @@ IRREGULAR = {"noun": ["oxen ox"], "verb": [], "adj": ["biggest big"], "adv": []}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A very small WordNet."""
+    """Return the folder of a very small WordNet."""
     for name, files in (("data.{}", DATA), ("index.{}", INDEX), ("{}.exc", IRREGULAR)):
         for part, lines in files.items():
             text = "\n".join(["  1 a licence, indented", *lines]) + "\n"
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stopping(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Lets the next run of training be stopped, as Ctrl-C does it, where so many texts are read."""
+    """Return a function: after(n) interrupts training, as Ctrl-C does, at the n-th text read."""
     take, left = Mixed.take, [-1]
 
     def counted(mixed: Mixed) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The prompts as they were written, and what is counted by hand."""
+"""Tests of the bias prompts, and of the measures against counts by hand."""
 
 import math
 import re
@@ -51,7 +51,7 @@ TEXTS += [one.text for name in GROUPS for one in asked(PROMPTS, name)]
 
 
 def encoder(**logits: float) -> Model:
-    """It guesses these words whatever it reads, the largest first."""
+    """Return an encoder that predicts these words for every text, the largest logit first."""
     tokenizer = train_tokenizer(TEXTS, "wordpiece", 2000)
     config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 8}
     config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": len(tokenizer)}
@@ -102,7 +102,7 @@ def test_an_encoder_by_hand() -> None:
 
 
 class Writes:
-    """A decoder that writes one text, and leans by what it has read."""
+    """A decoder that writes one text, and prefers "she" after "nurse" and "he" otherwise."""
 
     name, generates = "writes", True
 

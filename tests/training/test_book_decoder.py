@@ -1,4 +1,4 @@
-"""From made books and a very small WordNet to a decoder."""
+"""Tests of training a decoder on made-up books and a very small WordNet."""
 
 import json
 from collections.abc import Callable
@@ -25,14 +25,14 @@ RECIPE = {
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six books, and one example that is held out."""
+    """Replace the books by six small books, and hold out one example of WordNet."""
     parts = {"train": [(None, PASSAGES)] * 6}
     monkeypatch.setattr(books, "read", lambda _, wanted: parts["".join(wanted)])
     monkeypatch.setattr(wordnet, "twelfth_of", lambda text: 0 if text == HELD_OUT else 7)
 
 
 class Draws:
-    """Gives these numbers."""
+    """A random generator that returns the given numbers."""
 
     def __init__(self, *numbers: float) -> None:
         self.numbers = list(numbers)
@@ -55,7 +55,7 @@ def test_paragraphs_are_joined_to_texts() -> None:
 
 
 def test_texts_end_with_a_paragraph_or_where_they_are_long() -> None:
-    """From 50 words on at the end of a paragraph, from 90 on at the end of a sentence."""
+    """A text ends after a paragraph from 50 words on, and after a sentence from 90 words on."""
     passages = [
         [words(49)],
         [words(1), words(39), words(1, "B")],
@@ -95,7 +95,7 @@ def test_a_long_text_goes_on_in_another_sequence() -> None:
     assert len(ids) == 10
     whole = [*ids, end]
     found = [one.tolist() for one in sequences(["a b c d e f g h a b", "a"], tokenizer, 4)]
-    # the next one begins with the last token of the one before, which is a target there
+    # each sequence begins with the last token of the previous one, where it was only a target
     assert found == [whole[:5], whole[4:9], whole[8:], [ids[0], end]]
     assert [one.tolist() for one in sequences(["a b c d"], tokenizer, 4)] == [[*ids[:4], end]]
 
@@ -110,7 +110,7 @@ def test_what_is_read_by_kind(folder: Path) -> None:
     assert not any(one.endswith("pull") for one in found["examples"])
     assert "ox: a bull. oxen pull." in found["documents"]
     assert HELD_OUT not in " ".join(found["examples"] + found["documents"])
-    assert found["twice"] == []  # 4% of six
+    assert found["twice"] == []  # 4% of six passages, rounded
     assert found == texts(Path("none"), folder, Recipe(**RECIPE))
 
 

@@ -1,4 +1,4 @@
-"""From made books and a very small WordNet to an encoder."""
+"""Tests of training an encoder on made-up books and a very small WordNet."""
 
 import json
 from collections.abc import Callable
@@ -27,14 +27,14 @@ RECIPE = {"vocabulary": 130, "whole": 0.4, "length": 16, "tokens": 100, "uses": 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six books, and one example that is held out."""
+    """Replace the books by six small books, and hold out one example of WordNet."""
     parts = {"train": [(None, PASSAGES)] * 6}
     monkeypatch.setattr(books, "read", lambda _, wanted: parts["".join(wanted)])
     monkeypatch.setattr(wordnet, "twelfth_of", lambda text: 0 if text == HELD_OUT else 7)
 
 
 def before() -> Model:
-    """What it goes on from."""
+    """Return the model from which training continues."""
     texts = ["the cat pulled two oxen to the bank", "land and money"] * 9
     tokenizer = train_tokenizer(texts, "wordpiece", 60)
     config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 8}
@@ -165,7 +165,7 @@ def test_a_run_that_counts_teach(
 
 
 def test_what_counts_can_guess(folder: Path) -> None:
-    """Each is a content word of its text, and stands there once, as a token of its own."""
+    """Each word is a content word, occurs once in its text, and is a token of its own."""
     tokenizer, wordnet_ = before().tokenizer, read(folder, kept=1)
     assert tokenizer is not None
     content = Unseen(

@@ -1,4 +1,4 @@
-"""The cards of models that have read books, part by part."""
+"""Tests of the model cards of models trained on books, section by section."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_card_counts_books_and_the_words_that_are_rare_in_them() -> None:
     texts = ["The car stopped.", "The car, a phone!", "A train stopped, then."]
     said = book_ship._read(listed, Corpus.of(texts * 2))
     assert said.startswith("2 books of 1 authors from ")
-    assert "0.0 million words" in " ".join(said.split())  # 11 words twice
+    assert "0.0 million words" in " ".join(said.split())  # 22 words
     assert (
         "held out of training. The 1 books of the first group, which includes all books of five "
         "authors, are only for measuring results. The 2 books of the second group served to choose "

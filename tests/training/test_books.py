@@ -1,4 +1,4 @@
-"""The books that models read: what is checked, cleaned, dropped and held out."""
+"""Tests of the books for training: checks, cleaning, dropped words, held-out books."""
 
 import csv
 import hashlib
@@ -35,7 +35,7 @@ The harlot sang. The dog slept. They said "Amen." and went to Dr. J. Cole's in S
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three books, one of which is not to be used."""
+    """Return the folder of three books, one of which must not be used."""
     rows = []
     for author, title, use in [("A", "One", "yes"), ("B", "Two", "no"), ("C", "Three", "yes")]:
         path = tmp_path / "clone" / author / f"{title}.md"
@@ -78,7 +78,7 @@ def test_marks_of_print_are_plain_text() -> None:
 
 @pytest.mark.parametrize("word", ["wench", "wenches'", "wench's", "coolies", "wench-like"])
 def test_forms_of_a_dropped_word_are_dropped(word: str) -> None:
-    expected = word != "wenches'"  # the list has the plurals in -es that it needs
+    expected = word != "wenches'"  # only "'s" or a final "s" is removed
     assert is_dropped(word) is expected
 
 
@@ -96,7 +96,7 @@ def test_what_may_not_be_used_is_not_listed() -> None:
 
 
 def test_an_author_who_is_held_out_is_held_out_whole() -> None:
-    """And no part of a book is in two parts."""
+    """Each book is listed once, in one part."""
     held_out = {row.author: set() for row in listed()}
     for book in listed():
         held_out[book.author].add(book.part)

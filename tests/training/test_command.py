@@ -1,4 +1,4 @@
-"""What the commands of training/ say of what they cannot do."""
+"""Tests of the error messages of the commands of `training`."""
 
 from __future__ import annotations
 

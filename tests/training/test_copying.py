@@ -1,4 +1,4 @@
-"""The measure of copying, on a model whose head says one word whatever it sees."""
+"""Tests of the measure of copying, on a model that predicts the same word for every text."""
 
 import json
 
@@ -16,8 +16,8 @@ SENTENCES = [
     "The baker put bread into ovens.",
     "Bread of the baker tastes like ovens.",
     "He put the bread on the Baker's table.",
-    "bread and bread and bread again",  # none stands once
-    "the bread is on it",  # there is no other content word
+    "bread and bread and bread again",  # no content word occurs once
+    "the bread is on it",  # "bread" is the only content word
     "too short",
 ]
 
@@ -39,7 +39,7 @@ def test_content_words_that_stand_once() -> None:
     assert words == [
         ["baker", "put", "bread", "ovens"],
         ["bread", "baker", "tastes", "like", "ovens"],
-        ["put", "bread", "table"],  # "Baker's" is no word by itself, but stands in sight
+        ["put", "bread", "table"],  # "Baker's" is not an example, but it counts as visible
         [],
         ["bread"],
         [],
@@ -65,7 +65,8 @@ def test_words_are_whole_in_every_vocabulary() -> None:
     several = {tuple(one.word for one in drawn(SENTENCES, [every], seed=k)) for k in range(9)}
     assert len(several) > 1
     cut = Example("put breadtable on it", 4, 14, frozenset())
-    assert few.tokenize(cut.sentence).offsets[2][0] == 4  # its first piece begins there too
+    # the first subword of "breadtable" begins there too
+    assert few.tokenize(cut.sentence).offsets[2][0] == 4
     assert place_of(cut, few) is None
     unknown = Example("put \N{SNOWMAN} on the table", 4, 5, frozenset())
     assert place_of(unknown, every) is None
@@ -77,7 +78,7 @@ def test_the_first_guess_by_hand() -> None:
     found = copying.copying(model, examples)
     assert found["guesses"] == ["bread"] * 12
     assert (found["right"], found["another"], found["examples"]) == (3, 9, 12)
-    assert copying.copying(says("baker"), examples)["another"] == 10  # in "Baker's" too
+    assert copying.copying(says("baker"), examples)["another"] == 10  # "Baker's" counts too
     assert copying.copying(says("of"), examples)["another"] == 0  # a function word
     odd = Example("put xyzzy on the table", 4, 9, frozenset())
     with pytest.raises(ValueError, match=r"not a single token of .* in 1 of 1 examples: draw"):

@@ -1,4 +1,4 @@
-"""Counting: the look-up by hand, Kneser-Ney against the formula written out."""
+"""Tests of counting: look-up by hand, and Kneser-Ney against the formula written out."""
 
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -23,7 +23,7 @@ def corpus() -> Corpus:
 
 
 def plain(corpus: Corpus, order: int, history: tuple[int, ...], word: int) -> float:
-    """Interpolated Kneser-Ney with three discounts, as the paper writes it."""
+    """Return a probability by interpolated Kneser-Ney with three discounts, as in the paper."""
     text = corpus.words.tolist()
     size = len(corpus.vocabulary)
     probability = 1 / size
@@ -77,17 +77,17 @@ def test_perplexity_leaves_out_what_no_word_is(corpus: Corpus) -> None:
     model = KneserNey(corpus, 2)
     held_out = Corpus.of(["the zebra sat."], corpus.vocabulary)
     probabilities = model.probabilities(held_out.words)
-    expected = np.exp(-np.log(probabilities[[1, 3]]).mean())  # of "the" and "sat"
+    expected = np.exp(-np.log(probabilities[[1, 3]]).mean())  # the known words "the" and "sat"
     np.testing.assert_allclose(perplexity(model, held_out), expected)
 
 
 @pytest.mark.parametrize(
     ("before", "behind", "expected"),
     [
-        (["the", "cat"], ["on"], ["sat", "lay"]),  # both once; then the first in the vocabulary
+        (["the", "cat"], ["on"], ["sat", "lay"]),  # both once: in vocabulary order
         (["", "the", "dog"], [], ["sat"]),
         (["by", "the"], [".", ""], ["door", "fire"]),
-        (["the", "zebra"], ["by"], ["lay", "sat"]),  # what is not known is no context
+        (["the", "zebra"], ["by"], ["lay", "sat"]),  # an unknown word is no context
     ],
 )
 def test_the_longest_context_counts(
@@ -133,7 +133,7 @@ def test_the_same_first_words_of_each_book_are_measured(
     said: list[str] = []
     main([str(tmp_path), "--choose", "--first", "10"], said.append)
     corpus = Corpus.of(SENTENCES * 2)
-    first = [*passages[0], *passages[1]]  # nine words, and two more
+    first = [*passages[0], *passages[1]]  # 9 + 2 words, at least 10
     expected = perplexity(KneserNey(corpus), Corpus.of(first * 2, corpus.vocabulary))
     assert f"perplexity {expected:.1f} per known word" in said[-1]
     main([str(tmp_path), "--choose"], said.append)

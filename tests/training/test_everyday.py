@@ -1,4 +1,4 @@
-"""The list of everyday words keeps its rule, and the measure counts by hand."""
+"""Tests of the list of everyday words against its rule, and of the measure by hand."""
 
 from qkv.learn.tokenizer import train_tokenizer
 from training.everyday import KINDS, WORDS, in_pieces, main

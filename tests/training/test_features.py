@@ -1,4 +1,4 @@
-"""The autoencoder of docs/features.md: its parts by hand, and what ships beside its numbers."""
+"""Tests of the autoencoder of docs/features.md: its parts by hand, its shipped files."""
 
 import json
 import math
@@ -30,22 +30,23 @@ def texts() -> list[str]:
 
 
 def test_passages_are_whole_sentences_of_some_length() -> None:
-    """Two sentences fit into 360 letters, three do not; what is short or long alone is left out."""
+    """A passage has 80 to 360 characters; shorter runs and longer sentences are left out."""
     one = "x" * 149 + "."
     runs = [[one, one, one], ["Short."], ["y" * 361], ["z" * 79], ["z" * 80]]
     assert list(features.passages(runs)) == [f"{one} {one}", one, "z" * 80]
 
 
 def test_the_share_that_tokens_explain() -> None:
-    """Of squares about the mean: token 1 has 0 and 2, token 2 has 4; token 3 is not frequent."""
+    """Token 1 has the values 0 and 2, token 2 has the value 4; token 3 is too rare to count."""
     rows = np.array([[0.0], [2.0]] * 10 + [[4.0]] * 20 + [[99.0]])
     ids = np.array([1] * 20 + [2] * 20 + [3])
-    # the mean of the 40 is 2.5; whole 10 * 2.5**2 + 10 * 0.5**2 + 20 * 1.5**2 = 110, left 20
+    # the mean of the 40 frequent rows is 2.5; the squared distances from this mean sum to
+    # 10 * 2.5**2 + 10 * 0.5**2 + 20 * 1.5**2 = 110; from the means of the tokens, to 20
     assert features.of_tokens(rows, ids) == pytest.approx(1 - 20 / 110, rel=1e-12)
 
 
 def test_zero_in_the_place_of_a_layer_leaves_a_guess_among_all_tokens(decoder: qkv.Model) -> None:
-    """Norms, attention and MLP make 0 of 0, so that all 8,192 logits are 0."""
+    """Norms, attention and MLP map 0 to 0, so all 8,192 logits are 0."""
     eye = np.eye(decoder.dim)
     twice = np.concatenate([eye, -eye], axis=1)  # x = relu(x) - relu(-x)
     whole = SAE(twice, twice.T, at=("resid_post", 3))
@@ -119,7 +120,7 @@ def test_what_ships_is_of_the_decoder_that_ships(decoder: qkv.Model) -> None:
 
 
 def test_what_ships_has_the_numbers_that_are_kept(decoder: qkv.Model, texts: list[str]) -> None:
-    """On the passages that ship; a float on another processor moves them little."""
+    """The shipped passages give the kept numbers, up to float rounding on other processors."""
     expected = KEPT["shipped_texts"]
     found = SAE.load(features.FOLDER).evaluate(decoder, texts[: expected["passages"]])
     for name, value in found.items():

@@ -1,4 +1,4 @@
-"""Sentences with gaps and openings: their files, and what counts as fitting."""
+"""Tests of sentences with gaps and of openings: their files, and which words fit."""
 
 from pathlib import Path
 
@@ -33,13 +33,13 @@ def test_what_fits_and_what_repeats() -> None:
     assert not Said(gap, ("cat", "rug")).fits
     assert Said(gap, ("cat", "rug")).among(2)
     assert Said(gap, ("cat",)).repeats
-    assert not Said(gap, ("the",)).repeats  # no content word
+    assert not Said(gap, ("the",)).repeats  # "the" is not a content word
     assert not Said(gap, ()).fits
     assert not Said(gap, ()).repeats
 
 
 def test_an_encoder_guesses_and_a_decoder_writes() -> None:
-    """Against `predict` and `generate` of the models that ship."""
+    """The words equal those of `predict` and `generate` of the shipped models."""
     encoder, decoder = qkv.load("books"), qkv.load("books-decoder")
     [gap] = guessed(encoder, [Asked("he drank a glass of _", frozenset(["water"]))])
     [expected] = encoder.predict("he drank a glass of [MASK]")

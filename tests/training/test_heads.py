@@ -1,4 +1,4 @@
-"""The measures of heads, on weights that were made by hand, so that the answers are known."""
+"""Tests of the measures of heads, on hand-made weights with known answers."""
 
 import json
 from pathlib import Path
@@ -34,26 +34,26 @@ def bert(**sizes: int) -> Model:
 
 
 def made_by_hand() -> Model:
-    """Places in the first half of a vector, words in the other; head 0 reads that, head 1 this."""
+    """Return a model whose head 0 attends by positions (dims 0-31) and head 1 by words (32-63)."""
     model = bert()
     rng = np.random.default_rng(0)
     table = model.parameters["embed.weight"] * 0
     signs = np.array([[(n >> k) & 1 for k in range(7)] for n in range(len(table))]) * 2.0 - 1
     table[:, PLACES : PLACES + 7] = signs
-    table[:, PLACES + 7 : PLACES + 14] = -signs  # so that the norm has nothing to centre
+    table[:, PLACES + 7 : PLACES + 14] = -signs  # so the mean of each vector is 0 before the norm
     positions = np.zeros((PLACES, DIM))
     positions[:, :PLACES] = 4 * (np.eye(PLACES) - 1 / PLACES)
     w_q, w_k = np.zeros((2, DIM, DIM))
-    w_q[:PLACES, :PLACES] = 30 * np.eye(PLACES, k=-1)  # place i asks for place i - 1
+    w_q[:PLACES, :PLACES] = 30 * np.eye(PLACES, k=-1)  # position i attends to position i - 1
     w_k[:PLACES, :PLACES] = np.eye(PLACES)
-    w_q[PLACES:, PLACES:] = w_k[PLACES:, PLACES:] = 9 * np.eye(DIM - PLACES)  # its own word
+    w_q[PLACES:, PLACES:] = w_k[PLACES:, PLACES:] = 9 * np.eye(DIM - PLACES)  # to the same word
     for name, value in (
         ("embed.weight", table),
         ("pos_embed.weight", positions),
         ("token_type_embed.weight", np.zeros((2, DIM))),
         ("blocks.0.attn.q_proj.weight", w_q),
         ("blocks.0.attn.k_proj.weight", w_k),
-        ("blocks.0.attn.k_proj.bias", rng.standard_normal(DIM)),  # changes whole rows alone
+        ("blocks.0.attn.k_proj.bias", rng.standard_normal(DIM)),  # shifts whole rows of scores
     ):
         model.parameters[name] = value
     return model
@@ -62,13 +62,13 @@ def made_by_hand() -> Model:
 def test_a_head_made_for_places_and_one_made_for_words() -> None:
     found = measure(made_by_hand(), SENTENCES)
     assert found["previous"][0] == pytest.approx([1, 0], abs=0.01)
-    assert found["next"][0] == pytest.approx([0, 0], abs=0.05)  # [CLS], in front, looks anywhere
+    assert found["next"][0] == pytest.approx([0, 0], abs=0.05)  # [CLS] attends to all positions
     assert found["same"][0, 1] == pytest.approx(1, abs=0.01)
     assert found["from_places"][0] == pytest.approx([1, 0], abs=0.1)
     for letter in "qk":
         assert found[f"{letter}_places"][0] == pytest.approx([1, 0], abs=0.05)
         assert found[f"{letter}_words"][0] == pytest.approx([0, 1], abs=0.05)
-    looks = found["place_scores"][0, 0].argmax(axis=1)  # of places 1 to 24, [CLS] left out
+    looks = found["place_scores"][0, 0].argmax(axis=1)  # of positions 1 to 24, without [CLS]
     assert looks[1:].tolist() == list(range(heads.WORDS - 1))
     assert heads.best(found["same"]) == (0, 1)
 
@@ -87,7 +87,7 @@ def test_principal_cosines_are_those_of_known_angles() -> None:
     angles = np.array([0.2, 0.7, 1.5])
     one = np.eye(6)[:, :3]
     other = np.concatenate([np.diag(np.cos(angles)), np.diag(np.sin(angles))])
-    turned = other @ np.array([[2.0, 1, 0], [0, 1, 5], [0, 0, 3]])  # other columns, same space
+    turned = other @ np.array([[2.0, 1, 0], [0, 1, 5], [0, 0, 3]])  # another basis, same space
     np.testing.assert_allclose(principal_cosines(one, turned), np.cos(angles), rtol=1e-12)
     np.testing.assert_allclose(principal_cosines(turned[:, :2], turned[:, :2]), [1, 1], rtol=1e-12)
     assert lines_up(turned, one) == pytest.approx((np.cos(angles) ** 2).mean())
@@ -110,7 +110,7 @@ def test_place_scores_and_what_they_explain() -> None:
     scores = place_scores(places, w_q, w_k, b_q, b_k)
     np.testing.assert_allclose(scores, by_hand)
     without = place_scores(places, w_q, w_k, b_q)
-    assert np.ptp(scores - without, axis=1) == pytest.approx(0, abs=1e-12)  # a number for each row
+    assert np.ptp(scores - without, axis=1) == pytest.approx(0, abs=1e-12)  # constant per row
     assert explained(scores, without) == pytest.approx(1)
     assert explained(np.array([[1.0, -1.0], [1.0, -1.0]]), np.array([[1.0, -1.0], [0.0, 0.0]])) == (
         0.5

@@ -1,4 +1,4 @@
-"""Repeats as they are drawn, the two scores on patterns made by hand, and the command."""
+"""Tests of drawn repeats, of the two scores on hand-made patterns, and of the command."""
 
 import ast
 import json
@@ -54,7 +54,8 @@ def test_what_a_step_asks() -> None:
     batch = Fixed(10, 6, texts=2).batch(0, np.random.default_rng(0))
     assert batch.ids.tolist() == [7, 3, 5, 7, 3, 5, 1, 2, 9, 4, 1, 2]
     assert batch.cu_lengths.tolist() == [0, 6, 12]
-    assert batch.at.tolist() == [3, 4, 10]  # 7 and 3 of the first text, 1 of the second
+    # at the repeated 7 and 3 in text 0, and at the repeated 1 in text 1
+    assert batch.at.tolist() == [3, 4, 10]
     assert batch.targets.tolist() == [3, 5, 2]
 
 
@@ -67,7 +68,7 @@ def test_the_same_step_draws_the_same() -> None:
     network = Network(fresh_model(CONFIG))
     loss, tokens = objective(network, a)
     assert tokens == 8 * 24
-    assert loss == pytest.approx(np.log(36), abs=0.1)  # nothing is known yet
+    assert loss == pytest.approx(np.log(36), abs=0.1)  # the model is untrained
     assert np.abs(network.gradient).max() > 0
 
 
@@ -87,13 +88,13 @@ class Says:
 
 def test_scores_and_accuracy_of_patterns_made_by_hand() -> None:
     texts, places = Fixed(10, 6, texts=2).draw(np.random.default_rng(0))
-    before = np.zeros((2, 6, 6))  # both texts look at the token before, the second with half
+    before = np.zeros((2, 6, 6))  # weight on the previous token: 1 in text 0, 0.5 in text 1
     before[0, range(1, 6), range(5)] = 1
     before[1, range(1, 6), range(5)] = 0.5
     behind = np.zeros((2, 6, 6))
     behind[0, 3, 1] = 0.9
     behind[0, 4, 2] = 0.6
-    behind[1, 4, 0] = 1  # at the copy itself, which is one too early
+    behind[1, 4, 0] = 1  # at the earlier copy, not at the token after the copy
     nothing = np.zeros((2, 6, 6))
     layers = [np.stack([before, nothing], 1), np.stack([nothing, behind], 1)]  # (B, H, T, T)
     said = np.zeros((2, 6), int)
@@ -148,7 +149,7 @@ def test_sizes_that_do_not_fit(
 
 
 def bare(tree: ast.AST) -> ast.AST:
-    """Code without what its types are and without its docstrings."""
+    """Remove type annotations and docstrings from functions and classes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
             node.body = node.body[1:] or [ast.Pass()]

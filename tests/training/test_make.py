@@ -1,4 +1,4 @@
-"""From a very small WordNet to a folder that could ship."""
+"""Tests of training on a very small WordNet, and of the folder of the shipped model."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ SMALL = [
 
 @pytest.fixture
 def held_out(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The sentence that is held out, with a word that stands nowhere else."""
+    """Hold out one sentence, and return it; its word "pulled" occurs in no other text."""
     sentence = "they pulled up on the bank"
     monkeypatch.setattr(wordnet, "twelfth_of", lambda text: 0 if text == sentence else 7)
     return sentence
@@ -72,7 +72,7 @@ def test_a_run_goes_on_from_another_and_the_card_tells_both(
     begun, done = qkv.load(first), qkv.load(second)
     assert (second / "tokenizer.json").read_bytes() == (first / "tokenizer.json").read_bytes()
     for name, array in begun.parameters.items():
-        np.testing.assert_allclose(done.parameters[name], array, atol=0.03)  # two steps of 0.01
+        np.testing.assert_allclose(done.parameters[name], array, atol=0.03)  # 2 steps, rate 0.01
     with pytest.raises(ValueError, match="did not continue another run: leave out --mean"):
         ship.ship(first, place, folder, peer=None, mean=True)
     ship.ship(second, place, folder, peer=None, mean=True)
@@ -109,7 +109,7 @@ def test_stories_are_taken_along_if_the_model_tells_them(
     assert told.section(kept) in (place / "README.md").read_text()
     assert "ship: 1 stories are left out because this model's guesses" in capsys.readouterr().out
     (run / told.STORIES).unlink()
-    ship.ship(run, place, folder, peer=None)  # then those of the folder stay
+    ship.ship(run, place, folder, peer=None)  # the stories in the folder stay
     assert told.kept_in(place) == kept
 
 

@@ -1,4 +1,4 @@
-"""Muon against an SVD in float64, and against AdamW where it is AdamW."""
+"""Tests of Muon against an SVD in float64, and against AdamW for all other parameters."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ def network(seed: int = 0) -> Network:
 
 
 def turned(matrix: np.ndarray) -> np.ndarray:
-    """The five turns on the singular values alone."""
+    """Apply Muon's five iterations to the singular values alone."""
     u, s, v = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)
     s = s / np.sqrt((s**2).sum())
     for _ in range(5):
@@ -40,7 +40,7 @@ def test_a_turned_matrix_has_its_singular_vectors(shape: tuple[int, int]) -> Non
 
 
 def test_two_steps_by_hand() -> None:
-    """Matrices of blocks take turned steps with Nesterov's momentum, all else takes AdamW's."""
+    """Matrices in blocks get Muon's steps with Nesterov momentum; all else gets AdamW's steps."""
     rate, decay, clip = 0.02, 0.1, 3.0
     one, two = network(), network()
     muon, adam = Muon(one, decay=decay, clip=clip), AdamW(two, decay=decay, clip=clip)
@@ -78,7 +78,7 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
 
 
 class Stops(Causal):
-    """Ends at a step."""
+    """An objective that interrupts training at one step."""
 
     at = 5
 

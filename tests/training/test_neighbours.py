@@ -1,4 +1,4 @@
-"""Counts of what stands around a word, against counts by hand."""
+"""Tests of the counts of neighbouring words, against counts by hand."""
 
 import math
 
@@ -12,7 +12,7 @@ OFTEN = np.array([0.1, 0.2, 0.3, 0.4])
 
 
 def rate(count: int, kinds: int, word: int) -> float:
-    """What a table should say of a word that is met so often, beside how many kinds of words."""
+    """Return the log ratio of a word with this count in a context of `kinds` different words."""
     return math.log(1 + (count - DISCOUNT) / (DISCOUNT * kinds * OFTEN[word]))
 
 
@@ -38,7 +38,7 @@ CONTENT = np.array([False] * 6 + [True, True])
 
 
 def met(neighbours: Neighbours, table: int, context: int) -> list[int]:
-    """The words of a context."""
+    """Return the words that a table has for a context."""
     row = neighbours.tables[table].row(context)
     return [] if row is None else row[0].tolist()
 
@@ -68,7 +68,7 @@ def test_no_count_reaches_into_another_text() -> None:
             assert met(neighbours, table, a * size + b) == sorted(expected), (first, second, a, b)
     assert met(neighbours, -1, 6) == [6, 7]
     assert met(neighbours, -1, 7) == [6]
-    assert met(neighbours, -1, 5) == []  # no content word
+    assert met(neighbours, -1, 5) == []  # token 5 is not a content word
 
 
 def test_words_meet_that_are_not_far() -> None:
@@ -78,15 +78,14 @@ def test_words_meet_that_are_not_far() -> None:
 
 
 def test_logits_are_the_weighted_sum_without_the_text_itself() -> None:
-    """Nothing else than its own text was met, so that all that is left of the target is how
-    common it is."""
+    """All counts are from the text itself, so the target keeps only the score of its frequency."""
     text = np.array([4, 5, 6, 7])
     neighbours = Neighbours([text], CONTENT)
     neighbours.weights = np.linspace(0.5, 1.5, 1 + len(neighbours.tables), dtype=np.float32)
     batch = Words(np.concatenate([[5], text]), np.array([0, 1, 5]), np.array([3]), np.array([6]))
     found = neighbours.logits(batch)
     features = neighbours.features(text.tolist(), 2)
-    assert (features[1:, 6] > 0).sum() == 6  # -2, -1, 1, the pairs (-2, -1), (-1, 1), and 7 near it
+    assert (features[1:, 6] > 0).sum() == 6  # skips -2, -1, 1; pairs (-2, -1), (-1, 1); 7 nearby
     expected = neighbours.weights @ features
     expected[6] = neighbours.weights[0] * features[0, 6]
     np.testing.assert_allclose(found, [expected], rtol=1e-5)
@@ -98,7 +97,7 @@ def test_the_probability_of_a_word_that_is_in_a_text() -> None:
     [found] = neighbours.probabilities([text], [2])
     gap = Words(text, np.array([0, 4]), np.array([2]), np.array([6]))
     shares = np.exp(neighbours.logits(gap)[0].astype(np.float64))
-    shares[7] = 0  # a content word in sight
+    shares[7] = 0  # a visible content word
     assert found == pytest.approx(shares[6] / shares.sum(), rel=1e-5)
     assert 0 < found < 1
 

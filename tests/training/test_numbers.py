@@ -1,4 +1,4 @@
-"""How the numbers of the documentation are computed and compared."""
+"""Tests of computing and comparing the numbers of the documentation."""
 
 import re
 from pathlib import Path
@@ -51,12 +51,12 @@ assert x < 1
     ("one", "other", "same"),
     [
         ("1,234 steps", "1,234 steps", True),
-        ("1,234 steps", "1,235 steps", False),  # a count
-        ("0.36 tree", "0.37 tree", True),  # rounded to its neighbour
+        ("1,234 steps", "1,235 steps", False),  # counts must be equal
+        ("0.36 tree", "0.37 tree", True),  # one unit of the last digit
         ("0.36 tree", "0.38 tree", False),
         ("0.36 tree", "0.36 man", False),
-        ("12.8%", "13%", False),  # as many digits
-        ("0.39430714", "0.39430799", True),  # a part in a million of float32
+        ("12.8%", "13%", False),  # different numbers of decimals
+        ("0.39430714", "0.39430799", True),  # the rounding error of float32
     ],
 )
 def test_numbers_are_alike_but_for_rounding(one: str, other: str, same: bool) -> None:

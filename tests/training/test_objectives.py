@@ -1,4 +1,4 @@
-"""The second objective: its loss by hand, its gradient by differences, its batches by rules."""
+"""Tests of the training objectives: losses by hand, gradients by differences, rules of batches."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_a_batch_has_each_definition_once_and_the_right_one_marked() -> None:
         assert definitions[target] == (1 if text[1] == 10 else 2)
         if word == [14, 15]:
             assert text.tolist() == [2, 12, 14, 15, 13, 3]
-            assert 5 in definitions  # the synonym's other sense
+            assert 5 in definitions  # another sense of the synonym
     for begin, end, start, text in zip(
         *batch.spans[12:].T, batch.cu_lengths[12:], texts[12:], strict=False
     ):
@@ -88,7 +88,7 @@ def test_a_batch_has_each_definition_once_and_the_right_one_marked() -> None:
 
 
 def test_another_use_may_stand_for_a_definition() -> None:
-    """A sense with one use alone has its definition, when that use is drawn."""
+    """If the drawn use is the only use of its sense, the batch has the sense's definition."""
     again = Sentence(np.array([2, 16, 10, 3]), 2, 3, 100, (200,), ())
     options = {"mask": 4, "uses": 1, "wrong": 2, "hidden": 0, "replaced": 0}
     senses = Senses([*SENTENCES, again], DEFINITIONS, used=1.0, **options)
@@ -163,7 +163,7 @@ def test_priors_are_how_often_a_words_senses_are_drawn(times: float) -> None:
         prior = dict(zip(columns, row.tolist(), strict=True))
         if text[1] == 11:
             assert prior == {1: 0, 2: 0, 3: 0}
-        else:  # 0.5 * 3 / 5 against 0.5 * 1 / 5 + 0.5 * 1
+        else:  # sense 1: 0.5 * 3 / 5; sense 2: 0.5 * 1 / 5 + 0.5 * 1
             assert prior == pytest.approx({1: times * np.log(0.3 / 0.6), 2: 0, 3: 0})
 
 
@@ -171,7 +171,7 @@ def test_a_prior_is_added_to_the_logits() -> None:
     rows = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     spans = np.array([[0, 1], [1, 2], [2, 3]])
     loss, _ = nearest(rows, spans, np.array([0]), 0.5, np.array([[-2.0, 0.0]]))
-    assert loss == pytest.approx(np.log(2))  # 1 / 0.5 - 2 is what the other has: 0
+    assert loss == pytest.approx(np.log(2))  # two equal logits: 1 / 0.5 - 2 and 0
 
 
 def test_as_many_wrong_senses_as_asked_for() -> None:
@@ -254,7 +254,7 @@ def test_content_words_in_sight_are_held_against_a_model() -> None:
     mask = ids["[MASK]"]
     texts = [["the", "dog", "[MASK]", "the", "cat"], ["a", "cat", "and", "[MASK]", "cat", "dog"]]
     flat = np.array([ids[word] for words in texts for word in words])
-    # of the second text a cat that is in sight is to be named, and so is "the", hidden
+    # the targets in the second text: a visible "cat", and a masked "the"
     at, targets = np.array([2, 6, 8]), np.array([ids["saw"], ids["cat"], ids["the"]])
     batch = Words(flat, np.array([0, 5, 11]), at, targets)
     assert flat[8] == mask
@@ -268,7 +268,7 @@ def test_content_words_in_sight_are_held_against_a_model() -> None:
 
 
 def test_content_words_are_hidden_sooner_than_function_words() -> None:
-    """Of two words that with weight w comes before that with weight 1 with chance w / (w + 1)."""
+    """A word of weight w comes before a word of weight 1 with probability w / (w + 1)."""
     tokenizer = train_tokenizer(["the river"] * 9, "wordpiece", 60)
     ids = tokenizer.ids_batch(["the river"])[0]
     assert len(ids) == 2
@@ -295,7 +295,7 @@ def test_gaps_are_hidden_each_by_itself() -> None:
         (tokenizer.tokenize(text).ids, place) for text, place in zip(texts, (2, 5), strict=True)
     ]
     batch = Guessed(gaps, unseen).batch(0, np.random.default_rng(1))
-    assert len(batch.ids) == 14  # two texts of 7
+    assert len(batch.ids) == 14  # two texts of 7 tokens
     seen = set()
     for row, (first, last) in zip(batch.at, pairwise(batch.cu_lengths), strict=True):
         words = tokenizer.decode(batch.ids[first:last]).split()
@@ -312,8 +312,7 @@ def test_gaps_are_hidden_each_by_itself() -> None:
 
 
 def test_a_teacher_is_a_model_multiplied_by_counts() -> None:
-    """Of what it gives, a share is the hidden word's, and nothing that of a content word in
-    sight."""
+    """The target mixes a teacher's guess with the masked word; visible content words get 0."""
     tokenizer = train_tokenizer(["the dog saw the cat", "a dog and a cat"] * 9, "wordpiece", 60)
     config = {"model_type": "bert", "vocab_size": len(tokenizer), "hidden_size": 8}
     config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}

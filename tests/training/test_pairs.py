@@ -1,4 +1,4 @@
-"""Pairs of words in a relation, found by hand."""
+"""Tests of finding pairs of related words, against pairs found by hand."""
 
 import pytest
 
@@ -23,10 +23,10 @@ NET = WordNet(
         ("the river", "river"),
         ("the wide river in", "river"),
         ("a wide old river.", "river"),
-        ("the very river", None),  # a function word ends it before there is any
+        ("the very river", None),  # "very" is a function word
         ("his dogs", "dogs"),
-        ("the wide old cold river", None),  # three words between
-        ("the way home", None),  # an adverb too
+        ("the wide old cold river", None),  # three words between them
+        ("the way home", None),  # "home" is also an adverb
         ("the red", None),
         ("river", None),
         ("the", None),
@@ -43,8 +43,8 @@ def test_the_noun_of_an_article(text: str, noun: str | None) -> None:
 def test_pairs_by_hand() -> None:
     uses = [
         Use(SENTENCES[0], "cross", 0, 3, 10),
-        Use(SENTENCES[0], "cross", 0, 3, 10),  # of another synset perhaps, and the same pair
-        Use(SENTENCES[0], "river", 1, 20, 25),  # no verb
+        Use(SENTENCES[0], "cross", 0, 3, 10),  # a duplicate adds no pair
+        Use(SENTENCES[0], "river", 1, 20, 25),  # not a verb
         Use(SENTENCES[1], "read", 0, 4, 8),
         Use(SENTENCES[1], "read up", 0, 4, 8),
     ]
@@ -62,7 +62,7 @@ def test_pairs_by_hand() -> None:
     assert words["preposition to subject"] == [("in", "He"), ("of", "She")]
     assert words["subject to preposition"] == [("He", "in"), ("She", "of")]
     assert words["preposition to verb"] == [("in", "crossed")]
-    assert words["article to auxiliary"] == []  # the comma stands between, or nothing follows
+    assert words["article to auxiliary"] == []  # no sentence has an auxiliary verb
 
 
 def test_pairs_of_what_is_nearest() -> None:
@@ -71,8 +71,8 @@ def test_pairs_of_what_is_nearest() -> None:
         name: [(text[slice(*a)], text[slice(*b)]) for text, a, b in pairs]
         for name, pairs in found.items()
     }
-    assert words["preposition to subject"] == []  # he stands before the comma
-    assert words["preposition to verb"] == []  # no base that the index has as a verb
+    assert words["preposition to subject"] == []  # a comma follows "he"
+    assert words["preposition to verb"] == []  # the index has no verb for "fed"
     assert words["article to auxiliary"] == [("the", "was")]
     assert words["auxiliary to article"] == [("was", "the")]
 
@@ -80,7 +80,7 @@ def test_pairs_of_what_is_nearest() -> None:
 def test_others_stand_at_the_same_places_and_are_no_such_pair() -> None:
     sentences = ["the river, then the dog", "a book ends here now", "the dog ran", "one two three"]
     river = ("the river, then the dog", (0, 3), (4, 9))
-    dog = ("the river, then the dog", (16, 19), (20, 23))  # words 3 and 4
+    dog = ("the river, then the dog", (16, 19), (20, 23))  # words 3 and 4, counted from 0
     known = ("the dog ran", (0, 3), (4, 7))
     found = [others_at([river, dog, known], sentences, seed)[:2] for seed in range(20)]
     assert {one for one, _ in found} == {
@@ -92,7 +92,7 @@ def test_others_stand_at_the_same_places_and_are_no_such_pair() -> None:
 
 
 def words_of(text: str) -> dict[str, list[tuple[str, str]]]:
-    """The words of each relation in one text."""
+    """Return the pairs of words of each relation in one text."""
     return {
         name: [(text[slice(*a)], text[slice(*b)]) for _, a, b in pairs]
         for name, pairs in pairs_of([text], [], NET).items()
@@ -108,10 +108,10 @@ def test_pairs_of_adjectives_and_possessives() -> None:
     assert found["possessive to subject"] == [("his", "she"), ("her", "she")]
     assert found["subject to possessive"] == [("she", "his"), ("she", "her")]
     found = words_of("she saw her crossed out the river, his book")
-    assert found["possessive to noun"] == [("his", "book")]  # nothing is hers
-    assert found["possessive to subject"] == []  # and the comma stands before his
+    assert found["possessive to noun"] == [("his", "book")]  # "her" has no noun
+    assert found["possessive to subject"] == []  # and a comma precedes "his"
     assert found["adjective to noun"] == []
-    assert words_of("the wide river")["adjective to noun"] == []  # none that the index has
+    assert words_of("the wide river")["adjective to noun"] == []  # the index does not have "wide"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_pairs_of_adjectives_and_possessives() -> None:
         ("has never been crossed", "crossed"),
         ("was the river crossed", None),
         ("was, crossed", None),
-        ("was walking", None),  # no base that the index has as a verb
+        ("was walking", None),  # the index has no verb "walk"
         ("was never", None),
         ("river crossed", None),
     ],

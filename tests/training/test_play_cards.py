@@ -1,4 +1,4 @@
-"""The cards of the model that ships, against the float64 formula; the search that found them."""
+"""Tests of the shipped model's cards against the float64 formula, and of the search for cards."""
 
 import json
 import re
@@ -17,7 +17,8 @@ from training.play_cards import lesson, main, right, values
 
 CARDS = KEPT["cards"]
 CARD = {card["name"]: card for card in CARDS}
-MEASURED = {"weight": 0.02, "probability": 0.0005, "moved": 0.05}  # how far the right one is ahead
+# the minimum lead of the right option over each other option
+MEASURED = {"weight": 0.02, "probability": 0.0005, "moved": 0.05}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_it_is_short_and_its_answer_is_clear(card: dict[str, Any], model: qkv.Mo
         assert by < 0.09 if own == 1 else by > 0.15
     for mark in re.findall(r"\{(\d+)\}", card["read"] + card["told"]):
         assert int(mark) < len(measured)
-    assert not re.search(r"\d\.\d\d|\d%", card["read"] + card["told"])  # numbers are measured
+    assert not re.search(r"\d\.\d\d|\d%", card["read"] + card["told"])  # placeholders give numbers
 
 
 @pytest.mark.parametrize("card", CARDS, ids=list(CARD))

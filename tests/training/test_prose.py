@@ -1,4 +1,4 @@
-"""The surprise of words by hand and token by token, and loops."""
+"""Tests of the surprise of words, by hand and token by token, and of loops."""
 
 import json
 import math
@@ -34,7 +34,7 @@ TEXTS = ["the cats sat by a door. she said the cat ran, it was the tail"] * 9
 
 
 class Says:
-    """A decoder that knows the next token by the last one alone."""
+    """A decoder whose next-token probabilities depend only on the last token."""
 
     name, max_seq_length = "says", 6
 
@@ -54,11 +54,11 @@ class Says:
 
 
 def test_a_word_ends_where_it_ends() -> None:
-    """The probability of "cat" is not that of "cats" too."""
+    """The probability of the word "cat" excludes "cats"."""
     model = Says({"Ġthe": {"Ġcat": 0.5, "Ġdog": 0.4}, "Ġcat": {"s": 0.7, "Ġdog": 0.3}})
     tokens = model.tokenizer("the cat dog").tokens
     assert tokens == ["Ġthe", "Ġcat", "Ġdog"]
-    # of "the" 0.1 goes to all other tokens, some of which are letters that would continue it
+    # after "the", all other tokens share 0.1; some are letters that would continue the word
     names = list(model.tokenizer.vocabulary)
     others = [one for one in names if one not in ("Ġcat", "Ġdog")]
     letters = [one for one in others if one[0] in "-Ã" or (one[0].isascii() and one[0].isalnum())]
@@ -116,7 +116,7 @@ def test_surprise_is_that_of_one_token_after_the_other(length: int) -> None:
 
 
 def wild(length: int) -> Model:
-    """A small decoder whose probabilities are far from even."""
+    """Return a small decoder whose probabilities are far from uniform."""
     tokenizer = tokenizer_of(TEXTS, 300)
     recipe = Recipe(layers=1, heads=2, kv_heads=1, dim=8, hidden=12, length=length)
     model = fresh_model(recipe.config(tokenizer), tokenizer, seed=4)
@@ -146,13 +146,13 @@ def test_tokens_without_blanks_are_named() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("he ran and he ran and he ran and she", False),  # four words come twice
+        ("he ran and he ran and he ran and she", False),  # no four words occur three times
         ("he ran and he ran and he ran and he ran", True),
         ("very very very very very", False),
         ("very very very very very very", True),
         ("one two three four five six seven eight. One two three four five six seven eight", True),
         ("one two three four five six seven eight. One two three four five six seven nine", False),
-        ('"It was very late." He said: It was very late!', False),  # "He said" is in its sentence
+        ('"It was very late." He said: It was very late!', False),  # sentence 2 has "He said" too
         ('"It was very late." He sang. IT was very late!', True),
         ("I see it. I see it. I see it.", False),
         ("", False),
@@ -164,7 +164,7 @@ def test_loops(text: str, expected: bool) -> None:
 
 
 class Writes:
-    """A decoder that writes these texts, turn by turn; each ends as it says."""
+    """A decoder that writes the given texts, turn by turn, each with its finish reason."""
 
     def __init__(self, *turns: list[tuple[str, str]], length: int = 60) -> None:
         self.turns, self.read, self.free = list(turns), [], []
@@ -178,7 +178,7 @@ class Writes:
 
 
 class Ended(str):
-    """A text that ended for a reason."""
+    """A text with a finish reason."""
 
     def __new__(cls, text: str, reason: str) -> "Ended":
         found = super().__new__(cls, text)
@@ -226,8 +226,8 @@ def test_continuations_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["texts"] == 3
     assert found["loop"] == 1
     assert found["end"] == found["closed"] == 2
-    assert (found["words"], found["unknown"]) == (6 + 8 + 2, 1 + 3 + 2)  # "3" is no word
-    assert not loops(" and he ran and he ran and he")  # the beginning belongs to the loop
+    assert (found["words"], found["unknown"]) == (6 + 8 + 2, 1 + 3 + 2)  # "3" is not a word
+    assert not loops(" and he ran and he ran and he")  # the loop includes the beginning
 
 
 def test_there_are_100_beginnings() -> None:
@@ -278,14 +278,14 @@ def test_the_command_measures_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     main(["some", str(tmp_path), "--choose", "--json"], said.append)
     found = json.loads(said[0])
     assert set(found) == {"model", "perplexity", "induction", "continued"}
-    assert found["perplexity"]["words"] == 7  # "the", "cat", "by", each twice, and "Cat"
+    assert found["perplexity"]["words"] == 7  # "the", "cat" and "by" twice, and "Cat"
     assert len(found["continued"]["continuations"]) == 2
     main(["some", str(tmp_path), "--first", "25"], said.append)
     of = json.loads(said[0])
     assert (
         in_card(of).splitlines()[2].startswith("| perplexity per known word of held-out books (7 w")
     )
-    assert "(20 words)" in said[1]  # of three passages, two of which begin with a "The" that counts
+    assert "(20 words)" in said[1]  # 7 in each of three passages, but the first word is given
     assert "| continuations that loop, of 2 with 4 words | 0, 0.0% (0.0 to 65.8) |" in said[1]
 
 

@@ -1,4 +1,4 @@
-"""What is read of books and of WordNet, and the shares of several sources."""
+"""Tests of the texts read from books and WordNet, and of the shares of several sources."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -54,15 +54,15 @@ def test_shares_that_do_not_fit_are_named(shares: dict[str, float]) -> None:
     ("sentence", "expected"),
     [
         ("We must go home.", "We must go home."),
-        ("We must go.", ""),  # three words
+        ("We must go.", ""),  # only three words
         ('"Did you see him?"', "Did you see him?"),
         ("'Did you see him!'", "Did you see him!"),
-        ("It's the dogs' own house.", ""),  # an apostrophe at an end may be a quote
+        ("It's the dogs' own house.", ""),  # an apostrophe after a word may be a quotation mark
         ("It's the dog's own house.", "It's the dog's own house."),
         ('He said "No" to him.', ""),
         ("He came; I went home.", ""),
         ("He came \u2014 I went home.", ""),
-        ("He came and went home", ""),  # no end
+        ("He came and went home", ""),  # no punctuation mark at the end
         (" ".join(["word"] * 14) + ".", " ".join(["word"] * 14) + "."),
         (" ".join(["word"] * 15) + ".", ""),
         ('""', ""),

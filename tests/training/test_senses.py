@@ -1,4 +1,4 @@
-"""The figures of a model, against arithmetic by hand on vectors that are known."""
+"""Tests of the measures of a model, against arithmetic by hand on known vectors."""
 
 from typing import Any
 
@@ -99,7 +99,7 @@ def test_masked_words_are_named_by_the_bias_of_the_head() -> None:
     tokenizer = model.tokenizer
     assert tokenizer is not None
     bias = np.zeros(80, np.float32)
-    bias[tokenizer.vocabulary["bank"]] = 1e6  # whatever it sees, it says "bank"
+    bias[tokenizer.vocabulary["bank"]] = 1e6  # predicts "bank" for every text
     model.parameters["head.out_proj.bias"] = bias
     every = masked_words(model, ["bank"] * 3 + ["bank bank the bank"])
     assert (every["top1"], every["words"]) in ((1.0, 4), (0.75, 4))
@@ -118,7 +118,7 @@ def test_tokens_are_hidden_one_by_one_and_words_with_all_their_pieces() -> None:
     bias[tokenizer.vocabulary["bank"]] = 1e6
     model.parameters["head.out_proj.bias"] = bias
     texts = ["banktoday"] * 200
-    assert masked_words(model, texts) == {"top1": 0.0, "words": 200}  # never all of its pieces
+    assert masked_words(model, texts) == {"top1": 0.0, "words": 200}  # never all subwords
     found = masked_tokens(model, texts)
     assert found["tokens"] == 200
     assert found["top1"] == pytest.approx(1 / len(pieces), abs=0.1)

@@ -1,4 +1,4 @@
-"""Wilson's interval, against the equation that it solves."""
+"""Tests of Wilson's interval, against the equation that it solves."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The search for stories, against each edit run by itself, and how they are kept."""
+"""Tests of the search for stories, against a separate run of each edit, and of storing stories."""
 
 import itertools
 import json
@@ -39,7 +39,7 @@ CONTENT = "kitten owl cat cow bird dog knife bread saw slept cut young old cats"
 
 
 def wordnet(words: str) -> WordNet:
-    """One that knows these nouns, and that geese are several of a goose."""
+    """Return a WordNet with these nouns, in which "geese" is the plural of "goose"."""
     exceptions = {"n": {"geese": ("goose",)}, "v": {}, "a": {}, "r": {}}
     return WordNet([], {(word, "n"): () for word in words.split()}, exceptions, frozenset())
 
@@ -117,7 +117,7 @@ def test_what_repeats_a_word(word: str, other: str, repeated: bool) -> None:
 
 
 def by_itself(model: Model, sentence: str, words: set[str], **edit: object) -> tuple[str, dict]:
-    """What is guessed first if it may be, and all probabilities, by the model's own call."""
+    """Return the first guess of `predict` ("" if it is not allowed) and all probabilities."""
     [ranked] = model.predict(sentence, top_k=len(model.tokenizer), **edit)
     word = ranked[0][0]
     return (word if word in CONTENT.split() and word not in words else ""), dict(ranked)
@@ -126,7 +126,7 @@ def by_itself(model: Model, sentence: str, words: set[str], **edit: object) -> t
 def test_it_finds_what_each_edit_does_by_itself(model: Model) -> None:
     every = candidates(TEXT)
     known = Repeats(wordnet(CONTENT))
-    # "cats" is a form of a word that stands in some of them
+    # "cats" is a form of "cat", which occurs in some sentences
     forms = {"cat": {"cat", "cats"}, "cats": {"cat", "cats"}}
     expected: dict[tuple, tuple] = {}
     for one in every:
@@ -177,7 +177,8 @@ def test_a_guess_needs_its_probability(model: Model) -> None:
     found = search(model, every, known, least=0.2)
     assert all(min(one.before[0][1], one.after[0][1]) >= 0.2 for one in found)
     assert 0 < len(found) < len(search(model, every, known, least=0.0))
-    assert search(model, every, Repeats(wordnet("dog")), least=0.0) == []  # one word is known
+    # a story needs two different guesses that WordNet knows, and this WordNet knows one word
+    assert search(model, every, Repeats(wordnet("dog")), least=0.0) == []
     with pytest.raises(ValueError, match="random cannot predict masked words"):
         search(qkv.load("random"), every, known)
 
@@ -226,7 +227,7 @@ def test_they_are_kept_beside_the_model_and_in_its_card(tmp_path: Path) -> None:
     card = tmp_path / "README.md"
     card.write_text(CARD)
     told.keep(tmp_path, KEPT)
-    told.keep(tmp_path, KEPT)  # it takes its own place
+    told.keep(tmp_path, KEPT)  # replaces the kept stories
     text = card.read_text()
     row = (
         '| A kitten is a young [MASK]. | cat (0.31) | "kitten" hidden, without head 1.0 '

@@ -1,4 +1,4 @@
-"""The tokenizer of the model that ships: whole words by hand, and pieces for all others."""
+"""Tests of the shipped model's tokenizer: whole words by hand, and subwords for other words."""
 
 from pathlib import Path
 
@@ -31,14 +31,14 @@ def test_the_commonest_come_first_with_a_share_of_their_forms() -> None:
         asked.append(word)
         return {"sings": "sing", "his": "sing"}.get(word, word)
 
-    # sing 3 + 4/4, sings 1 + 4/4, his 1 + 1/4: it is a function word, and is no form of another
+    # sing 3 + 4/4, sings 1 + 4/4; his 1 + 1/4, because a function word is its own base
     assert commonest(texts, base=base) == ["the", "sing", "mat", "sings", "his"]
     assert not {"his", "the"} & set(asked)
     assert commonest(texts, base=base, of_forms=9) == ["the", "sing", "sings", "mat", "his"]
 
 
 def test_examples_count_for_as_much_as_definitions() -> None:
-    definitions = ["a a a a a a b b b b c"]  # 11 words; the 2 of the example count 5.5 times
+    definitions = ["a a a a a a b b b b c"]  # 11 words, so the example's 2 words count 5.5 times
     assert commonest(definitions, ["c d"], of_forms=0) == ["c", "a", "d", "b"]
     assert commonest(definitions, of_forms=0) == ["a", "b", "c"]
 
@@ -52,7 +52,7 @@ def test_whole_words_stand_first_and_pieces_are_of_the_others() -> None:
     assert "[UNK]" not in tokenizer("matscat unsat themats").tokens
     more = with_whole_words(TEXTS, WORDS, 90, 3)
     assert len(more) <= 90
-    assert set(WORDS) <= set(more.vocabulary)  # they fill what pieces leave
+    assert set(WORDS) <= set(more.vocabulary)  # whole words fill the entries that subwords leave
 
 
 def test_no_piece_is_spent_on_a_word_that_is_whole() -> None:
@@ -62,7 +62,7 @@ def test_no_piece_is_spent_on_a_word_that_is_whole() -> None:
     bare = [name.removeprefix("##") for name in names]
     assert not any(len(name) > 1 and name in "zebra" for name in bare if name != "zebra")
     assert any(len(name) > 1 and name in "unmatted" for name in bare)
-    assert {"z", "##z"} <= set(names)  # its letters are there for words that are made of them
+    assert {"z", "##z"} <= set(names)  # single letters stay, for other words
 
 
 def test_it_is_a_tokenizer_as_bert_has_it(tmp_path: Path) -> None:
@@ -103,12 +103,12 @@ def test_the_command_says_what_it_made(folder: Path, tmp_path: Path) -> None:
 
 
 def test_words_of_books_and_of_examples_count_by_their_shares() -> None:
-    """Shares of the books' words and of the examples', and a quarter of the definitions'."""
+    """A word's score adds its shares in books and examples, and 1/4 of its share in definitions."""
     synset = Synset("n", ("x",), "cat cat dog rug", ("pig pig pig cat",))
     small = WordNet([synset], {}, NO_FORMS, frozenset())
     found = [[["Dog pig."], ["Pig!", "1945"]]] * 6
     order, counts = commonest_of_books([*found, *[[["Pip sat."]]] * 5], small)
-    # of the books' 28 words; dog 6/28 + 1/16, pig 12/28 + 3/4, cat 2/16 + 1/4, rug 1/16
+    # the books have 28 words: dog 6/28 + 1/16, pig 12/28 + 3/4, cat 2/16 + 1/4, rug 1/16
     assert order == ["pig", "cat", "dog", "rug"]
     assert commonest_of_books(found, small)[0] == ["pig", "dog", "cat", "rug"]  # dog 6/18 + 1/16
     assert counts == {"pig": 15, "dog": 7, "cat": 3, "rug": 1, "pip": 5, "sat": 5}
@@ -121,6 +121,6 @@ def test_forms_of_a_word_in_books_add_to_it() -> None:
     exceptions = {**NO_FORMS, "n": {"oxen": ("ox",)}}
     small = WordNet([], {("ox", "n"): (0,)}, exceptions, frozenset())
     found = [[["A a a cat cat. Ox oxen oxen oxen oxen. Cat, dog dog dog dog!"]]] * 6
-    # of 16 a book: "ox" 1 + 5/4, "dog" 4 + 4/4, "oxen" 4 + 5/4, "cat" 3 + 3/4
+    # counts per book of 15 words: "ox" 1 + 5/4, "dog" 4 + 4/4, "oxen" 4 + 5/4, "cat" 3 + 3/4
     order = commonest_of_books(found, small)[0]
     assert order == ["oxen", "dog", "a", "cat", "ox"]

@@ -1,4 +1,4 @@
-"""WordNet as it is read: by hand on a few lines of it."""
+"""Tests of reading WordNet, by hand on a few of its lines."""
 
 import hashlib
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_a_line_is_taken_apart(folder: Path) -> None:
     assert found[0].definition == "sloping land"
     assert found[1].definition == "an institution: money"
     assert found[1].examples == ("the Bank's doors", "two banks")
-    assert found[4].lemmas == ("big",)  # without its marker
+    assert found[4].lemmas == ("big",)  # without the marker "(a)"
     assert found[5].examples == ()
 
 
@@ -72,7 +72,7 @@ def test_the_base_of_a_word_is_one_that_wordnet_knows(folder: Path) -> None:
     words = ("banks", "banked", "banking", "bank", "oxen", "biggest", "plane", "wells")
     assert [small.base(word) for word in words] == [
         *(["bank"] * 4),
-        *("ox", "big", "plane", "wells"),  # no noun has that plural, nor a verb that ending
+        *("ox", "big", "plane", "wells"),  # "plane" is unknown, "well" only an adverb
     ]
 
 
@@ -119,7 +119,8 @@ def test_nothing_held_out_is_learned_from(folder: Path, monkeypatch: pytest.Monk
     small = read(folder)
     texts = list(documents(small))
     assert texts[1] == "bank: an institution: money. two banks"
-    assert texts[3] == "bank, look up: tip. he banked the plane"  # it stands in the other example
+    # the other example is left out, because it contains the held-out example
+    assert texts[3] == "bank, look up: tip. he banked the plane"
     assert [use.sentence for use in small.uses(REPORTED)] == ["the Bank's doors"]
     assert {"two banks", "he banked the plane"} <= {use.sentence for use in small.uses()}
     assert not any("doors" in use.sentence for use in small.uses())
