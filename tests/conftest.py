@@ -12,30 +12,30 @@ from threadpoolctl import threadpool_limits
 
 from qkv.ops.kernel import BACKENDS
 
-# Set before any test imports what reads them.
+# Set these variables before a test imports a module that reads them.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.pop("QKV_MODEL", None)
 
-# Whoever starts the tests (nohup, a shell in the background) may ignore signals that tests send.
+# Tests send these signals, but under nohup or in a background shell a process ignores them.
 for _name, _usual in (("INT", signal.default_int_handler), ("HUP", None), ("QUIT", None)):
     _signal = getattr(signal, f"SIG{_name}", None)
     if _signal is not None and signal.getsignal(_signal) is signal.SIG_IGN:
         signal.signal(_signal, _usual or signal.SIG_DFL)
 
-# What is collected stays to the end: to search it for garbage takes a third of the collecting.
+# Collected tests live until the end; searching them for garbage takes a third of the collection.
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """From here on for garbage of the tests alone."""
+    """Exclude the collected tests from garbage collection, and enable it for the test run."""
     gc.freeze()
-    gc.set_threshold(3000, 10, 100)  # what is new is searched a fourth as often as usual, and
-    # all that is not new a fortieth
+    # compared with the default, search new objects a fourth as often, and old objects a fortieth
+    gc.set_threshold(3000, 10, 100)
     gc.enable()
 
 
-# The same cases each time, from no folder of earlier ones; others where QKV_ATTACK is set.
+# Try the same cases in each run, without a database of examples; with QKV_ATTACK, new cases.
 _same = not os.environ.get("QKV_ATTACK")
 settings.register_profile("qkv", deadline=None, derandomize=_same, database=None, print_blob=True)
 settings.load_profile("qkv")
@@ -43,9 +43,10 @@ settings.load_profile("qkv")
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_blas_thread() -> Iterator[None]:
-    """One thread for NumPy's products: two wait for each other spinning, for most of the time.
+    """Limit BLAS to one thread: two threads spend most of their time waiting for each other.
 
-    Ours do so anyway; tests of what threads change ask for two, or for a process of their own.
+    qkv limits BLAS in its own products too. Tests of the effects of threads ask for two threads, or
+    start a separate process.
     """
     with threadpool_limits(1, user_api="blas"):
         yield
@@ -53,18 +54,18 @@ def _one_blas_thread() -> Iterator[None]:
 
 @pytest.fixture
 def backend() -> str:
-    """The backend that computes: a test that asks for it runs on each that this machine can run."""
+    """The backend's name: a test with this fixture runs on each backend that this machine has."""
     return BACKENDS[0]
 
 
 @pytest.fixture
 def best_backend_alone() -> None:
-    """For a test of a folder where all run on each backend, which runs on the best one only."""
+    """Run a test on the fastest backend only, in a folder whose tests run on every backend."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Call a test once for each backend, where it asks for that: as one test, which costs less."""
+    """Call a test that uses `backend` once for each backend, within one item, which costs less."""
     if "backend" not in pyfuncitem.fixturenames:
         return None
     given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
@@ -82,5 +83,5 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(autouse=True)
 def _own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many threads as there are by default, whatever the test before has set."""
+    """Reset the number of threads to its default, which an earlier test may have changed."""
     monkeypatch.setattr(sys.modules["qkv.ops.kernel"], "_threads", None)

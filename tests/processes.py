@@ -1,4 +1,4 @@
-"""What tests ask of processes that somebody else has started."""
+"""Checks of whether a process, which the test may not have started, has ended."""
 
 import os
 import time
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def is_gone(number):
-    """Has a process ended? One whose parent has not asked for its end yet is gone too."""
+    """Return whether a process has ended; a zombie, whose parent did not wait for it, has ended."""
     try:
         os.kill(number, 0)
     except ProcessLookupError:
@@ -16,7 +16,7 @@ def is_gone(number):
 
 
 def ends(number):
-    """Is it gone as soon as the system has taken it away?"""
+    """Wait for a process to end, for at least a minute; return whether the process ended."""
     for _ in range(1200):
         if is_gone(number):
             return True

@@ -1,4 +1,4 @@
-"""What is read as an array, and what is not."""
+"""Tests of reading arrays, and of the float types."""
 
 import ml_dtypes
 import numpy as np
@@ -8,7 +8,7 @@ from qkv.arrays import as_array, compute_type, is_float, native
 
 
 class OnlyDLPack:
-    """An array that speaks DLPack and nothing else."""
+    """An array that supports only the DLPack protocol."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -41,7 +41,7 @@ def test_subclasses_become_plain_arrays() -> None:
 @pytest.mark.parametrize("x", [[[1.0, 2.0], [3.0]], object(), "text", None, {"a": 1}])
 def test_what_holds_no_numbers_is_refused_by_name(x: object) -> None:
     if isinstance(x, str):
-        assert read(x).dtype.kind == "U"  # the callers' checks of types refuse it
+        assert read(x).dtype.kind == "U"  # the callers check the dtype and refuse strings
         return
     with pytest.raises(TypeError, match=r"^there: it"):
         read(x)

@@ -1,4 +1,4 @@
-"""The benchmarks: that what they call right is, and that their sums are; no time is judged."""
+"""Tests of the benchmarks: their checks and their arithmetic, but not the measured times."""
 
 import gc
 import json
@@ -31,7 +31,7 @@ from qkv.ops.kernel import backend, compiled
 
 
 def row_of(**seconds: float) -> dict:
-    """A measured row of which only the times are known."""
+    """Return a measured row that has only times."""
     return {"ways": {name: {"seconds": value} for name, value in seconds.items()}}
 
 
@@ -163,7 +163,7 @@ def test_calls_take_turns() -> None:
     assert gc.isenabled()
     assert {name: len(found) for name, found in times.items()} == dict.fromkeys("abc", 3)
     runs = [name for k, name in enumerate(order) if k == 0 or order[k - 1] != name]
-    assert runs == list("abc") * 4  # once to see how long they take, and three rounds
+    assert runs == list("abc") * 4  # a warm-up round, and three rounds
     assert told == [1] * 4
     assert all(0 < one < 1 for found in times.values() for one in found)
 
@@ -185,7 +185,7 @@ def test_garbage_is_collected_again_after_an_error() -> None:
     assert gc.isenabled()
 
 
-# What is true, and how far from it
+# Exact results and errors
 
 
 @pytest.mark.parametrize("length", [1, 7, 256, 257, 1000, 4096])
@@ -198,7 +198,7 @@ def test_a_sample_is_of_distinct_queries_first_and_last_among_them(length: int) 
 
 
 def by_hand(q, k, v, visible) -> np.ndarray:
-    """One head in plain loops."""
+    """Compute attention of one head in plain loops."""
     out = np.zeros((len(q), v.shape[1]))
     for i in range(len(q)):
         keys = [j for j in range(len(k)) if visible(i, j)]
@@ -233,7 +233,8 @@ def test_the_truth_of_some_queries(options, visible) -> None:
 
 def test_the_truth_with_a_bias_for_every_score() -> None:
     q, k, v = random_inputs((1, 1, 6, 4), (1, 1, 6, 4))
-    bias = np.where(np.eye(6, dtype=bool), 0.0, -np.inf)[None, None]  # each sees itself
+    # each query sees only its own key
+    bias = np.where(np.eye(6, dtype=bool), 0.0, -np.inf)[None, None]
     found = exact(q, k, v, [slice(2, 5)], bias=bias)
     np.testing.assert_array_equal(found, v[..., 2:5, :].astype(np.float64))
 
@@ -297,9 +298,9 @@ def test_exponents_of_known_curves() -> None:
         for n in (1024, 2048, 4096, 262144)
     ]
     assert growth.exponent(points, "seconds") == pytest.approx(2)
-    assert growth.exponent(points, "bytes") is None  # only the last is large enough to be seen
+    assert growth.exponent(points, "bytes") is None  # only the last point is above the noise
     bent = [{"length": 2**n, "seconds": 4.0 ** max(n, 3)} for n in range(7)]
-    assert growth.exponent(bent, "seconds") == pytest.approx(2)  # of the last four
+    assert growth.exponent(bent, "seconds") == pytest.approx(2)  # the slope of the last four points
     points[2]["bytes"], points[3]["bytes"] = 5e6, 5e6 * 64
     assert growth.exponent(points, "bytes") == pytest.approx(1)
 
@@ -320,7 +321,7 @@ def test_the_next_point_is_left_out_in_time() -> None:
 def test_the_most_memory_since_a_moment_is_seen() -> None:
     memory.forget_the_peak()
     before, _ = memory.resident()
-    with mmap.mmap(-1, 30_000_000) as fresh:  # pages that no earlier test has left in the heap
+    with mmap.mmap(-1, 30_000_000) as fresh:  # fresh pages, not memory that earlier tests freed
         fresh.write(bytes(len(fresh)))
     after, most = memory.resident()
     assert 29e6 < most - before < 90e6
@@ -333,7 +334,7 @@ def test_a_call_is_measured_alone() -> None:
     assert found["seconds"] > 0
 
 
-# What is shown
+# Results and their page
 
 
 def result_of(claims: dict) -> dict:
@@ -493,7 +494,7 @@ def test_qkv_bench_in_json() -> None:
 def test_qkv_bench_as_a_table() -> None:
     result = CliRunner().invoke(
         main, ["bench"], env={"COLUMNS": "200"}
-    )  # a line each, however slow
+    )  # each row fits one line, even with long times
     assert result.exit_code == 0, result.output
     first, heading, few, one = result.stdout.splitlines()
     assert f"cores: {backend()}," in first

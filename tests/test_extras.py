@@ -1,4 +1,4 @@
-"""A package that is not installed is asked for by the extra that brings it."""
+"""Tests of the error for a missing package, which names the extra to install."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_a_package_that_lacks_a_part_is_not_called_missing(tmp_path, monkeypatch
 
 
 def test_nobody_is_told_to_install_from_an_index() -> None:
-    """The name is on none yet, and whoever takes it there could be anybody."""
+    """The name is not on any index yet, so anybody could register it there."""
     root = Path(__file__).resolve().parents[1]
     pages = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("docs/*.py")]
     for path in [*pages, *root.glob("src/qkv/**/*.py"), *root.glob("src/qkv/**/*.js")]:

@@ -1,4 +1,4 @@
-"""A file is written whole or not at all."""
+"""Tests of writing a file completely or not at all."""
 
 import errno
 import os
@@ -76,7 +76,7 @@ def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path, before: i
     target.chmod(before)
     with replacing(target) as file:
         (part,) = tmp_path.glob(".qkv-*.part")
-        assert mode(part) == before  # before a byte of it is there
+        assert mode(part) == before  # set before the first byte is written
         file.write(b"after")
     assert (target.read_bytes(), mode(target)) == (b"after", before)
 
@@ -111,7 +111,7 @@ def test_a_file_that_is_read_only_stays(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits are those of Unix")
-@pytest.mark.parametrize("pieces", [1, 200])  # written at once, and when the buffer is full
+@pytest.mark.parametrize("pieces", [1, 200])  # a single large write, and writes through the buffer
 def test_a_full_disk_names_the_file(tmp_path: Path, pieces: int) -> None:
     import resource
 

@@ -1,4 +1,4 @@
-"""The rules of the house: who may import whom, and what `import qkv` loads."""
+"""Tests of the import rules of the package, and of the modules that `import qkv` loads."""
 
 import ast
 import functools
@@ -13,7 +13,7 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "qkv"
 
-# A room may import the rooms below it; rooms that share a floor do not know each other.
+# A room may import rooms on lower floors; rooms on the same floor do not import each other.
 FLOORS = [
     {"arrays", "extras", "files", "progress", "signals", "visible"},
     {"trace", "ops"},
@@ -26,12 +26,12 @@ FLOORS = [
     {"findings", "marking", "integrations", "measure", "scale", "serve"},
     {"cli"},
 ]
-# Rooms that may import less than everything below them.
+# Rooms that may import only some of the rooms below them.
 ONLY = {
     "marking": {"arrays", "attend", "extras", "files"},
     "measure": {"arrays", "attend", "ops"},
 }
-# Rooms whose files have an order too: one may import those of lower steps, and of its own step.
+# Rooms whose files are ordered too: a file may import files of lower steps and of its own step.
 STEPS = {
     "see": [
         {"analysis"},
@@ -128,11 +128,12 @@ STEPS = {
     "findings": [{"finding_files"}, {"measured"}, {""}],
     "text": [{"growth", "tokenized", "lines"}, {"tokenizer"}, {"words"}, {""}],
 }
-# The scripts of the pages have floors too, a folder each: a module imports its own and lower ones.
+# The folders of the pages' scripts are floors too: a script imports its own and lower folders.
 SCRIPTS = SOURCE / "see" / "page" / "assets"
 SCRIPT_FLOORS = ["base", "engine", "store", "parts", "screens", "pages"]
-# The commands are declared with decorators; nothing imports them but the `qkv` script. Routes are
-# declared with decorators too, and the types of their bodies; `qkv serve` alone imports them.
+# Packages that these rooms may import at the top of a file, because their decorators declare the
+# commands, the routes and the types of the routes' bodies. Only the `qkv` script imports `cli`;
+# only `qkv serve` imports `serve`.
 AT_THE_TOP = {
     "cli": {"click"},
     "serve": {
@@ -152,7 +153,7 @@ parsed = functools.cache(ast.parse)  # several rules read each file
 
 
 def floor(room: str) -> int:
-    """The height of a room; the package itself (`from qkv import ...`) is above all of them."""
+    """Return the floor of a room; the package itself (`from qkv import ...`) is above all rooms."""
     if room == "":
         return len(FLOORS)
     for height, rooms in enumerate(FLOORS):
@@ -162,12 +163,12 @@ def floor(room: str) -> int:
 
 
 def room_of(module: str) -> str:
-    """`qkv.attend.formula` -> `attend`, `qkv` -> the empty string."""
+    """Return the room of a module: `attend` for `qkv.attend.formula`, empty for `qkv`."""
     return module.partition(".")[2].partition(".")[0]
 
 
 def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[str, bool]]:
-    """Each module that a file imports, and whether that happens as soon as the file is."""
+    """Yield each module that a file imports, and whether importing the file imports the module."""
     package = module if is_package else module.rpartition(".")[0]
 
     def visit(node: ast.AST, at_top: bool) -> Iterator[tuple[str, bool]]:
@@ -179,7 +180,7 @@ def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[str,
                 parent = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*parent, *filter(None, [base])])
             for name in node.names:
-                # `from qkv import attend` names a room only in its second half
+                # in `from qkv import attend`, only the part after `import` names the room
                 whole = base == "qkv" and is_room(name.name)
                 yield (f"{base}.{name.name}" if whole else base), at_top
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -197,7 +198,7 @@ def is_room(name: str) -> bool:
 
 
 def broken_rules(module: str, source: str, *, is_package: bool = False) -> list[str]:
-    """What a module's imports do that the house forbids, in words."""
+    """Return a message for each import of a module that breaks a rule."""
     broken = []
     room = room_of(module)
     for target, at_top in imports(parsed(source), module, is_package):
@@ -225,7 +226,7 @@ def broken_rules(module: str, source: str, *, is_package: bool = False) -> list[
 
 @functools.cache
 def modules() -> dict[str, Path]:
-    """Every Python file of the package by its module name."""
+    """Return the path of every Python file of the package, by module name."""
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):
         parts = path.relative_to(SOURCE.parent).with_suffix("").parts
@@ -290,7 +291,7 @@ def test_what_is_allowed_passes(module: str, source: str) -> None:
 
 
 def files_imported(source: str) -> set[str]:
-    """The files of the package that a file imports, for types alone too."""
+    """Return the modules of the package that a file imports, also those imported only for types."""
     known, found = modules(), set()
     for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
@@ -302,7 +303,7 @@ def files_imported(source: str) -> set[str]:
 
 
 def wrong_steps(module: str, imported: set[str]) -> list[str]:
-    """What a file imports from a higher step of its room."""
+    """Return a message for each import from a higher step of the same room."""
     room = room_of(module)
 
     def step(name: str) -> int:
@@ -317,7 +318,7 @@ def wrong_steps(module: str, imported: set[str]) -> list[str]:
 
 
 def circles(graph: dict[str, set[str]]) -> set[str]:
-    """The files in circles, and on a way from one circle to another; none where there is none."""
+    """Return the files in import cycles and on paths between cycles; empty if there is no cycle."""
     left = {name: set(others) for name, others in graph.items()}
     while ends := {name for name, others in left.items() if not others & left.keys()}:
         left = {name: others for name, others in left.items() if name not in ends}
@@ -328,7 +329,7 @@ def circles(graph: dict[str, set[str]]) -> set[str]:
 
 @functools.cache
 def files_and_imports() -> dict[str, set[str]]:
-    """Each file and those it imports; the package itself, which has all of them, is left out."""
+    """Return the imports of each file; omit the package itself, which imports from all parts."""
     return {
         module: files_imported(path.read_text(encoding="utf-8")) - {"qkv"}
         for module, path in modules().items()
@@ -355,7 +356,7 @@ def test_a_wrong_step_and_a_circle_inside_a_room_are_seen() -> None:
 
 
 def scripts_imported(name: str, source: str) -> set[str]:
-    """The modules that a script imports, by their paths in assets/; not those of types alone."""
+    """Return the paths in assets/ of the scripts that a script imports, except for types only."""
     found = re.findall(
         r'^(?:import|export) (?:[^"]*? from )?"(\.[^"]+\.js)";$', source, re.MULTILINE
     )
@@ -363,7 +364,7 @@ def scripts_imported(name: str, source: str) -> set[str]:
 
 
 def scripts_upward(name: str, imported: set[str]) -> list[str]:
-    """What a script imports from a higher floor."""
+    """Return a message for each import of a script from a higher floor."""
     own, *others = (SCRIPT_FLOORS.index(path.partition("/")[0]) for path in (name, *imported))
     return [
         f"{name} imports {path}: imports go downward only"
@@ -374,7 +375,7 @@ def scripts_upward(name: str, imported: set[str]) -> list[str]:
 
 @functools.cache
 def scripts() -> dict[str, set[str]]:
-    """Each module of the pages, and those it imports."""
+    """Return the imports of each script of the pages."""
     paths = {path.relative_to(SCRIPTS).as_posix(): path for path in SCRIPTS.rglob("*.js")}
     return {name: scripts_imported(name, path.read_text("utf-8")) for name, path in paths.items()}
 
@@ -388,7 +389,8 @@ def test_scripts_import_downward_and_in_no_circle() -> None:
 
 def test_every_script_is_part_of_a_page() -> None:
     left = [name for name in scripts() if name.startswith("pages/")]
-    left += [f"engine/{name}.js" for name in ("door", "server", "worker")]  # beside that of a page
+    # loaded besides the page's own script
+    left += [f"engine/{name}.js" for name in ("door", "server", "worker")]
     found: set[str] = set()
     while left:
         name = left.pop()
@@ -415,7 +417,7 @@ def test_a_room_without_a_floor_is_seen() -> None:
 
 
 def test_import_qkv_loads_numpy_and_the_standard_library_only() -> None:
-    # numpy first: what an environment's start-up files load is not ours
+    # import numpy first: modules that the environment loads at start-up do not count
     program = """if True:
         import sys
         import numpy
@@ -429,6 +431,6 @@ def test_import_qkv_loads_numpy_and_the_standard_library_only() -> None:
     loaded = answer.stdout.split()
     tops = {name.partition(".")[0] for name in loaded}
     assert tops - sys.stdlib_module_names - {"numpy"} == {"qkv"}
-    # these load on first use, so that the rest of it need not wait for them
+    # these modules load on first use, so that `import qkv` does not wait for them
     later = {"qkv.models", "qkv.see", "qkv.learn", "qkv.circuits", "qkv.marking.engine", "tomllib"}
     assert not later & set(loaded)

@@ -1,4 +1,4 @@
-"""`.ci/install.py` says what pip is at, and what went wrong with it."""
+"""Tests of `.ci/install.py`, which prints pip's current step, and pip's output after a failure."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ SCRIPT = Path(__file__).resolve().parents[1] / ".ci" / "install.py"
 
 
 def install(tmp_path: Path, *lines: str, status: int) -> subprocess.CompletedProcess[str]:
-    """Runs the script on a stand-in for Python whose pip prints `lines`."""
+    """Run the script with a fake Python whose pip prints `lines`."""
     python = tmp_path / "python"
     said = "\n".join(f"echo '{line}'" for line in lines)
     python.write_text(f'#!/bin/sh\necho "asked for $*" >&2\n{said}\nexit {status}\n')

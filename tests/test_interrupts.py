@@ -1,4 +1,4 @@
-"""Ctrl-C ends a call at once, whatever computes, and the next one gives what it should."""
+"""Tests of Ctrl-C: it ends a call at once on every backend, and the next call is correct."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ pytestmark = [
 ]
 native = pytest.mark.skipif(compiled is None, reason="the kernel was not built")
 
-# Each call would take minutes, or leaves 0 at the end of its result, or both.
+# Each call would take minutes, or the end of its result stays 0 until the call is complete.
 START = """
 import os, signal, sys, threading, time
 sys.path.insert(0, sys.argv[1])
@@ -127,7 +127,7 @@ def _run(program: str, threads: int, backend: str) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,  # nothing but a guard: a call that hears nothing takes minutes
+        timeout=200,  # only a safeguard: a call that misses the signal takes minutes
     )
     assert result.returncode == 0, result.stderr
 

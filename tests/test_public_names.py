@@ -1,4 +1,4 @@
-"""What `import qkv` offers by hand: what Tab shows is there, and nothing else is shown."""
+"""Tests of the names that Tab offers for `qkv.`: all of them exist, and all are public."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ def test_tab_offers_what_is_called_by_hand_before_any_of_it_was_used() -> None:
     )
     offered = set(answer.stdout.split())
     assert {"attention", "compare", "learn", "load", "record", "replay", "show", "walk"} <= offered
-    # what the module needs for itself is not offered
+    # names that only the module itself uses are not offered
     assert not {"Any", "TYPE_CHECKING", "import_module", "_SEEING"} & offered
     rooms = {"attend", "circuits", "embed", "findings", "integrations", "layers", "learn", "models"}
     rooms |= {"scale", "see", "text"}

@@ -1,4 +1,4 @@
-"""What README.md, CONTRIBUTING.md, ARCHITECTURE.md and CHANGELOG.md say is so."""
+"""Tests that README.md, CONTRIBUTING.md, ARCHITECTURE.md and CHANGELOG.md are true."""
 
 import doctest
 import re
@@ -24,18 +24,18 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 def fenced(language: str, text: str = README) -> list[str]:
-    """The blocks of code in one language."""
+    """Return the fenced blocks of code in one language."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def indented(text: str) -> list[str]:
-    """The lines of code that are set by four spaces."""
+    """Return the lines of code that are indented by four spaces."""
     outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     return re.findall(r"^ {4}(\S.*)", outside, re.MULTILINE)
 
 
 def commands() -> list[str]:
-    """Each `qkv` command that the README shows, in blocks and in the text."""
+    """Return each `qkv` command that the README shows, in blocks and in the text."""
     shown = [
         line.removeprefix("$ ")
         for line in [*indented(README), *"".join(fenced("console")).splitlines()]
@@ -62,7 +62,7 @@ SHOWN = [block.partition("\n") for block in fenced("console")]
 def test_the_commands_print_what_is_shown(
     command: str, output: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each line of a block is printed, in this order; `...` stands for what is left out."""
+    """A command prints each line of its block, in this order; `...` stands for omitted lines."""
     monkeypatch.setenv("COLUMNS", "80")
     _, _, *arguments = shlex.split(command)
     result = CliRunner().invoke(main, arguments)

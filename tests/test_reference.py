@@ -1,4 +1,4 @@
-"""Every public name has its entry in the reference."""
+"""Tests of docs/reference.md: every public name has an entry."""
 
 import re
 from importlib import import_module
@@ -23,7 +23,7 @@ ROOMS += ("text", "trace")
 
 
 def found(path: str) -> object:
-    """What a dotted name stands for."""
+    """Return the object or the module that a dotted name refers to."""
     module, _, name = path.rpartition(".")
     try:
         return getattr(import_module(module), name)
@@ -32,7 +32,7 @@ def found(path: str) -> object:
 
 
 def entries(text: str) -> dict[str, object]:
-    """What sphinx is told to document, by name: of a module its members, all or those listed."""
+    """Return the objects that Sphinx documents, by name: of a module, its listed or all members."""
     given: dict[str, object] = {}
     for directive in re.split(r"^\.\. ", text, flags=re.MULTILINE)[1:]:
         kind, _, rest = directive.partition(":: ")
@@ -56,7 +56,7 @@ def test_no_public_name_is_left_out() -> None:
     for room in ROOMS:
         module = import_module(f"qkv.{room}")
         public += [(module, name) for name in module.__all__]
-    for name in ("chroma", "langchain", "sklearn"):  # their classes are made of these
+    for name in ("chroma", "langchain", "sklearn"):  # `TextEncoder` inherits from it
         public.append((import_module(f"qkv.integrations.{name}"), "Encoding"))
     missing = sorted(
         f"{module.__name__}.{name}"

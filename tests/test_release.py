@@ -1,4 +1,4 @@
-"""A wheel's kernel is taken only where it fits, and a release is made whole or not at all."""
+"""Tests of reusing a wheel's kernel if it fits, and of releases, made completely or not at all."""
 
 import importlib.util
 import subprocess
@@ -76,7 +76,7 @@ def test_a_kernel_of_other_sources_does_not_fit(
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The release of a small clone, whose wheels are one file."""
+    """The module `.ci/release.py`, set to a small clone with a fake build of one wheel."""
     release = script("release")
     files = {
         "src/qkv/__init__.py": '__version__ = "1.0.0"\n',

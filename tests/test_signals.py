@@ -1,4 +1,4 @@
-"""What a signal does before it ends a program."""
+"""Tests of the functions that handle the signals that end a program."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tests of what researchers ask of a model."""
+"""Tests of the tools that researchers use to study models."""

@@ -1,4 +1,4 @@
-"""Small models of several kinds, of random float64 weights, and what is refused of others."""
+"""Small models of several kinds with random float64 weights, including kinds that are refused."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +35,7 @@ KINDS = {
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], qkv.Model]:
-    """A model of one of these kinds, loaded once."""
+    """Return a function that loads a model of a kind, once for each kind."""
     found: dict[str, qkv.Model] = {}
 
     def model(kind: str) -> qkv.Model:
@@ -52,7 +52,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], qkv.Model
 
 
 def parallel() -> qkv.Model:
-    """A decoder whose MLPs read what its attention reads, and whose output has a bias."""
+    """Return a decoder whose MLPs and attention read the same input, with an output bias."""
     config = CONFIGS["gpt2"]
     design, names = described(config, "config.json")
     head = replace(design.head, tied=False, bias=True)

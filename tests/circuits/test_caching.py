@@ -1,4 +1,4 @@
-"""Activations on the disk: what is read is what a trace has, and a call goes on where it was."""
+"""Tests of cached activations: they equal those of a trace, and a stopped call can continue."""
 
 import json
 
@@ -84,7 +84,7 @@ def test_a_call_goes_on_where_it_was(small, tmp_path, small_files, monkeypatch):
 
     monkeypatch.setattr(inputs, "recorded", counted)
     found = cache(model, TEXTS, tmp_path / "part", **options)
-    # the first text is held against the folder
+    # the first text runs again, to compare it with the folder
     assert [ids.tolist() for ids in run] == [TEXTS[0], *TEXTS[known:]]
     for one, other in zip(found, expected, strict=True):
         assert one.ids == other.ids

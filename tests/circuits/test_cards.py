@@ -1,4 +1,4 @@
-"""Pages of cards: the words, shades and values of the examples that they are made of."""
+"""Tests of pages of cards: the words, shades and values of their examples."""
 
 import io
 import re
@@ -27,7 +27,7 @@ def found():
 
 
 def drawn(svg):
-    """Of each word its ground and whether that has a frame; of other words None."""
+    """Return each text, its colour, and its box as (colour, has a frame), or None without a box."""
     cells, box = [], None
     for part in ElementTree.fromstring(svg).iter():
         if part.tag == f"{SVG}rect" and part.get("rx"):

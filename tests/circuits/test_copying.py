@@ -1,4 +1,4 @@
-"""Copying scores, beside the eigenvalues of the whole matrix over the vocabulary."""
+"""Tests of copying scores against the eigenvalues of the full matrix over the vocabulary."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def test_every_head(small, kind):
 
 
 def test_by_hand(small):
-    """Heads that write what they read, its opposite, half of each, and nothing."""
+    """Heads that copy, negate or do half of each score 1, -1 or 0; heads that write 0 score NaN."""
     model = small("gpt2")
     parameters = {name: np.zeros_like(array) for name, array in model.parameters.items()}
     size = model.dim // model.num_heads

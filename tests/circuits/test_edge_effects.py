@@ -1,4 +1,4 @@
-"""Edges, paths and circuits, by hand and beside loops of whole runs with `edit=`."""
+"""Tests of edges, paths and circuits, by hand and against full runs with `edit=`."""
 
 import math
 from dataclasses import replace
@@ -17,21 +17,22 @@ from qkv.models.files.names import Weights
 from qkv.models.network.design import Attention
 
 CLEAN = [3, 7, 1, 9, 4, 7]
-CORRUPTED = [3, 7, 8, 9, 2, 7]  # differs at places 2 and 4
+CORRUPTED = [3, 7, 8, 9, 2, 7]  # differs at positions 2 and 4
 LOGIT = (-1, 11, 5)
 SEVERAL = ("attn.1.0.q", "mlp.1", "logits")
 
 
 def difference(logits):
-    """The same as `LOGIT`, as a function of (1, T, V)."""
+    """Compute the metric `LOGIT` from logits (1, T, V)."""
     return logits[0, -1, 11] - logits[0, -1, 5]
 
 
 def by_hand():
-    """One layer of two heads of size 1, no norm, no MLP: logits are sums that a reader can check.
+    """Return a model whose logits a reader can check: one layer, two heads, no norm, no MLP.
 
-    Vectors are (apple, pear, key). Head 0 looks with pear for key, reads apple, and writes 3 times
-    what it reads; head 1 looks everywhere alike, reads pear, and writes 5 times that.
+    Vectors have the components (apple, pear, key). In head 0, queries read pear, keys read key,
+    values read apple, and the output is 3 times the value. Head 1 attends to all visible positions
+    equally, its values read pear, and its output is 5 times the value.
     """
     config = CONFIGS["gpt2"]
     design, names = described(config, "config.json")
@@ -67,17 +68,17 @@ TWO = {"clean": [0, 1], "corrupted": [2, 1], "metric": (-1, 0)}
 
 
 def test_by_hand():
-    """At the second place head 0 sees weights 1/2 and 1/2, and 3/4 and 1/4 with the other key.
+    """At position 1, head 0 has the weights 1/2 and 1/2, or 3/4 and 1/4 with the corrupted key.
 
-    Clean: heads read 1/2 apple and 1/2 pear, which add 1.5 and 2.5 to 1 pear: 5. Corrupted: head 0
-    reads 3/4 of 2 apples, which adds 4.5: 8.
+    In the clean run, the heads read 1/2 apple and 1/2 pear, which add 1.5 and 2.5 to 1 pear; the
+    sum is 5. In the corrupted run, head 0 reads 3/4 of 2 apples, which adds 4.5; the sum is 8.
     """
     model = by_hand()
     graph = edges(model, **TWO)
     assert graph.nodes == ["embed", "attn.0.0", "attn.0.1", "logits"]
     assert (graph.clean, graph.corrupted) == pytest.approx((5, 8))
     expected = {
-        ("embed", "attn.0.0.q"): 0,  # the query stands at the second place, which is the same
+        ("embed", "attn.0.0.q"): 0,  # the query is at position 1, whose token is the same
         ("embed", "attn.0.0.k"): 3 * (3 / 4 - 1 / 2),
         ("embed", "attn.0.0.v"): 3 * (2 / 2 - 1 / 2),
         ("attn.0.0", "logits"): 3,
@@ -95,10 +96,10 @@ def test_by_hand():
 
 
 def test_estimates_by_hand():
-    """Weights w are 1/2 each, so that the slope of a score is w (1 - w) = 1/4, and of a value w.
+    """In the clean run, each weight w is 1/2: scores have the slope w (1 - w) = 1/4, values w.
 
-    On the way to the corrupted text, at a share s from clean, keys are s ln 3 and apples 1 + s, so
-    that w = 3^s / (3^s + 1). Five steps end at the clean text.
+    At a fraction s of the way from the clean to the corrupted text, the key is s ln 3 and there are
+    1 + s apples, so w = 3^s / (3^s + 1). The last of the five steps is the clean text.
     """
     model = by_hand()
     found = edges(model, **TWO, method="eap")
@@ -114,9 +115,10 @@ def test_estimates_by_hand():
 
 
 def test_a_circuit_by_hand():
-    """Three edges carry all of it. Without that of the keys, head 0 looks as in the corrupted run.
+    """Three edges carry the whole effect; without the edge of the keys, 3/4 of it remains.
 
-    Then it reads 3/4 apple and adds 2.25, so that the metric is 5.75: 3/4 of the way from 8 to 5.
+    Without this edge, head 0 has the weights of the corrupted run. Head 0 reads 3/4 apple and adds
+    2.25, so the metric is 5.75, which is 3/4 of the way from 8 to 5.
     """
     model = by_hand()
     found = discover(model, **TWO, threshold=0.5)
@@ -137,7 +139,7 @@ KINDS = ["gpt2", "bloom", "parallel", "gpt_oss", "modernbert"]
 
 
 def looped(model, clean, corrupted, metric, share=1.0):
-    """Whole runs of the model, one for each edge, with this share of what the sender adds else."""
+    """Score each edge with a full run: the receiver reads `share` of the sender's change."""
     runs = [
         model.trace(ids, names=["resid_pre", "z", "attn_out", "mlp_out"])
         for ids in (clean, corrupted)
@@ -157,7 +159,7 @@ def looped(model, clean, corrupted, metric, share=1.0):
     found, senders = {}, ["embed"]
 
     def score(receiver, name, change):
-        """`change` is what takes the place of an activation, for each sender."""
+        """Score the edges from all senders; `change` edits `name`, with a row per sender."""
         logits = model([clean] * len(senders), edit={name: change}).logits
         for sender, one in zip(senders, logits, strict=True):
             found[sender, receiver] = float(metric(one[None])) - base
@@ -210,7 +212,7 @@ def test_every_edge_is_that_of_a_whole_run(small, kind):
     ],
 )
 def test_an_estimate_is_the_slope_of_an_edge(small, kind):
-    """By central differences of whole runs with a small share of the other run in it."""
+    """The slopes are central differences of full runs with small shares of the changes."""
     model, step = small(kind), 1e-4
     near, other = (looped(model, CLEAN, CORRUPTED, difference, sign * step) for sign in (1, -1))
     graph = edges(model, CLEAN, CORRUPTED, metric=LOGIT, method="eap")
@@ -222,10 +224,10 @@ def test_an_estimate_is_the_slope_of_an_edge(small, kind):
 @pytest.mark.parametrize(
     ("kind", "place", "clean", "corrupted"),
     [
-        ("gpt2", 3, CLEAN, CORRUPTED),  # of a place in the middle
-        ("gpt2", 1, CLEAN, CORRUPTED),  # before the first token that differs: nothing moves
-        ("gpt2", 2, CLEAN, CORRUPTED),  # at that token
-        ("gpt2", -1, [3, 7, 1], [3, 7, 8]),  # which is the last one
+        ("gpt2", 3, CLEAN, CORRUPTED),  # a position in the middle
+        ("gpt2", 1, CLEAN, CORRUPTED),  # before the first token that differs: no effect
+        ("gpt2", 2, CLEAN, CORRUPTED),  # at the first token that differs
+        ("gpt2", -1, [3, 7, 1], [3, 7, 8]),  # only the last token differs
         ("gpt2", 0, [3], [4]),
         ("modernbert", 1, CLEAN, CORRUPTED),
     ],
@@ -259,7 +261,7 @@ def test_however_many_are_run_at_once(small, monkeypatch, tokens):
 
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_oss", "parallel"])
 def test_nothing_below_a_receiver_is_computed_again(small, monkeypatch, kind):
-    """Once both runs are there, layer 0 may not run; the attention of layer 1 may for its heads."""
+    """After both runs, effects never run layer 0, and run layer 1 only if a receiver is in it."""
     stream = Stream(pair_of(small(kind), (CLEAN, CORRUPTED), "resid_pre", LOGIT, "edges"))
     ran = []
     for name in ("_project", "_attend", "_fed"):
@@ -276,7 +278,10 @@ def test_nothing_below_a_receiver_is_computed_again(small, monkeypatch, kind):
 
 
 def test_paths_by_way_of_several_receivers(small):
-    """Together they are a run in which each reads the other vector, later ones what follows too."""
+    """The path equals a full run in which every receiver reads the sender's corrupted vector.
+
+    Later receivers also read the effects of earlier receivers.
+    """
     model = small("gpt2")
     runs = [model.trace(ids) for ids in (CLEAN, CORRUPTED)]
     delta = (runs[1]["mlp_out", 0] - runs[0]["mlp_out", 0])[0]
@@ -304,7 +309,7 @@ def test_paths_by_way_of_several_receivers(small):
 
 
 def test_an_estimate_says_how_far_to_trust_it(small):
-    """Of few edges the sample is all of them; of the same text twice there is nothing to say."""
+    """With few edges, the correlation is over all of them; with two equal texts, it is NaN."""
     model = small("gpt2")
     exact = edges(model, CLEAN, CORRUPTED, metric=LOGIT)
     assert exact.correlation is None
@@ -320,7 +325,7 @@ def test_an_estimate_says_how_far_to_trust_it(small):
 
 
 def test_a_sample_stands_for_all_edges():
-    """The largest estimates whole, and of the rest some that count for all."""
+    """The largest estimates and a sample of the rest give nearly the correlation of all edges."""
     model = qkv.load("books-decoder")
     texts = {"clean": "she was a girl and", "corrupted": "he was a girl and", "metric": (-1, 30, 7)}
     exact, found = (edges(model, **texts, method=method) for method in ("exact", "eap-ig"))
@@ -456,7 +461,7 @@ def test_half_precision_has_exact_edges_alone(small):
 
 
 class Known:
-    """A stream whose exact scores are known."""
+    """A stream with known exact scores."""
 
     def __init__(self, exact):
         self.exact, self.asked = exact, 0
@@ -467,7 +472,7 @@ class Known:
 
 
 def test_a_sample_counts_each_edge_as_often_as_it_stands_for():
-    """100 estimates of 1 where there is nothing, and 5,000 of 0.3 that are right."""
+    """100 estimates of 1 or -1 are wrong (the score is 0), and 5,000 of 0.3 or -0.3 are right."""
     rng = np.random.default_rng(0)
     estimates, exact = rng.choice([-1.0, 1.0], 5100), np.zeros(5100)
     estimates[100:] = exact[100:] = rng.choice([-0.3, 0.3], 5000)

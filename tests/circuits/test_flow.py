@@ -1,4 +1,4 @@
-"""Rollout and weighted values, by hand and beside loops over a trace."""
+"""Tests of rollout and weighted values, by hand and against loops over a trace."""
 
 import numpy as np
 import pytest
@@ -37,14 +37,14 @@ def test_rollout_beside_loops(small):
 
 
 def test_a_row_that_does_not_sum_to_one_is_scaled(small):
-    """A query that sees nothing keeps its own vector."""
+    """A query that sees no key keeps its own vector."""
     trace = small("gpt2").trace(IDS, hide=[0])
     found = rollout(trace)
     np.testing.assert_allclose(found.sum(-1), 1, rtol=0, atol=1e-12)
     np.testing.assert_array_equal(found[:, 0], np.tile([1, 0, 0, 0, 0], (2, 1)))
 
 
-@pytest.mark.parametrize("kind", ["bert", "llama"])  # key heads of their own, and shared ones
+@pytest.mark.parametrize("kind", ["bert", "llama"])  # separate key heads, and shared key heads
 def test_value_weighted_beside_loops(small, kind):
     model = small(kind)
     trace = model.trace(IDS)

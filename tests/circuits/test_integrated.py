@@ -1,4 +1,4 @@
-"""Integrated gradients: what they sum to, by runs whose embeddings are others."""
+"""Tests of integrated gradients, whose sum is the difference between runs of two embeddings."""
 
 import warnings
 
@@ -12,7 +12,7 @@ IDS, OF = [3, 7, 1, 9, 4, 7], (-1, 11, 5)
 
 
 def margin(model, embed=None):
-    """`OF`, with these embeddings (T, D)."""
+    """Compute the logit difference `OF`, with `embed` (T, D) in place of the embeddings."""
     edit = None if embed is None else {"embed": embed[None]}
     logits = model.trace(IDS, names=[], logits=True, edit=edit)["logits"][0, -1]
     return logits[11] - logits[5]
@@ -36,7 +36,7 @@ def test_shares_sum_to_the_difference(small, kind):
 
 
 def test_a_token_that_is_as_in_the_baseline_has_no_share(small):
-    """All but one place is the same in both, so that it alone moves the logit."""
+    """Only one position differs from the baseline, so it has the whole contribution."""
     model = small("gpt2")
     start = model.trace(IDS)["embed"][0].copy()
     start[2] = -start[2]
@@ -49,10 +49,10 @@ def test_a_baseline_may_be_a_token(small, monkeypatch):
     model = small("bert")
     rows = np.repeat(model.parameters["embed.weight"][[9]], len(IDS), 0)
     expected = integrated_gradients(model, IDS, of=OF, baseline=rows)
-    monkeypatch.setattr(module, "TOKENS", 3 * len(IDS))  # by three steps at once
+    monkeypatch.setattr(module, "TOKENS", 3 * len(IDS))  # three steps at once
     found = integrated_gradients(model, IDS, of=OF, baseline=9)
     np.testing.assert_allclose(found, expected, atol=1e-12)
-    assert not found[3].any()  # it is that token
+    assert not found[3].any()  # its token is the baseline
 
 
 def test_a_baseline_may_be_a_word():
@@ -65,7 +65,7 @@ def test_a_baseline_may_be_a_word():
 
 
 def test_too_few_steps_are_told(small):
-    """RMSNorm divides by next to nothing near vectors of 0: the slope there is steep."""
+    """Near zero vectors, RMSNorm divides by almost 0, so three steps miss the steep slope."""
     with pytest.warns(
         UserWarning, match=r"integrated_gradients: the contributions sum to .* than 3, or"
     ):

@@ -1,4 +1,4 @@
-"""Logits after each layer, beside those of a model that ends there."""
+"""Tests of the logit lens against models that end after a layer."""
 
 import numpy as np
 import pytest

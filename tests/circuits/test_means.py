@@ -39,7 +39,7 @@ KINDS = {
 
 @pytest.fixture
 def bert(tmp_path: Path) -> qkv.Model:
-    """Two layers of three heads, [CLS] and [SEP] around a text."""
+    """A BERT of two layers with three heads; its tokenizer adds [CLS] and [SEP]."""
     tensors = bert_tensors(CONFIG, seed=3)
     folder = Folder(tmp_path)
     folder.config, folder.tensors = CONFIG, tensors
@@ -47,7 +47,7 @@ def bert(tmp_path: Path) -> qkv.Model:
 
 
 def uniform() -> qkv.Model:
-    """A decoder whose queries are 0: each place looks at itself and all before it alike."""
+    """Return a decoder whose queries are 0, so that all visible positions have equal weights."""
     model = fresh_model(GPT2, seed=0)
     parameters = {
         name: np.zeros_like(array) if ".q_proj." in name else array
@@ -57,7 +57,7 @@ def uniform() -> qkv.Model:
 
 
 def looped(model: qkv.Model, texts: list[Any]) -> dict[str, np.ndarray]:
-    """The same in plain loops, in float64, one text and one query at a time."""
+    """Compute the scores in plain float64 loops, one text and one query at a time."""
     shape = (model.num_layers, model.num_heads)
     sums = {name: np.zeros(shape) for name in NAMES}
     counts = dict.fromkeys(NAMES, 0)
@@ -97,7 +97,7 @@ def test_an_encoder_beside_plain_loops(bert: qkv.Model) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_families_beside_plain_loops(kind: str, tmp_path: Path) -> None:
-    """Causal, rotary, with fewer key heads, soft caps, windows, ALiBi, sinks and a bias."""
+    """Cover causal masks, rotary, fewer key heads, soft caps, windows, ALiBi, sinks and a bias."""
     model = qkv.load(str(write_small(tmp_path / "model", KINDS[kind], seed=2)))
     agree(head_scores(model, TEXTS), looped(model, TEXTS))
 
@@ -117,7 +117,7 @@ def test_a_b_c_a_by_hand() -> None:
 
 
 def test_a_token_behind_its_own_copy_follows_that_copy() -> None:
-    # the second "a" looks at itself, 1/2; the third at the second and at itself, 2/3
+    # the second 5 puts 1/2 on itself; the third puts 2/3 on the second and on itself
     found = head_scores(uniform(), [[5, 5, 5]], "induction")
     agree(found, {"induction": np.full((2, 2), (1 / 2 + 2 / 3) / 2)})
 
@@ -206,7 +206,7 @@ def test_of_a_stream_few_texts_are_read_ahead_and_few_are_run_at_once(
     monkeypatch.setattr("qkv.circuits.inputs.MOST_POSITIONS", 64)
     monkeypatch.setattr("qkv.circuits.inputs.TEXTS", 20)
     found = head_scores(bert, texts())
-    assert run[0] == 40 * len(TEXTS)  # each once
+    assert run[0] == 40 * len(TEXTS)  # each text runs once
     assert max(ahead) <= 20 + len(TEXTS)
     monkeypatch.undo()
     agree(found, looped(bert, TEXTS))
@@ -225,7 +225,7 @@ def test_nothing_behind_the_last_weights_is_computed(
 
     monkeypatch.setattr(MLP, "run", spied)
     agree(head_scores(bert, TEXTS[:1]), looped(bert, TEXTS[:1]))
-    assert ran[0] == 0  # of layer 0 for the scores, and then those of the loops
+    assert ran[0] == 0  # the scores run the MLP of layer 0 only; then the loops run both
     assert ran[1:3] == [0, 1]
 
 
@@ -291,7 +291,7 @@ SITES = {"resid": "resid_post", "attn": "attn_out", "mlp": "mlp_out", "heads": "
 
 
 def moved(model, seed=0, size=0.3):
-    """The same model with other weights."""
+    """Return the model with random changes of its weights."""
     rng = np.random.default_rng(seed)
     parameters = {
         name: array + size * rng.standard_normal(array.shape) * array.std()
@@ -339,7 +339,8 @@ def test_a_model_and_itself_do_not_part(small):
         "blocks.1.attn.v_proj.bias": 0 * ablated["blocks.1.attn.v_proj.bias"],
     }
     silent = small("gpt2").with_parameters(silent)
-    assert not diff(small("gpt2"), silent, IDS)["heads"][1].any()  # beside vectors of 0
+    # the cosine with a zero vector is 0
+    assert not diff(small("gpt2"), silent, IDS)["heads"][1].any()
     assert (diff(silent, silent, IDS)["heads"][1] == 1).all()
 
 

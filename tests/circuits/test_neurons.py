@@ -1,4 +1,4 @@
-"""All neurons and features over many texts, beside plain loops over a trace of each text."""
+"""Tests of scans of neurons and features against plain loops over a trace of each text."""
 
 import tracemalloc
 
@@ -13,7 +13,7 @@ TEXTS = [rng.integers(4, 30, size).tolist() for size in (5, 1, 8, 3, 8, 2, 6, 4,
 
 
 def plain(arrays):
-    """Of the activations (T, n) of each text the best of each unit, and means over all tokens."""
+    """Return each unit's best activation of each text (T, n), and means over all tokens."""
     every = np.concatenate(arrays)
     best = []
     for unit in range(every.shape[1]):
@@ -78,7 +78,7 @@ def test_features_beside_plain_loops(small):
 
 @pytest.mark.parametrize("windows", [[[0, 1, 2, 3, 4, 5]], [[3], [1], [5], [0], [4], [2]]])
 def test_of_texts_with_equal_values_the_earlier_ones_are_kept(windows):
-    """Values are given, since the same text in two rows of a batch may differ in the last bit."""
+    """The test sets the values itself: equal texts in a batch may differ in the last bit."""
     best = Best(2, 3)
     for numbers in windows:
         values = np.array([[1.0 if number == 0 else 2.0, 0.0] for number in numbers])

@@ -1,4 +1,4 @@
-"""Patches, beside loops of whole runs with `edit=`, and to first order beside small steps."""
+"""Tests of patches against full runs with `edit=`, and of their estimates against small steps."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from qkv.circuits import attribution_patch, patch, patching as module
 
 CLEAN = [3, 7, 1, 9, 4, 7]
-CORRUPTED = [3, 7, 8, 9, 2, 7]  # differs at places 2 and 4
+CORRUPTED = [3, 7, 8, 9, 2, 7]  # differs at positions 2 and 4
 KINDS = ["gpt2", "llama", "gemma2", "bloom", "gpt_oss", "parallel", "bert"]
 PLACES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 HEADS = ("z", "pattern", "q", "k", "v")
@@ -14,12 +14,12 @@ LOGIT = (-1, 11, 5)
 
 
 def difference(logits):
-    """The same as `LOGIT`, and as a function of (1, T, V)."""
+    """Compute the metric `LOGIT` from logits (1, T, V)."""
     return logits[0, -1, 11] - logits[0, -1, 5]
 
 
 def looped(model, at, metric):
-    """A whole run for each patch, those of a layer in one batch."""
+    """Compute the metric of each patch with a full run; a layer's patches are one batch."""
     clean, rows = model.trace(CLEAN), []
     for layer in range(model.num_layers):
         given = clean[at, layer][0]
@@ -37,7 +37,7 @@ def looped(model, at, metric):
     return np.array(rows)
 
 
-FEW = ["resid_mid", "attn_out", "z", "pattern"]  # of other models
+FEW = ["resid_mid", "attn_out", "z", "pattern"]  # the default activations for some other models
 EVERY = [
     pytest.param(
         kind,
@@ -48,7 +48,7 @@ EVERY = [
     )
     for kind in KINDS
     for at in (*PLACES, *HEADS)
-    if (kind, at) != ("parallel", "resid_mid")  # parallel blocks have no activation between
+    if (kind, at) != ("parallel", "resid_mid")  # parallel blocks have no `resid_mid`
 ]
 
 
@@ -69,7 +69,7 @@ def test_every_patch_is_that_of_a_whole_run(small, kind, at):
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
 def test_the_vectors_that_differ_bring_all_of_it_back(small, kind):
-    """In layer 0 only places 2 and 4 do; put in one by one in texts that differ there alone."""
+    """If only token 2 differs, its clean vector in layer 0 restores the whole clean metric."""
     model = small(kind)
     one = [3, 7, 8, 9, 4, 7]
     found = patch(model, CLEAN, one, at="resid_pre", metric=LOGIT, normalize=True)
@@ -78,7 +78,7 @@ def test_the_vectors_that_differ_bring_all_of_it_back(small, kind):
 
 
 def test_of_a_place_in_the_middle(small):
-    """What stands behind the place that is asked about changes nothing in a decoder."""
+    """In a decoder, patches after the metric's position change nothing."""
     model = small("gpt2")
 
     def middle(logits):
@@ -126,14 +126,15 @@ def test_nothing_below_the_layer_is_computed_again(small, monkeypatch, at):
 
     monkeypatch.setattr(block, "run", counted)
     patch(model, CLEAN, CORRUPTED, at=at, metric=LOGIT)
-    # both texts once; then in layer 0 the places 2 and 4, in layer 1 the places 2 to 5, or 3 heads
+    # both texts once; then the patches of positions 2 and 4 in layer 0 and of positions 2 to 5 in
+    # layer 1, or of 3 heads in each layer
     wanted = [12 + 2 * 6, 12 + (2 + 4) * 6] if at == "resid_pre" else [12 + 18, 12 + 36]
     assert counts == wanted
 
 
 @pytest.mark.parametrize(("kind", "at"), EVERY)
 def test_to_first_order(small, kind, at):
-    """The slope of the metric as the activation moves towards that of the other text."""
+    """The estimate is the metric's slope as the activation moves towards that of the clean text."""
     model = small(kind)
     clean, corrupted = model.trace(CLEAN), model.trace(CORRUPTED)
     found = attribution_patch(model, CLEAN, CORRUPTED, at=at, metric=LOGIT)
@@ -144,7 +145,7 @@ def test_to_first_order(small, kind, at):
     for layer in range(model.num_layers):
         one, other = clean[at, layer], corrupted[at, layer]
         assert found.shape == (model.num_layers, one.shape[axis])
-        moved = []  # forwards and backwards for each place or head, all of them in one batch
+        moved = []  # a step forward and a step back for each position or head, in one batch
         for number in range(one.shape[axis]):
             where = (slice(None),) * axis + (number,)
             for way in (step, -step):

@@ -1,4 +1,4 @@
-"""Pictures of results: the numbers that they show, what they say, and what they refuse."""
+"""Tests of pictures of results: their numbers, their sentences and their errors."""
 
 import io
 import json
@@ -33,7 +33,7 @@ class Edge(NamedTuple):
 
 
 def graph_of(layers: int, heads: int, edges: list[Edge], **more: Any) -> SimpleNamespace:
-    """What `edges` and `discover` give: names of nodes, and edges."""
+    """Return a stand-in for a result of `edges` or `discover`: names of nodes, and edges."""
     nodes = ["embed"]
     for layer in range(layers):
         nodes += [*(f"attn.{layer}.{head}" for head in range(heads)), f"mlp.{layer}"]
@@ -41,7 +41,7 @@ def graph_of(layers: int, heads: int, edges: list[Edge], **more: Any) -> SimpleN
 
 
 def chain(layers: int, heads: int) -> list[Edge]:
-    """An edge from each head to each head of the next layer, the scores all different."""
+    """Return an edge from each head to each head of the next layer, with distinct scores."""
     names = [
         (f"attn.{layer}.{i}", f"attn.{layer + 1}.{j}.{'qkv'[(i + j) % 3]}")
         for layer in range(layers - 1)
@@ -56,7 +56,7 @@ def texts(view: PlotView) -> list[str]:
 
 
 def cells(svg: str) -> list[str]:
-    """The colours of the cells of heat maps."""
+    """Return the colours of the cells of heat maps."""
     found = ElementTree.fromstring(svg).iter(f"{SVG}rect")
     return [one.get("fill", "") for one in found if one.get("shape-rendering") == "crispEdges"]
 
@@ -68,7 +68,7 @@ def decoder() -> qkv.Model:
 
 @pytest.fixture(scope="module")
 def results(decoder: qkv.Model) -> dict[str, Any]:
-    """One result of each call."""
+    """One result of each function."""
     trace = decoder.trace(TEXT, logits=True)
     pair = "The queen spoke to her", "The king spoke to her"
     return {
@@ -98,7 +98,7 @@ def test_every_result_is_drawn_in_every_medium(
     name: str, results: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert set(results) == set(NAMES)
-    if name not in ("lens", "graph"):  # put together and not drawn
+    if name not in ("lens", "graph"):  # build the figure, but do not render it
         monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
         monkeypatch.setattr(Figure, "savefig", lambda _, file, **__: file.write(b"\x89PNG"))
     view = plot(results[name])
@@ -174,7 +174,7 @@ def test_weights_have_one_scale_unless_it_is_stretched() -> None:
 
 
 def widths(view: PlotView) -> list[float]:
-    """How long the bars are."""
+    """Return the lengths of the bars."""
     found = ElementTree.fromstring(view.svg()).findall(f".//{SVG}rect[@height='11']")
     return [float(one.get("width", "")) for one in found]
 
@@ -191,7 +191,7 @@ def test_results_of_one_kind_share_a_scale_and_others_do_not() -> None:
     assert widths(plot(found | {"d": result_of([2.0], "layer", of="metric", ground=1.0)})) == [30.0]
     assert bars.sentence == "one, two, by layer."
     assert plot({"a": 1.0, "b": 2}).sentence == "a, b."
-    less = plot(result_of([[0.5, -0.25]], "layer", "head", of="weight"))  # a difference
+    less = plot(result_of([[0.5, -0.25]], "layer", "head", of="weight"))  # a difference of weights
     assert cells(less.svg()) == [shade(1), shade(-0.5)]
     assert texts(less)[-3:] == ["-0.50", "0.50", "weight"]
 
@@ -230,11 +230,11 @@ def test_the_lens_shows_the_likeliest_token_and_its_probability(
     assert found["tokens"][-1][0] in str(view).rpartition(after)[2].splitlines()[0]
     grid = view.figure().axes[0]
     assert grid.texts[-1].get_text() == f"{word}\n{share:.3f}"
-    # as `predict` writes them: one that continues a word, one that begins one
+    # tokens are written as in `predict`: "##" marks a token that continues a word
     names = ["Ġcat", "s", ","]
     made = result_of(np.eye(3)[:, None], "layer", "token", "V", of="logit", words={"V": names})
     assert plot(made).to_dict()["results"][0]["tokens"] == [["cat"], ["##s"], [","]]
-    # a part of the words is no distribution: it is shown as it is
+    # logits of only some tokens are no distribution, so they are shown unchanged
     few = plot(results["lens"].to_xarray().isel(token=-1, V=[3, 5]))
     np.testing.assert_array_equal(few.to_dict()["results"][0]["values"], lens[:, -1, [3, 5]])
 
@@ -301,7 +301,7 @@ def test_three_axes_are_small_maps_and_one_that_is_large(results: dict[str, Any]
     assert re.search(r"head 2\s+2\.000\s+query 1, key 0", said)
     flow = plot(results["rollout"])
     last = np.asarray(results["rollout"])[-1]
-    # of a rollout the last layer is large, which is that of the whole model
+    # the large map of a rollout is its last layer, which covers the whole model
     assert cells(flow.svg())[: last.size] == [shade(float(x)) for x in last.ravel()]
     assert f"{last[-1, 0]:.2f}" in texts(flow)
 
@@ -332,7 +332,7 @@ def test_a_part_of_a_result_is_drawn_by_its_names() -> None:
     assert later.sentence == (
         "Made: strongest at head 1, token 1 (b), 7.000 (metric, no effect: 3.000)."
     )
-    assert {"head 1", "b"} <= set(texts(later))  # counted as in the whole result
+    assert {"head 1", "b"} <= set(texts(later))  # numbered as in the whole result
     one = plot(found.to_xarray()[1, 1, 0])
     assert one.sentence == "Made: 6.000 (metric, no effect: 3.000)."
     assert "6.000" in texts(one)
@@ -402,7 +402,7 @@ def test_edges_are_as_wide_as_their_scores_and_say_them() -> None:
     widths = [float(one.get("stroke-width")) for one in lines]
     assert widths == pytest.approx([6.0, 3.3, 1.95], abs=0.006)
     assert [one.get("stroke") for one in lines] == [shade(1), shade(-0.5), shade(0.25)]
-    # upwards: an edge begins below where it ends
+    # edges go upwards: each begins below its end
     for one in lines:
         ends = np.array(re.findall(r"[\d.]+", one.get("d")), float).reshape(-1, 2)
         assert ends[-1, 1] < ends[0, 1]
@@ -410,7 +410,7 @@ def test_edges_are_as_wide_as_their_scores_and_say_them() -> None:
     nodes = {title_of(one) for one in items(view, "qkv-node")}
     assert "attn.0.1 reads embed (k) 0.250. writes to mlp.1 -0.500" in nodes
     assert "logits reads mlp.1 1.000" in nodes
-    assert len(nodes) == 4  # those without an edge cannot be chosen
+    assert len(nodes) == 4  # nodes without edges cannot be selected
     shown = texts(view)
     for label in ("embed", "0.0", "1.1", "MLP 0", "MLP 1", "logits", "layer 0", "layer 1"):
         assert label in shown
@@ -421,7 +421,7 @@ def test_edges_are_as_wide_as_their_scores_and_say_them() -> None:
 
 
 def heights(view: PlotView) -> dict[str, float]:
-    """Where each label stands in the picture."""
+    """Return the y coordinate of each label."""
     found = ElementTree.fromstring(view.svg()).iter(f"{SVG}text")
     return {one.text or "": float(one.get("y")) for one in found}
 

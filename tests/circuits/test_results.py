@@ -1,4 +1,4 @@
-"""Tests of results, which are arrays that know the names of their axes, and of graphs of edges."""
+"""Tests of results, which are arrays with named axes, and of graphs of edges."""
 
 import pickle
 
@@ -35,7 +35,7 @@ def result() -> Result:
 
 
 def axes_of(model: qkv.Model) -> dict[str, tuple[str, ...]]:
-    """The axes of what each call returns."""
+    """Return the axes of each function's result."""
     trace, logit = model.trace(IDS), (-1, 5)
     found = {
         at: patch(model, IDS, OTHERS, at=at, metric=logit)
@@ -120,7 +120,7 @@ def test_a_result_is_the_array_in_all_but_its_names(result: Result) -> None:
     changed = result
     changed += 1
     np.testing.assert_array_equal(changed, [[2, -1, 4], [1.5, 1, 5]])
-    assert result.tolist() == changed.tolist()  # in place, as NumPy has it
+    assert result.tolist() == changed.tolist()  # changed in place, as in NumPy
 
 
 @pytest.mark.parametrize("make", [np.transpose, np.copy, lambda x: x.copy(), lambda x: x.ravel()])

@@ -1,4 +1,4 @@
-"""Sparse autoencoders beside the formulas in float64: features, files, edits and training."""
+"""Tests of sparse autoencoders (features, files, edits, training) against float64 formulas."""
 
 import json
 from contextlib import nullcontext
@@ -27,7 +27,7 @@ def relu(x):
 
 
 def by_hand(kind, x, centred=True):
-    """Features (N,) of one vector."""
+    """Compute the features (N,) of one vector."""
     y = (x - centred * B_DEC) @ ENCODER
     if kind == "gated":
         return relu(y * np.exp(GATE["r_mag"]) + GATE["b_mag"]) * (y + GATE["b_gate"] > 0)
@@ -159,7 +159,7 @@ def test_features_can_be_edited_and_what_is_not_reconstructed_can_stay(small):
     ],
 )
 def test_gradients_go_through_it_and_end_at_its_features(small, kind, keeps):
-    """Beside small steps of a run, for what lies below it, its features and what they decode to."""
+    """Gradients equal slopes of small steps: below the SAE, at its features and at its output."""
     model, own = small("gpt2"), np.random.default_rng(5)
     sae = made(kind, at=SITE)
     sae = sae.keeping_error() if keeps else sae
@@ -175,7 +175,7 @@ def test_gradients_go_through_it_and_end_at_its_features(small, kind, keeps):
             ends = []
             for step in (1e-6, -1e-6):
                 moved = dict(edit)
-                if name == SITE:  # behind it: where its result is moved
+                if name == SITE:  # the gradient at the SAE's output: move the output
                     array = model.trace(IDS, edit=edit)[SITE]
                     moved = {SITE: array + step * way}
                 elif name in edit:
@@ -241,7 +241,7 @@ def test_a_folder_has_it_as_it_was(tmp_path, kind):
 
 
 def written(folder, config, **arrays):
-    """A folder as SAELens writes it."""
+    """Write a folder in the format of SAELens."""
     folder.mkdir()
     whole = {"W_enc": ENCODER, "W_dec": DECODER, "b_dec": B_DEC, **arrays}
     save_file({name: np.float32(array) for name, array in whole.items()}, folder / WEIGHTS)
@@ -250,7 +250,7 @@ def written(folder, config, **arrays):
 
 
 WEIGHTS = "sae_weights.safetensors"
-OLD = {  # as version 3 writes it
+OLD = {  # the format of version 3
     **{"architecture": "standard", "d_in": D, "d_sae": N, "dtype": "torch.float32"},
     **{"hook_name": "blocks.7.hook_resid_pre", "hook_layer": 7, "hook_head_index": None},
     **{"activation_fn_str": "relu", "normalize_activations": "none", "prepend_bos": True},
@@ -346,7 +346,7 @@ def test_the_gradient_of_training_is_that_of_small_steps(dead):
         np.testing.assert_allclose(loss, plain, rtol=1e-12)
 
     def total(moved):
-        """The loss where what is missing is held as it is, as its gradient is not wanted."""
+        """Compute the loss with `missing` held constant, because its gradient is not wanted."""
         y = (x - moved["b_dec"]) @ moved["W_enc"] + moved["b_enc"]
         kept = np.where(y >= np.sort(y, -1)[:, [-3]], relu(y), 0)
         value = ((kept @ moved["W_dec"] + moved["b_dec"] - x) ** 2).sum() / 10
@@ -367,7 +367,7 @@ def test_the_gradient_of_training_is_that_of_small_steps(dead):
 
 
 def test_training_finds_the_directions_that_vectors_are_made_of(monkeypatch):
-    """Vectors of 3 out of 32 directions in 24 dimensions, about a mean and of any length."""
+    """Each vector is a mean plus 3 of 32 directions with random lengths, in 24 dimensions."""
     monkeypatch.setattr(training, "BATCH", 256)
     own = np.random.default_rng(0)
     true = own.standard_normal((32, 24))
@@ -402,7 +402,7 @@ def test_shuffling_loses_no_row_and_mixes_them(monkeypatch):
     numbers = np.concatenate(found)[:, 0]
     np.testing.assert_array_equal(np.sort(numbers), np.arange(100))
     assert numbers[:8].max() > 15
-    assert numbers[:16].max() < 40  # of the first pool
+    assert numbers[:16].max() < 40  # rows of the first pool only
 
 
 def test_training_on_a_model_is_the_same_each_time_and_counts_its_tokens(small):

@@ -1,4 +1,4 @@
-"""All heads over many texts: means and examples beside plain loops over a BERT in float64."""
+"""Tests of scans of heads: means and examples against plain loops over a BERT in float64."""
 
 import tracemalloc
 from collections.abc import Iterator
@@ -26,14 +26,14 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> qkv.Model:
-    """Two layers of three heads, [CLS] and [SEP] around a text."""
+    """A BERT of two layers with three heads; its tokenizer adds [CLS] and [SEP]."""
     folder = Folder(tmp_path_factory.mktemp("bert"))
     folder.config, folder.tensors = CONFIG, TENSORS
     return qkv.load(str(folder.write()))
 
 
 def keys_of(name: str, ids: list[int], query: int, special: tuple[int, ...]) -> list[int]:
-    """The places whose weights a measure of one query is of."""
+    """Return the keys whose weights a measure uses for one query."""
     earlier = [place for place in range(query) if ids[place] == ids[query]]
     last = len(ids) - 1
     return {
@@ -50,7 +50,7 @@ def keys_of(name: str, ids: list[int], query: int, special: tuple[int, ...]) -> 
 def plain(
     all_ids: list[list[int]], all_weights: list[Any], special: tuple[int, ...] = (CLS, SEP)
 ) -> tuple[dict[str, Any], dict[tuple[str, int, int], list[tuple[float, int, int, int | None]]]]:
-    """The means, and for each measure, layer and head the best query of each text, in order."""
+    """Return the means, and each text's best query for each measure, layer and head, in order."""
     layers, heads = len(all_weights[0]), len(all_weights[0][0])
     means: dict[str, Any] = {name: np.full((layers, heads), np.nan) for name in NAMES}
     best: dict[tuple[str, int, int], list[tuple[float, int, int, int | None]]] = {}
@@ -100,7 +100,7 @@ def agree(found: Any, wanted: Any, top_k: int, texts: list[Any]) -> None:
         assert len({one.number for one in got}) == len(got), about
         for one, (below, *_) in zip(got, entries, strict=False):
             assert abs(one.value + below) < 1e-5, about
-            # the order of equal values is that of their last bits, which differ from BLAS to BLAS
+            # equal values are ordered by their last bits, which differ from BLAS to BLAS
             equal = [cell for value, *cell in entries if abs(value - below) < 1e-9]
             assert [one.number, one.query, one.key] in equal, about
             assert one.text is texts[one.number], about
@@ -115,7 +115,7 @@ def test_means_and_examples_beside_plain_loops(bert: qkv.Model, top_k: int) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_families_beside_plain_loops(kind: str, tmp_path: Path) -> None:
-    """Causal, rotary, with fewer key heads, soft caps, windows, ALiBi, sinks and a bias."""
+    """Cover causal masks, rotary, fewer key heads, soft caps, windows, ALiBi, sinks and a bias."""
     model = qkv.load(str(write_small(tmp_path / "model", KINDS[kind], seed=2)), dtype="float64")
     texts = TEXTS[:6]
     traces = [model.trace(text) for text in texts]
@@ -154,13 +154,13 @@ def test_of_texts_with_as_much_the_earlier_ones_are_examples(
     monkeypatch.setattr("qkv.circuits.inputs.TEXTS", texts)
     ids = [[5], [5, 6], [7, 8, 9], [6, 7], [8, 9], [5, 5]]
     found = scan_heads(uniform(), ids, ["previous", "same", "strongest"], top_k=2)
-    # place 1 of any text looks at places 0 and 1 alike; the longer text's place 2 has 1/3 each
+    # position 1 puts 1/2 on positions 0 and 1; position 2 of the longer text puts 1/3 on each
     got = found.examples("previous", -1, -2)
     assert [(one.value, one.number, one.query, one.key) for one in got] == [
         (0.5, 1, 1, 0),
         (0.5, 2, 1, 0),
     ]
-    [one] = found.examples("same", 0, 0)  # the others have nothing of it
+    [one] = found.examples("same", 0, 0)  # the other texts have no equal earlier token
     assert (one.value, one.number, one.query, one.key) == (0.5, 5, 1, 0)
     assert np.array_equal(one.text, [5, 5])
     assert one.tokens == ["5", "5"]
@@ -214,8 +214,8 @@ def test_memory_does_not_grow_with_the_number_of_texts(
         tracemalloc.stop()
         return found
 
-    peak(100)  # what is made once does not count
-    assert peak(2000) < 6e5  # 32 texts with their tokens, and the weights of 256 places
+    peak(100)  # memory that is allocated only once does not count
+    assert peak(2000) < 6e5  # 32 texts with their tokens, and the weights of 256 positions
 
 
 @pytest.mark.attack

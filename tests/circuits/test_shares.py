@@ -1,4 +1,4 @@
-"""Shares of a logit: their sum, and each beside a run without its part, the norms held still."""
+"""Tests of shares of a logit: their sum, and each against a run without its part."""
 
 from dataclasses import replace
 
@@ -33,14 +33,14 @@ def test_shares_sum_to_the_logit_before_a_soft_cap(small, kind, place):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_share_is_what_is_missing_where_norms_are_held_still(small, kind):
-    """The part's vector is taken out of what the final norm is given, its scale put back."""
+    """A share is the change if its vector is removed before the final norm, whose scale is kept."""
     model = small(kind)
     trace = model.trace(IDS, names=[*model.trace(IDS).names(), "result"])
     scales = {name: array for name, array in trace.items() if name == "ln_final.hook_scale"}
     found = attribute_logits(model, trace, (-1, 11))
 
     def logit(missing):
-        """From the last vector without one part, and with the scale of the whole run."""
+        """Compute the logit without a part of the last vector; keep the full run's norm scale."""
         without = trace["resid_post", -1].copy()
         without[0, -1] -= missing
         last = model.num_layers - 1
@@ -56,7 +56,7 @@ def test_a_share_is_what_is_missing_where_norms_are_held_still(small, kind):
         np.testing.assert_allclose(found["mlp"][layer], mlp, rtol=0, atol=1e-9)
         for head in range(model.num_heads):
             part = trace["result", layer][0, -1, head]
-            if kind in ("gemma2", "gemma3_text", "olmo2"):  # a norm of its own, without a mean
+            if kind in ("gemma2", "gemma3_text", "olmo2"):  # an RMSNorm after the attention
                 weight = model.parameters[f"blocks.{layer}.out_norm1.weight"] + (kind != "olmo2")
                 part = part * weight / trace[f"blocks.{layer}.ln1_post.hook_scale"][0, -1]
             share = whole - logit(part)
@@ -77,7 +77,7 @@ NEURONS = [kind for kind in KINDS if kind not in ("gpt_oss", "mixtral", "qwen3_m
 
 @pytest.mark.parametrize("kind", NEURONS)
 def test_a_neuron_has_the_part_of_its_mlp_that_is_missing_without_it(small, kind):
-    """A block of its own is run without one neuron, and the scales of its norms put back."""
+    """A share is the change if the last block runs without the neuron, with norm scales kept."""
     model = small(kind)
     trace = model.trace(IDS)
     found = attribute_logits(model, trace, (-2, 11, 4), by="neuron")
@@ -88,7 +88,7 @@ def test_a_neuron_has_the_part_of_its_mlp_that_is_missing_without_it(small, kind
     assert found["neurons"].shape == (model.num_layers, size)
 
     def logits(neurons):
-        """Of a run of the last block where these neurons are 0."""
+        """Compute the logits of a run in which these neurons of the last block are 0."""
 
         def silent(post):
             post[:, -2, neurons] = 0
@@ -107,7 +107,7 @@ def test_a_neuron_has_the_part_of_its_mlp_that_is_missing_without_it(small, kind
     plain = attribute_logits(model, trace, (-2, 11, 4))
     for name, value in plain.items():
         np.testing.assert_array_equal(found[name], value)
-    bias = found["mlp"] - found["neurons"].sum(-1)  # of the output projection
+    bias = found["mlp"] - found["neurons"].sum(-1)  # the bias of the output projection
     has_bias = "blocks.0.mlp.down_proj.bias" in model.parameters
     assert (np.abs(bias).max() > 1e-3) == has_bias
 
@@ -182,7 +182,7 @@ def test_what_has_no_shares(small):
 
 
 def test_norms_behind_the_parts_are_refused_where_the_head_would_do(small):
-    """No family has both: the head of the small BERT without what stands before its matrix."""
+    """No family has both, so the small BERT's head loses the layers before its matrix."""
     bert = small("bert")
     head = replace(bert.design.head, dense=False, activation=None, norm=False)
     plain = bert.with_parameters(dict(bert.parameters))

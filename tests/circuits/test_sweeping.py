@@ -1,4 +1,4 @@
-"""Patches of neurons, by position and of many pairs, beside loops of whole runs with `edit=`."""
+"""Tests of patches of neurons, by position and of many pairs, against full runs with `edit=`."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ ONES, OTHERS = ([pair[side] for pair in PAIRS] for side in (0, 1))
 
 
 def by_position(model, at, metric):
-    """A whole run for each unit and position."""
+    """Compute the metric with a full run for each unit and position."""
     clean = model.trace(CLEAN)
     axes = (0, 1) if at == "pattern" else (1, 0)
     rows = []
@@ -97,7 +97,7 @@ def test_what_a_position_cannot_see_changes_nothing(small):
     ],
 )
 def test_many_pairs_are_each_pair_alone(small, monkeypatch, at, by, tokens):
-    """Pairs of one length run together; each has its own metric, ground and positions."""
+    """Pairs of equal length run together; each has its own metric, ground and positions."""
     monkeypatch.setattr(module, "TOKENS", tokens)
     model = small("llama")
     metrics = [LOGIT, (3, 3), difference, (-2, 4, 9)]
