@@ -43,7 +43,7 @@ inline bool mask_allows(const Attention& a, const Place& p, int64_t j) {
   return !a.bias || number_at(a.bias.data, a.bias.type, cell(a.bias, p, j)) != -HUGE_VAL;
 }
 
-// Limits a finite number that is added to scores to the range of float32.
+// Clips a finite number, which will be added to scores, to the range of float32.
 inline double narrowed(double x) {
   const double most = std::numeric_limits<float>::max();
   if (std::isinf(x) || x != x) return x;

@@ -69,7 +69,7 @@ struct Differentiation {
     return blocks_before[size_t(row + 1)] - blocks_before[size_t(row)];
   }
   int64_t units() const { return blocks_before[size_t(a.rows)] * a.kv_heads; }
-  // Returns the first block of keys that the queries of a key head see.
+  // Returns the index of a key head's first unit.
   size_t unit(int64_t row, int64_t kv_head) const {
     return size_t(blocks_before[size_t(row)] * a.kv_heads + kv_head * blocks(row));
   }

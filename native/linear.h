@@ -201,7 +201,7 @@ void multiply_all(const Linear& p, int threads) {
   on_threads(threads, [&](int) {
     Buffer<float> copy, wide;
     alignas(64) float sums[TILE * PANEL];
-    int64_t held = -1;  // the chunk that is in the copy
+    int64_t held = -1;  // the chunk that the copy holds
     for (int64_t task; (task = next++) < chunks * groups;) {
       const int64_t chunk = task / groups, group = task % groups;
       const int64_t first = p.rows * chunk / chunks, rows = p.rows * (chunk + 1) / chunks - first;

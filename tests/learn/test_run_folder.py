@@ -276,7 +276,7 @@ def test_a_line_of_metrics_that_is_half_written(tmp_path: Path) -> None:
     metrics.file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
     with pytest.raises(OSError, match="No space left"):
         metrics.write({"step": 2})
-    metrics.close()  # there is no buffer whose writing could fail
+    metrics.close()  # closing writes no buffer, so it cannot fail
 
     class Pieces(io.BytesIO):
         def write(self, data: Any) -> int:
