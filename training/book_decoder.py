@@ -195,9 +195,10 @@ def texts(source: Path, wordnet_folder: Path, recipe: Recipe) -> dict[str, list[
 
 
 def joined(passages: Iterable[Sequence[str]], rng: np.random.Generator) -> Iterator[str]:
-    """Join consecutive paragraphs into texts of 60 to 120 words; cut long paragraphs.
+    """Join consecutive paragraphs into texts, and cut long paragraphs.
 
-    The first sentence of some texts is put in lower case.
+    A text ends after a paragraph if it has 50 words or more, and after a sentence if it has 90 or
+    more. The first sentence of some texts is put in lower case.
     """
     text: list[str] = []
     count = 0

@@ -278,7 +278,7 @@ def loops(text: str) -> bool:
 
 
 def _most(words: Sequence[str], run: int) -> int:
-    """Return how often the most common sequence of `count` words occurs."""
+    """Return how often the most common sequence of `run` words occurs."""
     runs = Counter(tuple(words[at : at + run]) for at in range(len(words) - run + 1))
     return max(runs.values(), default=0)
 
