@@ -13,5 +13,5 @@ def folder(tmp_path):
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory):
-    """The path of a small BERT that nobody changes."""
+    """The path of a small BERT; tests must not change it."""
     return Folder(tmp_path_factory.mktemp("small") / "model").write()

@@ -1,4 +1,4 @@
-"""Small GPT-2 models on disk: random ones, and such as write a known script."""
+"""Small GPT-2 models on disk, with random weights or with weights that write a known script."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ END = "<|end|>"
 
 
 def byte_tokenizer() -> Any:
-    """A token for each byte, `the` and ` the` in one piece, and one that ends texts."""
+    """Return a tokenizer with a token per byte, tokens for `the` and ` the`, and an end token."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -30,7 +30,7 @@ def byte_tokenizer() -> Any:
 
 
 TOKENIZER = byte_tokenizer()
-VOCABULARY = TOKENIZER.get_vocab_size() + 3  # rows of the table that no token has
+VOCABULARY = TOKENIZER.get_vocab_size() + 3  # the table has three rows without a token
 EOS = TOKENIZER.token_to_id(END)
 
 
@@ -43,7 +43,7 @@ def gpt2(
     generation: dict[str, Any] | None = None,
     **others: Any,
 ) -> qkv.Model:
-    """A GPT-2 with random weights; or one that puts script[p] behind the token at place p."""
+    """Return a GPT-2 with random weights, or a GPT-2 that predicts script[p] after position p."""
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(seed)
     dim = 24 if script is None else POSITIONS
@@ -99,6 +99,6 @@ def ids_of(text: str) -> list[int]:
 
 
 def writer(folder: Path, prompt: str, text: str, **options: Any) -> qkv.Model:
-    """A model that writes `text` behind `prompt`, and then only ends."""
+    """Return a model that writes `text` after `prompt`, then only end tokens."""
     script = [EOS] * (len(ids_of(prompt)) - 1) + ids_of(text)
     return gpt2(folder, script=script + [EOS] * (POSITIONS - len(script)), **options)

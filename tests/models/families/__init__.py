@@ -1,1 +1,1 @@
-"""Tests of what is in `qkv.models.families`."""
+"""Tests of `qkv.models.families`."""

@@ -1,4 +1,4 @@
-"""A decoder of attention alone: the formula in plain float64, its way back, and its files."""
+"""Tests of an attention-only decoder: logits by the formula, traces and saved files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def norm(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def by_hand(p: Any, ids: list[int]) -> Any:
-    """The logits of one text, as Elhage et al. 2021 write an attention-only transformer."""
+    """Return the logits of one text by the formula of Elhage et al. 2021."""
     x = p["embed.weight"][ids] + p["pos_embed.weight"][: len(ids)]
     for layer in range(2):
         here = f"blocks.{layer}."

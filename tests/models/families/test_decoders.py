@@ -1,4 +1,4 @@
-"""Decoders of many families: what their configs say, and what is refused before weights."""
+"""Tests of the configs of decoders: the resulting designs, and values that are refused."""
 
 import json
 import warnings
@@ -26,7 +26,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def design(family: str, **values: Any) -> Any:
-    """The design of a small model; a value of None leaves the key out, unknown keys are errors."""
+    """Return the design of a small model; None omits a key, and unknown keys are errors."""
     given = {"architectures": ["XForCausalLM"], **SMALL[family], **values}
     left = {k: v for k, v in given.items() if v is not None}
     config = FAMILIES[family].config(left, "config.json")

@@ -1,4 +1,4 @@
-"""What the encoders after BERT refuse, by name and before weights are read."""
+"""Tests of config values that encoders other than BERT refuse before they read weights."""
 
 import json
 
@@ -9,7 +9,7 @@ from qkv.models.families import FAMILIES
 
 
 def refused(path, *parts, **config):
-    """No weights stand in the folder: what is wrong is seen first."""
+    """Assert that a config is refused in a folder without weights; the error has these parts."""
     (path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError) as caught:
         load(path)

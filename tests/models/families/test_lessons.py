@@ -1,4 +1,4 @@
-"""The lessons' model: each step recomputed from its parameters."""
+"""Tests of the lessons' model: each step recomputed from its parameters."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ TEXT = "the cat sat on the mat"
 
 
 def by_hand(model, ids, causal, positions):
-    """Words -> vectors -> + positions -> heads -> joined -> projected, in float64."""
+    """Compute in float64: words -> vectors -> + positions -> heads -> concatenated -> projected."""
     p = {name: array.astype(np.float64) for name, array in model.parameters.items()}
     x = p["embed.weight"][ids]
     length, dim = x.shape

@@ -1,4 +1,4 @@
-"""Configs of Llama and its followers: what they give, and what is refused by name."""
+"""Tests of the configs of Llama and related families: the designs, and refused values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLIDING = ["full_attention", "sliding_attention", "full_attention"]
 
 
 def design(name: str, **values: Any) -> Design:
-    """The design of a small model; every key that is given must have been read."""
+    """Return the design of a small model, and assert that every given key was read."""
     config = FAMILIES[name].config({**SIZES, **values}, "config.json")
     found = FAMILIES[name].design(config)
     assert set(values) <= config.used
@@ -49,7 +49,7 @@ def test_sizes_of_heads() -> None:
         assert {layer.num_kv_heads for layer in design(name, num_key_value_heads=None).layers} == {
             6
         }
-    # a size of its own need not be a share of the vectors
+    # an explicit head_dim need not divide hidden_size
     assert design("llama", hidden_size=25, head_dim=4).layers[0].head_size == 4
 
 
@@ -156,7 +156,7 @@ PARAMETERS = [134_515_008, 8_030_261_248, 7_248_023_552, 494_032_768, 596_049_92
     ids=["SmolLM2", "Llama 3.1", "Mistral", "Qwen2.5", "Qwen3"],
 )
 def test_published_configs_are_known_to_the_last_key(values: dict[str, Any], count: int) -> None:
-    """No warning, and as many parameters as the published model has."""
+    """Published configs give no warning and the published number of parameters."""
     family = FAMILIES[values["model_type"]]
     config = family.config(values, "config.json")
     design = family.design(config)

@@ -1,4 +1,4 @@
-"""Rotary positions of configs: keys of both kinds of config, what is refused."""
+"""Tests of rotary positions: keys of both config formats, refused values, and rotation."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_part_of_each_head() -> None:
     given.defaults = {"original_max_position_embeddings": 32}
     rotary = read_rotary(given, 8, RotaryDefaults(partial=1.0))
     assert rotary == Rotary(dims=4, scaling=LongRope((1, 2), (3, 4), 32, math.sqrt(1.2)))
-    for part in (0.1, 0.4, 1.25):  # nothing, three numbers, more than there are
+    for part in (0.1, 0.4, 1.25):  # 0, 3 and 10 of 8 numbers
         with pytest.raises(ModelError, match=f"partial_rotary_factor is {part}"):
             found(part)
 
@@ -229,7 +229,7 @@ def test_refused_by_layer(table: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dims", [None, 4])
 def test_turning_is_apply_rotary(interleaved: bool, dims: int | None) -> None:
-    """The same, whatever was asked for before."""
+    """`rotate` equals `apply_rotary`, whatever positions and types earlier calls had."""
     rotary = Rotary(50.0, dims, interleaved)
     places = [np.arange(5), np.arange(5) + 2, np.arange(5).reshape(1, 1, 5), np.arange(5)]
     for positions in places:
@@ -262,7 +262,7 @@ def test_keys_in_a_cache_stay_as_they_were_turned() -> None:
     apart = np.concatenate(steps, axis=1)
     within = layer(x[:, :4], is_causal=True)
     np.testing.assert_allclose(apart[:, :4], within, rtol=1e-12)
-    # the last two tokens are beyond the limit of four: each turned for the length it is read at
+    # the last two tokens exceed the limit of 4: each is rotated for the length at its own step
     query, key, value = (x @ layer.parameters[f"{name}_proj.weight"] for name in "qkv")
     turned = [
         rotary.rotate(key[:, place], np.array([place]), max(4, place + 1)) for place in range(6)

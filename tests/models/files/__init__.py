@@ -1,1 +1,1 @@
-"""Tests of what is in `qkv.models.files`."""
+"""Tests of `qkv.models.files`."""

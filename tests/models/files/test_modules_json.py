@@ -1,4 +1,4 @@
-"""Which modules a text goes through, and what they make of it: against arithmetic by hand."""
+"""Tests of the modules in modules.json: their order and results, against values by hand."""
 
 import json
 
@@ -11,26 +11,26 @@ from qkv.models.files.modules_json import Module, Routing
 
 from ..support import tokenizer_json
 
-TABLE = np.arange(38, dtype=np.float32).reshape(19, 2)  # of the 19 words of the small tokenizer
+TABLE = np.arange(38, dtype=np.float32).reshape(19, 2)  # a row for each word of the small tokenizer
 CAT, SAT = 5, 6
 ANY = "sentence_transformers.models."
 
 
 def listed(folder, *modules):
-    """modules.json: pairs of a kind and a place."""
+    """Write modules.json from pairs (module type, folder)."""
     values = [{"path": place, "type": f"{ANY}{kind}"} for kind, place in modules]
     folder.json("modules.json", values)
 
 
 def with_table(folder, place="", table=TABLE):
-    """A table of vectors, and the tokenizer that goes with it."""
+    """Write a table of vectors and its tokenizer."""
     folder.text(f"{place}/tokenizer.json".lstrip("/"), tokenizer_json())
     (folder.path / place).mkdir(exist_ok=True)
     save_file({"embedding.weight": table}, folder.path / place / "model.safetensors")
 
 
 def test_a_table(folder):
-    """The mean of the rows of words, those of [CLS] and [SEP] left out."""
+    """A text's vector is the mean of its words' rows, without [CLS] and [SEP]."""
     with_table(folder)
     listed(folder, ("StaticEmbedding", ""), ("Normalize", "1"))
     model = load(folder.path)
@@ -42,7 +42,7 @@ def test_a_table(folder):
 
 
 def test_what_is_saved_over_another_model(folder, tmp_path):
-    """A table has no config.json, and that of the model that was there is gone."""
+    """A static embedding has no config.json; saving removes the previous model's config.json."""
     folder.write()
     load(folder.path).save(tmp_path / "copy")
     for name in ("config.json", "model.safetensors"):
@@ -68,7 +68,7 @@ def test_a_norm_behind_it(folder):
 
 
 def routed(folder, **parameters):
-    """Two tables, the second twice the first."""
+    """Write a Router with two tables, the second twice the first, and return its folder."""
     listed(folder, ("Router", ""))
     for name, factor in (("a", 1), ("b", 2)):
         with_table(folder, name, factor * TABLE)
@@ -97,7 +97,7 @@ def test_routes(folder, tmp_path):
 
 
 def test_another_array_in_a_route(folder):
-    """It is that of one route, and of what is saved."""
+    """A new array changes the table of one route only."""
     model = load(routed(folder, default_route="document"))
     model.parameters["embed.weight"] = 5 * TABLE
     model.routes["query"].parameters["embed.weight"] = 7 * TABLE

@@ -1,4 +1,4 @@
-"""What stands beside a model's weights for people: taken whole, or said to be missing."""
+"""Tests of a model's card, licences and notices: kept whole, or reported as missing."""
 
 import os
 
@@ -49,7 +49,7 @@ def test_nothing_is_invented_where_there_is_none(folder):
 def test_what_cannot_be_taken_is_said_to_be_missing(folder, tmp_path):
     (tmp_path / "secret").write_text("a secret")
     (folder / "README.md").symlink_to(tmp_path / "secret")
-    os.mkfifo(folder / "LICENSE")  # opening it would wait for ever
+    os.mkfifo(folder / "LICENSE")  # opening a pipe would block forever
     (folder / "NOTICE").write_bytes(b"x" * (notices.MOST + 1))
     (folder / "NOTICE.md").symlink_to(folder / "nowhere")
     found = load(folder)._notices

@@ -1,4 +1,4 @@
-"""Reading weights: types, names, shards, and files that are broken in every way."""
+"""Tests of reading weights: types, names, shards, broken files and the digest."""
 
 import copy
 import hashlib
@@ -27,7 +27,7 @@ def hidden(path, **options):
 
 
 def one_line(caught, *parts):
-    """The message of an error: one line, with all of these in it."""
+    """Return the message of an error; assert that it is one line and contains all parts."""
     message = str(caught.value)
     assert "\n" not in message
     for part in parts:
@@ -35,7 +35,7 @@ def one_line(caught, *parts):
     return message
 
 
-# what the numbers are
+# values and types
 
 
 def test_linear_weights_are_in_out(folder):
@@ -56,7 +56,7 @@ def test_every_tensor_has_its_place(folder):
 
 
 def test_rows_of_int8_are_their_numbers_times_their_scales(folder):
-    """Matrices alone, the table and its tied copy among them; vectors stay as they are."""
+    """Only matrices are in int8, including the token table; vectors keep their type."""
     stored, expected, rng = {}, {}, np.random.default_rng(0)
     for name, array in folder.tensors.items():
         stored[name] = expected[name] = array
@@ -118,7 +118,7 @@ def test_halves_are_read_exactly_and_computed_in_float32(folder, kind):
 
 
 def write_bfloat16(path, tensors):
-    """safetensors for NumPy has no bfloat16: put the file together by hand."""
+    """Write a safetensors file by hand, because safetensors for NumPy has no bfloat16."""
     header, parts, place = {}, [], 0
     for name, array in tensors.items():
         raw = array.tobytes()
@@ -166,13 +166,13 @@ def test_parameters_can_be_replaced_and_the_file_stays(folder):
     before = (folder.write() / "model.safetensors").read_bytes()
     model = load(folder.path)
     plain = model(IDS).last_hidden_state
-    for name, array in model.parameters.items():  # each of them reaches the part that uses it
+    for name, array in model.parameters.items():  # each reaches its layer
         other = array + 1 + np.arange(array.shape[-1], dtype=array.dtype)
         model.parameters[name] = other
         np.testing.assert_array_equal(model.parameters[name], other)
-        if name.split(".")[-2] != "k_proj" or name.endswith("weight"):  # softmax is blind to that
+        if name.split(".")[-2] != "k_proj" or name.endswith("weight"):  # softmax ignores key biases
             assert np.abs(model(IDS).last_hidden_state - plain).max() > 1e-4, name
-        other[:] = np.nan  # a copy is in the model
+        other[:] = np.nan  # the model has a copy
         model.parameters[name] = array
         np.testing.assert_array_equal(model(IDS).last_hidden_state, plain)
     assert (folder.path / "model.safetensors").read_bytes() == before
@@ -207,7 +207,7 @@ def test_parameters_that_do_not_fit(folder):
     assert len(parameters) == len(list(parameters)) == 37
 
 
-# what they are called
+# names
 
 
 def test_names_with_the_prefix_of_a_model_with_a_head(folder):
@@ -403,7 +403,7 @@ def test_a_header_that_contradicts_itself(folder, change):
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
 def test_pickles_are_never_opened(folder, name, tmp_path):
-    """The pickle would leave a file behind; the error says how to convert it."""
+    """Unpickling would create a file; instead, the error says how to convert the pickle."""
 
     class Trap:
         def __reduce__(self):
@@ -433,7 +433,7 @@ def test_pickles_are_never_opened(folder, name, tmp_path):
     ],
 )
 def test_pickles_are_converted_with_their_head(folder, architectures, expected):
-    # AutoModel would leave out the head, which no other tensor stands for
+    # AutoModel would drop the head, which no other tensor can replace
     folder.write()
     (folder.path / "model.safetensors").unlink()
     (folder.path / "pytorch_model.bin").write_bytes(b"")
@@ -452,7 +452,7 @@ def test_no_weights_at_all(folder):
 
 @pytest.fixture(scope="module")
 def fuzzed(tmp_path_factory):
-    """A folder whose weights are overwritten again and again, and its right header and numbers."""
+    """A folder whose files tests overwrite, its valid weights file, and its hidden states."""
     from ..support import Folder
 
     folder = Folder(tmp_path_factory.mktemp("fuzz") / "model")
@@ -462,7 +462,7 @@ def fuzzed(tmp_path_factory):
 
 @pytest.mark.parametrize("examples", [25, pytest.param(200, marks=pytest.mark.attack)])
 def test_a_damaged_header_never_gives_other_numbers(fuzzed, examples):
-    """Bytes changed, cut out or put in anywhere before the numbers: an error or the same model."""
+    """Changing, removing or inserting header bytes gives an error or the same model."""
 
     @settings(max_examples=examples)
     @given(data=st.data())
@@ -483,7 +483,7 @@ def test_a_damaged_header_never_gives_other_numbers(fuzzed, examples):
 
 
 def attempt(action):
-    """What it gives, or the message of the ModelError that it ends in."""
+    """Return (result, None), or (None, message) if the action raises a ModelError."""
     try:
         return action(), None
     except ModelError as error:
@@ -519,7 +519,7 @@ def test_a_damaged_config_is_an_error_or_is_read(fuzzed, examples):
 
 
 def by_hand(*paths):
-    """The digest of files by its definition, read without our reader."""
+    """Return the digest of files by its definition, without qkv's reader."""
     tensors = {}
     for path in paths:
         raw = path.read_bytes()
@@ -547,7 +547,7 @@ def test_the_digest_is_of_the_tensors_as_they_are_stored(folder, tmp_path, dtype
     assert [model.sha256 for model in models] == [expected] * 3
     twins = [copy.deepcopy(models[0]), pickle.loads(pickle.dumps(models[0]))]
     assert [twin.sha256 for twin in twins] == [expected] * 2
-    assert twins[1]._weights.stored == expected  # and not the files once more
+    assert twins[1]._weights.stored == expected  # the files are not read again
 
 
 def test_the_digest_of_shards_is_that_of_one_file(folder, tmp_path):

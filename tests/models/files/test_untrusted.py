@@ -1,4 +1,4 @@
-"""Files that are made to do harm: refused in one line, in little time and memory, or read right."""
+"""Tests of malicious files: refused in one line, fast and in little memory, or read correctly."""
 
 import json
 import os
@@ -24,19 +24,19 @@ pytestmark = pytest.mark.attack
 IDS = [[2, 4, 5, 6, 3]]
 BIAS = "embeddings.LayerNorm.bias"
 SMALL = {"bert": CONFIG, **CONFIGS}
-NO_TENSOR = {  # whole numbers that no tensor has as a size: any is right
+NO_TENSOR = {  # integers that are not the size of a tensor: any value is valid
     *("max_position_embeddings", "sliding_window", "local_attention"),
     *("global_attn_every_n_layers", "relative_attention_max_distance", "decoder_start_token_id"),
     *("eos_token_id", "window_size"),
 }
-NO_SIZE = {  # whole numbers that may be 0 or a fraction, or that say nothing of the text
+NO_SIZE = {  # integers that may be 0 or a fraction, or that do not affect texts
     *("pad_token_id", "max_window_layers", "query_pre_attn_scalar", "rotary_emb_base"),
     "mm_tokens_per_image",
 }
 
 
 def refused(path, *parts):
-    """One line that names the file and has these parts."""
+    """Assert that loading fails with one line that names the file and contains these parts."""
     with pytest.raises(ModelError) as caught:
         load(path)
     message = str(caught.value)
@@ -108,7 +108,7 @@ def test_a_shape_unlike_its_range(folder, shape, name):
 )
 @pytest.mark.parametrize("dtype", ["F32", "F16", "I8", "F8_E4M3", "C64"])
 def test_a_shape_that_numpy_has_not(folder, shape, dtype):
-    """It fits its range, since it is empty or has one number."""
+    """A shape that NumPy cannot represent is refused, although its byte range fits."""
     path = folder.write() / "model.safetensors"
     header, numbers = taken_apart(path)
     size = {"F32": 4, "F16": 2, "I8": 1, "F8_E4M3": 1, "C64": 8}[dtype] * (0 not in shape)
@@ -139,7 +139,7 @@ def test_a_type_of_the_same_size_is_no_float(folder, dtype):
 @pytest.mark.parametrize("end", [False, True])
 @pytest.mark.parametrize("dtype", ["F32", "I32"])
 def test_one_name_twice_in_a_header(folder, end, dtype):
-    """Both stand in the same range, so that nothing else is wrong; which one counts?"""
+    """A repeated name is refused, although both entries have the same byte range."""
     path = folder.write() / "model.safetensors"
     header, numbers = taken_apart(path)
     text = json.dumps(header)
@@ -178,7 +178,7 @@ def test_a_header_that_is_not_what_the_format_says(folder, old, new):
 
 @pytest.mark.parametrize("place", [0, 48, -1])
 def test_bytes_that_no_tensor_has(folder, place):
-    """A hole before, between and behind the tensors."""
+    """A gap before, between or after the tensors is refused."""
     path = folder.write() / "model.safetensors"
     header, numbers = taken_apart(path)
     place = len(numbers) if place < 0 else place
@@ -204,7 +204,7 @@ def test_an_empty_header(folder):
 
 
 def test_a_header_beyond_the_limit(folder):
-    """As long as it says, but far longer than a header is: the file has holes, not bytes."""
+    """A header of 10**9 bytes is refused, although the (sparse) file is long enough."""
     path = folder.write() / "model.safetensors"
     with path.open("wb") as file:
         file.write((10**9).to_bytes(8, "little") + b"{")
@@ -220,7 +220,7 @@ def test_a_name_that_would_spoil_the_message(folder, name):
 
 
 def test_what_is_odd_and_right(folder):
-    """Tensors of types that NumPy has not, and blanks around the header."""
+    """Tensor types that NumPy lacks and blanks after the header are accepted."""
     expected = load(folder.write())(IDS).last_hidden_state
     path = folder.path / "model.safetensors"
     header, numbers = taken_apart(path)
@@ -252,7 +252,7 @@ def test_a_shard_that_is_a_link_out_of_the_folder(folder, tmp_path, chain):
     sharded(folder)
     shard, away = folder.path / "model-2.safetensors", tmp_path / "elsewhere.safetensors"
     shard.rename(away)
-    if chain:  # through a link in the folder
+    if chain:  # the shard links to a link in the folder
         (folder.path / "inner").symlink_to(away)
         shard.symlink_to("inner")
     else:
@@ -275,7 +275,7 @@ def test_a_link_within_the_folder(folder):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_links_as_the_hugging_face_cache_has_them(folder, tmp_path, shared):
-    """To the files of the repository, which may in turn be links to files that several share."""
+    """Links to the repository's blobs are followed, also if the blobs link to a shared store."""
     expected = load(folder.write())(IDS).last_hidden_state
     sharded(folder)
     home = tmp_path / "hub" / "models--some--model"
@@ -316,7 +316,7 @@ def test_a_shard_that_is_no_file(folder):
     (folder.path / "model-2.safetensors").mkdir()
     refused(folder.path, "model-2.safetensors")
     (folder.path / "model-2.safetensors").rmdir()
-    os.mkfifo(folder.path / "model-2.safetensors")  # opening it would wait for ever
+    os.mkfifo(folder.path / "model-2.safetensors")  # opening a pipe would block forever
     refused(folder.path, "model-2.safetensors")
 
 
@@ -346,7 +346,7 @@ def test_a_pickle_by_the_name_of_a_shard(folder, tmp_path):
     "name", ["config.json", "modules.json", "sentence_bert_config.json", "tokenizer.json"]
 )
 def test_a_file_too_large_to_be_one(folder, name):
-    """Nothing of it is read: it is 100 GB of holes."""
+    """A sparse file of 100 GiB is refused without being read."""
     path = folder.write() / name
     with path.open("wb") as file:
         file.truncate(100 * 2**30)
@@ -360,7 +360,7 @@ def test_a_pipe_is_not_waited_for(folder, name):
     os.mkfifo(folder.path / name)
     if name == "config.json":
         refused(folder.path, name, "is not an ordinary file")
-    else:  # as if there were none
+    else:  # as if the file were missing
         load(folder.path)
 
 
@@ -392,7 +392,7 @@ def whole_numbers():
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A folder of each small model, in which the config is written anew by each test."""
+    """A folder with each small model, whose config.json each test overwrites."""
     home = tmp_path_factory.mktemp("models")
     for name, config in SMALL.items():
         if name == "bert":
@@ -403,7 +403,7 @@ def models(tmp_path_factory):
 
 
 def measured(path):
-    """What loading and a run end in, and the most memory that they had at one time."""
+    """Load and run a model; return its ModelError message or None, and the peak memory in bytes."""
     tracemalloc.start()
     try:
         with warnings.catch_warnings():
@@ -425,7 +425,7 @@ def measured(path):
 @pytest.mark.parametrize(("family", "key"), whole_numbers())
 def test_a_size_that_is_none(models, family, key):
     path = models / family / "config.json"
-    pair = ("image_size", "patch_size")  # or two numbers
+    pair = ("image_size", "patch_size")  # lists are valid too
     ids = dict.fromkeys(("decoder_start_token_id", "eos_token_id"), (0,))
     free = {**ids, **dict.fromkeys(pair, ([12],))}.get(key, ())
     for value in (0, -1, -(2**63), 1.5, 12.0, True, False, "12", [], [12], {}, float("nan")):
@@ -473,12 +473,12 @@ ROPE = {
     "proportional": {"factor": 2.0, "partial_rotary_factor": 0.5},
 }
 ABSURD = [10**31, 10**309, 10**400, 1e31, 1e39, 1e308, 1e-31, 5e-324]
-TOO_LARGE = [2**31, 2**63, 2**64]  # of what is counted
-FREE = {"architectures"}  # any value is as good as none
+TOO_LARGE = [2**31, 2**63, 2**64]  # for keys that must be integers
+FREE = {"architectures"}  # any value is accepted
 
 
 def names_it(read, values, key):
-    """Whether the value is refused, by its key."""
+    """Return whether reading the values fails with an error that names the key."""
     try:
         read(values)
     except ModelError as error:
@@ -488,7 +488,7 @@ def names_it(read, values, key):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_number_beyond_what_can_be_computed_is_refused_whatever_its_key(family):
-    """Each key that the family reads, those with a value of their own where none is given too."""
+    """Every key that the family reads is checked, including keys with a default value."""
 
     def read(values):
         config = FAMILIES[family].config(values, "config.json")
@@ -496,7 +496,7 @@ def test_a_number_beyond_what_can_be_computed_is_refused_whatever_its_key(family
         config.finish(FAMILIES[family].harmless)
         return config
 
-    small = SMALL.get(family, {})  # keys that are not given have the family's own values
+    small = SMALL.get(family, {})  # missing keys have the family's defaults
     for key in read(small).used - FREE:
         counted = names_it(read, {**small, key: 1.5}, key)
         for value in ABSURD + TOO_LARGE * counted:
@@ -549,7 +549,7 @@ def test_heads_that_do_not_divide(models, family, changes):
 
 
 def test_a_model_whose_heads_have_no_size(tmp_path):
-    """More heads than numbers: each would have 0, and its weights fit."""
+    """Heads of size 0, from more heads than dimensions, are refused, although the weights fit."""
     config = {**CONFIGS["llama"], "num_attention_heads": 24, "num_key_value_heads": 24}
     del config["head_dim"]
     path = write_small(tmp_path / "model", CONFIGS["llama"])
@@ -561,7 +561,7 @@ def test_a_model_whose_heads_have_no_size(tmp_path):
 
 
 def changed(folder, *path, value):
-    """The tokenizer with one value changed."""
+    """Write a model whose tokenizer has one value changed, and return its folder."""
     values = json.loads(tokenizer_json())
     inner = values
     for key in path[:-1]:
@@ -613,7 +613,7 @@ def test_a_pattern_that_is_none(folder, pattern):
 
 
 def test_a_pattern_that_takes_for_ever(folder, capfd):
-    """The library gives up by a panic, which is told as what it is; the model is well after it."""
+    """A panic of the tokenizers library becomes a ValueError; the model still works afterwards."""
     split = {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated"}
     model = load(changed(folder, "pre_tokenizer", value={**split, "invert": False}))
     for call in (model.encode, model.trace, model.tokenize):
@@ -638,7 +638,7 @@ for path in sys.argv[1:]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process may take is limited there")
 def test_rules_that_would_fill_the_memory_are_not_run(tmp_path):
-    """In a process of its own, which they would end."""
+    """Tested in a subprocess, because these rules would exhaust its memory."""
     longer = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
     chain = {"type": "Sequence", "normalizers": [longer] * 6}
     added = {**dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False), "id": 19}
@@ -648,7 +648,7 @@ def test_rules_that_would_fill_the_memory_are_not_run(tmp_path):
     folders = []
     for changes, part in (
         ({"normalizer": chain}, "normalizer may turn one character into 1e+12"),
-        # which the library runs over what is added while it reads the file
+        # the library applies the normalizer to added tokens while it reads the file
         (
             {"normalizer": chain, "added_tokens": [{**added, "content": "a", "normalized": True}]},
             "normalizer may turn one character into 1e+12",
@@ -694,7 +694,7 @@ def test_a_vocabulary_without_its_unknown_word(folder):
     assert model.encode("a cat").shape == (12,)
 
 
-# what sentence-transformers leaves
+# files of sentence-transformers
 
 
 @pytest.mark.parametrize(
