@@ -1,12 +1,12 @@
-"""Models whose files are damaged at random; run by `test_fuzz.py` in a process of its own.
+"""Models whose files are damaged at random; `test_fuzz.py` runs this module in a subprocess.
 
     python -m models.fuzzing FOLDER CASES [SEED]
 
-Without a seed the same cases each time.
+Without a seed, the cases are the same in every run.
 
-Each case is loaded, run on ids and on a text, and must end in one line of a `ValueError` or
-`FileNotFoundError`, or in a model that is what its files say: the arrays are those that the
-safetensors library reads, and the vectors those of a plain float64 model of `plain.py`.
+Each damaged model is loaded and run on ids and on a text. The result is a `ValueError` or
+`FileNotFoundError` of one line, or it matches the files: the arrays equal those that the
+safetensors library reads, and the vectors those of a plain float64 model in `plain.py`.
 """
 
 import faulthandler
@@ -27,8 +27,8 @@ from .plain import plain_bert_of, plain_gpt2, plain_llama
 from .small_models import CONFIGS, write_small
 from .support import Folder
 
-SECONDS = 20  # that a case may take; most take a hundredth of one
-MEMORY = 6 * 2**30  # of addresses, most of which are the libraries'
+SECONDS = 20  # time limit of a case; most cases take 0.01 s
+MEMORY = 6 * 2**30  # limit of the address space in bytes; libraries use most of it
 IDS = [[2, 4, 5, 6, 9, 3]]
 TEXT = "the cat sat on the mat."
 PLAIN = {"bert": plain_bert_of, "gpt2": plain_gpt2, "llama": plain_llama}
@@ -43,7 +43,7 @@ HARMFUL = [
 
 LONGER = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
 BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-BOMBS = {  # rules that make a text longer and longer
+BOMBS = {  # rules that repeatedly make a text longer
     "normalizer": [
         {"type": "Sequence", "normalizers": [LONGER] * 6},
         {
@@ -60,7 +60,7 @@ BOMBS = {  # rules that make a text longer and longer
 
 
 def folders(home):
-    """Small models of several families, one in shards, one with the files of sentences."""
+    """Write small models of several families, one sharded, one with sentence-transformers files."""
     bert = Folder(home / "bert")
     bert.write()
     bert.sentence({"pooling_mode_mean_tokens": True}, normalize=True, limit=12)
@@ -92,7 +92,7 @@ def folders(home):
 
 
 def damaged(draw, name, raw, other):
-    """The bytes of a file with something wrong; `other` is a file to take pieces from."""
+    """Return damaged bytes of a file; `other` holds bytes of a file to splice in."""
     safetensors = name.endswith(".safetensors")
     kinds = ["flip", "cut", "out", "in", "twice", "splice"]
     kind = draw(st.sampled_from(kinds + ["json"] * (4 if safetensors else 10)))
@@ -105,7 +105,7 @@ def damaged(draw, name, raw, other):
         return with_bomb(draw, raw)
     if kind == "json" and not safetensors:
         return changed(draw, raw)
-    # most of what matters in weights is at the beginning
+    # in a weights file, the header matters most
     end = min(len(raw), 8 + int.from_bytes(raw[:8], "little")) if safetensors else len(raw)
     end = draw(st.sampled_from([end, len(raw)]))
     start = draw(st.integers(0, max(end - 1, 0)))
@@ -129,7 +129,7 @@ def damaged(draw, name, raw, other):
 
 
 def with_bomb(draw, raw):
-    """A tokenizer.json with a rule that would fill the memory, where it can be read."""
+    """Return a tokenizer.json with a rule that would exhaust memory; keep unreadable files."""
     try:
         values = json.loads(raw)
     except (ValueError, RecursionError):
@@ -139,21 +139,21 @@ def with_bomb(draw, raw):
     place = draw(st.sampled_from(sorted(BOMBS)))
     values[place] = draw(st.sampled_from(BOMBS[place]))
     if draw(st.booleans()):
-        for token in values.get("added_tokens") or []:  # the rules run over these when it is read
+        for token in values.get("added_tokens") or []:  # normalized when the file is read
             token["normalized"] = True
     return json.dumps(values).encode()
 
 
 def changed(draw, raw):
-    """JSON with a value changed, gone, moved, or under another name."""
+    """Return JSON with one value changed, removed, swapped, renamed or deeply nested."""
     try:
         values = json.loads(raw)
-    except (ValueError, RecursionError):  # it was damaged beyond reading before
+    except (ValueError, RecursionError):  # earlier damage made it unreadable
         return raw
     places = list(inner(values))
     if not places:
         return raw
-    random.Random(0).shuffle(places)  # what is drawn most often is the first one
+    random.Random(0).shuffle(places)  # the first entry is drawn most often
     holder, key = places[draw(st.integers(0, len(places) - 1))]
     value = holder[key]
     number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
@@ -181,7 +181,7 @@ def changed(draw, raw):
 
 
 def inner(values):
-    """Every place of a JSON value, as what holds it and its key there."""
+    """Yield every entry of a JSON value, at any depth, as its container and its key."""
     if isinstance(values, dict | list):
         for key in list(values) if isinstance(values, dict) else range(len(values)):
             yield values, key
@@ -189,12 +189,12 @@ def inner(values):
 
 
 def sound(message):
-    """Whether a message is one line that can be shown."""
+    """Return whether a message is one printable line of limited length."""
     return message.isprintable() and 0 < len(message) < 3000
 
 
 def attempt(action):
-    """What it gives, or None after an error that a user can read."""
+    """Return the result of an action, or None after an error with a readable message."""
     try:
         return action()
     except (ValueError, FileNotFoundError) as error:
@@ -204,7 +204,7 @@ def attempt(action):
 
 
 def check(path):
-    """Load and run a folder; whether there was a model."""
+    """Load and run the model in a folder; return whether it could be loaded."""
     model = attempt(lambda: load(path))
     if model is None:
         return False
@@ -213,7 +213,7 @@ def check(path):
     ours = model._weights.to_files()
     for name, array in ours.items():
         theirs = stored[name if name in stored else next(n for n in stored if n.endswith(name))]
-        # an array of one family may stand in the file under an older name
+        # the file's name of an array may begin with a prefix
         np.testing.assert_array_equal(array.ravel(), theirs.ravel().astype(array.dtype))
     found = attempt(lambda: model(IDS).last_hidden_state)
     for call in (model.trace, model.encode, model.tokenize):
@@ -225,7 +225,7 @@ def check(path):
 
 
 def read_by_the_library(path):
-    """All tensors, read by safetensors; an error if it does not take what we took."""
+    """Return all tensors as safetensors reads them; it must accept every file that qkv accepts."""
     from safetensors.numpy import load_file
 
     files = [path / "model.safetensors"]
@@ -235,7 +235,7 @@ def read_by_the_library(path):
 
 
 def compare(found, plain, stored, values):
-    """With the plain model, where that knows the config and the numbers are of a size."""
+    """Compare with the plain model, if it supports the config and the numbers are not too large."""
     with np.errstate(all="ignore"):
         if any(not (np.abs(array) < 1e3).all() for array in stored.values()):
             return
@@ -249,7 +249,7 @@ def compare(found, plain, stored, values):
 
 
 def main(home, cases, number=None):
-    """Run so many cases and say how many were models."""
+    """Run `cases` cases; print how many models were refused and how many were read."""
     home = Path(home)
     originals = folders(home / "whole")
     broken = home / "broken"

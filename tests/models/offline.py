@@ -1,4 +1,4 @@
-"""Runs a program where there is no network, no home and nothing on the path."""
+"""Run a program without network, without commands on PATH, and with a given home folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ print(sorted({"huggingface_hub", "torch", "matplotlib"} & set(sys.modules)))
 
 
 def lines_offline(program: str, home: Path) -> list[str]:
-    """The lines that a program writes; none of the large packages may have been imported."""
+    """Return the lines that a program prints; assert that it imported no large package."""
     done = subprocess.run(
         [sys.executable, "-c", _REFUSED + program + _IMPORTED],
         env={

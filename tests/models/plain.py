@@ -1,7 +1,7 @@
-"""GPT-2 and Llama written down once more, in float64 and one text at a time; BERT is in `support`.
+"""Plain GPT-2 and Llama in float64, one text at a time; the plain BERT is in `support`.
 
-They read the same config as the models they are compared with. An option that they do not have is
-a KeyError.
+They read the config of the model that they are compared with. An option that they do not support
+raises a KeyError.
 """
 
 import math
@@ -20,7 +20,7 @@ ACTIVATIONS = {
 
 
 def attend(q, k, v, scale):
-    """Each query (heads, T, d) sees the keys up to its own place."""
+    """Return causal attention: a query (heads, T, d) attends to keys up to its position."""
     scores = q @ np.swapaxes(k, 1, 2) * scale
     scores[:, np.triu(np.ones(scores.shape[1:], bool), 1)] = -np.inf
     weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -28,22 +28,22 @@ def attend(q, k, v, scale):
 
 
 def heads_of(x, count):
-    """(T, count * d) to (count, T, d)."""
+    """Reshape (T, count * d) to (count, T, d)."""
     return x.reshape(len(x), count, -1).swapaxes(0, 1)
 
 
 def joined(x):
-    """And back."""
+    """Reshape (count, T, d) to (T, count * d)."""
     return x.swapaxes(0, 1).reshape(x.shape[1], -1)
 
 
 def doubles(tensors, prefix):
-    """In float64 and without the prefix of a model with a head."""
+    """Return the tensors in float64, without the prefix of a model with a head."""
     return {name.removeprefix(prefix): array.astype(np.float64) for name, array in tensors.items()}
 
 
 def plain_bert_of(tensors, config, ids):
-    """BERT's last vectors (T, D)."""
+    """Return BERT's last hidden states (T, D)."""
     full = {
         **{"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
         **{"intermediate_size": 3072, "hidden_act": "gelu", "layer_norm_eps": 1e-12},
@@ -53,7 +53,7 @@ def plain_bert_of(tensors, config, ids):
 
 
 def plain_gpt2(tensors, config, ids):
-    """GPT-2's last vectors (T, D)."""
+    """Return GPT-2's last hidden states (T, D)."""
     p = doubles(tensors, "transformer.")
     act = ACTIVATIONS[config.get("activation_function", "gelu_new")]
     eps, heads = config.get("layer_norm_epsilon", 1e-5), config.get("n_head", 12)
@@ -79,7 +79,7 @@ def plain_gpt2(tensors, config, ids):
 
 
 def plain_llama(tensors, config, ids):
-    """Llama's last vectors (T, D), with the plain rotary positions."""
+    """Return Llama's last hidden states (T, D), with unscaled rotary positions."""
     if config.get("rope_scaling") is not None or config.get("rope_parameters") is not None:
         raise KeyError("rope_scaling")
     p = doubles(tensors, "model.")

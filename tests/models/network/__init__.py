@@ -1,1 +1,1 @@
-"""Tests of what is in `qkv.models.network`."""
+"""Tests of `qkv.models.network`."""

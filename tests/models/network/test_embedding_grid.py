@@ -1,4 +1,4 @@
-"""Positions for another grid: the cubic by hand, its gradient, and what it must not change."""
+"""Tests of positions interpolated for another grid: by hand, invariants and gradient."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,8 @@ from qkv.models.network.embedding import for_grid, for_grid_back, resampling
 
 
 def test_a_row_by_hand() -> None:
-    # from 4 values to 2: value 0 lies at 0.5, halfway between the second and the third of those
-    # around it: -1, 0, 1, 2, of which -1 is 0 again; the cubic at 1/2 is 19/32, at 3/2 -3/32
+    # from 4 values to 2: value 0 of the result lies at 0.5 and depends on the values -1, 0, 1, 2;
+    # value -1 repeats value 0; the cubic is 19/32 at distance 1/2, and -3/32 at distance 3/2
     near, far = 19 / 32, -3 / 32
     expected = [[near + far, near, far, 0], [0, far, near, near + far]]
     np.testing.assert_allclose(resampling(4, 2), expected, atol=1e-15)
@@ -18,7 +18,7 @@ def test_a_row_by_hand() -> None:
 def test_what_holds_of_every_size(given: int, wanted: int) -> None:
     matrix = resampling(given, wanted)
     assert matrix.shape == (wanted, given)
-    np.testing.assert_allclose(matrix.sum(1), 1, atol=1e-12)  # a constant stays
+    np.testing.assert_allclose(matrix.sum(1), 1, atol=1e-12)  # constants are unchanged
     np.testing.assert_allclose(matrix, matrix[::-1, ::-1], atol=1e-12)
     if given == wanted:
         np.testing.assert_array_equal(matrix, np.eye(given))

@@ -1,4 +1,4 @@
-"""A head that gives one logit for each token, beside its formula."""
+"""Tests of a head with one logit per token, against its formula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Biases by distance, beside the rule in plain loops."""
+"""Tests of relative position biases, against the rule in plain loops."""
 
 import math
 
@@ -9,7 +9,7 @@ from qkv.models.network.relative_bias import Buckets
 
 
 def bucket(distance: int, count: int, furthest: int, both_ways: bool) -> int:
-    """The rule as T5's paper and code have it, one distance at a time."""
+    """Return the bucket of one distance by the rule of T5's paper and code."""
     after = 0
     if both_ways:
         count //= 2
@@ -21,7 +21,7 @@ def bucket(distance: int, count: int, furthest: int, both_ways: bool) -> int:
     if away < near:
         return after + away
     steps = math.log(away / near) / math.log(furthest / near) * (count - near)
-    return after + min(near + int(steps + 1e-9), count - 1)  # on a border it is the farther one
+    return after + min(near + int(steps + 1e-9), count - 1)  # at a boundary, the farther bucket
 
 
 @pytest.mark.parametrize("both_ways", [True, False])
@@ -39,7 +39,7 @@ def test_every_query_and_key(count, furthest, both_ways):
 
 
 def test_no_bias_for_each_pair_is_held():
-    """A text of 4,096 tokens has as many biases as distances."""
+    """A text of 4,096 tokens has one bias per distance in memory, not one per pair."""
     bias = Buckets(32, 128).with_table(np.zeros((32, 12), np.float32))
     found = bias(4096, 4096)
     assert found.base is not None

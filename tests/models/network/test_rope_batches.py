@@ -1,4 +1,4 @@
-"""Positions that are stretched for long texts: each text by its own length."""
+"""Tests of scaled rotary positions in batches: each text is scaled by its own length."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ SCALINGS = {
         "original_max_position_embeddings": 6,
     },
 }
-LENGTHS = [20, 3, 9, 6, 14]  # with dynamic up to 16 are as they are, with longrope up to 6
+LENGTHS = [20, 3, 9, 6, 14]  # speeds change above 12 tokens (dynamic) or 6 (longrope)
 
 
 @pytest.fixture(params=SCALINGS)
@@ -70,7 +70,7 @@ def test_a_text_gives_the_same_in_every_batch(model):
 
 
 def test_in_a_call_of_the_model_the_longest_text_counts(model):
-    """As in transformers, which `tests/parity` holds."""
+    """A call of the model scales all texts by the longest, as in transformers (`tests/parity`)."""
     rows = texts()
     ids, mask = np.zeros((2, len(rows), max(LENGTHS)), int)
     for number, row in enumerate(rows):

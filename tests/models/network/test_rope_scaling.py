@@ -1,4 +1,4 @@
-"""How fast each pair of numbers is rotated in longer texts, by hand."""
+"""Tests of rotary scaling: each pair's rotation speed in longer texts, by hand."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_longrope_by_hand() -> None:
 
 
 def test_llama3_by_hand() -> None:
-    # 16 pi positions: the pairs make 8, 4, 2 and 1 whole turns in them
+    # in 16 pi positions, the pairs make 8, 4, 2 and 1 full turns
     limit = 16 * math.pi
     found = speeds(Llama3(10.0, 1.0, 4.0, limit), 16.0, 8)  # type: ignore[arg-type]  # no whole number
     np.testing.assert_allclose(found, [1, 1 / 2, (1 / 3 + 2 / 3 / 10) / 4, 1 / 80], rtol=1e-15)
 
 
 def test_yarn_by_hand() -> None:
-    # 2 pi * 16 positions: pair i makes 16 / 2**i turns in them
+    # in 2 pi * 16 positions, pair i makes 16 / 2**i turns
     limit = 32 * math.pi
     scaling = Yarn(4.0, limit, 1.2, fast=16.0, slow=2.0)  # type: ignore[arg-type]  # no whole number
     assert scaling.speeds(16.0, 8, 1)[1] == 1.2  # a ramp from pair 0 to pair 3
@@ -62,7 +62,7 @@ def test_yarn_by_hand() -> None:
     np.testing.assert_allclose(
         speeds(scaling, 16.0, 8), plain * (1 - shares) + plain / 4 * shares, rtol=1e-15
     )
-    # from 0.5 to 1.75, which rounding widens to 0 to 2
+    # a ramp from pair 0.5 to pair 1.75, which rounding widens to 0 and 2
     numbers = {"fast": 2**3.5, "slow": 2**2.25}
     rounded = Yarn(4.0, limit, 1.0, **numbers)  # type: ignore[arg-type]  # no whole number
     np.testing.assert_allclose(speeds(rounded, 16.0, 8), [1, 0.3125, 1 / 16, 1 / 32])

@@ -1,4 +1,4 @@
-"""Layers that share their parameters, held against a model in which each has a copy of its own."""
+"""Tests of layers with shared parameters, against a model with a copy for each layer."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from ..small_models import CONFIGS, write_small
 
 
 def unshared(parameters, same_as):
-    """The same parameters with a copy for each layer."""
+    """Return the parameters with a separate copy for each layer."""
     found = {name: array for name, array in parameters.items() if "blocks." not in name}
     for layer, first in enumerate(same_as):
         prefix = f"blocks.{first}."
@@ -34,7 +34,7 @@ def test_layers_that_share_parameters_are_those_with_copies_and_their_gradients_
     (rows, saved), (expected, kept) = (
         one.training_forward(ids, places, cu) for one in (shared, alone)
     )
-    # a copy may have another layout, for which some BLAS adds in another order
+    # a copy may have another memory layout, for which some BLAS sums in another order
     np.testing.assert_allclose(rows, expected, rtol=1e-12, atol=1e-12)
     grad = np.random.default_rng(0).standard_normal(rows.shape)
     found, each = shared.backward(grad, saved), alone.backward(grad, kept)

@@ -1,4 +1,4 @@
-"""Models whose queries and keys are made with random numbers are known, and no others."""
+"""Tests of detecting untrained models: only those whose W_Q and W_K are random."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def test_the_stretch_is_the_largest_singular_value_over_that_of_random_numbers(
     shape: tuple[int, int],
 ) -> None:
     weight = np.random.default_rng(1).standard_normal(shape)
-    weight += 3 * np.outer(np.ones(shape[0]), np.arange(shape[1]) % 3)  # one direction learned
+    weight += 3 * np.outer(np.ones(shape[0]), np.arange(shape[1]) % 3)  # one learned direction
     edge = np.sqrt((weight**2).mean())
     expected = np.linalg.norm(weight, 2) / edge / sum(np.sqrt(shape))
     assert stretch(weight) == pytest.approx(expected, rel=1e-6)

@@ -1,4 +1,4 @@
-"""Runs without some heads, or with words out of sight: does it matter?"""
+"""Tests of interventions: ablated heads, masked words and edges, edited activations."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_heads_left_out_are_as_if_their_rows_of_the_output_projection_were_zero(
     expected = zeroed.trace(TEXTS)
     for name in expected.names():
         if not name.endswith(("hook_z", "hook_attn_scores")):
-            close(found[name], expected[name])  # the pattern too: it is what the softmax gave
+            close(found[name], expected[name])  # the pattern too: the softmax's output
     for layer, head in pairs:
         assert not found["z", layer][:, :, head].any()
         np.testing.assert_allclose(found[0]["pattern", layer][:, head].sum(-1), 1, rtol=1e-12)
@@ -88,7 +88,7 @@ def test_layers_and_heads_may_be_counted_from_the_end_and_named_twice(double):
 
 
 def places(model, text, *words):
-    """Where these tokens stand in a text."""
+    """Return the positions of these tokens in a text."""
     return [i for i, token in enumerate(model.tokenize(text).tokens) if token in words]
 
 
@@ -147,7 +147,7 @@ def test_heads_and_words_at_once(double, tensors):
 
 def test_a_token_that_sees_nothing_gets_nothing():
     model = random_model(LESSON, causal=True)
-    trace = model.trace(LESSON, hide=["the"])  # the first word, and the only one that it sees
+    trace = model.trace(LESSON, hide=["the"])  # the first word, which sees only itself
     assert not trace["z", 0][0, 0].any()
     assert not trace["attn_out", 0][0, 0].any()
     np.testing.assert_allclose(trace.pattern(0, 1)[1:].sum(1), 1, rtol=1e-6)
@@ -159,7 +159,7 @@ def test_a_token_that_sees_nothing_gets_nothing():
 
 
 def test_edges_are_what_one_query_does_not_see_in_a_layer_or_a_head(double):
-    """In texts of unequal lengths, where each has its own; -1 is its last."""
+    """Edges are masked by each text's own positions; -1 is the last position of each text."""
     plain = double.trace(TEXTS)
     trace = double.trace(TEXTS, hide=[(1, 2), (2, 1, 1), (0, -1, 0, 2), (8, 3)])
     for number, text in enumerate(trace):
@@ -182,7 +182,7 @@ def test_edges_of_a_file_are_edges(double, tmp_path):
     assert changed == {"hide": [(1, 2), "cat", 3], "edit": ["blocks.0.attn.hook_z"]}
 
 
-# heads that give something else
+# heads with replaced outputs
 
 
 def test_what_takes_the_place_of_a_head(double):
@@ -190,7 +190,7 @@ def test_what_takes_the_place_of_a_head(double):
     asked = {(0, 1): "mean", (0, 2): vector, (1, None): "mean", (1, -1): "zero"}
     trace = double.trace(TEXTS, ablate=asked)
     for layer in range(2):
-        rows = np.concatenate([text["z", layer][0] for text in plain])  # of all texts
+        rows = np.concatenate([text["z", layer][0] for text in plain])  # rows of all texts
         means = rows.mean(0)  # (Hq, d)
         for text in trace:
             z = text["z", layer][0]
@@ -281,7 +281,7 @@ def test_weights_and_scores_are_those_that_were_given(double):
     np.testing.assert_array_equal(trace["pattern", 0], weights)
     close(trace["z", 0], np.einsum("bhqk,bkhd->bqhd", weights, trace["v", 0]))
     scores = np.where(rng.random((1, 3, 9, 9)) < 0.3, -np.inf, rng.standard_normal((1, 3, 9, 9)))
-    scores[0, 1, 4] = -np.inf  # sees nothing
+    scores[0, 1, 4] = -np.inf  # a query that sees no key
     trace = double.trace(TEXT, edit={"blocks.1.attn.hook_attn_scores": scores})
     sums = np.exp(scores).sum(-1, keepdims=True)
     close(trace["pattern", 1], np.exp(scores) / np.where(sums == 0, 1, sums))
@@ -320,7 +320,7 @@ def test_an_array_is_indexed_by_text_as_given_in_whatever_parts_encode_runs_them
 
 @pytest.mark.parametrize("side", ["left", "right", "both", "hole"])
 def test_places_are_columns_whatever_is_padding(double, side):
-    """`model(...)` with a mask, beside each text alone."""
+    """In `model(...)` with a mask, edits and `hide` count columns, padding included."""
     rows = [double.tokenize(text).ids for text in ("the cat sat .", "a dog")]
     ids, mask = np.zeros((2, 9), int), np.zeros((2, 9), int)
     for number, row in enumerate(rows):
@@ -351,7 +351,7 @@ def test_places_are_columns_whatever_is_padding(double, side):
             assert (shown == expected[:, None]).all()
     array = np.random.default_rng(0).standard_normal((2, 9, 12))
     found = double(ids, mask, edit={("resid_mid", 1): array}).last_hidden_state
-    for number in range(2):  # what is behind it reads one place at a time
+    for number in range(2):  # later parts of the layer read each position alone
         normed = double.layers[1].norm1(array[number])
         expected = double.layers[1].norm2(normed + double.layers[1].mlp(normed))
         close(found[number, there[number]], expected[there[number]])
@@ -366,7 +366,7 @@ def test_places_are_columns_whatever_is_padding(double, side):
 
 
 def test_each_head_s_part_adds_up_to_the_output(double):
-    """`hook_result`, which is made for whoever names it, may be edited too."""
+    """`hook_result`, which is computed only if it is named, can be edited too."""
 
     def without_second(result):
         result[:, :, 1] = 0
@@ -476,7 +476,7 @@ def test_logits_that_an_edit_has_broken_are_not_said_to_be_of_the_weights(tmp_pa
             call("abc", edit={("resid_post", 0): lambda x: x * np.nan})
 
 
-# what a trace says of it
+# the record of edits in a trace
 
 
 def test_the_inputs_of_attention_give_the_weights_again(double, tmp_path):
@@ -736,7 +736,7 @@ def test_an_array_of_several_texts_may_be_one_for_all(double):
 
 
 def test_of_a_head_that_is_named_twice_the_last_counts(double):
-    """All heads give 2, but one 0: and the other way round it is all."""
+    """A later "zero" for one head overrides 2 for all heads; in reverse order, all heads give 2."""
     values = {(1, None): np.full(4, 2.0), (1, -1): "zero"}
     z = double.trace(TEXT, ablate=values)["z", 1]
     assert (z[:, :, :2] == 2).all()

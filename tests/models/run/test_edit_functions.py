@@ -1,4 +1,4 @@
-"""What a function of `edit` sees, in every call and kind of model, and of which layers."""
+"""Tests of functions in `edit`: their arguments in every call and model, and their layers."""
 
 from functools import partial
 
@@ -29,7 +29,7 @@ def modernbert(tmp_path_factory):
 
 
 def texts_of(model, kind, count):
-    """Ids of texts of one length, or images."""
+    """Return ids of texts of one length, or images."""
     rng = np.random.default_rng(0)
     if kind == "vit":
         return rng.standard_normal((count, 2, 8, 8))
@@ -42,7 +42,7 @@ def close(found, expected, bound=1e-12):
 
 
 def seen_by(call, *args, edit, **options):
-    """What a call gives, and what its edit's function was given."""
+    """Return the result of a call, and the arguments that its edit function received."""
     seen = []
 
     def look(x, at):
@@ -57,9 +57,9 @@ def seen_by(call, *args, edit, **options):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_that_are_swapped_in_trace_are_the_others(tmp_path, kind):
-    """Each text gets the embeddings of another one, far away: then it is that other one."""
+    """A text that gets the embeddings of a distant text gives the results of that text."""
     model = model_of(tmp_path, kind)
-    count = 2 * POSITIONS // LENGTH if kind != "vit" else POSITIONS // 2  # as are not run at once
+    count = 2 * POSITIONS // LENGTH if kind != "vit" else POSITIONS // 2  # too many to run at once
     texts = texts_of(model, kind, count)
     last = ("resid_post", -1)
     found = model.trace(texts, names=[last], edit={"hook_full_embed": lambda x: x[::-1]})
@@ -157,7 +157,7 @@ def test_encode_says_which_texts_are_run_together(tmp_path, size):
 def test_a_stream_gives_a_batch_at_a_time_and_says_which(tmp_path):
     model = model_of(tmp_path, "gpt2")
     ids = texts_of(model, "gpt2", 150)
-    size = 100  # more than are run at once where no function looks
+    size = 100  # more than run at once without an edit function
     assert size * LENGTH > POSITIONS
     swap = {"hook_full_embed": lambda x: x[::-1]}
     last = ("resid_post", -1)
@@ -232,7 +232,7 @@ def test_both_sides_of_a_pair_say_where(tmp_path):
 
 
 def test_a_function_takes_an_array_or_an_array_and_at(tmp_path):
-    """A second parameter with a default is its own, unless it is called `at`."""
+    """A second parameter with a default keeps its default, unless it is named `at`."""
     model = model_of(tmp_path, "gpt2")
     ids = texts_of(model, "gpt2", 2)
     plain = model.trace(ids)
@@ -318,7 +318,7 @@ def test_what_some_layers_have_and_what_is_in_none(tmp_path):
 
     assert changed("ln1.scale") == ["blocks.1.ln1.hook_scale", "blocks.2.ln1.hook_scale"]
     assert changed(("scale", None, "ln2")) == [f"blocks.{n}.ln2.hook_scale" for n in range(3)]
-    assert changed(("scale", None)) == ["ln_final.hook_scale"]  # as a trace has it
+    assert changed(("scale", None)) == ["ln_final.hook_scale"]  # the final norm's, as in a trace
     assert changed(("embed", None)) == changed("embed") == ["hook_embed"]
     with pytest.raises(KeyError, match=r"and \('scale', 0, 'ln1'\) exists only in layers 1, 2"):
         changed(("scale", (0, 1), "ln1"))

@@ -1,4 +1,4 @@
-"""Gaps of a text are the model's mask token; gaps and words that it does not read are told."""
+"""Tests of gaps: read as the mask token; gaps that are cut and unknown words are reported."""
 
 import warnings
 
@@ -42,7 +42,7 @@ def test_what_reads_texts_as_they_are(books: qkv.Model) -> None:
     assert decoder.mask is None
     assert "[MASK]" not in decoder.tokenize("bank: a ? _.").tokens
     one, other = books.encode(["A small _.", "A small [MASK]."])
-    assert abs(one - other).max() > 1e-3  # vectors are those of sentence-transformers
+    assert abs(one - other).max() > 1e-3  # as in sentence-transformers, `encode` replaces no gap
 
 
 def test_a_gap_beyond_the_limit_is_told(books: qkv.Model) -> None:
@@ -57,7 +57,7 @@ def test_a_gap_beyond_the_limit_is_told(books: qkv.Model) -> None:
         UserWarning, match="^2 of 3 texts were .*; in 1 of these texts, a gap is beyond the f"
     ):
         books.trace(["a _ b", "word " * 70, "a _ " + "word " * 70 + "_ ."], names=["embed"])
-    with pytest.warns(UserWarning, match=r"it has 74\)$"):  # and no word of a gap
+    with pytest.warns(UserWarning, match=r"it has 74\)$"):  # no mention of a gap
         assert len(books.predict("a _ " + "word " * 70)) == 1
 
 
@@ -67,7 +67,7 @@ def test_what_the_model_does_not_know_is_told(books: qkv.Model) -> None:
         books.predict("The 🙂 and the Ж are _ .")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        books.predict("The [UNK] is _ .")  # it is written so
+        books.predict("The [UNK] is _ .")  # the text itself contains [UNK]
         view = qkv.show("The 🙂 is a small tree.", model=books)
     said = "The model does not know 🙂: it reads [UNK] there."
     assert said in view.notes

@@ -1,4 +1,4 @@
-"""Ids of tokens as other libraries hold them, in the place of texts."""
+"""Tests of token ids in the types of other libraries, in place of texts."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ OTHER = [3, 7, 8, 9, 2]
 
 
 class Tensor:
-    """What of a tensor of torch is asked for: it is no array, and gives one."""
+    """The parts of a torch tensor that qkv uses: no array, but convertible to one."""
 
     def __init__(self, data):
         self.data = np.asarray(data)

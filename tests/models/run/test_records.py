@@ -1,4 +1,4 @@
-"""Edits as records: each kind against a BERT in plain float64, and what does not fit."""
+"""Tests of edits as records: each kind against a plain float64 BERT, and refused records."""
 
 import itertools
 from copy import copy
@@ -77,7 +77,7 @@ PARTS: list[tuple[str, dict[str, int]]] = [
 def test_another_texts_activation_takes_the_place_of_one(
     model: Model, at: str, of: dict[str, int]
 ) -> None:
-    """Taken from the other text by a record, or given as an array."""
+    """The activation comes from the other text in a record, or is given as an array."""
     ids = model.tokenize(TEXT).ids.tolist()
     patch = {"op": "patch", "at": at, "layer": 1, **of, "from": OTHER}
     expected = run(model, ids, [patch])
@@ -104,7 +104,7 @@ def test_a_vector_is_added_wherever_one_passes(model: Model, at: str, of: dict[s
 
 
 def test_activations_of_several_texts_and_layers(model: Model) -> None:
-    """The same text twice, another one, and one edit behind the other."""
+    """Patches come from two texts, one of them twice; two edits of one activation run in order."""
     records = [
         {"op": "patch", "at": "z", "layer": 0, "head": 1, "from": OTHER},
         {"op": "patch", "at": "resid_pre", "layer": 1, "token": 2, "from": OTHER},
@@ -118,7 +118,7 @@ def test_activations_of_several_texts_and_layers(model: Model) -> None:
 
 
 def test_records_apply_to_each_text(model: Model) -> None:
-    """Also where a text is shorter, and in whatever parts texts are run."""
+    """Records apply to texts of any length, in batches of any size."""
     texts = [TEXT, "a dog ran", "the cat sat on the mat."]
     records = [RECORDS["hide"], RECORDS["ablate"], {"op": "scale", "value": 0.4}, RECORDS["swap"]]
     for trace in (
@@ -169,7 +169,7 @@ def test_a_trace_says_what_its_records_changed(model: Model, tmp_path: Path) -> 
 
 
 def test_records_stay_in_force_while_a_text_is_generated(tmp_path: Path) -> None:
-    """A row is one of the prompt; all else holds for new tokens too."""
+    """A `row` record changes only a row of the prompt; the others apply to new tokens too."""
     model = gpt2(tmp_path, seed=2)
     prompt, size = "the cat", len(model.tokenize("the cat"))
     weights = [1.0] + [0.0] * (size - 1)
@@ -224,7 +224,7 @@ def test_a_vector_is_added_to_new_tokens_too_and_an_activation_is_one_of_the_pro
 
 
 def test_a_head_of_grouped_heads_is_one_that_the_activation_has(tmp_path: Path) -> None:
-    """Queries have more heads than keys and values."""
+    """A record's head is a head of its activation: queries have more heads than values."""
     model = qkv.load(write_small(tmp_path, CONFIGS["llama"]), dtype=np.float64)
     attn = model.layers[0].attn
     assert attn.num_heads > attn.num_kv_heads
@@ -238,7 +238,7 @@ def test_a_head_of_grouped_heads_is_one_that_the_activation_has(tmp_path: Path) 
 
 
 def test_a_model_without_texts_says_what_it_takes(model: Model) -> None:
-    """Ids of a model that has lost its tokenizer."""
+    """Without a tokenizer, `from` is refused, and the error asks for an array."""
     bare = copy(model)
     bare.tokenizer = None
     patch = {"op": "patch", "at": "z", "layer": 0, "from": OTHER}

@@ -1,4 +1,4 @@
-"""Traces of many texts: in parts, in batches, and in bounded memory."""
+"""Tests of traces of many texts: in parts, in batches and in bounded memory."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ def decoder(tmp_path_factory):
 
 
 def same(found, expected):
-    """Equal, but for rounding, and in the padding too."""
+    """Assert that two traces are equal up to rounding, including the padding."""
     assert found.names() == expected.names()
     for name, array in expected.items():
         assert found[name].shape == array.shape, name
@@ -72,7 +72,7 @@ def test_a_trace_in_parts_is_the_trace(request, which, options):
 
 
 def test_every_name_is_known_by_its_axes(encoder, decoder):
-    """So that each is put where it belongs: those of all names too that are kept by name alone."""
+    """Batches of every activation are joined correctly, including those kept only by name."""
     for model in (encoder, decoder):
         names = [
             name for name in model.network.hook_names if names_to_keep([name], names=name)(name)
@@ -112,7 +112,7 @@ def test_a_stream_gives_the_texts_in_order(encoder, size):
     stream = encoder.trace_stream(texts(), batch_size=size, names=["pattern", "resid_post"])
     assert not read
     for place, trace in zip(range(0, len(TEXTS), size), stream, strict=True):
-        assert read == TEXTS[: place + size]  # and no more
+        assert read == TEXTS[: place + size]  # no further texts were read
         same(trace, encoder.trace(TEXTS[place : place + size], names=["pattern", "resid_post"]))
     assert read == TEXTS
 
@@ -243,7 +243,7 @@ print(kept / 2**20, megabytes("VmHWM") - before)
 
 
 def measured(call):
-    """How many megabytes are kept and how many are needed at most."""
+    """Return the megabytes that a call keeps, and the megabytes that it needs at most."""
     program = PROGRAM.replace("{call}", call)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

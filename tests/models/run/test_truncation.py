@@ -1,4 +1,4 @@
-"""Reading the beginning of a text: the same tokens as of the whole, whatever the tokenizer."""
+"""Tests of tokenizing only the beginning of a text: the tokens equal those of the whole text."""
 
 import functools
 import json
@@ -40,7 +40,7 @@ BLANKS = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
 
 
 def trained(model, trainer, cutter=None, normalizer=None):
-    """A tokenizer of the library that has learned its pieces from the corpus."""
+    """Return a tokenizer of the tokenizers library, trained on the corpus."""
     found = Tokenizer(model)
     if normalizer is not None:
         found.normalizer = normalizer
@@ -51,7 +51,7 @@ def trained(model, trainer, cutter=None, normalizer=None):
 
 
 def without_cutter(inner):
-    """The same pieces of a tokenizer that takes the whole text for one word, as Llama 2's does."""
+    """Return the tokenizer without a pre-tokenizer: a whole text is one word, as in Llama 2."""
     values = json.loads(inner.to_str())
     values["pre_tokenizer"] = None
     found = Tokenizer.from_str(json.dumps(values))
@@ -103,7 +103,7 @@ KINDS = {
     ),
     "unigram of the whole text": lambda: without_cutter(unigram(PIECES)),
     "unigram over words": lambda: unigram(None, normalizers.Sequence(BLANKS)),
-    "one word": lambda: without_cutter(wordpiece()),  # which has no token but the unknown one
+    "one word": lambda: without_cutter(wordpiece()),  # its only token is the unknown token
     "words": None,
 }
 ACROSS = {"merges over words", "unigram over words"}
@@ -111,7 +111,7 @@ ACROSS = {"merges over words", "unigram over words"}
 
 @functools.cache
 def tokenizer(kind, *, framed=True):
-    """One of each kind, with special tokens around a text and two that are found in it."""
+    """Return a tokenizer of a kind, with special tokens around texts and added tokens in texts."""
     if KINDS[kind] is None:
         return WordTokenizer(CORPUS)
     inner = KINDS[kind]()
@@ -135,7 +135,7 @@ GAPS = [" ", " ", " ", "  ", "", "   ", "\n", " \n ", "\t", "\u00a0", "\u3000", 
 
 @st.composite
 def texts(draw):
-    """Long ones of few parts that recur, so that what is settled late would show."""
+    """Draw long texts of a few repeated parts, to expose tokens that depend on much later text."""
     parts = draw(st.lists(st.sampled_from(BITS), min_size=1, max_size=5))
     gaps = draw(st.lists(st.sampled_from(GAPS), min_size=1, max_size=4))
     once = "".join(part + gaps[n % len(gaps)] for n, part in enumerate(parts))
@@ -181,13 +181,13 @@ def test_of_a_long_text_only_the_beginning_is_read(kind, monkeypatch):
     [found] = cutter([ORDINARY])
     assert len(found) == min(16, len(one(ORDINARY)))
     if kind in ACROSS or kind == "one word":
-        assert ORDINARY in read  # nothing is certain before the end
+        assert ORDINARY in read  # no token is certain before the end
     else:
         assert sum(map(len, read)) <= 3 * 16 * truncation.ROOM
 
 
 def test_a_piece_over_two_words_is_settled_at_the_end(monkeypatch):
-    """An odd number of words begins otherwise than an even one: beginnings do not show that."""
+    """The first token may depend on whether the number of words is odd, which the end shows."""
     pieces = [("[UNK]", -20.0), ("▁a", -1.0), ("▁a▁a", -1.0)]
     inner = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
     inner.normalizer = normalizers.Sequence(BLANKS)
@@ -199,7 +199,7 @@ def test_a_piece_over_two_words_is_settled_at_the_end(monkeypatch):
 
 
 def said(cutter):
-    """The warning, None where there is none."""
+    """Return the text of the warning, or None without a warning."""
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
         cutter.cut.warn()
@@ -217,7 +217,7 @@ def test_what_is_cut_is_counted_in_texts(monkeypatch):
     cutter(["the cat " * 1000])
     longest = "the longest has 1,000 characters or more"
     assert said(cutter) == f"3 of 5 texts were cut to 4 tokens ({longest})"
-    [found] = cutter(["x" * 5000])  # one word, of which nothing is certain
+    [found] = cutter(["x" * 5000])  # one word, of which no token is certain
     assert found.offsets == [(0, 1000)]
     assert said(cutter) == (
         f"3 of 6 texts were cut to 4 tokens ({longest}) and 1 of 6 texts were cut to 1,000 "
