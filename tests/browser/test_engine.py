@@ -1,4 +1,4 @@
-"""The model that computes in a page: tokens, numbers, what edits change, whose turn it is."""
+"""Tests of the model that runs in a page: tokens, numbers, edits, and the order of requests."""
 
 import itertools
 from collections.abc import Iterator
@@ -101,7 +101,7 @@ def html(model: Model) -> str:
 
 @pytest.fixture(scope="module")
 def page(openers: Openers, html: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """One for all that ask: an answer does not depend on what was asked before."""
+    """One page for all tests: its answers do not depend on earlier requests."""
     with openers.visiting(tmp_path_factory.mktemp("engine")) as visit:
         yield visit(html)
 
@@ -133,7 +133,7 @@ def test_a_model_of_int8_rows_takes_half_the_page(visit: Visit, tmp_path: Path) 
     numbers = sum(array.size for array in model.parameters.values())
     assert (
         len(page_of(model)) - len(whole) > 0.98 * numbers * 4 / 3
-    )  # a byte less for each, in base64
+    )  # one byte less per number, in base64
     page = visit(whole)
     for text in TEXTS[:20]:
         _, result = ask(page, text)
@@ -153,7 +153,7 @@ def test_a_model_of_int8_rows_takes_half_the_page(visit: Visit, tmp_path: Path) 
 
 
 def offsets(text: str, found: dict[str, Any]) -> list[tuple[int, int]]:
-    """The characters of a text that tokens stand for, from positions as a page counts them."""
+    """Return the tokens' offsets in characters, from the page's offsets in UTF-16 units."""
     units = text.encode("utf-16-le")
 
     def characters(position: int) -> int:
@@ -323,4 +323,4 @@ def test_what_does_not_fit_rejects_and_says_why(page: Page) -> None:
         ask(page, TEXT, at=[0, 10])
     with pytest.raises(Error, match="run: layers has 4 and there are 4 layers: give 0 to 3"):
         ask(page, TEXT, layers=[4])
-    assert ask(page, TEXT)[0]["tokens"][1] == "the"  # and the next run runs
+    assert ask(page, TEXT)[0]["tokens"][1] == "the"  # and later runs still work

@@ -1,4 +1,4 @@
-"""The parts of the model in a page: its tokenizer, character by character, and what it keeps."""
+"""Tests of parts of the model in a page: its tokenizer on every character, and its cache."""
 
 import unicodedata
 
@@ -18,13 +18,13 @@ _SCRIPTS = tuple(f"engine/{part}" for part in _PARTS)
 
 
 def bare(visit: Visit) -> Page:
-    """A page with the scripts of the worker and no worker."""
+    """Return a page with the worker's scripts but no worker."""
     scripts = f"{script_of(*_SCRIPTS)}\nObject.assign(globalThis, page);"
     return visit(f"<!doctype html><html lang=en><title>bare</title><script>{scripts}</script>")
 
 
 def test_every_character_is_read_as_the_library_reads_it(visit: Visit, model: Model) -> None:
-    """But for marks and punctuation of scripts that are newer than the library's Unicode."""
+    """Only marks and punctuation of scripts newer than the library's Unicode may differ."""
     inner = model.tokenizer._inner
     normalize, cut = inner.normalizer.normalize_str, inner.pre_tokenizer.pre_tokenize_str
     none = ("Cn", "Cs", "Co")
@@ -69,7 +69,7 @@ def test_gaps_are_the_librarys(visit: Visit, model: Model) -> None:
 
 
 def test_a_change_leaves_what_lies_below_as_it_is(visit: Visit, model: Model) -> None:
-    """Of what was computed, only what a change touches is computed again."""
+    """A run recomputes only the activations that a change affects; the rest is cached."""
     page = bare(visit)
     page.evaluate(
         """(payload) => {
@@ -89,7 +89,7 @@ def test_a_change_leaves_what_lies_below_as_it_is(visit: Visit, model: Model) ->
         return page.evaluate("([ids, edits]) => steps(ids, edits)", [ids, list(edits)])
 
     ids = model.tokenize(TEXT).ids.tolist()
-    assert steps(ids) == 1 + 3 * 4  # the embeddings; and of each layer the projections, heads, rest
+    assert steps(ids) == 1 + 3 * 4  # the embeddings; per layer the projections, heads and rest
     assert steps(ids) == 0
     assert steps(ids, {"op": "ablate", "layer": 3, "head": 0}) == 1
     assert steps(ids, {"op": "ablate", "layer": 1, "head": 0}) == 1 + 3 * 2
@@ -99,8 +99,8 @@ def test_a_change_leaves_what_lies_below_as_it_is(visit: Visit, model: Model) ->
     assert steps(ids, EDITS["hide"], {"op": "ablate", "layer": 3, "head": 0}) == 1
     assert steps(ids) == 0
     assert steps([*ids[:-2], 7, 3]) == 1 + 3 * 4
-    for word in (100, 101):  # a million numbers each
+    for word in (100, 101):  # which keep a million numbers each
         steps([word] * 62)
     assert page.evaluate("fits()")
     assert steps([101] * 62) == 0
-    assert steps(ids) == 1 + 3 * 4  # it was the oldest
+    assert steps(ids) == 1 + 3 * 4  # evicted, as the oldest

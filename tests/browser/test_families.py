@@ -1,4 +1,4 @@
-"""The model in a page, of each family that it computes: random checkpoints, edits, greedy text."""
+"""Tests of each model family in a page: random checkpoints, edits and greedy text."""
 
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from .support import Visit
 ENCODERS = ("bert", "distilbert", "electra", "modernbert", "roberta")
 LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-SQUARE = {"hidden_size": 16}  # whose root, by which Gemma scales, no type rounds
-# By name the family, and what its config has beside the sizes of a small one.
+SQUARE = {"hidden_size": 16}  # Gemma scales by its root, 4, which no dtype rounds
+# By name: the family, and what its config has besides the sizes of a small model.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in ENCODERS},
     "bert with relu": ("bert", {"hidden_act": "relu"}),
@@ -70,7 +70,7 @@ OTHER = "a dog ran on the mat"  # 8 tokens, too
 
 
 def small(folder: Path, kind: str) -> tuple[Model, Model]:
-    """A model whose numbers float16 holds, and the same in float64."""
+    """Return a small model whose parameters float16 can hold, and the same model in float64."""
     family, others = KINDS[kind]
     sizes, classes = SMALL[family]
     config = {"model_type": family, "architectures": [classes[0]], **sizes, **others}
@@ -95,7 +95,7 @@ def page(visit: Visit, models: tuple[Model, Model]) -> Page:
 
 
 def edits_for(model: Model) -> dict[str, list[Edit]]:
-    """One of each kind, and of those of an activation one of each."""
+    """Return edits of each kind by name, and of activation edits one per activation."""
     attn = model.layers[1].attn
     heads, shared = attn.num_heads, attn.num_kv_heads
     dim, size = model.dim, attn.d_query
@@ -140,7 +140,7 @@ def edits_for(model: Model) -> dict[str, list[Edit]]:
 
 
 def told(model: Model, text: str, edits: list[Edit]) -> Result:
-    """What the library gives of a text with edits."""
+    """Return the library's numbers for a text with edits."""
     trace = model.trace(text, logits=True, edit=edits)
     layers, last = range(model.num_layers), model.layers[-1]
     behind = "normalized_resid_post" if last.post_norm else "resid_post"

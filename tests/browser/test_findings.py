@@ -1,4 +1,4 @@
-"""A page of findings: it measures them, says whether they hold, and lets a reader change all."""
+"""Tests of a page of findings: it measures them, judges them, and lets a reader change them."""
 
 import json
 import re
@@ -63,12 +63,12 @@ def verdict(page: Page) -> Locator:
 
 
 def guesses(page: Page) -> list[str]:
-    """The guess of each picture, the one before first."""
+    """Return the guess in each picture, that before the edits first."""
     stages = page.locator(".finding .stage").all()
     return [one.locator(".guess .now, .guess .arriving").last.inner_text() for one in stages]
 
 
-# ---- what is measured
+# ---- measurements
 
 
 def test_the_page_measures_what_the_float64_library_does(
@@ -131,7 +131,7 @@ def test_a_gap_may_be_typed_in_any_way(visit: Visit, model: Model, gap: str) -> 
 def test_any_position_of_a_decoder(visit: Visit, decoder: Model) -> None:
     early = qkv.finding(decoder, NAME, position=3, hide="Miss")
     last = qkv.finding(decoder, NAME, ablate=[(2, 5)])
-    assert any(word.startswith("##") for word, _ in last.after)  # it goes on within a word
+    assert any(word.startswith("##") for word, _ in last.after)  # a word goes on
     page = visit(page_of(early, last))
     for one, finding in zip(found(page), (early, last), strict=True):
         assert one["holds"]
@@ -142,7 +142,7 @@ def test_any_position_of_a_decoder(visit: Visit, decoder: Model) -> None:
     assert re.match(r"Here is Miss Green\. Who is Miss\s+\w+\s+[\d.]+%$", words[2])
 
 
-# ---- what does not hold
+# ---- findings that do not hold
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_probability_that_differs_is_said(
     page = quick(page_of(replace(glass, **{name: [(word, share + by), *others]})))
     [one] = found(page)
     assert one["holds"] is holds
-    agrees(one[name], getattr(glass, name))  # as it is here
+    agrees(one[name], getattr(glass, name))  # as measured in the page
     if not holds:
         expect(verdict(page)).to_contain_text("✗ Does not hold.")
         line = f"{name}, word 1: {word}, {share + by:.4f} in the finding, {word}, {share:.4f} here"
@@ -178,7 +178,7 @@ def test_a_finding_may_have_fewer_words(quick: Visit, glass: qkv.Finding) -> Non
 
 
 def test_rounded_parameters_are_compared_to_a_hundredth(visit: Visit, tmp_path: Path) -> None:
-    mask_bert(tmp_path)  # float32, which a page rounds
+    mask_bert(tmp_path)  # in float32, which a page rounds
     small = qkv.load(tmp_path)
     finding = qkv.finding(small, "the cat sat on the _.", hide="cat")
     ((word, share), *others), worse = finding.after, finding.after[0][1] - 0.02
@@ -188,7 +188,7 @@ def test_rounded_parameters_are_compared_to_a_hundredth(visit: Visit, tmp_path: 
     expect(verdict(page).first).to_contain_text("to 0.01: the parameters in this page are rounded")
 
 
-# ---- what a reader changes
+# ---- a reader's changes
 
 
 def predicted(exact: Model, *words: str) -> str:
@@ -207,7 +207,7 @@ def test_a_finding_is_changed_where_it_stands(quick: Visit, html: str, exact: Mo
     ready(page)
     expect(page.locator(".finding .stage .off")).to_have_text(["drank"])
     assert guesses(page)[1] == predicted(exact, "drank")
-    assert found(page) == measured  # the finding is what it was
+    assert found(page) == measured  # the finding itself is unchanged
     button(page, "Back to the finding").click()
     ready(page)
     assert guesses(page)[1] == predicted(exact, "glass")
@@ -244,11 +244,11 @@ def test_the_saved_finding_is_the_file(
     assert json.loads((tmp_path / "a.json").read_bytes()) == glass.to_dict()
 
 
-# ---- the picture
+# ---- pictures
 
 
 def lines(stage: Locator) -> dict[int, float]:
-    """The widths of the lines over a sentence, by the token that each leads to."""
+    """Return the widths of the lines over a sentence, by the token to which each leads."""
     return stage.evaluate(
         """(stage) => {
           const box = stage.querySelector(".big").getBoundingClientRect();
@@ -292,7 +292,7 @@ def test_lines_are_of_the_heads_and_the_query_of_the_edits(visit: Visit, decoder
     assert "2" not in after_mask or after_mask["2"] == 1.5
 
 
-# ---- an article
+# ---- articles
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The script that frames the live views of a lesson."""
+"""Tests of the script that frames the live views of a lesson."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>a le
 <script>{script}</script></body></html>"""
 SAVES = "Object.defineProperty(navigator, 'connection', {value: {saveData: true}});"
 HEARD = "window.heights = []; addEventListener('message', ({ data }) => heights.push(data.height));"
-SET = "theme => { document.body.dataset.theme = theme; }"  # what the site's switch does
+SET = "theme => { document.body.dataset.theme = theme; }"  # as the site's theme switch does
 
 
 def lesson(*, before: str = "", body: str = "", href: str = "about:blank") -> str:
@@ -46,7 +46,7 @@ def test_a_frame_is_as_high_as_it_says_itself(visit: Visit) -> None:
             "high => document.querySelector('iframe').style.height === `${high}px`", arg=high
         )
     page.frames[1].evaluate("['high', null, { height: -1 }].map((x) => parent.postMessage(x, '*'))")
-    page.evaluate("postMessage({ height: 999 }, '*')")  # no frame says so
+    page.evaluate("postMessage({ height: 999 }, '*')")  # not sent by a frame
     pause(page, 100)
     assert height(page) == "260px"
 
@@ -65,7 +65,7 @@ def test_the_link_stays_where_data_is_saved_or_scripts_are_off(
 def test_a_frame_is_as_light_or_dark_as_the_page_around_it(
     chromium: Browser, html: str, tmp_path: Path, system: str, site: str
 ) -> None:
-    """Both opened as files, which may not look into each other."""
+    """The theme follows even between files, which may not access each other."""
     href = f"play.html{address(**START | {'only': ['sentence', 'head']})}".replace("&", "&amp;")
     (tmp_path / "play.html").write_text(html, encoding="utf-8")
     (tmp_path / "lesson.html").write_text(
@@ -90,12 +90,12 @@ def test_a_frame_is_as_light_or_dark_as_the_page_around_it(
     for switch in (system, site, "auto"):
         page.evaluate(SET, switch)
         follows(system if switch == "auto" else switch, switch.replace("auto", ""))
-    assert chip.get_attribute("aria-selected") == "true"  # what the reader did stays
+    assert chip.get_attribute("aria-selected") == "true"  # the reader's choice stays
     high = frame.locator("body").evaluate("it => it.getBoundingClientRect().height")
     assert 0 <= int(height(page).removesuffix("px")) - high < 1
     heights = page.evaluate("heights")
     assert high > 400
-    assert min(heights) > 0.5 * high  # it does not jump while the model is read
+    assert min(heights) > 0.5 * high  # the frame does not jump while the model is read
     assert max(heights) < 1.5 * high
     assert said == []
     page.context.close()

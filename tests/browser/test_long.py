@@ -1,4 +1,4 @@
-"""Texts of thousands of tokens: what the page holds of them, and what it draws."""
+"""Tests of texts of thousands of tokens: the data that the page holds, and its drawing."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ SIZE, HEADS, TOP = 8192, 12, 8
 
 @pytest.fixture(scope="module")
 def text() -> Heads:
-    """A sink, the previous token, the token itself, and a few at random; 0.9 of all weight."""
+    """A text's top weights, 0.9 in sum: on a sink, the previous token, itself, and at random."""
     random = np.random.default_rng(0)
     positions = np.arange(SIZE)
     indices = np.argsort(random.random((HEADS, SIZE, 64)), axis=-1)[..., :TOP] * 128 + 5

@@ -1,4 +1,4 @@
-"""A notebook that was run, saved, exported and opened elsewhere still shows live views."""
+"""Tests of live views in a notebook that is run, saved, exported and opened elsewhere."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ CELLS = [
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
-    # what a cell shows may arrive late where much else runs: after 4 s it would be left out
+    # outputs may arrive late on a busy machine: by default they would be dropped after 4 s
     NotebookClient(notebook, timeout=120, iopub_timeout=60, kernel_name="python3").execute()
     path = tmp_path_factory.mktemp("notebook") / "saved.ipynb"
     nbformat.write(notebook, path)
@@ -36,7 +36,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exported(saved: Path) -> str:
     body, _ = HTMLExporter(mathjax_url="").from_filename(str(saved))
-    # the exporter's own scripts from a network are not the view's: they go
+    # remove the exporter's own scripts: they need a network, and are not part of the views
     return re.sub(r"<script[^>]*src=[^>]*>\s*</script>", "", str(body))
 
 
@@ -70,7 +70,7 @@ def test_the_views_of_an_exported_notebook_are_alive(
     assert sentence(page).startswith("sat looks at ")
     shown = [read(value) if value.strip("·") else 0.0 for _, value in keys(page)]
     np.testing.assert_allclose(shown, view.weights[2], atol=0.00501)
-    assert page.locator(".sentence").all_inner_texts()[1:] == others  # each on its own
+    assert page.locator(".sentence").all_inner_texts()[1:] == others  # other views unchanged
 
 
 def test_the_exported_notebook_shows_pictures_without_scripts(visit: Visit, exported: str) -> None:

@@ -1,4 +1,4 @@
-"""How tests open pages: one that is used again is as a new one, and none complains unheard."""
+"""Tests of opening.py: a reused page equals a new one, and every complaint is an error."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from .play import address, after, button, opened_at, part, ready
 from .playing import STATE, laid_out, until
 from .support import Visit
 
-# All that a page shows, what is set in it, and what it was told of the window.
+# Returns the content of a page, the state of its controls, and its window and media settings.
 WHOLE = """() => {
   const view = document.querySelector(".qkv-view").shadowRoot.querySelector(".view");
   const set = [...view.querySelectorAll("input, textarea, select, details")].map((one) =>
@@ -30,7 +30,7 @@ BAD = {
 
 def whole(page: Page) -> object:
     laid_out(ready(page))
-    small = part(page, "map").locator(".thumb")  # each is painted in a task of its own
+    small = part(page, "map").locator(".thumb")  # each picture is painted in a task of its own
     until(lambda: small.locator("canvas").count() == small.count())
     return page.evaluate(WHOLE)
 

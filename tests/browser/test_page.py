@@ -1,4 +1,4 @@
-"""The page as a whole: themes, widths, several views, no scripts, hostile words, accessibility."""
+"""Tests of the page: themes, widths, several views, no scripts, hostile words, accessibility."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def saved(view: qkv.see.View, folder: Path) -> str:
 
 
 def background(page: Page) -> float:
-    """How light the view's background is, 0 to 1."""
+    """Return the lightness of the view's background, 0 to 1."""
     colour = page.locator(".view").evaluate("node => getComputedStyle(node).backgroundColor")
     return sum(map(float, colour[4:-1].split(","))) / 3 / 255
 
@@ -76,10 +76,10 @@ def test_views_of_the_library_pass_axe(visit: Visit, tmp_path: Path) -> None:
 
 
 def problems(page: Page, part: str = "") -> list[str]:
-    """What axe-core's rules find in a page or in a part of it, as lines.
+    """Return the violations that axe-core finds in a page or in a part of it, as lines.
 
-    In the dark those of colours alone, since nothing else is another there. It is left in the
-    light.
+    In the dark scheme only the colour rules run, since only colours differ. The page is left in
+    the light scheme.
     """
     if not page.evaluate("'axe' in window"):
         path = Path(axe_playwright_python.__file__).parent / "axe.min.js"
@@ -138,7 +138,7 @@ def test_a_window_that_becomes_narrow(visit: Visit) -> None:
 def test_two_views_on_a_page_do_not_disturb_each_other(visit: Visit) -> None:
     one, two = part_of(made(WORDS), query=5), part_of(made(WORDS, seed=1), query=6)
     page = visit(f"<!doctype html><html lang=en><title>two</title><main>{one}{two}{one}</main>")
-    assert page.locator(".view").count() == 3  # the same one twice
+    assert page.locator(".view").count() == 3  # the first of them twice
     assert page.evaluate("['VIEWS', 'start', 'mount', 'el'].filter((name) => name in window)") == []
     sentences = page.locator(".sentence")
     before = sentences.all_inner_texts()
@@ -154,7 +154,7 @@ def test_two_views_on_a_page_do_not_disturb_each_other(visit: Visit) -> None:
 
 
 def test_keys_stay_in_the_view(visit: Visit) -> None:
-    """A notebook around it has keys of its own: arrows choose cells, Shift+Enter runs them."""
+    """No key but Shift leaves the view: a notebook has its own arrow keys and Shift+Enter."""
     page = visit(page_of(made(WORDS)))
     page.evaluate("window.heard = []; addEventListener('keydown', (e) => heard.push(e.key))")
     token(page, 0).focus()
@@ -207,7 +207,7 @@ def test_the_policy_forbids_the_network(visit: Visit) -> None:
 
 
 def of_nothing_finite(view: str) -> qkv.see.View:
-    """A view of a text whose middle word has infinite vectors and weights that are no numbers."""
+    """Return a view of a text whose middle word has infinite vectors and NaN weights."""
     trace = random_model("the cat sat").trace("the cat sat")
     arrays = {name: trace[name].copy() for name in trace.names()}
     for name, array in arrays.items():

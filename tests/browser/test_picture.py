@@ -1,4 +1,4 @@
-"""Views without a script: pictures in both themes, on phones, and a graph that can be asked."""
+"""Tests of views without scripts: pictures in both themes, on phones, and an interactive graph."""
 
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -78,7 +78,7 @@ def test_a_wide_map_scrolls_and_keeps_its_size(visit: Visit, width: int) -> None
 
 
 def said(page: Page) -> list[str]:
-    """The lines below the graph that can be seen."""
+    """Return the visible lines below the graph."""
     found: list[str] = page.locator(".qkv-readout text, .qkv-hint text").evaluate_all(
         "(all) => all.filter((x) => getComputedStyle(x).visibility === 'visible')"
         ".map((x) => x.textContent)"
@@ -87,7 +87,7 @@ def said(page: Page) -> list[str]:
 
 
 def strong(page: Page) -> list[str]:
-    """The edges that are not faint."""
+    """Return the titles of the edges that are not faint."""
     found: list[str] = page.locator(".qkv-edge").evaluate_all(
         "(all) => all.filter((x) => getComputedStyle(x).opacity === '1')"
         ".map((x) => x.querySelector('title').textContent)"
@@ -112,7 +112,7 @@ def test_a_graph_tells_numbers_to_a_pointer_and_to_keys(visit: Visit) -> None:
         assert said(page) == [name]
         assert strong(page) == [name]
     page.get_by_text("0.1", exact=True).hover()
-    assert said(page) == node  # and not what has the focus
+    assert said(page) == node  # the hovered node, not the focused edge
     page.mouse.move(0, 0)
     page.keyboard.press("Tab")
     assert said(page) == ["embed writes to attn.0.1.v -0.500"]

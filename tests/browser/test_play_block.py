@@ -1,4 +1,4 @@
-"""The layer as data flows through it, in the live page: widths and matrices by the formula."""
+"""Tests of a layer's data flow in the live page: widths and matrices against the formula."""
 
 import re
 
@@ -29,25 +29,25 @@ def part(page: Page) -> Locator:
 
 
 def names(page: Page) -> list[str]:
-    """The nodes of the block, once it knows the parameters."""
+    """Return the names of the block's nodes, once the block has the parameters."""
     laid_out(page)
     return [text.split()[-1] for text in part(page).get_by_role("tab").all_inner_texts()]
 
 
 def choose(page: Page, name: str) -> None:
     part(page).locator("[role=tab]").nth(names(page).index(name)).click()
-    pause(page, 50)  # the matrix that it opens is drawn in a task of its own
+    pause(page, 50)  # the node's matrix is drawn in a task of its own
 
 
 def normed(x: np.ndarray, model: Model, name: str) -> np.ndarray:
-    """LayerNorm in float64."""
+    """Compute a LayerNorm in float64."""
     gain, shift = (np.float64(model.parameters[f"{name}.{end}"]) for end in ("weight", "bias"))
     x = x - x.mean(-1, keepdims=True)
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + model.design.eps) * gain + shift
 
 
 def layer_by_formula(model: Model, layer: int, edits: list[Edit]) -> dict[str, np.ndarray]:
-    """Each step of the layer, (T, ...), in float64."""
+    """Compute each step of the layer, (T, ...), in float64."""
     ids = list(model.tokenize(TEXT).ids)
     whole = run(model, ids, edits)
     inside, x = whole.inside[layer], whole.resid[layer]
@@ -64,7 +64,7 @@ def layer_by_formula(model: Model, layer: int, edits: list[Edit]) -> dict[str, n
 
 
 def widths(page: Page) -> dict[str, float]:
-    """How wide a ribbon is as it leaves each node."""
+    """Return the width of the ribbon that leaves each node."""
     found = (
         part(page)
         .locator(".ribbon[data-from]")
@@ -74,7 +74,7 @@ def widths(page: Page) -> dict[str, float]:
 
 
 def reads(page: Page) -> set[tuple[str, str]]:
-    """Which node reads which, as drawn."""
+    """Return the pairs of nodes (from, to) that a ribbon joins."""
     found = (
         part(page)
         .locator(".ribbon[data-from]")
@@ -95,8 +95,8 @@ def test_ribbons_are_as_wide_as_vectors_are_long(
     found, before = layer_by_formula(model, 3, edits), layer_by_formula(model, 3, [])
     lengths = {name: float(np.linalg.norm(found[name][PLACE])) for name in VECTORS}
     wide, longest = widths(page), max(lengths.values())
-    for name in VECTORS[:-1]:  # the last leads nowhere
-        if name in wide:  # what is removed leads nowhere either
+    for name in VECTORS[:-1]:  # no ribbon leaves the last node
+        if name in wide:  # nor a removed node
             expected = max(1.0, 34 * lengths[name] / longest)
             assert wide[name] == pytest.approx(expected, abs=0.01), name
     assert ("X", "R") in reads(page)
@@ -137,7 +137,7 @@ def test_a_node_opens_its_matrix_and_the_sum_of_a_cell(
 
 
 def summed(text: str) -> float:
-    """What a sum of products or of named numbers comes to, as it is spelled."""
+    """Compute a sum of products or of named numbers from its text."""
     plain = text.replace("\N{MINUS SIGN}", "-")
     terms = [term.strip() for term in re.split(r" \+ ", plain)]
     found = 0.0

@@ -1,4 +1,4 @@
-"""The lesson of the live page: what a card asks, what the page shows then, what it says of it."""
+"""Tests of the live page's lesson: the question of a card, what the page shows, and the answer."""
 
 import json
 import re
@@ -35,13 +35,13 @@ def options(page: Page) -> list[str]:
 
 
 def held(page: Page) -> dict[str, Any]:
-    """What stands in the address."""
+    """Return the state in the address."""
     pairs = page.evaluate("Object.fromEntries(new URLSearchParams(location.hash.slice(1)))")
     return {name: value if name == "text" else json.loads(value) for name, value in pairs.items()}
 
 
 def check_told(card: dict[str, Any], text: str, said: str) -> None:
-    """A text is what is said, with the numbers of the probes in their positions."""
+    """Check that `said` is this text with the probes' values filled in."""
     measured = by_the_formula(card)
     parts = re.split(r"(\{\d+\})", text.replace("*", ""))
     pattern = "".join(r"(under 0\.1%|[\d.]+%)" if x[:1] == "{" else re.escape(x) for x in parts)
@@ -82,7 +82,7 @@ def test_each_card_leads_the_page_and_tells_right_from_wrong(
 
 
 def check_options(page: Page, card: dict[str, Any], own: int, guess: int) -> None:
-    """The right one has its mark, the guess too, and those that were measured their numbers."""
+    """Check the marks of the right option and of the guess, and the numbers of measured options."""
     measured = by_the_formula(card)
     for k, label in enumerate(page.locator(".options button").all()):
         sign, name, figure = label.locator("> span").all_text_contents()
@@ -132,7 +132,7 @@ def test_it_is_read_and_answered_with_the_keys_alone(quick: Visit, html: str) ->
     after(page, lambda: page.keyboard.press("Space"))
     assert page.locator(".options button").nth(1).get_attribute("aria-pressed") == "true"
     assert page.locator(".told").get_attribute("role") == "status"
-    after(page, lambda: page.keyboard.press("Enter"))  # it is at Next
+    after(page, lambda: page.keyboard.press("Enter"))  # the focus is on Next
     assert "Card 2" in part(page, "cards").inner_text()
 
 

@@ -1,4 +1,4 @@
-"""What a reader takes away from the live page: pictures as shown, numbers with all digits."""
+"""Tests of exports from the live page: pictures as shown, numbers with all digits."""
 
 import csv
 import io
@@ -36,7 +36,7 @@ EDITS: list[Edit] = [
     {"op": "ablate", "layer": 1, "head": 5},
 ]
 FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", " =1", "\u202e=1", "\uff1d1", "\r=1", "-", "\n"]
-# All that is on the page but the menus.
+# Returns the content of the page without its menus.
 REST = """() => {
   const root = document.querySelector(".qkv-view").shadowRoot;
   const copy = root.querySelector(".view").cloneNode(true);
@@ -52,7 +52,7 @@ def ids(model: Model) -> list[int]:
 
 
 def menu(page: Page, name: str) -> Locator:
-    """What saves a part, opened."""
+    """Open the menu that saves a part, and return it."""
     found = page.locator(f"[data-region={name}] > .save")
     if found.get_attribute("open") is None:
         found.locator("summary").click()
@@ -60,7 +60,7 @@ def menu(page: Page, name: str) -> Locator:
 
 
 def saved(page: Page, name: str, what: str) -> tuple[str, bytes]:
-    """A part saved by a button of its menu: the name of the file and what it holds."""
+    """Save a part by a button of its menu: return the file's name and content."""
     with page.expect_download() as download:
         menu(page, name).get_by_role("button", name=what, exact=True).click()
     return download.value.suggested_filename, Path(download.value.path()).read_bytes()
@@ -75,7 +75,7 @@ def column(table: list[dict[str, str]], name: str) -> np.ndarray:
 
 
 def held_by(page: Page, edits: list[Edit], which: str) -> np.ndarray:
-    """An array of the run with these edits, of which the page keeps what was answered."""
+    """Return an array of the run with these edits, which the page has recorded."""
     run = f"runs.findLast(({{ edits }}) => edits.length === {len(edits)})"
     return np.array(page.evaluate(f"Array.from({run}.found.{which})"), np.float32)
 
@@ -236,7 +236,7 @@ def test_texts_and_numbers_of_every_kind_are_read_back_as_they_were(visit: Visit
 def test_a_picture_has_every_word_that_is_shown(quick: Visit, html: str, name: str) -> None:
     page = opened(quick, html, edits=EDITS)
     pause(page, 500)
-    for width in (1270, 1280):  # all is drawn in the room that it has
+    for width in (1270, 1280):  # resizing redraws every part at its width
         page.set_viewport_size({"width": width, "height": 900})
         pause(page, 200)
     plain, shown = page.screenshot(), page.evaluate(REST)
@@ -276,7 +276,7 @@ def test_a_picture_has_every_word_that_is_shown(quick: Visit, html: str, name: s
             "pattern",
             "tspan",
         )
-    }  # vectors alone
+    }  # only vector elements
     caption = picture.findtext(f"{SVG}title") or ""
     assert caption.startswith(
         f"“{TEXT}” · crown hidden · 1 pair hidden in head 3.2 · head 1.5 removed · "
@@ -286,7 +286,7 @@ def test_a_picture_has_every_word_that_is_shown(quick: Visit, html: str, name: s
     for word in words_of(on_page + " " + caption):
         assert word in beyond, word
         beyond.remove(word)
-    assert not beyond or canvas.count()  # the names along a heat map
+    assert not beyond or canvas.count()  # the page draws a heat map's names on its canvas
     menu(page, name).evaluate("node => { node.open = false; }")
     pause(page, 300)
     assert page.evaluate(REST) == shown
@@ -376,7 +376,7 @@ def test_the_folded_page_has_no_menus(quick: Visit, html: str) -> None:
 
 
 def small_model(folder: Path) -> Model:
-    """One with as many layers and heads as the one that ships, and a name for each of its words."""
+    """Return a model with the bundled one's numbers of layers and heads, and a name per word."""
     mask_bert(folder, num_hidden_layers=4, num_attention_heads=6)
     words = [*WORDS, *map(str, range(29 - len(WORDS))), "[MASK]"]
     tokenizer = Tokenizer.from_str(tokenizer_json(words))
@@ -389,7 +389,7 @@ def small_model(folder: Path) -> Model:
 def test_a_frame_that_may_forbid_files_gets_them_as_text(
     chromium: Browser, tmp_path: Path, allowed: str
 ) -> None:
-    model = small_model(tmp_path / "small")  # which a frame takes in at once
+    model = small_model(tmp_path / "small")  # which a frame loads at once
     path = tmp_path / "frame.html"
     source = escape(live_page(model), quote=True)
     path.write_text(
@@ -403,7 +403,7 @@ def test_a_frame_that_may_forbid_files_gets_them_as_text(
     page.goto(path.as_uri())
     frame = page.frame_locator("iframe")
     frame.locator("html[data-qkv=ready]").wait_for()
-    frame.get_by_role("button", name="Look inside").click()  # it has no address of its own
+    frame.get_by_role("button", name="Look inside").click()  # a srcdoc frame has no address
     box = frame.locator("[data-region=head] > .save")
     box.locator("summary").click()
     box.get_by_role("button", name="CSV: weights").click()

@@ -1,4 +1,4 @@
-"""The page as a file that `qkv play` writes: opened from disk, offline, in a frame, shared."""
+"""Tests of the page as a file that `qkv play` writes: from disk, offline, in a frame, shared."""
 
 import time
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def offline(chromium: Browser, address: str) -> Iterator[tuple[Page, list[str], list[str]]]:
-    """A page in a browser without a network, what it has requested, and what it complains of."""
+    """Yield a page in a browser without a network, the page's requests, and its complaints."""
     context = chromium.new_context(viewport={"width": 1280, "height": 800}, offline=True)
     requested: list[str] = []
     complaints: list[str] = []
@@ -42,7 +42,7 @@ def offline(chromium: Browser, address: str) -> Iterator[tuple[Page, list[str], 
 
 
 def until(page: Page | Frame, holds: str) -> None:
-    """Waits for it; the page's policy forbids what Playwright would wait with."""
+    """Wait until `holds` is true; the page's policy forbids Playwright's own way to wait."""
     end = time.monotonic() + 60
     while not page.evaluate(holds):
         assert time.monotonic() < end, holds
@@ -54,7 +54,7 @@ def painted(page: Page | Frame) -> int:
 
 
 def hide(page: Page | Frame) -> None:
-    """A press of what is to be pressed first, which hides a word, until what follows is painted."""
+    """Press the first control, which hides a word, and wait until the result is painted."""
     before = painted(page)
     page.locator("[data-qkv-first]").click()
     until(page, f"() => document.documentElement.dataset.painted > {before}")

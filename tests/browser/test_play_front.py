@@ -1,4 +1,4 @@
-"""The first screen of the live page: one idea, one press, and what a reader takes away."""
+"""Tests of the live page's first screen: one idea, one press, and what a reader takes away."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ from .support import Visit
 from .test_play_page import check_layout
 
 TEXT = "She drank a glass of [MASK]."
-# What a reader can operate that is in sight; words of the sentence do not count.
+# Returns the controls in sight, except for the words of the sentence.
 CONTROLS = """() => {
   const all = [];
   const look = (node) => {
@@ -36,7 +36,7 @@ CONTROLS = """() => {
   const controls = all.filter((node) => seen(node) && !node.closest(".words"));
   return controls.map((node) => node.textContent);
 }"""
-# The widths of the lines that are seen, by the token that they lead to.
+# Returns the widths of the visible lines, by the token to which each leads.
 LINES = """(stage) => {
   const words = [...stage.querySelectorAll(".words > *")];
   const box = stage.querySelector(".big").getBoundingClientRect();
@@ -212,7 +212,7 @@ def test_the_decoder_goes_on_from_what_a_reader_wrote(page: Page) -> None:
     assert page.locator(".piece").count() > 3
     button(page, "Guess a word").click()
     ready(page)
-    button(page, "Write a text").click()  # as it was left: nothing else was written since
+    button(page, "Write a text").click()  # unchanged, since the reader has typed nothing else
     ready(page)
     expect(stage(page).locator(".words")).to_contain_text("The old man looked at the")
 

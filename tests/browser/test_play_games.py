@@ -1,4 +1,4 @@
-"""Three things to play: what the page says of the model is what the library says."""
+"""Tests of the three games: the page's statements about the model match the library's."""
 
 import numpy as np
 import pytest
@@ -103,8 +103,8 @@ def test_watch_a_word_change_its_mind(visit: Visit, html: str, exact: Model) -> 
         points.append([dots.nth(side).evaluate(place_of) for side in (0, 1)])
     apart = [np.subtract(b, a) for a, b in points]
     assert np.abs(apart[0]).max() < 1e-3  # one point
-    assert apart[-1][0] > 100  # and two
-    # the way from one to the other along the first axis is a projection of the difference
+    assert apart[-1][0] > 100  # two points
+    # the first axis shows the projection of each difference onto the last one
     ends = [np.subtract(b, a) for a, b in zip(*vectors, strict=True)]
     shares = [one @ ends[-1] / (ends[-1] @ ends[-1]) for one in ends]
     np.testing.assert_allclose([one[0] / apart[-1][0] for one in apart], shares, atol=1e-3)

@@ -40,12 +40,12 @@ def trace(model: Model) -> Trace:
 
 
 def vectors(trace: Trace, name: str) -> np.ndarray:
-    """The queries, keys, values or results of the head that is shown, (T, d)."""
+    """Return the queries, keys, values or results of the shown head, (T, d)."""
     return np.asarray(trace[name, LAYER][0, :, NUMBER], np.float64)
 
 
 def own(page: Page) -> Locator:
-    """The head as it is now; the original may stand beside it."""
+    """Return the head with the edits; the original may stand beside it."""
     return page.locator("[data-part=head]")
 
 
@@ -54,7 +54,7 @@ def map_of(page: Page) -> Locator:
 
 
 def click(page: Page, i: int, j: int) -> None:
-    """Clicks on a cell of the heat map."""
+    """Click a cell of the heat map."""
     left, top, wide, tall = cells(page)
     position = Position(x=left + (j + 0.5) * wide, y=top + (i + 0.5) * tall)
     map_of(page).click(position=position)
@@ -77,7 +77,7 @@ def test_lines_and_heat_map_are_the_trace(page: Page, trace: Trace) -> None:
     press(page, "ArrowDown", "Control+Home", "Home")
     row = [*["ArrowRight"] * 9, "Home", "ArrowDown"]
     told = [readout(own(page)), *after_each(page, (row * 10)[:-2], "[data-part=head]")]
-    del told[10::11]  # where it goes back to the first key
+    del told[10::11]  # where Home goes back to the first key
     for (i, j), now in zip(np.ndindex(weights.shape), told, strict=True):
         assert now[""] == f"{trace.tokens[i]} → {trace.tokens[j]}"
         assert read(now["weight"]) == pytest.approx(weights[i, j], abs=0.0000052)
@@ -101,7 +101,7 @@ def test_a_query_is_chosen_by_click_and_by_keyboard(page: Page, trace: Trace) ->
 
 
 def step_column(page: Page, column: int) -> list[float]:
-    """A column of the steps; what is no number is NaN."""
+    """Return a column of the steps; entries that are not numbers are NaN."""
     texts = of_steps(page, column)
     return [math.nan if text in ("open", "hidden") else read(text) for text in texts]
 
@@ -130,7 +130,7 @@ def test_the_steps_are_the_trace(
 
 
 def of_steps(page: Page, column: int) -> list[str]:
-    """What stands in a column of the steps as a table."""
+    """Return the texts in a column of the steps' table."""
     cells = page.locator(f".row-table tbody tr > :nth-child({column + 1})")
     return cells.all_text_contents()
 
@@ -140,7 +140,7 @@ def marks(page: Page) -> list[str]:
 
 
 def layer_with(model: Model, trace: Trace, edits: list[Edit]) -> dict[str, np.ndarray]:
-    """Queries and keys of the head once the edits hold in the layers below it."""
+    """Return the head's queries and keys, given the edits in the layers below it."""
     x = by_the_library(model, list(model.tokenize(TEXT).ids), edits).resid[LAYER].astype(np.float64)
     found = {}
     for name in "qk":
@@ -251,7 +251,7 @@ def test_rows_of_lines_and_of_the_heat_map_are_level_where_there_is_room(
         )
     values: Any = own(page).locator(".operand canvas").first.bounding_box()
     assert values["y"] == pytest.approx(map_top["y"] + top, abs=1.5)
-    assert left < 80  # rows have their names in the lines beside them
+    assert left < 80  # the names of the rows are in the lines beside them
 
 
 def test_pieces_of_a_word_are_one_where_the_reader_wants(
@@ -291,7 +291,7 @@ def test_pieces_of_a_word_are_one_where_the_reader_wants(
 
 
 def merged(weights: np.ndarray, spans: list[list[int]]) -> np.ndarray:
-    """What a word's pieces receive is summed, what they look at is averaged."""
+    """Merge subwords: sum the weights that they receive, average the weights that they give."""
     return np.array([[weights[np.ix_(a, b)].sum(1).mean() for b in spans] for a in spans])
 
 

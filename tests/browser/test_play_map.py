@@ -47,25 +47,25 @@ def power(page: Page, layer: int, head: int) -> Locator:
 
 
 def thumb(page: Page, layer: int, head: int) -> np.ndarray:
-    """The colours of a head's small picture: (T, T, 3)."""
+    """Return the colours of a head's small picture, (T, T, 3)."""
     canvas = cell(page, layer, head).locator("canvas")
     canvas.wait_for()
     return picture(canvas).astype(int)
 
 
 def colours(values: np.ndarray) -> np.ndarray:
-    """The colours of values, (T, T, 3)."""
+    """Return the colours of values, (T, T, 3)."""
     return np.array([[list(bytes.fromhex(shade(float(x))[1:])) for x in row] for row in values])
 
 
 def bounds(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The darkest and the brightest of a picture, which knows its values in 255 steps."""
+    """Return the lowest and highest colours of a picture, which has its values in 255 steps."""
     least, most = colours(values - 0.004), colours(values + 0.004)
     return np.minimum(least, most) - 2, np.maximum(least, most) + 2
 
 
 def come_to_show(page: Page, values: np.ndarray) -> None:
-    """Pictures are drawn a few at a time, until those of all heads have these colours."""
+    """Wait until the pictures of all heads, drawn a few at a time, show these values."""
     within = {f"{layer}.{head}": bounds(values[layer, head]) for layer, head in HEADS}
 
     def drawn() -> bool:
@@ -79,7 +79,7 @@ def come_to_show(page: Page, values: np.ndarray) -> None:
 
 
 def figures(page: Page) -> dict[tuple[int, int], str]:
-    """The figures of all heads that have one."""
+    """Return the figures of all heads that have one."""
     pairs = page.locator("[data-part=map] .cell-head").evaluate_all(
         "all => all.map((one) => [one.dataset.head, one.querySelector('.figure').textContent])"
     )
@@ -103,7 +103,7 @@ def test_the_brightest_cell_of_a_picture_is_that_of_the_heat_map(page: Page) -> 
         small, main = thumb(page, layer, head), cell_colours(page)
         brightest = small.sum(-1).argmin()  # white is 0
         assert main.sum(-1).flat[brightest] <= main.sum(-1).min() + 6
-        np.testing.assert_allclose(main, small, atol=5)  # in 255 steps
+        np.testing.assert_allclose(main, small, atol=5)  # the small picture has 255 steps
 
 
 def test_layers_go_upward_and_heads_say_their_roles(page: Page) -> None:
@@ -151,7 +151,7 @@ def test_a_switch_removes_its_head_and_puts_it_back(
 
 
 def background(node: Locator, of: str | None = None) -> str:
-    """The colour behind a node, or that of a property of its style."""
+    """Return a node's background colour, or the colour of a custom property of its style."""
     return node.evaluate(
         "(node, of) => { if (of) { node = node.cloneNode(); node.style.background = `var(${of})`;"
         " document.querySelector('.qkv-view').shadowRoot.querySelector('.view').append(node); }"
@@ -242,7 +242,7 @@ def test_the_map_fills_its_band(quick: Visit, html: str, width: int) -> None:
     assert band is not None
     assert len(boxes) == 2 * len(HEADS)
     assert max(box["right"] for box in boxes) >= band["x"] + band["width"] - 10
-    assert min(box["left"] for box in boxes) <= band["x"] + 32  # beside it the layer's name
+    assert min(box["left"] for box in boxes) <= band["x"] + 32  # the layer's name is beside it
     for box in boxes:
         assert min(box["width"], box["height"]) >= 44 - 0.5
     assert tight(page)
