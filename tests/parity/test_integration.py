@@ -1,4 +1,4 @@
-"""qkv inside models of transformers, against eager attention in the same models."""
+"""Tests of qkv as the attention of transformers' models, against their eager attention."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def made(
     dtype: torch.dtype = torch.float32,
     kind: Any = transformers.AutoModel,
 ) -> Any:
-    """A random model of a family, as transformers makes it."""
+    """Return a random model of a family, with eager attention."""
     config = transformers.AutoConfig.for_model(name, **SIZES | options)
     with torch.inference_mode(False), double(dtype == torch.float64):
         model = kind.from_config(config, attn_implementation="eager").to(dtype).eval()
@@ -156,7 +156,7 @@ def made(
 
 
 def both(model: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
-    """What eager attention and what qkv comes to, and that it really was qkv."""
+    """Return the outputs with eager attention and with qkv; `record` fails if qkv did not run."""
     with double(model.dtype == torch.float64):
         eager = model(**inputs)
         model.set_attn_implementation("qkv")
@@ -175,7 +175,7 @@ def near(found: Any, expected: Any, dtype: torch.dtype) -> None:
 
 
 def words(lengths: list[int], side: str = "right") -> dict[str, Any]:
-    """Random ids (B, T), padded on one side, and their mask where something is padded."""
+    """Return random ids (B, T), padded on one side, and their mask if there is padding."""
     rng = np.random.default_rng(0)
     longest = max(lengths)
     places = np.arange(longest)
@@ -189,7 +189,7 @@ def words(lengths: list[int], side: str = "right") -> dict[str, Any]:
 
 
 def compare(model: Any, inputs: dict[str, Any]) -> None:
-    """The last vectors, where they are not padding."""
+    """Compare the last hidden states, except at padding."""
     eager, ours = both(model, inputs)
     real = inputs.get("attention_mask")
     found, expected = ours.last_hidden_state, eager.last_hidden_state
@@ -200,7 +200,7 @@ def compare(model: Any, inputs: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", [*ENCODERS, *DECODERS])
 def test_a_text_model_is_that_of_eager_attention(name: str) -> None:
-    # what has no norms grows to thousands, beyond what float32 can tell
+    # without norms, values grow to thousands, for which float32 is too coarse
     dtype = torch.float64 if name == "mobilebert" else torch.float32
     model = made(name, {**ENCODERS, **DECODERS}[name], dtype)
     compare(model, words([19, 19]))
@@ -351,7 +351,7 @@ def test_layers_that_share_their_weights_are_layers_each() -> None:
 
 
 def inputs_of(name: str) -> dict[str, Any]:
-    """What a model of a family reads: padded texts, images, or sounds."""
+    """Return inputs for a model of a family: padded texts, images, or sounds."""
     if name in VISION:
         return {"pixel_values": torch.randn(2, 3, 24, 24)}
     if name == "whisper":
@@ -437,7 +437,7 @@ def test_no_mask_is_made_of_what_can_be_said_as_a_rule(
 
 
 def mask_of(**changes: Any) -> Any:
-    """A mask as a model asks for it, causal over seven places unless told otherwise."""
+    """Return the mask that a model asks for, by default causal over seven positions."""
     given = {
         "batch_size": 2,
         "q_length": 7,
@@ -449,7 +449,7 @@ def mask_of(**changes: Any) -> Any:
 
 
 def functions() -> dict[str, Any]:
-    """Mask functions of transformers, by a name for each."""
+    """Return mask functions of transformers, by name."""
     masks = transformers.masking_utils
     chunk = masks.chunked_overlay(3, torch.tensor([0, 1]))
     made = {
@@ -582,7 +582,7 @@ def test_a_model_that_is_not_on_the_cpu_is_an_error() -> None:
         model(**{name: tensor.to("meta") for name, tensor in words([9, 4]).items()})
 
 
-@pytest.mark.filterwarnings("ignore")  # torch.jit.trace is deprecated, in many words
+@pytest.mark.filterwarnings("ignore")  # torch.jit.trace gives several warnings of its deprecation
 def test_tracing_is_an_error() -> None:
     model = made("bert", {"return_dict": False})
     model.set_attn_implementation("qkv")
@@ -612,7 +612,7 @@ def test_a_family_without_the_interface_keeps_its_own_attention() -> None:
         model = made(name, {"n_layer": 2, "n_head": 6})
         inputs = words([9, 4])
         eager = model(**inputs).last_hidden_state
-        model.config._attn_implementation = "qkv"  # as from_pretrained leaves it
+        model.config._attn_implementation = "qkv"  # as from_pretrained sets it
         assert torch.equal(model(**inputs).last_hidden_state, eager)
         with pytest.raises(RuntimeError, match="no attention ran through qkv"), qkv.record():
             model(**inputs)

@@ -1,4 +1,4 @@
-"""Models of transformers that train on qkv, against the same models on eager attention."""
+"""Tests of training transformers' models on qkv, against training on eager attention."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ FAMILIES = [
     "gemma2",  # softcap, and windows in some layers
     "gpt2",
     "gpt_oss",  # sinks
-    "granite",  # a scale of its own
+    "granite",  # its own scale
     "llama",  # heads that share keys
-    "llama4_text",  # chunks, which no rule says
+    "llama4_text",  # chunks, for which there is no rule
     "mistral",  # a window
     "modernbert",  # a window on both sides
     "opt",
     "qwen3",
     "roberta",
 ]
-BOUND = {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 4e-2}  # of the largest
+BOUND = {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 4e-2}  # of the largest value
 NO_DROPOUT = {
     "dropout": 0.0,
     "dropout_rate": 0.0,
@@ -57,7 +57,7 @@ def _registered() -> None:
 
 
 def loss_of(model: Any, inputs: dict[str, Any]) -> Any:
-    """A number that depends on each vector, but for those of padding."""
+    """Return a number that depends on each hidden state, except at padding."""
     vectors = model(**inputs).last_hidden_state
     generator = torch.Generator().manual_seed(1)
     above = torch.randn(vectors.shape, generator=generator).to(vectors.dtype)
@@ -70,7 +70,7 @@ def loss_of(model: Any, inputs: dict[str, Any]) -> Any:
 def gradients(
     model: Any, inputs: dict[str, Any], implementation: str, loss: Callable[..., Any] = loss_of
 ) -> dict[str, Any]:
-    """The gradient of each parameter that has one."""
+    """Return the gradient of each parameter that has one."""
     model.set_attn_implementation(implementation)
     model.zero_grad(set_to_none=True)
     way_back = mock.patch("qkv.integrations.transformers.attention_grad", wraps=attention_grad)
@@ -82,10 +82,10 @@ def gradients(
 
 
 def near(found: dict[str, Any], expected: dict[str, Any], bound: float) -> None:
-    """Each gradient by its own largest number.
+    """Assert that each gradient is close, relative to its own largest value.
 
-    A few are zero but for rounding, as that of a bias of keys, which moves all scores of a row
-    alike: to them counts a hundredth of the largest of all.
+    Some gradients are zero except for rounding: a bias of keys, for example, moves all scores of a
+    row alike. Their error is relative to a hundredth of the largest value of all gradients.
     """
     assert found.keys() == expected.keys()
     most = max(float(x.abs().max()) for x in expected.values())
@@ -119,7 +119,7 @@ def test_gradients_of_every_other_family(name: str) -> None:
     model = made(name, TEXTS[name], torch.float64)
     inputs = words([19, 7, 12], "left")
     ours, theirs = (gradients(model, inputs, which) for which in ("qkv", "eager"))
-    # without norms a change of 1e-15 in its weights moves the gradients of MobileBERT by 5e-10
+    # without norms, a change of 1e-15 in the weights moves MobileBERT's gradients by 5e-10
     near(ours, theirs, 1e-8 if name == "mobilebert" else 1e-10)
 
 
@@ -151,7 +151,7 @@ def test_gradients_of_an_encoder_decoder_are_those_of_eager_attention(
 
 @pytest.mark.parametrize("name", ["bert", "llama", "gemma2", "gpt_oss"])
 def test_gradients_in_bfloat16(name: str) -> None:
-    """Both against float32: neither can be nearer than its rounding."""
+    """The error of qkv against float32 is at most about twice that of eager attention."""
     model = made(name, TEXTS[name])
     inputs = words([19, 7, 12], "left")
     exact = gradients(model, inputs, "eager")
@@ -223,7 +223,7 @@ def test_what_is_recorded_while_a_model_trains_is_what_it_looked_at(name: str, w
         model.activation_checkpointing_enable({"use_reentrant": way != "checkpoints"})
         model.enable_input_require_grads()
     with qkv.record(top_k=3) as trace:
-        found = gradients(model, inputs, "qkv")  # the way back is inside the block
+        found = gradients(model, inputs, "qkv")  # the backward pass is inside the block
     near(found, expected_gradients, 1e-6)
     assert trace.names() == expected.names()
     for key in expected.names():
@@ -284,7 +284,7 @@ def test_gradients_with_a_mask_of_the_users_own(kind: str) -> None:
 
 
 def drawn(*, seed: int = 0, **shapes: tuple[int, ...]) -> dict[str, Any]:
-    """Random tensors of float64 that want a gradient."""
+    """Return random float64 tensors that require a gradient."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -303,7 +303,7 @@ LEARNED = {
 
 @pytest.mark.parametrize("names", [(), *((name,) for name in LEARNED), tuple(LEARNED)], ids=str)
 def test_whatever_is_learned_gets_its_gradient(names: tuple[str, ...]) -> None:
-    """Against the formula in torch, whose gradients are held to finite differences too."""
+    """All gradients equal those of the formula in torch, and those of finite differences."""
     tensors = drawn(**HEADS, **{name: LEARNED[name] for name in names})
 
     def formula(query: Any, key: Any, value: Any, **more: Any) -> Any:
@@ -358,7 +358,7 @@ def test_a_mask_that_was_written_to_before_the_way_back_is_an_error() -> None:
 def test_the_places_of_padding_count_as_they_were() -> None:
     model = made("llama", TEXTS["llama"])
     inputs = words([9, 9]) | {"attention_mask": torch.ones(2, 9, dtype=torch.bool)}
-    inputs["attention_mask"][0, 4] = False  # no rule but a mask of its own
+    inputs["attention_mask"][0, 4] = False  # padding inside a text needs an explicit mask
     expected = gradients(model, inputs, "eager")
 
     def loss(model: Any, inputs: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What qkv.record keeps of models with several parts, windows or odd layers: right, or refused."""
+"""Tests of qkv.record in models with several parts, windows or odd layers: right, or refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _registered() -> Iterator[None]:
 
 
 def model_of(config: Any) -> Any:
-    """A random model, whose attention is eager."""
+    """Return a random model with eager attention."""
     with torch.inference_mode(False):
         model = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
         scatter(model)
@@ -63,7 +63,7 @@ def images(texts: int = 2, size: int = 24) -> Any:
 
 
 def agree(trace: Any, attentions: Any, real: Any = None) -> None:
-    """The weight that each key received against eager attention's, padding left out."""
+    """Compare the weight that each key received with eager attention's, except at padding."""
     assert trace.num_layers - len(trace.other_layers) == len(attentions)
     shown = [n for n in range(trace.num_layers) if n not in trace.other_layers]
     for layer, weights in zip(shown, attentions, strict=True):
@@ -74,7 +74,7 @@ def agree(trace: Any, attentions: Any, real: Any = None) -> None:
 
 
 def gemma3() -> tuple[Any, dict[str, Any]]:
-    """As many patches of an image as tokens of text."""
+    """Return a model and inputs with as many image patches as text tokens."""
     config = transformers.Gemma3Config(
         text_config=TEXT | {"query_pre_attn_scalar": 7, "sliding_window": 5},
         vision_config=VISION,

@@ -1,4 +1,4 @@
-"""What torch may do to a function beside its gradient: with qkv inside it is right, or an error."""
+"""Tests of torch's transforms of functions that run qkv: each is right, or an error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def drawn(*shape: int) -> Any:
 
 
 def attention(query: Any) -> Any:
-    """Attention of one tensor to itself, (B, H, T, d) -> (B, T, H, d), as models reach it."""
+    """Compute self-attention of a tensor, (B, H, T, d) -> (B, T, H, d), as models call it."""
     function = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS["qkv"]
     return function(torch.nn.Module(), query, query, query, None, is_causal=False)[0]
 

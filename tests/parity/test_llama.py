@@ -1,4 +1,4 @@
-"""Each rotary scaling of Llama against transformers."""
+"""Tests of each rotary scaling of Llama against transformers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LISTS = {
     "short_factor": [1.0, 1.2, 1.3, 1.5, 2.0, 2.5, 2.5, 3.0],
     "long_factor": [1.0, 2.0, 3.5, 4.0, 6.0, 9.0, 11.0, 16.0],
 }
-# texts are 23 tokens long: more than the 16 that some of these count as long
+# the texts have 23 tokens, more than the original limit of 16 in some of these
 SCALINGS: dict[str, dict[str, Any]] = {
     "default, another base": {"rope_type": "default", "rope_theta": 123.0},
     "linear": {"rope_type": "linear", "factor": 2.5},
@@ -57,7 +57,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 
 
 def scaled(scaling: dict[str, Any]) -> LlamaConfig:
-    """Three heads of 16 over one, with this scaling."""
+    """Return a config with three query heads of size 16, one key head, and this scaling."""
     given = {"rope_theta": 10000.0, **scaling}
     positions = given.pop("positions", 64)
     sizes = COMPARED["llama"].sizes | {
@@ -95,7 +95,7 @@ def test_scalings_in_older_configs(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope"])
 def test_keys_in_a_cache_stay_as_they_were_turned(tmp_path: Path, name: str) -> None:
-    """What grows past the limit word by word gives the same there, other than in one run."""
+    """Generation past the limit agrees with transformers, and differs from one run of the text."""
     kinds = {
         "dynamic": {"rope_type": "dynamic", "factor": 3.0, "positions": 16},
         "longrope": {**LISTS, **LONG},

@@ -1,4 +1,4 @@
-"""Each row of docs/migrating.md, run against the library that it speaks of."""
+"""Tests of each row of docs/migrating.md against the library that the row names."""
 
 import re
 from collections.abc import Callable
@@ -24,7 +24,7 @@ import qkv
 from .support import close
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "migrating.md"
-# needs a GPU; is held by test_sentence_transformers.py, which names each
+# flash-attn needs a GPU; test_sentence_transformers.py tests sentence-transformers
 NOT_RUN = {"flash-attn", "sentence-transformers"}
 B, L, S, H, HKV, D, DV = 2, 3, 5, 4, 2, 8, 6
 
@@ -40,7 +40,7 @@ PROVEN: set[tuple[str, str]] = set()
 
 
 def proves(section: str, *rows: str) -> Callable[[Any], Any]:
-    """Marks a test with the rows that it proves: the first cell of each."""
+    """Mark a test with the rows that it proves, named by their first cells."""
 
     def mark(test: Any) -> Any:
         PROVEN.update((section, row) for row in rows)
@@ -50,7 +50,7 @@ def proves(section: str, *rows: str) -> Callable[[Any], Any]:
 
 
 def rows_of_page() -> set[tuple[str, str]]:
-    """The section and the first cell of each row of each table."""
+    """Return the section and the first cell of each row of each table."""
     found, section, above = set(), "", ""
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):
@@ -66,7 +66,7 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def coins(*shape: int, seed: int = 1) -> np.ndarray:
-    """A bool mask in which every query may see key 0, and some are hidden."""
+    """Return a bool mask in which every query sees key 0 and some keys are masked."""
     mask = np.random.default_rng(seed).random(shape) < 0.6
     mask[..., 0] = True
     assert not mask.all()
@@ -79,7 +79,7 @@ def tensors(*arrays: np.ndarray) -> list[torch.Tensor]:
 
 @pytest.fixture
 def three() -> list[np.ndarray]:
-    """query (B, H, L, D), key (B, HKV, S, D), value (B, HKV, S, DV)."""
+    """Return query (B, H, L, D), key (B, HKV, S, D) and value (B, HKV, S, DV)."""
     return [
         numbers(B, H, L, D, seed=2),
         numbers(B, HKV, S, D, seed=3),
@@ -88,12 +88,12 @@ def three() -> list[np.ndarray]:
 
 
 def flat(x: np.ndarray) -> np.ndarray:
-    """(B, H, L, d) to (B, L, H * d)."""
+    """Merge the heads, (B, H, L, d) -> (B, L, H * d)."""
     return np.ascontiguousarray(x.swapaxes(1, 2)).reshape(x.shape[0], x.shape[2], -1)
 
 
 def split(x: np.ndarray, heads: int) -> np.ndarray:
-    """As the page says it."""
+    """Split the heads as the page does, (B, L, H * d) -> (B, H, L, d)."""
     return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
 
 
@@ -181,7 +181,7 @@ def test_layouts(three: list[np.ndarray]) -> None:
 
 
 def from_torch(mha: torch.nn.MultiheadAttention) -> qkv.MultiHeadAttention:
-    """The function that the page shows."""
+    """Convert a layer with the function that the page shows."""
     (source,) = re.findall(r"```python\n(def from_torch.*?)```", PAGE.read_text("utf-8"), re.S)
     names = {"np": np, "qkv": qkv}
     exec(source, names)
@@ -189,7 +189,7 @@ def from_torch(mha: torch.nn.MultiheadAttention) -> qkv.MultiHeadAttention:
 
 
 def torch_layer(**options: Any) -> torch.nn.MultiheadAttention:
-    """A layer of 16 numbers and four heads, its biases not 0."""
+    """Return a layer of size 16 with four heads and nonzero biases."""
     generator = torch.Generator().manual_seed(0)
     layer = torch.nn.MultiheadAttention(16, H, **{"batch_first": True, **options}).eval()
     with torch.no_grad():
@@ -310,12 +310,12 @@ def test_a_blind_query_of_mha() -> None:
 
 @pytest.fixture
 def square() -> list[np.ndarray]:
-    """As many queries as keys."""
+    """Return a query, key and value with as many queries as keys."""
     return [numbers(B, H, S, D, seed=2), numbers(B, HKV, S, D, seed=3), numbers(B, HKV, S, D)]
 
 
 def module(**attributes: Any) -> Any:
-    """What an attention function reads of the layer that calls it."""
+    """Return the attributes that an attention function reads from its layer."""
     return SimpleNamespace(
         num_key_value_groups=H // HKV, head_dim=D, is_causal=False, training=False, **attributes
     )
@@ -324,7 +324,7 @@ def module(**attributes: Any) -> Any:
 def interface(
     function: Any, arrays: list[np.ndarray], mask: Any = None, layer: Any = None, **options: Any
 ) -> tuple[np.ndarray, Any]:
-    """Output (B, L, H, d) and weights of an attention function of transformers."""
+    """Return the output (B, L, H, d) and the weights of an attention function of transformers."""
     if isinstance(mask, np.ndarray):
         mask = torch.from_numpy(mask)
     options = {"scaling": D**-0.5, **options}
@@ -333,7 +333,7 @@ def interface(
 
 
 def their_mask(rule: Any, padding: Any = None, *, kind: Any = None, **sizes: int) -> np.ndarray:
-    """The mask that `kind` (sdpa or eager) gets for a rule and a padding mask (B, S)."""
+    """Return the mask that `kind` (sdpa or eager) makes of a rule and a padding mask (B, S)."""
     sizes = {"batch_size": B, "q_length": S, "kv_length": S, **sizes}
     made = (kind or masking_utils.sdpa_mask)(
         mask_function=rule,
@@ -412,7 +412,7 @@ def test_padding_masks(square: list[np.ndarray], side: str) -> None:
 
 @proves(FIRST, "transformers, eager")
 def test_a_blind_query_of_transformers(square: list[np.ndarray]) -> None:
-    # causal, with padding in front: the first queries of the second text see nothing
+    # causal, with padding on the left: the first queries of the second text see no key
     padding = np.array([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
     mask = their_mask(masking_utils.causal_mask_function, padding, kind=masking_utils.eager_mask)
     assert mask.min() == np.finfo(np.float32).min
@@ -488,7 +488,7 @@ def test_a_cache_of_transformers(square: list[np.ndarray]) -> None:
 
 @proves(TRANSFORMERS, "head_mask")
 def test_a_mask_of_heads(square: list[np.ndarray]) -> None:
-    # transformers 4 multiplied the weights by it, after softmax
+    # transformers 4 multiplied the weights by head_mask, after the softmax
     assert "head_mask" not in transformers.BertModel.forward.__code__.co_varnames
     mask = np.array([1, 0, 1, 0.5], np.float32)
     out, weights = qkv.attention(*square, return_weights=True)
@@ -507,7 +507,7 @@ def onnx_model(
     opset: int = 23,
     **attributes: Any,
 ) -> tuple[Any, dict[str, np.ndarray]]:
-    """A model of one operator and what to feed it; inputs in their order, None for one left out."""
+    """Return a model of one operator, and its inputs except those that are None."""
     onnx = pytest.importorskip("onnx", reason="onnx, which writes the models, is not installed")
     kinds = {"bool": "BOOL", "int32": "INT32", "int64": "INT64", "float32": "FLOAT"}
     given = {name: array for name, array in inputs.items() if array is not None}
@@ -537,7 +537,7 @@ def onnx_model(
 
 
 def onnx_run(operator: str, inputs: dict[str, Any], *outputs: str, **options: Any) -> list[Any]:
-    """The same in onnxruntime."""
+    """Run a model of one operator in onnxruntime."""
     model, given = onnx_model(operator, inputs, *outputs, **options)
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
@@ -579,7 +579,7 @@ def test_onnx(three: list[np.ndarray], opset: int) -> None:
 
 @pytest.mark.parametrize("kind", [bool, np.float32])
 def test_a_short_mask_in_opset_24(three: list[np.ndarray], kind: type) -> None:
-    # by ONNX's own reference: onnxruntime 1.31 refuses it
+    # compared with ONNX's own reference: onnxruntime 1.31 refuses this mask
     mask = coins(L, S - 1) if kind is bool else numbers(L, S - 1)
     names = dict(zip(("Q", "K", "V"), three, strict=True))
     model, given = onnx_model("Attention", names | {"attn_mask": mask}, "Y", opset=24)
@@ -646,7 +646,7 @@ def test_onnx_scores(three: list[np.ndarray], opset: int) -> None:
             qk_matmul_output_mode=mode,
         )[-1]
         shown = trace[name]
-        if name == "scores":  # what is hidden is -inf in ours, and far below everything in theirs
+        if name == "scores":  # masked scores: -inf in ours, below -1e30 in theirs
             assert (found[np.isneginf(shown)] < -1e30).all()
             shown, found = np.where(mask, shown, 0), np.where(mask, found, 0)
         close(shown, found)
@@ -693,7 +693,7 @@ def ort_mha(arrays: list[np.ndarray], *outputs: str, **options: Any) -> list[np.
 
 @pytest.fixture
 def whole() -> list[np.ndarray]:
-    """As many key heads as query heads."""
+    """Return a query, key and value with as many key heads as query heads."""
     return [
         numbers(B, H, L, D, seed=2),
         numbers(B, H, S, D, seed=3),
@@ -738,7 +738,7 @@ def test_ort_mha_masks(whole: list[np.ndarray]) -> None:
 def test_a_blind_query_of_ort_mha(whole: list[np.ndarray]) -> None:
     mask = np.array([[1] * S, [0] * S], np.int32)
     (theirs,) = ort_mha(whole, key_padding_mask=mask)
-    close(flat(qkv.attention(*whole)), theirs, 1e-3)  # -10000 costs the scores some digits
+    close(flat(qkv.attention(*whole)), theirs, 1e-3)  # adding -10000 costs the scores digits
     ours = qkv.attention(*whole, mask.astype(bool)[:, None, None, :])
     assert (ours[1] == 0).all()
 
@@ -793,7 +793,7 @@ def ort_gqa(
 
 @pytest.fixture
 def grouped() -> list[np.ndarray]:
-    """Heads of 16 numbers, as rotary positions need them there."""
+    """Return heads of size 16, as onnxruntime's rotary positions require."""
     return [numbers(B, H, S, 16, seed=2), numbers(B, HKV, S, 16, seed=3), numbers(B, HKV, S, 16)]
 
 
@@ -823,7 +823,7 @@ def test_ort_gqa_lengths(grouped: list[np.ndarray]) -> None:
     lengths = np.array([5, 3])
     theirs = ort_gqa(grouped, lengths=lengths)[0]
     ours = flat(qkv.attention(*grouped, is_causal=True, key_lengths=lengths))
-    for row, length in enumerate(lengths):  # what stands behind is padding
+    for row, length in enumerate(lengths):  # the rest is padding
         close(ours[row, :length], theirs[row, :length])
 
 

@@ -1,4 +1,4 @@
-"""The gradient of whole models against torch's autograd, for random models of each family."""
+"""Tests of gradients of whole models against torch's autograd, for models of each family."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qkv.trace.recorder import texts_and_positions
 
 from .models import double, scatter
 
-BOUND = {torch.float32: 1e-5, torch.float64: 1e-10}  # of the largest value
+BOUND = {torch.float32: 1e-5, torch.float64: 1e-10}  # relative to max(1, the largest value)
 LENGTHS = (12, 5, 1, 9)
 
 CASES = {
@@ -62,11 +62,11 @@ CASES |= {
 
 
 def autograd(model: Any, given: dict[str, Any], real: Any, up: Any) -> Any:
-    """A model whose weights are the gradients of `sum(up * logits)` where there is a token."""
+    """Return a copy of the model whose weights are gradients of `sum(up * logits)` at tokens."""
     found = model(**given)
     names = ("logits", "text_embeds", "image_embeds", "pooler_output")
     logits = next(found[name] for name in names if name in found)
-    logits = logits.reshape(up.shape)  # ELECTRA gives one for each token
+    logits = logits.reshape(up.shape)  # ELECTRA gives one logit for each token
     (logits * up)[real].sum().backward()
     found = copy.deepcopy(model)
     with torch.no_grad():
@@ -81,7 +81,7 @@ def test_the_gradient_of_every_parameter_is_that_of_autograd(
     tmp_path: Path, case: str, dtype: torch.dtype
 ) -> None:
     kind, sizes = CASES[case]
-    number = zlib.crc32(case.encode())  # the same weights, whatever cases stand before it
+    number = zlib.crc32(case.encode())  # a seed that does not depend on other cases
     rng = np.random.default_rng(number)
     of_kind = getattr(transformers, kind)
     with double(dtype == torch.float64):
@@ -92,7 +92,7 @@ def test_the_gradient_of_every_parameter_is_that_of_autograd(
             model.set_experts_implementation("eager")
         scatter(model, number)
         model.save_pretrained(tmp_path / "weights")
-    with double(True):  # theirs in float64 judges ours in both
+    with double(True):  # theirs is float64, whatever the type of ours
         model = model.double()
         ours = qkv.load(tmp_path / "weights")
         cu = np.cumsum([0, *LENGTHS])

@@ -1,4 +1,4 @@
-"""Older configurations and long texts of ModernBERT against transformers."""
+"""Tests of older configurations and long texts of ModernBERT against transformers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .models import compare, made
 
 
 def test_the_keys_of_transformers_4(tmp_path: Path) -> None:
-    """The same model whether its config speaks of a period and two bases, or lists what they mean.
+    """The older keys, a period and two bases, give the same model as lists for each layer.
 
-    What the older keys mean is written out by hand here.
+    The test writes the older keys by hand.
     """
     config = ModernBertConfig(
         vocab_size=97,
@@ -49,7 +49,7 @@ def test_the_keys_of_transformers_4(tmp_path: Path) -> None:
     values |= {"reference_compile": None, "repad_logits_with_grad": False}
     (tmp_path / "config.json").write_text(json.dumps(values))
     np.testing.assert_array_equal(qkv.load(tmp_path)(ids).logits, expected)
-    values["local_rope_theta"] = None  # as the others
+    values["local_rope_theta"] = None  # the global base
     (tmp_path / "config.json").write_text(json.dumps(values))
     same = qkv.load(tmp_path)(ids).logits
     values["local_rope_theta"] = 700.0
@@ -58,7 +58,7 @@ def test_the_keys_of_transformers_4(tmp_path: Path) -> None:
 
 
 def test_texts_of_several_windows(tmp_path: Path) -> None:
-    """As long as what the kernel cuts into blocks."""
+    """Texts agree that are so long that the kernel cuts them into blocks."""
     config = ModernBertConfig(
         vocab_size=97,
         hidden_size=36,

@@ -1,4 +1,4 @@
-"""Modules of plain arithmetic beside sentence-transformers, which saves them."""
+"""Tests of modules of plain arithmetic, as sentence-transformers saves them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ KNOWN = len(SPECIAL) + len(WORDS)
 
 
 def static(dim: int = 16, seed: int = 0) -> StaticEmbedding:
-    """A random table for the sixty words."""
+    """Return a random table of embeddings for the sixty words."""
     torch.manual_seed(seed)
     return StaticEmbedding(tokenizer(), embedding_dim=dim)
 
 
 def normed(dim: int) -> LayerNorm:
-    """A LayerNorm that has learned something."""
+    """Return a LayerNorm whose weights differ from the initial ones."""
     found = LayerNorm(dim)
     scatter(found)
     return found
@@ -49,10 +49,10 @@ def normed(dim: int) -> LayerNorm:
 
 @pytest.mark.parametrize("name", sorted({name.rpartition(".")[2] for name in ACTIVATIONS}))
 def test_activations(tmp_path: Path, name: str) -> None:
-    """Of a linear layer, by the class's long name and its short one."""
+    """A linear layer's activation is read by the class's long name and by its short one."""
     dense = Dense(16, 12, activation_function=getattr(torch.nn, name)())
     with torch.no_grad():
-        dense.linear.weight *= 4  # far enough on both sides of 0
+        dense.linear.weight *= 4  # outputs far from 0 on both sides
     ours, theirs = saved(tmp_path, static(), dense)
     compare(ours, theirs, [None])
     path = tmp_path / "1_Dense/config.json"
@@ -65,7 +65,7 @@ def test_activations(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("size", [16, 9])
 @pytest.mark.parametrize("bias", [False, True])
 def test_what_goes_in_is_added(tmp_path: Path, size: int, bias: bool) -> None:
-    """As it is, or through a layer of its own where the sizes differ."""
+    """The input is added as it is, or through a linear layer if the sizes differ."""
     dense = Dense(16, size, bias=bias, use_residual=True)
     ours, theirs = saved(tmp_path / "one", static(), dense)
     compare(ours, theirs, [None])
@@ -101,7 +101,7 @@ def test_behind_a_transformer(tmp_path: Path, order: str) -> None:
 
 
 def test_texts_of_a_table(tmp_path: Path) -> None:
-    """No special tokens, blanks that count, and zeros for a text of none."""
+    """A table adds no special tokens, counts spaces, and gives zeros for a text without tokens."""
     words = {"[UNK]": 0, " ": 1, "a": 2, "b": 3}
     letters = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -132,7 +132,7 @@ def test_a_table_whose_tokenizer_cuts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("parts", [(), ("mapping",), ("weights",), ("mapping", "weights")])
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.float64])
 def test_tables_of_model2vec(tmp_path: Path, parts: tuple[str, ...], kind: torch.dtype) -> None:
-    """Fewer rows than tokens, and a factor for each."""
+    """Tables may have fewer rows than tokens, and a factor for each token."""
     saved(tmp_path / "one", static())
     torch.manual_seed(3)
     rows = 20 if "mapping" in parts else KNOWN
@@ -141,7 +141,7 @@ def test_tables_of_model2vec(tmp_path: Path, parts: tuple[str, ...], kind: torch
     tensors |= {"weights": torch.rand(KNOWN)} if "weights" in parts else {}
     save_file(tensors, tmp_path / "one/model.safetensors")
     ours, theirs = both(tmp_path / "one")
-    bound = 2e-3 if kind == torch.float16 else 1e-5  # theirs adds up in float16
+    bound = 2e-3 if kind == torch.float16 else 1e-5  # theirs sums in float16
     close(ours.encode(TEXTS), theirs.encode(TEXTS), bound)
     ours.save(tmp_path / "two")
     close(both(tmp_path / "two")[1].encode(TEXTS), theirs.encode(TEXTS), bound)
@@ -149,7 +149,7 @@ def test_tables_of_model2vec(tmp_path: Path, parts: tuple[str, ...], kind: torch
 
 @pytest.mark.parametrize("default", ["query", "document"])
 def test_a_route_of_a_table(tmp_path: Path, default: str) -> None:
-    """Queries by a table, documents by a transformer: what such models are made for."""
+    """A table encodes queries, and a transformer documents: the usual purpose of such models."""
     routes = Router.for_query_document(
         [static(24), Dense(24, 24)],
         [transformer(tmp_path / "bert"), Pooling(24)],
@@ -177,7 +177,7 @@ def test_pooling_in_the_order_of_the_file(
 
 @pytest.mark.parametrize("name", sorted({*modules.__all__} - {"Module", "InputModule", "Asym"}))
 def test_every_module_is_read_or_refused(tmp_path: Path, name: str) -> None:
-    """By its name, in one line."""
+    """Modules that are not read are refused by name, in one line."""
     if name in (*READ, "Router"):
         return
     saved(tmp_path, static())
@@ -231,7 +231,7 @@ def test_tables_that_are_broken(tmp_path: Path, tensors: Any, words: str) -> Non
 
 
 def test_what_a_table_has_no_place_for(tmp_path: Path) -> None:
-    """Errors in place of numbers that mean nothing."""
+    """Calls that need layers, heads or logits raise errors; edits of embeddings work."""
     ours, _ = saved(tmp_path, static())
     assert "0 layers, 0 heads" in repr(ours)
     with pytest.raises(ValueError, match="layer 0"):

@@ -1,4 +1,4 @@
-"""The relative positions of MPNet against transformers."""
+"""Tests of MPNet's relative positions against transformers."""
 
 from __future__ import annotations
 

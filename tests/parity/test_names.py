@@ -1,4 +1,4 @@
-"""What a trace calls norms, MLPs and heads, against hooks on transformers' own modules."""
+"""Tests of a trace's names for norms, MLPs and heads against hooks on transformers' modules."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from qkv.trace import Recorder
 
 from .models import Pair, double, ids_of, made
 
-Seen = dict[str, tuple[torch.Tensor, torch.Tensor]]  # what a module was given, and what it gave
+Seen = dict[str, tuple[torch.Tensor, torch.Tensor]]  # a module's input and its output
 
 
 @dataclass(frozen=True)
 class Family:
-    """Where transformers keeps what a trace names; `*` is the layer.
+    """Where transformers keeps the activations that a trace names; `*` is the layer.
 
     Attributes:
         norms: the module of each norm.
-        given: names of what a module is given.
-        gives: names of what a module gives.
+        given: activations that are a module's input.
+        gives: activations that are a module's output.
         out_proj: the output projection of the attention.
         last: the final norm.
-        absent: names that a trace of it does not have.
+        absent: names that a trace of the family does not have.
     """
 
     kind: type
@@ -130,7 +130,7 @@ FAMILIES = {
         **LLAMA_MLP,
         absent=("normalized_resid_post", "ln2_post.hook_normalized", "hook_pos_embed"),
     ),
-    "gpt_neox": Family(  # in parallel, with a norm for each part
+    "gpt_neox": Family(  # attention and MLP in parallel, with a norm each
         transformers.GPTNeoXForCausalLM,
         transformers.GPTNeoXConfig(
             **{name: size for name, size in LLAMA_SIZES.items() if name != "num_key_value_heads"},
@@ -149,7 +149,7 @@ FAMILIES = {
         last="gpt_neox.final_layer_norm",
         absent=("resid_mid", "normalized_resid_post", "mlp.hook_pre_linear"),
     ),
-    "gptj": Family(  # in parallel, with one norm for both
+    "gptj": Family(  # attention and MLP in parallel, with one norm for both
         transformers.GPTJForCausalLM,
         transformers.GPTJConfig(vocab_size=97, n_embd=24, n_head=3, n_layer=2, rotary_dim=4),
         norms={"ln1": "transformer.h.*.ln_1"},
@@ -162,7 +162,7 @@ FAMILIES = {
         last="transformer.ln_f",
         absent=("resid_mid", "ln2.hook_normalized", "mlp.hook_pre_linear"),
     ),
-    "olmo2": Family(  # norms behind the parts alone
+    "olmo2": Family(  # norms only after attention and MLP
         transformers.Olmo2ForCausalLM,
         transformers.Olmo2Config(**LLAMA_SIZES, rms_norm_eps=1e-2),
         norms={
@@ -194,7 +194,7 @@ FAMILIES = {
 }
 
 
-# What a block of the other families is made of, as far as norms, MLPs and sums have names.
+# Other families whose norms, MLPs and sums have the same names as in one of the families above.
 ALIKE = {
     **dict.fromkeys(("albert", "camembert", "distilbert", "electra", "mpnet", "roberta"), "bert"),
     "xlm-roberta": "bert",
@@ -202,7 +202,7 @@ ALIKE = {
     **dict.fromkeys(("gemma", "mistral", "phi3", "qwen2", "qwen3"), "llama"),
     **dict.fromkeys(("gemma3", "gemma3_text"), "gemma2"),
 }
-# Those whose blocks have what no other's have, or are of another kind, and where they are held.
+# Families whose blocks have names of their own, or are of another kind, and where they are tested.
 ELSEWHERE = {
     "modernbert": "test_a_first_layer_without_its_norm",
     "nomic_bert": "a BERT with a gate, whose parts both are held above",
@@ -214,7 +214,7 @@ ELSEWHERE = {
 
 
 def block_names(name: str) -> set[str]:
-    """What a trace calls norms, MLP and sums of the last layer of a family."""
+    """Return a trace's names for the norms, the MLP and the sums of a family's last layer."""
     sizes, kinds = SMALL[name]
     design, _ = described({"model_type": name, "architectures": [kinds[0]], **sizes}, "config.json")
     body = design.build({part: np.ones(shape) for part, shape in design.shapes()})
@@ -230,7 +230,7 @@ def test_every_family_is_here_or_like_one_that_is() -> None:
 
 @contextmanager
 def watched(model: torch.nn.Module) -> Iterator[Seen]:
-    """Collects what each module is given first and gives, while this lasts."""
+    """Record each module's first input and its output within this context."""
     seen: Seen = {}
 
     def kept(name: str) -> Any:
@@ -249,7 +249,7 @@ def watched(model: torch.nn.Module) -> Iterator[Seen]:
 
 
 def norm_scale(module: Any, x: Any) -> Any:
-    """What a norm divides by: the root of the variance, or of the mean square, and epsilon."""
+    """Return the divisor of a norm: the root of variance or mean square, plus epsilon."""
     if isinstance(module, torch.nn.LayerNorm):
         return np.sqrt(x.var(-1, keepdims=True) + module.eps)
     eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
@@ -257,7 +257,7 @@ def norm_scale(module: Any, x: Any) -> Any:
 
 
 def compare_norm(pair: Pair, trace: Any, seen: Seen, ours: str, theirs: str) -> None:
-    """Its scale and what it gives; and that both belong together."""
+    """Compare a norm's scale and output, and the output recomputed from the scale."""
     given, gave = (array.numpy() for array in seen[theirs])
     module = pair.theirs.get_submodule(theirs)
     scale = trace[f"{ours}.hook_scale"]
@@ -271,7 +271,7 @@ def compare_norm(pair: Pair, trace: Any, seen: Seen, ours: str, theirs: str) -> 
 
 
 def compare_result(pair: Pair, trace: Any, seen: Seen, ours: str, theirs: str) -> None:
-    """Each head's part of what the attention adds; with the bias they sum to it."""
+    """Compare each head's share of the attention's output; with the bias, the shares sum to it."""
     given, gave = (array.numpy() for array in seen[theirs])
     module = pair.theirs.get_submodule(theirs)
     weight = module.weight.detach().numpy()
@@ -332,7 +332,7 @@ def test_a_first_layer_without_its_norm(tmp_path: Path) -> None:
     compare_norm(pair, trace, seen, "blocks.1.ln1", "model.layers.1.attn_norm")
     compare_norm(pair, trace, seen, "blocks.0.ln2", "model.layers.0.mlp_norm")
     compare_norm(pair, trace, seen, "ln_final", "model.final_norm")
-    both = seen["model.layers.1.mlp.Wi"][1].numpy()  # the gate, then what it is multiplied with
+    both = seen["model.layers.1.mlp.Wi"][1].numpy()  # the gate, then the part that it multiplies
     for number, ours in enumerate(("mlp.pre", "mlp.pre_linear")):
         pair.near(trace[ours, 1], np.split(both, 2, -1)[number].reshape(1, 9, 50), ours)
     post = seen["model.layers.1.mlp.Wo"][0].numpy()
@@ -371,7 +371,7 @@ def test_a_decoder_numbers_its_three_norms(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_family_says_what_it_leaves_in_a_trace(name: str) -> None:
-    """All that is said may be kept and nothing else is; in padding it is 0."""
+    """A run records exactly the names that its family lists, with 0 at padding."""
     sizes, kinds = SMALL[name]
     values = {"model_type": name, "architectures": [kinds[0]], **sizes}
     design, _ = described(values, "config.json")
@@ -393,6 +393,6 @@ def test_a_family_says_what_it_leaves_in_a_trace(name: str) -> None:
     is_pair = isinstance(body, EncoderDecoder)
     assert sorted(record.arrays) == sorted(body.pair_hook_names if is_pair else body.hook_names)
     for full, array in record.arrays.items():
-        if array.shape[:2] == (2, 7):  # of the tokens of both texts
+        if array.shape[:2] == (2, 7):  # one row for each token of both texts
             assert array[0].any(), full
             assert not array[1, 3:].any(), full

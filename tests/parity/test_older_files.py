@@ -1,4 +1,4 @@
-"""Configurations and weights in the formats of older releases of transformers."""
+"""Tests of configurations and weights in formats of older releases of transformers."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def test_tensors_and_rotary_keys_of_pythia(tmp_path: Path) -> None:
         tensors[f"{place}rotary_emb.inv_freq"] = np.ones(2, np.float32)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     compare_layers(Pair(qkv.load(tmp_path), pair.theirs, pair.bound), 23)
-    tensors["lm_head.weight"] = tensors.pop("embed_out.weight")  # as the class calls it
+    tensors["lm_head.weight"] = tensors.pop("embed_out.weight")  # the name in the class
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     np.testing.assert_array_equal(qkv.load(tmp_path)([[5, 7]]).logits, pair.ours([[5, 7]]).logits)
 
 
 def test_output_bias_of_older_albert_files(tmp_path: Path) -> None:
-    """The bias stood outside the output matrix."""
+    """Older ALBERT files hold the output bias outside the output matrix's module."""
     pair = made(tmp_path, AlbertForMaskedLM, FAMILIES["albert"].config_of("one set for all"))
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)

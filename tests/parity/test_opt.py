@@ -1,4 +1,4 @@
-"""OPT whose embeddings have another size than its layers, against transformers."""
+"""Tests of OPT with embeddings of another size than the layers, against transformers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import OPTConfig, OPTForCausalLM, OPTForSequenceClassification
 from .families import FAMILIES
 from .models import compare_saved, double, ids_of, made
 
-# As opt-350m has it.
+# As in opt-350m, the embeddings are projected.
 PROJECTED: dict[str, dict[str, Any]] = {
     "norms after": {"num_attention_heads": 4, "do_layer_norm_before": False},
     "norms before, untied": {"num_attention_heads": 3, "tie_word_embeddings": False},
@@ -20,7 +20,7 @@ PROJECTED: dict[str, dict[str, Any]] = {
 
 
 def projected(name: str) -> OPTConfig:
-    """With rows of 20 numbers, which are projected to 36 and back again."""
+    """Return a config with embeddings of size 20, which are projected to 36 and back."""
     sizes = FAMILIES["opt"].sizes | {"word_embed_proj_dim": 20}
     return OPTConfig(**sizes | PROJECTED[name])
 
@@ -31,7 +31,7 @@ def projected(name: str) -> OPTConfig:
 def test_embeddings_of_another_size(
     tmp_path: Path, name: str, kind: type, dtype: torch.dtype
 ) -> None:
-    """Theirs are the last vectors behind the projection to that size, which here the head has."""
+    """In transformers the last hidden states are projected; in qkv the head projects them."""
     pair = made(tmp_path, kind, projected(name), dtype)
     compare_saved(pair, tmp_path / "saved")
     decoder = pair.theirs.model.decoder

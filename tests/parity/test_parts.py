@@ -1,4 +1,4 @@
-"""Layers, activations and positions against torch and transformers."""
+"""Tests of layers, activations and positions against torch and transformers."""
 
 import math
 
@@ -54,7 +54,7 @@ def test_layer_norm(scale, dtype):
     theirs = torch.nn.functional.layer_norm(
         torch.tensor(x + 3), (33,), torch.tensor(weight), torch.tensor(bias), 1e-12
     )
-    # what x + 3 lost to rounding is magnified by 3 / scale, in both libraries
+    # both libraries magnify the rounding error of x + 3 by 3 / scale
     close(ours(x + 3), theirs, BOUNDS[dtype] * max(1, 3 / scale))
 
 
@@ -66,7 +66,7 @@ def test_rms_norm(dtype):
 
 
 def angles(positions, dims, base):
-    """The angles of each position, (L, dims / 2)."""
+    """Return the angles of each position, (L, dims / 2)."""
     return np.outer(positions, base ** (-np.arange(0, dims, 2) / dims))
 
 
@@ -89,7 +89,7 @@ def test_rotary_in_halves_is_that_of_llama(dims, base, dtype):
 def test_rotary_in_pairs_is_that_of_gptj(dtype):
     x, positions = numbers(2, 3, 10, 16, dtype=dtype), np.arange(10) + 3
     turns = torch.tensor(angles(positions, 16, 10000.0))[None]  # (1, L, d / 2)
-    # GPT-J has the heads behind the places
+    # in GPT-J the axis of heads follows that of positions
     turned = rotate_pairs(torch.tensor(x).transpose(1, 2), turns.sin(), turns.cos()).transpose(1, 2)
     close(qkv.apply_rotary(x, positions, interleaved=True), turned, BOUNDS[dtype])
 
@@ -110,7 +110,7 @@ def test_sinusoidal_positions_are_those_of_distilbert(dim):
 
 
 def torch_weights(theirs, heads):
-    """The parameters of a torch.nn.MultiheadAttention as ours: (in, out), apart."""
+    """Convert a torch.nn.MultiheadAttention to ours, with separate weights (in, out)."""
     q, k, v = theirs.in_proj_weight.detach().numpy().reshape(3, theirs.embed_dim, -1)
     found = {"q_proj.weight": q.T, "k_proj.weight": k.T, "v_proj.weight": v.T}
     biases = theirs.in_proj_bias.detach().numpy().reshape(3, -1)
@@ -121,7 +121,7 @@ def torch_weights(theirs, heads):
 
 
 def shaken(module):
-    """Every parameter far from its first value."""
+    """Move every parameter far from its initial value."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -134,7 +134,7 @@ def shaken(module):
 def test_multi_head_attention_is_that_of_torch(heads, causal):
     theirs = shaken(torch.nn.MultiheadAttention(12, heads, batch_first=True, dtype=torch.float64))
     x, context = numbers(2, 5, 12), numbers(2, 5, 12, seed=1)
-    hidden = torch.ones(5, 5).triu(1).bool() if causal else None  # True hides, there
+    hidden = torch.ones(5, 5).triu(1).bool() if causal else None  # True masks in torch
     rows = [torch.tensor(part) for part in (x, context, context)]
     expected, weights = theirs(*rows, attn_mask=hidden, average_attn_weights=False)
     ours = torch_weights(theirs, heads)

@@ -1,4 +1,4 @@
-"""`position_ids` as transformers takes them, and its positions where none are given."""
+"""Tests of `position_ids`, and of the positions without them, against transformers."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ LENGTHS = [12, 5, 1]
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
-    """Random models in float64, each made once."""
+    """Return a function that makes each random float64 model once."""
     known: dict[str, Pair] = {}
 
     def pair(name: str) -> Pair:
@@ -115,12 +115,12 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
 
 
 def theirs_of(pair: Pair, ids: Any, mask: Any, positions: Any = None) -> Any:
-    """The last vectors (B, T, D) of transformers."""
+    """Return the last hidden states (B, T, D) of transformers."""
     given = {} if positions is None else {"position_ids": torch.tensor(positions)}
     with torch.inference_mode(), double(True):
         pair.theirs(
             torch.tensor(ids[:, :1])
-        )  # or it stretches positions as for longer texts before
+        )  # reset the dynamic scaling, which remembers longer texts
         found = pair.theirs(
             torch.tensor(ids),
             attention_mask=torch.tensor(mask),
@@ -131,10 +131,10 @@ def theirs_of(pair: Pair, ids: Any, mask: Any, positions: Any = None) -> Any:
 
 
 def compare(pair: Pair, ids: Any, mask: Any, positions: Any = None) -> Any:
-    """Both libraries' last vectors, where there are tokens; ours."""
+    """Compare both libraries' last hidden states at tokens, and return ours."""
     expected, real = theirs_of(pair, ids, mask, positions), mask.astype(bool)
     found = pair.ours(ids, mask, position_ids=positions).last_hidden_state
-    if pair.ours.config["model_type"] == "clip_text_model":  # theirs are before the last norm
+    if pair.ours.config["model_type"] == "clip_text_model":  # theirs precede the last norm
         with torch.inference_mode(), double(True):
             given = {} if positions is None else {"position_ids": torch.tensor(positions)}
             expected = pair.theirs(torch.tensor(ids), torch.tensor(mask), **given)
@@ -146,13 +146,13 @@ def compare(pair: Pair, ids: Any, mask: Any, positions: Any = None) -> Any:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", MODELS)
 def test_positions_that_are_counted(pairs: Callable[[str], Pair], name: str, side: str) -> None:
-    """As generation in transformers counts them: of padding on the left nothing is left."""
+    """Positions that skip padding, as in transformers' generation, give each text's own states."""
     pair = pairs(name)
     ids, mask = ids_of(pair, LENGTHS, side)
     first = {"roberta": 2, "mpnet": 2}.get(name, 0)
     positions = np.where(mask == 1, mask.cumsum(1) - 1 + first, 1)
     found = compare(pair, ids, mask, positions)
-    if name == "llama, dynamic":  # its longest text decides
+    if name == "llama, dynamic":  # the scaling depends on the longest text
         return
     for row, length in enumerate(LENGTHS):
         own = mask[row].astype(bool)

@@ -1,4 +1,4 @@
-"""What a model guesses is the softmax of the logits that transformers gives."""
+"""Tests that a model's guesses are the softmax of transformers' logits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IDS = {
 
 
 def pair_of(folder: Path, kind: str, dtype: torch.dtype) -> Any:
-    """A random model in both libraries, whose words are w0, w1 and so on."""
+    """Return a random model in both libraries, whose words are w0, w1 and so on."""
     if kind == "bert":
         pair = made(folder, BertForMaskedLM, BertConfig(**SIZES), dtype)
     else:
@@ -47,7 +47,7 @@ def pair_of(folder: Path, kind: str, dtype: torch.dtype) -> Any:
 
 
 def near(pair: Any, found: Any, logits: torch.Tensor) -> None:
-    """The words and probabilities of one place are those of these logits (V,)."""
+    """Assert that one position's words and probabilities are those of its logits (V,)."""
     shares = torch.softmax(logits.double(), -1).numpy()
     order = np.argsort(-shares, kind="stable")
     names = ["[MASK]" if i == MASK else f"w{i}" for i in order]
@@ -79,7 +79,11 @@ def test_guesses(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kind", IDS)
 def test_guesses_without_a_head_and_with_words_out_of_sight(tmp_path: Path, kind: str) -> None:
-    """A head is left out of theirs by its columns of the output projection, a word by the mask."""
+    """Guesses agree with an ablated head and a masked word.
+
+    In transformers, the head's columns of the output projection are 0, and the attention mask
+    covers the word.
+    """
     pair, ids = pair_of(tmp_path, kind, torch.float64), IDS[kind]
     body = pair.theirs.base_model
     layer = body.encoder.layer[1] if kind == "bert" else body.layers[1]
@@ -93,5 +97,5 @@ def test_guesses_without_a_head_and_with_words_out_of_sight(tmp_path: Path, kind
     found = pair.ours.predict(ids, top_k=V, ablate=[(1, 2)], hide="w3")
     near(pair, found[-1], logits.logits[0, 5 if kind == "bert" else -1])
     edited = pair.ours([ids], ablate=[(1, 2)], hide=[3])
-    seen = [i for i in range(len(ids)) if i != 3]  # theirs is of no meaning there
+    seen = [i for i in range(len(ids)) if i != 3]  # the masked position's own output has no meaning
     pair.near(edited.logits[0, seen], logits.logits[0, seen].numpy(), "logits with edits")

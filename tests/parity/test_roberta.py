@@ -1,4 +1,4 @@
-"""The positions of RoBERTa and XLM-R, which begin behind the padding, against transformers."""
+"""Tests of positions that begin after the padding id (RoBERTa, XLM-R) against transformers."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from .models import compare, double, made
 
 @pytest.mark.parametrize("name", ROBERTA)
 def test_padding_that_is_no_padding(tmp_path: Path, name: str) -> None:
-    """The padding's id among the words: positions pass over it, whether it is hidden or not."""
+    """Positions skip tokens with the padding id among the words, masked or not."""
     pair = made(tmp_path, RobertaForMaskedLM, FAMILIES["roberta"].config_of(name), torch.float64)
     padding = pair.theirs.config.pad_token_id
     rng = np.random.default_rng(0)
     ids = rng.integers(10, 97, (3, 20))
     ids[0, [0, 5, 6, 19]] = ids[1, :3] = ids[2] = padding
     mask = np.ones((3, 20), np.int64)
-    mask[1, 15:] = 0  # hidden words that are no padding are counted
+    mask[1, 15:] = 0  # masked words that are not padding are counted
     with torch.inference_mode(), double(wanted=True):
         theirs = pair.theirs(torch.tensor(ids), attention_mask=torch.tensor(mask))
     ours = pair.ours(ids, mask)
@@ -52,7 +52,7 @@ def test_as_many_tokens_as_there_are_places(tmp_path: Path) -> None:
 
 
 def test_texts(tmp_path: Path) -> None:
-    """Packed texts begin at the first place each, and so do those with a word for padding."""
+    """Each packed text begins at the first position, also if a word has the padding id."""
     pair = made(tmp_path, XLMRobertaModel, FAMILIES["xlm-roberta"].config_of("three heads"))
     words = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{number}" for number in range(93))]
     tokenizer = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, "<unk>"))

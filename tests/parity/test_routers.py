@@ -1,4 +1,4 @@
-"""Folders with a `Router` beside sentence-transformers, which saves them, module by module."""
+"""Tests of folders with a `Router` against sentence-transformers, which saves them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TASKS = (None, "query", "document")
 
 
 def transformer(folder: Path, dim: int = 24, limit: int = 40, seed: int = 0) -> Transformer:
-    """A random BERT of this size, saved to the folder."""
+    """Save a random BERT of this size to the folder, and return it as a module."""
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=len(SPECIAL) + len(WORDS),
@@ -50,7 +50,7 @@ def transformer(folder: Path, dim: int = 24, limit: int = 40, seed: int = 0) -> 
 
 
 def saved(folder: Path, *modules: Any, **options: Any) -> tuple[qkv.Model, SentenceTransformer]:
-    """What sentence-transformers saved of these modules, in both libraries."""
+    """Save these modules with sentence-transformers, and load them with both libraries."""
     SentenceTransformer(modules=list(modules), device="cpu", **options).save(str(folder))
     return both(folder)
 
@@ -60,7 +60,7 @@ def both(folder: Path) -> tuple[qkv.Model, SentenceTransformer]:
 
 
 def compare(ours: qkv.Model, theirs: SentenceTransformer, tasks: Any = TASKS) -> None:
-    """All ways to encode, of which those that differ in theirs differ here."""
+    """Compare `encode` for each task, and `encode_query` and `encode_document`."""
     for task in tasks:
         close(ours.encode(TEXTS, task=task), theirs.encode(TEXTS, task=task))
     for name in ("encode_query", "encode_document"):
@@ -71,7 +71,7 @@ def compare(ours: qkv.Model, theirs: SentenceTransformer, tasks: Any = TASKS) ->
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[qkv.Model, SentenceTransformer]:
-    """Two BERTs of different sizes and limits, one with a linear layer to the other's size."""
+    """Return a router of two BERTs with different sizes and limits, one projected to the other."""
     home = tmp_path_factory.mktemp("two")
     router = Router.for_query_document(
         [transformer(home / "q", 12, 30, 1), Pooling(12, "cls"), Dense(12, 24)],
@@ -116,7 +116,7 @@ def test_options_go_with_each_route(
 def test_an_edit_is_of_the_route(
     two: tuple[qkv.Model, SentenceTransformer], task: str | None
 ) -> None:
-    """Without its heads a model gives other vectors; the other route's stay."""
+    """An ablation changes the vectors of the task's route, as it does in that route alone."""
     ours, _ = two
     plain = ours.encode(TEXTS, task=task)
     assert np.abs(ours.encode(TEXTS, task=task, ablate=[(0, None)]) - plain).max() > 1e-3
@@ -166,7 +166,7 @@ MAPPINGS: dict[str, tuple[dict[Any, str], list[str | None]]] = {
 @pytest.mark.parametrize("mapping", MAPPINGS)
 @pytest.mark.parametrize("default", [None, "b"])
 def test_mappings(tmp_path: Path, mapping: str, default: str | None) -> None:
-    """Without a default the first route is it."""
+    """Mappings choose routes; without a default, the first route is the default."""
     chosen, tasks = MAPPINGS[mapping]
     shared = transformer(tmp_path / "bert")
     ways = {"a": [shared, Pooling(24, "cls")], "b": [shared, Pooling(24, "max")]}
@@ -184,7 +184,7 @@ def test_a_route_that_is_called_text(tmp_path: Path) -> None:
 
 
 def test_what_stands_before_and_behind_a_router(tmp_path: Path) -> None:
-    """As in the folders of old asymmetric models: one transformer, and a layer for each."""
+    """Old asymmetric models have one shared transformer, and then a layer for each route."""
     ways = {
         "query": [Dense(24, 7)],
         "document": [Dense(24, 7, activation_function=torch.nn.ReLU())],
@@ -193,14 +193,14 @@ def test_what_stands_before_and_behind_a_router(tmp_path: Path) -> None:
     ours, theirs = saved(tmp_path / "whole", *modules)
     compare(ours, theirs)
     config = tmp_path / "whole/2_Router/router_config.json"
-    config.rename(config.with_name("config.json"))  # what it was called then
+    config.rename(config.with_name("config.json"))  # the older name
     modules_json = tmp_path / "whole/modules.json"
     modules_json.write_text(modules_json.read_text().replace("router.Router", "router.Asym"))
     compare(*both(tmp_path / "whole"))
 
 
 def test_errors(two: tuple[qkv.Model, SentenceTransformer], tmp_path: Path) -> None:
-    """Where theirs are errors, ours are, and say as much."""
+    """Both libraries refuse unknown and missing tasks, and name the routes."""
     for one in two:
         with pytest.raises(
             ValueError, match=r"(?i)no route .*for .*task.* 'other'.*query.*document"
@@ -217,7 +217,7 @@ def test_errors(two: tuple[qkv.Model, SentenceTransformer], tmp_path: Path) -> N
 
 
 def test_a_task_without_a_router(tmp_path: Path) -> None:
-    """It says nothing."""
+    """A task has no effect without a router."""
     ours, theirs = saved(tmp_path / "whole", transformer(tmp_path / "bert"), Pooling(24))
     compare(ours, theirs, [None, "query", "document", "other"])
     assert dict(ours.routes) == {}

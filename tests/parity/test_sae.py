@@ -1,4 +1,4 @@
-"""Sparse autoencoders against torch: SAELens's formulas, its folders, hooks and autograd."""
+"""Tests of sparse autoencoders against torch: SAELens's formulas and folders, hooks, autograd."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def weights(*names: str) -> dict[str, torch.Tensor]:
-    """Random weights of an autoencoder, by the names of SAELens."""
+    """Return random weights of an autoencoder, under SAELens's names."""
     torch.manual_seed(0)
     shapes = {"W_enc": (D, N), "W_dec": (N, D), "b_dec": (D,)}
     found = {name: torch.randn(shapes.get(name, (N,))) / 3 for name in (*shapes, *names)}
@@ -39,7 +39,7 @@ def weights(*names: str) -> dict[str, torch.Tensor]:
 
 
 def features_of(kind: str, w: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """What SAELens computes."""
+    """Compute the features with SAELens's formulas."""
     y = (x - w["b_dec"]) @ w["W_enc"]
     if kind == "gated":
         gate = (y + w["b_gate"] > 0).float()
@@ -63,7 +63,7 @@ OWN = {
 
 
 def folder_of(home: Path, kind: str, site: str) -> tuple[Path, dict[str, torch.Tensor]]:
-    """A folder as SAELens 6 writes it."""
+    """Write a folder as SAELens 6 does, and return it with its weights."""
     w = weights(*OWN[kind])
     save_file(w, home / "sae_weights.safetensors")
     config: dict[str, Any] = {

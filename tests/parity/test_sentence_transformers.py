@@ -1,4 +1,4 @@
-"""`encode` and what goes with it beside sentence-transformers, on the same folder."""
+"""Tests of `encode`, its options and similarities against sentence-transformers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def write(
     normalize: bool = False,
     **said: Any,
 ) -> None:
-    """A random BERT as sentence-transformers saves one; `said` is of its prompts and similarity."""
+    """Save a random BERT as sentence-transformers does.
+
+    `said` is added to config_sentence_transformers.json: prompts and similarity.
+    """
     config = BertConfig(
         vocab_size=len(SPECIAL) + len(WORDS),
         hidden_size=24,
@@ -85,7 +88,7 @@ def write(
 
 
 def pooled_by(*modes: str) -> dict[str, Any]:
-    """What the config of a Pooling module says of its modes."""
+    """Return the config of a Pooling module with these modes."""
     names = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens"}
     names["mean_sqrt_len_tokens"] = "mean_sqrt_len_tokens"
     names |= {mode: mode for mode in ("weightedmean", "lasttoken")}
@@ -94,13 +97,13 @@ def pooled_by(*modes: str) -> dict[str, Any]:
 
 
 def pair(folder: Path) -> tuple[qkv.Model, SentenceTransformer]:
-    """The model of a folder in both libraries; its limit is below the longest text."""
+    """Load a folder with both libraries; the model's limit is below the longest text."""
     return qkv.load(folder), SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[qkv.Model, SentenceTransformer]:
-    """Mean pooling, a linear layer and a scaling to length 1, with prompts."""
+    """Return a model with mean pooling, a linear layer, scaling to length 1, and prompts."""
     folder = tmp_path_factory.mktemp("sentence")
     tanh = "torch.nn.modules.activation.Tanh"
     write(folder, pooled_by("mean"), dense=tanh, normalize=True, prompts=PROMPTS)
@@ -146,7 +149,7 @@ def test_a_cut_that_the_files_ask_for(tmp_path: Path, width: int, options: dict[
 @pytest.mark.parametrize("default", [None, "other"])
 @pytest.mark.parametrize("include", [True, False])
 def test_prompts(tmp_path: Path, name: str, default: str | None, include: bool) -> None:
-    """Those of the three methods, the default, and tokens that are not pooled."""
+    """Vectors agree with a method's prompt, a default prompt, and prompts left out of pooling."""
     pooling = pooled_by("mean") | {"include_prompt": include}
     write(tmp_path, pooling, prompts=PROMPTS, default_prompt_name=default)
     ours, theirs = pair(tmp_path)
@@ -177,7 +180,7 @@ def test_precisions(
     elif precision.endswith("int8"):
         apart = np.abs(found.astype(int) - expected.astype(int))
         assert apart.max() <= 1
-        assert (apart > 0).mean() < 0.01  # where a number lies on the edge of a step
+        assert (apart > 0).mean() < 0.01  # numbers on the edge of a step
         assert found.min() == expected.min()
         assert found.max() == expected.max()
     else:
@@ -185,7 +188,7 @@ def test_precisions(
 
 
 def test_precision_of_one_text(both: tuple[qkv.Model, SentenceTransformer]) -> None:
-    """Bits have no range; steps have one, and one text has none."""
+    """One vector can be binary, but not int8, whose steps need the range of several vectors."""
     for precision in ("binary", "ubinary"):
         found, expected = (one.encode(TEXTS[0], precision=precision) for one in both)
         assert found.dtype == expected.dtype
@@ -224,7 +227,7 @@ def test_tokens(both: tuple[qkv.Model, SentenceTransformer]) -> None:
 def test_everything_of_a_text(
     both: tuple[qkv.Model, SentenceTransformer], truncate_dim: int | None
 ) -> None:
-    """By name, of theirs without the padding of the batch."""
+    """All outputs of a text agree by name; theirs have the batch's padding removed."""
     ours, theirs = both
     options: dict[str, Any] = {"output_value": None, "truncate_dim": truncate_dim}
     for mine, other in zip(

@@ -1,4 +1,4 @@
-"""`TextEncoder` inside scikit-learn."""
+"""Tests of `TextEncoder` in scikit-learn."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_clone() -> None:
 
 
 def test_a_pickle_has_no_weights(tmp_path: Path) -> None:
-    """And is read by a process that has not loaded the model."""
+    """A pickle without weights is read by a process that has not loaded the model."""
     encoder = TextEncoder("books", truncate_dim=7)
     vectors = encoder.fit_transform(TEXTS)
     data = pickle.dumps(encoder)

@@ -1,4 +1,4 @@
-"""Activations kept on the disk, scanned, and those of two models, against torch hooks."""
+"""Tests of activations on disk, scanned, or compared between models, against torch hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patches by position, of neurons and of many pairs, against torch hooks in transformers."""
+"""Tests of patches by position, of neurons and of many pairs, against torch hooks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def swept(pair: Pair, at: str, axes: tuple[int, ...], clean: Any, corrupted: Any) -> np.ndarray:
-    """The metric of a run with hooks for each cell of these axes of the activation (1, ...)."""
+    """Return the metric of one run with hooks for each cell of these axes of the activation."""
     name = "mlp.post" if at == "post" else at
     given = seen(pair, clean, name)
     rows = []

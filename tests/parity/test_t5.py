@@ -1,4 +1,4 @@
-"""T5 against transformers: encoder, decoder, and the attention of one to the other."""
+"""Tests of T5 against transformers: encoder, decoder and cross-attention."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TYPES = [torch.float32, torch.float64]
 
 
 def written(pair: Pair, lengths: list[int], side: str, seed: int = 1) -> tuple[Any, Any]:
-    """What a decoder is given (B, L), padded, each row beginning with the start token."""
+    """Return a decoder's padded ids (B, L), each row from the start token on, and their mask."""
     ids, mask = ids_of(pair, lengths, side, seed)
     first = np.arange(len(ids)), mask.argmax(1)
     ids[first] = 3
@@ -144,7 +144,7 @@ def test_mt5(tmp_path: Path, dtype: torch.dtype) -> None:
 def test_a_head_of_its_own_and_a_config_of_transformers_4(
     tmp_path: Path, kind: str, tied: bool
 ) -> None:
-    """As T5 1.1, FLAN-T5 and mT5 have them; only what is tied is scaled."""
+    """Separate output matrices are used, as in T5 1.1, FLAN-T5, mT5; only tied ones are scaled."""
     sizes = CONFIGS["three heads, other sizes than their share, relu"]
     config = (T5Config if kind == "t5" else MT5Config)(**SIZES, **sizes)
     model = T5ForConditionalGeneration if kind == "t5" else MT5ForConditionalGeneration
@@ -187,7 +187,7 @@ def test_greedy_to_the_token(tmp_path: Path, name: str, side: str) -> None:
             attention_mask=torch.tensor(mask),
             max_new_tokens=64,
             do_sample=False,
-            # theirs has room for as many layers as the encoder has
+            # transformers' cache has as many layers as the encoder
             use_cache=config.num_decoder_layers <= config.num_layers,
         )
     ours = pair.ours.generate(prompts, max_new_tokens=64)

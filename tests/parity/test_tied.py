@@ -1,4 +1,4 @@
-"""Files that do not hold the output matrix as their config says: beside the table, or alone."""
+"""Tests of files whose output matrix contradicts the config: beside the token table, or alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qkv.models.families import PUBLISHED
 
 from .models import Pair, compare_batch, compare_saved, made
 
-# Those without an output matrix of words, and those that other tests here are of.
+# Families without an output matrix over words, or with tests of their own.
 OTHERS = {
     **dict.fromkeys(("clip", "clip_text_model", "clip_vision_model"), "gives vectors"),
     "dinov2": "gives classes of images",
@@ -31,7 +31,7 @@ FAMILIES = [name for name in PUBLISHED if name not in OTHERS]
 
 
 def changed(folder: Path, pair: Pair, change: Any) -> Pair:
-    """The same again with other tensors in the file."""
+    """Change the tensors of the file, and load the model again with both libraries."""
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -40,7 +40,7 @@ def changed(folder: Path, pair: Pair, change: Any) -> Pair:
 
 
 def tied(folder: Path, family: str, **changes: Any) -> tuple[Pair, str, str]:
-    """A tied model, and the names that files give the output matrix and the token table."""
+    """Return a tied model, and the names of the output matrix and the token table in files."""
     sizes, kinds = SMALL[family]
     kind = getattr(transformers, kinds[0])
     apart = kind(kind.config_class(**sizes, **changes, tie_word_embeddings=False))
@@ -56,7 +56,7 @@ def tied(folder: Path, family: str, **changes: Any) -> tuple[Pair, str, str]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_output_matrix_that_is_not_the_table_it_should_be(tmp_path: Path, family: str) -> None:
-    """transformers warns and uses it."""
+    """An output matrix that differs from the tied table is used, as in transformers."""
     pair, output, _ = tied(tmp_path / "theirs", family)
     other = torch.randn_like(pair.theirs.get_output_embeddings().weight)
     again = changed(tmp_path / "theirs", pair, lambda tensors: tensors.update({output: other}))
@@ -80,7 +80,7 @@ def test_the_table_twice(tmp_path: Path, family: str) -> None:
 def test_the_table_under_the_name_of_the_output_matrix(tmp_path: Path, family: str) -> None:
     is_pair = family in ("t5", "mt5")
     pair, output, table = tied(tmp_path / "theirs", family)
-    if is_pair:  # transformers never saves the matrix of these apart
+    if is_pair:  # transformers never saves a separate matrix of these
         output = "lm_head.weight"
     again = changed(
         tmp_path / "theirs", pair, lambda tensors: tensors.update({output: tensors.pop(table)})
@@ -120,7 +120,7 @@ def test_an_output_matrix_of_another_size(tmp_path: Path) -> None:
 
 
 def test_beside_images(tmp_path: Path) -> None:
-    """Where the output matrix has a name of its own."""
+    """In a multimodal model, the output matrix is read under its own name."""
     config = transformers.Gemma3Config(**SMALL["gemma3"][0], tie_word_embeddings=True)
     pair = made(tmp_path, transformers.Gemma3ForConditionalGeneration, config)
     tables = [name for name in load_file(tmp_path / "model.safetensors") if "embed_tokens" in name]

@@ -1,4 +1,4 @@
-"""What qkv.learn trains, opened by transformers; and its AdamW beside torch's."""
+"""Tests of models trained by qkv.learn in transformers, and of AdamW against torch's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The course's page on a student's function inside torch and transformers: its cells, with both."""
+"""Tests of the course's page on a student's function inside torch and transformers."""
 
 import re
 from pathlib import Path

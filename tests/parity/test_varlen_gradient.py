@@ -1,4 +1,4 @@
-"""Gradients of packed rows against torch's autograd, arguments in pairs."""
+"""Tests of gradients of packed rows against torch's autograd, for arguments and their pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ViT against transformers: patches, layers, classes, and what is done to an image before."""
+"""Tests of ViT against transformers: patches, layers, classes and preprocessing of images."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_images(tmp_path: Path, options: dict[str, Any]) -> None:
 
 
 def test_an_old_file(tmp_path: Path) -> None:
-    """As google/vit-base-patch16-224 has it."""
+    """An older preprocessor config is read, as in google/vit-base-patch16-224."""
     pair = made(tmp_path, ViTModel, ViTConfig(**CONFIGS["three heads, square"]))
     old = {
         **{"do_normalize": True, "do_resize": True, "image_mean": [0.5] * 3},
