@@ -1,4 +1,4 @@
-"""Real servers: `qkv serve` as a process of its own, ended whatever happens."""
+"""Servers for tests: `qkv serve` in a separate process, or on a thread; tests always end them."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ ADDRESS = re.compile(r"at (http://\S+) ")
 
 @dataclass
 class Served:
-    """A server that takes requests."""
+    """A server in a separate process, ready for requests."""
 
     process: subprocess.Popen[str]
     url: str
@@ -45,16 +45,16 @@ class Served:
         return httpx.Client(base_url=self.url, timeout=30, trust_env=False, **options)
 
     def end(self, number: int = signal.SIGTERM, seconds: float = 30) -> int:
-        """Send a signal and wait; the exit code."""
+        """Send a signal, wait for the end of the process, and return its exit code."""
         self.process.send_signal(number)
         return self.process.wait(seconds)
 
 
 @contextmanager
 def serve(*arguments: str | Path, program: tuple[str, ...] = ("-m", "qkv")) -> Iterator[Served]:
-    """`qkv serve --port 0` with these arguments, once it takes requests.
+    """Run `qkv serve --port 0` with these arguments; yield the server once it takes requests.
 
-    `program` may be a script in the place of qkv's, with `-c`, that serves something else.
+    `program` can replace the command `qkv` with a script, as in `("-c", script)`.
     """
     if program == ("-m", "qkv"):
         program = ("-c", "from qkv.cli import main; main()")
@@ -79,7 +79,7 @@ def serve(*arguments: str | Path, program: tuple[str, ...] = ("-m", "qkv")) -> I
 
 @dataclass
 class Inside:
-    """A server on a thread of this process, whose parts a test may look at."""
+    """A server on a thread of this process, whose parts a test can inspect."""
 
     port: int
     guard: Guard
@@ -91,7 +91,7 @@ class Inside:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """The thread that computes does nothing else until this ends."""
+        """Keep the computing thread busy until the `with` block ends."""
         entered, release = threading.Event(), threading.Event()
 
         def hold() -> None:
@@ -108,7 +108,7 @@ class Inside:
             done.result(60)
 
     def ask(self, path: str, body: Any, **options: int) -> socket.socket:
-        """A connection of its own on which a request was sent."""
+        """Send a request on a new connection, and return the connection."""
         content = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
         connection = socket.socket()
@@ -152,7 +152,7 @@ def inside(model: Model, limits: Limits | None = None) -> Iterator[Inside]:
 
 
 def wait_until(true: Callable[[], bool], what: str = "") -> None:
-    """Wait until something is so, a minute at most."""
+    """Wait until a condition is true, for at most a minute."""
     end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end, what
@@ -161,13 +161,13 @@ def wait_until(true: Callable[[], bool], what: str = "") -> None:
 
 @pytest.fixture
 def serving() -> Iterator[Callable[..., Served]]:
-    """Starts servers that end with the test: `serving("--model", folder)`."""
+    """Return a function that starts servers until the test ends: `serving("--model", folder)`."""
     with ExitStack() as stack:
         yield lambda *arguments, **options: stack.enter_context(serve(*arguments, **options))
 
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
-    """The model that ships with qkv, served; it is alive as long as no test ends it."""
+    """A server of the model that ships with qkv; all tests share the server and must not end it."""
     with serve() as server:
         yield server

@@ -1,4 +1,4 @@
-"""Runs a program that may reach this machine alone: `python offline.py FILE ...`."""
+"""Run a program that may only connect to this machine: `python offline.py FILE ...`."""
 
 import os
 import runpy

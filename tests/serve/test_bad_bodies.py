@@ -1,4 +1,4 @@
-"""Ten thousand bodies that are broken in some way: each is answered, and none does harm."""
+"""Tests of ten thousand broken request bodies: each is answered, and none harms the server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .conftest import Served, serve
 SEED = 13
 CONNECTIONS = 4
 
-# Values that stand where they do not belong; raw JSON, some of it none.
+# Raw JSON to put in place of a body's values; some of it is not valid JSON.
 ODD = [
     *(
         "null",
@@ -81,7 +81,7 @@ GOOD: dict[str, list[dict[str, Any]]] = {
 
 
 def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where the values of a body stand, the body itself first."""
+    """Yield the path of each value in a body, starting with the body itself."""
     yield place
     if isinstance(value, dict | list):
         for key in value if isinstance(value, dict) else range(len(value)):
@@ -89,7 +89,7 @@ def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def with_odd(value: Any, place: tuple[Any, ...], odd: str) -> str:
-    """A body's JSON with something else at one place."""
+    """Return a body as JSON, with `odd` in place of one value."""
     if not place:
         return odd
     first, rest = place[0], place[1:]
@@ -112,7 +112,7 @@ def of_odd_values(rng: random.Random, good: dict[str, Any]) -> bytes:
 
 
 def of_odd_keys(rng: random.Random, good: dict[str, Any]) -> bytes:
-    """Keys twice, left out, spelled otherwise, or very many."""
+    """Repeat, omit or rename a key, or add very many keys."""
     items = [(json.dumps(key), json.dumps(value)) for key, value in good.items()]
     kind = rng.randrange(4)
     if kind == 0:
@@ -131,7 +131,7 @@ def of_odd_keys(rng: random.Random, good: dict[str, Any]) -> bytes:
 
 
 def of_odd_bytes(rng: random.Random, good: dict[str, Any]) -> bytes:
-    """Cut short, with bytes changed, put in or taken out, or doubled."""
+    """Cut the body short, double it, or change, insert or remove bytes."""
     body = bytearray(json.dumps(good, ensure_ascii=rng.random() < 0.5).encode())
     for _ in range(rng.choice([1, 1, 1, 2, 5])):
         at, kind = rng.randrange(len(body) + 1), rng.randrange(6)
@@ -177,7 +177,7 @@ MAKERS: list[Callable[[random.Random, dict[str, Any]], bytes]] = [
 
 
 def case(path: str, number: int) -> tuple[bytes, dict[str, str]]:
-    """The body of a number, and the headers that it is sent with."""
+    """Return the body with this number, and the headers to send with the body."""
     rng = random.Random(f"{SEED} {path} {number}")
     body = rng.choice(MAKERS)(rng, rng.choice(GOOD[path]))
     kind = rng.choice(["application/json"] * 9 + ["application/json; charset=utf-16"])
@@ -185,18 +185,18 @@ def case(path: str, number: int) -> tuple[bytes, dict[str, str]]:
 
 
 def is_json(body: bytes) -> bool:
-    """Whether the standard library reads it, which takes more than JSON allows."""
+    """Return whether the standard library, which is less strict than JSON, can read a body."""
     try:
         json.loads(body.decode("utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError):
         return False
-    except (RecursionError, ValueError):  # too deep, or a number of too many digits
+    except (RecursionError, ValueError):  # nested too deeply, or a number with too many digits
         return True
     return True
 
 
 def wrong_with(body: bytes, status: int, answer: bytes) -> str | None:
-    """What is wrong with an answer to a body; None if nothing is."""
+    """Return a description of what is wrong with an answer to a body, or None."""
     if status not in (200, 400, 413):
         return f"the status is {status}"
     if status == 200:
@@ -217,7 +217,7 @@ def wrong_with(body: bytes, status: int, answer: bytes) -> str | None:
 
 
 def _finite(value: Any) -> bool:
-    """Whether all numbers of an answer are numbers."""
+    """Return whether all numbers of an answer are finite."""
     if isinstance(value, dict):
         return all(map(_finite, value.values()))
     if isinstance(value, list):
@@ -226,7 +226,7 @@ def _finite(value: Any) -> bool:
 
 
 def send_all(server: Served, path: str, count: int, model: qkv.models.Model) -> None:
-    """Send the bodies in turn over a few connections, and a good one after each hundred."""
+    """Send the bodies over a few connections in turn, and a good body after every hundred."""
     connections = [
         http.client.HTTPConnection("127.0.0.1", server.port, timeout=30) for _ in range(CONNECTIONS)
     ]
@@ -258,7 +258,7 @@ def send_all(server: Served, path: str, count: int, model: qkv.models.Model) -> 
 def post(
     connection: http.client.HTTPConnection, path: str, body: bytes, headers: dict[str, str]
 ) -> tuple[int, bytes]:
-    """The status of an answer, and what it says."""
+    """Send a body, and return the status and the content of the answer."""
     connection.request("POST", path, body, {"content-type": "application/json"} | headers)
     response = connection.getresponse()
     return response.status, response.read()
@@ -266,7 +266,7 @@ def post(
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Path]]:
-    """A server of a small decoder, which all routes can use, and the folder of its model."""
+    """A server of a small decoder, which all routes but rerank support, and the model's folder."""
     folder = write_small(tmp_path_factory.mktemp("decoder"), CONFIGS["gpt2"])
     with serve("--model", str(folder)) as server:
         yield server, folder

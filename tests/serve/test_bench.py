@@ -1,4 +1,4 @@
-"""The load benchmark: that its clients see what is wrong; no time is judged."""
+"""Tests of the load benchmark, whose clients must detect errors; times are not checked."""
 
 import json
 import threading
@@ -19,7 +19,7 @@ VECTORS = np.array([[len(text), 1.0] for text in TEXTS], np.float32)
 
 @contextmanager
 def served(wrong: str = "") -> Iterator[int]:
-    """A server whose vectors are the lengths of texts; of the text `wrong` they are off."""
+    """Run a server whose vectors hold the lengths of texts, with an error for the text `wrong`."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -1,4 +1,4 @@
-"""What `qkv serve` says when it cannot start, and how it ends."""
+"""Tests of `qkv serve`: its errors at the start, its key, its pages and its end."""
 
 import signal
 import socket
@@ -16,7 +16,7 @@ from serve.conftest import Served
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """`qkv serve` that is to end by itself."""
+    """Run `qkv serve` with arguments for which it ends by itself."""
     program = "from qkv.cli import main; main()"
     return subprocess.run(
         [sys.executable, "-c", program, "serve", *arguments],

@@ -1,4 +1,4 @@
-"""Clients that people have, against a server of its own process: they get `encode`'s vectors."""
+"""Tests of common clients, which get the vectors of `encode` from a server in another process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXPECTED = MODEL.encode(TEXTS)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """MiniLM behind a key."""
+    """A server of MiniLM that requires a key."""
     path = tmp_path_factory.mktemp("key") / "key.txt"
     path.write_text(f"{KEY}\n")
     with serve("--model", "minilm", "--api-key-file", path) as served:
@@ -170,7 +170,7 @@ url, key, texts = json.loads(sys.argv[1])
 {code}
 print(json.dumps([[list(map(float, one)) for one in found], list(map(float, small))]))
 """
-# Nothing is told to anybody; what these packages ask the network for all the same is an error.
+# Turn off telemetry; any other access of these packages to the network is an error.
 ENVIRONMENT = os.environ | {
     "ANONYMIZED_TELEMETRY": "False",
     "LANGSMITH_TRACING": "false",
@@ -181,7 +181,7 @@ ENVIRONMENT = os.environ | {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_clients_get_the_same_vectors(server: Served, name: str, tmp_path: Path) -> None:
-    """Each in a process of its own, which has no network."""
+    """Each client runs in a separate process without a network."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(code=OTHERS[name]))
     given = json.dumps([f"{server.url}/v1", KEY, TEXTS])

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: what OpenAI's client gets of a decoder, beside `model.generate`."""
+"""Tests of `POST /v1/completions`: answers to OpenAI's client, against `model.generate`."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ PROMPTS = ["the cat", "a", "the  dog sat"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small decoder that never ends a text by itself."""
+    """The folder of a small decoder that never ends a text by itself."""
     found = tmp_path_factory.mktemp("decoder")
     gpt2(found, seed=1, eos_token_id=None)
     return found
@@ -63,7 +63,7 @@ def client(decoder: Served) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def here(model: qkv.Model) -> Iterator[TestClient]:
-    """The same in this process, with small limits."""
+    """A client of the same model in this process, with small limits."""
     limits = Limits(new_tokens=60, inputs=8, tokens=200, batch_tokens=64)
     with TestClient(create_app(model, limits), base_url="http://127.0.0.1") as found:
         yield found
@@ -74,13 +74,13 @@ def post(client: TestClient | httpx.Client, **body: Any) -> httpx.Response:
 
 
 def texts(answer: Any) -> list[str]:
-    """The texts of an answer, which are in their order."""
+    """Return the texts of an answer, and check that they are in order."""
     assert [choice.index for choice in answer.choices] == list(range(len(answer.choices)))
     return [choice.text for choice in answer.choices]
 
 
 def streamed(pieces: Any) -> tuple[dict[int, str], dict[int, str], Any]:
-    """Of a stream the texts by their index, why they ended, and the tokens that were counted."""
+    """Return the texts of a stream by index, their finish reasons, and the usage of tokens."""
     found: dict[int, str] = {}
     reasons: dict[int, str] = {}
     usage = None
@@ -155,19 +155,19 @@ def test_each_prompt_is_continued_n_times(client: openai.OpenAI, model: qkv.Mode
 def test_what_is_not_said_is_as_with_openai(here: TestClient, model: qkv.Model) -> None:
     first, second = (post(here, prompt="the cat").json() for _ in range(2))
     assert first["usage"] == {"prompt_tokens": 5, "completion_tokens": 16, "total_tokens": 21}
-    assert first["choices"][0]["text"] != second["choices"][0]["text"]  # drawn, and not by a seed
+    assert first["choices"][0]["text"] != second["choices"][0]["text"]  # without a fixed seed
     assert first["id"] != second["id"]
     assert first["choices"][0]["logprobs"] is None
     null = dict.fromkeys(["max_tokens", "temperature", "stop", "n", "echo", "logit_bias", "user"])
     assert post(here, prompt="the cat", **null, unknown=[{}]).json()["usage"] == first["usage"]
     full = post(here, prompt=[1] * (POSITIONS - 3)).json()
-    assert full["usage"]["completion_tokens"] == 3  # what fits
+    assert full["usage"]["completion_tokens"] == 3  # as many tokens as fit
 
 
 def test_rows_that_do_not_fit_together_come_one_after_the_other(
     here: TestClient, model: qkv.Model
 ) -> None:
-    prompts = ["the cat", "a", "the dog", "b", "cat"]  # of 64 tokens at once
+    prompts = ["the cat", "a", "the dog", "b", "cat"]  # at most 64 tokens at once
     answer = post(here, prompt=prompts, max_tokens=15, temperature=0.9, seed=1).json()
     expected = model.generate(prompts, max_new_tokens=15, temperature=0.9, seed=1)
     assert [choice["text"] for choice in answer["choices"]] == expected
@@ -194,7 +194,7 @@ def test_a_text_ends_where_it_says_so(tmp_path: Path, stream: bool) -> None:
 
 
 def events(response: httpx.Response) -> list[Any]:
-    """What a stream's events hold, the last one taken off."""
+    """Return the data of a stream's events, without the last event."""
     assert response.headers["content-type"].startswith("text/event-stream")
     parts = response.text.split("\n\n")
     assert parts[-2:] == ["data: [DONE]", ""]
@@ -206,7 +206,7 @@ def events(response: httpx.Response) -> list[Any]:
 
 
 def logs_of(model: qkv.Model, ids: list[int]) -> np.ndarray:
-    """The log probabilities behind each token, from a run of the whole text."""
+    """Return the log probabilities after each token, from a forward pass of the whole text."""
     logits = model([ids]).logits[0].astype(np.float64)
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
@@ -248,9 +248,9 @@ def test_log_probabilities_are_the_models_own(
             likeliest = np.sort(logs[place - 1])[::-1][:top]
             np.testing.assert_allclose([*tops.values()][:top], likeliest, atol=1e-5)
             assert len(tops) - top in (0, 1)
-        for name, at in zip(found["tokens"], offsets, strict=True):  # where it begins, or before
+        for name, at in zip(found["tokens"], offsets, strict=True):  # the token's start, or earlier
             spelled = TOKENIZER.token_to_id(name) is None or name.isascii()
-            if spelled:  # the others are bytes that are no character by themselves
+            if spelled:  # other tokens are bytes that are not a whole character
                 assert name in text[at:]
 
 
@@ -279,7 +279,7 @@ def test_a_prompt_alone_is_measured(here: TestClient, model: qkv.Model) -> None:
     assert len(whole.json()["choices"][0]["logprobs"]["tokens"]) == POSITIONS
 
 
-# what is refused
+# refused requests
 
 BAD: list[tuple[str, Any]] = [
     *(("prompt", bad) for bad in ("", [], [[]], [""], {}, 5, True, [1, "a"], ["a", 1], [1.5])),
@@ -372,7 +372,7 @@ def test_other_families_are_served_too(tmp_path: Path, kind: str) -> None:
 def test_a_completion_that_is_closed_on_the_way_continues_the_same(
     tmp_path: Path, kind: str
 ) -> None:
-    """Closed after each piece, or each second or third: the same text, drawn by the same seed."""
+    """The sampled text is the same if the pieces are closed after every 1, 2 or 3 pieces."""
     model = qkv.load(write_small(tmp_path / kind, CONFIGS[kind]), dtype=np.float64)
     asked: dict[str, Any] = {"prompt": ["the cat sat on", "a dog"], "n": 2, "seed": 4}
     several = [{"max_tokens": 9}, {"max_tokens": 0}, {"max_tokens": 8, "logprobs": 2}]
@@ -398,7 +398,7 @@ def test_a_completion_that_is_closed_on_the_way_continues_the_same(
 
 
 def of_pieces(pieces: Iterable[list[Choice]]) -> list[Choice]:
-    """The whole completions, in their order."""
+    """Join the pieces of each completion, and return the completions in order."""
     found: dict[int, list[Choice]] = {}
     for step in pieces:
         for choice in step:
@@ -422,7 +422,7 @@ def same_logprobs(one: Logprobs | None, other: Logprobs | None) -> None:
 
 
 def test_long_prompts_are_measured_in_parts_that_are_kept(tmp_path: Path) -> None:
-    """One of 90 tokens, of which 32 are measured at a time, closed after each part."""
+    """A prompt of 90 tokens is measured 32 tokens at a time, and is closed after each part."""
     model = gpt2(tmp_path, seed=1)
     body = CompletionsBody.read({"prompt": [1] * 90, "max_tokens": 0, "echo": True, "logprobs": 0})
     completion = Completion(model, body, Limits())
@@ -499,7 +499,7 @@ def test_logits_that_are_not_finite_are_named(tmp_path: Path) -> None:
 
 
 def test_a_token_that_cannot_come_has_a_log_probability_of_minus_9999(tmp_path: Path) -> None:
-    """As with OpenAI: JSON has no infinity, and null is for a text's first token."""
+    """As in OpenAI's API, because JSON has no infinity, and null marks a text's first token."""
     model = gpt2(tmp_path, seed=1)
     logits, width = model.network.logits, len(model.embedding.table)
     impossible = ids_of("the cat")[-1]
@@ -521,7 +521,7 @@ def test_the_schema_can_be_resolved(here: TestClient) -> None:
     assert {"application/json", "text/event-stream"} == set(route["responses"]["200"]["content"])
 
 
-# many at once, and those that hang up
+# concurrent clients, and clients that hang up
 
 
 def test_several_share_the_thread(decoder: Served, model: qkv.Model) -> None:
@@ -545,7 +545,7 @@ def test_several_share_the_thread(decoder: Served, model: qkv.Model) -> None:
 
 
 def streams(client: httpx.Client) -> float:
-    """How many generations have begun and not ended."""
+    """Return the number of generations that have begun and not ended."""
     for line in client.get("/metrics").text.splitlines():
         if line.startswith("qkv_streams"):
             return float(line.split()[-1])
@@ -554,7 +554,7 @@ def streams(client: httpx.Client) -> float:
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A decoder that takes minutes for what is asked of it here."""
+    """A server of a decoder that needs minutes for the long requests of these tests."""
     config = {**CONFIGS["llama"], "max_position_embeddings": 10**6, "hidden_size": 96}
     folder = write_small(tmp_path_factory.mktemp("slow") / "slow", config)
     with serve("--model", folder) as server:
@@ -581,7 +581,7 @@ def test_a_short_one_does_not_wait_for_a_long_one(slow: Served) -> None:
     with slow.client() as client, slow.client() as other:
         long = {"prompt": [[5, 6]] * 64, "max_tokens": 4096, "stream": True}
         with client.stream("POST", "/v1/completions", json=long) as response:
-            lines = response.iter_lines()  # ends the stream when nothing refers to it
+            lines = response.iter_lines()  # the stream ends when nothing refers to `lines`
             assert next(lines).startswith("data: ")
             assert post(other, prompt=[5], max_tokens=3).status_code == 200
             assert streams(other) == 1
@@ -596,7 +596,7 @@ def read_on(lines: Iterator[str]) -> None:
 
 
 def test_four_long_ones_keep_no_other_waiting(slow: Served) -> None:
-    """Each would take minutes: two are read as they come, and two are not read at all."""
+    """Each long stream would take minutes: two are read at once, and two are not read at all."""
     long = {"prompt": [[5, 6]] * 64, "max_tokens": 4096, "stream": True}
     kept: list[Iterator[str]] = []
     with ExitStack() as stack:

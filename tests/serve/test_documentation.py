@@ -1,4 +1,4 @@
-"""docs/serving.md does what it says: its blocks run against real servers."""
+"""Tests of docs/serving.md: its blocks of code run against real servers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .conftest import Served, serve
 HERE = Path(__file__).parent
 PAGE = filled((HERE.parents[1] / "docs" / "serving.md").read_text(encoding="utf-8"))
 ADDRESS = "http://127.0.0.1:8080"
-# Each block, in its language, with what it is said to print if that is behind it.
+# Each block of code: its language, its code, and the output that follows it on the page, if any.
 BLOCKS = re.findall(
     r"^```(python|sh)\n(.*?)^```\n(?:\n```(?:text|json)\n(.*?)^```\n)?", PAGE, re.M | re.S
 )
@@ -48,7 +48,7 @@ ENVIRONMENT = os.environ | {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the blocks run; key.txt is in it."""
+    """The folder in which the blocks run; it contains key.txt."""
     path = tmp_path_factory.mktemp("documentation")
     (path / "key.txt").write_text("the-key-of-this-page\n")
     return path

@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings` and `/v1/rerank`: what they take, refuse and answer."""
+"""Tests of `POST /v1/embeddings` and `/v1/rerank`: accepted and refused requests, and answers."""
 
 from base64 import b64decode
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def client() -> Iterator[TestClient]:
 
 
 def vectors_of(answer: dict[str, Any]) -> np.ndarray:
-    """The vectors of an answer, which are in their order."""
+    """Return the vectors of an answer, and check that they are in order."""
     assert [one["index"] for one in answer["data"]] == list(range(len(answer["data"])))
     assert {one["object"] for one in answer["data"]} == {"embedding"}
     found = [one["embedding"] for one in answer["data"]]
@@ -36,7 +36,7 @@ def vectors_of(answer: dict[str, Any]) -> np.ndarray:
 
 
 def asked(client: TestClient, **body: Any) -> dict[str, Any]:
-    """The answer to a good request."""
+    """Send a good request, and return the answer."""
     response = client.post("/v1/embeddings", json=body)
     assert response.status_code == 200, response.text[:300]
     assert response.headers["content-type"] == "application/json"
@@ -185,7 +185,7 @@ def test_rerank_reads_the_body_and_refuses(
 def test_a_vector_that_is_not_finite_is_an_error_of_its_request_alone(
     monkeypatch: pytest.MonkeyPatch, value: float
 ) -> None:
-    """In JSON it would be null."""
+    """In JSON, numbers that are not finite would be null."""
     model = qkv.load("random")
     bad, pooled = model.tokenize("love").ids, Encoder.pooled
 

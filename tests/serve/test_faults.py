@@ -1,4 +1,4 @@
-"""Clients that are slow, broken or gone, an error while computing, and an end under load."""
+"""Tests of slow, broken and lost clients, of errors while computing, and of an end under load."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ def server() -> Iterator[Served]:
         yield server
         assert server.end() == 0
         assert server.process.stderr is not None
-        assert server.process.stderr.read() == ""  # no client of these did anything worth a line
+        assert server.process.stderr.read() == ""  # none of these clients causes a line in the log
 
 
 @pytest.fixture(autouse=True)
 def _the_next_is_answered(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After whatever was done to the server of the module, a good request is answered rightly."""
+    """After each test of the module's server, check that a good request is answered correctly."""
     yield
     if "server" in request.fixturenames:
         ask(request.getfixturevalue("server"))
 
 
 def ask(server: Served) -> None:
-    """A good request on a connection of its own, which has to be answered rightly."""
+    """Send a good request on a new connection, and check the answer."""
     with server.client() as client:
         response = client.post("/v1/embeddings", json={"input": TEXT}, timeout=HALF_SENT - 1)
         need_right(response.status_code, response.json())
 
 
 def need_right(status: int, answer: Any, expected: Any = EXPECTED) -> None:
-    """Raise unless this is the vector of the text."""
+    """Raise an error unless the answer has the vector of the text."""
     assert status == 200, f"{status}: {answer!r:.300}"
     assert np.abs(np.array(answer["data"][0]["embedding"]) - expected).max() < 1e-6
 
 
 def head(length: int, more: str = "") -> bytes:
-    """What goes before a body of some length."""
+    """Return the head of a request whose body has this length."""
     return (
         f"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         f"Content-Length: {length}\r\n{more}\r\n"
@@ -72,7 +72,7 @@ def connect(server: Served, timeout: float = 30.0) -> socket.socket:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """What comes until the other side closes, cleanly or not."""
+    """Read until the server closes the connection, cleanly or not."""
     found = b""
     try:
         while part := connection.recv(65536):
@@ -83,7 +83,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def read_answer(connection: socket.socket) -> tuple[int, Any]:
-    """The status and the JSON of one answer."""
+    """Read one answer, and return its status and its JSON."""
     response = http.client.HTTPResponse(connection, method="POST")
     response.begin()
     return response.status, json.loads(response.read())
@@ -93,7 +93,7 @@ HALVES = [b"POST /v1/embed", head(100)[:-2], head(100), head(100) + b'{"input": 
 
 
 def test_requests_half_sent_are_given_up_and_keep_nobody_waiting(server: Served) -> None:
-    """Some stop in the middle of headers or body, a hundred send a byte more now and then."""
+    """Some clients stop within the head or the body; a hundred send single bytes slowly."""
     with ExitStack() as stack:
         halves = [stack.enter_context(connect(server)) for _ in HALVES]
         for connection, begin in zip(halves, HALVES, strict=True):
@@ -154,14 +154,14 @@ def test_clients_that_hang_up_leave_nothing_behind(server: Served, sent: int, re
 
 
 def test_a_client_that_does_not_read_its_answer_holds_up_nobody(server: Served) -> None:
-    texts = ["the cat sat"] * 500  # an answer of over 4 MB does not fit into a socket
+    texts = ["the cat sat"] * 500  # an answer of over 4 MB does not fit into a socket's buffers
     body = json.dumps({"input": texts}).encode()
     with connect(server) as idle:
         idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         idle.sendall(head(len(body)) + body)
         for _ in range(20):
             ask(server)
-        idle.recv(100)  # and hangs up in the middle of it
+        idle.recv(100)  # then hang up in the middle of the answer
 
 
 def test_two_requests_sent_at_once_are_answered_in_their_order(server: Served) -> None:
@@ -172,13 +172,13 @@ def test_two_requests_sent_at_once_are_answered_in_their_order(server: Served) -
         need_right(*read_answer(connection), expected=MODEL.encode("Money"))
 
 
-# --- an end under load
+# --- the end of a server under load
 
 
 class Load:
-    """Clients that ask without a pause until the server is gone, and what became of each request.
+    """Clients that send requests without a pause until the server ends, and count the outcomes.
 
-    A request counts as sent when all of its body was handed to the system before `ending` was set.
+    A request counts as sent if its whole body was passed to the system before `ending` was set.
     """
 
     def __init__(self, server: Served, clients: int, keep: bool) -> None:
@@ -221,7 +221,7 @@ class Load:
                 sent = self.ending is None
                 status, answer = read_answer(connection)
             except (OSError, http.client.HTTPException) as error:
-                # http.client says BadStatusLine where the connection ended before the answer
+                # http.client raises BadStatusLine if the connection ends before the answer
                 self._count("lost" if sent else "refused", f"client {client}: {error!r}")
                 return
             if status == 503:
@@ -271,7 +271,7 @@ def test_a_second_signal_ends_a_server_at_once() -> None:
 
 
 def need(true: Callable[[], bool], what: str) -> None:
-    """Wait until something is so, half a minute at most."""
+    """Wait until a condition is true, for at most half a minute."""
     for _ in range(3000):
         if true():
             return
@@ -283,11 +283,11 @@ def need(true: Callable[[], bool], what: str) -> None:
 
 
 class Marked(RuntimeError):
-    """What a forward pass raises for the marked text."""
+    """The error that a forward pass raises for the marked text."""
 
 
 def test_an_error_while_computing_is_that_of_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text whose forward pass fails, among many good ones that are computed with it."""
+    """A text whose forward pass fails does not harm the many good texts beside it."""
     model = qkv.load("minilm")
     marked = model.tokenize("kaboom").ids[1]
     run = model.network.packed

@@ -1,4 +1,4 @@
-"""Clients that leave, and clients that do not read: nothing is computed for them."""
+"""Tests that nothing is computed for clients that have left or do not read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RESET = struct.pack("ii", 1, 0)  # closing sends a reset
 
 
 class Spied:
-    """What of a model computes, and the routes for which it did."""
+    """Records each call of the functions that compute the answers of the routes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
         self.computed: list[str] = []
@@ -56,7 +56,7 @@ def path(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def served(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A server of a model that answers this route, and what it computes."""
+    """A server of a model that supports this route, and a record of the computations."""
     ranks = path == "/v1/rerank"
     model = qkv.load(cross_encoder(tmp_path / "ranks").path) if ranks else gpt2(tmp_path, seed=1)
     spied = Spied(monkeypatch, model)
@@ -86,7 +86,8 @@ def test_what_waits_is_not_computed_once_its_client_has_left(
     once = len(spied.computed)
     with server.ask(path, BODIES[path]) as good:
         assert good.recv(100).startswith(b"HTTP/1.1 200 ")
-    assert len(spied.computed) == 2 * once  # as often as for the one before: nothing for the three
+    # the second request computes as much as the first: nothing was computed for the three clients
+    assert len(spied.computed) == 2 * once
     assert once
 
 
@@ -96,7 +97,7 @@ def test_who_sends_no_more_and_stays_is_answered(served: tuple[Inside, Spied], p
         client = server.ask(path, BODIES[path])
         client.shutdown(socket.SHUT_WR)
         wait_until(lambda: server.worker.waiting == 2)
-        assert client.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"  # whether it is still there
+        assert client.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"  # a check of the connection
     with client:
         answer = b""
         while part := client.recv(65536):
@@ -107,7 +108,7 @@ def test_who_sends_no_more_and_stays_is_answered(served: tuple[Inside, Spied], p
 def test_a_stream_that_nobody_reads_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its pieces are large and without an end; a client that reads nothing loses the connection."""
+    """The pieces are large and endless; a client that reads nothing loses its connection."""
     model = gpt2(tmp_path, seed=1)
     computed = 0
 

@@ -1,4 +1,4 @@
-"""Who may ask: hosts, origins, keys and sizes."""
+"""Tests of the requests that the guard lets through: hosts, origins, keys and sizes."""
 
 import socket
 
@@ -11,7 +11,7 @@ from qkv.serve.limits import Limits
 
 
 async def ask(method: str, path: str, limits: Limits, **request: object) -> httpx.Response:
-    """One request to an application in this process."""
+    """Send one request to an application in this process."""
     app = create_app(qkv.load("random"), limits)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
@@ -123,7 +123,7 @@ def test_all_bodies_together_are_bounded() -> None:
             transport=httpx.ASGITransport(app), base_url="http://localhost"
         ) as client:
             held = asyncio.create_task(client.post("/v1/embeddings", content=slowly()))
-            await asked.wait()  # for what comes next
+            await asked.wait()  # the server asks for the second part of the body
             body = b'{"input": "cat"}' + b" " * 100
             refused = await client.post("/v1/embeddings", content=body)
             more.set()

@@ -1,4 +1,4 @@
-"""Chroma and LangChain with a model in their own process, which finds what `encode` finds."""
+"""Tests of Chroma and LangChain with a model in the same process, against `encode`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MODEL = qkv.load("minilm")
 
 @pytest.fixture(scope="module")
 def prompted(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a model that puts words before queries and documents."""
+    """The folder of a model that puts prompts before queries and documents."""
     folder = tmp_path_factory.mktemp("prompted")
     qkv.load("books").save(folder)
     said = '{"prompts": {"query": "river ", "document": "the cat "}}'
@@ -53,7 +53,7 @@ def test_a_collection_of_chroma() -> None:
 
 
 def test_a_collection_on_disk(tmp_path: Path) -> None:
-    """Another process opens it, and is not told which model it was made with."""
+    """Another process opens the collection without the name of the model that made it."""
     client = chromadb.PersistentClient(tmp_path / "base")
     function = ForChroma("books", truncate_dim=20, normalize_embeddings=True)
     texts = client.create_collection("texts", embedding_function=function)
@@ -110,7 +110,7 @@ def test_langchain_tells_queries_from_documents(prompted: str) -> None:
 
 @pytest.mark.parametrize("module", [chroma, langchain])
 def test_the_class_is_one(module: object) -> None:
-    """Made when it is asked for, and found again by its name."""
+    """The class is created when it is first used, and pickle finds it again by its name."""
     made = module.TextEncoder  # type: ignore[attr-defined]  # by the module's own __getattr__
     assert pickle.loads(pickle.dumps(made)) is made
     with pytest.raises(AttributeError, match="has no attribute 'Encoder'"):

@@ -1,4 +1,4 @@
-"""Keys of a body: each is taken, ignored, or refused; and prompts of embeddings by their names."""
+"""Tests of a body's keys (supported, ignored or refused), and of the names of prompts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GOOD: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, TestClient]]:
-    """A client for each route, of a model that answers it."""
+    """A client for each route, with a model that supports the route."""
     folder = tmp_path_factory.mktemp("models")
     decoder = gpt2(folder / "decoder", seed=1)
     ranker = qkv.load(cross_encoder(folder / "ranks").path)
@@ -49,7 +49,7 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Test
 
 
 def said(answer: dict[str, Any]) -> dict[str, Any]:
-    """An answer without what differs each time."""
+    """Return an answer without the keys whose values differ each time."""
     return {key: value for key, value in answer.items() if key not in ("id", "created")}
 
 
@@ -83,7 +83,7 @@ def test_a_key_that_would_change_the_answer_is_refused(
 
 @pytest.mark.parametrize("path", BODIES)
 def test_values_that_change_nothing_are_accepted(clients: dict[str, TestClient], path: str) -> None:
-    """Neutral ones of keys that are refused, null for any, and keys that are ignored or unknown."""
+    """Neutral values of refused keys, null, and ignored or unknown keys change nothing."""
     refusals, client = BODIES[path].refusals, clients[path]
     plain = client.post(path, json=GOOD[path])
     assert plain.status_code == 200, plain.text
@@ -169,7 +169,7 @@ def vectors(client: TestClient, given: Any = TEXTS, **body: Any) -> np.ndarray:
     return np.array([one["embedding"] for one in response.json()["data"]])
 
 
-# What is asked for, and the prompt that then goes before each text.
+# The keys of a request, and the prompt that the server then puts before each text.
 NAMED: list[tuple[dict[str, Any], str]] = [
     ({"prompt_name": "query"}, "a cat "),
     ({"prompt_name": "document"}, ""),
@@ -177,7 +177,7 @@ NAMED: list[tuple[dict[str, Any], str]] = [
     ({"input_type": "query"}, "a cat "),
     ({"input_type": "search_query"}, "a cat "),
     ({"input_type": "passage"}, "the mat, "),
-    ({"input_type": "document"}, "the mat, "),  # which this model calls a passage
+    ({"input_type": "document"}, "the mat, "),  # this model calls documents passages
     ({"input_type": "search_document"}, "the mat, "),
     ({"input_type": "clustering"}, "a dog "),
     ({"input_type": "query", "prompt_name": "clustering"}, "a dog "),
@@ -188,7 +188,7 @@ NAMED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("included", [True, False])
 def test_prompts_by_their_names(tmp_path: Path, included: bool) -> None:
-    """Each vector is that of the text behind the prompt, whichever were asked for together."""
+    """Each vector is that of the text after its prompt, for every combination of keys."""
     model = with_prompts(tmp_path, PROMPTS, default_prompt_name="passage", included=included)
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
         for asked, prompt in NAMED:
@@ -205,7 +205,7 @@ def test_a_model_without_prompts_takes_what_clients_send(tmp_path: Path) -> None
 
 
 def test_queries_and_documents_take_their_routes(tmp_path: Path) -> None:
-    """Two tables, the second twice the first; the second is the default."""
+    """The table of the route `document`, the default, is twice the table of `query`."""
     model = qkv.load(routed(Folder(tmp_path), default_route="document"))
     assert [*model.routes] == ["query", "document"]
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:

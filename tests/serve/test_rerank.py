@@ -1,4 +1,4 @@
-"""`POST /v1/rerank` of a model that ranks: beside `model.rank`."""
+"""Tests of `POST /v1/rerank` with a model that ranks, against `model.rank`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -50,7 +50,8 @@ def test_the_order_is_that_of_rank(served: Served, top_n: Any, return_documents:
 
 def test_tokens_are_counted(served: Served) -> None:
     answer = asked(served[1], documents=["a dog", ""])
-    assert answer["usage"] == {"prompt_tokens": 14, "total_tokens": 14}  # 3 special, 3 + 2, 3 + 0
+    # each pair has 3 special tokens, 3 of the query, and 2 or 0 of the document
+    assert answer["usage"] == {"prompt_tokens": 14, "total_tokens": 14}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_what_does_not_fit(served: Served, changes: Any, param: str, words: str)
     error = response.json()["error"]
     assert error["param"] == param
     assert words in error["message"]
-    assert asked(client, documents=["a dog"])["results"][0]["index"] == 0  # it still serves
+    assert asked(client, documents=["a dog"])["results"][0]["index"] == 0  # the server still works
 
 
 def test_vectors_are_served_beside_it(served: Served) -> None:
@@ -82,7 +83,7 @@ def test_vectors_are_served_beside_it(served: Served) -> None:
 def test_a_long_query_is_refused_before_it_stands_beside_each_document(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its 9 tokens with 3 special ones, 64 times: more than 550, whatever the documents are."""
+    """Its 9 tokens and 3 special tokens, 64 times, exceed 550 tokens with any documents."""
     made, pair = [], Frame.pair
     monkeypatch.setattr(Frame, "pair", lambda *given: made.append(given) or pair(*given))
     body = {"query": "the cat sat " * 3, "documents": [""] * 64}

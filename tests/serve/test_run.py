@@ -1,4 +1,4 @@
-"""Connections: what is half sent, half closed, cut off or too much; and how a server ends."""
+"""Tests of half-sent, half-closed, cut-off and too large requests, and of a server's end."""
 
 import json
 import signal
@@ -13,8 +13,8 @@ import pytest
 
 from .conftest import Served, serve
 
-# A server with limits that a test can wait for, a route that computes for as many seconds as its
-# body says, and one that fails.
+# A server with limits that are short enough for a test, a route that computes for the number of
+# seconds in its body, and a route that fails.
 SMALL = """
 import sys, time
 import qkv
@@ -62,7 +62,7 @@ def request(body: bytes = GOOD, path: str = "/v1/embeddings", more: str = "") ->
 
 
 def rest(connection: socket.socket, seconds: float = 30) -> bytes:
-    """All that comes until the other side closes."""
+    """Read until the server closes the connection, and return the bytes."""
     found, end = b"", time.monotonic() + seconds
     while time.monotonic() < end:
         connection.settimeout(max(end - time.monotonic(), 0.01))
@@ -77,7 +77,7 @@ def rest(connection: socket.socket, seconds: float = 30) -> bytes:
 
 
 def answers(text: bytes) -> list[tuple[int, dict]]:
-    """The statuses and bodies of the answers in what came, interim ones left out."""
+    """Return the statuses and bodies of the answers in received bytes, without interim answers."""
     found = []
     while text:
         head, _, text = text.partition(b"\r\n\r\n")
@@ -95,7 +95,7 @@ def answers(text: bytes) -> list[tuple[int, dict]]:
 
 
 def is_well(server: Served, seconds: float = 0) -> None:
-    """It answers; as soon as it has noticed who is gone, where it may take so many seconds."""
+    """Check that the server answers; allow it `seconds` to notice that clients have left."""
     end = time.monotonic() + seconds
     with server.client() as client:
         while True:
@@ -107,7 +107,7 @@ def is_well(server: Served, seconds: float = 0) -> None:
 
 
 def trickle(connection: socket.socket, text: bytes, seconds: float = 0.1) -> float:
-    """Send a byte at a time until the other side has had enough; how long that took."""
+    """Send single bytes until the server closes, at most 22; return the seconds that this took."""
     begin = time.monotonic()
     with suppress(BrokenPipeError, ConnectionResetError):
         for number in range(200):
@@ -137,7 +137,7 @@ def test_what_trickles_in_has_so_many_seconds(small: Served, begun: bytes) -> No
         trickle(connection, b"x" * 100)
         found = rest(connection)
     statuses = [status for status, _ in answers(found)]
-    if b"Host: evil" in begun:  # which is said at once, and the rest of it is still waited for
+    if b"Host: evil" in begun:  # refused at once, but the server still waits for the body
         assert statuses in ([403], [403, 408])
     else:
         assert statuses[-1] == (408 if begun.strip() else 400)
@@ -162,7 +162,7 @@ def test_many_slow_ones_leave_others_alone(small: Served) -> None:
 
 
 def test_one_connection_too_many_is_told() -> None:
-    # a server of its own: connections of other tests would count, and a second may be too short
+    # a separate server: connections of other tests would count, and a second may be too short
     with serve(program=("-c", SMALL.replace("half_sent=1.0", "half_sent=60.0"))) as server:
         with ExitStack() as stack:
             for _ in range(30):
@@ -259,7 +259,7 @@ def test_who_sends_no_more_still_gets_the_answer(small: Served, seconds: bytes) 
 
 
 def test_requests_that_are_sent_at_once_are_answered_in_order(small: Served) -> None:
-    """And nothing is written into an answer that is under way, whatever comes behind it."""
+    """Nothing is written into an unfinished answer, whatever bytes follow the requests."""
     wanted = (200, {"done": True})
     for behind in (b"", b"garbage\r\n\r\n", request(b"0", "/slow")[:-1], b"GET / HT"):
         with closing(connect(small)) as connection:
@@ -277,7 +277,7 @@ def test_what_stands_behind_a_body_does_not_cost_the_answer(small: Served) -> No
 
 
 def test_a_client_may_offer_another_protocol(small: Served) -> None:
-    """Java's does with each request, and sends the body behind it."""
+    """Java's client does so with each request, and sends the body after the head."""
     offer = "Connection: Upgrade, HTTP2-Limits\r\nUpgrade: h2c\r\nHTTP2-Limits: AAA\r\n"
     listed = f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{offer}\r\n".encode()
     last = request(b"0", "/slow", "Connection: Upgrade, close\r\nUpgrade: h2c\r\n")
@@ -310,7 +310,7 @@ def test_a_client_that_hangs_up_frees_its_work(small: Served) -> None:
     with small.client() as client:
         while "qkv_waiting 0.0" not in client.get("/metrics").text:
             time.sleep(0.05)
-    assert time.monotonic() - begin < 50  # 60 s, if all were computed
+    assert time.monotonic() - begin < 50  # 60 s if all requests were computed
 
 
 def test_a_failure_tells_the_client_nothing_and_the_log_one_line() -> None:
@@ -332,14 +332,14 @@ def test_a_failure_tells_the_client_nothing_and_the_log_one_line() -> None:
 
 
 def has_begun(server: Served, requests: int = 1) -> None:
-    """Wait until so many requests have come to `/slow`."""
+    """Wait until this many requests have arrived at `/slow`."""
     assert server.process.stdout is not None
     for _ in range(requests):
         assert server.process.stdout.readline() == "begun\n"
 
 
 def ended_while(server: Served, number: int, work: Callable[[], object]) -> tuple[int, object]:
-    """Ends a server while it answers; its exit code, and what the answer was."""
+    """End a server while it answers; return its exit code, and the answer or the error."""
     found: list[object] = []
 
     def asking() -> None:

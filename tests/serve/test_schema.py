@@ -1,4 +1,4 @@
-"""schemathesis asks whatever /openapi.json says may be asked, and more."""
+"""Tests of requests that schemathesis generates from /openapi.json: allowed requests and others."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ ROUTES = [
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseSchema]:
-    """What a server of a small decoder says of itself; all its routes can be used."""
+    """The schema of a server of a small decoder, which all routes except rerank support."""
     with serve("--model", write_small(tmp_path_factory.mktemp("decoder"), CONFIGS["gpt2"])) as it:
         yield schemathesis.openapi.from_url(f"{it.url}/openapi.json")
 
 
 @pytest.fixture(scope="module")
 def ranking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseSchema]:
-    """The same of a cross-encoder, without which no ranking is ever answered."""
+    """The schema of a server of a cross-encoder, because other models answer no ranking."""
     model = cross_encoder(tmp_path_factory.mktemp("model") / "ranks").path
     with serve("--model", model) as it:
         yield schemathesis.openapi.from_url(f"{it.url}/openapi.json")
@@ -57,7 +57,7 @@ def test_a_ranking_is_answered_as_it_says(ranking: BaseSchema) -> None:
 
 
 def answers(api: BaseSchema, route: str) -> set[int]:
-    """The status of each answer, none of which is other than it says."""
+    """Send generated requests, check each answer against the schema, and return the statuses."""
     seen: set[int] = set()
     [operation] = [one.ok() for one in api.get_all_operations() if one.ok().label == route]
     print(f"{route}: seed {SEED}, {EXAMPLES} examples of each kind")

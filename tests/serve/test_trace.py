@@ -1,4 +1,4 @@
-"""`POST /v1/trace`: the weights of `model.trace`, as JSON and as safetensors."""
+"""Tests of `POST /v1/trace`: the weights of `model.trace`, as JSON and as safetensors."""
 
 import json
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def client() -> Iterator[TestClient]:
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[TestClient]:
-    """A server that sends little."""
+    """A client of a server with a small limit for the size of answers."""
     limits = Limits(answer=100_000)
     with TestClient(create_app(MODEL, limits), base_url="http://127.0.0.1") as found:
         yield found
@@ -165,11 +165,11 @@ def test_what_is_too_large_is_refused_before_it_is_computed(
             assert error["code"] == "answer_too_large"
         octets = "application/octet-stream"
         assert post(small, octets, input=text, layers=0).status_code == 413
-        response = post(small, input="the river " * 50, layers=0, heads=0)  # one head would do
+        response = post(small, input="the river " * 50, layers=0, heads=0)  # one head is too large
         assert response.status_code == 413
         assert "of 102 tokens would have about 124848 bytes" in response.json()["error"]["message"]
         few = {"input": "the river " * 50, "layers": [0, 1], "heads": 0}  # 102 tokens
-        assert post(small, input="the", layers=0).status_code == 500  # it would be
+        assert post(small, input="the", layers=0).status_code == 500  # small, so it was computed
         response = post(small, octets, **few)
         assert response.status_code == 413
         assert "for all heads" in response.json()["error"]["message"]
@@ -186,7 +186,7 @@ def test_64_megabytes_are_sent_at_most(client: TestClient, monkeypatch: pytest.M
     assert post(client, octets, input=[1000] * 512, layers=[0], heads=[0]).status_code == 200
 
 
-# what is refused
+# refused requests
 
 BAD: list[tuple[str, Any]] = [
     *(("input", bad) for bad in ("", "  ", [], [[1, 2]], ["a"], {}, 5, True, [1.5], [-1])),
@@ -227,7 +227,7 @@ def test_a_decoder_looks_back_alone(tmp_path: Path) -> None:
     np.testing.assert_allclose(pattern, expected, atol=1e-12)  # float64
     assert not np.triu(pattern, 1).any()
     assert np.array(answer["top_indices"]).shape == (2, 3, 5, 9)
-    assert answer["top_indices"][0][0][0] == [0] + [-1] * 8  # nothing else is seen
+    assert answer["top_indices"][0][0][0] == [0] + [-1] * 8  # the first token sees only itself
 
 
 @pytest.mark.parametrize("kind", ["llama", "modernbert", "t5"])

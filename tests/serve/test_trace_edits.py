@@ -1,4 +1,4 @@
-"""`POST /v1/trace` with edits: each op as the page has it, on an encoder and on decoders."""
+"""Tests of `POST /v1/trace` with edits: each op of the page, on an encoder and on decoders."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ OCTETS = {"Accept": "application/octet-stream"}
 
 
 def lists_of(edits: dict[str, Edit]) -> list[list[Edit]]:
-    """Each alone, three at a time, and what else is to be told apart."""
+    """Return each edit alone, all combinations of three, and other lists with different results."""
     size = len(edits["row"]["weights"])
     return [
         *([edit] for edit in edits.values()),
@@ -56,7 +56,7 @@ def post(client: TestClient, **body: Any) -> Any:
 
 
 def whole(client: TestClient, text: str, edits: list[Edit], at: list[int]) -> Any:
-    """Everything that the page asks for."""
+    """Request all arrays that the page requests, and return them."""
     asked = {"input": text, "edits": edits, "include": ["text", "resid"], "at": at, "inside": [1]}
     response = client.post("/v1/trace", json=asked, headers=OCTETS)
     assert response.status_code == 200, response.text
@@ -65,7 +65,7 @@ def whole(client: TestClient, text: str, edits: list[Edit], at: list[int]) -> An
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """Twelve layers, in float64."""
+    """An encoder of twelve layers in float64."""
     folder = tmp_path_factory.mktemp("twelve")
     mask_bert(folder, num_hidden_layers=12)
     return qkv.load(folder, dtype=np.float64)
@@ -122,7 +122,7 @@ def test_decoders(tmp_path: Path, kind: str) -> None:
 
 
 def by_the_library(model: Model, ids: list[int], edits: list[Edit]) -> Any:
-    """The same by hand; scores are scaled where they stand, and not through the queries."""
+    """Trace with `hide`, `ablate` and `edit`; scale the scores themselves, not the queries."""
     ids, layers = list(ids), range(model.num_layers)
     hide: list[Any] = []
     ablate: list[Any] = []
@@ -153,7 +153,7 @@ def by_the_library(model: Model, ids: list[int], edits: list[Edit]) -> Any:
 
 
 def scaled(model: Model, layer: int, value: float, scores: np.ndarray) -> np.ndarray:
-    """Scores times `value`, and not times what they were; what caps them is taken off first."""
+    """Scale raw scores by `value` instead of the usual factor; undo and redo the soft cap."""
     config = model.config
     usual = config.get("query_pre_attn_scalar", model.layers[layer].attn.d_query) ** -0.5
     cap = config.get("attn_logit_softcapping")
@@ -167,7 +167,7 @@ def scaled(model: Model, layer: int, value: float, scores: np.ndarray) -> np.nda
 
 
 def with_text(edit: Edit, array: np.ndarray) -> np.ndarray:
-    """What takes the place of an activation (1, T, D) or (1, T, H, d), or of the pattern."""
+    """Apply an edit to an activation (1, T, D) or (1, T, H, d), or to the pattern."""
     flat = array[0] if edit["at"] == "pattern" else array[0].reshape(array.shape[1], -1)
     return CHANGES[edit["op"]](flat, edit, array.shape[2]).reshape(array.shape)
 
@@ -312,11 +312,11 @@ def test_scores_are_scaled_from_the_usual(encoder: Model, client: TestClient) ->
     np.testing.assert_allclose(found["resid"], expected["resid"], atol=1e-9)
 
 
-# what edits cost
+# the cost of edits
 
 
 def test_edits_that_say_the_same_are_computed_once(encoder: Model) -> None:
-    """A causal mask is one mask, however often it is asked for, and no list of its 28 edges."""
+    """A repeated causal edit is one mask, not a list of its 28 edges."""
     edits: list[Edit] = [
         *([{"op": "causal"}] * 500),
         *([{"op": "hide", "token": 2}] * 500),
@@ -335,7 +335,7 @@ def test_many_causal_edits_are_answered_as_one(client: TestClient) -> None:
 
 
 def test_a_causal_mask_is_that_of_its_edges(encoder: Model) -> None:
-    """Of several texts, and beside another mask."""
+    """The masks also agree for several texts, and beside another mask."""
     texts = [TEXT, "the cat"]
     edges = list(itertools.combinations(range(8), 2))
     for more in ([], [2], [(4, 1, 0, 2)]):
@@ -346,7 +346,7 @@ def test_a_causal_mask_is_that_of_its_edges(encoder: Model) -> None:
 
 
 def test_a_causal_mask_of_later_places_knows_where_they_stand() -> None:
-    """Three queries behind two places that were run before see three, four and five keys."""
+    """Three queries after two cached positions see three, four and five keys."""
     edits = EditedRun(masked=[Masked(0, None, None, None, None)], heads=[2])
     [mask] = edits.masks(Layout([0], first=np.array([2])), 5, queries=3).values()
     expected = [[True] * 3 + [False] * 2, [True] * 4 + [False], [True] * 5]
@@ -354,8 +354,8 @@ def test_a_causal_mask_of_later_places_knows_where_they_stand() -> None:
     assert edits.visible(Layout([0]), 5) is None
 
 
-# Of 8 tokens: a mask of all layers, one of a layer, one of a layer's 3 heads, and 6 copies of
-# the weights of 3 heads in float64.
+# Bytes for 8 tokens: a mask of all layers, a mask of one layer, a mask of one layer's 3 heads, and
+# 6 copies of the weights of 3 heads in float64.
 COSTS: list[tuple[list[Edit], int]] = [
     ([], 0),
     ([{"op": "hide", "token": 2}], 8),
@@ -399,7 +399,7 @@ HUGE: list[list[Edit]] = [
 @pytest.mark.parametrize("edits", HUGE, ids=str)
 @pytest.mark.parametrize("kind", ["application/json", OCTETS["Accept"]])
 def test_values_that_are_not_finite_are_refused(edits: list[Edit], kind: str) -> None:
-    """In float32 these numbers overflow; in JSON they would be null."""
+    """The edits make numbers that overflow in float32 and would be null in JSON."""
     with TestClient(create_app(qkv.load("random")), base_url="http://127.0.0.1") as client:
         for more in ({"include": ["resid"]}, {"inside": [0, -1]}):
             asked = {"input": "I love you all", "edits": edits, **more}

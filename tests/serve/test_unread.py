@@ -1,4 +1,4 @@
-"""A client that asks and does not read."""
+"""Tests of a client that sends a request and does not read the answer."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""The thread that computes, without HTTP: equal to `encode`, whose turn it is, and faults."""
+"""Tests of the computing thread, without HTTP: vectors of `encode`, turns and faults."""
 
 import asyncio
 import threading
@@ -46,7 +46,7 @@ async def working(model=MODEL, **limits):
 
 @asynccontextmanager
 async def held(worker):
-    """The thread does nothing else until this ends."""
+    """Keep the computing thread busy until the `async with` block ends."""
     entered, release = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
@@ -65,7 +65,7 @@ async def held(worker):
 
 
 async def settled():
-    """All tasks have gone as far as they can."""
+    """Let all tasks run as far as they can."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -80,7 +80,7 @@ def ids(words):
 
 @pytest.fixture
 def computed(monkeypatch):
-    """What is computed together, in its order: the words of each text."""
+    """The computed batches, in order; a batch is a list with the words of each text."""
     batches, pooled = [], Encoder.pooled
 
     def spied(self, batch):
@@ -97,7 +97,7 @@ def computed(monkeypatch):
 
 
 def natural(rng, model, count):
-    """Texts of words of its vocabulary, of 1 to 300 words."""
+    """Return texts of 1 to 300 random words of the model's vocabulary."""
     words = [word for word in model.tokenizer.vocabulary if word.isalpha()]
     lengths = np.clip(rng.lognormal(2, 1.2, count), 1, 300).astype(int)
     return [" ".join(rng.choice(words, length)) for length in lengths]
@@ -141,7 +141,7 @@ def test_ids_are_taken_as_they_are_and_cut_as_a_text(minilm):
     found = run(main())
     assert found.tokens == [256, 1]
     with pytest.warns(UserWarning, match="cut to 256 tokens"):
-        expected = minilm.encode("cat " * 400)  # [SEP] is kept as the last
+        expected = minilm.encode("cat " * 400)  # [SEP] stays the last token
     np.testing.assert_allclose(found.vectors[0], expected, rtol=0, atol=1e-6)
     rows = minilm([[2003]]).last_hidden_state[0]
     np.testing.assert_allclose(found.vectors[1], rows[0] / np.linalg.norm(rows[0]), atol=1e-6)
@@ -182,7 +182,7 @@ def test_a_request_that_cannot_be_computed_is_refused_alone(texts, words):
 
 @pytest.mark.parametrize("included", [True, False])
 def test_texts_behind_several_prompts_are_computed_together(tmp_path, computed, included):
-    """Where a prompt is not pooled, those with as many tokens of it."""
+    """If prompts are not pooled, only prompts of equally many tokens share a batch."""
     folder = Folder(tmp_path)
     folder.write()
     folder.sentence({"pooling_mode": "mean", "include_prompt": included})
@@ -220,7 +220,7 @@ def test_dimensions_that_are_none():
     assert run(main()).vectors.shape == (0, 3)
 
 
-# together, and in turn
+# batches and turns
 
 
 def test_what_comes_together_is_computed_together_and_told_at_once(computed):
@@ -233,7 +233,7 @@ def test_what_comes_together_is_computed_together_and_told_at_once(computed):
                 call_soon = loop.call_soon_threadsafe
                 loop.call_soon_threadsafe = lambda *given: told.append(given) or call_soon(*given)
             await asyncio.gather(*tasks)
-            assert len(told) == 2  # of the call that held the thread, and of the batch
+            assert len(told) == 2  # for the call that held the thread, and for the batch
             assert worker.counts == Counts(batches=1, texts=26, tokens=26)
 
     run(main())
@@ -241,7 +241,7 @@ def test_what_comes_together_is_computed_together_and_told_at_once(computed):
 
 
 def test_connections_have_turns(computed):
-    """One sends many requests, one a large one, and one a single text, which waits for neither."""
+    """A single text waits neither for a client with many requests nor for a large request."""
 
     async def main():
         async with working(batch_tokens=4) as worker:
@@ -256,7 +256,7 @@ def test_connections_have_turns(computed):
 
 
 def test_a_long_text_does_not_keep_short_ones_waiting(computed):
-    """It is computed alone, and the short ones that wait come before the next long one."""
+    """A long text is computed alone, and waiting short texts come before the next long text."""
     long = [" ".join(letter * 9) for letter in "xyz"]
 
     async def main():
@@ -271,7 +271,7 @@ def test_a_long_text_does_not_keep_short_ones_waiting(computed):
 
 
 def test_a_text_that_is_cut_short_counts_for_the_time_that_takes():
-    """Of 6,400 letters 8 tokens are left, and cutting them takes as long as computing 100."""
+    """Cutting 6,400 characters to 8 tokens counts as much as computing 100 tokens."""
 
     async def main():
         turns = TextTurns(most=32, limit=8)
@@ -284,7 +284,7 @@ def test_a_text_that_is_cut_short_counts_for_the_time_that_takes():
 
 
 def test_texts_of_more_tokens_than_was_thought_come_next(computed):
-    """A text of 11 characters is taken for one of 4 tokens, and these have 6."""
+    """A text of 11 characters is estimated at 4 tokens, but these texts have 6 tokens."""
     texts = [" ".join(letter * 6) for letter in "abcd"]
 
     async def main():
@@ -313,7 +313,7 @@ def test_calls_have_their_turn_between_batches(computed):
 
 
 def test_a_lone_request_waits_for_nobody():
-    """Even if there were many just now."""
+    """A lone request does not wait for others, even directly after many requests."""
 
     async def main():
         async with working(gather=SECONDS * 10) as worker:
@@ -339,7 +339,7 @@ def test_where_others_wait_more_are_waited_for(computed):
     assert computed == [["a", "b", "c", "d"]]
 
 
-# too many, gone, the end
+# too many requests, canceled requests, and the end
 
 
 def test_no_more_wait_than_may():
@@ -450,7 +450,7 @@ def test_it_is_ready_once_it_has_computed():
     run(main())
 
 
-# what goes wrong
+# errors
 
 
 def test_a_text_that_fails_takes_no_other_with_it(monkeypatch):
@@ -546,7 +546,7 @@ def test_streams_have_turns_with_batches_and_each_other(computed):
 
 
 class Endless:
-    """Pieces without an end, and which thread closed them."""
+    """Yields pieces without an end, and records which thread closes the generator."""
 
     def __init__(self):
         self.count, self.closed, self.where = 0, threading.Event(), None
@@ -595,7 +595,7 @@ def test_no_more_is_computed_than_is_read():
     async def main():
         async with working() as worker, aclosing(worker.stream(pieces, connection=0)) as stream:
             await anext(stream)
-            for _ in range(3 * AHEAD):  # each a turn of all
+            for _ in range(3 * AHEAD):  # each request gives all a turn
                 await worker.embed(["a"], connection=1)
             assert pieces.count in (AHEAD, AHEAD + 1)
             assert [await anext(stream) for _ in range(2 * AHEAD)] == list(range(2, 2 * AHEAD + 2))
@@ -604,7 +604,7 @@ def test_no_more_is_computed_than_is_read():
 
 
 def test_so_many_pieces_between_two_batches(computed):
-    """Three streams, two pieces a turn: each has its turns, and none waits for another's end."""
+    """With two pieces a turn, three streams take turns, and none waits for another's end."""
 
     def named(name):
         for number in range(4):
@@ -631,11 +631,11 @@ def test_so_many_pieces_between_two_batches(computed):
     assert max(between) == 2
     for name in "abc":
         assert [one for one in pieces if one.startswith(name)] == [f"{name}{n}" for n in range(4)]
-        assert pieces.index(f"{name}0") < 4  # before any other is through
+        assert pieces.index(f"{name}0") < 4  # before another stream ends
 
 
 class Resumed:
-    """Pieces that continue after they are closed, and how often they were opened."""
+    """Yields pieces that continue after a close, and counts how often they were opened."""
 
     def __init__(self, count):
         self.count, self.next, self.opened, self.open = count, 0, 0, 0
@@ -652,7 +652,7 @@ class Resumed:
 
 
 def test_streams_that_nobody_reads_keep_no_other_waiting():
-    """They fill all the room; what follows is computed to its end, and they go on when read."""
+    """Unread streams use all `stream_tokens`, but others still finish; unread ones go on later."""
 
     async def main():
         async with working(streams=2, stream_tokens=100) as worker:
@@ -662,11 +662,11 @@ def test_streams_that_nobody_reads_keep_no_other_waiting():
                 for number, one in enumerate(slow)
             ]
             for stream in streams:
-                assert await anext(stream) == 1  # and is not read any further
+                assert await anext(stream) == 1  # and then read no further
             for number in range(3):
                 assert await read(worker, lambda: iter(range(200)), number) == [*range(200)]
             assert {one.next for one in slow} <= {AHEAD, AHEAD + 1}
-            assert sum(one.open for one in slow) <= 2  # the others take no room
+            assert sum(one.open for one in slow) <= 2  # closed streams use no tokens
             for stream in streams:
                 assert [piece async for piece in stream] == [*range(2, 41)]
             assert max(one.opened for one in slow) > 1
@@ -675,7 +675,7 @@ def test_streams_that_nobody_reads_keep_no_other_waiting():
 
 
 def test_long_streams_keep_no_other_waiting():
-    """Four that fill all the room and are read at once give way to one behind them."""
+    """Four long streams that use all `stream_tokens` and are read at once give way to a fifth."""
 
     async def main():
         async with working(streams=4, stream_tokens=400) as worker:
@@ -690,7 +690,7 @@ def test_long_streams_keep_no_other_waiting():
             stream = worker.stream(last, connection="last", size=100)
             assert [piece async for piece in stream] == [1, 2, 3]
             whole = worker.stream(last := Resumed(3), connection="whole", size=1000)
-            assert [piece async for piece in whole] == [1, 2, 3]  # of more than the room there is
+            assert [piece async for piece in whole] == [1, 2, 3]  # larger than `stream_tokens`
             for task in tasks:
                 await gone(task)
 
@@ -698,7 +698,7 @@ def test_long_streams_keep_no_other_waiting():
 
 
 def test_no_more_is_open_than_there_is_room_for():
-    """However many streams there are, and whatever their sizes."""
+    """The open streams among nine of different sizes never exceed `stream_tokens`."""
     most = 0
     all_of_them = []
 
@@ -724,14 +724,14 @@ def test_no_more_is_open_than_there_is_room_for():
             )
             assert found == [[*range(1, 2 * QUANTUM + 8)]] * 9
             assert most <= 100
-            least = min(QUANTUM, AHEAD // 2)  # pieces between two openings
+            least = min(QUANTUM, AHEAD // 2)  # the fewest pieces between two openings
             assert all(one.opened <= 1 + one.count / least for one in all_of_them)
 
     run(main())
 
 
 def test_clients_have_turns_and_their_connections_among_them(computed):
-    """Nine requests of one client, and one of another, which comes second."""
+    """The request of one client comes second, beside nine requests of another client."""
 
     async def main():
         async with working(batch_tokens=1) as worker:
