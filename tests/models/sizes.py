@@ -33,7 +33,7 @@ CLIP_VISION = {
     **{"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_channels": 2},
     **{"intermediate_size": 20, "image_size": 12, "patch_size": 4, "projection_dim": 10},
 }
-# The sizes of a small model, and the classes of transformers whose logits are compared.
+# The sizes of a small model, and the transformers classes whose logits are compared.
 SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "albert": (
         {**ENCODER, "embedding_size": 12, "num_hidden_groups": 2},
@@ -171,5 +171,5 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "xlm-roberta": (ENCODER, ("XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification")),
 }
 
-IMAGES = ("clip", "clip_vision_model", "dinov2", "vit")  # families that look at them
-MIXED = ("gpt_oss", "mixtral", "qwen3_moe")  # those of experts
+IMAGES = ("clip", "clip_vision_model", "dinov2", "vit")  # families that read images
+MIXED = ("gpt_oss", "mixtral", "qwen3_moe")  # mixture-of-experts families

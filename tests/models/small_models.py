@@ -1,4 +1,4 @@
-"""Small models of other families than BERT, written under the names that their own files have."""
+"""Small models of families other than BERT, with the tensor names of each family's files."""
 
 import json
 
@@ -11,8 +11,8 @@ from qkv.models.files.names import Weights
 from .sizes import SMALL
 from .support import tokenizer_json
 
-# Of every family but BERT, which `support.py` has: of most the sizes and the first class of
-# `sizes.py`, of these what tests count on, or a head for classes.
+# The configs of all families except BERT, which is in `support.py`. Most have the sizes and the
+# first class of `sizes.py`. The configs below have values that tests rely on, or a classifier.
 CONFIGS = {
     name: {"model_type": name, "architectures": [kinds[0]], **sizes}
     for name, (sizes, kinds) in SMALL.items()
@@ -172,7 +172,7 @@ CONFIGS = {
         "qkv_bias": True,
     },
 }
-# Those that give logits over the next word.
+# The families that give logits for the next token.
 WRITERS = [
     name
     for name, config in CONFIGS.items()
@@ -181,10 +181,10 @@ WRITERS = [
 
 
 def arrays_of(config, seed=0, spread=0.5):
-    """Random tensors under the names, and in the shapes, that a model of this config has in files.
+    """Return random tensors with the names and shapes that files of this config have.
 
-    They come from what the family says of itself, which the comparison with transformers holds.
-    `spread` is the size of what is drawn: with a smaller one each softmax is less sharp.
+    Names and shapes come from the family's description, which the comparison with transformers
+    checks. `spread` is the standard deviation; a smaller value makes each softmax less sharp.
     """
     design, names = described(config, "config.json")
     rng = np.random.default_rng(seed)
@@ -197,7 +197,7 @@ def arrays_of(config, seed=0, spread=0.5):
 
 
 def write_small(path, config, seed=0, spread=0.5):
-    """A folder with a model of this config and the tokenizer of the small BERT."""
+    """Write a model of this config with the tokenizer of the small BERT; return its folder."""
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     if "vocab_size" in config or "text_config" in config:

@@ -26,7 +26,7 @@ WORDS = [
 
 
 def bert_tensors(config, seed=0, dtype=np.float32):
-    """Random tensors under the names and in the shapes that BERT files have."""
+    """Return random tensors with the names and shapes of BERT files."""
     rng = np.random.default_rng(seed)
     dim, hidden = config["hidden_size"], config["intermediate_size"]
     shapes = {
@@ -57,7 +57,7 @@ def bert_tensors(config, seed=0, dtype=np.float32):
 
 
 def tokenizer_json(words=WORDS):
-    """A WordPiece tokenizer that puts [CLS] and [SEP] around a text."""
+    """Return the JSON of a WordPiece tokenizer that puts [CLS] and [SEP] around a text."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     ids = {word: number for number, word in enumerate(words)}
@@ -72,7 +72,7 @@ def tokenizer_json(words=WORDS):
 
 
 class Folder:
-    """A model's folder to be made, changed and broken."""
+    """The folder of a model, which tests write, change and break."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -97,7 +97,7 @@ class Folder:
         save_file(tensors, self.path / name, {"format": "pt"})
 
     def sentence(self, pooling, *, normalize=False, limit=None):
-        """The files of sentence-transformers."""
+        """Write the files of sentence-transformers."""
         kinds = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
         places = ["", "1_Pooling", "2_Normalize"]
         self.json(
@@ -116,9 +116,9 @@ MASK_HEAD = "cls.predictions.transform"
 
 
 def mask_bert(folder, **others):
-    """A folder with a BERT that names masked words; its arrays, those of the body as BERT's.
+    """Write a BERT that predicts masked words; return its tensors.
 
-    What its config has otherwise is given by name.
+    The returned names of the body's tensors have no prefix. Keyword arguments set config values.
     """
     from tokenizers import Tokenizer
 
@@ -152,10 +152,10 @@ def _gelu(x):
 
 
 def plain_bert(tensors, config, ids, hidden=(), ablated=()):
-    """BERT written down once more, in float64, one text and one head at a time.
+    """Run a plain BERT in float64, one text and one head at a time.
 
-    Nobody sees the tokens at the places `hidden`, and what `ablated` heads (layer, head) would hand
-    over counts as 0. Gives the hidden states (T, D) and the weights of each layer (heads, T, T).
+    The tokens at the positions `hidden` are masked, and the outputs of the heads `ablated`, pairs
+    (layer, head), are 0. Returns the hidden states (T, D) and each layer's weights (heads, T, T).
     """
     p = {name: array.astype(np.float64) for name, array in tensors.items()}
     eps, heads = config["layer_norm_eps"], config["num_attention_heads"]
@@ -199,7 +199,7 @@ def plain_bert(tensors, config, ids, hidden=(), ablated=()):
 
 
 def pair_json():
-    """The small tokenizer, which puts [SEP] between two texts too, and tells them apart."""
+    """Return the JSON of the small tokenizer for pairs: a [SEP] between texts, two segment ids."""
     values = json.loads(tokenizer_json())
     special = {"[CLS]": WORDS.index("[CLS]"), "[SEP]": WORDS.index("[SEP]")}
 
@@ -221,7 +221,7 @@ def pair_json():
 
 
 def cross_encoder(path):
-    """A folder with a small BERT that gives a query and a document one number."""
+    """Write a small BERT that gives a query and a document one score; return its `Folder`."""
     made, rng = Folder(path), np.random.default_rng(3)
     made.tensors = {f"bert.{name}": x for name, x in made.tensors.items()}
     shapes = {"bert.pooler.dense.weight": (12, 12), "bert.pooler.dense.bias": (12,)}

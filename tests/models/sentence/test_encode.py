@@ -1,4 +1,4 @@
-"""What sentence-transformers files ask for, and many texts: against arithmetic by hand."""
+"""Tests of `encode`: options in sentence-transformers files, and many texts, by hand."""
 
 import json
 import subprocess
@@ -74,7 +74,7 @@ def test_prompts_that_do_not_go(folder):
 
 @pytest.mark.parametrize("files", [None, {}, {"prompts": {"passage": "the mat, "}}])
 def test_a_model_without_prompts_has_two_empty_ones(folder, files):
-    """As in sentence-transformers from 5 on, so that one program serves every model."""
+    """`query` and `document` are empty prompts in every model, as in sentence-transformers 5."""
     folder.write()
     if files is not None:
         folder.json("config_sentence_transformers.json", files)
@@ -105,11 +105,11 @@ def test_one_of_these_may_be_the_default(folder):
     ],
 )  # fmt: skip
 def test_the_tokens_of_a_prompt_can_be_left_out(folder, mode, pool):
-    """These are [CLS] and the two words "a cat"; the [SEP] of the prompt alone is not one."""
+    """The tokens of a prompt are [CLS] and the words "a cat", without a [SEP]."""
     model = with_prompts(folder, pooling={"pooling_mode": mode, "include_prompt": False})
     rows = tokens_of(model, [f"a cat {text}" for text in TEXTS])
     close(model.encode(TEXTS, prompt_name="query"), [pool(one) for one in rows])
-    alone = tokens_of(model, TEXTS)  # without a prompt all are read
+    alone = tokens_of(model, TEXTS)  # without a prompt, all tokens are pooled
     expected = {"mean": alone[0].mean(0), "max": alone[0].max(0)}
     if mode in expected:
         close(model.encode(TEXTS[0]), expected[mode])
@@ -148,11 +148,11 @@ def test_include_prompt_is_true_or_false(folder):
         load(folder.path)
 
 
-# what else the files say
+# other options in the files
 
 
 def test_blanks_around_a_text_are_no_part_of_it(folder, monkeypatch):
-    """Some tokenizers would see them."""
+    """Blanks around a text are removed, because some tokenizers turn them into tokens."""
     model, seen = load(folder.write()), []
     tokenize = model.tokenizer.tokenize_batch
     monkeypatch.setattr(
@@ -171,7 +171,7 @@ def test_the_limit_by_whatever_name(folder, family):
 
 
 def dense(folder, number, weight, offset=None, **config):
-    """A Dense module behind those there are."""
+    """Insert a Dense module with these weights at index `number` of the modules."""
     path = folder.path / "modules.json"
     modules = json.loads(path.read_text())
     place = f"{number}_Dense"
@@ -254,13 +254,13 @@ def test_a_dense_layer_that_is_a_pickle(folder):
         load(folder.path)
 
 
-# vectors that are cut
+# truncated vectors
 
 
 @pytest.mark.parametrize("scaled_by_files", [False, True])
 @pytest.mark.parametrize("normalize", [None, False, True])
 def test_vectors_are_cut_where_sentence_transformers_cuts_them(folder, scaled_by_files, normalize):
-    """There the model's modules come first, Normalize among them; then the cut; then the option."""
+    """The order is: the model's modules, including Normalize; truncation; the option."""
     folder.write()
     folder.sentence({"pooling_mode": "mean"}, normalize=scaled_by_files)
     model = load(folder.path)
@@ -282,7 +282,7 @@ def test_vectors_are_cut_where_sentence_transformers_cuts_them(folder, scaled_by
 
 
 def test_a_cut_that_the_files_ask_for(folder, tmp_path):
-    """Wherever vectors are made, until fewer numbers are asked for."""
+    """The files' truncate_dim applies to all vectors, unless a call asks for fewer numbers."""
     whole = load(folder.write()).encode(TEXTS)
     folder.json("config_sentence_transformers.json", {"truncate_dim": 5})
     load(folder.path).save(tmp_path / "copy")
@@ -320,7 +320,7 @@ def test_a_cut_counts_the_numbers_behind_dense_layers(folder):
 
 
 def test_vectors_of_tokens_are_not_cut(folder):
-    """As in sentence-transformers."""
+    """`truncate_dim` does not affect token vectors, as in sentence-transformers."""
     model = load(folder.write())
     rows = model.encode("the cat", output_value="token_embeddings", truncate_dim=5)
     assert rows.shape == (4, 12)
@@ -339,7 +339,7 @@ def test_a_cut_that_makes_no_sense(folder, number, error):
 
 
 def test_a_cut_keeps_no_more_than_it_gives(folder):
-    """A view would keep the whole vectors alive."""
+    """Truncated vectors are copies: a view would keep the whole vectors in memory."""
     model = load(folder.write())
     assert next(model.encode_stream(TEXTS, truncate_dim=5)).base is None
 
@@ -432,7 +432,7 @@ def test_a_bar_without_an_end(folder, capfd):
 
 
 class Plain:
-    """What some programs put in the place of standard error."""
+    """A stream with only `write`, which some programs use as standard error."""
 
     def write(self, text):
         raise AssertionError(text)
@@ -443,7 +443,7 @@ class Plain:
     [(None, None), (None, True), ("closed", None), ("closed", True), ("no terminal", None)],
 )
 def test_without_a_standard_error_there_is_no_bar(folder, monkeypatch, tmp_path, stream, show):
-    """`pythonw` has none."""
+    """Without a usable standard error, e.g. in `pythonw`, `encode` works and shows no bar."""
     model = load(folder.write())
     with (tmp_path / "gone").open("w") as closed:
         pass
@@ -471,7 +471,7 @@ print(run(2_000), run(20_000))
 @pytest.mark.attack
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process has used is asked of Linux")
 def test_memory_does_not_grow_with_the_number_of_texts():
-    """The lines alone would take 25 MB, their tokens 40 MB."""
+    """Held at once, the lines alone would take 25 MB, and their tokens 40 MB."""
     done = subprocess.run(
         [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""`model.rank`: queries and documents read together, against the logits of each pair by hand."""
+"""Tests of `rank` and `predict`: scores of pairs of texts, against logits by hand."""
 
 import warnings
 
@@ -21,7 +21,7 @@ def ranks(tmp_path):
 
 
 def by_hand(model, ids, apart=True):
-    """The logit of one pair, whose tokens behind the first [SEP] have row 1 of the segments."""
+    """Return the logit of one pair, with segment 1 after the first [SEP] if `apart` is true."""
     p = {name: np.asarray(array) for name, array in model.parameters.items()}
     ids = np.array(ids)
     second = np.cumsum(ids == WORDS.index("[SEP]")) - (ids == WORDS.index("[SEP]")) > 0
@@ -62,7 +62,7 @@ def test_scores(ranks, apart):
 
 
 def test_pairs(ranks):
-    """Each text with its own, in order; one pair alone; and behind a prompt."""
+    """`predict` scores a list of pairs in order, one pair alone, and a pair with a prompt."""
     model = load(ranks.path)
     pairs = [(QUERY, "a dog ran ."), ("the river", ""), ("", "a mat"), ("a", "the river bank runs")]
     expected = [sigmoid(by_hand(model, ids_of(model, *pair))) for pair in pairs]
@@ -97,7 +97,7 @@ def test_batches_change_nothing(ranks):
 
 
 def test_what_is_too_long_is_cut(ranks):
-    """Of the longer one first, and what was cut is counted."""
+    """The longer text of a pair is cut first, and a warning counts the documents."""
     model = load(ranks.path)
     model.max_seq_length = 9
     with pytest.warns(UserWarning, match="1 of 2 documents, with the query, were cut to 9 tokens"):
@@ -148,7 +148,7 @@ def test_what_follows_the_logits(ranks, files, config, function, tmp_path):
     ranks.json("config.json", ranks.config)
     saved_by_cross_encoder(ranks, **files)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # these keys are known
+        warnings.simplefilter("error")  # no key is unknown
         model = load(ranks.path)
     model.save(tmp_path / "copy")
     logit = by_hand(model, ids_of(model, QUERY, "a dog"))
@@ -190,14 +190,14 @@ def test_what_does_not_fit(ranks):
 
 
 def test_a_transformer_alone_is_no_encoder(ranks):
-    """It has no pooling, unless it is a cross-encoder, which needs none."""
+    """A Transformer without pooling is refused; only a cross-encoder needs no pooling."""
     saved_by_cross_encoder(ranks, model_type="SentenceTransformer")
     with pytest.raises(ModelError, match="its modules are Transformer"):
         load(ranks.path)
 
 
 def test_shortened_as_the_tokenizers_package_does_it():
-    """Every pair of lengths up to 9, and all room for it."""
+    """All pairs of lengths up to 9 are tested, with limits from 2 to 18."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))

@@ -1,4 +1,4 @@
-"""What becomes of vectors once they are computed, against arithmetic by hand."""
+"""Tests of quantization, similarity and output types of vectors, against values by hand."""
 
 import sys
 
@@ -9,7 +9,7 @@ from qkv.models import load
 from qkv.models.sentence.vectors import quantized, similarity, similarity_pairwise
 
 TEXTS = ["the cat sat.", "a dog ran", "the mat"]
-# The first number goes from -1 to 1.55, 0.01 a step; the second is the same in all.
+# The first number rises from -1 to 1.55 in steps of 0.01; the second is constant.
 LINE = np.stack([np.linspace(-1, 1.55, 256), np.full(256, 0.5)], 1)
 
 
@@ -42,7 +42,7 @@ def test_steps_of_few_vectors_say_so(small):
     with pytest.warns(UserWarning, match="the steps of int8 come from the range of 3"):
         found = model.encode(TEXTS, precision="int8")
     assert found.min(0).tolist() == [-128] * 12
-    assert found.max(0).min() >= 126  # rounded down, the largest may be a step lower
+    assert found.max(0).min() >= 126  # rounding down may lower the maximum by a step
     with pytest.raises(ValueError, match="encode: precision is uint8, but a single vector"):
         model.encode(TEXTS[:1], precision="uint8")
 
@@ -79,7 +79,7 @@ def test_what_does_not_go_together(small, options, words):
 
 @pytest.mark.parametrize("options", [{"convert_to_tensor": True}, {"convert_to_numpy": False}])
 def test_tensors_without_torch(small, options, monkeypatch):
-    """Said before anything is computed."""
+    """A missing torch is reported before anything is computed."""
     model = load(small)
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setattr(model, "_network", None)
@@ -97,7 +97,7 @@ def test_everything_of_a_text(small):
         assert one["attention_mask"].tolist() == [1] * len(own)
         np.testing.assert_array_equal(one["token_embeddings"], own)
         np.testing.assert_array_equal(one["sentence_embedding"], vector)
-        assert all(array.base is None for array in one.values())  # no view keeps others alive
+        assert all(array.base is None for array in one.values())  # a view would keep others alive
 
 
 A = np.array([[3.0, 4.0], [0.0, 0.0]])
@@ -159,7 +159,7 @@ def test_how_vectors_are_compared_stands_in_the_files(folder, how, tmp_path):
 
 
 def test_the_prompts_are_read_only(small):
-    """To set one here would change nothing."""
+    """Prompts cannot be set, because a new prompt would have no effect."""
     model = load(small)
     with pytest.raises(TypeError, match="does not support item assignment"):
         model.prompts["query"] = "a "

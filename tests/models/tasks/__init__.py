@@ -1,1 +1,1 @@
-"""Tests of what is in `qkv.models.tasks`."""
+"""Tests of `qkv.models.tasks`."""

@@ -1,4 +1,4 @@
-"""Small models of each kind, which the tests of a module share."""
+"""Small models of each kind, shared by the tests of a module."""
 
 import functools
 
@@ -12,7 +12,7 @@ from ..small_models import CONFIGS, write_small
 
 @pytest.fixture(scope="module")
 def model_of(tmp_path_factory):
-    """A function that makes the model of a kind in float64, once."""
+    """A function that makes the float64 model of a kind, once per module."""
 
     @functools.cache
     def made(kind):

@@ -1,4 +1,4 @@
-"""What texts give does not depend on how a call cuts them into batches."""
+"""Tests that the result of a text does not depend on how a call splits texts into batches."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def close(found, expected):
 
 
 def alone(model, options):
-    """What each text gives by itself; the means are counted by hand."""
+    """Return the result of each text run alone, with the means of ablations taken by hand."""
     options = dict(options)
     if options == OPTIONS["mean"]:
         runs = [model.trace(text, names="z") for text in TEXTS]
@@ -33,7 +33,7 @@ def alone(model, options):
     for text in TEXTS:
         tokens = model.tokenize(text).tokens
         own = dict(options)
-        if "hide" in own:  # of what each text has
+        if "hide" in own:  # only what this text contains
             own["hide"] = [one for one in own["hide"] if has(tokens, one)]
         found.append(model.trace(text, names=LAST, **own)[LAST][0])
     return found

@@ -1,4 +1,4 @@
-"""model.generate: a model that writes a known script, and small random ones beside plain loops."""
+"""Tests of `generate`: a model that writes a known script, and random models by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def random(tmp_path_factory: pytest.TempPathFactory) -> qkv.Model:
 
 
 def next_logits(model: qkv.Model, ids: list[int]) -> np.ndarray:
-    """The logits behind ids, from a run without a cache."""
+    """Return the logits of the token after `ids`, from a run without a cache."""
     logits = model([ids]).logits
     assert logits is not None
     return logits[0, -1]
@@ -121,7 +121,7 @@ def test_what_a_stop_string_may_begin_with_is_held_back() -> None:
     assert stream.finish() == " b"
 
 
-# Ends
+# The end of a text
 
 
 def test_the_end_is_what_the_files_say(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_ids_are_a_prompt_too(random: qkv.Model, tmp_path: Path) -> None:
         bare.generate("text")
 
 
-# The choice
+# Choosing the next token
 
 
 def test_greedy_is_the_largest_of_a_run_without_a_cache(random: qkv.Model) -> None:
@@ -224,7 +224,7 @@ def test_greedy_is_the_largest_of_a_run_without_a_cache(random: qkv.Model) -> No
 
 
 def plainly_allowed(logits: np.ndarray, options: dict[str, Any]) -> dict[int, float]:
-    """Which tokens may be drawn with what probability, counted one by one."""
+    """Return the probability of each token that may be drawn, in plain loops."""
     scaled = [value / options["temperature"] for value in logits.astype(np.float64)]
     order = sorted(range(len(scaled)), key=lambda i: -scaled[i])
     if options.get("top_k"):
@@ -286,7 +286,7 @@ def test_what_cannot_be_is_never_drawn() -> None:
     rng = np.random.default_rng(0)
     for options in OPTIONS:
         assert {Sampling(**options)(logits, rng) for _ in range(200)} <= {1, 3}
-    for number in (0.0, np.nextafter(1.0, 0.0)):  # the least and the largest that is drawn
+    for number in (0.0, np.nextafter(1.0, 0.0)):  # the smallest and largest possible draw
         assert Sampling(1.0)(logits, SimpleNamespace(random=lambda number=number: number)) in (1, 3)
     tiny = Sampling(5e-324)
     assert {tiny(logits, rng) for _ in range(20)} == {3}
@@ -386,7 +386,7 @@ def test_several_traces(random: qkv.Model) -> None:
         np.testing.assert_allclose(result.looked_at(3)[1], alone.looked_at(3)[1], atol=1e-6)
 
 
-# What is refused
+# Refused arguments
 
 
 @pytest.mark.parametrize(
@@ -495,7 +495,7 @@ def test_a_model_that_has_written_can_be_pickled_and_copied(tmp_path: Path) -> N
         assert twin.generate("the cat", max_new_tokens=5).ids == written.ids
 
 
-# Step by step, and what the model made of each token
+# Steps, and the measured probability of each token
 
 
 @pytest.mark.parametrize("top", [0, 3])

@@ -1,4 +1,4 @@
-"""Gradients for activations, of logits and of activations: beside small steps, edited or not."""
+"""Tests of gradients of logits and activations against finite differences, also under edits."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def decoder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A model of a kind, loaded once."""
+    """A function that loads the model of a kind, once."""
     found = {}
 
     def model(kind):
@@ -45,19 +45,19 @@ def rng(seed):
 
 
 def slope(total, step=1e-5):
-    """The change of a number for a small step, by central differences of fourth order."""
+    """Return the derivative of `total` at 0, by central differences of fourth order."""
     near, far = (total(size) - total(-size) for size in (step, 2 * step))
     return (8 * near - far) / (12 * step)
 
 
 def logit(model, text, of, name=None):
-    """What the gradient is of, by the logits of a run."""
+    """Return the logit, or the difference of two logits, whose gradient is computed."""
     found = model.trace(text, names="embed", logits=True)["logits"][0, of[0]]
     return found[of[1]] - (found[of[2]] if len(of) == 3 else 0)
 
 
 def test_a_row_of_the_token_table_moves_the_logit_by_its_gradient(decoder):
-    """Central differences of one token's row, where the head has a table of its own."""
+    """The gradient equals central differences of a token's row; the head has a separate table."""
     assert "head.out_proj.weight" in decoder.parameters
     ids, of = [3, 7, 5, 9], (-1, 6, 2)
     grad = decoder.gradient(ids, of=of)["embed"]
@@ -75,7 +75,7 @@ def test_a_row_of_the_token_table_moves_the_logit_by_its_gradient(decoder):
 
 
 def test_integrated_gradients_sum_to_the_difference(decoder):
-    """Sundararajan, Taly and Yan 2017, proposition 1, from a twentieth of the rows to the rows."""
+    """Proposition 1 of Sundararajan, Taly and Yan 2017 holds from 1/20 of the rows to the rows."""
     ids, of = [3, 7, 5, 9], (-1, 6, 2)
     table = decoder.parameters["embed.weight"]
 
@@ -84,7 +84,7 @@ def test_integrated_gradients_sum_to_the_difference(decoder):
 
     rows = decoder.trace(ids, names="embed")["embed"]
     nodes, weights = np.polynomial.legendre.leggauss(100)
-    first = 0.05  # at 0 RMSNorm has nothing but its epsilon to divide by
+    first = 0.05  # at 0, RMSNorm would divide by its epsilon alone
     shares = first + (1 - first) * (nodes + 1) / 2
     grads = [scaled(share).gradient(ids, of=of)["embed"] for share in shares]
     mean = sum(w * grad for w, grad in zip(weights, grads, strict=True)) * (1 - first) / 2
@@ -119,7 +119,7 @@ def test_a_name_without_a_layer_is_that_of_all(decoder):
 
 
 def test_embeddings_can_be_others(decoder):
-    """As with a table that has these rows; each text with its own."""
+    """Replaced embeddings give the gradients of a table with these rows, for each text."""
     table, ids = decoder.parameters["embed.weight"], [[3, 7, 5], [9, 4]]
     scaled = decoder.with_parameters({**decoder.parameters, "embed.weight": 0.3 * table})
     at = ["embed", ("q", 1)]
@@ -147,7 +147,7 @@ def test_a_pair_is_a_weight_for_each_logit(decoder):
 
 
 def test_a_token_may_be_a_string(decoder):
-    cat = int(decoder.tokenize("cat").ids[1])  # behind [CLS]
+    cat = int(decoder.tokenize("cat").ids[1])  # after [CLS]
     for at in ("embed", ["embed"], ("resid_pre", 0)):
         found = decoder.gradient("the dog", of=(-1, "cat"), at=at)
         expected = decoder.gradient("the dog", of=(-1, cat), at=at)
@@ -238,14 +238,14 @@ def test_models_that_have_none(tmp_path):
     ],
 )
 def test_every_activation_beside_small_steps(small, kind):
-    """Each that an edit may change, of all logits, in texts of unlike lengths."""
+    """The gradient of every editable activation equals finite differences, in a padded batch."""
     model, ids = small(kind), [[3, 7, 5, 9, 12, 4], [8, 2, 11]]
     trace = model.trace(ids, logits=True)
     up = rng(0).standard_normal(trace["logits"].shape)
     every = [name for name in model.network.hook_names if activation(name).editable]
     found = model.gradient(ids, of=up, at=every)
     usual = [name for name in every if not activation(name).is_weights]
-    for name, array in model.gradient(ids, of=up, at=usual).items():  # by another way
+    for name, array in model.gradient(ids, of=up, at=usual).items():  # computed another way
         np.testing.assert_allclose(array, found[name], rtol=0, atol=1e-11)
     assert {"pattern", "attn_scores", "result", "scale"} <= set(map(short_name, every))
     for number, name in enumerate(every):
@@ -286,7 +286,7 @@ TARGETS = [
     ],
 )
 def test_an_activation_for_those_below_it(small, kind, of):
-    """And 0 for those that follow it."""
+    """The gradient equals finite differences before the activation, and is 0 after it."""
     model, ids = small(kind), [3, 7, 5, 9, 12]
     names = ["embed", ("resid_pre", 0), ("pattern", 0), ("v", 0), ("z", 0), of, ("resid_post", 1)]
     trace = model.trace(ids, names=names)
@@ -325,7 +325,7 @@ def test_no_gradient_of_a_weight_is_computed(small, kind, monkeypatch):
 
 
 def test_one_neuron_of_one_layer_or_of_all(decoder):
-    """One number counts for itself alone; all layers as `trace.stack` has them."""
+    """One number of an activation is the target, in one layer or in a stack of all layers."""
     ids = [3, 7, 5]
     shape = decoder.trace(ids).stack("post").shape
     one = np.zeros(shape)
@@ -368,7 +368,7 @@ EDITS = [
 
 @pytest.mark.parametrize("given", EDITS, ids=str)
 def test_under_arrays_and_what_is_left_out(small, given):
-    """What is put in the place of an activation passes nothing on to what lies below it."""
+    """A replaced activation passes no gradient to the activations before it."""
     model, ids = small("gpt2"), [3, 7, 5, 9, 12]
     given = dict(given)
     arrays = {}
@@ -400,7 +400,7 @@ def test_under_arrays_and_what_is_left_out(small, given):
     ("kind", "of"), [("gpt2", "resid_post"), ("bert", "normalized_resid_post")]
 )
 def test_under_records(small, kind, of):
-    """Alone and all at once, for the rows of the token table; no token stands twice."""
+    """Each record alone and all at once, by the rows of the token table; no token repeats."""
     model, ids = small(kind), np.array([3, 7, 5, 9, 12, 4, 10, 8])
     weight = rng(3).standard_normal((1, 8, 12))
     records = [one for name, one in examples(8, "dog", 12).items() if name not in ("swap", "patch")]
@@ -424,7 +424,7 @@ def test_under_records(small, kind, of):
 
 
 def test_where_a_function_stands_above(small):
-    """The gradient of what it gave, and of what comes later, as where its result is an array."""
+    """From a function on, gradients equal those with its output given as an array."""
     model, ids, at = small("gpt2"), [3, 7, 5], [("resid_mid", 0), ("q", 1), ("resid_post", 1)]
     array = np.tanh(model.trace(ids)["resid_mid", 0])
     for edit in ({("resid_mid", 0): np.tanh}, {("resid_mid", 0): array}):

@@ -1,4 +1,4 @@
-"""The weights of heads, against what heads do in a trace and against plain matrices."""
+"""Tests of the weights of heads, against traces and against plain matrices."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def grouped(tmp_path_factory):
 
 
 def test_scores_and_results_are_the_products_alone():
-    """In a model of attention alone, without norms, biases and rotary positions."""
+    """The model is attention-only, without norms, biases or rotary positions."""
     model = qkv.load("random", dtype=np.float64)
     trace = model.trace(TEXT, names=["resid_pre", "attn_scores", "pattern", "result"])
     heads, x = model.head_weights(-1), trace["resid_pre", 0][0]
@@ -55,7 +55,7 @@ def test_shared_key_heads_are_repeated(grouped):
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "opt"])
 def test_the_ends_of_the_model_and_biases(kind, tmp_path):
-    """From the ids of tokens to queries, and from the last vectors to logits, with these alone."""
+    """The weights alone give embeddings, queries, keys, values, attention outputs and logits."""
     model = load(write_small(tmp_path / kind, CONFIGS[kind], seed=1), dtype=np.float64)
     trace = model.trace(TEXT, logits=True)
     heads, ids = model.head_weights(1), np.array(trace.ids)
@@ -63,7 +63,7 @@ def test_the_ends_of_the_model_and_biases(kind, tmp_path):
     if heads.W_pos is None:
         assert kind in ("llama", "qwen2")
     else:
-        first = 2 if kind == "opt" else 0  # OPT leaves two rows free
+        first = 2 if kind == "opt" else 0  # OPT does not use the first two rows
         where = heads.W_pos[first : first + len(ids)]
         np.testing.assert_array_equal(where, trace["pos_embed"][0])
     logits = trace["ln_final.hook_normalized"][0] @ heads.W_U + heads.b_U
@@ -110,7 +110,7 @@ def test_eigenvalues_are_those_of_the_whole_matrix(grouped, which):
         every = np.linalg.eigvals(whole)
         largest = every[np.argsort(-np.abs(every))]
         np.testing.assert_allclose(largest[size:], 0, atol=1e-7)
-        for power in (1, 2, 3):  # whatever the order of pairs
+        for power in (1, 2, 3):  # whatever the order of conjugate pairs
             sums = (found.eigenvalues[head] ** power).sum()
             np.testing.assert_allclose(sums, (every**power).sum(), atol=1e-9)
         sizes = np.abs(found.eigenvalues[head])

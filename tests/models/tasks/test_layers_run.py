@@ -1,4 +1,4 @@
-"""Nothing is computed above what a trace keeps."""
+"""Tests that no layer runs after the last activation that a trace keeps."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ KINDS = ["gpt2", "albert", "modernbert", "llama", "gemma2", "t5"]
 
 @pytest.fixture
 def run(monkeypatch):
-    """The parts that are run, in their order."""
+    """The layers, MLPs and norms that are run, in their order."""
     ran = []
 
     def watched(kind):
@@ -30,7 +30,7 @@ def run(monkeypatch):
 
 
 def numbers(model, ran):
-    """How many layers were run, and whether the final norm was."""
+    """Return how many layers were run, and whether the final norm was run."""
     blocks = [one for one in ran if isinstance(one, Block)]
     return len(blocks), any(one is model.network.final_norm for one in ran)
 
@@ -114,7 +114,7 @@ def test_edits_and_means_of_layers_that_are_not_run_are_not_asked_for(model_of, 
         np.testing.assert_array_equal(array, whole[name], err_msg=name)
     run.clear()
     model.trace(IDS, layers=0, ablate={(0, 0): "mean"})
-    assert numbers(model, run) == (2, False)  # one for the mean
+    assert numbers(model, run) == (2, False)  # one of them for the mean
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The cross-entropy of each token of a text, beside logarithms of probabilities in float64."""
+"""Tests of the cross-entropy of each token, against logarithms of probabilities in float64."""
 
 from __future__ import annotations
 

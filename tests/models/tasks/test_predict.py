@@ -1,4 +1,4 @@
-"""Logits, and the words that a model guesses by them, with heads left out and words hidden."""
+"""Tests of logits and predicted words, also with ablated heads and masked words."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> qkv.Model:
 
 
 def plain_head(tensors: dict[str, Any], x: np.ndarray) -> np.ndarray:
-    """BERT's language-model head once more: linear layer, gelu, norm, token table, bias."""
+    """Run BERT's language-model head: linear layer, gelu, norm, token table, bias."""
     p = {name: array.astype(np.float64) for name, array in tensors.items()}
     x = x @ p[f"{MASK_HEAD}.dense.weight"].T + p[f"{MASK_HEAD}.dense.bias"]
     x = x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
@@ -51,7 +51,7 @@ def plain_head(tensors: dict[str, Any], x: np.ndarray) -> np.ndarray:
 
 
 def plain(made: tuple[qkv.Model, dict[str, Any]], ids: Any, **edits: Any) -> np.ndarray:
-    """The logits (T, V) of the whole model once more."""
+    """Return the logits (T, V) of the plain BERT with its head."""
     found, tensors = made
     return plain_head(tensors, plain_bert(tensors, found.config, ids, **edits)[0][-1])
 
@@ -107,7 +107,7 @@ def test_unembed_is_the_head_of_a_bert(made: Any) -> None:
         x = rng.standard_normal(shape)
         before = x.copy()
         expected = plain_head(tensors, x)
-        for norm in (True, False):  # its own norm is a part of the head
+        for norm in (True, False):  # the head's own norm always applies
             close(model.unembed(x, norm=norm), expected)
         np.testing.assert_array_equal(x, before)
     trace = model.trace(TEXT, logits=True)
@@ -139,7 +139,7 @@ def test_what_cannot_be_unembedded(model: qkv.Model, resid: Any, error: type, sa
         model.unembed(resid)
 
 
-# runs of ids without some heads, or with words out of sight
+# runs of ids with ablated heads or masked words
 
 EDITS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"ablate": [(0, 1), (1, -1)]}, {"ablated": [(0, 1), (1, 2)]}),
@@ -184,7 +184,7 @@ def test_padding_is_no_part_of_it_and_a_place_is_a_column(made: Any, side: str) 
     found = model(ids, mask, hide="the", **edits).logits
     for number, hidden in enumerate([[1, 5], [1]]):
         there = mask[number] == 1
-        if side == "right":  # on the left they have other positions than the plain BERT gives them
+        if side == "right":  # left padding shifts positions, unlike the plain BERT
             close(found[number, there], plain(made, rows[number], hidden=hidden, ablated=[(1, 1)]))
         assert not found[number, ~there].any()
         columns = np.flatnonzero(there)[hidden]
@@ -268,7 +268,7 @@ def test_what_cannot_be_edited_is_said_of_the_model(
 
 
 def expected_guesses(logits: np.ndarray, count: int) -> list[tuple[str, float]]:
-    """The largest of a softmax, written down once more."""
+    """Return the most probable words and their probabilities, by a plain softmax."""
     shares = np.exp(logits) / np.exp(logits).sum()
     order = sorted(range(len(shares)), key=lambda i: -shares[i])[:count]
     return [(([*WORDS, "[MASK]"] + [str(i) for i in range(20, 30)])[i], shares[i]) for i in order]
@@ -290,7 +290,7 @@ def test_guesses_are_the_softmax_of_the_plain_bert(
     same(found, expected)
     assert sum(share for _, share in found) == pytest.approx(1, abs=1e-12)
     assert isinstance(found[0][1], float)
-    assert {"##s", "[PAD]", "29"} < {word for word, _ in found}  # a row that no token has: its id
+    assert {"##s", "[PAD]", "29"} < {word for word, _ in found}  # 29: the id of a row without token
     for text in (ids, ids[None], ids.tolist()):
         (again,) = model.predict(text, **given)
         same(again, expected[:5])
@@ -325,7 +325,7 @@ def test_words_of_bytes_are_as_a_reader_knows_them(tmp_path: Path) -> None:
     joined = decoders.writer(tmp_path / "joined", "a b", "the")
     assert joined.predict("a b")[0][0][0] == "##the"
     stop = decoders.writer(tmp_path / "stop", "a b.", "the")
-    assert stop.predict("a b.")[0][0][0] == "the"  # it continues no word
+    assert stop.predict("a b.")[0][0][0] == "the"  # not a continuation of a word
 
 
 def test_a_decoder_s_first_guess_is_what_it_writes(tmp_path: Path) -> None:

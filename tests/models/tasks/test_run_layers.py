@@ -1,4 +1,4 @@
-"""A run that begins at a layer, beside the whole run that it is a part of."""
+"""Tests of runs that begin at a layer, against the whole run."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def model(request, tmp_path_factory):
 
 
 def handed_on(trace, layer):
-    """What a layer gives: what the next is given."""
+    """Return the output of a layer, which is the input of the next layer."""
     return trace["resid_pre", layer + 1]
 
 
