@@ -51,7 +51,7 @@ def ask(page: Page, text: Any, edits: Any = None, **options: Any) -> tuple[dict[
 
 
 def agree(found: Result, expected: Result, weights: float = 1e-7, others: float = 1e-6) -> None:
-    """Check float32 results: weights to `weights`, others to `others` of their largest number."""
+    """Check float32 results: weights within `weights`, others within `others` times the maximum."""
     np.testing.assert_allclose(found.pattern, expected.pattern, rtol=0, atol=weights)
     for one, other in ((found.resid, expected.resid), (found.logits, expected.logits)):
         np.testing.assert_allclose(one, other, rtol=0, atol=others * np.abs(other).max())

@@ -1,4 +1,4 @@
-"""Tests of a page's colours: those of pictures and terminals, from the page's background on."""
+"""Tests of a page's colours: those of pictures and terminals, starting at its background."""
 
 import json
 import re

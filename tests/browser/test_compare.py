@@ -128,7 +128,7 @@ def test_two_runs_show_what_changed_largest_first(visit: Visit) -> None:
     assert widths == sorted(widths, reverse=True)
     assert page.locator(".chart text:not(.dim)").all_text_contents() == ["0.00", "0.50", "1.25"]
     assert page.locator(".side h4").all_inner_texts() == [text.name for text in texts]
-    assert page.locator(".token.on").all_inner_texts() == ["the", "the"]  # changed most
+    assert page.locator(".token.on").all_inner_texts() == ["the", "the"]  # these changed most
     weights = texts[0].weights[0][1, 1]
     shown = [read(value) for _, value in keys(page)[:2]]
     np.testing.assert_allclose(shown, weights[:2], atol=0.00501)

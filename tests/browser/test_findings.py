@@ -63,7 +63,7 @@ def verdict(page: Page) -> Locator:
 
 
 def guesses(page: Page) -> list[str]:
-    """Return the guess in each picture, that before the edits first."""
+    """Return the guess in each picture; the picture before the edits comes first."""
     stages = page.locator(".finding .stage").all()
     return [one.locator(".guess .now, .guess .arriving").last.inner_text() for one in stages]
 
@@ -131,7 +131,7 @@ def test_a_gap_may_be_typed_in_any_way(visit: Visit, model: Model, gap: str) -> 
 def test_any_position_of_a_decoder(visit: Visit, decoder: Model) -> None:
     early = qkv.finding(decoder, NAME, position=3, hide="Miss")
     last = qkv.finding(decoder, NAME, ablate=[(2, 5)])
-    assert any(word.startswith("##") for word, _ in last.after)  # a word goes on
+    assert any(word.startswith("##") for word, _ in last.after)  # the next token continues a word
     page = visit(page_of(early, last))
     for one, finding in zip(found(page), (early, last), strict=True):
         assert one["holds"]

@@ -65,7 +65,7 @@ def test_the_link_stays_where_data_is_saved_or_scripts_are_off(
 def test_a_frame_is_as_light_or_dark_as_the_page_around_it(
     chromium: Browser, html: str, tmp_path: Path, system: str, site: str
 ) -> None:
-    """The theme follows even between files, which may not access each other."""
+    """A frame follows the page's theme even if both are files, which may not access each other."""
     href = f"play.html{address(**START | {'only': ['sentence', 'head']})}".replace("&", "&amp;")
     (tmp_path / "play.html").write_text(html, encoding="utf-8")
     (tmp_path / "lesson.html").write_text(

@@ -1,4 +1,4 @@
-"""How the row of a query arises, in the live page: its moments are the library's numbers."""
+"""Tests of the animation of a query's row in the live page, against the library's numbers."""
 
 from typing import Any
 
@@ -17,11 +17,11 @@ from .support import Visit, pause, read, tight, token
 from .test_page import problems
 
 LAYER, NUMBER = HEAD
-END = 60  # of the slider
-ROW, ROOM = 22, 20  # of a row and of what is drawn in it, in pixels
+END = 60  # the last value of the slider
+ROW, ROOM = 22, 20  # the height of a row and of the drawing in it, in pixels
 TIMES = "\N{MULTIPLICATION SIGN}"
 LONG = "She wore a crown of gold and silver on her head and a ring on her small left [MASK]."
-# Keeps what the slider says at every frame.
+# Records the slider's value at every frame.
 WATCH = """(slider) => {
   globalThis.moments = [];
   const look = () => { moments.push(Number(slider.value)); requestAnimationFrame(look); };
@@ -43,17 +43,17 @@ def slider(page: Page) -> Locator:
 
 
 def to(page: Page, at: int) -> None:
-    """Takes the slider to a moment."""
+    """Move the slider to a moment."""
     slider(page).fill(str(at))
 
 
 def figures(page: Page) -> list[str]:
-    """The numbers of the keys, as they stand beside them, between the heading and the sum."""
+    """Return the figures beside the rows: a heading, the number of each key, and the sum."""
     return motion(page).locator(".motion-figure").all_inner_texts()
 
 
 def said(page: Page) -> str:
-    """What stands above the picture."""
+    """Return the text above the picture."""
     return motion(page).locator(".motion-said").inner_text()
 
 
@@ -62,7 +62,7 @@ def names(page: Page) -> list[str]:
 
 
 def drawn(page: Page, d: int = 32) -> np.ndarray:
-    """The colours in the middle of each cell, (rows, d, 3): the query, the keys, the sum."""
+    """Return the colour in the middle of each cell, (rows, d, 3): the query, the keys, the sum."""
     found = picture(motion(page).locator("canvas"))
     rows = len(names(page))
     down = np.array([ROW * row + ROW // 2 for row in range(rows - 1)] + [found.shape[0] - 11])
@@ -75,7 +75,7 @@ def vectors(trace: Trace, name: str) -> np.ndarray:
 
 
 def tall(page: Page) -> list[float]:
-    """How high each key's strip is drawn, as a share of its room: what covers the first column."""
+    """Return how much of each key's height its strip fills, measured in the first column."""
     column = (
         motion(page)
         .locator("canvas")
@@ -263,7 +263,7 @@ def test_of_many_keys_the_others_stand_together(quick: Visit, html: str, exact: 
 
 
 def test_a_frame_of_a_long_text_draws_little(quick: Visit, html: str) -> None:
-    """What a frame costs follows the rows that are shown, however long the text is."""
+    """A frame's cost depends on the number of shown rows, not on the length of the text."""
     page = opened(quick, html, text=f"{'the cat sat on the mat and ' * 16} [MASK]", position=None)
     motion(page).locator("canvas").evaluate(
         """(canvas) => { // other parts of the page may still draw on theirs

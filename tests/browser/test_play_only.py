@@ -1,4 +1,4 @@
-"""The live page with some of its regions alone, as it stands in a frame of another page."""
+"""Tests of the live page with only some of its regions, as in a frame of another page."""
 
 import pytest
 from playwright.sync_api import Page
@@ -13,7 +13,7 @@ REGIONS = ("sentence", "changes", "map", "head", "steps", "outcome", "second")
 
 
 def seen(page: Page) -> list[str]:
-    """The regions that take part in the page, whether there is something in them or not."""
+    """Return the regions that take part in the page, even if they are empty."""
     return [
         name
         for name in REGIONS
@@ -122,7 +122,7 @@ def test_the_headline_and_the_map_say_what_a_head_is_good_for(
     sides = page.locator(".cell").evaluate_all(
         "cells => cells.map((it) => [it.offsetTop, it.getBoundingClientRect().right])"
     )
-    assert len({top for top, _ in sides}) == 4  # layers
+    assert len({top for top, _ in sides}) == 4  # one row per layer
     assert max(right for _, right in sides) <= width  # no head is out of sight
     assert "Choose one" not in part(page, "map").inner_text()
     assert tight(page)
@@ -147,7 +147,7 @@ def test_the_residual_stream_of_a_layer_may_stand_alone(
     )
     assert {*flows} == {
         *("X out", "X R", "out R", "R N1", "N1 mlp", "N1 R2", "mlp R2", "R2 Y"),
-    }  # what lies between X and out is left out, and they are still joined
+    }  # the steps between X and out are left out, but a ribbon joins the two
     page.get_by_role("tab", name="out").click()
     assert "The output projection" in title.inner_text()
     page.get_by_role("button", name="Next ▶").click()
@@ -163,7 +163,7 @@ def test_the_residual_stream_of_a_layer_may_stand_alone(
         assert block["x"] + block["width"] <= panel["x"]
     else:
         assert block["y"] + block["height"] <= panel["y"]
-        assert block["y"] + block["height"] < 640  # of a phone's 844
+        assert block["y"] + block["height"] < 640  # of a phone's 844 pixels
 
 
 def test_the_temperature_stands_beside_the_original(visit: Visit, html: str) -> None:
@@ -172,7 +172,7 @@ def test_the_temperature_stands_beside_the_original(visit: Visit, html: str) -> 
     page = opened(visit, html, only=only, inside=False, edits=edits, beside=True)
     assert seen(page) == ["sentence", "changes", "head"]
     slider = page.get_by_label("Attention temperature")
-    assert slider.input_value() == "-2.5"  # of powers of 2: 1 is to 1/sqrt(32) as 1 to that
+    assert slider.input_value() == "-2.5"  # the base-2 logarithm of (1 / sqrt(32)) / 1
     assert not part(page, "changes").locator("select").is_visible()
     assert part(page, "before").is_visible()
     slider.fill("2.5")

@@ -1,4 +1,4 @@
-"""What follows from a reader's changes: the words, the sentence, the layers and the heads."""
+"""Tests of the outcome of a reader's changes: the words, the sentence, the layers and the heads."""
 
 import itertools
 import json
@@ -56,7 +56,7 @@ def page(quick: Visit, html: str) -> Page:
 
 
 def check_words(page: Page, own: Expected, edits: list[Edit]) -> None:
-    """The table shows the likeliest words, their probabilities, and bars from 0 to 100%."""
+    """Check the table of the likeliest words: their order, probabilities and bars (0 to 100%)."""
     shown = rows(page)
     assert len({row.word for row in shown}) == len(shown) == 8
     assert page.locator(".outcome-scale span").all_inner_texts() == ["0%", "100%"]
@@ -75,7 +75,7 @@ def check_words(page: Page, own: Expected, edits: list[Edit]) -> None:
 
 
 def check_first(shown: list[Any], own: Expected, edits: list[Edit]) -> None:
-    """No word is missing among the first four before or now, and those of one alone are marked."""
+    """Check that the first four words before and now are shown, and the new and lost are marked."""
     marks = {own.id(row.word): row.mark for row in shown}
     first = [set(certain(probabilities)) for probabilities in (own.before, own.now)]
     assert first[0] | first[1] <= set(marks)
@@ -88,28 +88,28 @@ def check_first(shown: list[Any], own: Expected, edits: list[Edit]) -> None:
 
 
 def certain(probabilities: np.ndarray) -> list[int]:
-    """The first four, without those that a rounding could put behind the fifth."""
+    """Return the first four words, without those that rounding could put behind the fifth."""
     best = np.argsort(-probabilities)[:5]
     return [id for id in best[:4] if probabilities[id] > probabilities[best[4]] + 1e-5]
 
 
 def is_near(probabilities: np.ndarray, id: int) -> bool:
-    """Whether a rounding could move a word in or out of the first four."""
+    """Return whether rounding could move a word into or out of the first four."""
     fourth, fifth = np.sort(probabilities)[::-1][3:5]
     return fourth - fifth < 1e-5 and abs(probabilities[id] - fourth) < 2e-5
 
 
 def check_headline(headline: str, cause: str, own: Expected, where: str = "") -> None:
-    """The sentence is the right one, of 14 words at most, and its numbers are the library's.
+    """Check the headline: its form, its length of at most 14 words, and its numbers.
 
-    Where there is no room for the cause, or for where the guess is, it is named as a change alone.
+    If the cause or the position of the guess does not fit, the headline names only a change.
     """
     words, numbers = skeleton(headline)
     assert len(words.split(" ")) <= 14 or any(" " in word for word in own.words)
     best, was = int(own.now.argmax()), int(own.before.argmax())
     after, before = own.words[best], own.words[was]
     by = np.abs(own.now - own.before)
-    first = {*np.argsort(-own.before)[:4], *np.argsort(-own.now)[:8]}  # those that are shown
+    first = {*np.argsort(-own.before)[:4], *np.argsort(-own.now)[:8]}  # the words in the table
     same = all(is_percent(percent(own.before[id]), own.now[id]) for id in first)
     values = [own.now[best], own.before[was]]
     if " no probability moves " in words:
@@ -139,7 +139,7 @@ def check_headline(headline: str, cause: str, own: Expected, where: str = "") ->
 
 
 def check_inside(page: Page, own: Expected, position: int) -> None:
-    """Layer by layer and head by head, what the library gives."""
+    """Check the numbers of each layer and of the listed heads against the library."""
     one, other = (resid[:, position] for resid in own.resid)
     cosines = (one * other).sum(-1) / np.sqrt((one**2).sum(-1) * (other**2).sum(-1))
     shown = page.locator(".outcome-alike tbody td").all_inner_texts()
@@ -199,7 +199,7 @@ def test_each_edit_alone_and_three_at_a_time(page: Page, exact: Model) -> None:
         cause = causes.get(json.dumps(edits)) or told
         if len({edit["op"] for edit in edits}) > 2:
             assert cause == "With these changes"
-        # a word may have been swapped for another mask
+        # a swap may have added a second [MASK]
         many = sum(edit.get("with") == "[MASK]" for edit in edits if edit["op"] == "swap")
         check_headline(headline, cause, own, " at ? number 2" if many else "")
         check_words(page, own, edits)
@@ -258,12 +258,12 @@ def test_several_blanks_and_words_are_told_apart(page: Page) -> None:
 def test_what_changes_nothing_says_so(page: Page, exact: Model) -> None:
     uniform = [0.1] * 10
     edits: list[Edit] = [{"op": "row", "layer": 3, "head": 0, "query": 1, "weights": uniform}]
-    headline = follow(page, TEXT, edits, PLACE)  # in the last layer, of another token
+    headline = follow(page, TEXT, edits, PLACE)  # of another token in the last layer
     assert headline == ("With your weights in head 3.0 every probability stays the same.")
     for head, query, key in itertools.product(range(6), range(10), range(10)):
         edits = [{"op": "mask", "query": query, "key": key, "layer": 2, "head": head}]
         own = expected(exact, TEXT, edits, PLACE)
-        pairs = zip(own.before, own.now, strict=True)  # as the table shows them
+        pairs = zip(own.before, own.now, strict=True)  # formatted as in the table
         alike = all(percent(one) == percent(other) for one, other in pairs)
         if alike and 0 < np.abs(own.now - own.before).max() < 1e-4:
             break

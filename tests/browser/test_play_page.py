@@ -1,4 +1,4 @@
-"""The live page as a reader has it: one click, undo, the address, typing, keys, widths."""
+"""Tests of the live page in use: one click, undo, the address, typing, keys, widths."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from .test_page import problems
 
 TEXT = "The oak is a small [MASK]."
 HIDDEN = [{"op": "hide", "token": 2}]
-WORD = qkv.play(TEXT).opening.word  # of which a button says "Hide"
+WORD = qkv.play(TEXT).opening.word  # the word that the "Hide" button names
 SEVERAL: list[dict[str, Any]] = [
     *HIDDEN,
     {"op": "ablate", "layer": 3, "head": 2},
@@ -41,7 +41,7 @@ DAMAGED = [
     "#inside=1",
     f"#text={'a' * 100_001}",
 ]
-# Pairs of texts of a page that lie on each other, and texts that lie beyond the window.
+# Returns the pairs of texts that overlap on a page, and the texts beyond the window's edge.
 OVERLAPS = """() => {
   const found = [];
   const root = document.querySelector(".qkv-view").shadowRoot;
@@ -71,7 +71,7 @@ OVERLAPS = """() => {
     .map((b) => `${a.text} | ${b.text}`));
   return [...pairs, ...found.filter(({ right }) => right > innerWidth + 1).map(({ text }) => text)];
 }"""
-# Whether the runs with one edit, of which there are several, gave the same bits.
+# Returns the numbers of one-edit runs and of arrays in a run, and whether the runs are bit-equal.
 ALIKE = """() => {
   const bytes = (x) => [...new Uint8Array(x.buffer)].join();
   const own = runs.filter(({ edits }) => edits.length === 1).map(({ found }) =>
@@ -92,7 +92,7 @@ def test_one_click_changes_the_prediction_and_the_headline_says_so(visit: Visit,
     first = words.first.inner_text()
     said = part(page, "headline").inner_text()
     assert first in said
-    for name in ("sentence", "head", "outcome"):  # all of it stands above the fold
+    for name in ("sentence", "head", "outcome"):  # all three are above the fold
         box = part(page, name).bounding_box()
         assert box is not None
         assert box["y"] + box["height"] <= 800, name
@@ -130,7 +130,7 @@ def test_the_document_is_ready_once_all_that_was_asked_for_is_painted(
 ) -> None:
     page = ready(quick(opened_at(html, "")))
     click = "(node) => { node.click(); return document.documentElement.dataset.qkv; }"
-    assert button(page, "Look inside").evaluate(click) == "busy"  # long in painting
+    assert button(page, "Look inside").evaluate(click) == "busy"  # painting takes long
     assert button(page, f"Hide {WORD}").evaluate(click) == "busy"
     ready(page)
     assert chip(page, WORD).get_attribute("aria-label") == f"{WORD}, hidden"
@@ -236,7 +236,7 @@ def test_a_new_text_supersedes_the_one_that_runs(visit: Visit, html: str) -> Non
       field.dispatchEvent(new Event("input")); } }"""
     after(page, lambda: field.evaluate(write, typed))
     assert set(page.evaluate("runs.slice(-2).map(({ text }) => text)")) == {typed[-1]}
-    assert page.evaluate("runs.length") <= count + 4  # none of them was run to its end
+    assert page.evaluate("runs.length") <= count + 4  # the earlier texts were not run to the end
     assert chip(page, "kind").is_visible()
     assert field.input_value() == typed[-1]
 
@@ -284,7 +284,7 @@ def test_words_are_hidden_masked_swapped_and_put_back(quick: Visit, html: str) -
     assert changed(page) == [{"op": "swap", "token": 5, "with": "lost"}]
     after(page, part(page, "changes").get_by_role("button").first.click)
     assert changed(page) == []
-    swap.fill("found again")  # more than one entry of the vocabulary: a new text
+    swap.fill("found again")  # not a single vocabulary entry: a new text
     after(page, lambda: swap.press("Enter"))
     expected = "The oak is a found again [MASK]."
     assert page.get_by_label("Your sentence").input_value() == expected

@@ -1,4 +1,4 @@
-"""What the page gives to be run in Python: each change as the call with the same numbers."""
+"""Tests of the Python code that the page offers: each change as a call with the same numbers."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from .play import address, after, button, in_lab, opened_at, ready
 from .support import Visit
 
 TEXT = "She wore a crown on her [MASK]."
-OTHER = 'He "wore" a hat [MASK].'  # as many tokens
+OTHER = 'He "wore" a hat [MASK].'  # as many tokens as in TEXT
 SIZE = 10
 WINDOW = [
     {"op": "mask", "query": query, "key": key}
@@ -67,7 +67,7 @@ def test_the_python_of_each_change_gives_the_numbers_of_the_page(
         button(page, "Copy as Python").click()
         code = page.get_by_label("The same numbers in Python").input_value()
         had: dict[str, Any] = {}
-        exec(code, had)  # the page's own
+        exec(code, had)  # code from the page
         found, result = ask(page, TEXT, edits)
         own = numbers(had["trace"], had["model"].num_layers)
         agree(result, own, weights=2e-6, others=1e-4)

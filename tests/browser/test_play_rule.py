@@ -1,4 +1,4 @@
-"""The head of a text on the live page: that of the rule in Python, until a reader chooses one."""
+"""Tests of which head the live page opens: the Python rule's, until a reader chooses one."""
 
 import pytest
 from playwright.sync_api import Page
@@ -40,7 +40,7 @@ def html(model: Model) -> str:
 
 
 def said(page: Page) -> tuple[str, str]:
-    """Which head is open, and why it is this one."""
+    """Return the name of the open head, and the reason that the page gives for it."""
     node = part(page, "head").last
     title = node.locator("h3").inner_text()
     return title.split(" · ")[0], node.locator(".why").text_content() or ""
@@ -90,7 +90,7 @@ def test_a_head_that_was_chosen_stays_until_the_rule_is_asked(
     assert said(page)[0] == "Head 2.3"
     after(page, lambda: button(page, "Let the rule choose").click())
     assert said(page) == by_python(SECOND[7], model)
-    pause(page, 1100)  # what is typed within a second of the last letter is undone with it
+    pause(page, 1100)  # undo joins letters typed within a second of each other
     typed(page, GAPS[1])
     assert said(page) == by_python(GAPS[1], model)
     after(page, lambda: button(page, "Undo").click())
@@ -103,7 +103,7 @@ def test_a_role_is_called_what_the_head_usually_does(quick: Visit, html: str) ->
     until(lambda: page.locator("[data-part=map] .role").count() > 0)
     roles = page.locator("[data-part=map] .role").all_text_contents()
     assert all(role == "mixed" or " usually look" in f" {role}" for role in roles)
-    assert "the gap usually looks at my, his, her" in roles  # hidden noun to possessive
+    assert "the gap usually looks at my, his, her" in roles  # the role "hidden noun to possessive"
     title = part(page, "head").last.locator("h3")
     assert title.inner_text() == "Head 1.1 \N{MIDDLE DOT} usually looks at the word before"
     assert title.locator("span").get_attribute("title") == "previous, mean weight 99%"

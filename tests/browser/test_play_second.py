@@ -1,4 +1,4 @@
-"""A second sentence beside the reader's own: one axis of tokens, both heads, and the difference."""
+"""Tests of a second sentence beside the reader's: a common token axis, both heads, differences."""
 
 from functools import cache
 from typing import Any
@@ -24,8 +24,8 @@ PAIR = "He wore a hat on her [MASK]."
 LAYER, HEAD, QUERY = 3, 2, 7  # the query is [MASK]
 STATE: dict[str, Any] = {"text": FIRST, "second": SECOND, "inside": True, "query": QUERY}
 STATE |= {"position": QUERY, "layer": LAYER, "head": HEAD}
-NONE = "\N{EN DASH}"  # what stands in the place of a number
-NAMES = [  # of both, by hand
+NONE = "\N{EN DASH}"  # shown instead of a number
+NAMES = [  # the common axis, by hand
     *("[CLS]", "she", "the", "old", "king", "wore", "a", "crown", "on", "her", "his", "big"),
     *("[MASK]", ".", "[SEP]"),
 ]
@@ -43,7 +43,7 @@ def opened(visit: Visit, html: str, **state: Any) -> Page:
 
 
 def table(page: Page) -> list[list[str]]:
-    """A row for each position of the common axis: its name, both weights, their difference."""
+    """Return a row per position of the common axis: its name, both weights, their difference."""
     rows = part(page, "second").locator("details tbody tr")
     return rows.evaluate_all(
         "rows => rows.map((row) => [...row.children].map((x) => x.textContent))"
@@ -60,7 +60,7 @@ def computed(model: Model, text: str, edits: list[Edit] | None = None) -> tuple[
 
 
 def common(one: list[str], other: list[str]) -> int:
-    """How long the longest common subsequence is."""
+    """Return the length of the longest common subsequence."""
 
     @cache
     def from_(i: int, j: int) -> int:
@@ -73,7 +73,7 @@ def common(one: list[str], other: list[str]) -> int:
 
 
 def check_row(page: Page, first: np.ndarray, second: np.ndarray) -> None:
-    """The table holds these weights, in the order of each text, and differences where both are."""
+    """Check both texts' weights in the table, in order, and the difference where both have one."""
     rows = table(page)
     for k, weights in ((1, first), (2, second)):
         found = [read(row[k]) for row in rows if row[k] != NONE]
@@ -107,7 +107,7 @@ def test_both_stand_on_one_axis_with_the_librarys_numbers(
     assert fields.pop("") == "crown → [MASK]"
     expected = [*cell, cell[1] - cell[0]]
     assert [read(x) for x in fields.values()] == pytest.approx(expected, abs=0.0000052)
-    for k in (0, 1):  # the same cell is pointed at in all
+    for k in (0, 1):  # all heat maps point at the same cell
         assert read(readout(both.nth(k))["weight"]) == pytest.approx(cell[k], abs=0.0000052)
     press(page, "ArrowRight", "Home", "ArrowRight", "ArrowRight")
     assert readout(both.nth(0))[""] == "crown → the: not in the first"
@@ -190,7 +190,7 @@ def test_any_two_texts_are_aligned_by_what_they_share(
         assert sides == tokens
         same = [row for row in rows if row[3] != NONE and " / " not in row[0]]
         assert len(same) == common(*tokens)
-    # as many tokens that differ between two that are shared stand pair by pair
+    # between two shared tokens, equally many differing tokens are paired
     assert [row[0] for row in table(page)][1:6] == ["she / he", "wore", "a", "crown / hat", "on"]
 
 
@@ -202,7 +202,7 @@ def test_a_second_sentence_is_begun_shared_and_taken_away(visit: Visit, html: st
     plain = shown(page)
     after(page, button(page, "Beside another sentence").click)
     field = page.get_by_label("A second sentence beside it")
-    until(lambda: field.input_value() == FIRST)  # unfolding paints as well, in tasks of its own
+    until(lambda: field.input_value() == FIRST)  # unfolding also paints, in tasks of its own
     until(lambda: field.evaluate("field => field.getRootNode().activeElement === field"))
     after(page, lambda: field.fill(SECOND))
     held = shown(page)
@@ -218,7 +218,7 @@ def test_a_second_sentence_is_begun_shared_and_taken_away(visit: Visit, html: st
 
 
 def comes_to_look_from(page: Page, queries: list[str]) -> None:
-    """What is chosen here is drawn in tasks of its own, after what stands above."""
+    """Wait until the lines show these queries: a choice here is drawn in a later task."""
     until(lambda: [text.split(" looks at ")[0] for text in lines_of(page)] == queries)
 
 

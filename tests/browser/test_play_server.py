@@ -1,4 +1,4 @@
-"""The page that a server shows: its model answers, and the numbers are the library's."""
+"""Tests of the page that a server shows: its model answers, with the library's numbers."""
 
 import re
 import subprocess
@@ -43,7 +43,7 @@ Open = Callable[..., Page]
 
 @contextmanager
 def serving(*arguments: str | Path) -> Iterator[str]:
-    """The address of `qkv serve` with these arguments, once it takes requests."""
+    """Run `qkv serve` with these arguments, and yield its address once it accepts requests."""
     program = [sys.executable, "-c", "from qkv.cli import main; main()", "serve", "--port", "0"]
     with subprocess.Popen(
         [*program, *map(str, arguments)],
@@ -64,7 +64,7 @@ def serving(*arguments: str | Path) -> Iterator[str]:
 
 @pytest.fixture
 def open_served(chromium: Browser) -> Iterator[Open]:
-    """Opens the page of a server; at the end nobody else may have been asked."""
+    """A function that opens a server's page, which may raise no error and request no other host."""
     complaints: list[str] = []
     with ExitStack() as stack:
 
@@ -90,7 +90,7 @@ def open_served(chromium: Browser) -> Iterator[Open]:
 
 
 def painted(page: Page) -> str:
-    """The headline, once the first run is painted."""
+    """Return the headline, once the first run is painted."""
     page.wait_for_selector("html[data-qkv=ready]", state="attached")
     return page.locator(".outcome-headline").inner_text()
 
@@ -159,7 +159,7 @@ def test_the_layers_of_a_decoder_as_data_flows_through_them(
     ids = model.tokenize("the cat").ids.tolist()
     own.get_by_text(f"(T={len(ids)}, T={len(ids)})").wait_for()
     rest(page)
-    layer, _ = open_head(page)  # that the rule has chosen
+    layer, _ = open_head(page)  # the head that the rule chose
     names = [text.split()[-1] for text in tabs.all_inner_texts()]
     assert names == [
         *("X", "N", "Q", "K", "V", "scores", "scaled", "masked", "weights", "context", "joined"),
@@ -214,7 +214,7 @@ def test_a_second_text_beside_that_of_a_decoder(open_served: Open, tmp_path: Pat
     rest(page)
     last = words.last
     last.click()
-    at = int(last.get_attribute("data-token") or 0)  # in both: the second begins with the first
+    at = int(last.get_attribute("data-token") or 0)  # in both texts: the second extends the first
     shown_head = re.search(r"Head (\d+)\.(\d+)", page.locator("[data-part=head] h3").inner_text())
     assert shown_head
     layer, head = map(int, shown_head.groups())
@@ -253,7 +253,7 @@ def test_the_temperature_of_a_model_with_its_own_scale(
 ) -> None:
     write_small(tmp_path, CONFIGS[family])
     model = qkv.load(tmp_path)
-    usual = {"llama": 6**-0.5, "gemma2": 5**-0.5}[family]  # heads have 6 numbers, and not 12 / 4
+    usual = {"llama": 6**-0.5, "gemma2": 5**-0.5}[family]  # heads have 6 dimensions, not 12 / 4
     page = open_served("--model", tmp_path)
     painted(page)
     page.get_by_role("button", name="Look inside").click()
@@ -280,7 +280,7 @@ def test_the_temperature_of_a_model_with_its_own_scale(
 
 
 def traced(model: Model, ids: list[int], edits: list[Edit]) -> Result:
-    """What the library gives of a decoder, whose blocks hand on `resid_post`."""
+    """Return the library's numbers for a decoder, whose blocks pass on `resid_post`."""
     found: dict[str, Any] = {}
 
     class Kept:
@@ -297,7 +297,7 @@ def traced(model: Model, ids: list[int], edits: list[Edit]) -> Result:
                 name = ("resid_post", name[1])
             return found["trace"][name]
 
-    # what it uses of a model, Kept has
+    # Kept has all attributes of a model that it uses
     result = by_the_library(Kept(), ids, edits)  # type: ignore[arg-type]
     return result._replace(logits=result.logits[[4]])
 

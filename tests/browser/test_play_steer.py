@@ -1,4 +1,4 @@
-"""Activations patched from another sentence, and vectors that steer, as a reader makes them."""
+"""Tests of a reader's edits: activations patched from another sentence, and steering vectors."""
 
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ __all__ = ["open_served"]  # a fixture
 PLACE, LAYER, HEAD = 7, 2, 3
 STATE: dict[str, Any] = {"text": TEXT, "position": PLACE, "query": PLACE, "inside": True}
 STATE |= {"layer": LAYER, "head": HEAD}
-FIRST = 1  # token that differs
-# What the page computed last of its text with changes: patterns, vectors, logits at the position.
+FIRST = 1  # the first token that differs
+# Returns the last run with edits: the edits, the length, patterns, vectors, logits at the position.
 LAST = """() => {
   const pack = (x) => Array.isArray(x) ? x.map(pack)
     : new Uint8Array(x.buffer, x.byteOffset, x.byteLength).toBase64();
@@ -54,7 +54,7 @@ def own(page: Page) -> Locator:
 
 
 def control(page: Page, name: str) -> Locator:
-    """That of the panel which is open."""
+    """Return the control of this name in the open panel."""
     return own(page).get_by_label(name, exact=True).filter(visible=True)
 
 
@@ -63,7 +63,7 @@ def pick(page: Page, name: str, value: object) -> None:
 
 
 def write(page: Page, other: str) -> None:
-    """Writes the sentence to patch from, and waits until it is read."""
+    """Write the sentence to patch from, and wait until the page has read it."""
     if not page.get_by_label("The other sentence").is_visible():
         button(page, "Patch from another sentence").click()
     page.get_by_label("The other sentence").fill(other)
@@ -71,7 +71,7 @@ def write(page: Page, other: str) -> None:
 
 
 def towards(page: Page, word: str, away: str = "") -> None:
-    """Writes what to steer towards and away from, and waits until it is read."""
+    """Write the texts to steer towards and away from, and wait until the page has read them."""
     if not page.get_by_label("Towards").is_visible():
         button(page, "Steer towards a word").click()
     page.get_by_label("Towards").fill(word)
@@ -88,7 +88,7 @@ def strength(page: Page, *values: float) -> None:
 
 
 def is_the_librarys(page: Page, model: Model, edits: list[Edit]) -> None:
-    """What the page has computed last is what the library gives with these edits."""
+    """Check that the page's last run has these edits and the library's numbers."""
     made, size, pattern, resid, logits = page.evaluate(LAST)
     assert made == edits == changed(page)
     trace = model.trace(TEXT, logits=True, edit=edits)
@@ -106,7 +106,7 @@ def is_the_librarys(page: Page, model: Model, edits: list[Edit]) -> None:
 
 
 def direction(model: Model, layer: int, word: str, away: str) -> np.ndarray:
-    """The mean over the tokens of one text minus that of another, before a layer."""
+    """Return the mean residual stream of one text's tokens minus another's, before a layer."""
     means = []
     for text in filter(None, (word, away)):
         tokens = model.tokenize(text)
@@ -164,7 +164,7 @@ def test_one_press_patches_where_the_sentences_differ(page: Page, exact: Model) 
             "all => all.map((one) => getComputedStyle(one).boxShadow.match(/rgb\\(.*?\\)/)[0])"
         )
     )
-    assert len(set(edges[:3])) == len(set(edges[3:])) == 1  # of each sentence its own hue
+    assert len(set(edges[:3])) == len(set(edges[3:])) == 1  # each sentence has its own hue
     assert edges[0] != edges[3]
     after(page, button(page, "Patch").click)
     edit = {"op": "patch", "at": "resid_pre", "layer": LAYER, "token": FIRST, "from": OTHER}
@@ -277,7 +277,7 @@ def test_steering_is_taken_back_step_by_step(page: Page) -> None:
     towards(page, SEA)
     after(page, button(page, "Steer").click)
     first = changed(page)
-    strength(page, 4, 5)  # 5 at once after 4: one change with it
+    strength(page, 4, 5)  # 5 directly after 4: both are one change
     page.wait_for_timeout(1100)
     strength(page, 7)
     listed = part(page, "changes").locator(".changed")
@@ -290,7 +290,7 @@ def test_steering_is_taken_back_step_by_step(page: Page) -> None:
     assert "(strength 2.00)" in listed.inner_text()
     after(page, button(page, "Undo").click)
     assert changed(page) == []
-    assert page.get_by_label("Towards").input_value() == SEA  # to be used again
+    assert page.get_by_label("Towards").input_value() == SEA  # kept for another use
 
 
 def test_an_address_with_a_vector_opens_the_same_page(
@@ -305,7 +305,7 @@ def test_an_address_with_a_vector_opens_the_same_page(
     strength(page, -4)
     assert len(changed(page)[1]["vector"]) == 192
     assert len(page.url) < 4000
-    button(page, "Steer towards a word").click()  # folded, as it opens
+    button(page, "Steer towards a word").click()  # fold the panel, as when a page opens
     laid_out(page)
     again = ready(visit(opened_at(html, "#" + page.url.partition("#")[2])))
     laid_out(again)
@@ -347,7 +347,7 @@ def test_the_keys_alone_patch_and_steer(page: Page, exact: Model) -> None:
     press(page, "Enter")
     page.keyboard.type(OTHER)
     own(page).get_by_text("Both have 10 tokens").wait_for()
-    press(page, "Tab", "Tab", "ArrowDown", "ArrowDown", "ArrowDown")  # past the tokens; z
+    press(page, "Tab", "Tab", "ArrowDown", "ArrowDown", "ArrowDown")  # past the tokens; to z
     press(page, "Tab", "Home", "ArrowDown", "Tab", "Home", "Tab", "Home", "Tab")
     after(page, lambda: press(page, "Enter"))
     edit: Edit = {"op": "patch", "at": "z", "layer": 1, "from": OTHER}

@@ -1,4 +1,4 @@
-"""The story behind the guess: eight steps on the reader's sentence, with the library's numbers."""
+"""Tests of the story behind the guess: eight steps on a sentence, with the library's numbers."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def dots(page: Page) -> Locator:
 
 
 def at(page: Page, step: int) -> Locator:
-    """Takes the story to a step, and gives its picture."""
+    """Take the story to a step, and return the step's picture."""
     dots(page).nth(step).click()
     expect(page.locator(".story")).to_have_attribute("data-step", str(step))
     return page.locator(".story .picture")
@@ -93,7 +93,7 @@ def test_axe_finds_nothing_and_the_picture_hides_no_text(
     page.emulate_media(reduced_motion="reduce")
     for step in range(STEPS):
         at(page, step)
-        page.wait_for_timeout(100)  # a scroll would turn to another step
+        page.wait_for_timeout(100)  # a scroll would lead to another step
         expect(page.locator(".story")).to_have_attribute("data-step", str(step))
         assert problems(page) == []
         figure, text = (

@@ -1,4 +1,4 @@
-"""What the live page says of the text: gaps, swapped words, what the model does not read."""
+"""Tests of what the live page says of a text: gaps, swapped words, words that are not read."""
 
 import re
 from typing import Any
@@ -31,7 +31,7 @@ def chips(page: Page) -> list[str]:
 
 
 def listed(page: Page) -> list[str]:
-    """What the list of changes says, without the cross that takes one back."""
+    """Return the texts in the list of changes, without the cross that undoes each change."""
     return [one[:-1] for one in part(page, "changes").locator("li").all_inner_texts()]
 
 
@@ -182,7 +182,7 @@ def test_masks_that_cannot_be_give_the_plain_page(quick: Visit, html: str, rows:
     assert field(page) == TEXT
 
 
-HOSTS = {  # where the page is: whether others can open its address
+HOSTS = {  # the address of the page: whether others can open it
     "http://example.test/docs/play.html": True,
     "https://example.test/play.html": True,
     "http://127.0.0.1/play.html": False,

@@ -1,4 +1,4 @@
-"""What a hand does on a head of the live page: weights are dragged, the mask is painted."""
+"""Tests of edits by hand on a head of the live page: dragged weights, painted masks."""
 
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def handles(page: Page, part: str = "head") -> Locator:
 
 
 def drag(page: Page, name: str, *to: float) -> None:
-    """Takes the handle of a key to these weights, one after the other, and lets it go."""
+    """Drag the handle of a key to these weights, one after the other, and release it."""
     handle = slider(page, name)
     handle.scroll_into_view_if_needed()
     before = float(handle.get_attribute("aria-valuenow") or "")
@@ -76,14 +76,14 @@ def weights_of(trace: Trace, layer: int = LAYER, head: int = NUMBER) -> np.ndarr
 
 
 def shared(row: np.ndarray, key: int, weight: float) -> np.ndarray:
-    """The row with this weight, of which the others have the rest as they had it before."""
+    """Return the row with this weight; the others share the rest in their old proportions."""
     found = row * (1 - weight) / (1 - row[key])
     found[key] = weight
     return found
 
 
 def given(page: Page) -> list[Edit]:
-    """The rows that are set by hand."""
+    """Return the rows that are set by hand."""
     return [edit for edit in held(page)["edits"] if edit["op"] == "row"]
 
 
@@ -142,24 +142,24 @@ def test_a_weight_by_keyboard_by_number_and_given_back(page: Page, trace: Trace)
 
 def test_who_had_all_gives_equally_to_those_that_are_seen(page: Page, trace: Trace) -> None:
     go(page, edits=[{"op": "mask", "query": PLACE, "key": 2, "layer": LAYER, "head": NUMBER}])
-    assert slider(page, "wore").count() == 0  # it is hidden
+    assert slider(page, "wore").count() == 0  # masked
     slider(page, "crown").focus()
     press(page, "End")
     until(lambda: given(page))
     assert given(page)[0]["weights"] == [float(key == CROWN) for key in range(10)]
-    pause(page, 1100)  # a change of its own
+    pause(page, 1100)  # the next presses are a separate change
     press(page, "ArrowLeft", "ArrowLeft")
     until(lambda: given(page)[0]["weights"][CROWN] == 0.98)
     expected = np.full(10, 0.02 / 8)
     expected[[2, CROWN]] = 0, 0.98
     np.testing.assert_allclose(given(page)[0]["weights"], expected, atol=2e-7)
-    assert np.isnan(table(page)[PLACE, 2])  # still hidden
+    assert np.isnan(table(page)[PLACE, 2])  # still masked
     button(page, "Undo").click()
     until(lambda: given(page)[0]["weights"][CROWN] == 1)
 
 
 def test_a_key_pressed_between_the_result_and_its_bars_counts(page: Page, trace: Trace) -> None:
-    """The second press comes when the head has the new result, but its handles are not drawn."""
+    """A press counts even if the head has the new result but its handles are not yet drawn."""
     slider(page, "crown").focus()
     own(page).locator("h3").last.evaluate(
         """(title) => {
@@ -182,7 +182,7 @@ def test_a_key_pressed_between_the_result_and_its_bars_counts(page: Page, trace:
 
 
 def test_of_a_hasty_drag_the_last_weight_lands(quick: Visit, html: str, trace: Trace) -> None:
-    """The model takes its time, so that most of the weights on the way are never computed."""
+    """The last weight of a drag counts, even if a slow model skips most of those on the way."""
     slow = (
         "<script>addEventListener('qkv', () => { const { run } = qkv; window.asked = 0;"
         " qkv.run = async (...all) => { asked += 1;"
@@ -213,17 +213,17 @@ def test_handles_are_on_the_chosen_row_alone(page: Page) -> None:
 
 
 def painted(page: Page) -> list[tuple[int, ...]]:
-    """The links that are hidden."""
+    """Return the masked links."""
     return sorted(masks([edit for edit in held(page)["edits"] if edit["op"] == "masks"]))
 
 
 def field(page: Page) -> str:
-    """The text of the page."""
+    """Return the text in the page's sentence field."""
     return page.get_by_label("Your sentence", exact=True).input_value()
 
 
 def point(page: Page, i: int, j: int) -> tuple[float, float]:
-    """The middle of a cell of the heat map, in the window."""
+    """Return the middle of a cell of the heat map, in window coordinates."""
     box: Any = own(page).get_by_role("application").bounding_box()
     left, top, wide, tall = cells(page)
     return box["x"] + left + (j + 0.5) * wide, box["y"] + top + (i + 0.5) * tall
@@ -240,12 +240,12 @@ def stroke(page: Page, *through: tuple[int, int]) -> None:
 
 def test_a_stroke_hides_all_that_it_passes_over(page: Page, model: Model, trace: Trace) -> None:
     own(page).get_by_label("paint: drag over cells to hide them").check()
-    stroke(page, (2, 1), (2, 5), (5, 5))  # faster than the pointer tells
+    stroke(page, (2, 1), (2, 5), (5, 5))  # faster than pointer events are sent
     way = [*((2, key) for key in range(1, 6)), (3, 5), (4, 5), (5, 5)]
     edges = [(*cell, *HEAD) for cell in way]
     until(lambda: painted(page) == edges)
     shows(page, np.asarray(model.trace(list(trace.ids), hide=edges)["pattern", LAYER][0, NUMBER]))
-    stroke(page, (2, 3), (2, 9))  # begun on a hidden one it opens
+    stroke(page, (2, 3), (2, 9))  # a stroke from a masked cell unmasks
     left = [(2, 1), (2, 2), *way[5:]]
     until(lambda: painted(page) == [(*cell, *HEAD) for cell in left])
     token(own(page), 2).click()
@@ -257,7 +257,7 @@ def test_a_stroke_hides_all_that_it_passes_over(page: Page, model: Model, trace:
 
 
 def unseen(page: Page) -> list[str]:
-    """How each key in the list is marked as hidden, if it is."""
+    """Return the class of each key's mark as masked; "" for a key without a mark."""
     return own(page).evaluate(
         "node => [...node.querySelectorAll('.key')].map((key) =>"
         " key.querySelector('.unseen')?.className ?? '')"
@@ -276,7 +276,7 @@ def test_a_finger_paints_and_drags(page: Page, trace: Trace) -> None:
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     touch("touchStart", x, y)
     for by in range(1, 5):
-        touch("touchMove", x + 12 * by, y + by)  # as a finger goes
+        touch("touchMove", x + 12 * by, y + by)  # slightly slanted, as a finger moves
     touch("touchEnd")
     wide: Any = own(page).locator(".weights").bounding_box()
     weight = weights_of(trace)[PLACE, ON] + 48 / wide["width"]
@@ -293,7 +293,7 @@ def test_a_finger_paints_and_drags(page: Page, trace: Trace) -> None:
 def test_what_a_mask_cannot_change_is_said(page: Page) -> None:
     row: Edit = {"op": "row", "layer": LAYER, "head": NUMBER, "query": PLACE}
     go(page, edits=[{"op": "hide", "token": 2}, row | {"weights": [0.1] * 10}])
-    assert table(page)[PLACE] == pytest.approx([0.1] * 10)  # a weight set by hand is seen
+    assert table(page)[PLACE] == pytest.approx([0.1] * 10)  # a weight set by hand is shown
     assert np.isnan(table(page)[[0, 3], 2]).all()
     own(page).get_by_label("paint: drag over cells to hide them").check()
     said = own(page).locator(".paint [role=status]")
@@ -360,7 +360,7 @@ def test_what_a_decoder_hides_itself(open_served: Open, tmp_path: Path) -> None:
     size = own(page).locator(".queries [role=option]").count()
     until(lambda: table(page).shape == (size, size))
     np.testing.assert_array_equal(np.isnan(table(page)), ~np.tri(size, dtype=bool))
-    assert own(page).locator("td.changed").count() == 0  # no reader hid it
+    assert own(page).locator("td.changed").count() == 0  # the mask is not a reader's
     left, top, wide, tall = map(int, cells(page))
     cell = heat_map(page)[top : top + tall, left + 2 * wide :][3 : tall - 3, 3 : wide - 3]
     assert len(np.unique(cell.reshape(-1, 3), axis=0)) > 2  # hatched

@@ -1,4 +1,4 @@
-"""The page with both models that ship: a reader turns from guessing to writing, and back."""
+"""Tests of the page with both bundled models: from guessing to writing, and back."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a decoder writes in the page, what its tokens looked at, and what might have stood there."""
+"""Tests of a decoder's text in the page: its tokens, their attention, and their alternatives."""
 
 import re
 from pathlib import Path
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def writer(folder: Path) -> Model:
-    """The numbers that the page has, in float64."""
+    """The model with the parameters of the page, rounded to float16, in float64."""
     arrays = {name: array.astype(np.float16) for name, array in qkv.load(folder).parameters.items()}
     return qkv.load(folder).with_parameters(arrays, np.float64)
 
@@ -60,7 +60,7 @@ def ids_of(page: Page) -> list[int]:
 
 
 def written(page: Page, name: str = "Write on", temperature: float = 0) -> list[int]:
-    """The ids of the new tokens, once they are all there."""
+    """Write in the page, and return the ids of the new tokens once all are there."""
     part(page).locator("input[type=range]").fill(str(temperature))
     button(page, name).click()
     part(page).locator("xpath=self::*[@data-writing='done']").wait_for()

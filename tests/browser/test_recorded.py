@@ -1,4 +1,4 @@
-"""The door to what a page holds: its texts as runs, and nothing that has to be computed."""
+"""Tests of the interface to the texts in a page: their runs, and errors if a model is needed."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ from .support import WORDS, made
 
 
 def asked(code: str, *texts: Heads) -> Any:
-    """What a piece of the page's script gives, which has `door`: the one to these texts."""
+    """Return the result of JavaScript code in which `door` is the interface to these texts."""
     data = payload_of("show", "a title", [text_payload(text, 0) for text in texts], model="a model")
     script = script_of("engine/recorded")
     script += f"\nconst door = page.openRecorded({script_json(data)});"

@@ -1,4 +1,4 @@
-"""The replay in a page: the slider, the player, the heads and the charts, against the numbers."""
+"""Tests of the replay in a page: slider, player, heads and charts, against the numbers."""
 
 import re
 from dataclasses import replace
@@ -53,7 +53,7 @@ def shown_step(page: Page) -> int:
 
 
 def scores(page: Page) -> list[float]:
-    """The score of each head below its picture."""
+    """Return the score below each head's picture."""
     return [read(text) for text in page.locator(".head b").all_inner_texts()]
 
 
@@ -75,7 +75,7 @@ def test_it_fits_the_window_and_passes_axe(visit: Visit, html: str, name: str, w
 
 
 def test_heads_stand_as_in_the_model_and_can_be_told_apart(visit: Visit, html: str) -> None:
-    """A row for each layer, a column for each head, under each picture its name and its score."""
+    """Heads form a row per layer and a column per head; each has name and score under a picture."""
     page = visit(html)
     boxes = [head.bounding_box() for head in page.locator(".heads > .head").all()]
     assert len(boxes) == 2 * 4
@@ -221,7 +221,7 @@ def test_the_lines_are_where_the_numbers_are(visit: Visit, html: str, view: Repl
         np.testing.assert_allclose((ground - y) / (ground - top), course, atol=2e-3)
     box = chart.bounding_box()
     assert box
-    at = left + (right - left) * 4.2 / 6  # nearest to the fifth
+    at = left + (right - left) * 4.2 / 6  # nearest to the fifth snapshot
     page.mouse.click(box["x"] + at, box["y"] + 60)
     assert shown_step(page) == 100
     mark = float(str(chart.locator(".replay-now").get_attribute("x1")))
@@ -230,7 +230,7 @@ def test_the_lines_are_where_the_numbers_are(visit: Visit, html: str, view: Repl
     points = str(lost.locator("polyline").get_attribute("points")).split()
     x, y = np.array([list(map(float, point.split(","))) for point in points]).T
     steps, losses = np.array(view.replay.losses).T
-    positions = np.interp(steps, STEPS, np.arange(7) / 6)  # evenly between two snapshots
+    positions = np.interp(steps, STEPS, np.arange(7) / 6)  # even steps between snapshots
     np.testing.assert_allclose((x - left) / (right - left), positions, atol=1e-3)
     np.testing.assert_allclose(
         (y - y[0]) / (y[-1] - y[0]), (losses - 5) / (losses[-1] - 5), atol=2e-3
@@ -250,7 +250,7 @@ def test_play_goes_to_the_end_and_pause_stays(visit: Visit, html: str) -> None:
     page.get_by_role("button", name="Play").click()
     page.clock.run_for(700)
     slider(page).focus()
-    press(page, "ArrowRight")  # who moves the slider stops the player
+    press(page, "ArrowRight")  # moving the slider stops the player
     assert page.get_by_role("button", name="Play").is_visible()
     page.get_by_role("button", name="Play").click()
     page.clock.run_for(10_000)
@@ -264,7 +264,7 @@ def test_with_reduced_motion_the_player_takes_its_time(visit: Visit, html: str) 
     page = visit(html, alone=True)
     page.emulate_media(reduced_motion="reduce")
     page.clock.install(time=0)
-    page.clock.pause_at(60_000)  # from here on the clock moves when it is told to
+    page.clock.pause_at(60_000)  # from here on, only run_for moves the clock
     page.get_by_role("button", name="Play").click()
     page.clock.run_for(1500)
     assert shown_step(page) == 0
@@ -326,4 +326,4 @@ def test_two_replays_on_a_page_do_not_disturb_each_other(visit: Visit, view: Rep
     slider(page).nth(1).focus()
     press(page, "ArrowLeft")
     assert [text.split()[1] for text in steps.all_inner_texts()] == ["1,000", "400", "1,000"]
-    assert page.evaluate("heard") == []  # a notebook around it has keys of its own
+    assert page.evaluate("heard") == []  # a notebook around the page has its own keys

@@ -1,4 +1,4 @@
-"""One head of one text: what the page says and does against the numbers it was made from."""
+"""Tests of the page of one head of one text, against the numbers it was made from."""
 
 from itertools import product
 from pathlib import Path
@@ -83,7 +83,7 @@ def test_every_cell_by_keyboard_is_the_trace(
 
 
 def swept(page: Page, steps: int) -> dict[str, tuple[float, float, dict[str, str]]]:
-    """The pointer all over the heat map: by title, the middle of where it was read, and what."""
+    """Move the pointer over the heat map: return, by title, its mean position and the readout."""
     box = page.get_by_role("application").bounding_box()
     assert box is not None
     seen: dict[str, list[tuple[float, float, dict[str, str]]]] = {}
@@ -94,7 +94,7 @@ def swept(page: Page, steps: int) -> dict[str, tuple[float, float, dict[str, str
         now = readout(page)
         seen.setdefault(now[""], []).append((x, y, now))
     page.mouse.move(1, 1)
-    rest = readout(page)[""]  # what stands there while nothing is pointed at
+    rest = readout(page)[""]  # the title while the pointer is elsewhere
     return {
         title: (np.mean([x for x, _, _ in at]), np.mean([y for _, y, _ in at]), at[0][2])
         for title, at in seen.items()
@@ -112,7 +112,7 @@ def test_the_pointer_reads_every_cell_and_its_colour(visit: Visit) -> None:
         page.locator(f".view[data-theme={scheme}]").wait_for()
         for (i, query), (j, key) in product(enumerate(text.queries.tokens), repeat=2):
             if i == j == 0:
-                continue  # this one is read at rest
+                continue  # this cell's title is also the one at rest
             x, y, now = seen[f"{query} → {key}"]
             assert now["mask"] == ("hidden" if j > i else "open")
             assert read(now["weight"]) == pytest.approx(weights[i, j], abs=STEP)
@@ -121,14 +121,14 @@ def test_the_pointer_reads_every_cell_and_its_colour(visit: Visit) -> None:
                 assert len({tuple(colour) for colour in colours}) > 3
             else:
                 expected = list(bytes.fromhex(shade(float(weights[i, j]), scheme)[1:]))
-                assert np.abs(np.array(colours) - expected).max() <= 3  # of 65,536 steps each
+                assert np.abs(np.array(colours) - expected).max() <= 3  # weights have 65,536 steps
 
 
 @pytest.mark.parametrize("alike", [True, False], ids=["one mask", "a mask per head"])
 def test_a_mask_of_every_head(visit: Visit, alike: bool) -> None:
     text = made(["one", "two", "three"], layers=2, heads=3)
     hidden = np.broadcast_to(~np.tri(3, dtype=bool), (2, 3, 3, 3)).copy()
-    if not alike:  # layer 1, head 2 sees no more than itself
+    if not alike:  # in layer 1, head 2 each token sees only itself
         hidden[1, 2] = ~np.eye(3, dtype=bool)
         for i, j in np.argwhere(~np.eye(3, dtype=bool)):
             text.scores[1][2, i, j] = -np.inf
@@ -146,7 +146,7 @@ def test_a_mask_of_every_head(visit: Visit, alike: bool) -> None:
 
 
 def pixels(page: Page, x: float, y: float) -> list[list[int]]:
-    """Colours of the heat map around a point of the window."""
+    """Return the colours of the heat map around a point of the window."""
     return page.locator(".map canvas").evaluate(
         """(canvas, [x, y]) => {
             const frame = canvas.getBoundingClientRect(), ratio = canvas.width / frame.width;
@@ -175,7 +175,7 @@ def test_hover_previews_click_holds_escape_frees(visit: Visit) -> None:
     token(page, 9).click(modifiers=["Shift"])
     assert sentence(page).count(" looks at ") == 2
     assert page.locator(".token[aria-selected=true]").count() == 2
-    token(page, 3).click()  # without Shift it takes the place of the others
+    token(page, 3).click()  # without Shift, it replaces the others
     assert page.locator(".token[aria-selected=true]").all_inner_texts() == ["##believ"]
     press(page, "Escape")
     page.mouse.move(1, 1)
@@ -298,7 +298,7 @@ def test_subwords_are_merged_keys_summed_and_queries_averaged(visit: Visit) -> N
 
 
 def test_a_number_is_rounded_once_and_as_in_the_terminal(visit: Visit) -> None:
-    weights = np.array([[[[0.375, 0.625], [0.70499, 0.29501]]]])  # 5/8 lies in the middle
+    weights = np.array([[[[0.375, 0.625], [0.70499, 0.29501]]]])  # 5/8 is a tie: 0.62 or 0.63
     view = qkv.show(weights, tokens=["cat", "dog"], layer=0, head=0)
     page = visit(page_of(view.heads))
     assert sentence(page) == "cat looks at dog: 0.62 (layer 0, head 0)."
@@ -349,7 +349,7 @@ def test_heads_are_opened_and_sorted(visit: Visit) -> None:
     assert page.locator("[data-part=map] .figure").all_inner_texts() == [
         f"{number:.2f}" for number in numbers
     ]
-    # by keyboard: the tab stop is the open head; one to the right, then open it
+    # by keyboard: from the open head, which is the tab stop, to its neighbour, and open that
     position = list(order).index(6)
     heads.nth(position).focus()
     step, there = ("ArrowRight", position + 1) if position < 7 else ("ArrowLeft", position - 1)
@@ -407,7 +407,7 @@ def test_the_head_that_is_shown_is_in_the_window_on_many(visit: Visit) -> None:
     for layer, head in ((0, 31), (11, 0), (6, 20)):
         page.get_by_label("Layer", exact=True).select_option(str(layer))
         page.get_by_label("Head", exact=True).select_option(str(head))
-        # the sentence above the map may take another line for another head
+        # for another head, the sentence above the map may need another line
         box = page.locator(".model-map").bounding_box()
         cell = page.locator(f"[data-head='{layer}.{head}']").bounding_box()
         assert box is not None

@@ -1,4 +1,4 @@
-"""The steps of a layer in the live page are those that Python writes down of the same run."""
+"""Tests of a layer's steps in the live page, against those that Python writes of the same run."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from .engine import page_of
 from .playing import HEAD, PLACE, TEXT
 from .support import Visit
 
-# The steps of a layer of a run, with parameters and without.
+# Returns the steps of a layer of a run, with parameters and without.
 STEPS = """async ([text, edits, layer, head, position]) => {
   const run = await qkv.run(text, edits, { layers: [layer] });
   const state = { layer, head, edits, query: position, position };
@@ -30,21 +30,21 @@ STEPS = """async ([text, edits, layer, head, position]) => {
       { title, formula, code, name, shape, op, note })));
 }"""
 SAID = ("title", "formula", "code", "name", "shape", "op", "note")
-OWN_NOTES = ("E", "masked", "Y")  # how large the table is; who hid something; what comes next
+OWN_NOTES = ("E", "masked", "Y")  # size of the table; origin of the mask; next step
 HIDDEN: list[Edit] = [{"op": "hide", "token": 4}]
 CAUSAL: list[Edit] = [{"op": "causal"}, {"op": "scale", "value": 0.3}]
 REMOVED: list[Edit] = [{"op": "ablate", "layer": HEAD[0], "head": HEAD[1]}]
 
 
 def with_steps(visit: Visit, model: Model) -> Page:
-    """A page with the engine and the functions of flow.js."""
+    """Open a page with the engine and the functions of flow.js."""
     page = visit(page_of(model))
     page.evaluate(f"() => {{ {script_of('parts/flow')}\nglobalThis.page = page; }}")
     return page
 
 
 def said(step: dict[str, Any]) -> dict[str, Any]:
-    """What is said of a step; what leads to a given one is for a page's picture alone."""
+    """Return the comparable fields of a step: `from` serves only the page's picture."""
     op = {name: value for name, value in step["op"].items() if name != "from"}
     found = {name: step[name] for name in SAID} | {"op": op}
     return found | ({"note": ""} if step["name"] in OWN_NOTES else {})
@@ -61,7 +61,7 @@ def test_both_say_the_same_of_each_step(
     page = with_steps(visit, model)
     found, bare = page.evaluate(STEPS, [TEXT, edits, layer, HEAD[1], PLACE])
     trace = model.trace(TEXT, edit=edits)
-    if edits is CAUSAL:  # as a model that is so by itself has it
+    if edits is CAUSAL:  # as of a model with these settings
         arrays = {name: trace[name] for name in trace.names()}
         about = {"tokens": [trace.tokens], "special": [trace.special], "ids": [trace.ids]}
         trace = Trace(arrays, settings={layer: {"is_causal": True, "scale": 0.3}}, **about)
@@ -70,7 +70,7 @@ def test_both_say_the_same_of_each_step(
         assert walk.position == PLACE
         own = {step.name: json.loads(json.dumps(vars(step), default=str)) for step in walk.steps}
         shared = [said(step) for step in steps if step["name"] in own]
-        if by is None:  # a page adds up what Python takes from the trace then
+        if by is None:  # without parameters, Python reads from the trace what a page adds up
             shared = [step for step in shared if step["op"]["kind"] != "sum"]
             assert {step["name"] for step in shared} >= {"X", "Q", "context", "out", "mlp", "Y"}
         else:

@@ -1,4 +1,4 @@
-"""The page's tokenizer on tokenizers of every published kind, against the library's."""
+"""Tests of the page's tokenizer on published kinds of tokenizers, against the library's."""
 
 import json
 import random
@@ -63,7 +63,7 @@ GAP, BLANK = "▁", " "
 
 @cache
 def lines() -> tuple[str, ...]:
-    """English, and a few lines of other languages, to train on."""
+    """Return lines to train on: English, and a few of other languages."""
     found = [(ROOT / name).read_text("utf-8") for name in ("README.md", "ARCHITECTURE.md")]
     other = "Ça va très bien, né à l'été.\nÜber Größe\n日本語の文章 中文字符\nनमस्ते दुनिया\n"
     return tuple("\n".join([*found, other * 5]).splitlines(keepends=True))
@@ -72,7 +72,7 @@ def lines() -> tuple[str, ...]:
 def trained(
     pre: Any, size: int, *special: str | AddedToken, normalizer: Any = None, **options: Any
 ) -> dict[str, Any]:
-    """The vocabulary and the merges of a BPE."""
+    """Train a BPE, and return its vocabulary and merges."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre
     if normalizer is not None:
@@ -87,7 +87,7 @@ def trained(
 
 @cache
 def bytes_of(size: int, *special: str) -> dict[str, Any]:
-    """With merges that show where digits, and the long s before a letter, are cut."""
+    """Train a BPE over bytes, and add merges that show cuts at digits and at the long s."""
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     pre = pre_tokenizers.ByteLevel(add_prefix_space=False)
     found = trained(pre, size, *special, initial_alphabet=alphabet)
@@ -100,7 +100,7 @@ def bytes_of(size: int, *special: str) -> dict[str, Any]:
 
 
 def of_bytes(*special: str, size: int = 1200, **options: Any) -> Tokenizer:
-    """A BPE over bytes."""
+    """Return a BPE over bytes."""
     made = Tokenizer(models.BPE(**bytes_of(size, *special), **options))
     made.decoder = decoders.ByteLevel()
     return made
@@ -227,7 +227,7 @@ def llama3() -> Tokenizer:
 
 
 def ignoring_merges() -> Tokenizer:
-    """Words of the vocabulary that no merges lead to."""
+    """Return a tokenizer whose vocabulary has words that no merges lead to."""
     rules = dict(bytes_of(1200, "<|begin_of_text|>"))
     words = ("Ġdon", "hello", "Ġ123", "ĠĠĠĠ", "'S")
     vocab = rules["vocab"] | {
@@ -283,7 +283,7 @@ def falcon() -> Tokenizer:
 
 
 def words_apart() -> Tokenizer:
-    """Removed and inverted splits, and classes of every kind."""
+    """Return a tokenizer with removed and inverted splits and character classes of every kind."""
     made = of_bytes("<|endoftext|>")
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -301,7 +301,7 @@ def words_apart() -> Tokenizer:
 
 @cache
 def pieces_of(size: int, *, fallback: bool, across: bool) -> dict[str, Any]:
-    """Pieces as SentencePiece has them, with a token for each byte; `across` words too."""
+    """Train subwords as in SentencePiece: `fallback` adds byte tokens, `across` crosses words."""
     pre = pre_tokenizers.Metaspace(prepend_scheme="never", split=not across)
     found = trained(pre, size)
     names = ["<unk>", "<s>", "</s>", "<mask>" if across else "<pad>"]
@@ -458,14 +458,14 @@ ATOMS = [
 
 
 def spelled(rules: dict[str, Any]) -> list[str]:
-    """The added tokens, in a few ways."""
+    """Return the added tokens, each in a few spellings."""
     names = [one["content"] for one in rules["added_tokens"]]
     return [way for name in names for way in (name, f" {name} ", f"  {name}\t", name.upper())]
 
 
 @cache
 def old() -> str:
-    """Characters that Unicode had in 2002 and has not changed: older than anybody's tables."""
+    """Return the characters unchanged since Unicode 3.2 (2002), which all tables include."""
     before = unicodedata.ucd_3_2_0
     every = map(chr, range(0x20, sys.maxunicode + 1))
     kinds = ((one, before.category(one)) for one in every)
@@ -477,7 +477,7 @@ def old() -> str:
 
 
 def odd(seed: int, count: int, more: list[str]) -> Iterator[str]:
-    """The same texts for the same seed."""
+    """Yield odd texts, the same for the same seed."""
     rng = random.Random(seed)
     chars = old()
     yield from ("", " ", "  ", "\n", "a", " a", "a ", "\U0001f600", " \U0001f600", "don't")
@@ -510,13 +510,13 @@ def compared(page: Page, tokenizer: SubwordTokenizer, texts: Iterable[str]) -> N
         assert ids == own.ids.tolist(), ascii(text)
         assert [tuple(pair) for pair in offsets] == own.offsets, ascii((text, own.tokens))
         assert special == own.special, ascii(text)
-        some = own.ids[1::2]  # of which some bytes are parts of characters
+        some = own.ids[1::2]  # including bytes that are parts of characters
         assert decoded == [tokenizer.decode(own.ids), tokenizer.decode(some)], ascii(text)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_tokenizer_of_every_kind_is_the_librarys(visit: Visit, name: str) -> None:
-    """Marks that are newer than the library's Unicode are left out: a browser may know them."""
+    """The texts omit characters newer than the library's Unicode, which a browser may know."""
     tokenizer = SubwordTokenizer(FAMILIES[name]())
     assert list(reasons_of_tokenizer(tokenizer)) == []
     seed = list(FAMILIES).index(name)

@@ -1,4 +1,4 @@
-"""The types of the scripts, as TypeScript's compiler reads them from their comments."""
+"""Tests of the scripts' types, as TypeScript's compiler reads them from comments."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ CONFIG = bundles.ASSETS / "tsconfig.json"
 
 
 def checked(config: Path) -> str:
-    """What the compiler has to say of the files that a config names."""
+    """Return the compiler's messages about the files that a config names."""
     found = shutil.which("tsc")
     assert found, "there is no TypeScript: apt-get install node-typescript"
     done = subprocess.run([found, "-p", "."], cwd=config.parent, capture_output=True, text=True)

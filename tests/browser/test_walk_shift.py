@@ -1,4 +1,4 @@
-"""The walk and the shift in a page: what they say against the library's own numbers."""
+"""Tests of the walk and the shift in a page, against the library's own numbers."""
 
 import csv
 import io
@@ -56,7 +56,7 @@ SMALL = {
 MODELS = {
     "bert": {"model_type": "bert", "architectures": ["BertForMaskedLM"], **SMALL},
     "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SMALL},
-    # both parts of a block read what came in, by a norm each or by one
+    # both parts of a block read the block's input, each through its own norm or through one norm
     "gpt_neox": {
         **{"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"], "rotary_pct": 0.5},
         **SMALL,
@@ -70,7 +70,7 @@ MODELS = {
 
 
 def model_walk(name: str) -> Walk:
-    """A walk through a model to the words."""
+    """Return a walk through a model to the words."""
     model = fresh_model(MODELS[name])
     loud = {
         name: 25 * array if array.ndim > 1 else array for name, array in model.parameters.items()
@@ -80,7 +80,7 @@ def model_walk(name: str) -> Walk:
 
 
 def layer_walk(name: str) -> Walk:
-    """A walk through one layer of each kind, or to a model's words."""
+    """Return a walk through a layer of this kind, or through a model to its words."""
     if name in MODELS:
         return model_walk(name)
     grouped = {"num_heads": 4, "num_kv_heads": 2, "bias": True, "seed": 1}
@@ -102,21 +102,21 @@ def layer_walk(name: str) -> Walk:
 
 
 def numbers_in(text: str) -> tuple[str, list[float]]:
-    """A sum with each number replaced by `#`, and the numbers."""
+    """Return a sum with each number replaced by `#`, and the numbers."""
     plain = text.replace(MINUS, "-").replace(TIMES, "*")
     pattern = r"(?<![\w.])-?\d+(?:\.\d+)?(?:e-\d+)?"
     return re.sub(pattern, "#", plain), [float(x) for x in re.findall(pattern, plain)]
 
 
 def agree(found: str, expected: str) -> None:
-    """Two spelled sums are of one form, and their numbers are equal but for rounding."""
+    """Check that two written sums have the same form and, except for rounding, equal numbers."""
     (form, numbers), (other, values) = numbers_in(found), numbers_in(expected)
     assert form == other
     np.testing.assert_allclose(numbers, values, atol=2e-3)
 
 
 def steps(page: Page) -> Iterator[int]:
-    """Every step, by the Next button."""
+    """Yield the index of every step, and go to the next by the Next button."""
     count = page.get_by_role("tab").count()
     for k in range(count):
         assert page.get_by_role("tab", selected=True).get_attribute("data-i") == str(k)
@@ -240,7 +240,7 @@ def test_the_cell_that_is_spelled_out_is_in_sight(visit: Visit) -> None:
     left, part, whole = page.locator(".map").first.evaluate(
         "box => [box.scrollLeft, box.clientWidth, box.scrollWidth]"
     )
-    names = 60  # what the names of the rows take, at most
+    names = 60  # the maximum width of the row names
     middle = names + (whole - names) * (walk.cell[1] + 0.5) / 11
     assert left + names < middle < left + part
 
@@ -436,19 +436,19 @@ def two_sentences() -> Shift:
 
 
 def shift_between(before: np.ndarray, after: np.ndarray, tokens: list[str]) -> Shift:
-    """The shift from one set of vectors `(n, D)` to another."""
+    """Return the shift from one set of vectors `(n, D)` to another."""
     arrays = {"hook_embed": before[None], "blocks.0.hook_resid_post": after[None]}
     return shift_of_traces([Trace(arrays, tokens=[tokens])])
 
 
 def many(count: int, *, seed: int = 0) -> Shift:
-    """Points that lie close together, so that labels have to give way."""
+    """Return a shift of points so close together that labels must give way."""
     before, after = np.random.default_rng(seed).normal(size=(2, count, 3))
     return shift_between(before * 0.1, after, [f"word{number}" for number in range(count)])
 
 
 def positions(page: Page) -> np.ndarray:
-    """Both ends of each arrow, `(n, 4)`."""
+    """Return both ends of each arrow, `(n, 4)`."""
     return np.array(
         page.locator(".shift-plane [data-word] line").evaluate_all(
             "lines => lines.map((line) => ['x1', 'y1', 'x2', 'y2']"
@@ -491,12 +491,12 @@ def test_arrows_are_in_one_plane_at_every_layer(visit: Visit, width: int) -> Non
     press(page, "Home")
     for stage in shift.stages:
         ends = positions(page)
-        np.testing.assert_array_equal(ends[:, :2], at_last[:, :2])  # the static ends stay
+        np.testing.assert_array_equal(ends[:, :2], at_last[:, :2])  # the static ends do not move
         pairs = np.concatenate([shift.before, stage.points])
         pixels = np.concatenate([ends[:, :2], ends[:, 2:]])
         spans = pairs - pairs[0], pixels - pixels[0]
         size = np.abs(spans[1]).max() / np.abs(spans[0]).max()
-        # one unit for both axes, up is up
+        # both axes have the same unit, and y points up
         np.testing.assert_allclose(spans[1], spans[0] * [size, -size], atol=0.1)
         assert page.locator("output").inner_text() == stage.name
         assert slider(page).get_attribute("aria-valuetext") == stage.name
