@@ -1,4 +1,4 @@
-"""A model used in bfloat16: its weights stay so, and so does what goes from layer to layer."""
+"""Tests of models in bfloat16: weights, and vectors between layers, stay in bfloat16."""
 
 import mmap
 import os
@@ -30,7 +30,7 @@ def rounded(tensors):
 
 @pytest.fixture
 def halves(folder):
-    """A folder whose file holds bfloat16, and what it holds."""
+    """A folder with bfloat16 weights, and these weights."""
     folder.write()
     tensors = rounded(folder.tensors)
     write_bfloat16(folder.path / "model.safetensors", tensors)
@@ -96,7 +96,7 @@ def test_it_is_close_to_the_plain_bert_of_the_same_weights(halves, monkeypatch, 
 
 @pytest.mark.parametrize("name", BODIES or [None])
 def test_all_products_are_of_bfloat16_with_bfloat16(halves, monkeypatch, name):
-    """Weights that were widened would take twice the memory, packed as they are."""
+    """No weights are widened to float32, because they would take twice the memory when packed."""
     if name is None:
         pytest.skip("the kernel was not built")
     monkeypatch.setenv("QKV_BACKEND", name)
@@ -109,12 +109,12 @@ def test_all_products_are_of_bfloat16_with_bfloat16(halves, monkeypatch, name):
 
     monkeypatch.setattr(linear_module, "packed", spy)
     load(halves[0], dtype="bfloat16").encode(TEXTS)
-    assert len(seen) == 2 * 6  # layers, products of each
+    assert len(seen) == 2 * 6  # 2 layers with 6 products each
     assert set(seen) == {(BFLOAT16, BFLOAT16)}
 
 
 def config_of(name):
-    """That of a family, with all experts: which of them are chosen, a rounding can decide."""
+    """Return the config of a family, with all experts: rounding could change which are chosen."""
     config = CONFIGS[name]
     if name not in MIXED:
         return config
@@ -123,7 +123,7 @@ def config_of(name):
 
 
 def numbers_of(model):
-    """What a model makes of some ids, or of an image."""
+    """Return the logits or embeddings of a model for fixed ids or images."""
     kind = model.config["model_type"]
     rng, looks = np.random.default_rng(0), getattr(model, "vision", model).design
     if kind in IMAGES:
@@ -152,7 +152,7 @@ def test_each_family_is_close_to_itself_in_float32(name, tmp_path, monkeypatch):
     )
     found = numbers_of(short)
     if os.environ.get("QKV_BACKEND") != "numpy" and BODIES:
-        exact = {*IMAGES, *MIXED}  # a patch, and the choice of experts
+        exact = {*IMAGES, *MIXED}  # patches and the choice of experts use float32
         assert kinds == {BFLOAT16, *([np.dtype(np.float32)] if name in exact else [])}
     expected = numbers_of(wide)
     assert found.dtype == np.float32
@@ -170,7 +170,7 @@ def test_generation_with_a_cache_is_that_without(name, tmp_path):
     generated = model.generate(ids, max_new_tokens=6).ids
     for count in range(6):
         logits = model([ids + generated[:count]]).logits[0, -1]
-        # the two ways round alike but for the last digit: the choice is among the best
+        # both ways may differ in the last digit, so the token may be only one of the best
         assert logits[generated[count]] > logits.max() - 0.02 * np.abs(logits).max()
 
 

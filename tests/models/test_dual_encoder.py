@@ -1,4 +1,4 @@
-"""CLIP's two towers: their vectors by hand, one set of arrays, and what is refused."""
+"""Tests of CLIP's two encoders: vectors by hand, shared arrays, and refused inputs."""
 
 import json
 
@@ -19,7 +19,7 @@ PREPROCESSOR = {
     "image_mean": [0.5, 0.4],
     "image_std": [0.5, 0.2],
 }
-IDS = np.array([[4, 9, 3, 3, 7], [4, 3, 8, 9, 3], [9, 8, 7, 6, 5]])  # a text ends with a 3
+IDS = np.array([[4, 9, 3, 3, 7], [4, 3, 8, 9, 3], [9, 8, 7, 6, 5]])  # 3 is the end token
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def length_one(vectors):
 
 def test_a_text_is_read_at_the_first_token_that_ends_it(model):
     found = model.text(IDS)
-    places = [2, 1, 0]  # one without such a token has its first
+    places = [2, 1, 0]  # without an end token, the first
     rows = np.stack([row[at] for row, at in zip(found.last_hidden_state, places, strict=True)])
     expected = rows @ in_files()["text_projection.weight"].T
     np.testing.assert_allclose(found.embeds, expected, atol=1e-12)
@@ -117,7 +117,7 @@ def test_encode_takes_what_it_takes_elsewhere(model):
     last = ("resid_post", 1)
     doubled = model.encode(texts, edit={last: lambda x: x * 0})
     norm = in_files()["text_model.final_layer_norm.bias"]
-    expected = norm @ in_files()["text_projection.weight"].T  # of zeros, all are the norm's bias
+    expected = norm @ in_files()["text_projection.weight"].T  # the norm of zeros is its bias
     np.testing.assert_allclose(doubled, np.broadcast_to(expected, (3, 6)), atol=1e-12)
 
 
@@ -132,7 +132,7 @@ def test_images_are_encoded_otherwise(model):
     np.testing.assert_allclose(found, first @ files["visual_projection.weight"].T, atol=1e-12)
     without = model.encode_image(images, hide=["0,1"], batch_size=2)
     blank = images.copy()
-    blank[..., :4, 4:] = 9.0  # what nobody looks at
+    blank[..., :4, 4:] = 9.0  # the masked patch
     np.testing.assert_allclose(
         model.encode_image(blank, hide=["0,1"]), without, rtol=1e-10, atol=1e-10
     )

@@ -1,7 +1,7 @@
-"""Damaged models: each is refused in one line, or is what its files say.
+"""Tests of damaged models: each is refused in one line, or matches its files.
 
-Four hundred, the same each time; with a number in QKV_ATTACK (`make attack`) 2,000 that are drawn
-by it.
+There are 400 cases, the same in every run. If QKV_ATTACK is a number (`make attack`), there are
+2,000 cases, drawn with this seed.
 """
 
 import json
@@ -21,7 +21,7 @@ from .support import Folder
 
 pytestmark = pytest.mark.attack
 
-COMPARED = {  # the keys that have more than one value with the tensors there are
+COMPARED = {  # keys that can change while the tensors stay the same
     "bert": {"num_attention_heads", "hidden_act", "layer_norm_eps"},
     "gpt2": {
         *("n_head", "activation_function", "layer_norm_epsilon", "scale_attn_weights"),
@@ -35,7 +35,7 @@ TESTS = Path(__file__).parent.parent
 
 
 def written(path, name):
-    """A folder with a small model of this family, and its config."""
+    """Write a small model of this family; return its folder and its config."""
     if name == "bert":
         Folder(path).write()
     else:
@@ -45,7 +45,7 @@ def written(path, name):
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_plain_models_are_right(tmp_path, name):
-    """Or nothing would follow from a comparison with them."""
+    """The plain models match qkv on intact files; otherwise, comparisons would prove nothing."""
     path, values = written(tmp_path / "model", name)
     expected = PLAIN[name](read_by_the_library(path), values, IDS[0])
     found = load(path, dtype=np.float64)(IDS).last_hidden_state[0]
@@ -65,10 +65,10 @@ def others_than(value):
 @pytest.mark.filterwarnings("ignore:1 of 1 text was cut")
 @pytest.mark.parametrize("name", PLAIN)
 def test_what_a_config_says_is_computed(tmp_path, name):
-    """Each value near to what it was, or another of its kind: refused, or as the plain model."""
+    """Every changed value in a config is refused, or gives the result of the plain model."""
     path, values = written(tmp_path / "model", name)
     results = {}
-    for key, value in list(values.items())[1:]:  # model_type is first
+    for key, value in list(values.items())[1:]:  # without model_type
         for other in others_than(value):
             (path / "config.json").write_text(json.dumps({**values, key: other}))
             results[key] = check(path) or results.get(key, False)
@@ -76,7 +76,7 @@ def test_what_a_config_says_is_computed(tmp_path, name):
 
 
 def test_damaged_files_end_in_an_error_or_in_a_right_model(tmp_path):
-    """In a process of its own, so that a crash, a hang and a lack of memory show as such."""
+    """The cases run in a subprocess, to detect crashes, hangs and lack of memory."""
     (tmp_path / "whole").mkdir()
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-m", "models.fuzzing", str(tmp_path), *CASES],
@@ -90,4 +90,4 @@ def test_damaged_files_end_in_an_error_or_in_a_right_model(tmp_path):
     refused, read = (int(word) for word in done.stdout.split() if word.isdigit())
     cases = int(CASES[0])
     assert refused + read >= cases
-    assert min(refused, read) >= cases / 10  # or the damage is not of both kinds
+    assert min(refused, read) >= cases / 10  # each outcome is common enough

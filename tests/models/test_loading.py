@@ -1,4 +1,4 @@
-"""A model whose files hold nothing of the head that its config names."""
+"""Tests of loading models whose head is missing, tied to the table, or unknown to qkv."""
 
 import warnings
 
@@ -28,7 +28,7 @@ def test_a_model_without_the_tensors_of_its_head_goes_without(tmp_path):
 
 
 def test_a_tied_head_of_which_the_files_have_another_matrix(tmp_path):
-    """In its place, beside it, or the same again."""
+    """The files' head matrix is used: beside the table, equal to it, or instead of it."""
     config = {**CONFIGS["llama"], "tie_word_embeddings": True}
     folder = write_small(tmp_path / "model", config)
     ids, arrays = [[5, 6, 7]], arrays_of(config)
@@ -50,7 +50,7 @@ def test_a_tied_head_of_which_the_files_have_another_matrix(tmp_path):
 
 
 def with_head(folder, family, head, *parts, before=""):
-    """A small model of a class whose head has these parts, and what loading it gives and says."""
+    """Write a small model whose head has these parts; return its class, the model and warnings."""
     config = CONFIGS[family]
     base = config["architectures"][0].partition("For")[0].removesuffix("LMHeadModel")
     config = {**config, "architectures": [base + head]}
@@ -65,7 +65,7 @@ def with_head(folder, family, head, *parts, before=""):
 
 
 QA = ("ForQuestionAnswering", ["qa_outputs.bias", "qa_outputs.weight"])
-_TOWERS = {"clip", "clip_text_model", "clip_vision_model"}  # have no class with another head
+_TOWERS = {"clip", "clip_text_model", "clip_vision_model"}  # no class has another head
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A model of the BERT family: what it computes, and how texts go in and vectors come out."""
+"""Tests of a BERT model: its computation, its inputs and its outputs."""
 
 import copy
 import json
@@ -38,7 +38,7 @@ def double(small):
 
 @pytest.fixture(scope="module")
 def expected(small, model):
-    """What the plain BERT gives for each of TEXTS: hidden states, weights."""
+    """The hidden states and the weights of the plain BERT for each of TEXTS."""
     tensors = load_file(small / "model.safetensors")
     return [plain_bert(tensors, model.config, model.tokenize(text).ids) for text in TEXTS]
 
@@ -48,7 +48,7 @@ def close(found, expected, bound=1e-5):
     assert np.abs(found - expected).max() <= bound * max(1, np.abs(expected).max())
 
 
-# the maths
+# computation
 
 
 def test_trace_has_the_hidden_states_and_weights_of_the_plain_bert(double, expected):
@@ -105,7 +105,7 @@ def test_the_names_of_a_trace_and_their_shapes(model):
 
 
 def test_the_residual_stream_adds_up(double):
-    """The sums that the names promise, on one text."""
+    """The activations of one text sum up as their names say."""
     trace = double.trace(TEXTS[0])
     parameters = double.parameters
     total = trace["embed"] + trace["token_type_embed"] + trace["pos_embed"]
@@ -154,7 +154,7 @@ def test_padding_is_zero_and_its_scores_are_hidden(model):
                 assert (array[length:] == 0).all()
 
 
-# what a trace is asked for
+# names and layers of a trace
 
 
 def test_what_a_trace_keeps_changes_no_number(model):
@@ -184,9 +184,9 @@ def test_names_and_layers_are_kept_as_asked(model):
     assert kept(names=[*tuples[:1], "pattern"], layers=0) == [
         *("hook_embed", "blocks.0.attn.hook_pattern"),
     ]
-    assert ("attn", 1) in model.trace("the cat", names=[("attn", 1)])  # the pattern, as it is asked
+    assert ("attn", 1) in model.trace("the cat", names=[("attn", 1)])  # another name of the pattern
     assert not any(name.startswith("blocks.0.") for name in kept(layers=-1))
-    assert len(kept(layers=-1)) == 4 + 12 + 4 + 2  # what the norms and the MLP hold
+    assert len(kept(layers=-1)) == 4 + 12 + 4 + 2  # the last terms: norms and MLP
 
 
 def test_the_last_layer_is_the_models_whichever_were_kept(model):
@@ -220,7 +220,7 @@ def test_tokens_are_flat_for_one_text_and_nested_for_a_list(model):
 def test_what_mlps_and_heads_hold(double):
     everything = double.trace(TEXTS)
     assert ("post", 1) in everything
-    assert ("result", 1) not in everything  # where it is named alone
+    assert ("result", 1) not in everything  # kept only if it is named
     assert ("result", 1) not in double.trace(TEXTS, layers=1)
     asked = ["mlp.hook_pre", "post", "ln2.scale", "normalized", "hook_result"]
     trace = double.trace(TEXTS, names=asked)
@@ -420,7 +420,7 @@ def test_texts_that_are_none(model, call, texts, error, words):
 
 
 def test_binary_text_is_text(model):
-    """NUL bytes and control characters in a string are unknown words or nothing, not a crash."""
+    """NUL bytes and control characters become unknown words or nothing; they never crash."""
     assert np.isfinite(model.encode("\x00\x01\xff \x7f the cat")).all()
 
 
@@ -441,7 +441,7 @@ def test_options_of_encode_that_make_no_sense(model, options, error):
 
 @pytest.mark.parametrize("call", ["encode", "trace"])
 def test_no_padding_is_computed(model, monkeypatch, call):
-    """The rows that enter each linear layer are the tokens, exactly."""
+    """The input of each linear layer has exactly one row per token."""
     rows = []
     linear = base.linear
 
@@ -464,12 +464,12 @@ def test_rows_of_batches_are_those_of_their_texts(model, monkeypatch):
     )
     monkeypatch.setattr("qkv.models.sentence.encode.TOKENS", 11)
     model.encode(TEXTS, batch_size=2)
-    assert rows == [13 + 9] * 12 + [4 + 4 + 3] * 12  # sorted by length, of at most 22 tokens
+    assert rows == [13 + 9] * 12 + [4 + 4 + 3] * 12  # batches by length, of at most 22 tokens
 
 
 # the limit
 
-LONG = "the cat sat on the mat. a dog ran, the cat sat on the mat."  # 18 tokens, 16 positions
+LONG = "the cat sat on the mat. a dog ran, the cat sat on the mat."  # 18 + 2 tokens, 16 positions
 
 
 def test_a_long_text_is_cut_as_the_tokenizers_library_cuts(model):
@@ -535,7 +535,7 @@ def test_masks_hide_on_either_side(model):
 
 
 def test_a_position_is_the_column_as_in_transformers(folder):
-    """With padding on the left the first word stands at its column, not at 0."""
+    """With padding on the left, the position of the first word is its column, not 0."""
     model = load(folder.write(), dtype=np.float64)
     found = model([[0, 0, 2, 5, 3], [2, 4, 5, 6, 3]], [[0, 0, 1, 1, 1], [1] * 5]).last_hidden_state
     table = "embeddings.position_embeddings.weight"
@@ -627,7 +627,7 @@ def test_a_broken_tokenizer(folder, content):
 
 
 def test_a_tokenizer_that_fails_when_it_is_used(folder):
-    """The library takes this file and panics at the first text, which is no Exception."""
+    """The library accepts this file, but panics at the first text; a panic is no Exception."""
     folder.write()
     content = json.loads(tokenizer_json())
     content["post_processor"]["special_tokens"] = {}
@@ -683,7 +683,7 @@ def test_a_model_is_saved_where_it_came_from(folder):
 
 
 def test_nothing_of_the_model_that_was_there_is_read_again(folder, tmp_path):
-    """Only files that are read go; whatever else is there stays."""
+    """Saving removes the old files that `load` would read, and keeps all others."""
     other = Folder(tmp_path / "other")
     other.json("generation_config.json", {"eos_token_id": 3})
     other.json("sentence_bert_config.json", {"max_seq_length": 3})
@@ -726,7 +726,7 @@ def test_where_nothing_can_be_saved(model, tmp_path):
 
 
 def test_a_model_is_saved_in_a_folder_with_a_name(model, tmp_path, monkeypatch):
-    """As a path "" is the folder that one is in."""
+    """An empty name is refused, because it would mean the current folder."""
     monkeypatch.chdir(tmp_path)
     before = set(tmp_path.iterdir())
     with pytest.raises(ValueError, match="save: the name of the folder is empty"):
@@ -759,7 +759,7 @@ def test_another_limit(folder):
 
 
 def test_a_limit_where_any_place_can_be_computed(tmp_path):
-    """Positions that are turned, not looked up, go on behind `max_position_embeddings`."""
+    """Rotary positions need no table, so they may exceed `max_position_embeddings`."""
     model = load(write_small(tmp_path / "model", CONFIGS["llama"]))
     most = model.max_seq_length
     for limit in (10 * most, None):
@@ -775,7 +775,7 @@ def test_a_name_that_a_model_does_not_have_cannot_be_set(small):
         model.xyzzy = 3
     with pytest.raises(AttributeError):
         model.dim = 3
-    model.max_seq_length, model.name = 5, "mine"  # what it has can be
+    model.max_seq_length, model.name = 5, "mine"  # existing attributes can be set
     twins = [copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
     for twin in [model, *twins, model.with_parameters(dict(model.parameters))]:
         assert (twin.max_seq_length, twin.name) == (5, "mine")

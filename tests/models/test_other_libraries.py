@@ -1,4 +1,4 @@
-"""Arguments that other libraries have: each is an error that says what to do instead."""
+"""Tests of arguments of other libraries: each is an error that names the alternative."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""Several processes that encode: what comes back, in which order, and what goes wrong."""
+"""Tests of encoding in several processes: vectors, their order, and errors."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def model(tmp_path_factory):
     folder.write()
     prompts = {"prompts": {"query": "a cat "}}
     folder.json("config_sentence_transformers.json", prompts)
-    rules = json.loads(tokenizer_json())  # nothing around a text, so that an empty one has no token
+    rules = json.loads(tokenizer_json())  # no special tokens: an empty text has no token
     folder.text("tokenizer.json", json.dumps(rules | {"post_processor": None}))
     found = load(folder.path)
     found.max_seq_length = 8
@@ -70,7 +70,7 @@ def test_options_reach_them(model, pool, options):
 
 
 def test_steps_are_divided_by_all_texts(model, pool):
-    """Not by those of a chunk."""
+    """Quantization uses the range of all texts, not of a chunk."""
     texts = [" ".join(WORDS[: 1 + n % 8]) for n in range(120)]
     found = model.encode(texts, pool=pool, precision="uint8", chunk_size=30)
     expected = model.encode(texts, precision="uint8")

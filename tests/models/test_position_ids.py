@@ -1,4 +1,4 @@
-"""`model(ids, mask, position_ids=...)`: what is padded gives what it gives alone."""
+"""Tests of `position_ids`: a padded text gives the same result as the text alone."""
 
 import numpy as np
 import pytest
@@ -10,9 +10,9 @@ from .small_models import CONFIGS, write_small
 
 ROWS = [[4, 5, 6, 7], [8, 9], [5, 4, 9, 8, 7, 6]]
 WIDTH = 8
-# How a text's positions begin: as rows of the table where positions count the padding's id.
+# The first position id of a text, if not 0: in these families, it follows the padding id.
 FIRST = {"roberta": 2, "xlm-roberta": 2, "camembert": 2, "mpnet": 2}
-WITHOUT = {"bloom", "t5", "mt5"}  # distances of columns alone
+WITHOUT = {"bloom", "t5", "mt5"}  # only distances between columns
 KINDS = sorted(
     name
     for name, config in CONFIGS.items()
@@ -22,7 +22,7 @@ KINDS = sorted(
 
 def model_of(folder, kind, **changed):
     found = load(write_small(folder, {**CONFIGS[kind], **changed}), dtype=np.float64)
-    return getattr(found, "text", found)  # CLIP's tower for texts
+    return getattr(found, "text", found)  # CLIP's text encoder
 
 
 def left_padded(rows=ROWS, width=WIDTH):
@@ -103,7 +103,7 @@ def test_a_learned_position_is_a_row_of_the_table(tmp_path):
 def test_queries_and_keys_are_rotated_by_their_positions(tmp_path, kind):
     model, given = model_of(tmp_path, kind), {}
     ids, mask = np.array([[4, 5, 6, 7], [0, 8, 9, 0]]), np.array([[1, 1, 1, 1], [0, 1, 1, 0]])
-    positions = np.array([[9, 2, 40, 41], [-7, 3, 1000, 10**9]])  # those of padding are not read
+    positions = np.array([[9, 2, 40, 41], [-7, 3, 1000, 10**9]])  # ignored at padding
 
     def look(x, at):
         given[at.name.rpartition("hook_")[2]] = x
@@ -130,9 +130,9 @@ def test_only_distances_count_for_rotary_positions(tmp_path, start):
 
 
 def test_the_largest_position_says_how_long_a_text_is(tmp_path):
-    """Stretched positions: four tokens that stand at the end of a text of twenty."""
+    """With scaled rotary positions, tokens at positions 16 to 19 are rotated as in a text of 20."""
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    model = model_of(tmp_path, "llama", rope_parameters=scaling)  # made for 16
+    model = model_of(tmp_path, "llama", rope_parameters=scaling)  # limit 16
     ids = np.array([[4, 5, 6, 7, 8] * 4])
     mask = np.zeros((1, 20), int)
     mask[:, -4:] = 1

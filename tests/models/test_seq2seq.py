@@ -1,4 +1,4 @@
-"""Encoder and decoder beside a plain T5 in loops, in traces, and in generating."""
+"""Tests of encoder-decoders against a plain T5 in loops: results, traces and generation."""
 
 import copy
 import json
@@ -44,7 +44,7 @@ WORDS = [
 
 
 def tokenizer_json():
-    """Words, with `</s>` behind each text."""
+    """Return the JSON of a word tokenizer that puts `</s>` after each text."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     ids = {word: number for number, word in enumerate(WORDS)}
@@ -70,13 +70,13 @@ def t5(folder, *, config=None, tensors=None, change=None):
 
 
 def tied(tensors):
-    """As files of a tied model are."""
+    """Remove the output matrix, as in the files of a tied model."""
     tensors.pop("lm_head.weight", None)
     return tensors
 
 
 def with_own_output(seed):
-    """Those of a model whose output matrix is another one than the table."""
+    """Return the tensors of a model whose output matrix is not the token table."""
     shape = CONFIG["vocab_size"], CONFIG["d_model"]
     matrix = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
     return {**arrays_of(CONFIG, seed=seed), "lm_head.weight": matrix}
@@ -90,7 +90,7 @@ def model(tmp_path) -> Seq2SeqModel:
 
 
 def plain_t5(tensors, ids, written):
-    """T5 once more, one text and one head at a time: last vectors, weights and logits."""
+    """Run a plain T5 on one pair; return both last hidden states, the logits and the weights."""
     p = {name: array.astype(float) for name, array in tensors.items()}
 
     def norm(x, name):
@@ -202,7 +202,7 @@ def test_a_plain_t5_gives_the_same(model, side):
 
 @pytest.mark.parametrize("edited", [False, True])
 def test_padding_in_a_trace_is_0(model, edited):
-    """Where every activation gets 1 more too."""
+    """Padding is 0 (in scores -inf), even if an edit adds 1 to every activation."""
     trace = model.trace(READ, target=WRITTEN)
     if edited:
         more = {name: lambda x: x + 1 for name in trace.names()}
@@ -256,7 +256,7 @@ def test_a_pair_is_looked_at(model, tmp_path):
     assert [text["weights"] for text in texts] == [text["weights"] for text in others]
     assert [text["tokens"] for text in texts] == [text["tokens"] for text in others]
     several = model.trace(["the cat sat", "a"], target=["die katze", "ein hund"])
-    for part in ("encoder", "decoder"):  # of a batch, whose products may be summed otherwise
+    for part in ("encoder", "decoder"):  # a batch may sum products in another order
         first, alone = getattr(several[0], part), getattr(trace, part)
         assert first.tokens == alone.tokens
         np.testing.assert_allclose(first.attentions, alone.attentions, atol=1e-6)
@@ -443,7 +443,7 @@ def test_encode_pools_the_encoder(model):
 
 
 def greedy(tensors, ids, count):
-    """What a decoder writes that has no memory of its own: each token from the whole before it."""
+    """Generate greedily without a cache: each token is computed from all tokens before it."""
     written = [0]
     for _ in range(count):
         _, _, logits, _ = plain_t5(tensors, ids, written)
@@ -454,7 +454,7 @@ def greedy(tensors, ids, count):
 
 
 def test_generate_writes_what_the_plain_one_does(tmp_path):
-    tensors = with_own_output(seed=21)  # whose texts end early
+    tensors = with_own_output(seed=21)  # these texts end early
     model = load(t5(tmp_path, tensors=tensors), dtype="float64")
     expected = [greedy(tensors, row, 12) for row in READ]
     found = model.generate(READ, max_new_tokens=12)
@@ -513,7 +513,7 @@ def test_the_command_keeps_prompt_and_answer_apart(tmp_path):
 
 
 def test_steps_of_unlike_lengths(model):
-    """Rows that stand at unlike places have biases of their own."""
+    """In one step, rows at different positions have different relative biases."""
     body = model.design.build(model.parameters)
     ids, _ = padded(WRITTEN, "right")
     lengths = np.array([len(row) for row in WRITTEN])
@@ -667,7 +667,7 @@ def test_a_generation_config_that_leaves_the_start_to_the_config(tmp_path):
 
 
 def test_words_of_a_sentencepiece_tokenizer(tmp_path):
-    """As T5 has one: pieces with a mark for the blank before them."""
+    """The tokenizer is of T5's kind: its subwords contain a mark for the blank before them."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     pieces = ["<pad>", "</s>", "<unk>", "▁the", "▁cat", "▁s", "at", "▁a", "▁d", "og", "▁die"]
@@ -697,7 +697,7 @@ ASKED, ANSWERED = [[3, 4, 5, 6, 1], [7, 1]], [[0, 8, 9], [0, 10, 11, 12, 13]]
 
 
 def test_a_trace_of_two_texts_that_are_edited_is_what_the_model_gives(model):
-    """Each pair alone, with `model(...)`, beside both at once with a trace."""
+    """A trace of two pairs equals `model(...)` of each pair alone."""
     rng = np.random.default_rng(0)
     array = rng.standard_normal((2, 5, 3, 5)).astype(np.float32)
     asked = {
@@ -718,7 +718,7 @@ def test_a_trace_of_two_texts_that_are_edited_is_what_the_model_gives(model):
         np.testing.assert_allclose(trace[number]["decoder.logits"], found, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(
         trace["cross_attn.k", 2][1, :2], array[1, :2]
-    )  # and it is shown as it was given
+    )  # the trace shows the given array
     np.testing.assert_allclose(trace["cross_attn.pattern", 1].sum(-1)[0, :, :3], 0.5, rtol=1e-5)
 
 

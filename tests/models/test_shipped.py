@@ -1,4 +1,4 @@
-"""The encoder that comes with qkv: what its files promise, and what is known of it."""
+"""Tests of the encoders in the package: their files, their cards and their predictions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def card_of(name: str) -> str:
-    """The card of a model on one line."""
+    """Return the card of a model as one line."""
     return " ".join((shipped()[name] / "README.md").read_text(encoding="utf-8").split())
 
 
@@ -105,7 +105,7 @@ def test_its_card_and_the_licence_of_its_source_are_beside_it(name: str) -> None
     assert re.search(r"\| chance \| 0\.\d{3} \| 0\.500 \|", card)
     licence = (shipped()[name] / "LICENSE.wordnet").read_text(encoding="utf-8")
     assert "WordNet 3.0 Copyright 2006 by Princeton University" in licence
-    assert "this entire notice" not in card  # it stands in one place
+    assert "this entire notice" not in card  # the licence is only in its own file
 
 
 def test_the_licence_of_each_model_goes_with_the_package() -> None:
@@ -126,7 +126,7 @@ def test_it_loads_with_nothing_but_what_is_installed(tmp_path: Path) -> None:
 
 
 def alike(model: qkv.Model, layer: int) -> np.ndarray:
-    """The cosines between all *bank*: (12, 12), first those of rivers."""
+    """Return the cosines (12, 12) between the vectors of *bank*, river banks first."""
     vectors = []
     for trace in model.trace([*WATER, *MONEY]):
         vectors.append(trace.hidden_states[layer][0, trace.tokens.index("bank")])
@@ -141,20 +141,20 @@ def test_banks_of_rivers_are_nearer_to_each_other_than_to_those_that_hold_money(
     other = np.kron(np.eye(2, dtype=bool)[::-1], np.ones((6, 6), bool))
     first, last = alike(model, 0), alike(model, -1)
     near, far = (np.where(kind, last, 0).sum(axis=1) / kind.sum(axis=1) for kind in (same, other))
-    assert (near - far).min() > 0.05  # of each by itself
+    assert (near - far).min() > 0.05  # for each *bank*
     assert last[same].mean() > last[other].mean() + 0.2
-    assert abs(first[same].mean() - first[other].mean()) < 0.05  # the word alone does not tell
+    assert abs(first[same].mean() - first[other].mean()) < 0.05  # embeddings alone do not tell
 
 
 def said_of_heads(card: str) -> dict[str, np.ndarray]:
-    """The card's table of heads, a column (layers * heads,) by its name."""
+    """Return the columns (layers * heads,) of the card's table of heads, by name."""
     names = ("previous", "next", "same", "first", "last")
     rows = re.findall(r"\| \d\.\d " + r"\| (\d\.\d\d) " * len(names), card)
     return dict(zip(names, np.array(rows, np.float64).T, strict=True))
 
 
 def roles_in(card: str) -> list[list[str]]:
-    """The roles of each head that has one."""
+    """Return the roles of each head that has a role."""
     return [row.split(", ") for row in re.findall(r"\| \d\.\d \| ([a-z][^|]*) \|", card)]
 
 
@@ -166,16 +166,16 @@ def test_the_card_counts_the_roles_in_its_table(name: str) -> None:
     rows = roles_in(card)
     alone = [row for row in rows if all(role.startswith("hidden ") for role in row)]
     ends = [row for row in rows if all(role.split()[0] in ("first", "last") for role in row)]
-    counted = len(rows) - max(0, len(ends) - 3)  # of those with [CLS] and [SEP] alone three count
+    counted = len(rows) - max(0, len(ends) - 3)  # only 3 of the [CLS] and [SEP] heads count
     assert [counted, len(alone)] == [int(count) for count in said.groups()]
     assert len(rows) >= 8
     assert all(float(role.split()[-1]) >= 0.4 for row in rows for role in row)
 
 
 def test_its_heads_do_what_its_card_says(model: qkv.Model) -> None:
-    """The card's means are of many more sentences."""
+    """The tolerance is large, because the card's means are over many more sentences."""
     said = said_of_heads(card_of(model.name))
-    del said["same"]  # which the card counts otherwise
+    del said["same"]  # which the card counts differently
     found = head_scores(model, [*WATER, *MONEY, *OTHERS], said)
     for name, column in said.items():
         np.testing.assert_allclose(found[name].ravel(), column, atol=0.15, err_msg=name)
@@ -191,7 +191,7 @@ def test_one_head_looks_at_the_previous_token_and_one_at_the_next(
 
 
 def test_the_page_on_what_a_head_learns_ends_at_the_model_before() -> None:
-    """Its scores are means over some of the card's sentences."""
+    """The page's last scores are close to the card's: means over some of the card's sentences."""
     road = json.loads((ROOT / "docs" / "data" / "heads.json").read_text())
     for name, column in said_of_heads(card_of("wordnet")).items():
         np.testing.assert_allclose(road["scores"][name][-1], column, atol=0.08, err_msg=name)
@@ -203,7 +203,7 @@ def test_it_names_a_hidden_word(model: qkv.Model) -> None:
 
 
 def test_it_seldom_names_a_word_that_it_sees_in_place_of_a_hidden_one(model: qkv.Model) -> None:
-    """Each content word is hidden once; the encoder before this one repeated in 28 of 77."""
+    """Each content word is masked once; the previous encoder repeated a word in 28 of 77 cases."""
     hidden = [one for text in (*WATER, *MONEY, *OTHERS) for one in copying.examples_of(text)]
     hidden = [one for one in hidden if copying.place_of(one, model.tokenizer) is not None]
     assert len(hidden) > 70

@@ -1,4 +1,4 @@
-"""The encoder that has read books: what its files promise, and what is known of it."""
+"""Tests of the models that were trained on books: their files and vocabularies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_both_models_are_small_and_their_matrices_rows_of_int8() -> None:
 
 @pytest.mark.parametrize("name", ["books", "books-decoder"])
 def test_no_dropped_word_is_in_a_vocabulary(name: str) -> None:
-    """A piece within words, without a blank before it, is no word of a decoder's."""
+    """In a decoder, only tokens that begin with a blank count as words."""
     tokens = qkv.load(name).tokenizer.vocabulary
     begin = "\u0120" if name == "books-decoder" else ""
     words = {token.removeprefix(begin) for token in tokens if token.startswith(begin)}

@@ -1,4 +1,4 @@
-"""The decoder that comes with qkv: what its files promise, what it writes, what its card says."""
+"""Tests of the decoder in the package: its files, its card and the text that it writes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def model() -> qkv.Model:
 
 @pytest.fixture(scope="module")
 def tensors() -> dict[str, np.ndarray]:
-    """Its numbers: rows of int8 times their scales."""
+    """The decoder's tensors: int8 rows times their scales."""
     found = load_file(PLACE / "model.safetensors")
     scales = {
         name: found.pop(f"{name}_scale").astype(np.float32)
@@ -58,7 +58,7 @@ def tensors() -> dict[str, np.ndarray]:
 
 
 def test_it_is_what_a_llama_is(tensors: dict[str, np.ndarray]) -> None:
-    """RMSNorm without biases, rotary positions, grouped heads, SwiGLU, one table for both ends."""
+    """RMSNorm without biases, rotary positions, grouped heads, SwiGLU, tied token table."""
     assert (CONFIG["model_type"], CONFIG["hidden_act"]) == ("llama", "silu")
     assert CONFIG["tie_word_embeddings"] is True
     assert CONFIG["rope_theta"] == 10000.0
@@ -93,7 +93,7 @@ def test_it_is_what_a_llama_is(tensors: dict[str, np.ndarray]) -> None:
 def test_its_logits_are_those_of_the_formulas(
     model: qkv.Model, tensors: dict[str, np.ndarray]
 ) -> None:
-    """Against a Llama that is written down once more, in float64."""
+    """The logits equal those of a plain Llama in float64."""
     ids = model.tokenize("She opened the door and looked at the river").ids
     vectors = plain_llama(tensors, CONFIG, ids)
     expected = vectors @ tensors["model.embed_tokens.weight"].astype(np.float64).T
@@ -118,11 +118,11 @@ def test_the_licence_of_its_source_is_beside_it() -> None:
     licence = (PLACE / "LICENSE.wordnet").read_text(encoding="utf-8")
     assert "WordNet 3.0 Copyright 2006 by Princeton University" in licence
     assert licence == (shipped()["books"] / "LICENSE.wordnet").read_text(encoding="utf-8")
-    assert "this entire notice" not in CARD  # it stands in one place
+    assert "this entire notice" not in CARD  # the licence is only in its own file
 
 
 def said_of_heads() -> dict[str, np.ndarray]:
-    """The card's table of heads, a column (layers, heads) by its name."""
+    """Return the columns (layers, heads) of the card's table of heads, by name."""
     names = ("copies", "previous", "same", "first", "induction")
     rows = np.array(
         re.findall(r"\| \d\.\d " + r"\| (\d\.\d\d) " * len(names), CARD), dtype=np.float64
@@ -132,7 +132,7 @@ def said_of_heads() -> dict[str, np.ndarray]:
 
 
 def test_it_copies_as_its_card_says(model: qkv.Model) -> None:
-    """Tokens drawn by lot come twice: the weight on what stood behind the first copy."""
+    """Random tokens are repeated; the score is the weight on the token after the first copy."""
     count, rng = 24, np.random.default_rng(1)
     plain = [at for at in range(len(model.tokenizer)) if not model.tokenizer.is_special(at)]
     once = np.stack([rng.choice(plain, count, replace=False) for _ in range(24)])
@@ -155,7 +155,7 @@ def test_it_copies_as_its_card_says(model: qkv.Model) -> None:
 
 
 def test_its_heads_do_what_its_card_says(model: qkv.Model) -> None:
-    """The card's means are of many more texts, most queries of which stand in long ones."""
+    """The tolerance is large: most queries in the card's many more texts are in long texts."""
     said = said_of_heads()
     names = ("previous", "same", "first")
     found = head_scores(model, [" ".join(SENTENCES[at : at + 3]) for at in (0, 3, 6, 9)], names)
@@ -179,7 +179,7 @@ except SystemExit as left:
 
 def test_it_is_named_where_models_are_named(model: qkv.Model) -> None:
     assert os.environ.get("QKV_MODEL") is None
-    assert qkv.load().name == "books"  # it is not what is loaded without a name
+    assert qkv.load().name == "books"  # the decoder is not the default
     assert model.generates
     assert "lm_head.weight" not in model.parameters
     with pytest.raises(ValueError, match="books-decoder"):

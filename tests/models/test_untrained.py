@@ -1,4 +1,4 @@
-"""Models before any training, and models with other weights."""
+"""Tests of untrained models, and of models with other weights."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_other_weights() -> None:
     arrays = {name: np.array(array) for name, array in model.parameters.items()}
     arrays["embed.weight"] += 1
     other = model.with_parameters(arrays)
-    arrays["embed.weight"] += 1  # it has a copy
+    arrays["embed.weight"] += 1  # `other` has a copy
     assert (other.design, other.config) == (model.design, model.config)
     found = other.parameters["embed.weight"]
     np.testing.assert_array_equal(found, model.parameters["embed.weight"] + 1)

@@ -1,4 +1,4 @@
-"""ViT beside a plain one in loops, what becomes of an image, and what is refused."""
+"""Tests of ViT against a plain ViT in loops, of preprocessing, and of refused inputs."""
 
 import builtins
 import json
@@ -56,7 +56,7 @@ def model(tmp_path) -> VisionModel:
 
 
 def plain_vit(tensors, image):
-    """ViT once more: one image (C, H, W), one patch and one head at a time."""
+    """Run a plain ViT on one image (C, H, W), one patch and one head at a time."""
     p = {name.removeprefix("vit."): array.astype(float) for name, array in tensors.items()}
     rows = [p["embeddings.cls_token"][0, 0]]
     kernel = p["embeddings.patch_embeddings.projection.weight"]
