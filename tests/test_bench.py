@@ -311,9 +311,9 @@ def test_the_next_point_is_left_out_in_time() -> None:
 
     assert not growth.next_is_too_much([])
     assert not growth.next_is_too_much(points((30.0, 1e3)))
-    assert not growth.next_is_too_much(points((1.0, 1e3), (4.0, 1e3)))  # 16 s
-    assert growth.next_is_too_much(points((1.5, 1e3), (6.0, 1e3)))  # 24 s
-    assert growth.next_is_too_much(points((0.1, 0.5e9), (0.1, 2e9)))  # 8 GB
+    assert not growth.next_is_too_much(points((1.0, 1e3), (4.0, 1e3)))  # next: 16 s
+    assert growth.next_is_too_much(points((1.5, 1e3), (6.0, 1e3)))  # next: 24 s
+    assert growth.next_is_too_much(points((0.1, 0.5e9), (0.1, 2e9)))  # next: 8 GB
     assert growth.next_is_too_much(points((0.1, 1e3), (1.5, 1e3), (6.0, 1e3)))
 
 
@@ -330,7 +330,7 @@ def test_the_most_memory_since_a_moment_is_seen() -> None:
 
 def test_a_call_is_measured_alone() -> None:
     found = memory.measured_alone("numpy", (1, 1, 1024, 16))
-    assert found["bytes"] > 4 * 1024 * 1024  # the scores
+    assert found["bytes"] > 4 * 1024 * 1024  # more than the scores
     assert found["seconds"] > 0
 
 

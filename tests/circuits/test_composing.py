@@ -40,7 +40,7 @@ def test_a_head_that_writes_nothing_is_read_by_none(small):
 
 
 def test_by_hand(small):
-    """A head that reads the direction of an earlier head scores 1; the other head scores 0."""
+    """A head that reads the output direction of head 0 scores 1; the other head scores 0."""
     model = small("gpt2")
     parameters = {name: np.zeros_like(array) for name, array in model.parameters.items()}
     parameters["blocks.0.attn.v_proj.weight"][3, 0] = 2.0  # head 0 reads direction 3 ...

@@ -37,7 +37,7 @@ def looped(model, at, metric):
     return np.array(rows)
 
 
-FEW = ["resid_mid", "attn_out", "z", "pattern"]  # the default activations for some other models
+FEW = ["resid_mid", "attn_out", "z", "pattern"]  # tested by default on some other models
 EVERY = [
     pytest.param(
         kind,

@@ -499,7 +499,7 @@ def test_logits_that_are_not_finite_are_named(tmp_path: Path) -> None:
 
 
 def test_a_token_that_cannot_come_has_a_log_probability_of_minus_9999(tmp_path: Path) -> None:
-    """As in OpenAI's API, because JSON has no infinity, and null marks a text's first token."""
+    """OpenAI's API does the same: JSON has no infinity, and null marks a text's first token."""
     model = gpt2(tmp_path, seed=1)
     logits, width = model.network.logits, len(model.embedding.table)
     impossible = ids_of("the cat")[-1]
@@ -596,7 +596,7 @@ def read_on(lines: Iterator[str]) -> None:
 
 
 def test_four_long_ones_keep_no_other_waiting(slow: Served) -> None:
-    """Each long stream would take minutes: two are read at once, and two are not read at all."""
+    """Each long stream would take minutes: two are read as they arrive, two are never read."""
     long = {"prompt": [[5, 6]] * 64, "max_tokens": 4096, "stream": True}
     kept: list[Iterator[str]] = []
     with ExitStack() as stack:

@@ -143,7 +143,7 @@ def test_a_socket_that_is_half_closed_gets_its_answer_or_is_closed(server: Serve
 @pytest.mark.parametrize("sent", [10, 150, len(head(len(BODY)) + BODY)])
 @pytest.mark.parametrize("reset", [False, True])
 def test_clients_that_hang_up_leave_nothing_behind(server: Served, sent: int, reset: bool) -> None:
-    """Before the body is whole, or while it is computed; with a reset or without."""
+    """Clients hang up before the body is complete or during the computation, some with a reset."""
     for _ in range(50):
         connection = connect(server)
         if reset:

@@ -277,7 +277,7 @@ def test_what_stands_behind_a_body_does_not_cost_the_answer(small: Served) -> No
 
 
 def test_a_client_may_offer_another_protocol(small: Served) -> None:
-    """Java's client does so with each request, and sends the body after the head."""
+    """Java's client offers HTTP/2 in each request, and sends the body right after the head."""
     offer = "Connection: Upgrade, HTTP2-Limits\r\nUpgrade: h2c\r\nHTTP2-Limits: AAA\r\n"
     listed = f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{offer}\r\n".encode()
     last = request(b"0", "/slow", "Connection: Upgrade, close\r\nUpgrade: h2c\r\n")

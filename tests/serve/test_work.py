@@ -675,7 +675,7 @@ def test_streams_that_nobody_reads_keep_no_other_waiting():
 
 
 def test_long_streams_keep_no_other_waiting():
-    """Four long streams that use all `stream_tokens` and are read at once give way to a fifth."""
+    """Four long streams that use all `stream_tokens` give way to a fifth, even if they are read."""
 
     async def main():
         async with working(streams=4, stream_tokens=400) as worker:
@@ -698,7 +698,7 @@ def test_long_streams_keep_no_other_waiting():
 
 
 def test_no_more_is_open_than_there_is_room_for():
-    """The open streams among nine of different sizes never exceed `stream_tokens`."""
+    """Among nine streams of different sizes, the open streams never exceed `stream_tokens`."""
     most = 0
     all_of_them = []
 
