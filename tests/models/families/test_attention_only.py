@@ -37,7 +37,7 @@ def norm(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def by_hand(p: Any, ids: list[int]) -> Any:
-    """Return the logits of one text by the formula of Elhage et al. 2021."""
+    """Return the logits of one text, by the attention-only formula of Elhage et al. 2021."""
     x = p["embed.weight"][ids] + p["pos_embed.weight"][: len(ids)]
     for layer in range(2):
         here = f"blocks.{layer}."

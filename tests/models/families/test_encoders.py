@@ -1,4 +1,4 @@
-"""Tests of config values that encoders other than BERT refuse before they read weights."""
+"""Tests of encoders other than BERT: errors name unsupported values before weights are read."""
 
 import json
 
@@ -9,7 +9,10 @@ from qkv.models.families import FAMILIES
 
 
 def refused(path, *parts, **config):
-    """Assert that a config is refused in a folder without weights; the error has these parts."""
+    """Assert that a config is refused and that the error contains these parts.
+
+    The folder has no weights, so the error also shows that the config is checked first.
+    """
     (path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError) as caught:
         load(path)

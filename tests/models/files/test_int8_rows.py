@@ -104,10 +104,11 @@ def test_numbers_that_have_no_such_form():
     assert exact_rows(matrix) is None
     assert exact_rows(matrix[:1]) is not None
     assert exact_rows(np.float32([1, 0.5])) is None
-    assert exact_rows(np.float32([[128, 1]])) is None  # no multiple of a scale >= 128 / 127 is 1
+    # 128 needs a scale of at least 128 / 127, and 1 is not an integer multiple of such a scale
+    assert exact_rows(np.float32([[128, 1]])) is None
     assert exact_rows(np.float64([[0.1 * 127, 0.1]])) is None
     wide = np.full((1, 40), 0.5, np.float32)
-    wide[0, 39] = 0.3  # only the last number does not fit
+    wide[0, 39] = 0.3  # only the last number does not fit the scale
     assert exact_rows(wide) is None
     np.testing.assert_array_equal(to_rows(matrix)[0][1], [127, 42])
 
@@ -159,7 +160,10 @@ def test_a_model_is_saved_in_int8_and_again_the_same(folder, tmp_path):
 
 
 def test_rows_are_those_of_the_file(tmp_path):
-    """Scales belong to the file's rows; GPT-2 fuses queries, keys and values in (in, out)."""
+    """Each scale belongs to one row of a matrix as the file stores it.
+
+    GPT-2's files store the weights of queries, keys and values in one matrix of shape (in, out).
+    """
     model = gpt2(tmp_path / "model", seed=1)
     files = load_file(tmp_path / "model" / "model.safetensors")
     found, _ = saved(model, tmp_path / "int8", dtype="int8")

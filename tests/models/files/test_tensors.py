@@ -166,7 +166,7 @@ def test_parameters_can_be_replaced_and_the_file_stays(folder):
     before = (folder.write() / "model.safetensors").read_bytes()
     model = load(folder.path)
     plain = model(IDS).last_hidden_state
-    for name, array in model.parameters.items():  # each reaches its layer
+    for name, array in model.parameters.items():  # each new array reaches its layer
         other = array + 1 + np.arange(array.shape[-1], dtype=array.dtype)
         model.parameters[name] = other
         np.testing.assert_array_equal(model.parameters[name], other)
@@ -452,7 +452,7 @@ def test_no_weights_at_all(folder):
 
 @pytest.fixture(scope="module")
 def fuzzed(tmp_path_factory):
-    """A folder whose files tests overwrite, its valid weights file, and its hidden states."""
+    """A folder for tests to damage, the bytes of its valid weights file, and its hidden states."""
     from ..support import Folder
 
     folder = Folder(tmp_path_factory.mktemp("fuzz") / "model")

@@ -24,19 +24,19 @@ pytestmark = pytest.mark.attack
 IDS = [[2, 4, 5, 6, 3]]
 BIAS = "embeddings.LayerNorm.bias"
 SMALL = {"bert": CONFIG, **CONFIGS}
-NO_TENSOR = {  # integers that are not the size of a tensor: any value is valid
+NO_TENSOR = {  # integers that need not be the size of a tensor: large values can be valid
     *("max_position_embeddings", "sliding_window", "local_attention"),
     *("global_attn_every_n_layers", "relative_attention_max_distance", "decoder_start_token_id"),
     *("eos_token_id", "window_size"),
 }
-NO_SIZE = {  # integers that may be 0 or a fraction, or that do not affect texts
+NO_SIZE = {  # numbers that may be 0 or a fraction, or that only images need
     *("pad_token_id", "max_window_layers", "query_pre_attn_scalar", "rotary_emb_base"),
     "mm_tokens_per_image",
 }
 
 
 def refused(path, *parts):
-    """Assert that loading fails with one line that names the file and contains these parts."""
+    """Assert that loading fails with one line that names the folder and contains these parts."""
     with pytest.raises(ModelError) as caught:
         load(path)
     message = str(caught.value)
@@ -108,7 +108,7 @@ def test_a_shape_unlike_its_range(folder, shape, name):
 )
 @pytest.mark.parametrize("dtype", ["F32", "F16", "I8", "F8_E4M3", "C64"])
 def test_a_shape_that_numpy_has_not(folder, shape, dtype):
-    """A shape that NumPy cannot represent is refused, although its byte range fits."""
+    """A shape with too many or too large dimensions is refused, although its byte range fits."""
     path = folder.write() / "model.safetensors"
     header, numbers = taken_apart(path)
     size = {"F32": 4, "F16": 2, "I8": 1, "F8_E4M3": 1, "C64": 8}[dtype] * (0 not in shape)
@@ -139,7 +139,7 @@ def test_a_type_of_the_same_size_is_no_float(folder, dtype):
 @pytest.mark.parametrize("end", [False, True])
 @pytest.mark.parametrize("dtype", ["F32", "I32"])
 def test_one_name_twice_in_a_header(folder, end, dtype):
-    """A repeated name is refused, although both entries have the same byte range."""
+    """A repeated name is refused, even if both entries have the same byte range."""
     path = folder.write() / "model.safetensors"
     header, numbers = taken_apart(path)
     text = json.dumps(header)
@@ -220,7 +220,7 @@ def test_a_name_that_would_spoil_the_message(folder, name):
 
 
 def test_what_is_odd_and_right(folder):
-    """Tensor types that NumPy lacks and blanks after the header are accepted."""
+    """Tensor types that NumPy lacks and blanks at the end of the header are accepted."""
     expected = load(folder.write())(IDS).last_hidden_state
     path = folder.path / "model.safetensors"
     header, numbers = taken_apart(path)
@@ -392,7 +392,7 @@ def whole_numbers():
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A folder with each small model, whose config.json each test overwrites."""
+    """A folder of small models, one per family; tests overwrite the models' config.json files."""
     home = tmp_path_factory.mktemp("models")
     for name, config in SMALL.items():
         if name == "bert":
@@ -425,7 +425,7 @@ def measured(path):
 @pytest.mark.parametrize(("family", "key"), whole_numbers())
 def test_a_size_that_is_none(models, family, key):
     path = models / family / "config.json"
-    pair = ("image_size", "patch_size")  # lists are valid too
+    pair = ("image_size", "patch_size")  # a list of two is valid too
     ids = dict.fromkeys(("decoder_start_token_id", "eos_token_id"), (0,))
     free = {**ids, **dict.fromkeys(pair, ([12],))}.get(key, ())
     for value in (0, -1, -(2**63), 1.5, 12.0, True, False, "12", [], [12], {}, float("nan")):
@@ -549,7 +549,7 @@ def test_heads_that_do_not_divide(models, family, changes):
 
 
 def test_a_model_whose_heads_have_no_size(tmp_path):
-    """Heads of size 0, from more heads than dimensions, are refused, although the weights fit."""
+    """More heads than dimensions are refused: each head would have size 0."""
     config = {**CONFIGS["llama"], "num_attention_heads": 24, "num_key_value_heads": 24}
     del config["head_dim"]
     path = write_small(tmp_path / "model", CONFIGS["llama"])
@@ -638,7 +638,7 @@ for path in sys.argv[1:]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process may take is limited there")
 def test_rules_that_would_fill_the_memory_are_not_run(tmp_path):
-    """Tested in a subprocess, because these rules would exhaust its memory."""
+    """Use a subprocess with 3 GiB of memory, because running the rules would exhaust it."""
     longer = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
     chain = {"type": "Sequence", "normalizers": [longer] * 6}
     added = {**dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False), "id": 19}

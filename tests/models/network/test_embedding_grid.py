@@ -7,8 +7,9 @@ from qkv.models.network.embedding import for_grid, for_grid_back, resampling
 
 
 def test_a_row_by_hand() -> None:
-    # from 4 values to 2: value 0 of the result lies at 0.5 and depends on the values -1, 0, 1, 2;
-    # value -1 repeats value 0; the cubic is 19/32 at distance 1/2, and -3/32 at distance 3/2
+    # The 4 given values lie at positions 0 to 3, and the first of the 2 results at position 0.5.
+    # This result depends on the values at positions -1, 0, 1 and 2. Position -1 has the value of
+    # position 0. The weight is 19/32 at distance 1/2, and -3/32 at distance 3/2.
     near, far = 19 / 32, -3 / 32
     expected = [[near + far, near, far, 0], [0, far, near, near + far]]
     np.testing.assert_allclose(resampling(4, 2), expected, atol=1e-15)

@@ -70,7 +70,10 @@ def test_a_text_gives_the_same_in_every_batch(model):
 
 
 def test_in_a_call_of_the_model_the_longest_text_counts(model):
-    """A call of the model scales all texts by the longest, as in transformers (`tests/parity`)."""
+    """A call of the model scales all texts by the longest text's length, as transformers does.
+
+    `tests/parity` compares the results with those of transformers.
+    """
     rows = texts()
     ids, mask = np.zeros((2, len(rows), max(LENGTHS)), int)
     for number, row in enumerate(rows):
