@@ -1,4 +1,4 @@
-"""Random calls of attention drawn from a seed, with all arguments and sizes near kernel blocks.
+"""Random calls of attention, drawn from a seed, with all arguments and sizes near block sizes.
 
 In `cases.py`, hypothesis draws small calls, which it can shrink. The calls of this file are large,
 and drawing them is fast enough for thousands of tests.

@@ -9,7 +9,8 @@ import numpy as np
 
 from .loops import Array, Loops
 
-# The certainties of a number in the results of a call.
+# The certainty of an expected number says which result is right: a number near it, a number near
+# it or NaN, NaN or an infinity, or anything.
 NEAR, NEAR_OR_NAN, NOT_FINITE, ANYTHING = range(4)
 HIDES = 1e30  # scores below -HIDES get weight 0, so tolerances ignore them
 
@@ -117,7 +118,8 @@ def attention(
     total = np.exp(scores - base).sum(axis=-1)
     total = total + np.exp(extra[..., None, :] - base).sum(axis=-1)
     lse = base[..., 0] + np.log(total)
-    weights = np.exp(scores - base) / total[..., None]  # exp(scores - lse) may lose log(total)
+    # Divide by the total: in exp(scores - lse), a large lse would round log(total) away.
+    weights = np.exp(scores - base) / total[..., None]
     weights[~seen] = 0
 
     # The output of a query is 0 if it sees no key, and NaN if it sees a NaN in a value.
@@ -173,7 +175,11 @@ def _of_rows(given: Any, L: int, S: int, cells: tuple[int, ...]) -> Array:
 
 
 def settled(actual: Array, expected: Array, certainty: Array) -> Array:
-    """Return `actual` with its allowed deviations replaced, for a comparison with `expected`."""
+    """Replace numbers of `actual` that the contract leaves open by the expected numbers.
+
+    The caller can then compare all numbers with `expected`. A finite number that should be NaN or
+    infinite becomes NaN, so that this comparison fails.
+    """
     actual = np.asarray(actual).astype(np.float64)
     free = (
         (certainty == ANYTHING)

@@ -1,4 +1,4 @@
-"""Inputs of the tests of attention, and comparisons of results with `loops.py`."""
+"""Inputs of the tests of attention, and comparisons with `loops.py` within the tolerances."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -63,7 +63,7 @@ def accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def tolerances(expected: loops.Loops, dtype: np.dtype[Any]) -> tuple[float, float, float]:
-    """Return the allowed errors of outputs and weights, and the relative error of log-sum-exps."""
+    """Return the allowed errors of outputs, weights (absolute) and log-sum-exps (relative)."""
     if dtype == np.float64:
         weight = 1e-13 + 2.0**-52 * expected.largest_score
         return weight * expected.largest_value, weight, 1e-13

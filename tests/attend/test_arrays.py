@@ -64,7 +64,7 @@ def test_types_that_are_not_computed_are_refused_by_name(dtype: type) -> None:
 
 
 def _transposed(x: np.ndarray) -> np.ndarray:
-    """Return a copy whose memory layout is (B, T, H, d), as in most models."""
+    """Return a copy that has the usual memory layout, (B, T, H, d)."""
     return np.ascontiguousarray(x.swapaxes(-3, -2)).swapaxes(-3, -2)
 
 

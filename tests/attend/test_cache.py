@@ -81,8 +81,8 @@ def test_a_window_bounds_what_is_kept() -> None:
 
 @pytest.mark.parametrize("window", [None, (3, 0)])
 def test_ragged_rows(window: tuple | None) -> None:
-    # Each step appends this number of tokens to each row. NaN pads the shorter rows to the
-    # length of the longest row.
+    # Each list has the number of tokens that one step appends to each of the three rows. NaN pads
+    # the shorter rows of a step to the length of its longest row.
     steps = [[4, 1, 0], [1, 1, 2], [0, 3, 1], [2, 2, 2], [1, 0, 3]]
     totals = np.sum(steps, axis=0)
     query, key, value = qkv_arrays((3,), L=max(totals), S=max(totals))

@@ -83,7 +83,7 @@ def test_out_at_random(case: Case) -> None:
         np.testing.assert_array_equal(out.astype(float), expected.astype(float))
 
 
-@ON_ONE_BACKEND  # the formula computes traces with every backend
+@ON_ONE_BACKEND  # the formula computes traces, whichever backend is set
 @given(cases())
 @settings(thorough, max_examples=150)
 def test_a_trace_at_random(case: Case) -> None:

@@ -34,7 +34,10 @@ def _is_extreme(option: Any) -> bool:
 def slope_along(
     arrays: tuple[np.ndarray, ...], grad_out: np.ndarray, options: dict[str, Any], name: str
 ) -> tuple[float, np.ndarray]:
-    """Return the finite-difference slope of `total` along a random direction, and the direction."""
+    """Return the slope of `total` in a random direction of one input, and the direction.
+
+    The slope is a central finite difference.
+    """
     given = dict(zip(("query", "key", "value"), arrays, strict=True)) | options
     here = np.asarray(given[name], F64)
     direction = numbers(here.shape, 7, F64)

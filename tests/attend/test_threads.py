@@ -1,4 +1,4 @@
-"""Tests of setting the number of threads, which does not affect results."""
+"""Tests of the number of threads: how it is set, and that it does not affect results."""
 
 import os
 import re

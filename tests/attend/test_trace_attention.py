@@ -126,7 +126,7 @@ def test_a_trace_can_be_saved(tmp_path) -> None:
 
 
 def test_other_scores_and_other_weights_count_as_they_are_given() -> None:
-    """Edited scores and weights are used with sinks and grouped heads, and padding is ignored."""
+    """Compare `softmax_of` and `weighed` with loops, for sinks, grouped heads and padding."""
     rng = np.random.default_rng(0)
     query, key = rng.standard_normal((2, 4, 3, 5)), rng.standard_normal((2, 2, 6, 5))
     value, sinks = rng.standard_normal((2, 2, 6, 7)), rng.standard_normal(4)

@@ -31,7 +31,7 @@ def run_folder(path: Path, steps: list[int] = STEPS, *, log: bool = True) -> Pat
 
 
 def write_snapshot(path: Path, step: int, share: float, **changes: object) -> Path:
-    """Write one snapshot: `share` 0 is random weights, and `share` 1 a previous-token head."""
+    """Write one snapshot, from random weights (`share` 0) to a previous-token head (`share` 1)."""
     home = path / "snapshots" / f"step-{step:08}"
     home.mkdir(parents=True)
     folder = Folder(home)

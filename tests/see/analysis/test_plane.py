@@ -8,7 +8,7 @@ from qkv.see.analysis.word_vectors import fit_plane
 
 
 def by_eigenvectors(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Compute PCA as in textbooks, from the covariance of both centred sets."""
+    """Compute PCA as in textbooks: centre each set by itself, and use the covariance of both."""
     sets = [part - part.mean(axis=0) for part in (before, after)]
     together = np.concatenate(sets)
     values, vectors = np.linalg.eigh(together.T @ together)

@@ -65,7 +65,7 @@ def test_links_join_two_content_words() -> None:
     }
     link = selection.choose_head(dogs(heads=1, **cells))[0].link
     assert link == Link(0, 0, 5, 1, 0.30)
-    # no links: between two occurrences of a word, and between two subwords of a word
+    # a link joins neither two occurrences of one word nor two subwords of one word
     tokens = ["a", "dog", "saw", "a", "Dog", "walk", "##ing"]
     table = np.full((1, 1, 7, 7), 0.05)
     table[0, 0, 1, 4] = table[0, 0, 6, 5] = 0.9
@@ -229,13 +229,14 @@ def test_the_contrasting_head_is_where_links_that_stand_out_differ_most() -> Non
         [0.1, 0.0, 0.0, 0.9, 0.0],
     )
     chosen = selection.contrasting_head((a, [0]), (b, [0]))
-    # of the two pairs at distance 2, one has 0, so twice the mean equals the link's 0.6 or 0.5
+    # In head 1 of `a`, two pairs of words have distance 2: bank → river has 0.6, of → old has 0.
+    # Twice their mean is 0.6, so bank → river does not stand out. The same holds for 0.5 in `b`.
     assert chosen.head == 0
     longer = [heads_from_rows([*part.queries.tokens[:4], "new", "big", "[SEP]"],
                               *([*row[:4], 0, 0, row[4]] for row in part.weights[0][:, 0].tolist()))
               for part in (a, b)]  # fmt: skip
     chosen = selection.contrasting_head((longer[0], [0]), (longer[1], [0]))
-    # at distance 2 there are now four pairs, so only twice 0.6 / 4 or 0.5 / 4 is subtracted
+    # the longer texts have four pairs at distance 2: twice the mean is 2 * 0.6 / 4 or 2 * 0.5 / 4
     assert (chosen.layer, chosen.head) == (0, 1)
     assert (
         "among all layers and heads, the word's links in this head differ most between the two "

@@ -80,7 +80,7 @@ def delta_2000(a: str, b: str) -> float:
 
 
 def test_the_difference_is_that_of_its_authors() -> None:
-    """The differences match the paper's table, and the known values of other pairs."""
+    """Equal colours have the difference 0; black and white have the difference 100."""
     assert delta_2000("#123456", "#123456") == 0
     assert delta_2000("#000000", "#ffffff") == pytest.approx(100, abs=0.01)
     assert delta_76("#000000", "#ffffff") == pytest.approx(100, abs=0.01)

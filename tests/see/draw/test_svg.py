@@ -1,4 +1,4 @@
-"""Tests of static pictures: well-formed SVG that has the words and numbers of the views."""
+"""Tests that static pictures are well-formed SVG with the words and numbers of the views."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""Tests of pages: complete, without network requests, and with foreign text shown as text."""
+"""Tests that pages are complete, request nothing from a network, and show foreign text as text."""
 
 import json
 import re

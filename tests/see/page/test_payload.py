@@ -222,7 +222,7 @@ def test_packed_numbers_are_those_of_float32(kind: type) -> None:
 
 def test_packed_shares_show_as_the_weights_do() -> None:
     rng = np.random.default_rng(0)
-    # the ties of rounding include 1/8, which lies between 0.12 and 0.13
+    # some numbers are halfway between two rounded numbers, such as 1/8 between 0.12 and 0.13
     ties = np.arange(2001, dtype=np.float32) / 2000
     near = [np.abs(np.nextafter(ties, np.float32(side))) for side in (-1, 2)]
     weights = np.concatenate([ties, *near, rng.random(2000) ** 5]).astype(np.float32).clip(0, 1)

@@ -567,7 +567,11 @@ def test_what_was_not_traced_of_the_mask_is_found_again() -> None:
 
 
 def terms(text: str) -> str | None:
-    """Return the first right-hand side of a written-out sum as Python; None for a position."""
+    """Return the arithmetic of a written-out sum as a Python expression, or None.
+
+    For "C[cat, 0] = 1.000*3.000 = 3.000", the arithmetic is "1.000*3.000". The result is None if
+    the sum has the name of a cell or column, or "hidden", in place of arithmetic.
+    """
     middle = text.split(" = ")[1]
     if "[" in middle or "column" in middle or middle == "hidden":
         return None

@@ -130,7 +130,7 @@ def given() -> dict[str, Given]:
     return kinds
 
 
-# Checks of each view: its numbers equal the trace's. Each returns a text that outputs must have.
+# Each check compares a view's numbers with the trace's, and returns a text that outputs must have.
 
 
 def close(found: Any, expected: Any) -> None:

@@ -11,7 +11,7 @@ from qkv.see import show
 from qkv.see.analysis.words import content
 from qkv.trace import Trace
 
-# Both lists were written before the rule. The second list was used only once the rule was final.
+# Both lists were written before the rule. The second list was used only after the rule was final.
 FIRST = [
     "The dog chased the cat up the tree.",
     "She poured the milk into a tall glass and drank it slowly.",
@@ -83,7 +83,7 @@ def by_word(trace: Trace, layer: int, head: int) -> tuple[list[str], np.ndarray]
 
 
 def opens_well(model: Model, text: str) -> bool:
-    """Return whether positions do not explain the head's strongest link; print the headline."""
+    """Return True for a strong link that positions do not explain; also print the headline."""
     shuffled = []
     for seed in range(6):
         shuffled.append(re.findall(r"\w+", text))

@@ -246,7 +246,7 @@ def test_the_variable_may_name_one_that_cannot(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_it_opens_with_changes_in_force(small: qkv.Model) -> None:
-    """The page has positions instead of words and negative indices; other edits are unchanged."""
+    """The page writes words and negative indices as indices from 0; other values stay as given."""
     cat = small.tokenize(SMALL).tokens.index("cat")
     assert small.tokenize(SMALL).tokens[:5] == ["[CLS]", "the", "cat", "sat", "on"]
     view = play(

@@ -1,4 +1,4 @@
-"""Tests of the replay of a run: its numbers are the snapshots', and its sentences follow."""
+"""Tests that a replay has the numbers of its snapshots, and that its sentences match them."""
 
 import base64
 import json
@@ -164,7 +164,7 @@ def test_what_falls_and_what_was_there_already() -> None:
         "step 3, the largest part between steps 2 and 3."
     )
     there = replay({1: two_tokens(0.6), 2: two_tokens(1.0)})
-    assert there.sentence == (  # the first score is over 0.5: the head does not "become" anything
+    assert there.sentence == (  # the score is over 0.5 at step 1, so no "becomes"
         "In layer 0, head 0 the weight on the previous token rises from 0.60 at step 1 to 1.00 at "
         "step 2."
     )
