@@ -129,7 +129,7 @@ def damaged(draw, name, raw, other):
 
 
 def with_bomb(draw, raw):
-    """Return a tokenizer.json with a rule that would exhaust memory; keep unreadable files."""
+    """Return a tokenizer.json with a rule that would exhaust memory; return `raw` if unreadable."""
     try:
         values = json.loads(raw)
     except (ValueError, RecursionError):
@@ -213,7 +213,7 @@ def check(path):
     ours = model._weights.to_files()
     for name, array in ours.items():
         theirs = stored[name if name in stored else next(n for n in stored if n.endswith(name))]
-        # the file's name of an array may begin with a prefix
+        # in the file, an array's name may begin with a prefix
         np.testing.assert_array_equal(array.ravel(), theirs.ravel().astype(array.dtype))
     found = attempt(lambda: model(IDS).last_hidden_state)
     for call in (model.trace, model.encode, model.tokenize):

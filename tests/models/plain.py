@@ -20,7 +20,7 @@ ACTIVATIONS = {
 
 
 def attend(q, k, v, scale):
-    """Return causal attention: a query (heads, T, d) attends to keys up to its position."""
+    """Return causal attention: each query in (heads, T, d) attends to keys up to its position."""
     scores = q @ np.swapaxes(k, 1, 2) * scale
     scores[:, np.triu(np.ones(scores.shape[1:], bool), 1)] = -np.inf
     weights = np.exp(scores - scores.max(-1, keepdims=True))

@@ -44,7 +44,7 @@ def test_an_image_of_another_size_has_another_grid(tmp_path):
     np.testing.assert_allclose(trace["resid_post", 1], again, atol=1e-12)
     hidden = model.trace(image, hide=["2,1"])
     assert (hidden["pattern", 0][..., -1] == 0).all()
-    first = model(image[:, :, :12]).last_hidden_state  # row 13 is no whole patch
+    first = model(image[:, :, :12]).last_hidden_state  # the last row is no whole patch
     np.testing.assert_array_equal(model(image).last_hidden_state, first)
 
 

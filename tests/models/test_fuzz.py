@@ -65,7 +65,7 @@ def others_than(value):
 @pytest.mark.filterwarnings("ignore:1 of 1 text was cut")
 @pytest.mark.parametrize("name", PLAIN)
 def test_what_a_config_says_is_computed(tmp_path, name):
-    """Every changed value in a config is refused, or gives the result of the plain model."""
+    """A changed value in a config is refused, or qkv gives the result of the plain model."""
     path, values = written(tmp_path / "model", name)
     results = {}
     for key, value in list(values.items())[1:]:  # without model_type

@@ -28,7 +28,10 @@ def test_a_model_without_the_tensors_of_its_head_goes_without(tmp_path):
 
 
 def test_a_tied_head_of_which_the_files_have_another_matrix(tmp_path):
-    """The files' head matrix is used: beside the table, equal to it, or instead of it."""
+    """If the files hold a head matrix, it is used, although the config ties the head to the table.
+
+    The matrix equals the table, differs from it, or stands in the files without a table.
+    """
     config = {**CONFIGS["llama"], "tie_word_embeddings": True}
     folder = write_small(tmp_path / "model", config)
     ids, arrays = [[5, 6, 7]], arrays_of(config)
@@ -50,7 +53,7 @@ def test_a_tied_head_of_which_the_files_have_another_matrix(tmp_path):
 
 
 def with_head(folder, family, head, *parts, before=""):
-    """Write a small model whose head has these parts; return its class, the model and warnings."""
+    """Write a model with these parts in its head; return its class prefix, the model, warnings."""
     config = CONFIGS[family]
     base = config["architectures"][0].partition("For")[0].removesuffix("LMHeadModel")
     config = {**config, "architectures": [base + head]}

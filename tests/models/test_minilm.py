@@ -48,7 +48,7 @@ def test_bank_in_two_sentences(minilm):
 
 
 def test_its_sentence_vectors(minilm):
-    """In the model card's example, the first pair has a cosine of about 0.6, others a lower one."""
+    """In the model card's example, one cosine is about 0.6, and another is below 0.4."""
     texts = ["That is a happy person", "That is a happy dog", "Today is a sunny day"]
     vectors = minilm.encode(texts)
     assert vectors.shape == (3, 384)

@@ -105,7 +105,7 @@ def test_the_names_of_a_trace_and_their_shapes(model):
 
 
 def test_the_residual_stream_adds_up(double):
-    """The activations of one text sum up as their names say."""
+    """`full_embed` is the normed sum of the embeddings; `resid_mid` is `resid_pre` + `attn_out`."""
     trace = double.trace(TEXTS[0])
     parameters = double.parameters
     total = trace["embed"] + trace["token_type_embed"] + trace["pos_embed"]
@@ -420,7 +420,7 @@ def test_texts_that_are_none(model, call, texts, error, words):
 
 
 def test_binary_text_is_text(model):
-    """NUL bytes and control characters become unknown words or nothing; they never crash."""
+    """NUL bytes and control characters become unknown words or nothing, and cause no crash."""
     assert np.isfinite(model.encode("\x00\x01\xff \x7f the cat")).all()
 
 
@@ -775,7 +775,7 @@ def test_a_name_that_a_model_does_not_have_cannot_be_set(small):
         model.xyzzy = 3
     with pytest.raises(AttributeError):
         model.dim = 3
-    model.max_seq_length, model.name = 5, "mine"  # existing attributes can be set
+    model.max_seq_length, model.name = 5, "mine"  # these attributes can be set
     twins = [copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
     for twin in [model, *twins, model.with_parameters(dict(model.parameters))]:
         assert (twin.max_seq_length, twin.name) == (5, "mine")

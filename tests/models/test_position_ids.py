@@ -10,7 +10,7 @@ from .small_models import CONFIGS, write_small
 
 ROWS = [[4, 5, 6, 7], [8, 9], [5, 4, 9, 8, 7, 6]]
 WIDTH = 8
-# The first position id of a text, if not 0: in these families, it follows the padding id.
+# The first position id of a text, if not 0: in these families, the padding id plus 1.
 FIRST = {"roberta": 2, "xlm-roberta": 2, "camembert": 2, "mpnet": 2}
 WITHOUT = {"bloom", "t5", "mt5"}  # only distances between columns
 KINDS = sorted(
@@ -132,7 +132,7 @@ def test_only_distances_count_for_rotary_positions(tmp_path, start):
 def test_the_largest_position_says_how_long_a_text_is(tmp_path):
     """With scaled rotary positions, tokens at positions 16 to 19 are rotated as in a text of 20."""
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    model = model_of(tmp_path, "llama", rope_parameters=scaling)  # limit 16
+    model = model_of(tmp_path, "llama", rope_parameters=scaling)  # limit: 16 positions
     ids = np.array([[4, 5, 6, 7, 8] * 4])
     mask = np.zeros((1, 20), int)
     mask[:, -4:] = 1

@@ -454,7 +454,7 @@ def greedy(tensors, ids, count):
 
 
 def test_generate_writes_what_the_plain_one_does(tmp_path):
-    tensors = with_own_output(seed=21)  # these texts end early
+    tensors = with_own_output(seed=21)  # this model writes short texts
     model = load(t5(tmp_path, tensors=tensors), dtype="float64")
     expected = [greedy(tensors, row, 12) for row in READ]
     found = model.generate(READ, max_new_tokens=12)

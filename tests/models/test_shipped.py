@@ -166,7 +166,7 @@ def test_the_card_counts_the_roles_in_its_table(name: str) -> None:
     rows = roles_in(card)
     alone = [row for row in rows if all(role.startswith("hidden ") for role in row)]
     ends = [row for row in rows if all(role.split()[0] in ("first", "last") for role in row)]
-    counted = len(rows) - max(0, len(ends) - 3)  # only 3 of the [CLS] and [SEP] heads count
+    counted = len(rows) - max(0, len(ends) - 3)  # at most 3 heads on [CLS] or [SEP] alone count
     assert [counted, len(alone)] == [int(count) for count in said.groups()]
     assert len(rows) >= 8
     assert all(float(role.split()[-1]) >= 0.4 for row in rows for role in row)
@@ -175,7 +175,7 @@ def test_the_card_counts_the_roles_in_its_table(name: str) -> None:
 def test_its_heads_do_what_its_card_says(model: qkv.Model) -> None:
     """The tolerance is large, because the card's means are over many more sentences."""
     said = said_of_heads(card_of(model.name))
-    del said["same"]  # which the card counts differently
+    del said["same"]  # the card counts this role differently
     found = head_scores(model, [*WATER, *MONEY, *OTHERS], said)
     for name, column in said.items():
         np.testing.assert_allclose(found[name].ravel(), column, atol=0.15, err_msg=name)
@@ -191,7 +191,7 @@ def test_one_head_looks_at_the_previous_token_and_one_at_the_next(
 
 
 def test_the_page_on_what_a_head_learns_ends_at_the_model_before() -> None:
-    """The page's last scores are close to the card's: means over some of the card's sentences."""
+    """The page's scores are means over some of the card's sentences, so the tolerance is 0.08."""
     road = json.loads((ROOT / "docs" / "data" / "heads.json").read_text())
     for name, column in said_of_heads(card_of("wordnet")).items():
         np.testing.assert_allclose(road["scores"][name][-1], column, atol=0.08, err_msg=name)
@@ -203,7 +203,10 @@ def test_it_names_a_hidden_word(model: qkv.Model) -> None:
 
 
 def test_it_seldom_names_a_word_that_it_sees_in_place_of_a_hidden_one(model: qkv.Model) -> None:
-    """Each content word is masked once; the previous encoder repeated a word in 28 of 77 cases."""
+    """Each content word is masked once, and few guesses are another content word of the text.
+
+    The previous encoder guessed such a word in 28 of 77 cases.
+    """
     hidden = [one for text in (*WATER, *MONEY, *OTHERS) for one in copying.examples_of(text)]
     hidden = [one for one in hidden if copying.place_of(one, model.tokenizer) is not None]
     assert len(hidden) > 70

@@ -132,7 +132,7 @@ def said_of_heads() -> dict[str, np.ndarray]:
 
 
 def test_it_copies_as_its_card_says(model: qkv.Model) -> None:
-    """Random tokens are repeated; the score is the weight on the token after the first copy."""
+    """A random sequence repeats. A token's score is the weight on the token after its copy."""
     count, rng = 24, np.random.default_rng(1)
     plain = [at for at in range(len(model.tokenizer)) if not model.tokenizer.is_special(at)]
     once = np.stack([rng.choice(plain, count, replace=False) for _ in range(24)])
@@ -155,7 +155,7 @@ def test_it_copies_as_its_card_says(model: qkv.Model) -> None:
 
 
 def test_its_heads_do_what_its_card_says(model: qkv.Model) -> None:
-    """The tolerance is large: most queries in the card's many more texts are in long texts."""
+    """The tolerance is large, because the card's means are over many more and longer texts."""
     said = said_of_heads()
     names = ("previous", "same", "first")
     found = head_scores(model, [" ".join(SENTENCES[at : at + 3]) for at in (0, 3, 6, 9)], names)

@@ -736,7 +736,7 @@ def test_an_array_of_several_texts_may_be_one_for_all(double):
 
 
 def test_of_a_head_that_is_named_twice_the_last_counts(double):
-    """A later "zero" for one head overrides 2 for all heads; in reverse order, all heads give 2."""
+    """If two entries of `ablate` name the same head, the later entry counts."""
     values = {(1, None): np.full(4, 2.0), (1, -1): "zero"}
     z = double.trace(TEXT, ablate=values)["z", 1]
     assert (z[:, :, :2] == 2).all()

@@ -57,7 +57,7 @@ def seen_by(call, *args, edit, **options):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_that_are_swapped_in_trace_are_the_others(tmp_path, kind):
-    """A text that gets the embeddings of a distant text gives the results of that text."""
+    """Texts that swap their embeddings swap their results, even texts far apart in the list."""
     model = model_of(tmp_path, kind)
     count = 2 * POSITIONS // LENGTH if kind != "vit" else POSITIONS // 2  # too many to run at once
     texts = texts_of(model, kind, count)
@@ -157,7 +157,7 @@ def test_encode_says_which_texts_are_run_together(tmp_path, size):
 def test_a_stream_gives_a_batch_at_a_time_and_says_which(tmp_path):
     model = model_of(tmp_path, "gpt2")
     ids = texts_of(model, "gpt2", 150)
-    size = 100  # more than run at once without an edit function
+    size = 100  # without an edit function, a batch has fewer texts
     assert size * LENGTH > POSITIONS
     swap = {"hook_full_embed": lambda x: x[::-1]}
     last = ("resid_post", -1)

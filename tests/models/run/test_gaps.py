@@ -1,4 +1,7 @@
-"""Tests of gaps: read as the mask token; gaps that are cut and unknown words are reported."""
+"""Tests of gaps in texts: the model reads each gap as its mask token.
+
+A gap beyond the token limit is reported, and so is a word that the model does not know.
+"""
 
 import warnings
 

@@ -77,7 +77,7 @@ PARTS: list[tuple[str, dict[str, int]]] = [
 def test_another_texts_activation_takes_the_place_of_one(
     model: Model, at: str, of: dict[str, int]
 ) -> None:
-    """The activation comes from the other text in a record, or is given as an array."""
+    """A `patch` record takes the activation from another text; a `set` record gives its values."""
     ids = model.tokenize(TEXT).ids.tolist()
     patch = {"op": "patch", "at": at, "layer": 1, **of, "from": OTHER}
     expected = run(model, ids, [patch])

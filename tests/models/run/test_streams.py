@@ -72,7 +72,7 @@ def test_a_trace_in_parts_is_the_trace(request, which, options):
 
 
 def test_every_name_is_known_by_its_axes(encoder, decoder):
-    """Batches of every activation are joined correctly, including those kept only by name."""
+    """Batches are joined for every activation, even if a trace keeps it only on request."""
     for model in (encoder, decoder):
         names = [
             name for name in model.network.hook_names if names_to_keep([name], names=name)(name)

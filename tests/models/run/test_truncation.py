@@ -103,7 +103,7 @@ KINDS = {
     ),
     "unigram of the whole text": lambda: without_cutter(unigram(PIECES)),
     "unigram over words": lambda: unigram(None, normalizers.Sequence(BLANKS)),
-    "one word": lambda: without_cutter(wordpiece()),  # its only token is the unknown token
+    "one word": lambda: without_cutter(wordpiece()),  # words become the unknown token
     "words": None,
 }
 ACROSS = {"merges over words", "unigram over words"}
@@ -111,7 +111,7 @@ ACROSS = {"merges over words", "unigram over words"}
 
 @functools.cache
 def tokenizer(kind, *, framed=True):
-    """Return a tokenizer of a kind, with special tokens around texts and added tokens in texts."""
+    """Return the tokenizer of a kind, which adds special tokens and finds added tokens in texts."""
     if KINDS[kind] is None:
         return WordTokenizer(CORPUS)
     inner = KINDS[kind]()
@@ -187,7 +187,7 @@ def test_of_a_long_text_only_the_beginning_is_read(kind, monkeypatch):
 
 
 def test_a_piece_over_two_words_is_settled_at_the_end(monkeypatch):
-    """The first token may depend on whether the number of words is odd, which the end shows."""
+    """The first token may depend on whether the number of words is odd: only the end shows it."""
     pieces = [("[UNK]", -20.0), ("▁a", -1.0), ("▁a▁a", -1.0)]
     inner = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
     inner.normalizer = normalizers.Sequence(BLANKS)

@@ -1,4 +1,4 @@
-"""Tests of `encode`: options in sentence-transformers files, and many texts, by hand."""
+"""Tests of `encode` against arithmetic by hand: sentence-transformers options, and many texts."""
 
 import json
 import subprocess
@@ -74,7 +74,10 @@ def test_prompts_that_do_not_go(folder):
 
 @pytest.mark.parametrize("files", [None, {}, {"prompts": {"passage": "the mat, "}}])
 def test_a_model_without_prompts_has_two_empty_ones(folder, files):
-    """`query` and `document` are empty prompts in every model, as in sentence-transformers 5."""
+    """Unless the files set them, the prompts `query` and `document` are empty.
+
+    One program can then serve every model, as in sentence-transformers from version 5 on.
+    """
     folder.write()
     if files is not None:
         folder.json("config_sentence_transformers.json", files)
@@ -260,7 +263,7 @@ def test_a_dense_layer_that_is_a_pickle(folder):
 @pytest.mark.parametrize("scaled_by_files", [False, True])
 @pytest.mark.parametrize("normalize", [None, False, True])
 def test_vectors_are_cut_where_sentence_transformers_cuts_them(folder, scaled_by_files, normalize):
-    """The order is: the model's modules, including Normalize; truncation; the option."""
+    """The modules, Normalize included, run first, then truncation, then `normalize_embeddings`."""
     folder.write()
     folder.sentence({"pooling_mode": "mean"}, normalize=scaled_by_files)
     model = load(folder.path)

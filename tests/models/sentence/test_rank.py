@@ -97,7 +97,7 @@ def test_batches_change_nothing(ranks):
 
 
 def test_what_is_too_long_is_cut(ranks):
-    """The longer text of a pair is cut first, and a warning counts the documents."""
+    """The longer text of a pair is cut first; a warning counts the documents that were cut."""
     model = load(ranks.path)
     model.max_seq_length = 9
     with pytest.warns(UserWarning, match="1 of 2 documents, with the query, were cut to 9 tokens"):

@@ -1,4 +1,4 @@
-"""Tests of `generate`: a model that writes a known script, and random models by hand."""
+"""Tests of `generate`: a model that writes a known script, and random models by plain loops."""
 
 from __future__ import annotations
 
@@ -495,7 +495,7 @@ def test_a_model_that_has_written_can_be_pickled_and_copied(tmp_path: Path) -> N
         assert twin.generate("the cat", max_new_tokens=5).ids == written.ids
 
 
-# Steps, and the measured probability of each token
+# Step by step, and the measured probability of each token
 
 
 @pytest.mark.parametrize("top", [0, 3])

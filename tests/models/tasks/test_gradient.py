@@ -75,7 +75,10 @@ def test_a_row_of_the_token_table_moves_the_logit_by_its_gradient(decoder):
 
 
 def test_integrated_gradients_sum_to_the_difference(decoder):
-    """Proposition 1 of Sundararajan, Taly and Yan 2017 holds from 1/20 of the rows to the rows."""
+    """Gradients that are integrated along scaled embeddings sum to the difference of the logits.
+
+    Proposition 1 of Sundararajan, Taly and Yan 2017. The scale grows from 1/20 to 1.
+    """
     ids, of = [3, 7, 5, 9], (-1, 6, 2)
     table = decoder.parameters["embed.weight"]
 
@@ -119,7 +122,7 @@ def test_a_name_without_a_layer_is_that_of_all(decoder):
 
 
 def test_embeddings_can_be_others(decoder):
-    """Replaced embeddings give the gradients of a table with these rows, for each text."""
+    """Scaling the embeddings of each text gives the gradients of a model with a scaled table."""
     table, ids = decoder.parameters["embed.weight"], [[3, 7, 5], [9, 4]]
     scaled = decoder.with_parameters({**decoder.parameters, "embed.weight": 0.3 * table})
     at = ["embed", ("q", 1)]
@@ -238,7 +241,7 @@ def test_models_that_have_none(tmp_path):
     ],
 )
 def test_every_activation_beside_small_steps(small, kind):
-    """The gradient of every editable activation equals finite differences, in a padded batch."""
+    """For every editable activation of padded texts, logit gradients equal finite differences."""
     model, ids = small(kind), [[3, 7, 5, 9, 12, 4], [8, 2, 11]]
     trace = model.trace(ids, logits=True)
     up = rng(0).standard_normal(trace["logits"].shape)
@@ -400,7 +403,10 @@ def test_under_arrays_and_what_is_left_out(small, given):
     ("kind", "of"), [("gpt2", "resid_post"), ("bert", "normalized_resid_post")]
 )
 def test_under_records(small, kind, of):
-    """Each record alone and all at once, by the rows of the token table; no token repeats."""
+    """Under each record and under all at once, gradients equal finite differences.
+
+    The differences change rows of the token table. No id repeats, so each position has its own row.
+    """
     model, ids = small(kind), np.array([3, 7, 5, 9, 12, 4, 10, 8])
     weight = rng(3).standard_normal((1, 8, 12))
     records = [one for name, one in examples(8, "dog", 12).items() if name not in ("swap", "patch")]
@@ -424,7 +430,7 @@ def test_under_records(small, kind, of):
 
 
 def test_where_a_function_stands_above(small):
-    """From a function on, gradients equal those with its output given as an array."""
+    """Gradients at and after an edit are the same for a function and for an array of its output."""
     model, ids, at = small("gpt2"), [3, 7, 5], [("resid_mid", 0), ("q", 1), ("resid_post", 1)]
     array = np.tanh(model.trace(ids)["resid_mid", 0])
     for edit in ({("resid_mid", 0): np.tanh}, {("resid_mid", 0): array}):

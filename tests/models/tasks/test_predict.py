@@ -290,7 +290,7 @@ def test_guesses_are_the_softmax_of_the_plain_bert(
     same(found, expected)
     assert sum(share for _, share in found) == pytest.approx(1, abs=1e-12)
     assert isinstance(found[0][1], float)
-    assert {"##s", "[PAD]", "29"} < {word for word, _ in found}  # 29: the id of a row without token
+    assert {"##s", "[PAD]", "29"} < {word for word, _ in found}  # no token has id 29
     for text in (ids, ids[None], ids.tolist()):
         (again,) = model.predict(text, **given)
         same(again, expected[:5])
