@@ -132,7 +132,10 @@ def said_of_heads() -> dict[str, np.ndarray]:
 
 
 def test_it_copies_as_its_card_says(model: qkv.Model) -> None:
-    """A random sequence repeats. A token's score is the weight on the token after its copy."""
+    """A random sequence occurs twice in each text.
+
+    The score *copies* is the weight from a token to the token after its first occurrence.
+    """
     count, rng = 24, np.random.default_rng(1)
     plain = [at for at in range(len(model.tokenizer)) if not model.tokenizer.is_special(at)]
     once = np.stack([rng.choice(plain, count, replace=False) for _ in range(24)])
