@@ -1,4 +1,4 @@
-"""Bundles of the pages' JavaScript modules."""
+"""Bundles of the pages' JavaScript modules, for tests."""
 
 import importlib.util
 from functools import cache
@@ -15,7 +15,7 @@ _spec.loader.exec_module(bundles)
 
 @cache
 def bundled(code: str) -> tuple[str, str]:
-    """Bundle code that imports modules by their paths in assets/: its script and style sheet.
+    """Bundle code that imports modules by paths in assets/; return a script and a style sheet.
 
     The script's global `page` has the exports of the code.
     """
@@ -26,5 +26,5 @@ def bundled(code: str) -> tuple[str, str]:
 
 
 def script_of(*names: str) -> str:
-    """Return a script whose `page` has all exports of modules, each named by its path."""
+    """Return a script whose global `page` has all exports of the modules at these paths."""
     return bundled("\n".join(f'export * from "./{name}.js";' for name in names))[0]

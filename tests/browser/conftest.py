@@ -1,4 +1,4 @@
-"""Fixtures: a real Chromium, the model, and pages that may log and request nothing."""
+"""Fixtures: a real Chromium, the model, and pages that must not log or request anything."""
 
 import os
 import shutil
@@ -81,8 +81,8 @@ def visit(openers: Openers, tmp_path: Path) -> Iterator[Visit]:
 def quick(openers: Openers) -> Iterator[Visit]:
     """Like `visit`, for live pages on a model that runs already, which halves the work.
 
-    Tests of what a page shows and does use it. Tests of how a page opens, or of its model, use
-    `visit`.
+    Use it in tests of a page's content and behaviour. Use `visit` in tests of how a page opens,
+    or of its model.
     """
     with openers.quickly() as quick:
         yield quick

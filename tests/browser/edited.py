@@ -78,7 +78,7 @@ def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
             if edit["layer"] == layer:
                 which = slice(None) if edit.get("head") is None else edit["head"]
                 output = edit.get("with", 0)
-                if isinstance(output, str):  # "mean": over the tokens, in a run without edits
+                if isinstance(output, str):  # "mean": over the tokens, in a run with swaps only
                     plain = run(model, ids, []).inside[layer]["z"].mean(0)
                     output = plain.reshape(heads, 1, -1)[which]
                 z[which] = output

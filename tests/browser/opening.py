@@ -1,4 +1,4 @@
-"""Helpers that open pages and check that these log and request nothing."""
+"""Helpers that open pages, and check that pages log nothing and request only themselves."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ Scheme = Literal["light", "dark"]
 
 
 class Pages:
-    """The pages of a browser context, which tests reuse, each with a document of its own.
+    """Reuses the pages of a browser context: each test loads its own document in a page.
 
     `take` resets the settings that a page would keep: window size, media and pointer position.
     """

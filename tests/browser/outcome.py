@@ -1,4 +1,4 @@
-"""A page that shows the outcome of edits to a run, and the outcome that the library expects."""
+"""A page that shows the outcome of edits to a run, and the library's outcome as a reference."""
 
 import json
 import re

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 from playwright.sync_api import Locator, Page
 
-# Records what the model was asked and what it answered in `runs`, except for aborted runs.
+# Records the request and the answer of each run in `runs`, except for aborted runs.
 KEPT = """<script>
   window.runs = [];
   addEventListener("qkv", () => {
@@ -39,7 +39,8 @@ REST = """() => new Promise((rested) => {
   look();
 })"""
 
-# Resolves once a part stays unchanged for ten checks by the page's clock, which painting delays.
+# Resolves once a part stays unchanged for ten checks in a row. The page's timer starts the checks,
+# so a page that is busy painting delays them.
 STILL = """(part) => new Promise((still) => {
   let looks = 0;
   const changes = new MutationObserver(() => { looks = 0; });

@@ -91,7 +91,7 @@ def readout(page: Page | Locator) -> dict[str, str]:
 
 
 def after_each(page: Page, names: list[str], within: str = "") -> list[dict[str, str]]:
-    """Return the readout after each of many keys, which the focused node receives in the page."""
+    """Send key presses to the focused node in the page; return the readout after each press."""
     return page.evaluate(
         f"""([names, within]) => {{
           let node = document.activeElement;

@@ -82,7 +82,7 @@ def test_it_fits_and_passes_axe(visit: Visit, pages: dict[str, str], kind: str, 
         assert box["x"] + box["width"] <= width
     assert line(page).bounding_box()["height"] >= 44  # type: ignore[index]
     assert tight(page)
-    assert problems(page) == []  # in the light scheme, and of the colours in the dark one
+    assert problems(page) == []  # all rules in the light scheme, colour rules in the dark one
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -22,7 +22,7 @@ def test_every_row_gives_the_truth(chromium: Browser) -> None:
 
 
 def test_what_is_wrong_is_seen(chromium: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each row's error exceeds its limit if the page runs another text, sweep or query."""
+    """Each row's error exceeds its limit if the page gets another text, query, press or length."""
     wrong = play.KEY.replace("field.value = text", "field.value = `${text} no`")
     monkeypatch.setattr(play, "KEY", wrong)
     monkeypatch.setattr(

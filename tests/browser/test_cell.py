@@ -1,4 +1,4 @@
-"""Tests of the bars that add up to a number of the walk or the live page, against the library."""
+"""Tests of bar charts of a number's terms, in the walk and the live page, against the library."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tests of a page's colours: those of pictures and terminals, starting at its background."""
+"""Tests of a page's colours: those of pictures and terminals, with its background for 0."""
 
 import json
 import re

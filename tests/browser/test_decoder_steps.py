@@ -47,7 +47,7 @@ def read(page: Page, layer: int, head: int, edits: list[Edit]) -> dict[str, dict
 
 
 def made(steps: dict[str, dict[str, Any]], op: dict[str, Any]) -> np.ndarray | None:
-    """Compute a step's operation from the other steps; None if its matrix is given."""
+    """Compute a step's matrix from earlier steps, or return None for other kinds of operations."""
 
     def of(name: str) -> np.ndarray:
         return steps[name]["numbers"]

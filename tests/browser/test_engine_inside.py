@@ -99,7 +99,7 @@ def test_a_change_leaves_what_lies_below_as_it_is(visit: Visit, model: Model) ->
     assert steps(ids, EDITS["hide"], {"op": "ablate", "layer": 3, "head": 0}) == 1
     assert steps(ids) == 0
     assert steps([*ids[:-2], 7, 3]) == 1 + 3 * 4
-    for word in (100, 101):  # which keep a million numbers each
+    for word in (100, 101):  # each run keeps a million numbers
         steps([word] * 62)
     assert page.evaluate("fits()")
     assert steps([101] * 62) == 0

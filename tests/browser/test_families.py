@@ -95,7 +95,7 @@ def page(visit: Visit, models: tuple[Model, Model]) -> Page:
 
 
 def edits_for(model: Model) -> dict[str, list[Edit]]:
-    """Return edits of each kind by name, and of activation edits one per activation."""
+    """Return edits of each kind, by name; the activation edits cover every activation."""
     attn = model.layers[1].attn
     heads, shared = attn.num_heads, attn.num_kv_heads
     dim, size = model.dim, attn.d_query

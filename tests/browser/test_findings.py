@@ -178,7 +178,7 @@ def test_a_finding_may_have_fewer_words(quick: Visit, glass: qkv.Finding) -> Non
 
 
 def test_rounded_parameters_are_compared_to_a_hundredth(visit: Visit, tmp_path: Path) -> None:
-    mask_bert(tmp_path)  # in float32, which a page rounds
+    mask_bert(tmp_path)  # float32 parameters, which a page rounds to float16
     small = qkv.load(tmp_path)
     finding = qkv.finding(small, "the cat sat on the _.", hide="cat")
     ((word, share), *others), worse = finding.after, finding.after[0][1] - 0.02

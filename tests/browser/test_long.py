@@ -12,7 +12,10 @@ SIZE, HEADS, TOP = 8192, 12, 8
 
 @pytest.fixture(scope="module")
 def text() -> Heads:
-    """A text's top weights, 0.9 in sum: on a sink, the previous token, itself, and at random."""
+    """A text whose queries each give 0.9 of their weight to 8 keys.
+
+    The keys are a sink, the previous token, the query's own token and 5 random tokens.
+    """
     random = np.random.default_rng(0)
     positions = np.arange(SIZE)
     indices = np.argsort(random.random((HEADS, SIZE, 64)), axis=-1)[..., :TOP] * 128 + 5

@@ -154,7 +154,7 @@ def test_two_views_on_a_page_do_not_disturb_each_other(visit: Visit) -> None:
 
 
 def test_keys_stay_in_the_view(visit: Visit) -> None:
-    """No key but Shift leaves the view: a notebook has its own arrow keys and Shift+Enter."""
+    """A view stops key events: a notebook around it has its own arrow keys and Shift+Enter."""
     page = visit(page_of(made(WORDS)))
     page.evaluate("window.heard = []; addEventListener('keydown', (e) => heard.push(e.key))")
     token(page, 0).focus()

@@ -137,7 +137,7 @@ def test_a_node_opens_its_matrix_and_the_sum_of_a_cell(
 
 
 def summed(text: str) -> float:
-    """Compute a sum of products or of named numbers from its text."""
+    """Parse and compute a written sum, whose terms are products or named numbers."""
     plain = text.replace("\N{MINUS SIGN}", "-")
     terms = [term.strip() for term in re.split(r" \+ ", plain)]
     found = 0.0

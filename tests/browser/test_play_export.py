@@ -75,7 +75,7 @@ def column(table: list[dict[str, str]], name: str) -> np.ndarray:
 
 
 def held_by(page: Page, edits: list[Edit], which: str) -> np.ndarray:
-    """Return an array of the run with these edits, which the page has recorded."""
+    """Return an array of the last recorded run with as many edits as these."""
     run = f"runs.findLast(({{ edits }}) => edits.length === {len(edits)})"
     return np.array(page.evaluate(f"Array.from({run}.found.{which})"), np.float32)
 
@@ -376,7 +376,10 @@ def test_the_folded_page_has_no_menus(quick: Visit, html: str) -> None:
 
 
 def small_model(folder: Path) -> Model:
-    """Return a model with the bundled one's numbers of layers and heads, and a name per word."""
+    """Return a small model with as many layers and heads as the bundled model.
+
+    Its tokenizer has a token for each of the 30 ids of the vocabulary.
+    """
     mask_bert(folder, num_hidden_layers=4, num_attention_heads=6)
     words = [*WORDS, *map(str, range(29 - len(WORDS))), "[MASK]"]
     tokenizer = Tokenizer.from_str(tokenizer_json(words))

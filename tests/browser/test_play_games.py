@@ -104,7 +104,7 @@ def test_watch_a_word_change_its_mind(visit: Visit, html: str, exact: Model) -> 
     apart = [np.subtract(b, a) for a, b in points]
     assert np.abs(apart[0]).max() < 1e-3  # one point
     assert apart[-1][0] > 100  # two points
-    # the first axis shows the projection of each difference onto the last one
+    # the first axis shows each layer's difference, projected onto the last layer's
     ends = [np.subtract(b, a) for a, b in zip(*vectors, strict=True)]
     shares = [one @ ends[-1] / (ends[-1] @ ends[-1]) for one in ends]
     np.testing.assert_allclose([one[0] / apart[-1][0] for one in apart], shares, atol=1e-3)

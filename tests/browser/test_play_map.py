@@ -59,7 +59,7 @@ def colours(values: np.ndarray) -> np.ndarray:
 
 
 def bounds(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lowest and highest colours of a picture, which has its values in 255 steps."""
+    """Return the lowest and the highest allowed colour of each cell; a picture has 255 steps."""
     least, most = colours(values - 0.004), colours(values + 0.004)
     return np.minimum(least, most) - 2, np.maximum(least, most) + 2
 

@@ -75,7 +75,7 @@ def check_words(page: Page, own: Expected, edits: list[Edit]) -> None:
 
 
 def check_first(shown: list[Any], own: Expected, edits: list[Edit]) -> None:
-    """Check that the first four words before and now are shown, and the new and lost are marked."""
+    """Check that the table has both runs' top 4 words, and marks the new and the lost ones."""
     marks = {own.id(row.word): row.mark for row in shown}
     first = [set(certain(probabilities)) for probabilities in (own.before, own.now)]
     assert first[0] | first[1] <= set(marks)
@@ -102,7 +102,7 @@ def is_near(probabilities: np.ndarray, id: int) -> bool:
 def check_headline(headline: str, cause: str, own: Expected, where: str = "") -> None:
     """Check the headline: its form, its length of at most 14 words, and its numbers.
 
-    If the cause or the position of the guess does not fit, the headline names only a change.
+    A longer headline is shortened: it names only a change, and may omit the position of the guess.
     """
     words, numbers = skeleton(headline)
     assert len(words.split(" ")) <= 14 or any(" " in word for word in own.words)

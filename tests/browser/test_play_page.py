@@ -71,7 +71,8 @@ OVERLAPS = """() => {
     .map((b) => `${a.text} | ${b.text}`));
   return [...pairs, ...found.filter(({ right }) => right > innerWidth + 1).map(({ text }) => text)];
 }"""
-# Returns the numbers of one-edit runs and of arrays in a run, and whether the runs are bit-equal.
+# Returns how many runs have one edit, how many arrays a run has, and whether these runs are equal
+# bit for bit.
 ALIKE = """() => {
   const bytes = (x) => [...new Uint8Array(x.buffer)].join();
   const own = runs.filter(({ edits }) => edits.length === 1).map(({ found }) =>
@@ -284,7 +285,7 @@ def test_words_are_hidden_masked_swapped_and_put_back(quick: Visit, html: str) -
     assert changed(page) == [{"op": "swap", "token": 5, "with": "lost"}]
     after(page, part(page, "changes").get_by_role("button").first.click)
     assert changed(page) == []
-    swap.fill("found again")  # not a single vocabulary entry: a new text
+    swap.fill("found again")  # more than one vocabulary entry: a new text
     after(page, lambda: swap.press("Enter"))
     expected = "The oak is a found again [MASK]."
     assert page.get_by_label("Your sentence").input_value() == expected

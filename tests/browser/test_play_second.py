@@ -73,7 +73,7 @@ def common(one: list[str], other: list[str]) -> int:
 
 
 def check_row(page: Page, first: np.ndarray, second: np.ndarray) -> None:
-    """Check both texts' weights in the table, in order, and the difference where both have one."""
+    """Check both texts' weights in the table, in order, and the differences of paired weights."""
     rows = table(page)
     for k, weights in ((1, first), (2, second)):
         found = [read(row[k]) for row in rows if row[k] != NONE]
@@ -107,7 +107,7 @@ def test_both_stand_on_one_axis_with_the_librarys_numbers(
     assert fields.pop("") == "crown → [MASK]"
     expected = [*cell, cell[1] - cell[0]]
     assert [read(x) for x in fields.values()] == pytest.approx(expected, abs=0.0000052)
-    for k in (0, 1):  # all heat maps point at the same cell
+    for k in (0, 1):  # every heat map reads out the same cell
         assert read(readout(both.nth(k))["weight"]) == pytest.approx(cell[k], abs=0.0000052)
     press(page, "ArrowRight", "Home", "ArrowRight", "ArrowRight")
     assert readout(both.nth(0))[""] == "crown → the: not in the first"
@@ -190,7 +190,7 @@ def test_any_two_texts_are_aligned_by_what_they_share(
         assert sides == tokens
         same = [row for row in rows if row[3] != NONE and " / " not in row[0]]
         assert len(same) == common(*tokens)
-    # between two shared tokens, equally many differing tokens are paired
+    # between two shared tokens, differing tokens are paired if both texts have equally many
     assert [row[0] for row in table(page)][1:6] == ["she / he", "wore", "a", "crown / hat", "on"]
 
 

@@ -64,7 +64,7 @@ def serving(*arguments: str | Path) -> Iterator[str]:
 
 @pytest.fixture
 def open_served(chromium: Browser) -> Iterator[Open]:
-    """A function that opens a server's page, which may raise no error and request no other host."""
+    """A function that opens a server's page. Errors and requests to other hosts fail the test."""
     complaints: list[str] = []
     with ExitStack() as stack:
 
@@ -297,7 +297,7 @@ def traced(model: Model, ids: list[int], edits: list[Edit]) -> Result:
                 name = ("resid_post", name[1])
             return found["trace"][name]
 
-    # Kept has all attributes of a model that it uses
+    # Kept has every attribute of a model that by_the_library uses
     result = by_the_library(Kept(), ids, edits)  # type: ignore[arg-type]
     return result._replace(logits=result.logits[[4]])
 

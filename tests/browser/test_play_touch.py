@@ -257,7 +257,7 @@ def test_a_stroke_hides_all_that_it_passes_over(page: Page, model: Model, trace:
 
 
 def unseen(page: Page) -> list[str]:
-    """Return the class of each key's mark as masked; "" for a key without a mark."""
+    """Return the CSS class of each key's "masked" mark, or "" for a key without this mark."""
     return own(page).evaluate(
         "node => [...node.querySelectorAll('.key')].map((key) =>"
         " key.querySelector('.unseen')?.className ?? '')"

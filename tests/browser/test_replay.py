@@ -230,7 +230,7 @@ def test_the_lines_are_where_the_numbers_are(visit: Visit, html: str, view: Repl
     points = str(lost.locator("polyline").get_attribute("points")).split()
     x, y = np.array([list(map(float, point.split(","))) for point in points]).T
     steps, losses = np.array(view.replay.losses).T
-    positions = np.interp(steps, STEPS, np.arange(7) / 6)  # even steps between snapshots
+    positions = np.interp(steps, STEPS, np.arange(7) / 6)  # linear between snapshots
     np.testing.assert_allclose((x - left) / (right - left), positions, atol=1e-3)
     np.testing.assert_allclose(
         (y - y[0]) / (y[-1] - y[0]), (losses - 5) / (losses[-1] - 5), atol=2e-3

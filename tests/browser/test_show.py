@@ -83,7 +83,11 @@ def test_every_cell_by_keyboard_is_the_trace(
 
 
 def swept(page: Page, steps: int) -> dict[str, tuple[float, float, dict[str, str]]]:
-    """Move the pointer over the heat map: return, by title, its mean position and the readout."""
+    """Move the pointer over the heat map; return the readout of each cell, by the cell's title.
+
+    With each readout come the mean x and y of the pointer positions that gave it. The result omits
+    the title that the readout has while the pointer is elsewhere.
+    """
     box = page.get_by_role("application").bounding_box()
     assert box is not None
     seen: dict[str, list[tuple[float, float, dict[str, str]]]] = {}
@@ -112,7 +116,7 @@ def test_the_pointer_reads_every_cell_and_its_colour(visit: Visit) -> None:
         page.locator(f".view[data-theme={scheme}]").wait_for()
         for (i, query), (j, key) in product(enumerate(text.queries.tokens), repeat=2):
             if i == j == 0:
-                continue  # this cell's title is also the one at rest
+                continue  # `swept` omits this cell: the page shows it while no cell is pointed at
             x, y, now = seen[f"{query} → {key}"]
             assert now["mask"] == ("hidden" if j > i else "open")
             assert read(now["weight"]) == pytest.approx(weights[i, j], abs=STEP)

@@ -61,7 +61,7 @@ def test_both_say_the_same_of_each_step(
     page = with_steps(visit, model)
     found, bare = page.evaluate(STEPS, [TEXT, edits, layer, HEAD[1], PLACE])
     trace = model.trace(TEXT, edit=edits)
-    if edits is CAUSAL:  # as of a model with these settings
+    if edits is CAUSAL:  # as if the model itself were causal and scaled
         arrays = {name: trace[name] for name in trace.names()}
         about = {"tokens": [trace.tokens], "special": [trace.special], "ids": [trace.ids]}
         trace = Trace(arrays, settings={layer: {"is_causal": True, "scale": 0.3}}, **about)
@@ -70,7 +70,7 @@ def test_both_say_the_same_of_each_step(
         assert walk.position == PLACE
         own = {step.name: json.loads(json.dumps(vars(step), default=str)) for step in walk.steps}
         shared = [said(step) for step in steps if step["name"] in own]
-        if by is None:  # without parameters, Python reads from the trace what a page adds up
+        if by is None:  # without a model, Python reads sums from the trace; a page computes them
             shared = [step for step in shared if step["op"]["kind"] != "sum"]
             assert {step["name"] for step in shared} >= {"X", "Q", "context", "out", "mlp", "Y"}
         else:

@@ -1,4 +1,4 @@
-"""Tests of the page's tokenizer on published kinds of tokenizers, against the library's."""
+"""Tests of the page's tokenizer, on every published kind, against the library's tokenizer."""
 
 import json
 import random
@@ -87,7 +87,11 @@ def trained(
 
 @cache
 def bytes_of(size: int, *special: str) -> dict[str, Any]:
-    """Train a BPE over bytes, and add merges that show cuts at digits and at the long s."""
+    """Train a BPE over bytes, and add merges.
+
+    The added merges join two digits, or the long s and a letter, unless the text is cut between
+    them.
+    """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     pre = pre_tokenizers.ByteLevel(add_prefix_space=False)
     found = trained(pre, size, *special, initial_alphabet=alphabet)

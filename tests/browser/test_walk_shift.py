@@ -70,7 +70,7 @@ MODELS = {
 
 
 def model_walk(name: str) -> Walk:
-    """Return a walk through a model to the words."""
+    """Return a walk through a model, up to the words that it predicts."""
     model = fresh_model(MODELS[name])
     loud = {
         name: 25 * array if array.ndim > 1 else array for name, array in model.parameters.items()
@@ -80,7 +80,7 @@ def model_walk(name: str) -> Walk:
 
 
 def layer_walk(name: str) -> Walk:
-    """Return a walk through a layer of this kind, or through a model to its words."""
+    """Return the walk of this name: through a layer, or through a model up to its predictions."""
     if name in MODELS:
         return model_walk(name)
     grouped = {"num_heads": 4, "num_kv_heads": 2, "bias": True, "seed": 1}
