@@ -146,7 +146,7 @@ def _pixels(height: int, width: int, packed: str) -> np.ndarray:
 
 
 def cell_colours(page: Page) -> np.ndarray:
-    """Return the colour of each cell of the heat map, (T, T, 3), sampled where no frame is drawn."""
+    """Return the colour of each heat map cell, (T, T, 3), sampled where no frame is drawn."""
     (left, top, wide, tall), found = cells(page), heat_map(page)
     size = page.locator("[data-part=head] .queries [role=option]").count()
     at = np.arange(size) + 0.3
