@@ -79,7 +79,7 @@ class Forks:
 
 
 def serve(end):
-    """Answer requests: start a fork, or report the exit code of the last fork."""
+    """Answer requests: start a fork, or report the state or exit code of the last fork."""
     pid = 0
     while True:
         said, files, *_ = socket.recv_fds(end, 1 << 16, 3)

@@ -42,7 +42,7 @@ def built(norm=layer_norm, attend=attend, mlp=mlp):
 
 
 def wired(rule):
-    """Return a block whose right parts are connected by rule(x, attend, mlp, norm1, norm2)."""
+    """Return a block of correct parts; rule(x, attend, mlp, norm1, norm2) connects these parts."""
 
     def block(x, parameters, num_heads=1):
         p = parameters

@@ -513,7 +513,10 @@ def attend(scores_of=scaled, weights_of=softmax, out_of=np.matmul):
 
 
 def axes(shift, total, keep=True):
-    """Return a softmax: the maximum over `shift` (none if False), the sum over `total`."""
+    """Return a softmax with the maximum along axis `shift` and the sum along axis `total`.
+
+    With `shift=False`, no maximum is subtracted.
+    """
 
     def weights_of(x):
         top = 0 if shift is False else x.max(axis=shift, keepdims=keep)

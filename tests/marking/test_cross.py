@@ -205,7 +205,7 @@ def triangle(x):
 
 
 def built(wire, norm=layer_norm, activation=gelu):
-    """Return a block whose parts wire(x, own, cross, mlp, norms, context, mask) connects."""
+    """Return a block; wire(x, own, cross, mlp, norms, context, mask) connects its parts."""
 
     def decoder_block(x, context, parameters, mask):
         p = parameters
@@ -233,7 +233,7 @@ def built(wire, norm=layer_norm, activation=gelu):
 
 
 def simple(rule):
-    """Return a block whose parts rule(x, own, cross, mlp, norm1, norm2, norm3) connects."""
+    """Return a block; rule(x, own, cross, mlp, norm1, norm2, norm3) connects its parts."""
     return built(lambda x, own, cross, mlp, norms, *_: rule(x, own, cross, mlp, *norms))
 
 

@@ -1,4 +1,4 @@
-"""Tests of errors in learners' functions: the mistakes that the marker infers from an error."""
+"""Tests of errors in learners' functions: the mistakes that the marker names or does not name."""
 
 import re
 

@@ -24,7 +24,7 @@ def test_the_commonest_mistakes_are_counted_by_task_and_name():
     assert table.commonest == [
         (4, "file", "syntax-error"),
         (2, "attention", "a"),
-        (2, "attention", "b"),  # as frequent as the mistake a
+        (2, "attention", "b"),  # "a" and "b" are equally frequent: sorted by name
         (1, "attention", "no-max"),
     ]
 

@@ -209,7 +209,10 @@ def in_front(x, cache, w_q, w_k, w_v):
 
 
 def placed(rows):
-    """Return a right step that adds the rows rows(new, before, count) of the position table."""
+    """Return a step that adds position vectors; rows(new, before, count) gives their indices.
+
+    All other parts of the step are right.
+    """
 
     def step(x, cache, w_q, w_k, w_v, positions=None):
         count, kept = (0, None) if cache is None else cache

@@ -57,7 +57,10 @@ def of_words(made):
 
 
 def of_masks(made):
-    """Return masked attention; a wrong step "mask" changes only masks of batches (B, L, S)."""
+    """Return masked attention in which the steps `made` replace right steps.
+
+    If "mask" is the only such step, it replaces the right step only for masks of batches (B, L, S).
+    """
 
     def mine(q, k, v, mask):
         if mask.ndim == 2 and {*made} == {"mask"}:
@@ -86,7 +89,10 @@ def of_blocks(made):
 
 
 def of_steps(made):
-    """Return a step that caches all words and the first projections, and repeats all calls."""
+    """Return a step that caches all words, and computes the outputs of all words at each call.
+
+    The cache also holds the weight matrices of the first call.
+    """
 
     def mine(x, cache, w_q, w_k, w_v, positions=None):
         now = {"w_q": w_q, "w_k": w_k, "w_v": w_v}
@@ -133,7 +139,10 @@ def of_layers(made):
 
 
 def of_writing(made):
-    """Return a step that caches all words and the first projections, and repeats all calls."""
+    """Return a step that caches all words, and computes the outputs of all words at each call.
+
+    The cache also holds the parameters of the first call.
+    """
 
     def mine(x, context, cache, parameters):
         before, first = cache or ([], parameters)
@@ -220,7 +229,8 @@ EACH = [*each()]
 # variants for which the marker names other mistakes, mostly because both give equal results
 OTHERWISE = {
     "softmax-softmax-first-axis-0": {"softmax-columns"},  # for one row, the results are equal
-    "mask-mask-too-weak-1": {"mask-added"},  # 0 and -1 differ from 1 and 0 by a constant
+    # adding 0 (visible) or -1 (masked) to scores gives the same weights as adding 1 or 0
+    "mask-mask-too-weak-1": {"mask-added"},
     "block-scale-model-width-0": {"heads-scale"},  # x is as wide as all heads together
     "block-heads-size-1": set(),  # right, because D // num_heads is the size of a head
     "kv-cache-causal-always-0": set(),  # right, because a step is always causal

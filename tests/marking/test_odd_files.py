@@ -1,4 +1,4 @@
-"""Tests of odd files among a class's files: each file still gets its own verdict."""
+"""Tests of files that a class hands in: each file gets its own verdict, whatever it does."""
 
 # ruff: noqa: F401, F811 (fixtures of another file)
 
@@ -236,7 +236,8 @@ def test_a_file_that_cannot_be_read_is_a_row_of_the_table(handed_in, tmp_path, m
         return mark(path, *given, **named)
 
     monkeypatch.setattr("qkv.marking.check_file", refused)
-    (tmp_path / "class" / "other.py").touch()  # a file without a folder: each file has a row
+    # this file is in no student's folder, so the table has a row per file, not per student
+    (tmp_path / "class" / "other.py").touch()
     lines = [line.split() for line in table(folder).stdout.splitlines()]
     assert [line[1:] for line in lines[1:5]] == [
         ["10", "10"],

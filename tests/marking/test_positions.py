@@ -241,7 +241,7 @@ def test_a_table_of_even_width_only_is_fragile():
 
 
 def test_the_smallest_table_that_shows_it_is_shown():
-    # two columns have only the angle of exponent 0, so a wrong exponent needs four columns
+    # two columns have only the exponent 0, so a wrong exponent does not show; four columns show it
     example = check(exponent_twice, task="positions").example
     assert (example["length"], example["dim"]) == (3, 4)
     assert np.allclose(example["right"], sinusoidal_positions(3, 4))

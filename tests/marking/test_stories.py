@@ -151,7 +151,7 @@ def test_losses_of_counts_are_those_by_hand():
     """Word b ends two of three pairs; with 1 added to each count, its probability is 3 / 6."""
     alone, follows = grammar.losses_of_counts(["a b", "a b a"], ["a b"])
     assert alone == pytest.approx(-math.log(3 / 6))
-    assert follows == pytest.approx(-math.log(3 / 5))  # a begins two pairs, both with b
+    assert follows == pytest.approx(-math.log(3 / 5))  # both pairs that begin with "a" are "a b"
 
 
 # -- the score -----------------------------------------------------------------------------------

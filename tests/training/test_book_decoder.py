@@ -55,7 +55,10 @@ def test_paragraphs_are_joined_to_texts() -> None:
 
 
 def test_texts_end_with_a_paragraph_or_where_they_are_long() -> None:
-    """A text ends after a paragraph from 50 words on, and after a sentence from 90 words on."""
+    """A text ends after a paragraph if the text has 50 words or more.
+
+    A text ends after a sentence if the text has 90 words or more.
+    """
     passages = [
         [words(49)],
         [words(1), words(39), words(1, "B")],
@@ -95,7 +98,8 @@ def test_a_long_text_goes_on_in_another_sequence() -> None:
     assert len(ids) == 10
     whole = [*ids, end]
     found = [one.tolist() for one in sequences(["a b c d e f g h a b", "a"], tokenizer, 4)]
-    # each sequence begins with the last token of the previous one, where it was only a target
+    # a long text is split: each later part begins with the last token of the previous part, where
+    # this token was only a target
     assert found == [whole[:5], whole[4:9], whole[8:], [ids[0], end]]
     assert [one.tolist() for one in sequences(["a b c d"], tokenizer, 4)] == [[*ids[:4], end]]
 

@@ -39,7 +39,7 @@ def test_content_words_that_stand_once() -> None:
     assert words == [
         ["baker", "put", "bread", "ovens"],
         ["bread", "baker", "tastes", "like", "ovens"],
-        ["put", "bread", "table"],  # "Baker's" is not an example, but it counts as visible
+        ["put", "bread", "table"],  # "Baker's" gives no example, but "baker" counts as visible
         [],
         ["bread"],
         [],
@@ -65,7 +65,7 @@ def test_words_are_whole_in_every_vocabulary() -> None:
     several = {tuple(one.word for one in drawn(SENTENCES, [every], seed=k)) for k in range(9)}
     assert len(several) > 1
     cut = Example("put breadtable on it", 4, 14, frozenset())
-    # the first subword of "breadtable" begins there too
+    # the first subword of "breadtable" begins where the word begins
     assert few.tokenize(cut.sentence).offsets[2][0] == 4
     assert place_of(cut, few) is None
     unknown = Example("put \N{SNOWMAN} on the table", 4, 5, frozenset())

@@ -1,4 +1,4 @@
-"""Tests of the autoencoder of docs/features.md: its parts by hand, its shipped files."""
+"""Tests of the autoencoder of docs/features.md: its parts by hand, its files and its numbers."""
 
 import json
 import math
@@ -40,8 +40,9 @@ def test_the_share_that_tokens_explain() -> None:
     """Token 1 has the values 0 and 2, token 2 has the value 4; token 3 is too rare to count."""
     rows = np.array([[0.0], [2.0]] * 10 + [[4.0]] * 20 + [[99.0]])
     ids = np.array([1] * 20 + [2] * 20 + [3])
-    # the mean of the 40 frequent rows is 2.5; the squared distances from this mean sum to
-    # 10 * 2.5**2 + 10 * 0.5**2 + 20 * 1.5**2 = 110; from the means of the tokens, to 20
+    # The mean of the 40 frequent rows is 2.5. Their squared distances from this mean sum to
+    # 10 * 2.5**2 + 10 * 0.5**2 + 20 * 1.5**2 = 110. Their squared distances from the means of their
+    # tokens, 1 and 4, sum to 20.
     assert features.of_tokens(rows, ids) == pytest.approx(1 - 20 / 110, rel=1e-12)
 
 

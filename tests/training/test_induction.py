@@ -1,4 +1,4 @@
-"""Tests of drawn repeats, of the two scores on hand-made patterns, and of the command."""
+"""Tests of random texts with a repeat, of two scores on hand-made patterns, and of the command."""
 
 import ast
 import json

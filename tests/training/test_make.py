@@ -1,4 +1,4 @@
-"""Tests of training on a very small WordNet, and of the folder of the shipped model."""
+"""Tests of training on a very small WordNet, and of the folder that `training.ship` makes."""
 
 import json
 from pathlib import Path

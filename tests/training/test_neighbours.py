@@ -78,7 +78,7 @@ def test_words_meet_that_are_not_far() -> None:
 
 
 def test_logits_are_the_weighted_sum_without_the_text_itself() -> None:
-    """All counts are from the text itself, so the target keeps only the score of its frequency."""
+    """The target's only occurrence is subtracted, so only the score of its frequency remains."""
     text = np.array([4, 5, 6, 7])
     neighbours = Neighbours([text], CONTENT)
     neighbours.weights = np.linspace(0.5, 1.5, 1 + len(neighbours.tables), dtype=np.float32)

@@ -71,7 +71,7 @@ def test_pairs_of_what_is_nearest() -> None:
         name: [(text[slice(*a)], text[slice(*b)]) for text, a, b in pairs]
         for name, pairs in found.items()
     }
-    assert words["preposition to subject"] == []  # a comma follows "he"
+    assert words["preposition to subject"] == []  # a comma separates "He" from "by" and "in"
     assert words["preposition to verb"] == []  # the index has no verb for "fed"
     assert words["article to auxiliary"] == [("the", "was")]
     assert words["auxiliary to article"] == [("was", "the")]

@@ -17,7 +17,7 @@ from training.play_cards import lesson, main, right, values
 
 CARDS = KEPT["cards"]
 CARD = {card["name"]: card for card in CARDS}
-# the minimum lead of the right option over each other option
+# the right option must exceed every other option by at least this much
 MEASURED = {"weight": 0.02, "probability": 0.0005, "moved": 0.05}
 
 

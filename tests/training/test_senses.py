@@ -118,7 +118,8 @@ def test_tokens_are_hidden_one_by_one_and_words_with_all_their_pieces() -> None:
     bias[tokenizer.vocabulary["bank"]] = 1e6
     model.parameters["head.out_proj.bias"] = bias
     texts = ["banktoday"] * 200
-    assert masked_words(model, texts) == {"top1": 0.0, "words": 200}  # never all subwords
+    # the model predicts only the subword "bank" right
+    assert masked_words(model, texts) == {"top1": 0.0, "words": 200}
     found = masked_tokens(model, texts)
     assert found["tokens"] == 200
     assert found["top1"] == pytest.approx(1 / len(pieces), abs=0.1)

@@ -38,7 +38,7 @@ def test_the_commonest_come_first_with_a_share_of_their_forms() -> None:
 
 
 def test_examples_count_for_as_much_as_definitions() -> None:
-    definitions = ["a a a a a a b b b b c"]  # 11 words, so the example's 2 words count 5.5 times
+    definitions = ["a a a a a a b b b b c"]  # 11 words: the example's 2 words count 5.5 times each
     assert commonest(definitions, ["c d"], of_forms=0) == ["c", "a", "d", "b"]
     assert commonest(definitions, of_forms=0) == ["a", "b", "c"]
 
@@ -62,7 +62,7 @@ def test_no_piece_is_spent_on_a_word_that_is_whole() -> None:
     bare = [name.removeprefix("##") for name in names]
     assert not any(len(name) > 1 and name in "zebra" for name in bare if name != "zebra")
     assert any(len(name) > 1 and name in "unmatted" for name in bare)
-    assert {"z", "##z"} <= set(names)  # single letters stay, for other words
+    assert {"z", "##z"} <= set(names)  # single letters are kept, to spell other words
 
 
 def test_it_is_a_tokenizer_as_bert_has_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tests of `qkv.conform`: right functions pass in every style; crashes and errors are results."""
+"""Tests of `qkv.conform`: right functions pass in every style; crashes and errors are reported."""
 
 import json
 import os

@@ -1,4 +1,8 @@
-"""Tests that planted defects are named at their features, and that a card suffices for repairs."""
+"""Tests of report cards for kernels with planted defects.
+
+A card names each defect under the feature that the defect breaks. One test repairs a kernel with
+three defects and uses only its cards.
+"""
 
 import numpy as np
 import pytest

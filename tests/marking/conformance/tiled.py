@@ -191,7 +191,7 @@ def as_pointer(x):
     return np.resize(whole.reshape(-1), x.size).reshape(x.shape)
 
 
-# for each mistake: the feature that shows the mistake, and the keys of fitting defects
+# for each mistake: the feature that shows the mistake, and the defect that the report must name
 PLANTED = {
     "partial-tile": ("plain", "last-partial-tile"),
     "stale-acc": ("plain", "accumulator-not-rescaled"),
