@@ -200,7 +200,8 @@ SIZE = {
 }
 
 
-# The module that computes queries, keys and values together; True if it groups them by head.
+# Each family's module that computes queries, keys and values together, and whether the output of
+# this module is grouped by head.
 FUSED = {"gpt2": ("attn.c_attn", False), "gpt_neox": ("attention.query_key_value", True)}
 
 
@@ -228,7 +229,7 @@ def third(name: str, change: Change, size: int, heads: int) -> Change:
 
 
 def at_turn(change: Change, turn: int, count: int) -> Change:
-    """Apply a change only in call `turn` of every `count`, for layers that share one module."""
+    """Return a change that acts only in call `turn` of every `count`: layers share one module."""
     calls = itertools.count()
     return lambda x: change(x) if next(calls) % count == turn else x
 

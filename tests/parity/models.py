@@ -165,7 +165,7 @@ def compare_trace(pair: Pair, trace: qkv.Trace, theirs: Any) -> None:
 
 
 def compare_saved(pair: Pair, folder: Path) -> None:
-    """Assert that transformers reads from the model we save exactly the weights of its own."""
+    """Assert that a model saved by qkv loads in transformers with unchanged weights."""
     pair.ours.save(folder)
     again, notes = type(pair.theirs).from_pretrained(
         folder, dtype=pair.theirs.dtype, output_loading_info=True

@@ -77,7 +77,10 @@ def main() -> None:
 
 
 def begun(library: str, code: str, page: Theirs, folder: Path) -> Found | None:
-    """Run a library's set-up and return its variables, or None without the page's version of it."""
+    """Run the code that sets up a library, and return its variables.
+
+    Return None if the library is not installed in the version that the page names.
+    """
     module = MODULES.get(library, library)
     if find_spec(module) is None:
         return None
@@ -117,7 +120,7 @@ def away(theirs: Any, ours: Any) -> float:
 
 
 def caches(theirs: Found, ours: Found) -> float:
-    """Compare a cache and a trace under the names in both, except the normalized activations."""
+    """Compare the activations that a cache and a trace share, except the normalized ones."""
     *_, cache = theirs.values()
     *_, trace = ours.values()
     ours_alone = ("logits", "full_embed", "rot_q", "rot_k")  # the last two only in GPT-NeoX
@@ -170,7 +173,10 @@ def moved(theirs: Found, ours: Found) -> float:
 
 
 def scores(theirs: Found, ours: Found) -> float:
-    """Compare head scores; of induction up to a factor, since ours averages over fewer queries."""
+    """Compare the scores of heads.
+
+    Our induction scores average over fewer queries, and so may differ by one factor for all heads.
+    """
     one, other = theirs["scores"], ours["scores"]
     few = other["induction"] / one["induction"].numpy()
     return max(

@@ -310,7 +310,7 @@ def test_of_an_activation(hooked: Pair, of: tuple[str, int]) -> None:
 
 
 def test_under_edits(hooked: Pair) -> None:
-    """Gradients agree with replaced activations, heads set to zero or a mean, and masked keys."""
+    """Gradients agree if edits replace activations, set heads to zero or a mean, or mask keys."""
     arrays = hooked.ours.trace(CORRUPTED, names=[("mlp_out", 0), ("pattern", 1), ("k", 2)])
     given = {name: arrays[name] for name in (("mlp_out", 0), ("pattern", 1), ("k", 2))}
     mean = hooked.ours.trace(CLEAN)["z", 2][0, :, 3].mean(0)

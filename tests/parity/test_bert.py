@@ -158,7 +158,7 @@ def test_each_text_alone(both):
 
 
 def test_in_batches(both):
-    """Batches agree; similar lengths give each batch some padding, but no text mostly padding."""
+    """Batches of similar lengths agree; each batch has padding, but more tokens than padding."""
     ordered = sorted(both.texts, key=len)
     for start in range(0, 50, 5):
         texts = ordered[start : start + 5]
@@ -240,7 +240,7 @@ def test_other_activations(act, tmp_path):
 
 
 def test_shards_and_a_head(tmp_path):
-    """Files as `BertForMaskedLM` saves them load: prefixed names, tied weights, several shards."""
+    """qkv loads the files of `BertForMaskedLM`: prefixed names, tied weights, several shards."""
     options = CONFIGS["seven heads, gelu_new, one segment"]
     random_bert(tmp_path, options, kind=transformers.BertForMaskedLM, max_shard_size="40KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2

@@ -72,7 +72,10 @@ def test_the_class_of_a_text_with_padding_before_it(tmp_path: Path) -> None:
 
 
 def test_the_bias_of_words_in_older_files(tmp_path: Path) -> None:
-    """Files from before transformers 5 load, and keep their output bias outside the decoder."""
+    """qkv loads and saves the output bias under its name from before transformers 5.
+
+    The older bias, `cls.predictions.bias`, is outside the decoder module.
+    """
     pair = made(tmp_path, BertForMaskedLM, config_of("untied, relu, one segment"))
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)

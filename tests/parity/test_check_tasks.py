@@ -21,7 +21,10 @@ def positions(length, dim):
 
 
 def block(x, parameters, num_heads=1):
-    """Compute a block of tensors only: an array has no `unflatten`, a tensor no `astype`."""
+    """Compute a block from tensors only: functions of torch refuse arrays.
+
+    Only tensors have `unflatten`, and only arrays have `astype`.
+    """
     p, width = parameters, x.shape[-1]
     h = functional.layer_norm(x, (width,), p["norm1_scale"], p["norm1_shift"])
     q, k, v = (

@@ -56,7 +56,7 @@ FAMILIES: dict[str, tuple[type, Any]] = {
         GPTJForCausalLM,
         GPTJConfig(vocab_size=V, n_embd=24, n_head=HEADS, n_layer=LAYERS, n_inner=40, rotary_dim=4),
     ),
-    "albert": (AlbertForMaskedLM, AlbertConfig(**SIZES, embedding_size=16)),  # one layer's weights
+    "albert": (AlbertForMaskedLM, AlbertConfig(**SIZES, embedding_size=16)),  # layers share weights
     "mixtral": (
         MixtralForCausalLM,
         MixtralConfig(**SIZES, num_key_value_heads=2, head_dim=6, num_local_experts=4),

@@ -233,7 +233,10 @@ def results(theirs: Theirs) -> torch.Tensor:
 
 
 def share(theirs: Theirs, part: torch.Tensor) -> torch.Tensor:
-    """Return parts' (..., D) shares of the logit difference, with the last norm's scale held."""
+    """Return each part's share of the logit difference, for parts (..., D) of the last vector.
+
+    The scale of the last norm is held fixed.
+    """
     norm, up = theirs.decoder.transformer.ln_f, theirs.decoder.lm_head.weight
     last = theirs.seen("resid_post")["resid_post", LAYERS - 1][0, -1]
     scale = (last.var(unbiased=False) + norm.eps).sqrt()

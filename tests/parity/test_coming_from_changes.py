@@ -44,7 +44,7 @@ def zeroed(theirs: Theirs) -> Any:
 
 @row(22)
 def averaged(theirs: Theirs) -> Any:
-    """Replace a layer's heads by their means over all tokens, with each text run alone."""
+    """Replace each head's output by its mean over all tokens of the texts, each run alone."""
     with torch.no_grad():
         z = torch.cat([theirs.seen("z", text=text)["z", 1][0] for text in theirs.texts])
     mean = z.mean(0)  # (heads, d)
@@ -67,7 +67,10 @@ def margin(theirs: Theirs, logits: torch.Tensor) -> torch.Tensor:
 
 
 def swept(theirs: Theirs, name: str) -> torch.Tensor:
-    """Return the metrics of runs with one position, or head of "z", patched from the clean run."""
+    """Patch each position of each layer from the clean run, one per run, and return the metrics.
+
+    Of the activation "z", patch each head instead of each position.
+    """
     with torch.no_grad():
         clean = theirs.seen(name, text=theirs.clean)
     axis = 2 if name == "z" else 1
@@ -197,7 +200,7 @@ def slopes_times_activations(theirs: Theirs) -> Any:
 
 @row(35)
 def scores(theirs: Theirs) -> Any:
-    """Average the weights of the pairs of query and key that each score counts."""
+    """Return the weight on previous, same and induction keys, averaged over queries."""
     ids = theirs.ids(theirs.text)
     with torch.no_grad():
         run = theirs.seen("pattern")

@@ -163,7 +163,7 @@ class Small:
         assert self.base is not None
 
     def theirs(self, values: dict[str, Any]) -> list[Any] | None:
-        """Return transformers' results with this config, or None without finite results.
+        """Return transformers' results with this config, or None if they fail or are not finite.
 
         The model is saved. It is in float64, or in float32 if transformers insists on it.
         """
@@ -219,7 +219,11 @@ class Small:
         return self.shown(found.last_hidden_state, on_top)
 
     def shown(self, last: Any, logits: Any) -> list[Any]:
-        """Return the arrays to compare; hidden states of image models differ by definition."""
+        """Return the arrays to compare.
+
+        Of image models, compare only the logits: the libraries define the last hidden states
+        differently.
+        """
         arrays = [logits] if self.values["model_type"] in IMAGES else [last, logits]
         return [np.asarray(array) for array in arrays if array is not None]
 
@@ -238,7 +242,7 @@ class Small:
             return "refused" if refused else "not theirs"
         if isinstance(ours, str):
             return f"refused, but not by name: {ours}"
-        if key == "word_embed_proj_dim":  # theirs follow a projection that is in our head
+        if key == "word_embed_proj_dim":  # in qkv, the head projects the states
             ours, theirs = ours[1:], theirs[1:]
         if not all(map(near, ours, theirs)):
             return "unlike"
@@ -288,7 +292,7 @@ def test_each_field_is_computed_with_or_refused_or_changes_nothing(
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name in SMALL])
 def test_a_key_of_another_family_is_refused_or_changes_nothing(tmp_path: Path, name: str) -> None:
-    """If qkv ignores such a key, which it warns of, transformers must ignore the key too."""
+    """If qkv only warns of such a key and ignores it, transformers must ignore the key too."""
     small = Small(name, SMALL[name][1][0], tmp_path)
     own = fields_of(name)
     others = {key: value for family in SMALL for key, value in fields_of(family).items()}

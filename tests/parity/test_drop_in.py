@@ -215,7 +215,7 @@ def test_predict(tmp_path: Path, kind: str, classes: int, monkeypatch: pytest.Mo
 )
 @pytest.mark.parametrize("default", [None, "query"])
 def test_rank(tmp_path: Path, options: dict[str, Any], default: str | None) -> None:
-    """Scores agree with a prompt, with the files' default prompt, and with another activation."""
+    """Scores agree for a given prompt, the files' default prompt, and another activation."""
     folder = cross.written(tmp_path / "one")
     theirs = CrossEncoder(str(folder), device="cpu", prompts=PROMPTS, default_prompt_name=default)
     theirs.save_pretrained(str(tmp_path / "two"))

@@ -42,7 +42,8 @@ LAST = {
     "gpt_neox": ("gpt_neox.final_layer_norm", "lm_head"),
 }
 Live = dict[Any, torch.Tensor]
-# Returns the tensor to add to a receiver's input, by the receiver's name and the values so far.
+# Maps a receiver's name and the values so far to the tensor to add to the receiver's input, or to
+# None.
 Add = Callable[[str, Live], torch.Tensor | None]
 
 
@@ -105,7 +106,7 @@ class Torch:
     def fed(self, block: Any, x: torch.Tensor) -> torch.Tensor:
         """Return what an MLP adds to the residual stream, from the stream that it reads."""
         x = block.mlp.forward(getattr(block, NORMS.get(self.family, USUAL)[1])(x))
-        # `forward` does not call hooks
+        # `forward` skips the hook of the norm
         return block.post_feedforward_layernorm.forward(x) if self.family == "gemma2" else x
 
     def run(
@@ -175,7 +176,7 @@ class Torch:
         return logits, live
 
     def metric(self, ids: Any, add: Add | None = None, texts: int = 1) -> Any:
-        """Return `METRIC` of each of `texts` runs, as an array (texts,)."""
+        """Run the ids `texts` times in one batch, and return `METRIC` of each run, (texts,)."""
         with torch.no_grad():
             logits = self.run(ids, add, texts=texts)[0]
         return np.array([float(metric_of(one[None])) for one in logits])

@@ -220,7 +220,10 @@ CASES += [("t5", "decoder", name) for name in CROSSED]
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(("family", "side", "name"), CASES)
 def test_a_place(pairs: Any, family: str, side: str, name: str, dtype: torch.dtype) -> None:
-    """Edits agree in texts of unequal lengths: a function, one position, one head, and an array."""
+    """In texts of unequal lengths, edits by functions and by an array agree with torch hooks.
+
+    The functions change the whole activation, one position or one head.
+    """
     pair = pairs(family, dtype)
     where, plain = asked(name, LAYER, side), ours(pair, family)
     for what, function in functions(name).items():
@@ -369,7 +372,10 @@ def test_twenty_tokens_behind_an_array_without_a_head_and_with_two_edits(
 
 @pytest.mark.parametrize("family", DECODERS)
 def test_twenty_tokens_with_a_place_out_of_sight(pairs: Any, family: str) -> None:
-    """Generation agrees with one masked token and two masked edges from new tokens."""
+    """If a token and two edges are masked, generation agrees with transformers' logits.
+
+    The queries of both edges are new tokens.
+    """
     pair, prompts = pairs(family, torch.float64), texts_of(9, [8, 5])
     found = with_ids(pair, prompts, hide=[2, (10, 7, 1), (11, 9)])
     assert found != with_ids(pair, prompts)

@@ -44,7 +44,7 @@ def test_embeddings_are_scaled_in_their_own_type(tmp_path: Path) -> None:
 def test_the_embedding_in_a_trace_is_scaled_as_in_transformerlens(
     tmp_path: Path, kind: type, config: Any
 ) -> None:
-    """`hook_embed` is scaled by the root of D, because TransformerLens scales W_E itself."""
+    """`hook_embed` is the embedding times sqrt(D), because TransformerLens scales its W_E."""
     pair = made(tmp_path, kind, config(**WINDOWED_SIZES), torch.float64)
     ids, _ = ids_of(pair, [9], "right")
     table = pair.theirs.get_parameter("embed_tokens.weight").detach().numpy()

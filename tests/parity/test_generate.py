@@ -179,7 +179,7 @@ def test_who_may_be_drawn(temperature: float, top_k: int | None, top_p: float | 
         np.testing.assert_allclose(
             np.sort(probabilities), np.sort(expected[expected > 0]), rtol=1e-9
         )
-        if top_p is None or len(set(row)) == len(row):  # top_p may drop any of equals
+        if top_p is None or len(set(row)) == len(row):  # top_p may drop any of the tied tokens
             np.testing.assert_array_equal(ids, np.flatnonzero(expected))
             np.testing.assert_allclose(probabilities, expected[ids], rtol=1e-9)
 

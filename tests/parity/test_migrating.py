@@ -738,7 +738,7 @@ def test_ort_mha_masks(whole: list[np.ndarray]) -> None:
 def test_a_blind_query_of_ort_mha(whole: list[np.ndarray]) -> None:
     mask = np.array([[1] * S, [0] * S], np.int32)
     (theirs,) = ort_mha(whole, key_padding_mask=mask)
-    close(flat(qkv.attention(*whole)), theirs, 1e-3)  # adding -10000 costs the scores digits
+    close(flat(qkv.attention(*whole)), theirs, 1e-3)  # scores near -10000 are less exact
     ours = qkv.attention(*whole, mask.astype(bool)[:, None, None, :])
     assert (ours[1] == 0).all()
 

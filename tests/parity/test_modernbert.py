@@ -58,7 +58,7 @@ def test_the_keys_of_transformers_4(tmp_path: Path) -> None:
 
 
 def test_texts_of_several_windows(tmp_path: Path) -> None:
-    """Texts agree that are so long that the kernel cuts them into blocks."""
+    """Long texts, which the kernel cuts into blocks, give the same results in both libraries."""
     config = ModernBertConfig(
         vocab_size=97,
         hidden_size=36,

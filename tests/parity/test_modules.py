@@ -101,7 +101,7 @@ def test_behind_a_transformer(tmp_path: Path, order: str) -> None:
 
 
 def test_texts_of_a_table(tmp_path: Path) -> None:
-    """A table adds no special tokens, counts spaces, and gives zeros for a text without tokens."""
+    """A table adds no special tokens, keeps spaces as tokens, and gives zeros for an empty text."""
     words = {"[UNK]": 0, " ": 1, "a": 2, "b": 3}
     letters = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -149,7 +149,7 @@ def test_tables_of_model2vec(tmp_path: Path, parts: tuple[str, ...], kind: torch
 
 @pytest.mark.parametrize("default", ["query", "document"])
 def test_a_route_of_a_table(tmp_path: Path, default: str) -> None:
-    """A table encodes queries, and a transformer documents: the usual purpose of such models."""
+    """A table encodes queries, and a transformer encodes documents, as is usual with routers."""
     routes = Router.for_query_document(
         [static(24), Dense(24, 24)],
         [transformer(tmp_path / "bert"), Pooling(24)],

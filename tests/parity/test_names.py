@@ -249,7 +249,7 @@ def watched(model: torch.nn.Module) -> Iterator[Seen]:
 
 
 def norm_scale(module: Any, x: Any) -> Any:
-    """Return the divisor of a norm: the root of variance or mean square, plus epsilon."""
+    """Return the divisor of a norm: the root of epsilon plus the variance or the mean square."""
     if isinstance(module, torch.nn.LayerNorm):
         return np.sqrt(x.var(-1, keepdims=True) + module.eps)
     eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
@@ -393,6 +393,6 @@ def test_a_family_says_what_it_leaves_in_a_trace(name: str) -> None:
     is_pair = isinstance(body, EncoderDecoder)
     assert sorted(record.arrays) == sorted(body.pair_hook_names if is_pair else body.hook_names)
     for full, array in record.arrays.items():
-        if array.shape[:2] == (2, 7):  # one row for each token of both texts
+        if array.shape[:2] == (2, 7):  # one row for each position of both texts
             assert array[0].any(), full
             assert not array[1, 3:].any(), full

@@ -54,7 +54,7 @@ def test_layer_norm(scale, dtype):
     theirs = torch.nn.functional.layer_norm(
         torch.tensor(x + 3), (33,), torch.tensor(weight), torch.tensor(bias), 1e-12
     )
-    # both libraries magnify the rounding error of x + 3 by 3 / scale
+    # in both libraries, the rounding error of `x + 3` grows by the factor `3 / scale`
     close(ours(x + 3), theirs, BOUNDS[dtype] * max(1, 3 / scale))
 
 

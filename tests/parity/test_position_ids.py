@@ -146,7 +146,7 @@ def compare(pair: Pair, ids: Any, mask: Any, positions: Any = None) -> Any:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", MODELS)
 def test_positions_that_are_counted(pairs: Callable[[str], Pair], name: str, side: str) -> None:
-    """Positions that skip padding, as in transformers' generation, give each text's own states."""
+    """If positions skip padding, as in generation, padding does not change a text's states."""
     pair = pairs(name)
     ids, mask = ids_of(pair, LENGTHS, side)
     first = {"roberta": 2, "mpnet": 2}.get(name, 0)

@@ -79,10 +79,10 @@ def test_guesses(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kind", IDS)
 def test_guesses_without_a_head_and_with_words_out_of_sight(tmp_path: Path, kind: str) -> None:
-    """Guesses agree with an ablated head and a masked word.
+    """Guesses agree if a head is ablated and a word is masked.
 
-    In transformers, the head's columns of the output projection are 0, and the attention mask
-    covers the word.
+    In transformers, the head's columns of the output projection are 0, and the attention mask is 0
+    at the word.
     """
     pair, ids = pair_of(tmp_path, kind, torch.float64), IDS[kind]
     body = pair.theirs.base_model

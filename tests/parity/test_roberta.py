@@ -25,7 +25,7 @@ from .models import compare, double, made
 
 @pytest.mark.parametrize("name", ROBERTA)
 def test_padding_that_is_no_padding(tmp_path: Path, name: str) -> None:
-    """Positions skip tokens with the padding id among the words, masked or not."""
+    """Positions skip unmasked tokens with the padding id, and count masked words with other ids."""
     pair = made(tmp_path, RobertaForMaskedLM, FAMILIES["roberta"].config_of(name), torch.float64)
     padding = pair.theirs.config.pad_token_id
     rng = np.random.default_rng(0)

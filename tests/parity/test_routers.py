@@ -71,7 +71,7 @@ def compare(ours: qkv.Model, theirs: SentenceTransformer, tasks: Any = TASKS) ->
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[qkv.Model, SentenceTransformer]:
-    """Return a router of two BERTs with different sizes and limits, one projected to the other."""
+    """Return a router of two BERTs with different sizes and limits, but vectors of one size."""
     home = tmp_path_factory.mktemp("two")
     router = Router.for_query_document(
         [transformer(home / "q", 12, 30, 1), Pooling(12, "cls"), Dense(12, 24)],
@@ -116,7 +116,7 @@ def test_options_go_with_each_route(
 def test_an_edit_is_of_the_route(
     two: tuple[qkv.Model, SentenceTransformer], task: str | None
 ) -> None:
-    """An ablation changes the vectors of the task's route, as it does in that route alone."""
+    """Ablation with a task gives the same vectors as ablation in the model of the task's route."""
     ours, _ = two
     plain = ours.encode(TEXTS, task=task)
     assert np.abs(ours.encode(TEXTS, task=task, ablate=[(0, None)]) - plain).max() > 1e-3

@@ -149,7 +149,7 @@ def test_a_cut_that_the_files_ask_for(tmp_path: Path, width: int, options: dict[
 @pytest.mark.parametrize("default", [None, "other"])
 @pytest.mark.parametrize("include", [True, False])
 def test_prompts(tmp_path: Path, name: str, default: str | None, include: bool) -> None:
-    """Vectors agree with a method's prompt, a default prompt, and prompts left out of pooling."""
+    """Vectors agree for methods' prompts and default prompts, also if pooling leaves them out."""
     pooling = pooled_by("mean") | {"include_prompt": include}
     write(tmp_path, pooling, prompts=PROMPTS, default_prompt_name=default)
     ours, theirs = pair(tmp_path)
@@ -227,7 +227,7 @@ def test_tokens(both: tuple[qkv.Model, SentenceTransformer]) -> None:
 def test_everything_of_a_text(
     both: tuple[qkv.Model, SentenceTransformer], truncate_dim: int | None
 ) -> None:
-    """All outputs of a text agree by name; theirs have the batch's padding removed."""
+    """The outputs of a text agree by name; the test removes the batch's padding from theirs."""
     ours, theirs = both
     options: dict[str, Any] = {"output_value": None, "truncate_dim": truncate_dim}
     for mine, other in zip(

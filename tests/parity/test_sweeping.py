@@ -40,7 +40,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def swept(pair: Pair, at: str, axes: tuple[int, ...], clean: Any, corrupted: Any) -> np.ndarray:
-    """Return the metric of one run with hooks for each cell of these axes of the activation."""
+    """Patch each cell of `axes` in each layer, one cell per run, and return the metrics."""
     name = "mlp.post" if at == "post" else at
     given = seen(pair, clean, name)
     rows = []

@@ -47,7 +47,7 @@ TYPES = [torch.float32, torch.float64]
 
 
 def written(pair: Pair, lengths: list[int], side: str, seed: int = 1) -> tuple[Any, Any]:
-    """Return a decoder's padded ids (B, L), each row from the start token on, and their mask."""
+    """Return padded ids (B, L) for a decoder and their mask; texts begin with the start token."""
     ids, mask = ids_of(pair, lengths, side, seed)
     first = np.arange(len(ids)), mask.argmax(1)
     ids[first] = 3
@@ -144,7 +144,10 @@ def test_mt5(tmp_path: Path, dtype: torch.dtype) -> None:
 def test_a_head_of_its_own_and_a_config_of_transformers_4(
     tmp_path: Path, kind: str, tied: bool
 ) -> None:
-    """Separate output matrices are used, as in T5 1.1, FLAN-T5, mT5; only tied ones are scaled."""
+    """A separate output matrix is used, as in T5 1.1, FLAN-T5 and mT5.
+
+    Outputs are scaled only in T5, and only if the config ties the matrix.
+    """
     sizes = CONFIGS["three heads, other sizes than their share, relu"]
     config = (T5Config if kind == "t5" else MT5Config)(**SIZES, **sizes)
     model = T5ForConditionalGeneration if kind == "t5" else MT5ForConditionalGeneration

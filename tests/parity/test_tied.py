@@ -1,4 +1,7 @@
-"""Tests of files whose output matrix contradicts the config: beside the token table, or alone."""
+"""Tests of files that hold an output matrix although the config ties it to the token table.
+
+A file holds the output matrix in addition to the token table, or in place of the table.
+"""
 
 from __future__ import annotations
 

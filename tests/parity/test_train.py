@@ -1,4 +1,4 @@
-"""Tests of models trained by qkv.learn in transformers, and of AdamW against torch's."""
+"""Tests that transformers opens models trained by qkv.learn, and tests of AdamW against torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the course's page on a student's function inside torch and transformers."""
+"""Tests that the cells of docs/course/further-transfer.md agree with torch and transformers."""
 
 import re
 from pathlib import Path
