@@ -109,7 +109,8 @@ QKV_INLINE void gelu_slope(Floats (&x)[N]) {
   }
 }
 
-// The derivative of v * sigmoid(u) is s + v * s * (1 - s) * u', with 1 - s = e * s, e = exp(-u).
+// Returns the derivative of x * s by x, where s = sigmoid(u): s + x * u' * s * (1 - s). With
+// e = exp(-u), 1 - s is e * s. `slope` is u', and `exponent` is -u * log2(e).
 QKV_INLINE Floats times_sigmoid_slope(Floats x, Floats exponent, Floats slope) {
   Floats e = exp2(smaller(splat(126), exponent));
   Floats s = 1.0f / (e + 1);

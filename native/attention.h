@@ -43,7 +43,8 @@ inline Range columns_of(const Attention& a, int64_t row, int64_t i, int64_t bloc
   return {at_most(begin, end), end};
 }
 
-// Returns the factor of a tile's scores if the scores need only this factor.
+// Returns the factor that a tile's scores still need: `finish_row` has already applied the scale to
+// scores that are not plain, so their factor is 1.
 inline float factor_of(const Attention& a, bool plain) {
   return plain ? float(a.scale * double(LOG2_E)) : 1.0f;
 }
@@ -138,7 +139,7 @@ inline void store_row(const Cells& out, int64_t at, const float* row, int64_t co
   for (; c < count; ++c) put(out, at + c, row[c]);
 }
 
-// Converts the scores that `tile_of_block` left in a row of weights to weights.
+// Converts one row of `a.weights` from scores to weights. `tile_of_block` stored the scores there.
 inline void weigh_row(const Attention& a, const Place& p, double lse, float factor) {
   Range keys = keys_of(a, p.row, p.i);
   float* weights = static_cast<float*>(a.weights.data) + cell(a.weights, p, 0);
@@ -165,8 +166,8 @@ inline void load_queries(const Attention& a, const Place& first, int64_t count, 
                         &s.queries[size_t(r * STEP)]);
 }
 
-// Calls `compute(rows, tile)` for each tile of a chunk's first `real` queries and each block of keys
-// that the tile may see, block by block.
+// Divides the first `real` queries of a chunk into tiles. For one block of keys after the other,
+// calls `compute(rows, tile)` for each tile that may see keys of the block.
 template <class Compute>
 QKV_INLINE void for_each_tile(const Attention& a, const Chunk& chunk, int64_t real,
                               Compute compute) {
@@ -200,8 +201,8 @@ inline void finish_padding(const Attention& a, const Place& p) {
   static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)] = base + std::log(sum);
 }
 
-// If a score (an exponent of 2) is larger than this limit, float32 is too coarse for the differences
-// between scores, and weights do not match a log-sum-exp with 53 bits.
+// The limit for scores (exponents of 2) in float32. Above it, float32 rounds scores so coarsely
+// that weights computed from these scores do not match the log-sum-exp, which is a double.
 constexpr double COARSE = 1e7;
 
 // Whether the sum of a query's weights is exact enough.

@@ -6,8 +6,9 @@
 namespace qkv {
 namespace {
 
-// Returns the offset of each row of `array`. A row is one index into all axes before the last `inner`
-// axes. These leading axes have the lengths of the axes of `like`, or length 1 if they are repeated.
+// Returns the offset of each row of `array`. The leading axes are all axes before the last `inner`
+// axes, and each combination of their indices is one row. Each leading axis is as long as this axis
+// of `like`, or has length 1 if it is repeated.
 std::vector<int64_t> starts(const Array& array, const Array& like, int inner) {
   int outer = std::max(0, like.axes() - inner);
   need(array.axes() <= std::max(like.axes(), inner), "an array has too many axes");

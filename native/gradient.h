@@ -2,10 +2,10 @@
 // B).
 //
 // A unit of work is one block of keys of a key head, with all queries that may see the block. Only
-// this unit adds to the gradients of the block's keys and values. Every unit of a key head adds to
-// the gradients of the queries, from the last block to the first: before a unit adds to a chunk of
-// queries, it waits until the unit of the next block has finished this chunk. So the order of every
-// sum is fixed, and no result depends on the threads.
+// this unit adds to the gradients of the block's keys and values. All units of a key head add to
+// the gradients of the same queries. The last block adds first, and the first block adds last: the
+// unit of block b adds to a chunk of queries only after the unit of block b + 1 has finished this
+// chunk. So the order of every sum is fixed, and no result depends on the threads.
 #pragma once
 
 #include "gradient_chunk.h"
@@ -13,7 +13,7 @@
 namespace qkv {
 namespace QKV_BODY {
 
-constexpr int64_t THROUGH = INT64_MAX;  // the state of a unit without further chunks
+constexpr int64_t THROUGH = INT64_MAX;  // the state of a unit that has finished all its chunks
 
 inline int64_t real_queries(const Attention& a, int64_t row) {
   return at_most(a.length[row], a.query_length[row]);
@@ -193,8 +193,8 @@ inline void differentiate(const Attention& a, const Gradient& g, int threads) {
 
   next = 0;
   if (shared) {
-    // one worker computes a block of keys for all heads, so that no other worker adds to the bias of
-    // this block
+    // one worker computes a block of keys for all heads, so that no other worker adds to the
+    // gradient of the bias of this block
     on_threads(g.bias.j == 0 ? 1 : threads, [&](int) {
       GradientScratch scratch;
       scratch.need(a.size, a.value_size);

@@ -12,7 +12,7 @@ constexpr int TRANSPOSED_STEP = QUERIES + 16;  // the distance between rows of t
 // The results of the forward pass for each query, which `prepare_head` fills.
 struct Saved {
   explicit Saved(size_t count) : base(count), rest(count), delta(count) {}
-  Buffer<float> base, rest;  // base + rest is the log-sum-exp to base 2; infinity if the query sees no key
+  Buffer<float> base, rest;  // their sum is log-sum-exp / ln 2; infinity if the query sees no key
   Buffer<float> delta;       // sum(grad_out * out)
 };
 
@@ -48,7 +48,7 @@ struct GradientScratch {
 struct Differentiation {
   const Attention& a;
   const Gradient& g;
-  // (rows + 1): the numbers of queries and of blocks of keys in all earlier rows, for one head
+  // (rows + 1): how many queries, and how many blocks of keys, a head has in all earlier rows
   Buffer<int64_t> queries_before, blocks_before;
   Saved saved;
   Objects<std::atomic<int64_t>> through;  // (unit): the number of finished chunks

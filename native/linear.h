@@ -246,7 +246,8 @@ void multiply_all(const Linear& p, int threads) {
   });
 }
 
-// Returns the index, in a packed row, of number `d` of the unit of column `c`.
+// In a packed row, each column has a unit of DEPTH numbers. Returns the position, in this row, of
+// number `d` of column `c`.
 template <class T>
 inline int64_t slot(int64_t c, int d) {
   constexpr int depth = Product<T>::Step::DEPTH;

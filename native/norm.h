@@ -96,10 +96,10 @@ inline void norm_grad_row(const NormGrad& p, const float* x, const float* upstre
   }
 }
 
-// Sums columns first within pieces of rows, and then over the pieces. The pieces depend only on the
-// shape.
+// Divides the rows into pieces (groups of rows), sums each column in each piece, and then adds the
+// pieces' sums. The pieces depend only on the shape.
 inline void norm_grad(const NormGrad& p, int threads) {
-  constexpr int64_t PIECE = 8192, MOST = 128;  // minimum elements per piece, maximum pieces
+  constexpr int64_t PIECE = 8192, MOST = 128;  // elements per piece (about), pieces (at most)
   int64_t rows = p.size < PIECE ? PIECE / p.size : 1;
   if (rows * MOST < p.rows) rows = (p.rows + MOST - 1) / MOST;
   const int64_t pieces = (p.rows + rows - 1) / rows;

@@ -17,7 +17,7 @@ constexpr int STEP = BLOCK + 16; // the distance between rows; powers of two slo
 static_assert(MAX_SIZE <= STEP, "rows of queries are as long as rows of scores");
 
 // Loads up to WIDTH of the 32-bit units that `Product` multiplies, from an array whose rows run along
-// the depth. `at` and `count` count numbers of the array.
+// the depth. `at` and `count` are in elements of the array, not in units.
 template <class Product>
 QKV_INLINE Floats load_depth(const Cells& from, int64_t at, int64_t count) {
   if constexpr (Product::DEPTH == 1) {

@@ -11,8 +11,9 @@ constexpr int64_t FURTHEST = int64_t(1) << 60;  // the largest offset, positive 
 constexpr int64_t FAR = int64_t(1) << 62;       // stands for a window side without a limit
 constexpr int64_t MAX_SIZE = 256;          // the largest d that the buffers can hold
 
-// An array over (row, key head, group, i, j), read in place. A row is one text of the batch; all
-// leading axes together count the rows. Steps count elements; a broadcast axis has step 0.
+// An array over (row, key head, group, i, j), read in place. A row is one text of the batch;
+// several leading axes count as one axis of rows. Steps count elements; a broadcast axis has
+// step 0.
 struct Cells {
   void* data = nullptr;  // nullptr if the array is not given
   Type type = Type::float32;
@@ -45,7 +46,7 @@ struct Attention {
 
   Cells out;      // the type of query; axis j has length 1
   Cells lse;      // float64, optional; axis j is not used
-  Cells weights;  // float32, optional; filled with zeros before the call, and with the weights by the call
+  Cells weights;  // float32, optional; all 0 before the call, which writes the weights here
 
   // The summary, computed if top_k > 0.
   int64_t top_k = 0;

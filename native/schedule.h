@@ -134,8 +134,8 @@ inline void ask_for_head(const Attention& a, int64_t head) {
   ask_for(a.query, cell(a.query, p, 0), at_most(a.length[p.row], BLOCK), a.size);
 }
 
-// Whether a worker takes all heads of a row: if the heads are neighbours in memory, and the batch has
-// many rows.
+// Whether a worker takes all heads of a row. It does if the heads of each query are neighbours in
+// memory, and the batch has at least four rows per thread.
 inline bool goes_by_row(const Attention& a, int threads) {
   return a.query.i >= a.size * a.kv_heads * a.group && a.rows >= 4 * threads;
 }

@@ -13,8 +13,8 @@ struct RowScratch {
   alignas(64) uint8_t bytes[STEP];
 };
 
-// Whether a score is the product times a positive factor, and only lengths, causality and window mask
-// keys.
+// Whether each score is only a product times a positive factor, and keys are masked only by
+// lengths, causality and the window.
 inline bool is_plain(const Attention& a) {
   double factor = a.scale * double(LOG2_E);
   return !(a.softcap > 0) && !a.bias && !a.mask && !a.slopes && factor > 1e-30 && factor < 1e30;
@@ -59,9 +59,10 @@ inline void hide_outside(float* scores, int64_t begin, int64_t end, Range seen) 
   }
 }
 
-// Computes scores * by + numbers. A number of -infinity masks its score. With AGAIN, scores that were
-// masked before stay masked. Finite sums stay finite: the lowest float, which is often used as a
-// mask, gives a key almost no weight, and does not mask the key.
+// Multiplies scores by the factor `by`, and adds `numbers` times log2(e). A number of -infinity
+// masks its score. With AGAIN, scores that were masked before stay masked. Finite sums stay finite:
+// the lowest float, which is often used as a mask, gives a key almost no weight, and does not mask
+// the key.
 template <bool AGAIN>
 inline void add_numbers(float* scores, Floats by, const float* numbers, int64_t count) {
   const Floats lowest = splat(std::numeric_limits<float>::lowest()), hidden = splat(-INF);

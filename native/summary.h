@@ -148,7 +148,8 @@ void summarize_chunk(const Attention& a, const Chunk& chunk, const Packed& head,
   });
 }
 
-// Adds the sums of weights per key over the parts of a head's queries, in order.
+// The queries of a head are divided into parts, and each part has one sum of weights for each key.
+// Adds the sums of all parts, in the order of the parts.
 inline void join_received(const Attention& a, int64_t row, int64_t kv_head, const Packed& head,
                           int64_t parts) {
   int64_t keys = a.keys[row];

@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto PATIENCE = std::chrono::microseconds(60);  // busy waiting before sleeping
-#if defined(QKV_IMPATIENT)  // tests check as often as possible whether to stop
+#if defined(QKV_IMPATIENT)  // in tests, check for stop requests as often as possible
 constexpr auto ASKING = std::chrono::milliseconds(0);
 constexpr int64_t SLICE = 0;
 #else

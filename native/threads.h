@@ -39,8 +39,8 @@ constexpr int64_t EXPONENTIAL = 16;  // one exponential takes about as long as t
 // A worker calls this function in a loop while it waits for another worker.
 void go_on_waiting();
 
-// As long as this object lives, the calling thread asks about every 50 ms whether its calls of the
-// kernel should stop.
+// As long as this object exists, calls of the kernel by the thread that created it call `made`
+// about every 50 ms, and stop if it returns true.
 class StopRequest {
  public:
   StopRequest();

@@ -42,7 +42,7 @@ def run(*args):
 
 @pytest.fixture(autouse=True, scope="module")
 def _marked_once():
-    """Mark each source in only one process; each test prints the marks itself."""
+    """Start only one process for each source, and reuse its marks; each test prints the marks."""
     marks, mark = {}, check_file
 
     def once(file, task, **options):

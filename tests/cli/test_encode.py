@@ -257,7 +257,7 @@ def test_memory_does_not_grow_with_the_number_of_lines(model: str, tmp_path: Pat
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process has used is asked of Linux")
 @pytest.mark.parametrize("word", ["the cat ", "x"])
 def test_memory_does_not_grow_with_a_line(word: str, model: str, tmp_path: Path) -> None:
-    """Test a line of words and a line without blanks, read from standard input without mapping."""
+    """Test a long line with and without blanks, from standard input, which is not memory-mapped."""
     peaks = []
     for size in (2**21, 2**25):
         command = [sys.executable, "-c", PROGRAM, "encode", "-", "-o", str(tmp_path / "out.npy"),

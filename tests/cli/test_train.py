@@ -46,7 +46,7 @@ def train_process(*args: str) -> subprocess.Popen[bytes]:
 
 
 def wait_for(folder: Path, step: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a run has made a step."""
+    """Wait until a run has made the step with this number."""
     for _ in range(6000):
         rows = read_metrics(folder)
         if rows and rows[-1]["step"] >= step:

@@ -36,7 +36,7 @@ def test_an_address_holds_what_is_asked_for() -> None:
         "only": ["sentence", "head"],
         "layer": 0,
         "head": 2,
-        "query": 2,  # bank, after [CLS] and the
+        "query": 2,  # "bank" is at position 2: [CLS], "the", "bank"
         "inside": True,
     }
 
@@ -51,7 +51,8 @@ def test_a_second_text_and_the_colouring_stand_there_too() -> None:
 def test_a_query_is_a_word_or_a_place() -> None:
     assert state(only="head", query="River")["query"] == 5
     assert state(only="head", query="4")["query"] == 4
-    assert state("in 2 days", only="head", query="2")["query"] == 2  # the word 2 of [CLS] in 2 days
+    # the word "2" is at position 2: [CLS], "in", "2", "days"
+    assert state("in 2 days", only="head", query="2")["query"] == 2
     assert state("She [MASK].", only="head", query="[MASK]")["query"] == 2
 
 

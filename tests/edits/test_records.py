@@ -1,4 +1,4 @@
-"""Tests of the schema of edits: it is a valid JSON Schema that agrees with Python."""
+"""Tests of the schema of edits: a valid JSON Schema that accepts and rejects the same as Python."""
 
 from typing import Any
 

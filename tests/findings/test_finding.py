@@ -212,7 +212,7 @@ def test_other_weights_do_not_verify_a_finding(model: qkv.Model, glass: qkv.Find
     )
     own = qkv.finding(other, GLASS, hide="glass")
     assert own.verify() == (True, [])  # verified with the model that measured it
-    assert not replace(own, _model=None).verify().holds  # verified with the model of its name
+    assert not replace(own, _model=None).verify().holds  # verified with the model named books
 
 
 def test_the_model_of_another_finding(small: Path, glass: qkv.Finding) -> None:

@@ -257,7 +257,8 @@ def test_a_block_says_what_it_may_leave_in_a_trace(post_norm: bool, rotary: Any)
 
 
 def test_weights_are_not_computed_unless_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules["qkv.attend.attention"]  # `qkv.attend.attention` is the function
+    # the attribute `qkv.attend.attention` is the function of this name, not the module
+    module = sys.modules["qkv.attend.attention"]
 
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("the scores were computed")

@@ -64,9 +64,10 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
 OPTIONS: list[dict[str, Any]] = [{}, {"window": (4, 0), "softcap": 5.0, "scale": 0.5}]
 SIZES = {"one product for each": (6, 2, 12), "one for all three": (4, 2, 16)}
 TYPES = [np.float32, bfloat16]
-# Each pair of design and attention occurs twice, with opposite sizes, options and types. This
-# quarter of all cases contains every combination of any three of the five parameters. The half
-# without the mark `attack` contains every combination of any two.
+# Each pair of design and attention occurs twice. The second time, the sizes, the options and the
+# type all differ from the first time. This quarter of all cases contains every combination of any
+# three of the five parameters. The half without the mark `attack` contains every combination of any
+# two.
 TOGETHER = [
     pytest.param(
         *(size ^ other, design, attention, option ^ other, kind ^ other),
@@ -198,7 +199,8 @@ def test_weights_are_packed_once_for_both_ways(monkeypatch: pytest.MonkeyPatch) 
     packing = sys.modules["qkv.ops.packing"]
     counting = SimpleNamespace(**{**vars(compiled), "pack": pack})
     monkeypatch.setattr(packing, "compiled", counting)
-    # A new shelf, because shelves with the deleted weights of other tests may be dropped any time.
+    # Begin a new shelf (an array of packed weights). An old shelf with deleted weights of other
+    # tests may be dropped at any time, and its remaining weights would be packed again.
     monkeypatch.setattr(packing, "_shelf", np.empty(0, np.float32))
     for sizes in SIZES.values():
         model = built(np.float32, ATTENTIONS["rotary"], sizes)

@@ -395,7 +395,7 @@ def test_running_means_that_are_not_finite_end_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ruin", [np.nan, np.inf, 1e30])
 @pytest.mark.parametrize("last", [True, False], ids=["the last step", "a checkpoint"])
 def test_a_model_that_is_not_finite_ends_the_run(ruin: float, last: bool, tmp_path: Path) -> None:
-    """The losses do not show the numbers yet, because they come from before the last step."""
+    """The losses do not show the ruined parameters: a step's loss is computed before the step."""
     net, steps = network(), 6 if last else 20
     with pytest.raises(Diverged, match=r"step 6 the model gives .* not finite.*checkpoint, step 4"):
         train(net, Ruin(5, ruin), folder=tmp_path, steps=steps, checkpoint_steps=2, snapshots=[])
@@ -560,7 +560,7 @@ def test_products_in_bfloat16_give_nearly_the_same_losses(tmp_path: Path) -> Non
     np.testing.assert_allclose(losses["bfloat16"], losses["float32"], rtol=0.01)
     same = losses["bfloat16"] == losses["float32"]
     assert same is not qkv.backend().startswith("native-")  # NumPy ignores the setting
-    with pytest.raises(ValueError, match="products"):  # the checkpoint has other products
+    with pytest.raises(ValueError, match="products"):  # the checkpoint says bfloat16
         train(network(), causal, folder=tmp_path / "bfloat16", steps=4, resume=True, **QUIET)
     with pytest.raises(ValueError, match="products is 'int8': choose float32 or bfloat16"):
         train(network(), causal, folder=tmp_path / "more", steps=4, products="int8", **QUIET)

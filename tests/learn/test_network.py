@@ -83,7 +83,7 @@ def test_what_it_does_not_take() -> None:
 @pytest.mark.parametrize("config", [GPT2, BERT], ids=["gpt2", "bert"])
 @pytest.mark.parametrize("numbers", [10, pytest.param(100, marks=pytest.mark.attack)])
 def test_the_gradient_of_a_whole_model_by_finite_differences(config, numbers, monkeypatch) -> None:
-    # the head computes two rows at a time
+    # the head computes the five rows in three parts, of at most two rows each
     monkeypatch.setattr(objectives_module, "_LOGITS_AT_ONCE", 2 * 23)
     net = network(config, seed=1, dtype=np.float64)
     rng = np.random.default_rng(0)

@@ -149,7 +149,8 @@ struct AttentionCase : Case {
   }
 };
 
-// A call of the backward pass. Results of the forward pass are inputs. Gradients are contiguous.
+// A call of the backward pass. `out` and `lse`, the results of the forward pass, are inputs here.
+// Gradients are contiguous.
 struct GradientCase : AttentionCase {
   Gradient g;
   Array upstream, query_sums, key_sums, value_sums, bias_sums;

@@ -1,4 +1,4 @@
-// A case that is read from a file: its arrays, wrong results, and tolerances.
+// A case that is read from a file: its arrays, its tolerances, and reports of wrong results.
 #pragma once
 
 #include <cmath>

@@ -1,12 +1,12 @@
-// Runs case files on every body that this machine can run. Sanitizers and emulators run this
-// program, because a Python process is too heavy for them. writer.py writes the files, with the
-// expected results.
+// Runs case files on every body that this machine can run. This program is for sanitizers and
+// emulators, for which a Python process is too heavy. writer.py writes the files, with the expected
+// results.
 //
 //   driver FILE...    one line for each failure; exit code 1 if there was any
 //
 // Every array has its own heap block, which is exactly as long as the part that may be read, so an
-// address sanitizer detects a read beyond this part. Built with QKV_IMPATIENT, each case also has a
-// run that is ended early.
+// address sanitizer detects a read beyond this part. Built with QKV_IMPATIENT, each case runs once
+// more on each body, with a request to stop early.
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -52,7 +52,7 @@ std::unique_ptr<Case> next_case(File& file, int number) {
 
 int ended = 0;  // the number of runs that were ended early
 
-// Ends a run after it has checked `left` times whether to stop.
+// Requests a stop after `left` checks.
 struct Ending : StopRequest {
   int left;
   explicit Ending(int left) : left(left) {}

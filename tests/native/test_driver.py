@@ -342,7 +342,10 @@ def linear() -> list[bytes]:
 
 
 def training() -> list[bytes]:
-    """Return backward passes, with results of NumPy, for sizes that no tile or piece divides."""
+    """Return calls of the functions for training; most sizes are no multiples of a tile.
+
+    The expected results are NumPy's.
+    """
     found = []
     for seed in range(24):
         rng = np.random.default_rng(seed)

@@ -49,7 +49,7 @@ def heading(kind: int, name: str) -> bytes:
 
 
 class Placed:
-    """An array over (row, key head, group, i, j), with the steps that the kernel takes."""
+    """An array over (row, key head, group, i, j), with the offsets and strides for the kernel."""
 
     def __init__(self, array: Array, axes: Sequence[int | None], rows: Any, lengths: Any) -> None:
         """Take the array's axes for (key head, group, i, j); None is an axis that does not exist.
@@ -89,7 +89,7 @@ NONE = whole(-1)
 
 
 def _rows(array: Array, inner: int) -> Array:
-    """Return the offset, in elements, of each index into the axes before the last `inner` axes."""
+    """Divide `array` into parts of its last `inner` axes; return their offsets, in elements."""
     begins = np.zeros(array.shape[: array.ndim - inner], np.int64)
     for axis, length in enumerate(begins.shape):
         along = np.arange(length) * (array.strides[axis] // array.itemsize)
@@ -102,7 +102,7 @@ def _native(array: Array) -> Array:
 
 
 def _unit(array: Array) -> Array:
-    """Return an array with a contiguous last axis, as bodies need query, key and value."""
+    """Make the last axis contiguous, because bodies require this of query, key and value."""
     array = _native(array)
     if array.shape[-1] > 1 and array.strides[-1] != array.itemsize:
         return np.ascontiguousarray(array)
@@ -260,7 +260,7 @@ def gradient_case(name: str, case: Case, seed: int) -> bytes:
     ]
     for number, array in enumerate(expected):
         largest = max(1.0, float(np.abs(array).max(initial=0)))
-        # a slope's gradient sums changes times distances, which cancel
+        # the gradient of a slope is a sum of changes times distances, and its terms cancel
         more = S if number == 4 else 1
         outputs += [block(array, np.float64), real(1e-5 * largest * more)]
     asked = _attention(name, call, per_row, 0, inputs, [judged], None)
@@ -397,7 +397,7 @@ def training_case(
     *,
     settings: Sequence[float] = (),
 ) -> bytes:
-    """Return a call for training; `found` are the arrays for its results, as before the call."""
+    """Return the bytes of a training call; `found` has its result arrays before the call."""
     largest = max((np.abs(array).max(initial=1) for array in expected), default=1)
     return b"".join(
         [

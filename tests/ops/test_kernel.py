@@ -294,7 +294,7 @@ def test_out_of_any_steps_is_written_where_it_stands(backend: str, heads: int) -
     expected = qkv.attention(query, key, value)
     whole = np.full((2, 5, 4, 40), 9, np.float32)
     for out in (
-        whole.transpose(0, 2, 1, 3)[..., 3:35],  # in memory, heads come after tokens
+        whole.transpose(0, 2, 1, 3)[..., 3:35],  # in `whole`, tokens are before heads
         np.full((2, 4, 5, 64), 9, np.float32)[..., ::2],
         np.full((5, 2, 4, 32), 9, np.float32).transpose(1, 2, 0, 3),
     ):

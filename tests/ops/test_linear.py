@@ -429,7 +429,8 @@ def test_a_small_weight_does_not_hold_the_room_of_those_that_are_gone(
     gc.collect()
     small, before = [], _shelves()
     for turn in range(12):
-        others = [sealed(np.ones((200, 300), np.float32)) for _ in range(16)]  # larger than a shelf
+        # together, these weights are larger than a shelf
+        others = [sealed(np.ones((200, 300), np.float32)) for _ in range(16)]
         small.append(sealed(numbers(8, 9, seed=turn)))
         for weight in (*others, small[-1]):
             linear(np.ones((1, len(weight)), np.float32), weight)

@@ -96,7 +96,7 @@ def test_numpys_products_do_not_depend_on_what_else_runs(monkeypatch: pytest.Mon
             set_num_threads(threads)
             with threadpoolctl.threadpool_limits(blas):
                 found.append(linear(x, weight))
-                with one_blas_thread():  # as while attention runs on another thread
+                with one_blas_thread():  # attention on another thread sets this limit too
                     found.append(linear(x, weight))
         assert all((each == found[0]).all() for each in found)
         np.testing.assert_allclose(found[0], x @ weight, atol=1e-11)

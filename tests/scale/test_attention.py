@@ -189,7 +189,7 @@ def test_scores_beside_which_all_digits_are_lost(scores: str, dtype: Any) -> Non
         mask[2] = np.finfo(dtype).min  # all keys get equal weights, in blocks of 7, 7 and 6
         mask[3, :9] = np.finfo(dtype).min
     else:
-        query[...] = 0  # only the mask's numbers remain of the scores
+        query[...] = 0  # now each score is only the mask's number
         mask[2] = -1e12
         mask[2, 4:9] += 1e5
         mask[3] = 3e9

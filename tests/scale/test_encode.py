@@ -1,4 +1,4 @@
-"""Tests of `scale.encode`: each row once, equal to `Model.encode`, in a folder that resumes."""
+"""Tests of `scale.encode`: each row once, equal to `Model.encode`, and runs that can resume."""
 
 import json
 import sys

@@ -51,7 +51,7 @@ def test_what_is_no_json(data: bytes, tmp_path: Path) -> None:
 
 
 def put(*names: Any) -> Callable[[Any, Any], None]:
-    """Return a change that sets the value at `names`, or deletes it if the value is `put`."""
+    """Return a function that sets the entry at the path `names`; the value `put` deletes it."""
 
     def change(data: Any, value: Any) -> None:
         for name in names[:-1]:

@@ -1,4 +1,4 @@
-"""Tests of the rows of files, which have the same numbers for any blocks and parts."""
+"""Tests that the rows of files get the same numbers, however blocks and parts divide a file."""
 
 import bz2
 import csv

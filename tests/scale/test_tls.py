@@ -1,4 +1,4 @@
-"""Tests of a cluster with TLS, made as in docs/scale.md, which rejects strangers."""
+"""Tests that a cluster with TLS, made as in docs/scale.md, rejects strangers."""
 
 import re
 import shlex
@@ -41,10 +41,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def cluster(folders: tuple[Path, Path]) -> Iterator[tuple[Any, Any]]:
-    """Yield a cluster with the page's `Security`, and this `Security`.
-
-    Only the address of the dashboard differs from the page.
-    """
+    """Yield the page's cluster and its `Security`; only the dashboard's address differs."""
     from distributed import LocalCluster
 
     code = re.search(r"^files = .*?require_encryption=True\)$", _page(), flags=re.M | re.S)
@@ -123,7 +120,7 @@ def test_a_stranger_is_not_let_in(
 def test_who_has_a_certificate_is_answered(
     cluster: tuple[Any, Any], folders: tuple[Path, Path]
 ) -> None:
-    """The test of strangers would notice an answer, because this test receives one."""
+    """A client with a certificate gets an answer, as a stranger would if it were let in."""
     host, _, port = cluster[0].scheduler_address.removeprefix("tls://").partition(":")
     context = ssl.create_default_context(cafile=str(folders[0] / "ca.pem"))
     context.check_hostname = False
@@ -136,7 +133,7 @@ def test_who_has_a_certificate_is_answered(
 
 
 def _answer(connection: socket.socket) -> bytes:
-    """Return the first bytes that Dask's side sends; Dask's side sends first."""
+    """Return the first bytes from Dask, which sends before the client does."""
     try:
         return connection.recv(64)
     except ConnectionError:

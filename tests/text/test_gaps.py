@@ -1,4 +1,4 @@
-"""Tests of the spellings of a missing word: each is a gap at its own characters."""
+"""Tests of the ways to write a missing word, and of the characters that each gap takes."""
 
 import pytest
 

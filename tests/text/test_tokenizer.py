@@ -15,7 +15,7 @@ PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "play", "##ing", "the", "cafe", ".
 
 
 def library_tokenizer() -> tokenizers.Tokenizer:
-    """Return a small BERT-like tokenizer that pads to 6 and cuts at 5, as in exported files."""
+    """Return a small BERT-like tokenizer that pads to 6 and cuts at 5, as many files do."""
     built = tokenizers.Tokenizer(
         models.WordPiece({piece: i for i, piece in enumerate(PIECES)}, unk_token="[UNK]")
     )

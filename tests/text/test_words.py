@@ -71,7 +71,8 @@ def test_unknown_words_keep_their_place() -> None:
 def test_unknown_when_written_out() -> None:
     found = WordTokenizer(LESSON)("the [UNK][UNK]cat [unk]")
     assert found.tokens == ["the", "[UNK]", "[UNK]", "cat", "[UNK]", "[UNK]", "[UNK]"]
-    assert found.offsets[1:4] == [(4, 9), (9, 14), (14, 17)]  # then [, unk and ] by themselves
+    # the lower-case "[unk]" becomes three unknown tokens, for "[", "unk" and "]"
+    assert found.offsets[1:4] == [(4, 9), (9, 14), (14, 17)]
 
 
 @pytest.mark.parametrize(

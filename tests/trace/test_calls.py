@@ -1,4 +1,4 @@
-"""Tests of how often a trace calls functions of another file of the package."""
+"""Tests of how often files of the package call each other during a trace."""
 
 import sys
 from collections import Counter
@@ -15,7 +15,7 @@ ROOT = str(Path(qkv.__file__).parent)
 
 
 def crossings(model: qkv.Model, text: str) -> Counter[str]:
-    """Count the calls of each file from other files of the package while a text is traced."""
+    """Trace a text, and count for each file of the package how often other files call it."""
     found: Counter[str] = Counter()
 
     def called(frame: FrameType, event: str, _: Any) -> None:

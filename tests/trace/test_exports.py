@@ -1,4 +1,4 @@
-"""Tests of traces as xarray datasets and pandas tables, compared cell by cell."""
+"""Tests of xarray datasets and pandas tables of traces: cells equal the traces' own arrays."""
 
 import sys
 from types import ModuleType
