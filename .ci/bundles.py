@@ -2,9 +2,9 @@
 
     python .ci/bundles.py
 
-A page is a module of src/qkv/see/page/assets with all its imports; so is a script beside a page.
-esbuild bundles each into one script and one style sheet in src/qkv/see/page/bundles, which Python
-inserts into pages.
+Each page has a main module in src/qkv/see/page/assets, and each extra script (see BESIDE) has one.
+esbuild combines a main module and all its imports into one script, and their styles into one style
+sheet. Both are in src/qkv/see/page/bundles, and Python inserts them into pages.
 """
 
 import shutil
@@ -17,8 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "src/qkv/see/page"
 ASSETS, BUNDLES = PAGE / "assets", PAGE / "bundles"
 ESBUILD = ROOT / ".venv-esbuild/node_modules/.bin/esbuild"  # `make bundles` installs it
-BESIDE = ("engine/door.js", "engine/server.js", "engine/worker.js")  # scripts beside that of a page
-# The exports of a module are in `page`. Names stay, for those who read an error.
+# Extra scripts: some pages contain them in addition to the script of the page's own module.
+BESIDE = ("engine/door.js", "engine/server.js", "engine/worker.js")
+# The global variable `page` holds the exports of a bundled module. Bundles keep the names of
+# variables and functions, so that error messages stay readable.
 FLAGS = (
     *("--bundle", "--format=iife", "--global-name=page", "--charset=utf8"),
     *("--legal-comments=none", "--minify-whitespace", "--log-level=warning"),
@@ -26,7 +28,10 @@ FLAGS = (
 
 
 def bundle(*modules: str, folder: Path, code: str = "") -> None:
-    """Write the bundles of modules, named by their paths in assets/, or of code into a folder."""
+    """Bundle modules or code, and write the bundles into a folder.
+
+    `modules` are paths in assets/. Without modules, the string `code` is bundled.
+    """
     command = [str(ESBUILD), *modules, *FLAGS, f"--outdir={folder}", "--entry-names=[name]"]
     if not ESBUILD.exists():
         sys.exit("there is no esbuild here: `make bundles` installs it")

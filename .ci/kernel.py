@@ -66,7 +66,8 @@ def main(python: str) -> int:
         options = [] if os.environ.get("CI") else OWN
         time = "this processor: up to a minute" if options else "all processors: two minutes"
         print(f"  if there is a compiler, the kernel is compiled for {time}", flush=True)
-    # what is imported is compiled then, once: all of it now would take 10 seconds
+    # do not compile bytecode now, which would take 10 seconds: Python compiles each module at its
+    # first import
     return subprocess.call(
         [*INSTALL, python, *options, "--no-compile", "--editable", f"{ROOT}[plot]"]
     )

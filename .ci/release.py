@@ -1,4 +1,4 @@
-"""Make a release of this clone, up to what is pushed: `make release VERSION=1.2.3`.
+"""Make a release in this clone, but push nothing: `make release VERSION=1.2.3`.
 
     python .ci/release.py make VERSION     changelog, version, wheels, sdist, checksums, tag
     python .ci/release.py notes VERSION    print what CHANGELOG.md says of a version

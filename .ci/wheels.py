@@ -83,7 +83,9 @@ def compiled(source: Path, name: str, work: Path, **env: str) -> Path:
     target, arch, tag = TARGETS[name]
     compiler = work / "c++"
     script = f'#!/bin/sh\n"{sys.executable}" -m ziglang c++ -target {target} "$@" || exit\n'
-    if "musl" in target:  # zig calls musl libc.so; elsewhere it bears the name of its processor
+    # zig links the kernel with a library named libc.so. Systems with musl name this library
+    # libc.musl-ARCH.so.1, so the script puts this name into the kernel.
+    if "musl" in target:
         script += f"""while [ $# -gt 1 ]; do case "$1 $2" in "-o "*.so)
 patchelf --replace-needed libc.so libc.musl-{arch}.so.1 "$2" ;; esac; shift; done\n"""
     compiler.write_text(script)

@@ -17,13 +17,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.pop("QKV_MODEL", None)
 
-# Tests send these signals, but under nohup or in a background shell a process ignores them.
+# Tests send these signals; a process that nohup or a background shell started may ignore them.
 for _name, _usual in (("INT", signal.default_int_handler), ("HUP", None), ("QUIT", None)):
     _signal = getattr(signal, f"SIG{_name}", None)
     if _signal is not None and signal.getsignal(_signal) is signal.SIG_IGN:
         signal.signal(_signal, _usual or signal.SIG_DFL)
 
-# Collected tests live until the end; searching them for garbage takes a third of the collection.
+# Collected tests stay in memory until the end. Searching them for garbage would take a third of the
+# time in which pytest collects the tests.
 gc.disable()
 
 

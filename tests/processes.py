@@ -16,7 +16,7 @@ def is_gone(number):
 
 
 def ends(number):
-    """Wait for a process to end, for at least a minute; return whether the process ended."""
+    """Wait up to about a minute for a process to end, and return whether it ended."""
     for _ in range(1200):
         if is_gone(number):
             return True

@@ -168,7 +168,7 @@ def room_of(module: str) -> str:
 
 
 def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[str, bool]]:
-    """Yield each module that a file imports, and whether importing the file imports the module."""
+    """Yield each module that a file imports, and whether this import runs when the file loads."""
     package = module if is_package else module.rpartition(".")[0]
 
     def visit(node: ast.AST, at_top: bool) -> Iterator[tuple[str, bool]]:

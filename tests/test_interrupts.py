@@ -15,7 +15,9 @@ pytestmark = [
 ]
 native = pytest.mark.skipif(compiled is None, reason="the kernel was not built")
 
-# Each call would take minutes, or the end of its result stays 0 until the call is complete.
+# Each call must still run when the interrupt comes. Most calls would take minutes. For the others,
+# `result` is the output: its last number is written at the end of the call, so a 0 there shows that
+# the interrupt came before the end.
 START = """
 import os, signal, sys, threading, time
 sys.path.insert(0, sys.argv[1])

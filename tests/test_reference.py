@@ -32,7 +32,11 @@ def found(path: str) -> object:
 
 
 def entries(text: str) -> dict[str, object]:
-    """Return the objects that Sphinx documents, by name: of a module, its listed or all members."""
+    """Return the objects that Sphinx documents, keyed by name.
+
+    For a module, these are the members that the page lists. If the page lists no members, they are
+    all names in `__all__`, except the excluded members.
+    """
     given: dict[str, object] = {}
     for directive in re.split(r"^\.\. ", text, flags=re.MULTILINE)[1:]:
         kind, _, rest = directive.partition(":: ")

@@ -22,7 +22,10 @@ def test_every_head(small, kind):
 
 
 def test_by_hand(small):
-    """Heads that copy, negate or do half of each score 1, -1 or 0; heads that write 0 score NaN."""
+    """A head that copies what it reads scores 1, and a head that negates what it reads scores -1.
+
+    A head that copies one direction and negates another scores 0. A head that writes 0 scores NaN.
+    """
     model = small("gpt2")
     parameters = {name: np.zeros_like(array) for name, array in model.parameters.items()}
     size = model.dim // model.num_heads

@@ -96,10 +96,11 @@ def test_by_hand():
 
 
 def test_estimates_by_hand():
-    """In the clean run, each weight w is 1/2: scores have the slope w (1 - w) = 1/4, values w.
+    """Compare the estimates with slopes by hand: w (1 - w) for a score, and w for a value.
 
-    At a fraction s of the way from the clean to the corrupted text, the key is s ln 3 and there are
-    1 + s apples, so w = 3^s / (3^s + 1). The last of the five steps is the clean text.
+    In the clean run, each weight w is 1/2, so w (1 - w) is 1/4. At a fraction s of the way from the
+    clean to the corrupted text, the key is s ln 3 and there are 1 + s apples, so w is
+    3^s / (3^s + 1). The last of the five steps is the clean text.
     """
     model = by_hand()
     found = edges(model, **TWO, method="eap")
@@ -261,7 +262,7 @@ def test_however_many_are_run_at_once(small, monkeypatch, tokens):
 
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_oss", "parallel"])
 def test_nothing_below_a_receiver_is_computed_again(small, monkeypatch, kind):
-    """After both runs, effects never run layer 0, and run layer 1 only if a receiver is in it."""
+    """After both runs, `effects` runs layer 1 only for receivers in layer 1, and never layer 0."""
     stream = Stream(pair_of(small(kind), (CLEAN, CORRUPTED), "resid_pre", LOGIT, "edges"))
     ran = []
     for name in ("_project", "_attend", "_fed"):
@@ -278,7 +279,7 @@ def test_nothing_below_a_receiver_is_computed_again(small, monkeypatch, kind):
 
 
 def test_paths_by_way_of_several_receivers(small):
-    """The path equals a full run in which every receiver reads the sender's corrupted vector.
+    """The score is that of a full run in which all receivers read the sender's corrupted vector.
 
     Later receivers also read the effects of earlier receivers.
     """

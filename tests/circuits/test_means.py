@@ -97,7 +97,7 @@ def test_an_encoder_beside_plain_loops(bert: qkv.Model) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_families_beside_plain_loops(kind: str, tmp_path: Path) -> None:
-    """Cover causal masks, rotary, fewer key heads, soft caps, windows, ALiBi, sinks and a bias."""
+    """Cover causal masks, RoPE, fewer key heads, soft caps, windows, ALiBi, sinks and a bias."""
     model = qkv.load(str(write_small(tmp_path / "model", KINDS[kind], seed=2)))
     agree(head_scores(model, TEXTS), looped(model, TEXTS))
 
@@ -117,7 +117,7 @@ def test_a_b_c_a_by_hand() -> None:
 
 
 def test_a_token_behind_its_own_copy_follows_that_copy() -> None:
-    # the second 5 puts 1/2 on itself; the third puts 2/3 on the second and on itself
+    # query 1 has the weight 1/2 on key 1; query 2 has 1/3 on key 1 and 1/3 on key 2
     found = head_scores(uniform(), [[5, 5, 5]], "induction")
     agree(found, {"induction": np.full((2, 2), (1 / 2 + 2 / 3) / 2)})
 
@@ -339,7 +339,7 @@ def test_a_model_and_itself_do_not_part(small):
         "blocks.1.attn.v_proj.bias": 0 * ablated["blocks.1.attn.v_proj.bias"],
     }
     silent = small("gpt2").with_parameters(silent)
-    # the cosine with a zero vector is 0
+    # the cosine of a zero vector and another vector is 0; the cosine of two zero vectors is 1
     assert not diff(small("gpt2"), silent, IDS)["heads"][1].any()
     assert (diff(silent, silent, IDS)["heads"][1] == 1).all()
 

@@ -13,7 +13,10 @@ TEXTS = [rng.integers(4, 30, size).tolist() for size in (5, 1, 8, 3, 8, 2, 6, 4,
 
 
 def plain(arrays):
-    """Return each unit's best positions, one per text (T, n), and its means over all tokens."""
+    """Return each unit's best positions, one per text, and its means over all tokens.
+
+    `arrays` holds the activations (T, n) of each text.
+    """
     every = np.concatenate(arrays)
     best = []
     for unit in range(every.shape[1]):

@@ -142,7 +142,7 @@ def test_xarray_has_the_names_and_what_the_numbers_are(result: Result) -> None:
     assert (found.name, found.dims) == ("made", ("layer", "head"))
     assert found.attrs == {"of": "metric", "ground": 0.25}
     assert found.coords["head_text"].values.tolist() == ["a", "b", "c"]
-    assert "layer_text" not in found.coords  # three words for two layers are dropped
+    assert "layer_text" not in found.coords  # left out: 3 words, but 2 layers
     assert found.isel(head=2).values.tolist() == [3.0, 4.0]
     assert found[:, 1:].coords["head"].values.tolist() == [1, 2]
 

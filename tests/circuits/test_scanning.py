@@ -115,7 +115,7 @@ def test_means_and_examples_beside_plain_loops(bert: qkv.Model, top_k: int) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_families_beside_plain_loops(kind: str, tmp_path: Path) -> None:
-    """Cover causal masks, rotary, fewer key heads, soft caps, windows, ALiBi, sinks and a bias."""
+    """Cover causal masks, RoPE, fewer key heads, soft caps, windows, ALiBi, sinks and a bias."""
     model = qkv.load(str(write_small(tmp_path / "model", KINDS[kind], seed=2)), dtype="float64")
     texts = TEXTS[:6]
     traces = [model.trace(text) for text in texts]
@@ -154,7 +154,7 @@ def test_of_texts_with_as_much_the_earlier_ones_are_examples(
     monkeypatch.setattr("qkv.circuits.inputs.TEXTS", texts)
     ids = [[5], [5, 6], [7, 8, 9], [6, 7], [8, 9], [5, 5]]
     found = scan_heads(uniform(), ids, ["previous", "same", "strongest"], top_k=2)
-    # position 1 puts 1/2 on positions 0 and 1; position 2 of the longer text puts 1/3 on each
+    # query 1 of any text puts 1/2 each on keys 0 and 1; query 2 of the longer text puts 1/3 on each
     got = found.examples("previous", -1, -2)
     assert [(one.value, one.number, one.query, one.key) for one in got] == [
         (0.5, 1, 1, 0),

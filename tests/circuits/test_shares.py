@@ -182,7 +182,11 @@ def test_what_has_no_shares(small):
 
 
 def test_norms_behind_the_parts_are_refused_where_the_head_would_do(small):
-    """No family has both, so the small BERT's head loses the layers before its matrix."""
+    """A model with norms after its parts is refused, even if its head is only a matrix.
+
+    No family of models has both. So the test takes the small BERT, which has norms after its parts,
+    and removes from its head the layers before the matrix.
+    """
     bert = small("bert")
     head = replace(bert.design.head, dense=False, activation=None, norm=False)
     plain = bert.with_parameters(dict(bert.parameters))

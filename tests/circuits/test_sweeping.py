@@ -97,7 +97,10 @@ def test_what_a_position_cannot_see_changes_nothing(small):
     ],
 )
 def test_many_pairs_are_each_pair_alone(small, monkeypatch, at, by, tokens):
-    """Pairs of equal length run together; each has its own metric, ground and positions."""
+    """Pairs of equal length run together, each with its own metric, baseline and positions.
+
+    The baseline of a pair is the metric of its corrupted text.
+    """
     monkeypatch.setattr(module, "TOKENS", tokens)
     model = small("llama")
     metrics = [LOGIT, (3, 3), difference, (-2, 4, 9)]

@@ -1,4 +1,4 @@
-"""Servers for tests: `qkv serve` in a separate process, or on a thread; tests always end them."""
+"""Start servers for tests, in a separate process or on a thread, and end them in every case."""
 
 import asyncio
 import json
@@ -161,7 +161,7 @@ def wait_until(true: Callable[[], bool], what: str = "") -> None:
 
 @pytest.fixture
 def serving() -> Iterator[Callable[..., Served]]:
-    """Return a function that starts servers until the test ends: `serving("--model", folder)`."""
+    """A function that starts servers, which end with the test: `serving("--model", folder)`."""
     with ExitStack() as stack:
         yield lambda *arguments, **options: stack.enter_context(serve(*arguments, **options))
 

@@ -22,7 +22,7 @@ from .conftest import Served, serve
 SEED = 13
 CONNECTIONS = 4
 
-# Raw JSON to put in place of a body's values; some of it is not valid JSON.
+# Texts to put in place of the values in a body's JSON; some of these texts are not valid JSON.
 ODD = [
     *(
         "null",
@@ -266,7 +266,7 @@ def post(
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Path]]:
-    """A server of a small decoder, which all routes but rerank support, and the model's folder."""
+    """A server whose model, a small decoder, supports all routes but rerank; the model's folder."""
     folder = write_small(tmp_path_factory.mktemp("decoder"), CONFIGS["gpt2"])
     with serve("--model", str(folder)) as server:
         yield server, folder

@@ -19,7 +19,7 @@ VECTORS = np.array([[len(text), 1.0] for text in TEXTS], np.float32)
 
 @contextmanager
 def served(wrong: str = "") -> Iterator[int]:
-    """Run a server whose vectors hold the lengths of texts, with an error for the text `wrong`."""
+    """Run a server whose vectors hold the lengths of texts, but a false length for `wrong`."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -372,7 +372,10 @@ def test_other_families_are_served_too(tmp_path: Path, kind: str) -> None:
 def test_a_completion_that_is_closed_on_the_way_continues_the_same(
     tmp_path: Path, kind: str
 ) -> None:
-    """The sampled text is the same if the pieces are closed after every 1, 2 or 3 pieces."""
+    """A completion samples the same text if its generator is closed and started again.
+
+    The test closes the generator after every piece, every 2 pieces, or every 3 pieces.
+    """
     model = qkv.load(write_small(tmp_path / kind, CONFIGS[kind]), dtype=np.float64)
     asked: dict[str, Any] = {"prompt": ["the cat sat on", "a dog"], "n": 2, "seed": 4}
     several = [{"max_tokens": 9}, {"max_tokens": 0}, {"max_tokens": 8, "logprobs": 2}]
@@ -422,7 +425,10 @@ def same_logprobs(one: Logprobs | None, other: Logprobs | None) -> None:
 
 
 def test_long_prompts_are_measured_in_parts_that_are_kept(tmp_path: Path) -> None:
-    """A prompt of 90 tokens is measured 32 tokens at a time, and is closed after each part."""
+    """Compute the log probabilities of a prompt of 90 tokens in parts of 32 tokens.
+
+    The test closes the generator after each part; the parts that were computed are kept.
+    """
     model = gpt2(tmp_path, seed=1)
     body = CompletionsBody.read({"prompt": [1] * 90, "max_tokens": 0, "echo": True, "logprobs": 0})
     completion = Completion(model, body, Limits())
@@ -499,7 +505,10 @@ def test_logits_that_are_not_finite_are_named(tmp_path: Path) -> None:
 
 
 def test_a_token_that_cannot_come_has_a_log_probability_of_minus_9999(tmp_path: Path) -> None:
-    """OpenAI's API does the same: JSON has no infinity, and null marks a text's first token."""
+    """As in OpenAI's API, -9999 replaces minus infinity, which JSON does not have.
+
+    null cannot replace it, because null already marks the first token of a text.
+    """
     model = gpt2(tmp_path, seed=1)
     logits, width = model.network.logits, len(model.embedding.table)
     impossible = ids_of("the cat")[-1]
@@ -596,7 +605,7 @@ def read_on(lines: Iterator[str]) -> None:
 
 
 def test_four_long_ones_keep_no_other_waiting(slow: Served) -> None:
-    """Each long stream would take minutes: two are read as they arrive, two are never read."""
+    """Each long stream would take minutes: two are read as they arrive, two only at their start."""
     long = {"prompt": [[5, 6]] * 64, "max_tokens": 4096, "stream": True}
     kept: list[Iterator[str]] = []
     with ExitStack() as stack:

@@ -86,7 +86,7 @@ def test_what_waits_is_not_computed_once_its_client_has_left(
     once = len(spied.computed)
     with server.ask(path, BODIES[path]) as good:
         assert good.recv(100).startswith(b"HTTP/1.1 200 ")
-    # the second request computes as much as the first: nothing was computed for the three clients
+    # one request makes `once` calls, so the first count has none for the three clients that left
     assert len(spied.computed) == 2 * once
     assert once
 
@@ -97,7 +97,8 @@ def test_who_sends_no_more_and_stays_is_answered(served: tuple[Inside, Spied], p
         client = server.ask(path, BODIES[path])
         client.shutdown(socket.SHUT_WR)
         wait_until(lambda: server.worker.waiting == 2)
-        assert client.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"  # a check of the connection
+        # the server sends this interim answer to find out whether the client is still connected
+        assert client.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
     with client:
         answer = b""
         while part := client.recv(65536):

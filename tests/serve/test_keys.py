@@ -83,7 +83,7 @@ def test_a_key_that_would_change_the_answer_is_refused(
 
 @pytest.mark.parametrize("path", BODIES)
 def test_values_that_change_nothing_are_accepted(clients: dict[str, TestClient], path: str) -> None:
-    """Neutral values of refused keys, null, and ignored or unknown keys change nothing."""
+    """Refused keys with null or a neutral value change nothing, nor do ignored or unknown keys."""
     refusals, client = BODIES[path].refusals, clients[path]
     plain = client.post(path, json=GOOD[path])
     assert plain.status_code == 200, plain.text
@@ -177,7 +177,7 @@ NAMED: list[tuple[dict[str, Any], str]] = [
     ({"input_type": "query"}, "a cat "),
     ({"input_type": "search_query"}, "a cat "),
     ({"input_type": "passage"}, "the mat, "),
-    ({"input_type": "document"}, "the mat, "),  # this model calls documents passages
+    ({"input_type": "document"}, "the mat, "),  # the prompt "passage"
     ({"input_type": "search_document"}, "the mat, "),
     ({"input_type": "clustering"}, "a dog "),
     ({"input_type": "query", "prompt_name": "clustering"}, "a dog "),
@@ -188,7 +188,7 @@ NAMED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("included", [True, False])
 def test_prompts_by_their_names(tmp_path: Path, included: bool) -> None:
-    """Each vector is that of the text after its prompt, for every combination of keys."""
+    """For each request in `NAMED`, the vectors equal those of `encode` with the prompt."""
     model = with_prompts(tmp_path, PROMPTS, default_prompt_name="passage", included=included)
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
         for asked, prompt in NAMED:

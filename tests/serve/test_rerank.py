@@ -83,7 +83,10 @@ def test_vectors_are_served_beside_it(served: Served) -> None:
 def test_a_long_query_is_refused_before_it_stands_beside_each_document(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its 9 tokens and 3 special tokens, 64 times, exceed 550 tokens with any documents."""
+    """Even with empty documents, 64 pairs of query and document exceed the limit of 550 tokens.
+
+    Each pair has the 9 tokens of the query and 3 special tokens.
+    """
     made, pair = [], Frame.pair
     monkeypatch.setattr(Frame, "pair", lambda *given: made.append(given) or pair(*given))
     body = {"query": "the cat sat " * 3, "documents": [""] * 64}

@@ -1,4 +1,4 @@
-"""Tests of half-sent, half-closed, cut-off and too large requests, and of a server's end."""
+"""Tests of connections (half sent, half closed, cut off, too much), and of a server's end."""
 
 import json
 import signal
@@ -107,7 +107,7 @@ def is_well(server: Served, seconds: float = 0) -> None:
 
 
 def trickle(connection: socket.socket, text: bytes, seconds: float = 0.1) -> float:
-    """Send single bytes until the server closes, at most 22; return the seconds that this took."""
+    """Send single bytes, at most 22, until the server closes; return the duration in seconds."""
     begin = time.monotonic()
     with suppress(BrokenPipeError, ConnectionResetError):
         for number in range(200):
@@ -162,7 +162,8 @@ def test_many_slow_ones_leave_others_alone(small: Served) -> None:
 
 
 def test_one_connection_too_many_is_told() -> None:
-    # a separate server: connections of other tests would count, and a second may be too short
+    # a separate server, because connections of other tests would count too; clients may take 60 s
+    # to send a request, because the limit of 1 s may be too short for 31 connections
     with serve(program=("-c", SMALL.replace("half_sent=1.0", "half_sent=60.0"))) as server:
         with ExitStack() as stack:
             for _ in range(30):

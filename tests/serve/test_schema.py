@@ -30,7 +30,7 @@ ROUTES = [
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseSchema]:
-    """The schema of a server of a small decoder, which all routes except rerank support."""
+    """The schema of a server whose model, a small decoder, supports all routes except rerank."""
     with serve("--model", write_small(tmp_path_factory.mktemp("decoder"), CONFIGS["gpt2"])) as it:
         yield schemathesis.openapi.from_url(f"{it.url}/openapi.json")
 

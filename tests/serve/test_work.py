@@ -182,7 +182,7 @@ def test_a_request_that_cannot_be_computed_is_refused_alone(texts, words):
 
 @pytest.mark.parametrize("included", [True, False])
 def test_texts_behind_several_prompts_are_computed_together(tmp_path, computed, included):
-    """If prompts are not pooled, only prompts of equally many tokens share a batch."""
+    """If prompts are not pooled, texts share a batch only if their prompts have equal lengths."""
     folder = Folder(tmp_path)
     folder.write()
     folder.sentence({"pooling_mode": "mean", "include_prompt": included})
@@ -595,7 +595,7 @@ def test_no_more_is_computed_than_is_read():
     async def main():
         async with working() as worker, aclosing(worker.stream(pieces, connection=0)) as stream:
             await anext(stream)
-            for _ in range(3 * AHEAD):  # each request gives all a turn
+            for _ in range(3 * AHEAD):  # the stream has a turn between requests
                 await worker.embed(["a"], connection=1)
             assert pieces.count in (AHEAD, AHEAD + 1)
             assert [await anext(stream) for _ in range(2 * AHEAD)] == list(range(2, 2 * AHEAD + 2))
