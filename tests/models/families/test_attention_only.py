@@ -55,7 +55,7 @@ def by_hand(p: Any, ids: list[int]) -> Any:
     return last @ p["head.out_proj.weight"]
 
 
-def test_it_computes_what_the_papers_formula_says() -> None:
+def test_logits_equal_the_papers_formula() -> None:
     ids = [3, 1, 4, 1, 5, 9]
     found = model()
     expected = by_hand(dict(found.parameters), ids)
@@ -72,7 +72,7 @@ def test_its_trace_has_no_mlp() -> None:
         model().trace(np.array([[3, 1, 4]]), names="mlp_out")
 
 
-def test_it_generates_what_it_would_say_of_the_whole_text(tmp_path: Path) -> None:
+def test_greedy_generation_matches_logits_of_the_whole_text(tmp_path: Path) -> None:
     found = model()
     found.save(tmp_path / "model")
     again = qkv.load(tmp_path / "model")

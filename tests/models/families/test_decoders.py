@@ -111,7 +111,7 @@ SAME = [
 
 
 @pytest.mark.parametrize(("family", "one", "other"), SAME)
-def test_older_and_newer_keys_say_the_same(family: str, one: Any, other: Any) -> None:
+def test_equivalent_configs_give_equal_designs(family: str, one: Any, other: Any) -> None:
     assert design(family, **one) == design(family, **other)
 
 
@@ -127,7 +127,7 @@ def test_which_layers_have_windows() -> None:
     assert not any(layer.options["is_causal"] for layer in found.layers)
 
 
-def test_no_window_where_no_layer_asks_for_one() -> None:
+def test_sliding_window_may_be_none_only_with_full_attention() -> None:
     family, values = FAMILIES["gemma2"], {**SMALL["gemma2"], "sliding_window": None}
     full = family.design(family.config({**values, "layer_types": [FULL] * 4}, "c"))
     assert windows(full) == [None] * 4
@@ -135,7 +135,7 @@ def test_no_window_where_no_layer_asks_for_one() -> None:
         family.design(family.config(values, "c"))
 
 
-def test_a_limit_that_grows_with_the_text_is_none() -> None:
+def test_dynamic_scaling_removes_the_length_limit() -> None:
     growing = {"rope_type": "dynamic", "factor": 2.0}
     assert design("gemma2").max_seq_length == 8192
     assert design("gemma2", rope_parameters=growing).max_seq_length is None

@@ -25,12 +25,12 @@ def refused(path, *parts, **config):
 
 @pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert"])
 @pytest.mark.parametrize("value", [None, -1, 1.0, True, "1"])
-def test_positions_need_the_id_of_the_padding(tmp_path, family, value):
+def test_positions_require_a_valid_pad_token_id(tmp_path, family, value):
     refused(tmp_path, "pad_token_id", model_type=family, pad_token_id=value)
 
 
 @pytest.mark.parametrize(("family", "padding"), [("roberta", 9), ("mpnet", 1)])
-def test_positions_that_end_before_they_begin(tmp_path, family, padding):
+def test_position_table_without_rows_after_padding_is_refused(tmp_path, family, padding):
     keys = {"max_position_embeddings": padding + 1, "pad_token_id": 9}
     refused(tmp_path, "max_position_embeddings", str(padding), model_type=family, **keys)
 
@@ -75,7 +75,7 @@ def test_a_value_that_is_not_supported(tmp_path, family, key, value):
     refused(tmp_path, key, model_type=family, **{key: value})
 
 
-def test_heads_that_cannot_be_turned(tmp_path):
+def test_heads_of_odd_size_cannot_be_rotated(tmp_path):
     keys = {"hidden_size": 9, "num_attention_heads": 3}
     refused(tmp_path, "a head has 3 dimensions", model_type="modernbert", **keys)
 
@@ -94,6 +94,6 @@ def test_heads_that_cannot_be_turned(tmp_path):
         ),
     ],
 )
-def test_how_long_a_text_may_be(family, length):
+def test_default_max_seq_length_of_each_family(family, length):
     kind = FAMILIES[family]
     assert kind.design(kind.config({}, "config.json")).max_seq_length == length

@@ -61,20 +61,20 @@ def test_the_names_of_its_trace():
     assert "hook_pos_embed" not in random_model(TEXT, positions=False).trace(TEXT)
 
 
-def test_a_seed_is_a_model():
+def test_the_seed_determines_the_model():
     first, same = random_model(TEXT, seed=5).encode(TEXT), random_model(TEXT, seed=5).encode(TEXT)
     np.testing.assert_array_equal(first, same)
     assert (random_model(TEXT, seed=6).encode(TEXT) != first).all()
 
 
-def test_words_and_weights_come_from_different_numbers():
+def test_embeddings_and_query_weights_are_uncorrelated():
     model = random_model("a b c d e f g", dim=8)
     table = model.parameters["embed.weight"]
     query = model.parameters["blocks.0.attn.q_proj.weight"]
     assert abs(np.corrcoef(table.ravel(), query.ravel())[0, 1]) < 0.5
 
 
-def test_an_unknown_word_keeps_its_place():
+def test_an_unknown_word_becomes_unk_and_keeps_its_offsets():
     trace = random_model(TEXT).trace("the dog sat")
     assert trace.tokens == ["the", "[UNK]", "sat"]
     assert trace.offsets[1] == (4, 7)

@@ -53,7 +53,7 @@ def test_sizes_of_heads() -> None:
     assert design("llama", hidden_size=25, head_dim=4).layers[0].head_size == 4
 
 
-def test_all_layers_turn_with_one_table() -> None:
+def test_all_layers_share_one_rotary() -> None:
     for name in FOLLOWERS:
         assert len({id(layer.rotary) for layer in design(name).layers}) == 1
 
@@ -85,7 +85,7 @@ def test_biases() -> None:
     assert biases("qwen3", attention_bias=True) == (True, True, False)
 
 
-def test_only_a_base_that_grows_has_no_limit() -> None:
+def test_only_dynamic_scaling_removes_the_length_limit() -> None:
     for name in FOLLOWERS:
         assert design(name).max_seq_length == 16
         scaling = {"rope_type": "dynamic", "factor": 2.0}
@@ -201,7 +201,7 @@ def test_refused(name: str, values: dict[str, Any], message: str) -> None:
         ("qwen3", {"layer_types": "full_attention"}, "a list of 3"),
     ],
 )
-def test_refused_by_one(name: str, values: dict[str, Any], message: str) -> None:
+def test_values_refused_by_one_family(name: str, values: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         design(name, **values)
 

@@ -42,7 +42,7 @@ def read(size: int = 8, **values: Any) -> Rotary:
 
 
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
-def test_keys_of_each_kind(key: str) -> None:
+def test_config_keys_of_each_rope_scaling(key: str) -> None:
     def found(**table: Any) -> Any:
         return read(**{key: table}).scaling
 
@@ -82,7 +82,7 @@ def test_where_the_base_comes_from() -> None:
     assert read_rotary(given, 8, defaults).scaling is None
 
 
-def test_a_part_of_each_head() -> None:
+def test_partial_rotary_factor_rotates_part_of_each_head() -> None:
     def found(part: Any) -> Rotary:
         return read_rotary(config_of(partial_rotary_factor=part), 8, RotaryDefaults(partial=1.0))
 
@@ -228,7 +228,7 @@ def test_refused_by_layer(table: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dims", [None, 4])
-def test_turning_is_apply_rotary(interleaved: bool, dims: int | None) -> None:
+def test_rotate_equals_apply_rotary(interleaved: bool, dims: int | None) -> None:
     """`rotate` equals `apply_rotary`, whatever positions and types earlier calls had."""
     rotary = Rotary(50.0, dims, interleaved)
     places = [np.arange(5), np.arange(5) + 2, np.arange(5).reshape(1, 1, 5), np.arange(5)]
@@ -242,7 +242,7 @@ def test_turning_is_apply_rotary(interleaved: bool, dims: int | None) -> None:
                 assert found.dtype == dtype
 
 
-def test_turning_scales_by_the_factor() -> None:
+def test_rotate_applies_longrope_scale_and_speeds() -> None:
     x = RNG.standard_normal((2, 5, 8))
     rotary = Rotary(16.0, scaling=LongRope((1.0,) * 4, (2.0,) * 4, 10, 1.5))
     places = np.arange(5)

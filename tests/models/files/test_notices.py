@@ -33,7 +33,7 @@ def test_the_card_comes_first_then_licences_and_notices(folder):
     assert [*model._notices] == names
 
 
-def test_every_model_made_of_it_has_them(folder):
+def test_derived_models_keep_the_notices(folder):
     (folder / "LICENSE").write_text("a licence")
     model = load(folder)
     again = model.with_parameters(dict(model.parameters))
@@ -41,12 +41,12 @@ def test_every_model_made_of_it_has_them(folder):
         assert one._notices == {"LICENSE": "a licence"}
 
 
-def test_nothing_is_invented_where_there_is_none(folder):
+def test_models_without_documents_have_no_notices(folder):
     assert load(folder)._notices == {}
     assert load("random")._notices == {}
 
 
-def test_what_cannot_be_taken_is_said_to_be_missing(folder, tmp_path):
+def test_unreadable_files_are_replaced_by_the_reason(folder, tmp_path):
     (tmp_path / "secret").write_text("a secret")
     (folder / "README.md").symlink_to(tmp_path / "secret")
     os.mkfifo(folder / "LICENSE")  # opening a pipe would block forever
@@ -62,13 +62,13 @@ def test_what_cannot_be_taken_is_said_to_be_missing(folder, tmp_path):
     assert found["NOTICE.md"] == "(qkv cannot show this file: the file is missing.)"
 
 
-def test_all_together_have_a_limit(folder):
+def test_total_size_of_notices_is_limited(folder):
     for number in range(3):
         (folder / f"LICENSE.{number}").write_bytes(b"x" * (notices.MOST // 2 - 100))
     found = [text[0] for text in load(folder)._notices.values()]
     assert found == ["x", "x", "("]
 
 
-def test_bytes_that_are_no_text_are_marked(folder):
+def test_invalid_utf8_becomes_replacement_characters(folder):
     (folder / "LICENSE").write_bytes(b"\xef\xbb\xbfCaf\xe9")
     assert load(folder)._notices == {"LICENSE": "Caf\N{REPLACEMENT CHARACTER}"}

@@ -38,7 +38,7 @@ def one_line(caught, *parts):
 # values and types
 
 
-def test_linear_weights_are_in_out(folder):
+def test_linear_weights_have_shape_in_out(folder):
     parameters = load(folder.write()).parameters
     theirs = folder.tensors["encoder.layer.1.intermediate.dense.weight"]
     assert parameters["blocks.1.mlp.up_proj.weight"].shape == (12, 20)
@@ -47,7 +47,7 @@ def test_linear_weights_are_in_out(folder):
     np.testing.assert_array_equal(parameters["embed.weight"], table)
 
 
-def test_every_tensor_has_its_place(folder):
+def test_every_tensor_becomes_one_parameter(folder):
     parameters = load(folder.write()).parameters
     assert len(parameters) == len(folder.tensors)
     ours = sorted(array.sum(dtype=np.float64) for array in parameters.values())
@@ -55,7 +55,7 @@ def test_every_tensor_has_its_place(folder):
     np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
-def test_rows_of_int8_are_their_numbers_times_their_scales(folder):
+def test_int8_rows_are_multiplied_by_their_scales(folder):
     """Only matrices are in int8, including the token table; vectors keep their type."""
     stored, expected, rng = {}, {}, np.random.default_rng(0)
     for name, array in folder.tensors.items():
@@ -134,7 +134,7 @@ def write_bfloat16(path, tensors):
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(parts))
 
 
-def test_float64_stays_and_may_be_asked_for(folder):
+def test_dtype_overrides_the_stored_float_type(folder):
     folder.write()
     assert hidden(folder.path).dtype == np.float32
     assert hidden(folder.path, dtype=np.float64).dtype == np.float64
@@ -145,7 +145,7 @@ def test_float64_stays_and_may_be_asked_for(folder):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int64", "nonsense", np.int8])
-def test_a_type_that_nothing_is_computed_in(small, dtype):
+def test_an_unsupported_compute_dtype_is_refused(small, dtype):
     with pytest.raises(ValueError, match=r"load: dtype is .*: give float32, float64 or bfloat16"):
         load(small, dtype=dtype)
 
@@ -162,7 +162,7 @@ def test_a_header_that_leaves_the_numbers_unaligned(folder):
     assert all(array.flags.aligned for array in load(folder.path).parameters.values())
 
 
-def test_parameters_can_be_replaced_and_the_file_stays(folder):
+def test_replacing_parameters_leaves_the_file_unchanged(folder):
     before = (folder.write() / "model.safetensors").read_bytes()
     model = load(folder.path)
     plain = model(IDS).last_hidden_state
@@ -264,7 +264,7 @@ def test_weights_that_are_not_floats(folder, kind):
 @pytest.mark.parametrize(
     "name", ["encoder.layer.2.output.dense.bias", "embeddings.distance_embedding.weight"]
 )
-def test_a_tensor_of_the_body_that_the_config_does_not_speak_of(folder, name):
+def test_a_body_tensor_unknown_to_the_config_is_refused(folder, name):
     folder.tensors[name] = np.zeros(12, np.float32)
     with pytest.raises(ModelError, match="does not belong to the bert model") as caught:
         load(folder.write())
@@ -337,7 +337,7 @@ def test_an_index_that_leads_out_of_its_folder(folder, file):
 
 
 @pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {"a": 1}}])
-def test_an_index_that_is_none(folder, index):
+def test_an_invalid_index_is_refused(folder, index):
     sharded(folder)
     folder.json("model.safetensors.index.json", index)
     with pytest.raises(ModelError, match="no weight_map"):
@@ -369,7 +369,7 @@ def test_a_truncated_file(folder, kept):
         pickle.dumps({"a": 1}),
     ],
 )
-def test_a_file_of_something_else(folder, content):
+def test_a_file_that_is_not_safetensors_is_refused(folder, content):
     path = folder.write() / "model.safetensors"
     path.write_bytes(content)
     with pytest.raises(
@@ -540,7 +540,7 @@ def by_hand(*paths):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16", "int8"])
-def test_the_digest_is_of_the_tensors_as_they_are_stored(folder, tmp_path, dtype):
+def test_the_digest_hashes_the_stored_tensors(folder, tmp_path, dtype):
     load(folder.write()).save(tmp_path / "saved", dtype=dtype)
     models = [load(tmp_path / "saved", dtype=kind) for kind in (None, "float64", "bfloat16")]
     expected = by_hand(tmp_path / "saved" / "model.safetensors")
@@ -550,7 +550,7 @@ def test_the_digest_is_of_the_tensors_as_they_are_stored(folder, tmp_path, dtype
     assert twins[1]._weights.stored == expected  # the files are not read again
 
 
-def test_the_digest_of_shards_is_that_of_one_file(folder, tmp_path):
+def test_shards_and_one_file_have_the_same_digest(folder, tmp_path):
     whole = load(folder.write()).sha256
     names = sorted(folder.tensors)
     files = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
@@ -560,7 +560,7 @@ def test_the_digest_of_shards_is_that_of_one_file(folder, tmp_path):
     assert load(folder.path).sha256 == whole == by_hand(*(folder.path / file for file in files))
 
 
-def test_the_digest_changes_with_any_bit_name_and_parameter(folder):
+def test_the_digest_changes_with_tensors_shapes_and_parameters(folder):
     model = load(folder.write())
     known = {model.sha256}
     name = "encoder.layer.0.output.dense.bias"
@@ -582,9 +582,7 @@ def test_the_digest_changes_with_any_bit_name_and_parameter(folder):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_the_digest_of_other_parameters_is_that_of_the_file_they_are_saved_to(
-    folder, tmp_path, dtype
-):
+def test_changed_parameters_have_the_digest_of_their_saved_file(folder, tmp_path, dtype):
     model = load(folder.write(), dtype=dtype)
     model.parameters["embed.weight"] = np.asarray(model.parameters["embed.weight"], np.float32) / 2
     model.save(tmp_path / "saved")

@@ -71,7 +71,7 @@ def taken_apart(path):
     ],
     ids=str,
 )
-def test_a_range_that_cannot_be(folder, ranges):
+def test_an_invalid_byte_range_is_refused(folder, ranges):
     path = folder.write() / "model.safetensors"
     header, numbers = taken_apart(path)
     assert header[BIAS]["data_offsets"] == [0, 48]
@@ -89,7 +89,7 @@ def test_a_range_that_cannot_be(folder, ranges):
     ids=str,
 )
 @pytest.mark.parametrize("name", [BIAS, "a_head.bias"])
-def test_a_shape_unlike_its_range(folder, shape, name):
+def test_a_shape_that_contradicts_its_byte_range_is_refused(folder, shape, name):
     folder.tensors["a_head.bias"] = np.zeros(12, np.float32)
     path = folder.write() / "model.safetensors"
     header, numbers = taken_apart(path)
@@ -107,7 +107,7 @@ def test_a_shape_unlike_its_range(folder, shape, name):
     ids=lambda shape: str(shape)[:30],
 )
 @pytest.mark.parametrize("dtype", ["F32", "F16", "I8", "F8_E4M3", "C64"])
-def test_a_shape_that_numpy_has_not(folder, shape, dtype):
+def test_too_many_or_too_large_dimensions_are_refused(folder, shape, dtype):
     """A shape with too many or too large dimensions is refused, although its byte range fits."""
     path = folder.write() / "model.safetensors"
     header, numbers = taken_apart(path)
@@ -119,7 +119,7 @@ def test_a_shape_that_numpy_has_not(folder, shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["f32", "F31", "", None, 3, [], "I32\n", "F64", "F16", "F4"])
-def test_a_type_that_cannot_be(folder, dtype):
+def test_a_wrong_dtype_is_refused(folder, dtype):
     path = folder.write() / "model.safetensors"
     header, numbers = taken_apart(path)
     header[BIAS]["dtype"] = dtype
@@ -128,7 +128,7 @@ def test_a_type_that_cannot_be(folder, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["I32", "U32"])
-def test_a_type_of_the_same_size_is_no_float(folder, dtype):
+def test_an_integer_dtype_of_the_same_size_is_refused(folder, dtype):
     path = folder.write() / "model.safetensors"
     header, numbers = taken_apart(path)
     header[BIAS]["dtype"] = dtype
@@ -167,7 +167,7 @@ def test_one_name_twice_in_a_header(folder, end, dtype):
     ],
     ids=lambda text: text[:40],
 )
-def test_a_header_that_is_not_what_the_format_says(folder, old, new):
+def test_a_header_that_violates_the_format_is_refused(folder, old, new):
     path = folder.write() / "model.safetensors"
     header, numbers = taken_apart(path)
     text = json.dumps(header)
@@ -177,7 +177,7 @@ def test_a_header_that_is_not_what_the_format_says(folder, old, new):
 
 
 @pytest.mark.parametrize("place", [0, 48, -1])
-def test_bytes_that_no_tensor_has(folder, place):
+def test_bytes_outside_all_tensors_are_refused(folder, place):
     """A gap before, between or after the tensors is refused."""
     path = folder.write() / "model.safetensors"
     header, numbers = taken_apart(path)
@@ -190,7 +190,7 @@ def test_bytes_that_no_tensor_has(folder, place):
     refused(folder.path, "model.safetensors")
 
 
-def test_what_two_tensors_share(folder):
+def test_overlapping_tensors_are_refused(folder):
     path = folder.write() / "model.safetensors"
     header, numbers = taken_apart(path)
     header["embeddings.LayerNorm.weight"]["data_offsets"] = header[BIAS]["data_offsets"]
@@ -219,7 +219,7 @@ def test_a_name_that_would_spoil_the_message(folder, name):
     refused(folder.path, "model.safetensors", name.split(".")[0])
 
 
-def test_what_is_odd_and_right(folder):
+def test_unusual_but_valid_headers_are_accepted(folder):
     """Tensor types that NumPy lacks and blanks at the end of the header are accepted."""
     expected = load(folder.write())(IDS).last_hidden_state
     path = folder.path / "model.safetensors"
@@ -274,7 +274,7 @@ def test_a_link_within_the_folder(folder):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_links_as_the_hugging_face_cache_has_them(folder, tmp_path, shared):
+def test_links_of_the_hugging_face_cache_are_followed(folder, tmp_path, shared):
     """Links to the repository's blobs are followed, also if the blobs link to a shared store."""
     expected = load(folder.write())(IDS).last_hidden_state
     sharded(folder)
@@ -320,13 +320,13 @@ def test_a_shard_that_is_no_file(folder):
     refused(folder.path, "model-2.safetensors")
 
 
-def test_a_tensor_that_no_shard_has(folder):
+def test_an_indexed_tensor_missing_from_its_shard_is_refused(folder):
     where = sharded(folder)
     folder.json("model.safetensors.index.json", {"weight_map": {**where, "more": where[BIAS]}})
     refused(folder.path, "the tensor more is not in")
 
 
-def test_a_pickle_by_the_name_of_a_shard(folder, tmp_path):
+def test_a_pickle_listed_as_a_shard_is_refused(folder, tmp_path):
     class Trap:
         def __reduce__(self):
             return (open, (str(tmp_path / "sprung"), "w"))
@@ -345,7 +345,7 @@ def test_a_pickle_by_the_name_of_a_shard(folder, tmp_path):
 @pytest.mark.parametrize(
     "name", ["config.json", "modules.json", "sentence_bert_config.json", "tokenizer.json"]
 )
-def test_a_file_too_large_to_be_one(folder, name):
+def test_a_huge_file_is_refused_unread(folder, name):
     """A sparse file of 100 GiB is refused without being read."""
     path = folder.write() / name
     with path.open("wb") as file:
@@ -354,7 +354,7 @@ def test_a_file_too_large_to_be_one(folder, name):
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
-def test_a_pipe_is_not_waited_for(folder, name):
+def test_a_pipe_does_not_block_loading(folder, name):
     sharded(folder)
     (folder.path / name).unlink()
     os.mkfifo(folder.path / name)
@@ -423,7 +423,7 @@ def measured(path):
 
 
 @pytest.mark.parametrize(("family", "key"), whole_numbers())
-def test_a_size_that_is_none(models, family, key):
+def test_an_invalid_size_is_refused(models, family, key):
     path = models / family / "config.json"
     pair = ("image_size", "patch_size")  # a list of two is valid too
     ids = dict.fromkeys(("decoder_start_token_id", "eos_token_id"), (0,))
@@ -439,7 +439,7 @@ def test_a_size_that_is_none(models, family, key):
 
 
 @pytest.mark.parametrize(("family", "key"), whole_numbers())
-def test_an_absurd_size_is_refused_before_memory_is_asked_for(models, family, key):
+def test_an_absurd_size_allocates_little_memory(models, family, key):
     path = models / family / "config.json"
     for value in (2**20, 10**9, 2**31, 2**32, 10**12, 2**62, 2**63, 2**64, 10**30, 10**300):
         path.write_text(json.dumps({**SMALL[family], key: value}))
@@ -451,7 +451,7 @@ def test_an_absurd_size_is_refused_before_memory_is_asked_for(models, family, ke
 
 
 @pytest.mark.parametrize("value", ["0", -1, 0, 10**400, float("nan"), float("inf"), True, [], {}])
-def test_a_number_that_is_none(models, value):
+def test_an_invalid_value_of_a_float_key_is_refused(models, value):
     for family, config in SMALL.items():
         for key in config:
             if not isinstance(config[key], float):
@@ -487,7 +487,7 @@ def names_it(read, values, key):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_number_beyond_what_can_be_computed_is_refused_whatever_its_key(family):
+def test_absurd_numbers_are_refused_for_every_key(family):
     """Every key that the family reads is checked, including keys with a default value."""
 
     def read(values):
@@ -504,7 +504,7 @@ def test_a_number_beyond_what_can_be_computed_is_refused_whatever_its_key(family
 
 
 @pytest.mark.parametrize("kind", ROPE)
-def test_the_same_of_rotary_positions(kind):
+def test_absurd_numbers_are_refused_for_every_rope_key(kind):
     table = {"rope_type": kind, **ROPE[kind]}
 
     def read(values):
@@ -519,7 +519,7 @@ def test_the_same_of_rotary_positions(kind):
 
 
 @pytest.mark.parametrize("value", [1, 0, "true", 1.0, [], [True], {}])
-def test_a_flag_that_is_none(models, value):
+def test_a_flag_must_be_a_boolean(models, value):
     for family, config in SMALL.items():
         for key in config:
             if not isinstance(config[key], bool):
@@ -548,7 +548,7 @@ def test_heads_that_do_not_divide(models, family, changes):
     refused(path.parent, next(iter(changes)), "config.json")
 
 
-def test_a_model_whose_heads_have_no_size(tmp_path):
+def test_heads_of_size_zero_are_refused(tmp_path):
     """More heads than dimensions are refused: each head would have size 0."""
     config = {**CONFIGS["llama"], "num_attention_heads": 24, "num_key_value_heads": 24}
     del config["head_dim"]
@@ -580,7 +580,7 @@ def changed(folder, *path, value):
         pickle.dumps({"a": 1}),
     ],
 )
-def test_a_tokenizer_that_is_none(folder, content):
+def test_an_invalid_tokenizer_file_is_refused(folder, content):
     (folder.write() / "tokenizer.json").write_bytes(content)
     refused(folder.path, "tokenizer.json")
 
@@ -593,7 +593,7 @@ def test_an_id_beyond_the_table(folder, number):
 
 
 @pytest.mark.parametrize("number", [-1, 2**32, 2**64, 1.5, "3", None])
-def test_an_id_that_is_none(folder, number):
+def test_an_invalid_token_id_is_refused(folder, number):
     refused(changed(folder, "model", "vocab", "cat", value=number), "tokenizer.json")
 
 
@@ -607,7 +607,7 @@ def test_a_special_token_that_is_not_there(folder, capfd):
 
 
 @pytest.mark.parametrize("pattern", ["((", "[", "(?<!a*)b", "*", "a{1000000}"])
-def test_a_pattern_that_is_none(folder, pattern):
+def test_an_invalid_regex_is_refused(folder, pattern):
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": 0}
     refused(changed(folder, "pre_tokenizer", value=split), "tokenizer.json")
 
@@ -708,7 +708,7 @@ def test_a_vocabulary_without_its_unknown_word(folder):
         "config_sentence_transformers.json",
     ],
 )
-def test_sentence_files_that_are_none(folder, name, content):
+def test_invalid_sentence_transformers_files_are_refused(folder, name, content):
     folder.write()
     folder.sentence({"pooling_mode": "mean"}, limit=10)
     folder.text(name, "")
@@ -717,7 +717,7 @@ def test_sentence_files_that_are_none(folder, name, content):
 
 
 @pytest.mark.parametrize("value", ["yes", 1, 0, [], {}])
-def test_lower_case_that_is_no_flag(folder, value):
+def test_do_lower_case_must_be_a_boolean(folder, value):
     folder.write()
     folder.json("sentence_bert_config.json", {"do_lower_case": value})
     refused(folder.path, "sentence_bert_config.json", "do_lower_case")
@@ -734,7 +734,7 @@ def test_a_module_of_an_odd_name(folder, place):
 
 
 @pytest.mark.parametrize(("inputs", "poolings"), [(5, 1), (13, 1), (12, 2), (24, 1)])
-def test_a_linear_layer_that_takes_something_else(folder, inputs, poolings):
+def test_a_dense_module_of_the_wrong_input_size_is_refused(folder, inputs, poolings):
     folder.write()
     folder.sentence({"pooling_mode": ["mean", "cls"][:poolings]})
     modules = json.loads((folder.path / "modules.json").read_text())
@@ -749,6 +749,6 @@ def test_a_linear_layer_that_takes_something_else(folder, inputs, poolings):
         load(folder.path)
 
 
-def test_the_families_here_are_those_that_are_published():
+def test_small_configs_cover_exactly_the_published_families():
     assert set(SMALL) == set(PUBLISHED)
     assert bert_tensors(CONFIG)[BIAS].shape == (12,)

@@ -24,7 +24,7 @@ SPANS = np.array([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]], bool)  # computed positions
         ({"padding": PAD}, SHOWN, [0, -1, 1, 2, 3, 0, -1, 1]),  # by the ids, not by the mask
     ],
 )
-def test_the_place_of_each_token_that_is_computed(
+def test_position_of_each_computed_token(
     options: dict[str, Any], shown: Any, expected: list[int]
 ) -> None:
     table = np.zeros((10, 2), np.float32)

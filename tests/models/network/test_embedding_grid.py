@@ -16,7 +16,7 @@ def test_a_row_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("given", "wanted"), [(1, 3), (2, 5), (7, 3), (5, 5), (16, 37)])
-def test_what_holds_of_every_size(given: int, wanted: int) -> None:
+def test_resampling_preserves_constants_and_symmetry(given: int, wanted: int) -> None:
     matrix = resampling(given, wanted)
     assert matrix.shape == (wanted, given)
     np.testing.assert_allclose(matrix.sum(1), 1, atol=1e-12)  # constants are unchanged

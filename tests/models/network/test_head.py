@@ -12,7 +12,7 @@ import qkv
 from ..small_models import CONFIGS, write_small
 
 
-def test_the_discriminator_of_electra_gives_a_row_for_each_text(tmp_path: Path) -> None:
+def test_electra_discriminator_gives_one_logit_per_token(tmp_path: Path) -> None:
     config = {**CONFIGS["electra"], "architectures": ["ElectraForPreTraining"]}
     model = qkv.load(write_small(tmp_path / "model", config), dtype="float64")
     ids, mask = np.array([[2, 4, 5, 6], [7, 8, 0, 0]]), np.array([[1, 1, 1, 1], [1, 1, 0, 0]])

@@ -26,7 +26,7 @@ def bucket(distance: int, count: int, furthest: int, both_ways: bool) -> int:
 
 @pytest.mark.parametrize("both_ways", [True, False])
 @pytest.mark.parametrize(("count", "furthest"), [(32, 128), (32, 64), (8, 20), (4, 8)])
-def test_every_query_and_key(count, furthest, both_ways):
+def test_bias_of_every_query_key_pair_matches_t5(count, furthest, both_ways):
     table = np.random.default_rng(0).normal(size=(count, 3))
     bias = Buckets(count, furthest, both_ways).with_table(table)
     for length, keys, q_offset in ((5, 5, 0), (1, 150, 149), (150, 1, 0), (7, 200, 90), (3, 2, 5)):
@@ -38,7 +38,7 @@ def test_every_query_and_key(count, furthest, both_ways):
                 np.testing.assert_array_equal(found[0, :, query, key], table[row])
 
 
-def test_no_bias_for_each_pair_is_held():
+def test_one_bias_is_stored_per_distance():
     """A text of 4,096 tokens has one bias per distance in memory, not one per pair."""
     bias = Buckets(32, 128).with_table(np.zeros((32, 12), np.float32))
     found = bias(4096, 4096)

@@ -69,7 +69,7 @@ def test_a_text_gives_the_same_in_every_batch(model):
     close(found["first"], sum(parts) / sum(LENGTHS))
 
 
-def test_in_a_call_of_the_model_the_longest_text_counts(model):
+def test_a_model_call_scales_all_texts_by_the_longest(model):
     """A call of the model scales all texts by the longest text's length, as transformers does.
 
     `tests/parity` compares the results with those of transformers.

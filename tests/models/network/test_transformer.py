@@ -21,7 +21,7 @@ def unshared(parameters, same_as):
     return found
 
 
-def test_layers_that_share_parameters_are_those_with_copies_and_their_gradients_add_up(tmp_path):
+def test_shared_layers_equal_copies_and_sum_their_gradients(tmp_path):
     model = load(write_small(tmp_path, CONFIGS["albert"]), dtype=np.float64)
     design = model.design
     assert isinstance(design, Design)

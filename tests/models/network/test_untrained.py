@@ -25,7 +25,7 @@ CONFIGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (64, 32), (192, 192), (16, 1)])
-def test_the_stretch_is_the_largest_singular_value_over_that_of_random_numbers(
+def test_stretch_is_the_normalised_largest_singular_value(
     shape: tuple[int, int],
 ) -> None:
     weight = np.random.default_rng(1).standard_normal(shape)
@@ -36,14 +36,14 @@ def test_the_stretch_is_the_largest_singular_value_over_that_of_random_numbers(
     assert stretch(1e-3 * weight.astype(np.float32)) == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_stretch_of_numbers_that_are_none() -> None:
+def test_stretch_of_zeros_and_nan() -> None:
     assert stretch(np.zeros((4, 4))) == 0
     assert stretch(np.full((4, 4), np.nan)) == np.inf
 
 
 @pytest.mark.parametrize("seeds", [10, pytest.param(100, marks=pytest.mark.attack)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_random_models_are_untrained_whatever_they_are_drawn_from(
+def test_random_models_are_untrained_for_every_shape_and_seed(
     shape: tuple[int, int], seeds: int
 ) -> None:
     dim, heads = shape
@@ -53,7 +53,7 @@ def test_random_models_are_untrained_whatever_they_are_drawn_from(
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config["model_type"])
 @pytest.mark.parametrize("times", [0.1, 1, 30])
-def test_so_are_fresh_ones_of_every_scale(config: dict, times: float) -> None:
+def test_fresh_models_are_untrained_at_every_scale(config: dict, times: float) -> None:
     model = fresh_model(config, seed=3)
     assert model.network.untrained
     larger = {name: array * np.float32(times) for name, array in model.parameters.items()}
@@ -61,7 +61,7 @@ def test_so_are_fresh_ones_of_every_scale(config: dict, times: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["books", "books-decoder", "minilm"])
-def test_trained_models_are_not_until_their_numbers_are_shuffled(name: str) -> None:
+def test_trained_models_look_untrained_only_after_shuffling(name: str) -> None:
     model = load(name)
     assert not model.network.untrained
     assert not model.trace("a cat").untrained
@@ -78,7 +78,7 @@ def test_trained_models_are_not_until_their_numbers_are_shuffled(name: str) -> N
     assert most < 1.1 < LEARNED
 
 
-def test_a_trace_knows_it_and_keeps_it(tmp_path: Path) -> None:
+def test_a_trace_keeps_untrained_when_saved(tmp_path: Path) -> None:
     trace = random_model("a cat").trace(["a cat", "a"])
     assert trace.untrained
     assert trace[1].untrained
