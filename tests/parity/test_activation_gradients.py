@@ -215,7 +215,7 @@ def test_each_gradient_is_that_of_autograd(tmp_path: Path, name: str, dtype: tor
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
-def test_of_one_logit_and_of_a_difference(tmp_path: Path, name: str) -> None:
+def test_gradients_of_a_logit_and_of_a_logit_difference(tmp_path: Path, name: str) -> None:
     family = FAMILIES[name]
     pair = made(tmp_path, family.kind, family.config, torch.float64)
     ids, _ = ids_of(pair, [9], "right")
@@ -294,13 +294,13 @@ def same_gradients(pair: Pair, total: Any, seen: dict[tuple[str, int], Any], **g
     assert sum(bool(array.any()) for array in expected.values()) > 5
 
 
-def test_of_a_logit_at_scores_weights_and_all_the_rest(hooked: Pair) -> None:
+def test_gradients_of_a_logit_difference_at_each_hook(hooked: Pair) -> None:
     seen = tapped(hooked, {})
     same_gradients(hooked, metric_of(seen["logits", 0]), seen, of=METRIC)
 
 
 @pytest.mark.parametrize("of", ABOVE, ids=str)
-def test_of_an_activation(hooked: Pair, of: tuple[str, int]) -> None:
+def test_gradients_of_an_activation(hooked: Pair, of: tuple[str, int]) -> None:
     seen = tapped(hooked, {})
     there = np.isfinite(seen[of].detach().numpy())
     weight = np.where(there, np.random.default_rng(2).standard_normal(there.shape), 0)

@@ -74,7 +74,7 @@ def test_torch_scale(scale):
     agree(qkv.attention(*tensors, scale=scale), scaled_dot_product_attention(*tensors, scale=scale))
 
 
-def test_torch_with_a_cache_needs_a_mask_and_ours_an_offset():
+def test_q_offset_equals_the_mask_that_torch_needs_with_a_cache():
     query, key, value = qkv_tensors(queries=3, keys=9)
     mask = torch.ones(3, 9).tril(6).bool()
     expected = scaled_dot_product_attention(query, key, value, mask)

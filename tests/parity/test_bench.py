@@ -22,7 +22,9 @@ def _no_gradients() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("claim", [x for x in bench.CLAIMS if x not in ELSEWHERE])
-def test_every_way_of_a_claim_gives_the_truth(claim: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_qkv_and_its_peers_agree_with_the_reference(
+    claim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if claim in ("encode", "scan") and not (texts.WORDNET / "data.noun").is_file():
         pytest.skip("the texts are from WordNet: apt-get install wordnet-base")
     for name, value in bench.environment_of(claim).items():
@@ -47,7 +49,7 @@ def test_every_way_of_a_claim_gives_the_truth(claim: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("claim", ["prefill", "decode", "varlen", "bfloat16", "linear", "summary"])
-def test_a_way_that_is_wrong_is_seen(claim: str) -> None:
+def test_a_wrong_result_exceeds_the_allowed_error(claim: str) -> None:
     row = next(bench.module(claim).rows(SMALL))
     for name, way in row.ways.items():
         if way is None or name == "summary":

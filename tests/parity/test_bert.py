@@ -146,7 +146,7 @@ def compare(trace, both, texts):
             close(ours[0], theirs[row, :, :length, :length], both.bound)
 
 
-def test_the_texts_are_those_that_are_meant(both):
+def test_fifty_texts_have_1_to_400_words(both):
     assert len(both.texts) == 50
     assert sorted(len(text.split()) for text in both.texts)[::49] == [1, 400]
     assert max(len(both.ours.tokenize(text)) for text in both.texts) == 402
@@ -203,7 +203,7 @@ def test_padding_on_either_side(both):
         close(ours[visible], theirs[visible], both.bound)
 
 
-def test_minilm_as_it_is():
+def test_minilm_cuts_texts_to_256_tokens_and_normalizes_vectors():
     """MiniLM cuts texts to 256 tokens and normalizes vectors, as its own files say."""
     folder = minilm_folder()
     both = pair(folder)

@@ -71,7 +71,7 @@ def test_the_class_of_a_text_with_padding_before_it(tmp_path: Path) -> None:
     pair.near(pair.ours(ids, mask).logits, expected, "logits")
 
 
-def test_the_bias_of_words_in_older_files(tmp_path: Path) -> None:
+def test_output_bias_of_older_files_keeps_its_name(tmp_path: Path) -> None:
     """qkv loads and saves the output bias under its name from before transformers 5.
 
     The older bias, `cls.predictions.bias`, is outside the decoder module.

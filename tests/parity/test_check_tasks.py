@@ -158,7 +158,7 @@ class OfTorch(nn.Module):
         ("self-attention-class", OfTorch),
     ],
 )
-def test_what_is_right_in_torch_gets_all_points(task, right):
+def test_right_solutions_in_torch_get_all_points(task, right):
     result = check(right, task=task)
     assert (result.passed, result.points) == (True, 10), str(result)
     assert (result.fragile, result.conventions) == ((), ())
@@ -205,7 +205,7 @@ def test_a_mistake_in_torch_is_told_by_its_name(task, wrong, key):
     assert result.mistakes == (key,), str(result)
 
 
-def test_what_fails_on_tensors_too_raises_what_it_raised_on_arrays():
+def test_the_error_on_arrays_is_reported_if_tensors_fail_too():
     result = check(lambda length, dim: np.zeros(2).no_such_method(), task="positions")
     assert result.mistakes == ("raises",)
     assert "no_such_method" in result.message

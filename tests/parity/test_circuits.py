@@ -152,7 +152,7 @@ def metric_of_ours(logits: Any) -> Any:
 
 
 @pytest.mark.parametrize("at", [*PLACES, *BY_HEAD])
-def test_patches_to_first_order(pair: Pair, at: str) -> None:
+def test_attribution_patches(pair: Pair, at: str) -> None:
     if at == "resid_mid" and family_of(pair) in PARALLEL:
         with pytest.raises(ValueError, match=r"`at` is 'resid_mid', but the layers of .* have no"):
             attribution_patch(pair.ours, CLEAN, CORRUPTED, at=at, metric=METRIC)
@@ -175,7 +175,7 @@ def test_patches_to_first_order(pair: Pair, at: str) -> None:
 
 
 @torch.no_grad()
-def test_the_lens(pair: Pair) -> None:
+def test_the_logit_lens(pair: Pair) -> None:
     given, theirs = seen(pair, CLEAN, "resid_pre"), pair.theirs
     through: Callable[[torch.Tensor], torch.Tensor] = {
         "gpt2": lambda x: theirs.lm_head(theirs.transformer.ln_f(x)),
@@ -243,7 +243,7 @@ def test_shares_of_a_logit(pair: Pair) -> None:
 
 
 @torch.no_grad()
-def test_weights_through_layers(pair: Pair) -> None:
+def test_rollout_and_value_weighted_attention(pair: Pair) -> None:
     found = seen(pair, CLEAN, "pattern", "v")
     so_far, expected = torch.eye(7), []
     trace = pair.ours.trace(CLEAN)
@@ -301,7 +301,7 @@ def weights_of(pair: Pair, layer: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["q", "k", "v"])
-def test_heads_that_read_heads(pair: Pair, kind: str) -> None:
+def test_composition_of_heads(pair: Pair, kind: str) -> None:
     expected = np.zeros((LAYERS, HEADS, LAYERS, HEADS))
     for early in range(LAYERS):
         one = weights_of(pair, early)

@@ -179,7 +179,7 @@ def test_a_tower_is_saved_alone(tmp_path: Path, side: str) -> None:
         assert torch.equal(found, expected[name]), name
 
 
-def test_files_of_before_have_each_config_twice(tmp_path: Path) -> None:
+def test_the_second_config_of_a_tower_counts_in_older_files(tmp_path: Path) -> None:
     """In older files with two configs per tower, the second counts, with defaults for absent keys.
 
     openai/clip-vit-large-patch14 has such files.

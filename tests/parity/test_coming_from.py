@@ -27,7 +27,7 @@ def test_row(theirs: Theirs, number: int) -> None:
 
 
 @torch.no_grad()
-def test_a_text_with_a_token_in_front(theirs: Theirs) -> None:
+def test_a_text_that_begins_with_the_bos_token(theirs: Theirs) -> None:
     ids = torch.cat([torch.tensor([[0]]), theirs.ids(theirs.text)], 1)
     model, text = theirs.names["model"], theirs.names["bos"] + theirs.text
     assert theirs.names["with_bos"].ids.tolist() == ids[0].tolist()

@@ -274,7 +274,7 @@ def compared(theirs: Theirs) -> Any:
     return {"similarity": torch.cosine_similarity(one, other)}
 
 
-def test_what_the_word_looks_at(theirs: Theirs) -> None:
+def test_the_view_has_the_attention_weights_of_both_texts(theirs: Theirs) -> None:
     view = theirs.found[39]["view"]
     for side, text in zip(view.sides, (theirs.clean, theirs.text), strict=True):
         run = attentions(theirs, text)

@@ -11,7 +11,7 @@ import pytest
 from .coming_from import Row, assigned, check_form, near, page, setups, statements
 
 
-def test_rows_are_numbered_and_name_what_they_rest_on() -> None:
+def test_rows_are_numbered_and_name_their_library() -> None:
     _, rows = page()
     assert list(rows) == list(range(1, 53))  # the page says "fifty-two research tasks"
     assert {row.library for row in rows.values()} == set(setups())
@@ -39,7 +39,7 @@ def test_ours_are_formatted_as_the_repository_is() -> None:
         ("a = 1\nb = a\nfound = b", "One more, because it is so.", "a = 1"),
     ],
 )
-def test_what_a_row_may_not_be(ours: str, reason: str, message: str) -> None:
+def test_a_row_of_wrong_form_is_refused(ours: str, reason: str, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_form(Row("A task.", "captum", "found = attribute(ids)", ours, reason))
 
@@ -68,7 +68,7 @@ with b(change):
     assert assigned(code) == ["found"]
 
 
-def test_what_is_near() -> None:
+def test_near_accepts_only_close_values() -> None:
     near(np.array([1.0, -np.inf]), np.array([1.000009, -np.inf]), "near")
     for found in ([1.0, -3e38], [1.00002, -np.inf], [np.nan, -np.inf], [1.0]):
         with pytest.raises(AssertionError):

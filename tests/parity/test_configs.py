@@ -262,7 +262,7 @@ KINDS = [(name, kind) for name in PUBLISHED if name in SMALL for kind in SMALL[n
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS)
-def test_each_field_is_computed_with_or_refused_or_changes_nothing(
+def test_each_field_is_used_or_refused_or_changes_nothing(
     tmp_path: Path, name: str, kind: str
 ) -> None:
     small = Small(name, kind, tmp_path)
@@ -373,5 +373,5 @@ def test_garbage_in_a_key_that_is_read_is_refused_by_name(name: str, kind: str, 
         assert str(caught.value).startswith("config.json: ")
 
 
-def test_every_family_is_walked() -> None:
+def test_every_family_is_tested() -> None:
     assert set(SMALL) == set(PUBLISHED)

@@ -8,7 +8,7 @@ import qkv
 
 
 @pytest.mark.parametrize("target", ["torch.sdpa", "torch.sdpa.math"])
-def test_sdpa_is_right_in_what_it_offers(target):
+def test_features_of_sdpa_are_right(target):
     report = qkv.conform(target)
     assert report.passed, report
     right = {name for name, it in report.features.items() if it == "right"}
@@ -17,7 +17,7 @@ def test_sdpa_is_right_in_what_it_offers(target):
     assert {report.features[name] for name in ("sinks", "softcap", "q_offset")} == {"absent"}
 
 
-def test_a_function_of_torch_is_known_when_it_is_given_by_itself():
+def test_sdpa_is_recognized_when_passed_as_a_function():
     function = torch.nn.functional.scaled_dot_product_attention
     report = qkv.conform(function, arrays="torch", features=["plain", "causal"])
     assert report.features == {"plain": "right", "causal": "right"}
@@ -40,7 +40,7 @@ def test_a_function_on_tensors_is_judged_with_its_gradient():
     assert report.features["gradient"] == "right"
 
 
-def test_a_gradient_that_is_cut_off_is_wrong():
+def test_a_gradient_of_detached_weights_is_wrong():
     def attention(query, key, value):
         weights = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1).detach()
         return weights @ value + 0 * query.sum() + 0 * key.sum()
@@ -49,7 +49,7 @@ def test_a_gradient_that_is_cut_off_is_wrong():
     assert report.features == {"plain": "right", "gradient": "wrong"}
 
 
-def test_onnxruntime_is_right_in_what_it_offers(tmp_path):
+def test_features_of_onnxruntime_are_right(tmp_path):
     report = qkv.conform("onnxruntime.Attention")
     assert report.passed, report
     assert report.features["softcap"] == report.features["weights"] == "right"

@@ -147,7 +147,9 @@ def test_a_folder_that_cross_encoder_saved(tmp_path: Path, activation: Any) -> N
 @pytest.mark.filterwarnings("ignore:.* were cut to:UserWarning")
 @pytest.mark.parametrize("top_k", [None, 1, 7, 100])
 @pytest.mark.parametrize("return_documents", [False, True])
-def test_what_is_given(tmp_path: Path, top_k: int | None, return_documents: bool) -> None:
+def test_rank_returns_the_same_keys_ids_and_texts(
+    tmp_path: Path, top_k: int | None, return_documents: bool
+) -> None:
     ours, theirs = both(written(tmp_path))
     found = ours.rank(QUERY, DOCUMENTS, top_k, return_documents)
     expected = theirs.rank(QUERY, DOCUMENTS, top_k, return_documents)
@@ -157,6 +159,6 @@ def test_what_is_given(tmp_path: Path, top_k: int | None, return_documents: bool
     assert all(type(one["score"]) is float for one in found)
 
 
-def test_of_nothing(tmp_path: Path) -> None:
+def test_rank_of_no_documents_is_empty(tmp_path: Path) -> None:
     ours, theirs = both(written(tmp_path))
     assert ours.rank(QUERY, []) == theirs.rank(QUERY, []) == []

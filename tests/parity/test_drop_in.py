@@ -60,7 +60,7 @@ def parameters(kind: type, name: str) -> dict[str, Any]:
         *("get_embedding_dimension", "get_sentence_embedding_dimension", "rank", "predict"),
     ],
 )
-def test_what_they_take_is_known_here(name: str) -> None:
+def test_parameters_differ_only_as_listed(name: str) -> None:
     """The lists above name exactly the parameters that are missing or have another default."""
     is_cross = name in ("rank", "predict")
     theirs = parameters(CrossEncoder if is_cross else SentenceTransformer, name)
@@ -139,7 +139,9 @@ def compared(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*text(s were| was) cut to 24 tokens:UserWarning")
-def test_the_same_program(both: tuple[qkv.Model, SentenceTransformer], tmp_path: Path) -> None:
+def test_a_program_gives_the_same_results_in_both_libraries(
+    both: tuple[qkv.Model, SentenceTransformer], tmp_path: Path
+) -> None:
     ours, theirs = both
 
     def load(folder: str) -> SentenceTransformer:
@@ -149,7 +151,9 @@ def test_the_same_program(both: tuple[qkv.Model, SentenceTransformer], tmp_path:
 
 
 @pytest.mark.filterwarnings("ignore:.*text(s were| was) cut to 24 tokens:UserWarning")
-def test_what_reads_vectors_of_any_model(both: tuple[qkv.Model, SentenceTransformer]) -> None:
+def test_search_functions_return_the_same_with_our_model(
+    both: tuple[qkv.Model, SentenceTransformer],
+) -> None:
     """sentence-transformers' search functions find the same with our model and its vectors."""
     found = []
     for model in both:
@@ -162,7 +166,9 @@ def test_what_reads_vectors_of_any_model(both: tuple[qkv.Model, SentenceTransfor
     assert found[0] == found[1]
 
 
-def test_what_is_done_otherwise(both: tuple[qkv.Model, SentenceTransformer]) -> None:
+def test_missing_attributes_raise_an_error_with_advice(
+    both: tuple[qkv.Model, SentenceTransformer],
+) -> None:
     """Attributes of sentence-transformers that qkv lacks raise an error with advice."""
     for name in ATTRIBUTES:
         assert hasattr(both[1], name) or hasattr(CrossEncoder, name), name
@@ -229,7 +235,7 @@ def test_rank(tmp_path: Path, options: dict[str, Any], default: str | None) -> N
         close([found[one["corpus_id"]] for one in expected], [one["score"] for one in expected])
 
 
-def test_a_function_of_ours(tmp_path: Path) -> None:
+def test_predict_checks_its_activation_fn(tmp_path: Path) -> None:
     ours, theirs = cross.both(cross.written(tmp_path))
     logits = theirs.predict(PAIRS[:9], activation_fn=torch.nn.Identity())
     with warnings.catch_warnings():
@@ -253,7 +259,7 @@ def test_a_function_of_ours(tmp_path: Path) -> None:
         ([("w1", "w2"), ("w1", 3)], "pair 1 is int"),
     ],
 )
-def test_what_are_no_pairs(tmp_path: Path, given: Any, words: str) -> None:
+def test_inputs_that_are_not_pairs_are_refused(tmp_path: Path, given: Any, words: str) -> None:
     with pytest.raises(TypeError, match=f"predict: {words}"):
         qkv.load(cross.written(tmp_path)).predict(given)
 

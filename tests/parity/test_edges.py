@@ -255,7 +255,7 @@ def test_exact_edges_and_paths(both: Both) -> None:
         both.near(one, expected[number], f"{sender} to {receiver}")
 
 
-def test_a_path_by_way_of_several(both: Both) -> None:
+def test_a_path_to_several_receivers(both: Both) -> None:
     receivers = ["attn.1.0.q", "attn.1.2.v", "mlp.1", "attn.2.3.k", "logits"]
     with double(both.is_double):
         change = both.deltas["attn.0.1"]
@@ -288,7 +288,9 @@ def test_estimates(both: Both, method: str, steps: int) -> None:
 
 
 @pytest.mark.parametrize("kept", [{"edges": 60}, {"threshold": 0.01}], ids=str)
-def test_a_circuit_explains_what_it_does(both: Both, kept: Mapping[str, Any]) -> None:
+def test_faithfulness_corrupts_the_edges_outside_a_circuit(
+    both: Both, kept: Mapping[str, Any]
+) -> None:
     """Faithfulness equals that of a run whose edges outside the circuit carry corrupted values."""
     pairs = expected_edges(both.torch.parallel)
     found = discover(both.ours, CLEAN, CORRUPTED, metric=METRIC, method="eap-ig", **kept)

@@ -219,7 +219,9 @@ CASES += [("t5", "decoder", name) for name in CROSSED]
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(("family", "side", "name"), CASES)
-def test_a_place(pairs: Any, family: str, side: str, name: str, dtype: torch.dtype) -> None:
+def test_edits_of_each_activation(
+    pairs: Any, family: str, side: str, name: str, dtype: torch.dtype
+) -> None:
     """In texts of unequal lengths, edits by functions and by an array agree with torch hooks.
 
     The functions change the whole activation, one position or one head.
@@ -250,7 +252,7 @@ def test_a_place(pairs: Any, family: str, side: str, name: str, dtype: torch.dty
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "t5"])
-def test_two_edits_at_once_a_head_that_is_ablated_and_an_edge(
+def test_two_edits_at_once_and_an_ablated_head_with_masked_edges(
     pairs: Any, family: str, dtype: torch.dtype
 ) -> None:
     pair = pairs(family, dtype)
@@ -277,7 +279,7 @@ def test_two_edits_at_once_a_head_that_is_ablated_and_an_edge(
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_mean_is_that_of_all_tokens_of_all_texts(
+def test_mean_ablation_averages_over_all_tokens_of_all_texts(
     pairs: Any, family: str, dtype: torch.dtype
 ) -> None:
     pair, side = pairs(family, dtype), "encoder" if family == "t5" else ""
@@ -346,9 +348,7 @@ def test_twenty_tokens_with_an_edit(pairs: Any, family: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("family", DECODERS)
-def test_twenty_tokens_behind_an_array_without_a_head_and_with_two_edits(
-    pairs: Any, family: str
-) -> None:
+def test_twenty_tokens_with_two_edits_or_an_ablated_head(pairs: Any, family: str) -> None:
     pair, prompts = pairs(family, torch.float64), texts_of(8, [6, 6])
     plain = with_ids(pair, prompts)
     array = np.random.default_rng(3).standard_normal((1, 6, 24))
@@ -371,7 +371,7 @@ def test_twenty_tokens_behind_an_array_without_a_head_and_with_two_edits(
 
 
 @pytest.mark.parametrize("family", DECODERS)
-def test_twenty_tokens_with_a_place_out_of_sight(pairs: Any, family: str) -> None:
+def test_twenty_tokens_with_a_masked_token_and_masked_edges(pairs: Any, family: str) -> None:
     """If a token and two edges are masked, generation agrees with transformers' logits.
 
     The queries of both edges are new tokens.
@@ -409,7 +409,7 @@ def test_twenty_tokens_of_an_encoder_decoder(pairs: Any, side: str, name: str) -
     assert found == greedy(pair, "t5", prompts, {(name, LAYER): whole(name)}, side)
 
 
-def test_a_word_that_neither_encoder_nor_decoder_sees(pairs: Any) -> None:
+def test_twenty_tokens_of_an_encoder_decoder_with_a_masked_token(pairs: Any) -> None:
     pair, prompts = pairs("t5", torch.float64), texts_of(7, [8, 3])
     found = with_ids(pair, prompts, hide=[1], ablate=[(1, 2)])
     expected = []

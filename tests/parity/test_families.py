@@ -25,16 +25,14 @@ OTHERS = [
 
 @pytest.mark.parametrize(("family", "kind", "name"), PAIRS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_a_model_has_the_numbers_of_transformers(
+def test_a_model_agrees_with_transformers(
     tmp_path: Path, family: Family, kind: type, name: str, dtype: torch.dtype
 ) -> None:
     compare_all(tmp_path, kind, family.config_of(name), dtype)
 
 
 @pytest.mark.parametrize(("family", "kind"), OTHERS)
-def test_other_heads_have_the_numbers_of_transformers(
-    tmp_path: Path, family: Family, kind: type
-) -> None:
+def test_other_heads_agree_with_transformers(tmp_path: Path, family: Family, kind: type) -> None:
     pair = compare_all(tmp_path, kind, family.config_of(next(iter(family.configs))))
     with pytest.raises(ValueError, match=r"^generate: "):  # classifiers generate no words
         pair.ours.generate([[3, 4]])

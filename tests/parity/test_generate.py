@@ -111,12 +111,12 @@ def theirs(pair: Pair, prompts: list[list[int]], **options: Any) -> list[list[in
     return [row[longest:].tolist() for row in found]
 
 
-def test_every_family_that_writes_is_here() -> None:
+def test_every_generating_family_is_tested() -> None:
     assert set(MODELS) == set(WRITERS)
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_greedy_to_the_token(tmp_path: Path, family: str) -> None:
+def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     pair = pair_of(tmp_path, family, torch.float64)
     prompts = prompts_of(LENGTHS)
     ours = pair.ours.generate(prompts, max_new_tokens=NEW)
@@ -131,7 +131,7 @@ def test_greedy_to_the_token(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_cached_steps_give_what_one_run_gives(
+def test_cached_steps_give_the_logits_of_one_run(
     tmp_path: Path, family: str, dtype: torch.dtype
 ) -> None:
     pair = pair_of(tmp_path, family, dtype)
@@ -165,7 +165,9 @@ def test_ends_and_padding(tmp_path: Path) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.4, 2.5])
 @pytest.mark.parametrize("top_k", [None, 1, 7])
 @pytest.mark.parametrize("top_p", [None, 0.2, 0.9])
-def test_who_may_be_drawn(temperature: float, top_k: int | None, top_p: float | None) -> None:
+def test_sampling_probabilities_are_those_of_transformers(
+    temperature: float, top_k: int | None, top_p: float | None
+) -> None:
     processors = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
     if top_k is not None:
         processors.append(TopKLogitsWarper(top_k))
@@ -184,7 +186,7 @@ def test_who_may_be_drawn(temperature: float, top_k: int | None, top_p: float | 
             np.testing.assert_allclose(probabilities, expected[ids], rtol=1e-9)
 
 
-def test_what_is_drawn_is_among_what_theirs_allows(tmp_path: Path) -> None:
+def test_sampled_tokens_are_allowed_by_transformers(tmp_path: Path) -> None:
     pair = pair_of(tmp_path, "llama", torch.float64)
     prompts = prompts_of(LENGTHS)
     options: dict[str, Any] = {"temperature": 1.3, "top_k": 9, "top_p": 0.8}

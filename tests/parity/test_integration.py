@@ -199,7 +199,7 @@ def compare(model: Any, inputs: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", [*ENCODERS, *DECODERS])
-def test_a_text_model_is_that_of_eager_attention(name: str) -> None:
+def test_a_text_model_agrees_with_eager_attention(name: str) -> None:
     # without norms, values grow to thousands, for which float32 is too coarse
     dtype = torch.float64 if name == "mobilebert" else torch.float32
     model = made(name, {**ENCODERS, **DECODERS}[name], dtype)
@@ -223,25 +223,25 @@ def test_in_bfloat16(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VISION)
-def test_a_vision_model_is_that_of_eager_attention(name: str) -> None:
+def test_a_vision_model_agrees_with_eager_attention(name: str) -> None:
     compare(made(name, VISION[name]), {"pixel_values": torch.randn(2, 3, 24, 24)})
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_an_encoder_decoder_is_that_of_eager_attention(name: str) -> None:
+def test_an_encoder_decoder_agrees_with_eager_attention(name: str) -> None:
     inputs = words([19, 7, 12])
     inputs["decoder_input_ids"] = words([5, 5, 5])["input_ids"]
     compare(made(name, PAIRS[name]), inputs)
 
 
-def test_whisper_is_that_of_eager_attention() -> None:
+def test_whisper_agrees_with_eager_attention() -> None:
     compare(made("whisper", WHISPER), inputs_of("whisper"))
 
 
 @pytest.mark.parametrize(
     "name", ["gemma2", "gemma3_text", "gpt2", "gpt_oss", "llama", "llama4_text", "mistral", "phi3"]
 )
-def test_what_is_generated_is_the_same(name: str) -> None:
+def test_generated_tokens_are_those_of_eager_attention(name: str) -> None:
     model = made(name, DECODERS[name], torch.float64, transformers.AutoModelForCausalLM)
     for inputs in (words([9]), words([9, 3, 6], "left")):
         texts = []
@@ -271,7 +271,7 @@ def test_a_cache_of_any_kind_generates_the_same(cache: str) -> None:
     assert torch.equal(*texts)
 
 
-def test_what_is_recorded_is_what_eager_attention_gives() -> None:
+def test_recorded_weights_are_those_of_eager_attention() -> None:
     model = made("gemma2", DECODERS["gemma2"])
     inputs = words([19, 7, 12], "left")
     attentions = model(**inputs, output_attentions=True).attentions
@@ -296,7 +296,7 @@ def test_what_is_recorded_is_what_eager_attention_gives() -> None:
             assert np.isfinite(text["lse", layer]).all()
 
 
-def test_what_is_recorded_step_by_step_is_what_one_pass_gives() -> None:
+def test_a_record_of_steps_equals_a_record_of_one_pass() -> None:
     model = made("gemma2", DECODERS["gemma2"], kind=transformers.AutoModelForCausalLM)
     model.set_attn_implementation("qkv")
     inputs = words([9, 3], "left")
@@ -339,7 +339,7 @@ def test_an_encoder_decoder_is_recorded_with_all_its_layers() -> None:
         qkv.show(trace[1], layer=first + 1)
 
 
-def test_layers_that_share_their_weights_are_layers_each() -> None:
+def test_layers_with_shared_weights_are_recorded_separately() -> None:
     model = made("albert", ENCODERS["albert"])
     model.set_attn_implementation("qkv")
     with qkv.record() as trace:
@@ -365,7 +365,7 @@ FAMILIES = {**ENCODERS, **DECODERS, **VISION, **PAIRS, "whisper": WHISPER}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_attentions_that_a_model_gives_are_those_of_eager_attention(name: str) -> None:
+def test_output_attentions_are_those_of_eager_attention(name: str) -> None:
     model = made(name, FAMILIES[name], torch.float64 if name == "mobilebert" else torch.float32)
     inputs = inputs_of(name)
     pair = name in PAIRS or name == "whisper"
@@ -386,7 +386,7 @@ def test_the_attentions_that_a_model_gives_are_those_of_eager_attention(name: st
             near(found[rows], expected[rows], model.dtype)
 
 
-def test_a_mask_of_the_users_own_counts() -> None:
+def test_a_custom_mask_is_applied() -> None:
     model = made("llama", DECODERS["llama"])
     seen = torch.rand(2, 1, 19, 19) < 0.5
     seen |= torch.eye(19, dtype=torch.bool)
@@ -415,16 +415,14 @@ def test_a_second_pass_with_the_same_mask_starts_the_record_anew() -> None:
         np.testing.assert_array_equal(trace[name], expected[name])
 
 
-def test_packed_texts_do_not_see_each_other() -> None:
+def test_packed_texts_do_not_attend_to_each_other() -> None:
     model = made("llama", DECODERS["llama"])
     places = torch.tensor([[*range(7), *range(12)]])
     compare(model, words([19]) | {"position_ids": places, "use_cache": False})
 
 
 @pytest.mark.parametrize("name", ["bert", "gemma2"])
-def test_no_mask_is_made_of_what_can_be_said_as_a_rule(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_mask_is_built_where_rules_suffice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("a mask was made")
 
@@ -469,7 +467,7 @@ def functions() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", functions())
-def test_the_rules_of_a_mask_hide_what_the_mask_hides(name: str) -> None:
+def test_mask_rules_allow_the_same_keys_as_the_mask(name: str) -> None:
     function = functions()[name]
     paddings = [None, torch.tensor([[1] * 8, [1] * 5 + [0] * 3]) > 0]
     paddings += [paddings[1].flip(1), torch.tensor([[1, 0, 1, 1, 0, 1, 1, 1]] * 2) > 0]
@@ -523,7 +521,7 @@ def test_a_mask_is_what_models_without_the_interface_expect() -> None:
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_all_of_a_mask_is_the_mask(gradients: bool) -> None:
+def test_a_full_slice_or_detach_of_a_mask_keeps_its_rules(gradients: bool) -> None:
     with torch.inference_mode(False), torch.set_grad_enabled(gradients):
         made = mask_of()
         for again in (made[:, :, :, :7], made.detach()):
@@ -535,7 +533,7 @@ def test_all_of_a_mask_is_the_mask(gradients: bool) -> None:
 
 
 @pytest.mark.parametrize("how", ["in place", "a view", "a slice"])
-def test_a_mask_that_a_model_writes_to_is_what_it_wrote(how: str) -> None:
+def test_a_mask_changed_in_place_is_applied_as_changed(how: str) -> None:
     query = torch.randn(2, 3, 7, 8)
     module = torch.nn.Module().eval()
     changed = mask_of()
@@ -550,7 +548,7 @@ def test_a_mask_that_a_model_writes_to_is_what_it_wrote(how: str) -> None:
     near(out.transpose(1, 2), expected, torch.float32)
 
 
-def test_tensors_are_read_where_they_stand() -> None:
+def test_tensors_are_read_without_a_copy() -> None:
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         tensor = torch.zeros(2, 5, 3, 8, dtype=dtype).transpose(1, 2)
         array = as_array(tensor)
@@ -569,7 +567,7 @@ def test_a_query_in_float32_meets_values_in_bfloat16_under_autocast() -> None:
     near(ours.last_hidden_state.bfloat16(), eager.last_hidden_state.bfloat16(), torch.bfloat16)
 
 
-def test_what_is_not_on_the_cpu_is_an_error() -> None:
+def test_tensors_not_on_the_cpu_are_an_error() -> None:
     tensor = torch.zeros(1, 2, 3, 4, device="meta")
     with pytest.raises(ValueError, match="on meta and qkv computes on the CPU"):
         attend(torch.nn.Module().eval(), tensor, tensor, tensor, None)
@@ -591,13 +589,13 @@ def test_tracing_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["indices", "block_indices", "sinks", "cache"])
-def test_what_qkv_does_not_do_is_refused_by_its_name(name: str) -> None:
+def test_unsupported_arguments_are_refused_by_name(name: str) -> None:
     tensor = torch.zeros(1, 2, 3, 4)
     with pytest.raises(NotImplementedError, match=f"Module passes {name} to its attention"):
         attend(torch.nn.Module().eval(), tensor, tensor, tensor, None, **{name: tensor})
 
 
-def test_queries_whose_place_is_not_known_are_an_error() -> None:
+def test_queries_of_unknown_position_are_an_error() -> None:
     query, key = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4)
     with pytest.raises(ValueError, match="3 queries and 5 keys"):
         attend(torch.nn.Module().eval(), query, key, key, None)
@@ -618,7 +616,7 @@ def test_a_family_without_the_interface_keeps_its_own_attention() -> None:
             model(**inputs)
 
 
-def test_the_page_says_what_comes_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_shows_the_output_of_its_code(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path(__file__).parents[2] / "docs" / "inside-other-models.md"
     blocks = re.findall(r"```(python|text)\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
     names: dict[str, Any] = {}

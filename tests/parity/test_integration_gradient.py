@@ -167,9 +167,7 @@ def test_gradients_in_bfloat16(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "gpt_oss", "llama", "t5"])
 @pytest.mark.parametrize("optimiser", [torch.optim.SGD, torch.optim.AdamW])
-def test_steps_of_training_lose_what_they_lose_with_eager_attention(
-    name: str, optimiser: Any
-) -> None:
+def test_training_losses_are_those_of_eager_attention(name: str, optimiser: Any) -> None:
     kind = {"bert": "ForMaskedLM", "t5": "ForSeq2SeqLM"}.get(name, "ForCausalLM")
     kind = getattr(transformers, f"AutoModel{kind}")
     first = made(name, {**TEXTS, **PAIRS}[name] | NO_DROPOUT, torch.float64, kind)
@@ -197,7 +195,7 @@ def test_steps_of_training_lose_what_they_lose_with_eager_attention(
 
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("name", ["bert", "gemma2", "gpt_oss", "t5"])
-def test_gradients_are_the_same_where_layers_run_a_second_time(name: str, reentrant: bool) -> None:
+def test_gradients_are_the_same_with_activation_checkpointing(name: str, reentrant: bool) -> None:
     model = made(name, {**TEXTS, **PAIRS}[name] | NO_DROPOUT)
     inputs = words([19, 7, 12], "left")
     if name == "t5":
@@ -212,7 +210,7 @@ def test_gradients_are_the_same_where_layers_run_a_second_time(name: str, reentr
 
 @pytest.mark.parametrize("way", ["plain", "checkpoints", "reentrant checkpoints"])
 @pytest.mark.parametrize("name", ["bert", "gemma2"])
-def test_what_is_recorded_while_a_model_trains_is_what_it_looked_at(name: str, way: str) -> None:
+def test_a_record_in_training_equals_a_record_without_gradients(name: str, way: str) -> None:
     model = made(name, TEXTS[name] | NO_DROPOUT)
     inputs = words([19, 7, 12], "left")
     expected_gradients = gradients(model, inputs, "qkv")
@@ -231,7 +229,7 @@ def test_what_is_recorded_while_a_model_trains_is_what_it_looked_at(name: str, w
         np.testing.assert_array_equal(trace[key], expected[key])
 
 
-def test_no_gradient_is_kept_where_none_is_wanted() -> None:
+def test_no_autograd_function_runs_without_gradients() -> None:
     model = made("llama", TEXTS["llama"])
     model.set_attn_implementation("qkv")
     result = model(**words([9])).last_hidden_state
@@ -243,7 +241,7 @@ def test_no_gradient_is_kept_where_none_is_wanted() -> None:
         assert not model(**words([9])).last_hidden_state.requires_grad
 
 
-def test_what_is_frozen_gets_no_gradient() -> None:
+def test_frozen_parameters_get_no_gradient() -> None:
     model = made("gpt_oss", TEXTS["gpt_oss"])
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("sinks" in name)
@@ -273,7 +271,7 @@ def test_gradients_of_a_compiled_model() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bool", "float"])
-def test_gradients_with_a_mask_of_the_users_own(kind: str) -> None:
+def test_gradients_with_a_custom_mask(kind: str) -> None:
     model = made("llama", TEXTS["llama"])
     seen = torch.rand(2, 1, 19, 19) < 0.5
     seen |= torch.eye(19, dtype=torch.bool)
@@ -303,7 +301,7 @@ LEARNED = {
 
 
 @pytest.mark.parametrize("names", [(), *((name,) for name in LEARNED), tuple(LEARNED)], ids=str)
-def test_whatever_is_learned_gets_its_gradient(names: tuple[str, ...]) -> None:
+def test_every_learned_input_gets_its_gradient(names: tuple[str, ...]) -> None:
     """All gradients equal those of the formula in torch, and those of finite differences."""
     tensors = drawn(**HEADS, **{name: LEARNED[name] for name in names})
 
@@ -338,7 +336,7 @@ def test_whatever_is_learned_gets_its_gradient(names: tuple[str, ...]) -> None:
     assert torch.autograd.gradcheck(at, [*tensors.values()])
 
 
-def test_tensors_are_kept_where_they_stand() -> None:
+def test_tensors_are_saved_without_a_copy() -> None:
     heads = {name: (x[0], x[2], x[1], x[3]) for name, x in HEADS.items()}
     tensors = {name: x.transpose(1, 2) for name, x in drawn(**heads).items()}
     out, _ = attend(torch.nn.Module(), **tensors, attention_mask=None, is_causal=False)
@@ -347,7 +345,7 @@ def test_tensors_are_kept_where_they_stand() -> None:
     assert kept[-1].shape == (2, 4, 5)
 
 
-def test_a_mask_that_was_written_to_before_the_way_back_is_an_error() -> None:
+def test_a_mask_changed_before_the_backward_pass_is_an_error() -> None:
     tensors = drawn(**HEADS)
     seen = torch.rand(2, 1, 5, 7) < 0.8
     out, _ = attend(torch.nn.Module(), **tensors, attention_mask=seen)
@@ -356,7 +354,7 @@ def test_a_mask_that_was_written_to_before_the_way_back_is_an_error() -> None:
         out.sum().backward()
 
 
-def test_the_places_of_padding_count_as_they_were() -> None:
+def test_padding_changed_before_the_backward_pass_has_no_effect() -> None:
     model = made("llama", TEXTS["llama"])
     inputs = words([9, 9]) | {"attention_mask": torch.ones(2, 9, dtype=torch.bool)}
     inputs["attention_mask"][0, 4] = False  # padding inside a text needs an explicit mask
@@ -371,7 +369,7 @@ def test_the_places_of_padding_count_as_they_were() -> None:
     near(gradients(model, inputs, "qkv", loss), expected, 1e-5)
 
 
-def test_weights_that_are_given_out_have_no_gradient() -> None:
+def test_returned_attention_weights_have_no_gradient() -> None:
     model = made("bert", TEXTS["bert"])
     inputs = words([9]) | {"output_attentions": True}
     compare(model, inputs)

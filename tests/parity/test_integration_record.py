@@ -113,7 +113,7 @@ def clip() -> tuple[Any, dict[str, Any]]:
         (clip, ["vision_model", "text_model"], "CLIPAttention"),
     ],
 )
-def test_of_several_towers_one_is_named(make: Any, parts: list[str], layer: str) -> None:
+def test_one_of_several_towers_must_be_named(make: Any, parts: list[str], layer: str) -> None:
     model, inputs = make()
     given: dict[Any, Any] = {}
 
@@ -174,7 +174,7 @@ def test_one_attention_that_is_run_in_two_halves_is_one_layer() -> None:
     agree(trace, attentions, inputs["attention_mask"])
 
 
-def test_windows_are_refused_by_the_name_of_what_cuts_them() -> None:
+def test_windowed_layers_are_refused_by_name() -> None:
     model = model_of(transformers.SwinConfig(**SWIN))
     model.set_attn_implementation("qkv")
     message = r"record: SwinLayer was given 2 rows, but SwinAttention got 8 x 16 tokens"
@@ -194,7 +194,7 @@ def test_patches_of_several_images_in_a_row_are_refused() -> None:
         model(patches, torch.tensor([[1, 4, 4], [1, 4, 4]]))
 
 
-def test_images_that_are_packed_into_one_are_refused() -> None:
+def test_images_packed_into_one_sequence_are_refused() -> None:
     model = model_of(transformers.AutoConfig.for_model("pixtral", **VISION | {"head_dim": 8}))
     attentions = model(images(1), output_attentions=True).attentions
     model.set_attn_implementation("qkv")
@@ -206,7 +206,7 @@ def test_images_that_are_packed_into_one_are_refused() -> None:
         model(images(2))
 
 
-def test_a_layer_that_attends_twice_shows_what_its_tokens_looked_at() -> None:
+def test_a_layer_that_attends_twice_shows_its_self_attention() -> None:
     options = {k: v for k, v in TEXT.items() if "key" not in k and k != "head_dim"}
     config = transformers.Blip2QFormerConfig(**options, encoder_hidden_size=48)
     with torch.inference_mode(False):
@@ -269,7 +269,7 @@ def test_two_models_in_a_block_are_not_mixed() -> None:
         second(**words([9]))
 
 
-def test_what_is_recorded_of_a_compiled_model_is_the_same() -> None:
+def test_a_record_of_a_compiled_model_is_the_same() -> None:
     model = made("diffllama", {"num_key_value_heads": 2, "head_dim": 8, "num_hidden_layers": 2})
     model.set_attn_implementation("qkv")
     inputs = words([9, 5])

@@ -66,7 +66,7 @@ def test_a_gradient_of_a_gradient_is_an_error(of: str, how: str) -> None:
         ways[how]()
 
 
-def test_without_a_graph_there_is_nothing_to_differentiate_again() -> None:
+def test_a_gradient_without_create_graph_requires_no_grad() -> None:
     x = drawn(2, 3, 5, 4).requires_grad_()
     [first] = torch.autograd.grad(number(x), x)
     assert not first.requires_grad
@@ -155,14 +155,14 @@ TRANSFORMED: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMED)
-def test_what_torch_makes_of_a_function_is_refused_by_its_name(name: str) -> None:
+def test_transforms_of_a_function_are_refused_by_name(name: str) -> None:
     transformed, message = TRANSFORMED[name]
     with pytest.raises(NotImplementedError, match=f"Module: .*{message}.* qkv: {EAGER}"):
         transformed(drawn(2, 3, 5, 4))
 
 
 @pytest.mark.parametrize("how", ["export", "compile"])
-def test_one_whole_graph_is_an_error_that_says_why(how: str) -> None:
+def test_full_graph_capture_is_an_error_with_a_reason(how: str) -> None:
     query = drawn(2, 3, 5, 4)
     ways = {
         "export": lambda: torch.export.export(Wrapped(), (query,), strict=True),
@@ -172,7 +172,7 @@ def test_one_whole_graph_is_an_error_that_says_why(how: str) -> None:
         ways[how]()
 
 
-def test_compiled_is_as_it_was() -> None:
+def test_a_compiled_function_gives_the_same_values_and_gradients() -> None:
     query = drawn(2, 3, 5, 4)
     found = torch.compile(number, backend="eager")(query)
     torch.testing.assert_close(found, formula(query), rtol=0, atol=1e-12)
@@ -216,7 +216,7 @@ def test_a_model_is_refused_too(how: str, message: str) -> None:
         ways[how]()
 
 
-def test_numbers_that_no_transform_touches_are_computed() -> None:
+def test_plain_tensors_are_computed_under_forward_ad() -> None:
     query = drawn(2, 3, 5, 4)
     out, _ = attend(torch.nn.Module(), query, query, query, None, is_causal=False)
     with forward_ad.dual_level():

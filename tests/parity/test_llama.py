@@ -118,7 +118,7 @@ def test_keys_in_a_cache_stay_as_they_were_turned(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
-def test_keys_left_left_out_have_the_values_of_transformers(name: str) -> None:
+def test_absent_keys_have_the_defaults_of_transformers(name: str) -> None:
     whole = CONFIG_MAPPING[name]().to_dict()
     assert whole["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}
     family = FAMILIES[name]

@@ -158,7 +158,7 @@ def test_sdpa_causal(three: list[np.ndarray]) -> None:
 
 
 @proves(FIRST, "scaled_dot_product_attention, ONNX Attention")
-def test_a_blind_query_of_sdpa(three: list[np.ndarray]) -> None:
+def test_a_fully_masked_query_of_sdpa(three: list[np.ndarray]) -> None:
     mask = coins(L, S)
     mask[1] = False
     theirs = sdpa(three, attn_mask=torch.from_numpy(mask))
@@ -294,7 +294,7 @@ def test_mha_causal() -> None:
 
 
 @proves(FIRST, "nn.MultiheadAttention with need_weights=True")
-def test_a_blind_query_of_mha() -> None:
+def test_a_fully_masked_query_of_mha() -> None:
     theirs = torch_layer()
     mask = ~coins(L, S)
     mask[1] = True
@@ -362,7 +362,7 @@ def test_attention_functions(square: list[np.ndarray]) -> None:
 
 
 @proves(TRANSFORMERS, "output_hidden_states", "output_attentions")
-def test_what_a_model_gives(tmp_path: Path) -> None:
+def test_a_model_returns_hidden_states_and_attentions(tmp_path: Path) -> None:
     sizes = {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}
     config = transformers.BertConfig(
         vocab_size=6, intermediate_size=20, max_position_embeddings=8, **sizes
@@ -411,7 +411,7 @@ def test_padding_masks(square: list[np.ndarray], side: str) -> None:
 
 
 @proves(FIRST, "transformers, eager")
-def test_a_blind_query_of_transformers(square: list[np.ndarray]) -> None:
+def test_a_fully_masked_query_of_transformers(square: list[np.ndarray]) -> None:
     # causal, with padding on the left: the first queries of the second text see no key
     padding = np.array([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
     mask = their_mask(masking_utils.causal_mask_function, padding, kind=masking_utils.eager_mask)
@@ -445,7 +445,7 @@ def test_sliding_windows(square: list[np.ndarray], size: int) -> None:
 
 
 @proves(TRANSFORMERS, "softcap", "s_aux, sinks", "position_bias")
-def test_scores_that_are_changed(square: list[np.ndarray]) -> None:
+def test_softcap_sinks_and_position_bias(square: list[np.ndarray]) -> None:
     theirs = interface(gemma2, square, softcap=0.7)[0]
     close(qkv.attention(*square, softcap=0.7).swapaxes(1, 2), theirs)
     with pytest.raises(ValueError, match="softcap"):
@@ -665,7 +665,7 @@ def test_halves_are_computed_in_float32(three: list[np.ndarray]) -> None:
 
 @proves(FIRST, "scaled_dot_product_attention, ONNX Attention")
 @both_opsets
-def test_a_blind_query_of_onnx(three: list[np.ndarray], opset: int) -> None:
+def test_a_fully_masked_query_of_onnx(three: list[np.ndarray], opset: int) -> None:
     mask = coins(L, S)
     mask[1] = False
     (theirs,) = onnx_attention(three, attn_mask=mask, opset=opset)
@@ -735,7 +735,7 @@ def test_ort_mha_masks(whole: list[np.ndarray]) -> None:
 
 @proves(ORT_MHA, "mask_filter_value")
 @proves(FIRST, "onnxruntime MultiHeadAttention")
-def test_a_blind_query_of_ort_mha(whole: list[np.ndarray]) -> None:
+def test_a_fully_masked_query_of_ort_mha(whole: list[np.ndarray]) -> None:
     mask = np.array([[1] * S, [0] * S], np.int32)
     (theirs,) = ort_mha(whole, key_padding_mask=mask)
     close(flat(qkv.attention(*whole)), theirs, 1e-3)  # scores near -10000 are less exact

@@ -64,7 +64,7 @@ def test_activations(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("size", [16, 9])
 @pytest.mark.parametrize("bias", [False, True])
-def test_what_goes_in_is_added(tmp_path: Path, size: int, bias: bool) -> None:
+def test_the_residual_input_is_added(tmp_path: Path, size: int, bias: bool) -> None:
     """The input is added as it is, or through a linear layer if the sizes differ."""
     dense = Dense(16, size, bias=bias, use_residual=True)
     ours, theirs = saved(tmp_path / "one", static(), dense)
@@ -230,7 +230,7 @@ def test_tables_that_are_broken(tmp_path: Path, tensors: Any, words: str) -> Non
         qkv.load(tmp_path)
 
 
-def test_what_a_table_has_no_place_for(tmp_path: Path) -> None:
+def test_a_table_refuses_calls_that_need_layers_or_logits(tmp_path: Path) -> None:
     """Calls that need layers, heads or logits raise errors; edits of embeddings work."""
     ours, _ = saved(tmp_path, static())
     assert "0 layers, 0 heads" in repr(ours)

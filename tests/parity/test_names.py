@@ -221,7 +221,7 @@ def block_names(name: str) -> set[str]:
     return {hook for hook in body.layers[-1].hooks if not hook.startswith("attn.")}
 
 
-def test_every_family_is_here_or_like_one_that_is() -> None:
+def test_every_family_is_tested_or_shares_the_names_of_another() -> None:
     assert not set(FAMILIES) & (set(ALIKE) | set(ELSEWHERE))
     assert {*FAMILIES, *ALIKE, *ELSEWHERE} == set(PUBLISHED)
     for name, other in ALIKE.items():
@@ -288,7 +288,9 @@ def compare_result(pair: Pair, trace: Any, seen: Seen, ours: str, theirs: str) -
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_every_name_is_what_the_module_has(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+def test_every_name_holds_the_values_of_its_module(
+    tmp_path: Path, name: str, dtype: torch.dtype
+) -> None:
     family = FAMILIES[name]
     pair = made(tmp_path, family.kind, family.config, dtype)
     ids, _ = ids_of(pair, [17], "right")
@@ -370,7 +372,7 @@ def test_a_decoder_numbers_its_three_norms(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_family_says_what_it_leaves_in_a_trace(name: str) -> None:
+def test_a_run_records_the_names_that_its_family_lists(name: str) -> None:
     """A run records exactly the names that its family lists, with 0 at padding."""
     sizes, kinds = SMALL[name]
     values = {"model_type": name, "architectures": [kinds[0]], **sizes}

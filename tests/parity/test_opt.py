@@ -56,7 +56,7 @@ def test_embeddings_of_another_size(
         pair.near(*weights, "weights")
 
 
-def test_writing_from_embeddings_of_another_size(tmp_path: Path) -> None:
+def test_generation_from_embeddings_of_another_size(tmp_path: Path) -> None:
     pair = made(tmp_path, OPTForCausalLM, projected("norms after"), torch.float64)
     ids, _ = ids_of(pair, [9], "right")
     with torch.inference_mode(), double(True):

@@ -183,7 +183,7 @@ def test_a_block_is_an_encoder_layer_of_torch(norm_first, activation):
         close(packed[start : start + length], expected[number, :length], 1e-12)
 
 
-def test_scale_and_softmax_are_those_of_torch():
+def test_softmax_is_that_of_torch():
     x = numbers(3, 4, 50, scale=30)
     close(qkv.softmax(x), torch.softmax(torch.tensor(x), -1), 1e-14)
     close(qkv.softmax(x, axis=0), torch.softmax(torch.tensor(x), 0), 1e-14)

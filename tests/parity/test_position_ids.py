@@ -145,7 +145,7 @@ def compare(pair: Pair, ids: Any, mask: Any, positions: Any = None) -> Any:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", MODELS)
-def test_positions_that_are_counted(pairs: Callable[[str], Pair], name: str, side: str) -> None:
+def test_positions_that_skip_padding(pairs: Callable[[str], Pair], name: str, side: str) -> None:
     """If positions skip padding, as in generation, padding does not change a text's states."""
     pair = pairs(name)
     ids, mask = ids_of(pair, LENGTHS, side)
@@ -170,6 +170,6 @@ def test_positions_anywhere(pairs: Callable[[str], Pair], name: str) -> None:
 
 @pytest.mark.parametrize("side", ["left", "right", "inside"])
 @pytest.mark.parametrize("name", MODELS)
-def test_without_them(pairs: Callable[[str], Pair], name: str, side: str) -> None:
+def test_without_position_ids(pairs: Callable[[str], Pair], name: str, side: str) -> None:
     pair = pairs(name)
     compare(pair, *ids_of(pair, LENGTHS, side))

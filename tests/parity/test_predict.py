@@ -78,7 +78,7 @@ def test_guesses(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("kind", IDS)
-def test_guesses_without_a_head_and_with_words_out_of_sight(tmp_path: Path, kind: str) -> None:
+def test_guesses_with_an_ablated_head_and_a_masked_word(tmp_path: Path, kind: str) -> None:
     """Guesses agree if a head is ablated and a word is masked.
 
     In transformers, the head's columns of the output projection are 0, and the attention mask is 0

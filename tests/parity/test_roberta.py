@@ -24,7 +24,7 @@ from .models import compare, double, made
 
 
 @pytest.mark.parametrize("name", ROBERTA)
-def test_padding_that_is_no_padding(tmp_path: Path, name: str) -> None:
+def test_positions_depend_on_padding_ids_and_not_on_the_mask(tmp_path: Path, name: str) -> None:
     """Positions skip unmasked tokens with the padding id, and count masked words with other ids."""
     pair = made(tmp_path, RobertaForMaskedLM, FAMILIES["roberta"].config_of(name), torch.float64)
     padding = pair.theirs.config.pad_token_id
@@ -42,7 +42,7 @@ def test_padding_that_is_no_padding(tmp_path: Path, name: str) -> None:
     pair.near(trace.hidden_states[-1][0], ours.last_hidden_state[0], "last of the trace")
 
 
-def test_as_many_tokens_as_there_are_places(tmp_path: Path) -> None:
+def test_texts_may_fill_all_positions_and_no_more(tmp_path: Path) -> None:
     config = FAMILIES["roberta"].config_of("padding is 7, gelu_new, untied")
     pair = made(tmp_path, RobertaModel, config)
     assert pair.ours.max_seq_length == 42

@@ -113,7 +113,7 @@ def test_options_go_with_each_route(
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_an_edit_is_of_the_route(
+def test_an_edit_applies_to_the_route_of_the_task(
     two: tuple[qkv.Model, SentenceTransformer], task: str | None
 ) -> None:
     """Ablation with a task gives the same vectors as ablation in the model of the task's route."""
@@ -124,7 +124,9 @@ def test_an_edit_is_of_the_route(
     np.testing.assert_array_equal(ours.encode(TEXTS, task=task, ablate=[(0, None)]), expected)
 
 
-def test_what_is_saved(two: tuple[qkv.Model, SentenceTransformer], tmp_path: Path) -> None:
+def test_a_saved_router_gives_the_same_vectors(
+    two: tuple[qkv.Model, SentenceTransformer], tmp_path: Path
+) -> None:
     two[0].save(tmp_path)
     compare(*both(tmp_path))
 
@@ -138,7 +140,7 @@ def test_processes_take_the_routes(two: tuple[qkv.Model, SentenceTransformer]) -
 
 
 @pytest.mark.filterwarnings("ignore:.* cut to 9 tokens:UserWarning")
-def test_a_limit_is_that_of_all_routes(tmp_path: Path) -> None:
+def test_max_seq_length_applies_to_all_routes(tmp_path: Path) -> None:
     router = Router.for_query_document(
         [transformer(tmp_path / "q", 24, 30, 1), Pooling(24)],
         [transformer(tmp_path / "d", 24, 40, 2), Pooling(24)],
@@ -183,7 +185,7 @@ def test_a_route_that_is_called_text(tmp_path: Path) -> None:
     compare(*saved(tmp_path / "whole", Router(ways)), [None, "a", "text", "anything"])
 
 
-def test_what_stands_before_and_behind_a_router(tmp_path: Path) -> None:
+def test_modules_before_and_after_a_router(tmp_path: Path) -> None:
     """Old asymmetric models have one shared transformer, and then a layer for each route."""
     ways = {
         "query": [Dense(24, 7)],

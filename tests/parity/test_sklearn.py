@@ -170,7 +170,7 @@ def test_columns_of_a_table() -> None:
     assert both.fit_transform(TEXTS).shape == (12, vectors.shape[1] + 8)
 
 
-def test_what_is_no_column_of_texts() -> None:
+def test_tables_numbers_and_single_strings_are_refused() -> None:
     table = pd.DataFrame({"title": TEXTS})
     encoder = TextEncoder("books")
     for given in (table, np.array(TEXTS)[:, None]):
@@ -195,6 +195,6 @@ def test_it_needs_no_fit() -> None:
     assert not tags.input_tags.two_d_array
 
 
-def test_what_else_the_module_has() -> None:
+def test_unknown_names_of_the_module_raise_an_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Encoder'"):
         module.Encoder  # noqa: B018  # asking for it is what fails

@@ -43,7 +43,7 @@ def test_rows_on_the_disk(pairs: list[Pair], tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_what_excites_a_neuron_most(pairs: list[Pair]) -> None:
+def test_top_activating_examples_of_a_neuron(pairs: list[Pair]) -> None:
     pair = pairs[0]
     each = [seen(pair, ids, "mlp.post")["mlp.post", 1][0].numpy() for ids in TEXTS]
     found = scan(pair.ours, TEXTS, of=("post", 1), top=3)
@@ -58,7 +58,7 @@ def test_what_excites_a_neuron_most(pairs: list[Pair]) -> None:
 
 
 @torch.no_grad()
-def test_how_far_two_models_part(pairs: list[Pair]) -> None:
+def test_differences_between_two_models(pairs: list[Pair]) -> None:
     found = diff(pairs[0].ours, pairs[1].ours, TEXTS)
     sites = {"resid": "resid_post", "attn": "attn_out", "mlp": "mlp_out", "heads": "z"}
     each: dict[str, list[Any]] = {name: [] for name in (*sites, "logits", "kl")}

@@ -95,7 +95,7 @@ def last_norm(pair: Pair) -> torch.nn.Module:
 
 
 @torch.no_grad()
-def test_the_lens_of_several_texts(pair: Pair) -> None:
+def test_the_logit_lens_of_several_texts(pair: Pair) -> None:
     texts = [CLEAN, CLEAN[:4]]
     found = logit_lens(pair.ours, pair.ours.trace(texts))
     for number, ids in enumerate(texts):
@@ -130,7 +130,7 @@ def test_shares_of_neurons_in_several_texts(pair: Pair) -> None:
 
 
 @torch.no_grad()
-def test_the_weights_of_heads_and_ends(pair: Pair) -> None:
+def test_weights_of_heads_embedding_and_unembedding(pair: Pair) -> None:
     head, body = pair.theirs.get_output_embeddings(), pair.theirs.get_input_embeddings()
     for layer in range(LAYERS):
         ours, theirs = pair.ours.head_weights(layer), weights_of(pair, layer)

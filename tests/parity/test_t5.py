@@ -141,7 +141,7 @@ def test_mt5(tmp_path: Path, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", ["t5", "mt5"])
-def test_a_head_of_its_own_and_a_config_of_transformers_4(
+def test_a_separate_output_matrix_with_a_config_of_transformers_4(
     tmp_path: Path, kind: str, tied: bool
 ) -> None:
     """A separate output matrix is used, as in T5 1.1, FLAN-T5 and mT5.
@@ -178,7 +178,7 @@ def longest_first(prompts: list[list[int]], side: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_greedy_to_the_token(tmp_path: Path, name: str, side: str) -> None:
+def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, name: str, side: str) -> None:
     config = T5Config(**{**SIZES, **CONFIGS[name], "eos_token_id": None})
     pair = made(tmp_path, T5ForConditionalGeneration, config, torch.float64)
     rng = np.random.default_rng(3)

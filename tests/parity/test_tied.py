@@ -58,7 +58,7 @@ def tied(folder: Path, family: str, **changes: Any) -> tuple[Pair, str, str]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_output_matrix_that_is_not_the_table_it_should_be(tmp_path: Path, family: str) -> None:
+def test_an_output_matrix_that_differs_from_the_tied_table(tmp_path: Path, family: str) -> None:
     """An output matrix that differs from the tied table is used, as in transformers."""
     pair, output, _ = tied(tmp_path / "theirs", family)
     other = torch.randn_like(pair.theirs.get_output_embeddings().weight)
@@ -98,9 +98,7 @@ def test_the_table_under_the_name_of_the_output_matrix(tmp_path: Path, family: s
 
 @pytest.mark.parametrize("family", WITH_BIAS)
 @pytest.mark.parametrize("both", [True, False])
-def test_the_bias_of_words_that_is_not_the_one_it_should_be(
-    tmp_path: Path, family: str, both: bool
-) -> None:
+def test_output_bias_under_the_name_decoder_bias(tmp_path: Path, family: str, both: bool) -> None:
     pair, output, _ = tied(tmp_path / "theirs", family)
     home = output.removesuffix("decoder.weight")
 
