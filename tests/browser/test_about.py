@@ -101,7 +101,7 @@ def test_a_frame_with_some_regions_has_it_too(visit: Visit, pages: dict[str, str
     assert tight(page)
 
 
-def test_it_is_there_without_scripts(visit: Visit, pages: dict[str, str]) -> None:
+def test_model_notes_open_without_scripts(visit: Visit, pages: dict[str, str]) -> None:
     page = opened(visit, pages["walk"], scripts=False)
     line(page).click()
     assert len(texts(page)) == 2
@@ -127,7 +127,7 @@ def test_a_hostile_card_runs_nothing(visit: Visit, tmp_path: Path) -> None:
                 assert page.evaluate("window.ran") is None
 
 
-def test_a_page_of_several_views_has_one_for_each(visit: Visit) -> None:
+def test_each_view_of_a_page_has_its_own_model_notes(visit: Visit) -> None:
     parts = [qkv.walk(text)._repr_html_() for text in (TEXT, "The cat sat.")]
     page = visit(f"<main>{''.join(parts)}</main>")
     assert line(page).count() == 2

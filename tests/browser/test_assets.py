@@ -39,7 +39,7 @@ def test_source_keeps_to_the_rules(name: str) -> None:
         assert line == line.rstrip(), f"{name}:{number} ends on a blank"
 
 
-def test_what_is_exported_is_used() -> None:
+def test_every_export_is_used() -> None:
     """Every export is used; the compiler finds unused code that is not exported."""
     sources = [(ASSETS / name).read_text("utf-8") for name in MODULES]
     code = "".join(sources) + "page.start(page.openDoor, page.openServer)"  # calls that pages make

@@ -66,7 +66,7 @@ def step_of(page: Page, walk: Walk, name: str) -> Any:
     return next(step for step in walk.steps if step.name == name)
 
 
-def test_a_cell_of_a_walk_stands_over_its_products(visit: Visit) -> None:
+def test_a_walk_cell_shows_its_products_as_bars(visit: Visit) -> None:
     walk = layer_walk("lesson")
     page = visit(walk_page(walk))
     q, k = (walk.arrays[name].astype(np.float64) for name in "QK")
@@ -117,7 +117,7 @@ def test_the_bars_are_walked_by_keyboard(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("name", ["lesson", "bert"])
-def test_weights_stand_over_the_row_that_softmax_shares(visit: Visit, name: str) -> None:
+def test_bars_of_a_weight_match_the_softmax_of_its_row(visit: Visit, name: str) -> None:
     walk = layer_walk(name)
     page = visit(walk_page(walk))
     step = step_of(page, walk, "weights")
@@ -136,7 +136,7 @@ def test_weights_stand_over_the_row_that_softmax_shares(visit: Visit, name: str)
     assert page.locator(".sum-said").inner_text().startswith(f"{step.columns[j]}: ")
 
 
-def test_what_is_no_sum_has_no_bars(visit: Visit) -> None:
+def test_steps_without_a_sum_have_no_bars(visit: Visit) -> None:
     walk = layer_walk("lesson")
     page = visit(walk_page(walk))
     for name, some in [("scores", True), ("scaled", False), ("context", True), ("joined", False)]:
@@ -161,7 +161,7 @@ def of_head(trace: Trace, name: str) -> np.ndarray:
     return np.asarray(trace[name, HEAD[0]][0, :, HEAD[1]])
 
 
-def test_a_score_stands_over_its_products(quick: Visit, html: str, trace: Trace) -> None:
+def test_a_score_shows_its_products_as_bars(quick: Visit, html: str, trace: Trace) -> None:
     position = score_of(opened(quick, html))
     q, k = of_head(trace, "q"), of_head(trace, "k")
     weights = trace.pattern(layer=HEAD[0], head=HEAD[1])
@@ -194,9 +194,7 @@ def products_of(position: Locator, trace: Trace, query: int, key: int) -> np.nda
     return rows(position)[1][:, 2]
 
 
-def test_the_score_follows_the_cell_that_is_looked_at(
-    quick: Visit, html: str, trace: Trace
-) -> None:
+def test_the_score_follows_the_selected_cell(quick: Visit, html: str, trace: Trace) -> None:
     page = opened(quick, html)
     position = score_of(page)
     products = of_head(trace, "q")[:, None] * of_head(trace, "k")
@@ -250,9 +248,7 @@ def test_a_product_and_its_two_numbers_mark_each_other(
     assert str(term.get_attribute("class")) == "on"
 
 
-def test_what_the_reader_changed_of_a_score_is_orange(
-    quick: Visit, html: str, trace: Trace
-) -> None:
+def test_changed_parts_of_a_score_are_orange(quick: Visit, html: str, trace: Trace) -> None:
     page = opened(quick, html)
     line = score_of(page).locator(".score-line")
     assert line.locator(".changed").count() == 0

@@ -18,7 +18,7 @@ from .support import SPANS, STATIC, WORDS, Visit, made, page_of, pause, payload,
 SHARES = [k / 500 for k in range(-550, 551)]
 
 
-def test_a_page_has_the_colours_of_python() -> None:
+def test_the_page_and_python_compute_the_same_colours() -> None:
     stops = {
         theme: {
             name: list(bytes.fromhex("".join(re.findall(r"#(\w{6})", found))))
@@ -40,7 +40,7 @@ def test_a_page_has_the_colours_of_python() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_ground_of_a_map_is_that_of_the_page(visit: Visit, scheme: str) -> None:
+def test_maps_share_the_background_of_the_page(visit: Visit, scheme: str) -> None:
     page = visit(page_of(made(WORDS)), scheme=scheme)
     ground = page.evaluate(
         "() => { const root = document.querySelector('.qkv-view').shadowRoot;"
@@ -141,7 +141,7 @@ def test_both_texts_of_a_comparison_have_one_scale(visit: Visit, tmp_path) -> No
     assert ends.all_inner_texts() == [f"{largest:.2f}"] * 3
 
 
-def test_a_walk_parts_from_the_ground_at_0_and_its_weights_end_at_1(visit: Visit, tmp_path) -> None:
+def test_walk_scales_are_anchored_at_0_and_weights_end_at_1(visit: Visit, tmp_path) -> None:
     view = qkv.walk("the cat sat", model="random")
     view.to_html(tmp_path / "page.html")
     page = visit((tmp_path / "page.html").read_text("utf-8"))

@@ -74,7 +74,7 @@ def test_all_cells_of_both_stand_on_one_axis_with_their_difference(
         press(page, "Home", "ArrowDown")
 
 
-def test_similarity_by_layer_and_what_the_word_looks_at_most(
+def test_similarity_by_layer_and_strongest_links_are_shown(
     visit: Visit, view: qkv.see.CompareView, whole: str
 ) -> None:
     page = visit(whole)
@@ -89,7 +89,7 @@ def test_similarity_by_layer_and_what_the_word_looks_at_most(
     assert "love looks at " in said(page)
 
 
-def test_each_side_is_moved_on_its_own(visit: Visit, whole: str) -> None:
+def test_a_click_on_one_side_leaves_the_other_unchanged(visit: Visit, whole: str) -> None:
     page = visit(whole)
     before = page.locator(".sentence").nth(1).inner_text()
     page.locator(".side").first.locator(".token").first.click()
@@ -134,7 +134,7 @@ def test_two_runs_show_what_changed_largest_first(visit: Visit) -> None:
     np.testing.assert_allclose(shown, weights[:2], atol=0.00501)
 
 
-def test_a_word_of_several_pieces_is_one_row(visit: Visit) -> None:
+def test_a_word_of_several_subwords_is_one_row(visit: Visit) -> None:
     texts = [made(WORDS, name="A"), made(WORDS, seed=1, name="B")]
     page = visit(
         whole_page(
@@ -164,7 +164,7 @@ def test_a_word_of_several_pieces_is_one_row(visit: Visit) -> None:
         assert read(row[1]) == pytest.approx(own, abs=0.00501)
 
 
-def test_rows_are_held_and_what_is_out_of_sight_stands_in_all_maps(visit: Visit) -> None:
+def test_chosen_rows_stay_and_every_map_shows_the_left_out_weight(visit: Visit) -> None:
     texts = [made(WORDS, name="A"), made(WORDS, seed=1, name="B")]
     found = {"sentence": "a sentence", "of": "vectors", "by_layer": []}
     page = visit(two_runs(texts, found | {"changes": [[6, 1.0, 0.5, 4.0]]}, merge=False))

@@ -72,7 +72,9 @@ def made(steps: dict[str, dict[str, Any]], op: dict[str, Any]) -> np.ndarray | N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_step_is_what_it_says(visit: Visit, tmp_path: Path, kind: str) -> None:
+def test_each_step_matches_its_operation_and_the_trace(
+    visit: Visit, tmp_path: Path, kind: str
+) -> None:
     half, exact = small(tmp_path, kind)
     page = with_steps(visit, half)
     trace = exact.trace(TEXT)
@@ -114,7 +116,7 @@ def check_names(model: Model, layer: int, steps: dict[str, dict[str, Any]]) -> N
         assert steps["masked"]["note"] == "a token sees itself and earlier tokens"
 
 
-def test_a_hidden_token_is_the_readers_and_the_rest_the_models(
+def test_edited_steps_match_the_trace_and_name_the_readers_mask(
     visit: Visit, tmp_path: Path
 ) -> None:
     half, exact = small(tmp_path, "llama")
@@ -129,7 +131,7 @@ def test_a_hidden_token_is_the_readers_and_the_rest_the_models(
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_neox", "modernbert"])
-def test_the_unfolded_page_shows_them_and_complains_of_nothing(
+def test_the_unfolded_page_shows_the_steps_without_errors(
     visit: Visit, tmp_path: Path, kind: str
 ) -> None:
     small(tmp_path, kind)

@@ -169,7 +169,7 @@ LISTS = [
 ]
 
 
-def test_what_edits_are_judged_by_is_what_the_library_gives(exact: Model) -> None:
+def test_the_reference_run_of_edits_matches_the_library(exact: Model) -> None:
     ids = exact.tokenize(TEXT).ids.tolist()
     for edits in LISTS:
         agree(run(exact, ids, edits), by_the_library(exact, ids, edits), 1e-12, 1e-12)
@@ -225,7 +225,7 @@ def test_a_small_model_of_other_sizes(visit: Visit, tmp_path: Path) -> None:
         agree(result, expected)
 
 
-def test_logits_of_some_places_and_the_inside_of_some_layers(page: Page, exact: Model) -> None:
+def test_a_run_returns_the_requested_positions_and_layers(page: Page, exact: Model) -> None:
     ids = exact.tokenize(TEXT).ids.tolist()
     expected = run(exact, ids, [EDITS["ablate"]])
     _, result = ask(page, TEXT, [EDITS["ablate"]], at=[8, 1], layers=[1])
@@ -291,7 +291,7 @@ def test_the_newest_run_goes_first_and_a_sweep_last(page: Page) -> None:
     assert order == ["second run", "first run", "sweep"]
 
 
-def test_what_was_given_up_says_so_and_makes_room(page: Page) -> None:
+def test_aborted_requests_reject_and_later_runs_still_work(page: Page) -> None:
     said = page.evaluate(
         """async (text) => {
           const [one, other] = [new AbortController(), new AbortController()];
@@ -312,7 +312,7 @@ def test_what_was_given_up_says_so_and_makes_room(page: Page) -> None:
     assert said == ["AbortError", "AbortError", "AbortError", 3]
 
 
-def test_what_does_not_fit_rejects_and_says_why(page: Page) -> None:
+def test_invalid_requests_reject_with_the_reason(page: Page) -> None:
     for edits, complaint in WRONG:
         with pytest.raises(Error) as raised:
             ask(page, TEXT, edits)

@@ -68,7 +68,7 @@ def test_gaps_are_the_librarys(visit: Visit, model: Model) -> None:
         assert [tuple(span) for token, *span in tokens if token == "[MASK]"] == gaps, text
 
 
-def test_a_change_leaves_what_lies_below_as_it_is(visit: Visit, model: Model) -> None:
+def test_an_edit_recomputes_only_affected_activations(visit: Visit, model: Model) -> None:
     """A run recomputes only the activations that a change affects; the rest is cached."""
     page = bare(visit)
     page.evaluate(

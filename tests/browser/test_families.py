@@ -161,9 +161,7 @@ def test_numbers_and_edits_are_the_librarys(page: Page, models: tuple[Model, Mod
         agree(result, told(exact, TEXT, edits))
 
 
-def test_inside_a_layer_the_numbers_are_those_of_a_trace(
-    page: Page, models: tuple[Model, Model]
-) -> None:
+def test_activations_of_a_layer_match_the_trace(page: Page, models: tuple[Model, Model]) -> None:
     half, exact = models
     trace = exact.trace(TEXT)
     for layer in range(half.num_layers):

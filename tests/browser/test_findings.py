@@ -149,7 +149,7 @@ def test_any_position_of_a_decoder(visit: Visit, decoder: Model) -> None:
     ("by", "holds"), [(0.9e-4, True), (-0.9e-4, True), (1.2e-4, False), (-1.2e-4, False)]
 )
 @pytest.mark.parametrize("name", ["before", "after"])
-def test_a_probability_that_differs_is_said(
+def test_only_a_probability_beyond_the_tolerance_is_reported(
     quick: Visit, glass: qkv.Finding, name: str, by: float, holds: bool
 ) -> None:
     (word, share), *others = getattr(glass, name)
@@ -163,7 +163,9 @@ def test_a_probability_that_differs_is_said(
         assert verdict(page).locator("li").all_inner_texts() == [line]
 
 
-def test_words_in_another_order_are_said(quick: Visit, glass: qkv.Finding) -> None:
+def test_a_finding_with_its_words_in_another_order_does_not_hold(
+    quick: Visit, glass: qkv.Finding
+) -> None:
     (first, p), (second, q), *others = glass.after
     page = quick(page_of(replace(glass, after=[(second, p), (first, q), *others])))
     assert [one["holds"] for one in found(page)] == [False]
@@ -195,7 +197,7 @@ def predicted(exact: Model, *words: str) -> str:
     return exact.predict(TEXT, hide=[*words])[0][0][0]
 
 
-def test_a_finding_is_changed_where_it_stands(quick: Visit, html: str, exact: Model) -> None:
+def test_a_finding_can_be_edited_in_place(quick: Visit, html: str, exact: Model) -> None:
     page = quick(html)
     measured = found(page)
     picture = page.locator(".finding .stage").nth(1)
@@ -231,7 +233,7 @@ def test_the_lab_opens_on_the_finding_and_leads_back(quick: Visit, html: str, ex
     assert [one["holds"] for one in found(page)] == [True]
 
 
-def test_the_saved_finding_is_the_file(
+def test_a_saved_finding_loads_as_the_same_finding(
     visit: Visit, html: str, glass: qkv.Finding, tmp_path: Path
 ) -> None:
     page = visit(html)
@@ -268,7 +270,7 @@ def lines(stage: Locator) -> dict[int, float]:
     )
 
 
-def test_lines_are_of_the_heads_and_the_query_of_the_edits(visit: Visit, decoder: Model) -> None:
+def test_lines_show_the_head_and_query_of_the_edit(visit: Visit, decoder: Model) -> None:
     ablated = qkv.finding(decoder, NAME, ablate=[(2, 5)])
     masked = qkv.finding(
         decoder, NAME, edit=[{"op": "mask", "query": 3, "key": 2, "layer": 1, "head": 0}]
@@ -322,7 +324,7 @@ def test_an_article_has_its_text_and_its_findings_in_order(visit: Visit, article
         expect(page.locator(".qkv-prose").get_by_text(heading, exact=True)).to_be_visible()
 
 
-def test_each_finding_opens_in_the_lab_and_is_come_back_to(visit: Visit, article: str) -> None:
+def test_a_finding_of_an_article_opens_in_the_lab_and_back(visit: Visit, article: str) -> None:
     page = visit(article)
     ready(page)
     third = page.locator(".finding").nth(2)

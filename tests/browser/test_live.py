@@ -37,7 +37,7 @@ def height(page: Page) -> str:
     return page.locator("iframe").evaluate("frame => frame.style.height")
 
 
-def test_a_frame_is_as_high_as_it_says_itself(visit: Visit) -> None:
+def test_a_frame_takes_the_height_that_its_page_reports(visit: Visit) -> None:
     page = visit(lesson())
     assert height(page) == "333px"
     for high in (420, 260):
@@ -62,7 +62,7 @@ def test_the_link_stays_where_data_is_saved_or_scripts_are_off(
 
 
 @pytest.mark.parametrize(("system", "site"), [("light", "dark"), ("dark", "light")])
-def test_a_frame_is_as_light_or_dark_as_the_page_around_it(
+def test_a_frame_follows_the_theme_of_the_page_around_it(
     chromium: Browser, html: str, tmp_path: Path, system: str, site: str
 ) -> None:
     """A frame follows the page's theme even if both are files, which may not access each other."""
@@ -101,7 +101,7 @@ def test_a_frame_is_as_light_or_dark_as_the_page_around_it(
     page.context.close()
 
 
-def test_a_theme_in_the_address_goes_before_that_of_the_system(visit: Visit, html: str) -> None:
+def test_a_theme_in_the_address_overrides_that_of_the_system(visit: Visit, html: str) -> None:
     page = opened(visit, html, only=["head"], theme="dark")
     assert page.locator(".play[data-theme=dark]").count() == 1
     whole = str(page.get_by_role("link", name="The whole page").get_attribute("href"))

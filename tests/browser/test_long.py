@@ -41,7 +41,7 @@ def whole(text: Heads) -> str:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_it_is_small(visit: Visit, whole: str, width: int) -> None:
+def test_the_page_of_a_long_text_is_small(visit: Visit, whole: str, width: int) -> None:
     assert len(whole.encode()) < 5e6
     page = visit(whole, width=width)
     assert sentence(page).startswith("w4000 looks at ")
@@ -88,7 +88,7 @@ def test_keys_go_from_weight_to_weight_and_far_rows_come_into_view(
     page.get_by_role("button", name="Show the whole").click()
 
 
-def test_the_list_moves_through_all_of_them(visit: Visit, whole: str) -> None:
+def test_the_token_list_reaches_all_tokens(visit: Visit, whole: str) -> None:
     page = visit(whole)
     token(page, 4000).focus()
     press(page, "End")
@@ -98,7 +98,7 @@ def test_the_list_moves_through_all_of_them(visit: Visit, whole: str) -> None:
     assert page.locator(".token").count() < 60
 
 
-def test_what_each_key_received(visit: Visit, whole: str, text: Heads) -> None:
+def test_the_note_names_the_key_that_received_most(visit: Visit, whole: str, text: Heads) -> None:
     page = visit(whole)
     received = text.summary[0].received[0]
     best = int(received.argmax())

@@ -35,9 +35,7 @@ def whole(page: Page) -> object:
     return page.evaluate(WHOLE)
 
 
-def test_a_page_that_is_used_again_is_as_a_new_one(
-    openers: Openers, visit: Visit, html: str
-) -> None:
+def test_a_reused_page_equals_a_new_one(openers: Openers, visit: Visit, html: str) -> None:
     with openers.quickly() as quick:
         page = ready(quick(opened_at(html, address(**STATE)), width=800, scheme="dark"))
         page.emulate_media(reduced_motion="reduce")
@@ -56,7 +54,7 @@ def test_a_page_that_is_used_again_is_as_a_new_one(
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_what_a_page_complains_of_or_asks_for_is_an_error(
+def test_complaints_and_requests_of_a_page_are_errors(
     openers: Openers, tmp_path: Path, bad: str
 ) -> None:
     head = "<!doctype html><title>bad</title><link rel=icon href='data:,'>"

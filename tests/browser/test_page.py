@@ -223,7 +223,7 @@ def of_nothing_finite(view: str) -> qkv.see.View:
 
 
 @pytest.mark.parametrize("view", ["show", "walk", "compare", "runs"])
-def test_what_is_not_finite_is_shown_as_no_number(visit: Visit, view: str, tmp_path: Path) -> None:
+def test_non_finite_numbers_are_not_shown_as_nan(visit: Visit, view: str, tmp_path: Path) -> None:
     page = visit(saved(of_nothing_finite(view), tmp_path))
     if view == "walk":
         page.get_by_role("tab").last.click()

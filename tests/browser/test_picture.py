@@ -95,7 +95,7 @@ def strong(page: Page) -> list[str]:
     return found
 
 
-def test_a_graph_tells_numbers_to_a_pointer_and_to_keys(visit: Visit) -> None:
+def test_a_graph_shows_numbers_on_hover_and_keyboard_focus(visit: Visit) -> None:
     page = visit(page_of(SimpleNamespace(nodes=NODES, edges=EDGES)))
     hint = "Point at, tap or tab to a node or an edge to read its numbers."
     assert said(page) == [hint]
@@ -118,7 +118,7 @@ def test_a_graph_tells_numbers_to_a_pointer_and_to_keys(visit: Visit) -> None:
     assert said(page) == ["embed writes to attn.0.1.v -0.500"]
 
 
-def test_a_graph_tells_numbers_to_a_finger(chromium: Browser) -> None:
+def test_a_graph_shows_numbers_on_tap(chromium: Browser) -> None:
     context = chromium.new_context(has_touch=True, viewport={"width": 390, "height": 800})
     page = context.new_page()
     page.set_content(page_of(SimpleNamespace(nodes=NODES, edges=EDGES)))

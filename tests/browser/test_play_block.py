@@ -150,7 +150,7 @@ def summed(text: str) -> float:
     return found
 
 
-def test_what_the_reader_changed_is_orange_in_it(quick: Visit, html: str) -> None:
+def test_nodes_changed_by_edits_are_orange(quick: Visit, html: str) -> None:
     page = opened(quick, html, edits=EDITS)
     names(page)
     changed = part(page).locator("[role=tab].changed").all_inner_texts()

@@ -96,7 +96,7 @@ def check_options(page: Page, card: dict[str, Any], own: int, guess: int) -> Non
         assert label.get_attribute("aria-pressed") == str(k == guess).lower()
 
 
-def test_at_its_end_the_reader_has_what_was_there(quick: Visit, html: str) -> None:
+def test_ending_the_lesson_restores_the_readers_page(quick: Visit, html: str) -> None:
     page = ready(quick(opened_at(html, "")))
     after(page, page.locator(".offer").click)
     own = shown(page)

@@ -131,7 +131,7 @@ def test_the_weights_of_a_head_are_the_librarys_and_have_all_digits(
         np.testing.assert_allclose(column(table, "weight_before"), before, atol=2e-6, rtol=0)
 
 
-def test_all_words_are_there_before_and_after(
+def test_the_csv_has_all_words_with_probabilities_before_and_after(
     quick: Visit, html: str, model: Model, ids: list[int]
 ) -> None:
     page = opened(quick, html, edits=EDITS)
@@ -210,7 +210,7 @@ def test_no_cell_is_a_formula(quick: Visit, html: str) -> None:
     assert keys == keys[: int(len(keys) ** 0.5)] * int(len(keys) ** 0.5)
 
 
-def test_texts_and_numbers_of_every_kind_are_read_back_as_they_were(visit: Visit) -> None:
+def test_csv_keeps_numbers_exactly_and_escapes_formulas(visit: Visit) -> None:
     body = script(script_of("parts/save"), "globalThis.csvOf = page.csvOf;")
     page = visit(document("cells", body, "auto"))
     numbers = [0.1, -2.5, 1e-300, 123456789.123456, float(np.float32(0.1)), 0, 1e21, -1e-7]
@@ -389,7 +389,7 @@ def small_model(folder: Path) -> Model:
 
 
 @pytest.mark.parametrize("allowed", ["", " allow-downloads"])
-def test_a_frame_that_may_forbid_files_gets_them_as_text(
+def test_a_sandboxed_frame_offers_exports_as_text(
     chromium: Browser, tmp_path: Path, allowed: str
 ) -> None:
     model = small_model(tmp_path / "small")  # which a frame loads at once

@@ -64,7 +64,7 @@ def said(page: Page | Frame) -> str:
     return page.locator("[data-part=headline]").inner_text()
 
 
-def test_it_is_one_file_that_computes_offline_and_asks_for_nothing(
+def test_the_page_is_one_file_that_computes_offline_without_requests(
     chromium: Browser, written: Path
 ) -> None:
     assert written.stat().st_size <= 16_000_000
@@ -131,7 +131,7 @@ def test_its_address_shows_the_same_again(chromium: Browser, written: Path) -> N
         assert complaints == []
 
 
-def test_a_page_that_is_made_of_an_address_shows_the_same(
+def test_a_page_made_from_an_address_shows_the_same(
     chromium: Browser, written: Path, tmp_path: Path
 ) -> None:
     with offline(chromium, written.as_uri()) as (page, _, _):
@@ -164,7 +164,7 @@ def test_a_notebook_frames_the_file(
     context.close()
 
 
-def test_or_holds_it(visit: Visit) -> None:
+def test_a_notebook_may_embed_the_page(visit: Visit) -> None:
     page = visit(f"<!doctype html><title>a notebook</title>{qkv.play(embed=True)._repr_html_()}")
     _, frame = page.frames
     until(frame, READY)

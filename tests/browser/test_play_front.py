@@ -138,7 +138,7 @@ def test_nothing_moves_where_motion_is_reduced(page: Page) -> None:
     assert guess(page) != before
 
 
-def test_the_keyboard_presses_it_too(page: Page) -> None:
+def test_the_first_button_works_by_keyboard(page: Page) -> None:
     before = guess(page)
     page.locator("[data-qkv-first]").focus()
     after(page, lambda: page.keyboard.press("Enter"))
@@ -172,7 +172,7 @@ def test_a_region_in_a_frame_leads_to_the_lab(visit: Visit, html: str) -> None:
     assert whole.locator(".lab [data-part=map]").count() == 1
 
 
-def test_other_changes_are_said_and_taken_back(visit: Visit, exact: Model) -> None:
+def test_the_headline_names_other_edits_and_they_can_be_cleared(visit: Visit, exact: Model) -> None:
     text, head = "The sun rises in the [MASK].", [(3, 2)]
     page = ready(visit(qkv.play(text, ablate=head, hide="sun")._document()))
     assert guess(page) == exact.predict(text, 1, ablate=head, hide=["sun"])[0][0][0]
@@ -192,7 +192,7 @@ def test_the_screens_are_in_the_address(page: Page) -> None:
     assert guess(page) == "wine"
 
 
-def test_the_decoder_goes_on_from_what_a_reader_wrote(page: Page) -> None:
+def test_the_decoder_continues_the_readers_text(page: Page) -> None:
     button(page, "Write a text").click()
     ready(page)
     expect(stage(page).locator(".words")).to_contain_text(OPENING)
@@ -234,9 +234,7 @@ def test_the_bars_of_a_temperature_are_its_softmax(visit: Visit, html: str) -> N
     assert page.locator(".drawn b").all_inner_texts() == ["100%"]
 
 
-def test_a_picture_and_the_page_itself_are_taken_away(
-    visit: Visit, html: str, tmp_path: Path
-) -> None:
+def test_the_picture_and_the_page_can_be_saved(visit: Visit, html: str, tmp_path: Path) -> None:
     page = ready(visit(html))
     after(page, page.locator("[data-qkv-first]").click)
     now = guess(page)

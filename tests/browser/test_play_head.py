@@ -60,7 +60,7 @@ def click(page: Page, i: int, j: int) -> None:
     map_of(page).click(position=position)
 
 
-def test_lines_and_heat_map_are_the_trace(page: Page, trace: Trace) -> None:
+def test_lines_and_heat_map_match_the_trace(page: Page, trace: Trace) -> None:
     weights = np.asarray(trace["pattern", LAYER][0, NUMBER], np.float64)
     assert [name for name, _ in keys(own(page))] == list(trace.tokens)
     shown = [read(value) if value.strip("·") else 0.0 for _, value in keys(own(page))]
@@ -111,7 +111,7 @@ def step_column(page: Page, column: int) -> list[float]:
     [[], [{"op": "mask", "query": PLACE, "key": 4}, {"op": "scale", "value": 0.3}]],
     ids=["as it is", "masked, at another temperature"],
 )
-def test_the_steps_are_the_trace(
+def test_the_steps_match_the_trace(
     quick: Visit, html: str, model: Model, trace: Trace, edits: list[Edit]
 ) -> None:
     page = opened(quick, html, edits=edits)
@@ -199,7 +199,9 @@ def test_painting_elsewhere_reaches_the_layers_above(
     shows(page, hidden["pattern", 3][0, 1])
 
 
-def test_painting_by_keyboard_and_by_steps(page: Page, model: Model, trace: Trace) -> None:
+def test_links_can_be_masked_by_keyboard_and_by_buttons(
+    page: Page, model: Model, trace: Trace
+) -> None:
     own(page).get_by_label("paint: drag over cells to hide them").check()
     map_of(page).focus()
     press(page, "ArrowDown", "Control+Home", "Home", "ArrowRight", "Enter")
@@ -219,7 +221,7 @@ def test_painting_by_keyboard_and_by_steps(page: Page, model: Model, trace: Trac
     until(lambda: masks(held(page)["edits"]) == edges[:1])
 
 
-def test_what_another_change_hides_stays_hidden(page: Page) -> None:
+def test_painting_does_not_unmask_a_cell_of_another_edit(page: Page) -> None:
     go(page, edits=[{"op": "hide", "token": 4}])
     own(page).get_by_label("paint: drag over cells to hide them").check()
     click(page, PLACE, 4)
@@ -228,7 +230,7 @@ def test_what_another_change_hides_stays_hidden(page: Page) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
-def test_what_is_touched_is_large_enough(quick: Visit, html: str, width: int) -> None:
+def test_controls_are_large_enough_to_touch(quick: Visit, html: str, width: int) -> None:
     page = opened(quick, html, width=width, tab="heads")
     for control in own(page).locator("button, select, summary").all():
         if not control.is_visible():
@@ -238,9 +240,7 @@ def test_what_is_touched_is_large_enough(quick: Visit, html: str, width: int) ->
     assert tight(page)
 
 
-def test_rows_of_lines_and_of_the_heat_map_are_level_where_there_is_room(
-    quick: Visit, html: str
-) -> None:
+def test_rows_of_lines_and_heat_map_align_on_a_wide_page(quick: Visit, html: str) -> None:
     page = opened(quick, html, width=1000)  # one head has the whole width
     left, top, _, tall = cells(page)
     map_top: Any = map_of(page).bounding_box()
@@ -254,9 +254,7 @@ def test_rows_of_lines_and_of_the_heat_map_are_level_where_there_is_room(
     assert left < 80  # the names of the rows are in the lines beside them
 
 
-def test_pieces_of_a_word_are_one_where_the_reader_wants(
-    quick: Visit, html: str, model: Model
-) -> None:
+def test_subwords_are_merged_on_request(quick: Visit, html: str, model: Model) -> None:
     text = "The unbelievable crown is on her [MASK]."
     tokens = model.tokenize(text)
     spans: list[list[int]] = []

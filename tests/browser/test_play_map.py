@@ -175,7 +175,7 @@ def test_one_head_of_a_removed_layer_is_put_back(
 
 
 @pytest.mark.parametrize("edits", [[], [HIDDEN, {"op": "ablate", "layer": 3, "head": 0}]])
-def test_what_removing_a_head_changes_is_what_the_library_finds(
+def test_effects_of_removing_heads_match_the_library(
     quick: Visit, html: str, model: Model, ids: list[int], edits: list[Edit]
 ) -> None:
     page = opened(quick, html, edits=edits, colouring="effect")

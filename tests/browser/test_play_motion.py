@@ -89,7 +89,7 @@ def tall(page: Page) -> list[float]:
     return [sum(column[ROW * r + 1 :][:ROOM]) / 255 / ROOM for r in range(1, len(names(page)) - 1)]
 
 
-def test_every_moment_is_the_trace(page: Page, trace: Trace) -> None:
+def test_every_moment_matches_the_trace(page: Page, trace: Trace) -> None:
     q, k, v, z = (vectors(trace, name) for name in "qkvz")
     scaled = np.asarray(trace["attn_scores", LAYER][0, NUMBER, PLACE])
     weights = np.asarray(trace["pattern", LAYER][0, NUMBER, PLACE])
@@ -164,7 +164,7 @@ def test_it_does_not_play_at_load_nor_after_a_change(page: Page) -> None:
     assert set(page.evaluate("moments")) == {END}
 
 
-def test_it_can_be_stopped_and_taken_by_keys(page: Page) -> None:
+def test_the_animation_can_be_stopped_and_moved_by_keyboard(page: Page) -> None:
     play = motion(page).get_by_role("button")
     play.click()
     until(lambda: 3 < int(slider(page).input_value()) < END)
@@ -184,9 +184,7 @@ def test_it_can_be_stopped_and_taken_by_keys(page: Page) -> None:
         assert slider(page).input_value() == str(at)
 
 
-def test_where_motion_is_not_wanted_its_end_stands_at_once(
-    quick: Visit, html: str, trace: Trace
-) -> None:
+def test_reduced_motion_shows_the_end_at_once(quick: Visit, html: str, trace: Trace) -> None:
     page = opened(quick, html)
     page.emulate_media(reduced_motion="reduce")
     motion(page).scroll_into_view_if_needed()
@@ -201,7 +199,7 @@ def test_where_motion_is_not_wanted_its_end_stands_at_once(
     assert figures(page)[0] == "score"
 
 
-def test_out_of_sight_it_waits(quick: Visit, html: str) -> None:
+def test_the_animation_waits_until_it_is_in_view(quick: Visit, html: str) -> None:
     page = ready(quick(opened_at(html, address(**STATE)), width=1280, height=420))
     page.evaluate("scrollTo(0, 0)")
     go(page, query=3)
@@ -224,7 +222,9 @@ CASES: dict[str, tuple[list[Edit], str, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_the_reader_changed_is_said(quick: Visit, html: str, exact: Model, case: str) -> None:
+def test_the_animation_marks_the_readers_edits(
+    quick: Visit, html: str, exact: Model, case: str
+) -> None:
     edits, marked, words = CASES[case]
     page = opened(quick, html, edits=edits)
     found = by_the_library(exact, list(exact.tokenize(TEXT).ids), edits)
@@ -242,7 +242,9 @@ def test_what_the_reader_changed_is_said(quick: Visit, html: str, exact: Model, 
     assert words in " ".join(seen)
 
 
-def test_of_many_keys_the_others_stand_together(quick: Visit, html: str, exact: Model) -> None:
+def test_all_but_the_eleven_largest_keys_share_one_row(
+    quick: Visit, html: str, exact: Model
+) -> None:
     page = opened(quick, html, text=LONG, position=None, query=None)
     trace = exact.trace(LONG)
     size = len(trace.tokens)
@@ -282,7 +284,7 @@ def test_a_frame_of_a_long_text_draws_little(quick: Visit, html: str) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
-def test_it_has_its_room(quick: Visit, html: str, width: int) -> None:
+def test_the_animation_fits_the_window_and_passes_axe(quick: Visit, html: str, width: int) -> None:
     hash_ = address(**STATE | {"tab": "heads"})
     page = ready(quick(opened_at(html, hash_), width=width))
     for control in motion(page).locator("button, input").all():

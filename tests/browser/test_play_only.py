@@ -22,9 +22,7 @@ def seen(page: Page) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [1280, 736, 390])
-def test_the_regions_that_are_asked_for_are_there_and_no_others(
-    visit: Visit, html: str, width: int
-) -> None:
+def test_only_the_requested_regions_are_shown(visit: Visit, html: str, width: int) -> None:
     page = opened(visit, html, width=width, only=["sentence", "head"])
     assert seen(page) == ["sentence", "head"]
     assert part(page, "sentence").is_visible()
@@ -35,7 +33,7 @@ def test_the_regions_that_are_asked_for_are_there_and_no_others(
     assert tight(page)
 
 
-def test_what_is_done_there_stays_there(visit: Visit, html: str) -> None:
+def test_choosing_a_token_keeps_the_regions_of_a_frame(visit: Visit, html: str) -> None:
     page = opened(visit, html, only=["sentence", "outcome"], inside=False)
     assert part(page, "headline").is_visible()
     chip(page, "crown").click()
@@ -56,13 +54,15 @@ def test_the_whole_page_is_one_click_away(visit: Visit, html: str) -> None:
 
 
 @pytest.mark.parametrize("only", [[], ["nothing"], "head", [["head"]], ["head", 1], 3])
-def test_what_names_no_region_gives_the_plain_page(visit: Visit, html: str, only: object) -> None:
+def test_an_invalid_list_of_regions_gives_the_plain_page(
+    visit: Visit, html: str, only: object
+) -> None:
     page = opened(visit, html, only=only)
     assert seen(page) == list(REGIONS)
     until(lambda: held(page).get("only") is None)  # the address is written when the page rests
 
 
-def test_how_a_row_arises_may_stand_alone(visit: Visit, html: str) -> None:
+def test_the_animation_of_a_row_may_stand_alone(visit: Visit, html: str) -> None:
     page = opened(visit, html, only=["sentence", "motion"], inside=False)
     assert part(page, "head").locator(".motion-rows").is_visible()
     for gone in (".map-box", ".lines-box", ".score", ".paint", ".note", "h3", "details"):
@@ -74,7 +74,9 @@ def test_how_a_row_arises_may_stand_alone(visit: Visit, html: str) -> None:
 
 
 @pytest.mark.parametrize("width", [736, 390])
-def test_a_second_sentence_is_two_sides_and_no_more(visit: Visit, html: str, width: int) -> None:
+def test_the_folded_second_sentence_shows_only_two_sides(
+    visit: Visit, html: str, width: int
+) -> None:
     other = "He wore a hat."
     only = ["sentence", "second"]
     page = opened(visit, html, width=width, only=only, second=other, inside=False)
@@ -90,7 +92,7 @@ def test_a_second_sentence_is_two_sides_and_no_more(visit: Visit, html: str, wid
     assert second.locator(".both-maps").is_visible()
 
 
-def test_what_is_for_the_whole_page_is_not_in_a_frame(visit: Visit, html: str) -> None:
+def test_a_frame_omits_controls_of_the_whole_page(visit: Visit, html: str) -> None:
     page = opened(visit, html, only=["sentence", "changes", "head"], inside=False)
     menu = part(page, "changes").locator("select")
     assert menu.is_visible()
@@ -108,7 +110,7 @@ def test_what_is_for_the_whole_page_is_not_in_a_frame(visit: Visit, html: str) -
 
 
 @pytest.mark.parametrize("width", [736, 390])
-def test_the_headline_and_the_map_say_what_a_head_is_good_for(
+def test_headline_and_map_show_the_effect_of_removing_a_head(
     visit: Visit, html: str, width: int
 ) -> None:
     page = opened(visit, html, width=width, only=["sentence", "headline", "map"], inside=False)
@@ -179,7 +181,7 @@ def test_the_temperature_stands_beside_the_original(visit: Visit, html: str) -> 
     until(lambda: held(page)["edits"] == [{"op": "scale", "value": pytest.approx(1 / 32)}])
 
 
-def test_every_word_is_written_as_dark(visit: Visit, html: str) -> None:
+def test_every_word_has_the_same_colour_and_padding(visit: Visit, html: str) -> None:
     page = opened(visit, html, only=["sentence"], inside=False)
     chips = page.locator(".chip:not(.special)")
     assert "position" in " ".join(chips.evaluate_all("all => all.map((it) => it.className)"))

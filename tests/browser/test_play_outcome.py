@@ -206,7 +206,7 @@ def test_each_edit_alone_and_three_at_a_time(page: Page, exact: Model) -> None:
         check_inside(page, own, PLACE)
 
 
-def test_a_text_as_it_is(page: Page, exact: Model) -> None:
+def test_a_text_without_edits_shows_the_best_guess(page: Page, exact: Model) -> None:
     headline = follow(page, TEXT, [], PLACE)
     own = expected(exact, TEXT, [], PLACE)
     check_words(page, own, [])
@@ -220,7 +220,7 @@ def test_a_text_as_it_is(page: Page, exact: Model) -> None:
     assert said(page) == headline
 
 
-def test_a_place_that_is_no_mask(page: Page, exact: Model) -> None:
+def test_the_headline_names_the_word_at_a_position_without_a_mask(page: Page, exact: Model) -> None:
     text, position = "The riverbank was overgrown.", 2
     spans = exact.tokenize(text)
     assert spans.tokens[position + 1].startswith("##")
@@ -255,7 +255,7 @@ def test_several_blanks_and_words_are_told_apart(page: Page) -> None:
     assert "ith these changes" in follow(page, text, hidden, 2)
 
 
-def test_what_changes_nothing_says_so(page: Page, exact: Model) -> None:
+def test_the_headline_says_when_an_edit_changes_nothing(page: Page, exact: Model) -> None:
     uniform = [0.1] * 10
     edits: list[Edit] = [{"op": "row", "layer": 3, "head": 0, "query": 1, "weights": uniform}]
     headline = follow(page, TEXT, edits, PLACE)  # of another token in the last layer
@@ -271,12 +271,12 @@ def test_what_changes_nothing_says_so(page: Page, exact: Model) -> None:
     assert headline == "With this change no probability moves by as much as 0.1%."
 
 
-def test_a_decoder_goes_on(page: Page) -> None:
+def test_the_outcome_of_a_decoder_is_the_next_word(page: Page) -> None:
     assert " after bank: " in follow(page, TEXT, [], 2, next=True)
     assert page.locator(".outcome h3").inner_text() == "What follows bank"
 
 
-def test_the_vocabularys_words_are_text_alone(page: Page, model: Model) -> None:
+def test_hostile_words_of_the_vocabulary_stay_text(page: Page, model: Model) -> None:
     count = len(model.tokenizer.vocabulary)
     follow(page, TEXT, [EDITS["hide"]], PLACE, words=["<img src=x onerror=alert(1)>"] * count)
     assert page.locator(".view img").count() == 0
@@ -292,7 +292,7 @@ def test_a_head_of_the_list_can_be_chosen(page: Page) -> None:
     assert button.bounding_box()["height"] >= 44
 
 
-def test_the_headline_is_said_once_a_run_ends(page: Page) -> None:
+def test_the_headline_is_announced_when_a_run_ends(page: Page) -> None:
     first = follow(page, TEXT, [EDITS["hide"]], PLACE, inside=False)
     assert said(page) == first
     assert not page.locator(".outcome-more").is_visible()

@@ -126,9 +126,7 @@ def test_three_clicks_remove_a_head(quick: Visit, html: str) -> None:
     assert "3.2" in part(page, "headline").inner_text()
 
 
-def test_the_document_is_ready_once_all_that_was_asked_for_is_painted(
-    quick: Visit, html: str
-) -> None:
+def test_the_document_is_ready_only_after_painting(quick: Visit, html: str) -> None:
     page = ready(quick(opened_at(html, "")))
     click = "(node) => { node.click(); return document.documentElement.dataset.qkv; }"
     assert button(page, "Look inside").evaluate(click) == "busy"  # painting takes long
@@ -184,14 +182,14 @@ def test_a_damaged_address_gives_the_plain_page(visit: Visit, html: str) -> None
         assert shown(page) == plain, hash_
 
 
-def test_an_address_of_an_earlier_version_names_the_position_place(page: Page) -> None:
+def test_place_in_an_earlier_address_is_read_as_position(page: Page) -> None:
     hash_ = address(**STATE | {"position": 2}).replace("position=", "place=")
     assert "place=2" in hash_
     after(page, lambda: page.evaluate("hash => { location.hash = hash; }", hash_))
     assert held(page)["position"] == 2
 
 
-def test_an_address_is_followed_though_another_is_written_over_it(page: Page) -> None:
+def test_an_address_is_followed_even_if_overwritten_at_once(page: Page) -> None:
     write = """(hash) => {
       const before = location.href;
       location.hash = hash;
@@ -259,7 +257,7 @@ def test_any_text_can_be_typed(quick: Visit, html: str) -> None:
         assert tight(page)
 
 
-def test_what_a_reader_types_keeps_the_changes_that_can_be_kept(quick: Visit, html: str) -> None:
+def test_a_new_text_keeps_the_edits_that_still_apply(quick: Visit, html: str) -> None:
     page = ready(quick(opened_at(html, address(text=TEXT, edits=SEVERAL[:2]))))
     after(page, lambda: page.get_by_label("Your sentence").fill("Yesterday " + TEXT))
     assert chip(page, "oak").get_attribute("aria-label") == "oak, hidden"

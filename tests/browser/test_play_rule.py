@@ -80,7 +80,7 @@ def test_the_page_opens_on_the_head_of_its_text(quick: Visit, html: str, model: 
     assert said(asked)[0] == "Head 1.1"
 
 
-def test_a_head_that_was_chosen_stays_until_the_rule_is_asked(
+def test_a_chosen_head_stays_until_the_rule_chooses_again(
     quick: Visit, html: str, model: Model
 ) -> None:
     page = ready(quick(opened_at(html, address(inside=True))))
@@ -98,7 +98,7 @@ def test_a_head_that_was_chosen_stays_until_the_rule_is_asked(
     assert said(page) == by_python(SECOND[7], model)
 
 
-def test_a_role_is_called_what_the_head_usually_does(quick: Visit, html: str) -> None:
+def test_a_role_says_what_its_head_usually_does(quick: Visit, html: str) -> None:
     page = ready(quick(opened_at(html, address(inside=True, layer=1, head=1))))
     until(lambda: page.locator("[data-part=map] .role").count() > 0)
     roles = page.locator("[data-part=map] .role").all_text_contents()
@@ -119,9 +119,7 @@ def test_an_untrained_model_has_no_head_that_stands_out(quick: Visit, html: str)
         )
 
 
-def test_the_word_of_the_link_is_the_one_that_is_looked_from(
-    quick: Visit, html: str, model: Model
-) -> None:
+def test_the_query_of_the_chosen_link_is_selected(quick: Visit, html: str, model: Model) -> None:
     page = ready(quick(html))
     for text in (SECOND[0], "He sat on the bank.", SECOND[13], GAPS[1]):
         typed(page, text)

@@ -114,7 +114,7 @@ def test_both_stand_on_one_axis_with_the_librarys_numbers(
     assert readout(both.nth(2))["difference"] == NONE
 
 
-def test_how_alike_and_where_they_differ_is_the_librarys(
+def test_similarities_and_differences_match_the_library(
     quick: Visit, html: str, exact: Model
 ) -> None:
     page = opened(quick, html)
@@ -151,7 +151,7 @@ def test_how_alike_and_where_they_differ_is_the_librarys(
     assert f"(head {best[0]})" in lines_of(page)[1]
 
 
-def test_what_the_reader_changed_holds_for_both_where_it_fits(
+def test_edits_apply_to_both_sentences_where_possible(
     quick: Visit, html: str, exact: Model
 ) -> None:
     edits = [
@@ -194,7 +194,7 @@ def test_any_two_texts_are_aligned_by_what_they_share(
     assert [row[0] for row in table(page)][1:6] == ["she / he", "wore", "a", "crown / hat", "on"]
 
 
-def test_a_second_sentence_is_begun_shared_and_taken_away(visit: Visit, html: str) -> None:
+def test_a_second_sentence_can_be_added_shared_and_removed(visit: Visit, html: str) -> None:
     page = ready(visit(opened_at(html, "")))
     assert not part(page, "second").is_visible()
     button(page, "Look inside").click()
@@ -222,7 +222,7 @@ def comes_to_look_from(page: Page, queries: list[str]) -> None:
     until(lambda: [text.split(" looks at ")[0] for text in lines_of(page)] == queries)
 
 
-def test_each_text_is_moved_on_its_own_and_both_by_the_map(quick: Visit, html: str) -> None:
+def test_queries_are_chosen_per_sentence_or_for_both(quick: Visit, html: str) -> None:
     page = opened(quick, html)
     sides = part(page, "second").locator(".side")
     sides.nth(1).get_by_role("option", name="king").click()
@@ -254,7 +254,7 @@ def test_it_fits_the_window_and_passes_axe(quick: Visit, html: str, width: int) 
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_first_is_green_and_the_second_violet_wherever_they_are_told_apart(
+def test_the_first_sentence_is_green_and_the_second_violet(
     quick: Visit, html: str, theme: str
 ) -> None:
     page = opened(quick, html, theme=theme)
@@ -271,7 +271,7 @@ def test_the_first_is_green_and_the_second_violet_wherever_they_are_told_apart(
             assert edge == rgb
 
 
-def test_what_the_reader_hid_is_orange_in_the_pictures_of_both(quick: Visit, html: str) -> None:
+def test_a_hidden_token_is_orange_in_both_heat_maps(quick: Visit, html: str) -> None:
     hid = {"op": "hide", "token": 3}  # "a", which both have
     page = opened(quick, html, edits=[hid])
     for k in (0, 1):

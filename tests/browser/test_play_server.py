@@ -146,9 +146,7 @@ def test_a_decoder(open_served: Open, tmp_path: Path) -> None:
         agree(result, trace, 1e-4, 1e-3)
 
 
-def test_the_layers_of_a_decoder_as_data_flows_through_them(
-    open_served: Open, tmp_path: Path
-) -> None:
+def test_the_steps_of_a_served_decoder_match_the_trace(open_served: Open, tmp_path: Path) -> None:
     model = gpt2(tmp_path, seed=2)
     page = open_served("--model", tmp_path)
     painted(page)
@@ -302,7 +300,9 @@ def traced(model: Model, ids: list[int], edits: list[Edit]) -> Result:
     return result._replace(logits=result.logits[[4]])
 
 
-def test_a_model_without_words_and_a_key(open_served: Open, tmp_path: Path) -> None:
+def test_the_key_form_opens_a_model_that_guesses_no_words(
+    open_served: Open, tmp_path: Path
+) -> None:
     (tmp_path / "key").write_text("open-sesame\n")
     page = open_served("--model", "minilm", "--api-key-file", tmp_path / "key")
     form = page.locator("#qkv-key")
@@ -318,7 +318,9 @@ def test_a_model_without_words_and_a_key(open_served: Open, tmp_path: Path) -> N
     assert page.evaluate("Object.keys(localStorage).length") == 0
 
 
-def test_it_writes_on(open_served: Open, tmp_path: Path) -> None:
+def test_a_served_decoder_generates_what_the_library_does(
+    open_served: Open, tmp_path: Path
+) -> None:
     model = decoders.writer(tmp_path, "a b", " the é the")
     page = open_served("--model", tmp_path)
     options = {"max": 12}

@@ -185,7 +185,7 @@ def test_one_press_patches_where_the_sentences_differ(page: Page, exact: Model) 
     assert changed(page) == []
 
 
-def test_sentences_of_unlike_lengths_say_so(page: Page) -> None:
+def test_sentences_of_different_lengths_cannot_be_patched(page: Page) -> None:
     write(page, LONGER)
     assert own(page).get_by_text("Your sentence has 10 tokens and the other has 11.").is_visible()
     assert button(page, "Patch").is_disabled()
@@ -207,7 +207,7 @@ def test_sentences_of_unlike_lengths_say_so(page: Page) -> None:
     assert own(page).get_by_text("all of them are the same").is_visible()
 
 
-def test_a_patch_is_gone_with_a_text_of_another_length(page: Page, exact: Model) -> None:
+def test_a_text_of_another_length_removes_the_patch(page: Page, exact: Model) -> None:
     write(page, OTHER)
     after(page, button(page, "Patch").click)
     after(page, lambda: page.get_by_label("Your sentence").fill("She wore a gown on her [MASK]."))
@@ -273,7 +273,7 @@ def test_a_vector_steers_and_its_strength_can_be_moved(page: Page, exact: Model)
     assert changed(page) == []
 
 
-def test_steering_is_taken_back_step_by_step(page: Page) -> None:
+def test_steering_is_undone_step_by_step(page: Page) -> None:
     towards(page, SEA)
     after(page, button(page, "Steer").click)
     first = changed(page)
@@ -325,7 +325,7 @@ def test_an_address_with_a_vector_opens_the_same_page(
     np.testing.assert_allclose(edit["vector"], np.array(before[1]["vector"]) / 2, rtol=2e-3)
 
 
-def test_a_long_address_is_said_to_be_long(quick: Visit, html: str) -> None:
+def test_the_page_warns_of_a_long_address(quick: Visit, html: str) -> None:
     edit = {"op": "add", "at": "mlp_out", "layer": 1, "vector": [0.1234] * 192}
     page = ready(quick(opened_at(html, address(**STATE, edits=[edit] * 5))))
     assert not own(page).get_by_text("characters long").is_visible()
@@ -342,7 +342,7 @@ def test_a_damaged_steer_gives_the_plain_page(quick: Visit, html: str) -> None:
         button(page, "Look inside").wait_for()  # as it opens without an address
 
 
-def test_the_keys_alone_patch_and_steer(page: Page, exact: Model) -> None:
+def test_patching_and_steering_work_by_keyboard_alone(page: Page, exact: Model) -> None:
     button(page, "Patch from another sentence").focus()
     press(page, "Enter")
     page.keyboard.type(OTHER)

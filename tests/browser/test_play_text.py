@@ -82,7 +82,7 @@ def test_text_chip_and_button_agree_after_a_swap(quick: Visit, html: str) -> Non
     assert labels[:2] == ["fox → horse", "horse hidden"]
 
 
-def test_what_a_reader_writes_goes_on_from_the_swapped_word(quick: Visit, html: str) -> None:
+def test_typing_continues_from_the_swapped_text(quick: Visit, html: str) -> None:
     edits = [{"op": "swap", "token": 2, "with": "horse"}, {"op": "hide", "token": 5}]
     page = ready(quick(opened_at(html, address(text=FOX, query=2, edits=edits))))
     typed = "The horse is a small [MASK] today."
@@ -97,7 +97,9 @@ def test_what_a_reader_writes_goes_on_from_the_swapped_word(quick: Visit, html: 
     assert changed(page) == [{"op": "hide", "token": 5}]
 
 
-def test_a_swapped_piece_of_a_word(quick: Visit, html: str, model: Model) -> None:
+def test_a_swapped_subword_is_shown_as_a_separate_word(
+    quick: Visit, html: str, model: Model
+) -> None:
     text = "A xylophonist sang."
     tokens = model.tokenize(text).tokens
     position = max(t for t, token in enumerate(tokens) if token.startswith("##"))
@@ -108,7 +110,7 @@ def test_a_swapped_piece_of_a_word(quick: Visit, html: str, model: Model) -> Non
     assert chips(page)[-4:-2] == ["dog", "sang"]
 
 
-def test_what_the_model_does_not_read_is_told(quick: Visit, html: str) -> None:
+def test_the_page_names_what_the_model_does_not_read(quick: Visit, html: str) -> None:
     page = ready(quick(opened_at(html, address(text="The 🙂 is a Ж and 🙂 a small _."))))
     assert notes(page) == ["The model does not know 🙂 and Ж: it reads [UNK] there."]
     long = "word " * 70
@@ -128,7 +130,9 @@ def test_what_the_model_does_not_read_is_told(quick: Visit, html: str) -> None:
     assert other.locator(".unread p").count() == 2
 
 
-def test_the_temperature_is_that_of_attention(quick: Visit, html: str, model: Model) -> None:
+def test_the_temperature_is_called_attention_temperature(
+    quick: Visit, html: str, model: Model
+) -> None:
     usual = (model.dim // model.num_heads) ** -0.5
     hash_ = address(text=FOX, edits=[{"op": "scale", "value": usual / 8}])
     page = ready(quick(opened_at(html, hash_)))
@@ -153,7 +157,7 @@ def test_a_long_text_survives_its_address(quick: Visit, html: str, text: str) ->
     assert again.evaluate("location.hash") == hash_
 
 
-def test_many_masks_of_an_address_are_each_there_once(quick: Visit, html: str) -> None:
+def test_repeated_masks_of_an_address_are_kept_once(quick: Visit, html: str) -> None:
     rows = [[query, 0, 8] for query in range(1, 9)]
     wheres = [{}, {"layer": 1}, {"layer": 1, "head": 2}, {"layer": 3, "head": 0}]
     edits = [{"op": "masks", **where, "rows": rows} for where in wheres] * 5
@@ -175,7 +179,7 @@ def test_many_masks_of_an_address_are_each_there_once(quick: Visit, html: str) -
 @pytest.mark.parametrize(
     "rows", [[[0, 0, 10**12]], [[0, 0, 8], [0, 0]], [[q, 0, 8] for q in range(99)]]
 )
-def test_masks_that_cannot_be_give_the_plain_page(quick: Visit, html: str, rows: list[Any]) -> None:
+def test_invalid_masks_give_the_plain_page(quick: Visit, html: str, rows: list[Any]) -> None:
     page = ready(quick(opened_at(html, address(text=FOX, edits=[{"op": "masks", "rows": rows}]))))
     rest(page)
     assert changed(page) == []
@@ -219,9 +223,7 @@ def test_a_hosted_page_gives_an_address_for_others(chromium: Browser, html: str,
     context.close()
 
 
-def test_an_address_from_a_disk_is_said_to_work_on_this_machine_only(
-    visit: Visit, html: str
-) -> None:
+def test_the_page_says_that_a_file_address_works_only_locally(visit: Visit, html: str) -> None:
     page = ready(visit(html))
     button(page, "Share").click()
     shared = page.get_by_label("The address of this view")

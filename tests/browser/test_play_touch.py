@@ -87,7 +87,7 @@ def given(page: Page) -> list[Edit]:
     return [edit for edit in held(page)["edits"] if edit["op"] == "row"]
 
 
-def test_a_dragged_weight_takes_its_row_along_and_all_that_comes_later(
+def test_dragging_a_weight_rescales_its_row_and_updates_later_layers(
     page: Page, model: Model, trace: Trace
 ) -> None:
     go(page, layer=1, head=4)
@@ -114,7 +114,7 @@ def test_a_dragged_weight_takes_its_row_along_and_all_that_comes_later(
     shows(page, weights_of(trace, 1, 4))
 
 
-def test_a_weight_by_keyboard_by_number_and_given_back(page: Page, trace: Trace) -> None:
+def test_a_weight_is_set_by_keyboard_or_number_and_reset(page: Page, trace: Trace) -> None:
     before = weights_of(trace)[PLACE]
     slider(page, "crown").focus()
     press(page, "ArrowRight")
@@ -140,7 +140,9 @@ def test_a_weight_by_keyboard_by_number_and_given_back(page: Page, trace: Trace)
     assert not button(page, "Reset this row").is_visible()
 
 
-def test_who_had_all_gives_equally_to_those_that_are_seen(page: Page, trace: Trace) -> None:
+def test_lowering_a_weight_of_1_shares_it_equally_among_visible_keys(
+    page: Page, trace: Trace
+) -> None:
     go(page, edits=[{"op": "mask", "query": PLACE, "key": 2, "layer": LAYER, "head": NUMBER}])
     assert slider(page, "wore").count() == 0  # masked
     slider(page, "crown").focus()
@@ -181,7 +183,7 @@ def test_a_key_pressed_between_the_result_and_its_bars_counts(page: Page, trace:
     until(lambda: given(page) and given(page)[0]["weights"][CROWN] == weight)
 
 
-def test_of_a_hasty_drag_the_last_weight_lands(quick: Visit, html: str, trace: Trace) -> None:
+def test_the_last_weight_of_a_fast_drag_counts(quick: Visit, html: str, trace: Trace) -> None:
     """The last weight of a drag counts, even if a slow model skips most of those on the way."""
     slow = (
         "<script>addEventListener('qkv', () => { const { run } = qkv; window.asked = 0;"
@@ -238,7 +240,7 @@ def stroke(page: Page, *through: tuple[int, int]) -> None:
     page.mouse.up()
 
 
-def test_a_stroke_hides_all_that_it_passes_over(page: Page, model: Model, trace: Trace) -> None:
+def test_a_stroke_masks_every_cell_on_its_path(page: Page, model: Model, trace: Trace) -> None:
     own(page).get_by_label("paint: drag over cells to hide them").check()
     stroke(page, (2, 1), (2, 5), (5, 5))  # faster than pointer events are sent
     way = [*((2, key) for key in range(1, 6)), (3, 5), (4, 5), (5, 5)]
@@ -290,7 +292,7 @@ def test_a_finger_paints_and_drags(page: Page, trace: Trace) -> None:
     until(lambda: painted(page) == [(cell, cell, *HEAD) for cell in range(1, 6)])
 
 
-def test_what_a_mask_cannot_change_is_said(page: Page) -> None:
+def test_the_page_says_why_painting_cannot_change_a_cell(page: Page) -> None:
     row: Edit = {"op": "row", "layer": LAYER, "head": NUMBER, "query": PLACE}
     go(page, edits=[{"op": "hide", "token": 2}, row | {"weights": [0.1] * 10}])
     assert table(page)[PLACE] == pytest.approx([0.1] * 10)  # a weight set by hand is shown
@@ -321,7 +323,7 @@ def test_a_difference_is_read_with_both_its_weights(page: Page, model: Model, tr
         press(page, "ArrowRight")
 
 
-def test_what_is_hidden_is_orange_in_the_picture_of_a_whole_map(quick: Visit, html: str) -> None:
+def test_masked_cells_are_orange_in_a_map_of_a_long_text(quick: Visit, html: str) -> None:
     text = f"{'the crown and ' * 30}[MASK]."
     block = [(i, j) for i in range(40, 46) for j in range(10, 16)]
     edits = [{"op": "mask", "query": i, "key": j, "layer": 3, "head": 2} for i, j in block]
@@ -353,7 +355,9 @@ def test_a_row_set_by_hand_fits_the_window_and_passes_axe(
     assert min(sizes) >= 44
 
 
-def test_what_a_decoder_hides_itself(open_served: Open, tmp_path: Path) -> None:
+def test_the_mask_of_a_decoder_is_grey_and_cannot_be_painted(
+    open_served: Open, tmp_path: Path
+) -> None:
     model = gpt2(tmp_path, seed=2)
     page = ready(open_served("--model", tmp_path))
     button(page, "Look inside").click()

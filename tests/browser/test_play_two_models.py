@@ -61,14 +61,14 @@ def test_an_address_opens_the_decoder(visit: Visit, html: str) -> None:
     expect(page.locator("[data-part=writing] .on")).to_have_attribute("data-qkv-first", "")
 
 
-def test_the_address_of_the_decoder_is_the_state_of_a_page(visit: Visit) -> None:
+def test_play_accepts_an_address_of_the_decoder_as_state(visit: Visit) -> None:
     view = qkv.play(state="#model=decoder&text=The+old+man")
     page = ready(visit(view._document()))
     expect(page.get_by_label("Your sentence")).to_have_value("The old man")
     assert view.text == "She drank a glass of [MASK]."
 
 
-def test_run_is_the_encoders_and_generate_the_decoders(
+def test_run_uses_the_encoder_and_generate_the_decoder(
     visit: Visit, html: str, exact: Model, writer: Model
 ) -> None:
     page = ready(visit(html))
@@ -93,7 +93,7 @@ def test_run_is_the_encoders_and_generate_the_decoders(
     assert said == "generate: books is an encoder and cannot generate: call qkv.run"
 
 
-def test_a_long_text_has_patterns_of_the_layers_that_are_asked_for(
+def test_a_long_text_has_patterns_of_the_requested_layers_only(
     visit: Visit, tmp_path: Path
 ) -> None:
     sizes, classes = SMALL["llama"]
@@ -112,7 +112,7 @@ def test_a_long_text_has_patterns_of_the_layers_that_are_asked_for(
     np.testing.assert_allclose(unpacked(found["logits"]), logits, rtol=0, atol=0.05)
 
 
-def test_names_of_tokens_are_text(visit: Visit, html: str) -> None:
+def test_token_names_are_shown_without_byte_markers(visit: Visit, html: str) -> None:
     page = ready(visit(opened_at(html, "#model=decoder&inside=true")))
     shown = page.locator("[data-qkv]").evaluate_all(
         "all => all.map((one) => one.shadowRoot?.textContent ?? '').join(' ')"

@@ -85,9 +85,7 @@ def test_it_writes_on_from_a_text_that_was_just_typed(page: Page, writer: Model)
     assert ids_of(page) == writer.generate("the dog sat", max_new_tokens=40).ids
 
 
-def test_a_token_shows_what_it_looked_at_and_what_might_have_stood_there(
-    page: Page, writer: Model
-) -> None:
+def test_a_token_shows_its_attention_and_its_alternatives(page: Page, writer: Model) -> None:
     written(page)
     own = writer.generate(TEXT, max_new_tokens=40, trace=True)
     part(page).locator(".piece").nth(5).click()
@@ -106,7 +104,7 @@ def test_a_token_shows_what_it_looked_at_and_what_might_have_stood_there(
     assert any(is_percent(one, own.probabilities[5]) for one in told)
 
 
-def test_another_token_goes_on_from_there(page: Page, writer: Model) -> None:
+def test_choosing_an_alternative_continues_from_it(page: Page, writer: Model) -> None:
     before = written(page)
     part(page).locator(".piece").nth(3).click()
     other = part(page).locator(".instead li button[aria-pressed=false]").first
@@ -134,7 +132,7 @@ def test_changes_stay_in_force_for_new_tokens(page: Page, writer: Model) -> None
     assert own != plain
 
 
-def test_draws_are_the_same_again_and_another_try_is_another(page: Page) -> None:
+def test_sampling_is_reproducible_and_another_try_differs(page: Page) -> None:
     first = written(page, temperature=1.5)
     assert written(page, "Another try", temperature=1.5) != first
     again = page.evaluate(
@@ -143,7 +141,7 @@ def test_draws_are_the_same_again_and_another_try_is_another(page: Page) -> None
     assert again["ids"] == first
 
 
-def test_it_can_be_stopped_and_made_the_text(page: Page) -> None:
+def test_generation_can_be_stopped_and_its_text_used_as_the_sentence(page: Page) -> None:
     stop = button(page, "Stop").element_handle()
     button(page, "Write on").evaluate("(write, stop) => { write.click(); stop.click(); }", stop)
     part(page).locator("xpath=self::*[@data-writing='done']").wait_for()
@@ -188,7 +186,7 @@ def test_the_layout_holds_at_every_width(visit: Visit, html: str) -> None:
         ("{model: 'encoder'}", 'model is "encoder": this page has decoder'),
     ],
 )
-def test_what_makes_no_sense_is_refused(page: Page, options: str, way: str) -> None:
+def test_invalid_options_of_generate_are_refused(page: Page, options: str, way: str) -> None:
     said = page.evaluate(
         f"text => qkv.generate(text, {options}).catch(({{message}}) => message)", TEXT
     )

@@ -28,7 +28,7 @@ def asked(code: str, *texts: Heads) -> Any:
     return json.loads(done.stdout)
 
 
-def test_a_text_that_is_held_is_a_run() -> None:
+def test_run_returns_the_saved_numbers_of_a_text() -> None:
     one, other = made(WORDS, name="A"), made(WORDS[:4], 1, 2, seed=1, name="B")
     found = asked(
         "return Promise.all(['B', 'A'].map(async (name) => {"
@@ -45,7 +45,7 @@ def test_a_text_that_is_held_is_a_run() -> None:
         assert name == text.name
 
 
-def test_what_would_have_to_be_computed_is_refused() -> None:
+def test_requests_that_need_a_model_are_refused() -> None:
     why = "needs a model, but this page has only saved numbers."
     asking = [
         "door.run('A', [{ op: 'hide', token: 1 }])",

@@ -158,7 +158,7 @@ def test_a_cell_says_its_weight_at_the_first_step_now_and_at_the_last(
     assert readout(page)[""] == "[CLS] → [SEP]: hidden by the mask"
 
 
-def test_every_head_opens_and_says_what_became_of_it(visit: Visit, html: str, view) -> None:
+def test_every_head_opens_with_its_own_sentence(visit: Visit, html: str, view) -> None:
     page = visit(html)
     run = made_run(WORDS, STEPS, heads=4, learns=LEARNS)
     for layer in range(2):
@@ -180,7 +180,7 @@ def test_heads_by_keys(visit: Visit, html: str) -> None:
     assert "layer 1, head 1" in page.locator("h3").first.inner_text()
 
 
-def test_of_many_heads_the_chosen_one_is_in_sight(visit: Visit) -> None:
+def test_the_chosen_head_is_in_view_among_many(visit: Visit) -> None:
     options = {"layers": 12, "heads": 12, "learns": {(11, 5): "first"}}
     page = visit(page_of(made([f"w{i}" for i in range(6)], [0, 9], **options)))
     chosen = page.locator(".head[aria-selected=true]")
@@ -206,7 +206,7 @@ def test_another_score_of_all_heads(visit: Visit, html: str, view: ReplayView) -
         assert chart.locator("polyline:not(.faint)").count() == 1
 
 
-def test_the_lines_are_where_the_numbers_are(visit: Visit, html: str, view: ReplayView) -> None:
+def test_chart_lines_match_the_numbers(visit: Visit, html: str, view: ReplayView) -> None:
     page = visit(html)
     chart = page.locator(".replay-chart").first
     axis = chart.locator("line.axis").evaluate_all(
@@ -260,7 +260,7 @@ def test_play_goes_to_the_end_and_pause_stays(visit: Visit, html: str) -> None:
     assert page.locator("[role=status]").first.inner_text().startswith("step 1,000, loss ")
 
 
-def test_with_reduced_motion_the_player_takes_its_time(visit: Visit, html: str) -> None:
+def test_reduced_motion_slows_the_player(visit: Visit, html: str) -> None:
     page = visit(html, alone=True)
     page.emulate_media(reduced_motion="reduce")
     page.clock.install(time=0)

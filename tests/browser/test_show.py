@@ -60,7 +60,7 @@ def test_the_first_paint_says_what_the_terminal_says(
     assert read(readout(page)["weight"]) == pytest.approx(view.weights[query].max(), abs=STEP)
 
 
-def test_every_cell_by_keyboard_is_the_trace(
+def test_every_cell_read_by_keyboard_matches_the_trace(
     visit: Visit, view: qkv.see.ShowView, whole: str
 ) -> None:
     page = visit(whole)
@@ -270,7 +270,7 @@ def test_special_tokens_are_left_out_without_renormalising(visit: Visit) -> None
     assert dict(keys(page)) == before
 
 
-def test_pieces_are_merged_at_first_and_explained(visit: Visit, tmp_path: Path) -> None:
+def test_subwords_are_merged_at_first_and_explained(visit: Visit, tmp_path: Path) -> None:
     weights = np.random.default_rng(0).dirichlet(np.ones(4), (1, 1, 4)).astype(np.float32)
     view = qkv.show(weights, tokens=["[CLS]", "un", "##kind", "dogs"])
     view.to_html(tmp_path / "page.html")
@@ -400,13 +400,13 @@ def test_attentions_of_an_encoder_and_a_decoder(visit: Visit) -> None:
     )
 
 
-def test_the_heads_that_were_asked_for_are_marked(visit: Visit) -> None:
+def test_requested_heads_are_marked(visit: Visit) -> None:
     page = visit(page_of(made(WORDS), heads=[1, 3]))
     marked = page.locator(".asked").evaluate_all("all => all.map((head) => head.dataset.head)")
     assert marked == [f"{layer}.{head}" for layer in (1, 0) for head in (1, 3)]
 
 
-def test_the_head_that_is_shown_is_in_the_window_on_many(visit: Visit) -> None:
+def test_the_shown_head_is_in_view_among_many(visit: Visit) -> None:
     page = visit(page_of(made(["one", "two", "three"], 12, 32), layer=0, head=31))
     for layer, head in ((0, 31), (11, 0), (6, 20)):
         page.get_by_label("Layer", exact=True).select_option(str(layer))

@@ -55,7 +55,7 @@ def said(step: dict[str, Any]) -> dict[str, Any]:
     [(0, []), (HEAD[0], []), (HEAD[0], HIDDEN), (HEAD[0], CAUSAL), (HEAD[0], REMOVED)],
     ids=["first layer", "last layer", "hidden", "causal and scaled", "head removed"],
 )
-def test_both_say_the_same_of_each_step(
+def test_page_and_python_describe_each_step_alike(
     visit: Visit, model: Model, layer: int, edits: list[Edit]
 ) -> None:
     page = with_steps(visit, model)
@@ -79,7 +79,7 @@ def test_both_say_the_same_of_each_step(
         assert shared == [said(own[step["name"]]) for step in shared]
 
 
-def test_both_fill_every_row_alike(visit: Visit, model: Model) -> None:
+def test_page_and_python_fill_every_row_alike(visit: Visit, model: Model) -> None:
     page, parts = with_steps(visit, model), [ROWS, PHRASES]
     names = re.findall(r"\{(\w+)\}", json.dumps(parts))
     given: dict[str, Any] = {name: f"<{name}> {{x}}" for name in names}

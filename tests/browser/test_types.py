@@ -18,11 +18,11 @@ def checked(config: Path) -> str:
     return done.stdout + done.stderr
 
 
-def test_the_types_of_the_scripts_fit() -> None:
+def test_the_scripts_pass_the_type_checker() -> None:
     assert checked(CONFIG) == ""
 
 
-def test_what_does_not_fit_and_what_is_not_imported_is_seen(tmp_path: Path) -> None:
+def test_the_type_checker_reports_wrong_types_and_missing_imports(tmp_path: Path) -> None:
     (tmp_path / "wrong.js").write_text(
         f'import {{ fill }} from "{CONFIG.parent}/base/elements.js";\n'
         'qkv.run("a", [{ op: "hide", token: "crown" }]);\nfill(el("p", {}));\n'

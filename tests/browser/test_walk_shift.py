@@ -209,7 +209,7 @@ def test_steps_are_walked_by_keyboard(visit: Visit) -> None:
     assert chosen.get_attribute("aria-controls") == panel.get_attribute("id")
 
 
-def test_a_cell_that_is_clicked_stays(visit: Visit) -> None:
+def test_a_chosen_cell_stays_chosen(visit: Visit) -> None:
     walk = lesson_walk()
     page = visit(walk_page(walk))
     page.get_by_role("tab", name="scores").click()
@@ -229,7 +229,7 @@ def test_a_cell_that_is_clicked_stays(visit: Visit) -> None:
     assert readout(page)[""] == expected
 
 
-def test_the_cell_that_is_spelled_out_is_in_sight(visit: Visit) -> None:
+def test_the_spelled_out_cell_is_in_view(visit: Visit) -> None:
     text = "one two three four five six seven eight nine ten eleven"
     model = random_model(text, seed=2)
     walk = walk_head(model.trace(text), 0, 0, model)
@@ -246,7 +246,7 @@ def test_the_cell_that_is_spelled_out_is_in_sight(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("name", ["lesson", "cross", "block"])
-def test_the_end_is_beside_the_models_own(visit: Visit, name: str) -> None:
+def test_the_last_step_is_shown_beside_the_models_own_output(visit: Visit, name: str) -> None:
     walk = layer_walk(name)
     page = visit(walk_page(walk))
     assert not page.locator(".lead").is_visible()
@@ -265,7 +265,7 @@ def test_the_end_is_beside_the_models_own(visit: Visit, name: str) -> None:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_it_goes_on_to_the_words(visit: Visit, width: int) -> None:
+def test_the_walk_of_a_model_continues_to_the_words(visit: Visit, width: int) -> None:
     walk = model_walk("bert")
     page = visit(walk_page(walk), width=width)
     steps = {step.name: step for step in walk.steps}
@@ -311,7 +311,7 @@ def test_no_two_nodes_of_the_block_touch(visit: Visit, name: str, width: int) ->
             assert apart, (name, found[k], other)
 
 
-def test_ribbons_lead_from_what_is_read(visit: Visit) -> None:
+def test_ribbons_join_each_step_to_its_inputs(visit: Visit) -> None:
     page = visit(walk_page(model_walk("llama")))
     ribbons = page.locator(".ribbon[data-from]").evaluate_all(
         "all => all.map((one) => [one.dataset.from, one.dataset.to].join(' '))"
@@ -336,7 +336,7 @@ def test_ribbons_lead_from_what_is_read(visit: Visit) -> None:
 
 @pytest.mark.parametrize(("name", "ribbon"), [("gpt_neox", "X N2"), ("gptj", "N pre")])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_what_the_mlp_reads_in_parallel_goes_around_the_attention(
+def test_the_ribbon_of_a_parallel_mlp_goes_around_the_attention(
     visit: Visit, name: str, ribbon: str, width: int
 ) -> None:
     page = visit(walk_page(model_walk(name)), width=width)
@@ -360,7 +360,7 @@ def test_what_the_mlp_reads_in_parallel_goes_around_the_attention(
     assert set(behind) <= {first, last}
 
 
-def test_ribbons_are_those_of_the_row_that_is_chosen(visit: Visit) -> None:
+def test_ribbon_widths_follow_the_chosen_row(visit: Visit) -> None:
     walk = model_walk("bert")
     page = visit(walk_page(walk))
     steps = {step.name: step.values.astype(np.float64) for step in walk.steps}
@@ -379,7 +379,7 @@ def test_ribbons_are_those_of_the_row_that_is_chosen(visit: Visit) -> None:
                 assert wide[name] / wide["X"] == pytest.approx(expected, rel=2e-3), name
 
 
-def test_a_wrong_output_is_seen(visit: Visit) -> None:
+def test_the_walk_reports_a_wrong_output(visit: Visit) -> None:
     walk = lesson_walk()
     walk.own[2, 3] += 0.25
     page = visit(walk_page(walk))
@@ -387,7 +387,7 @@ def test_a_wrong_output_is_seen(visit: Visit) -> None:
     assert "the model's own is 2.5e-1" in page.locator(".lead").inner_text()
 
 
-def test_a_long_text_shows_the_rows_it_has(visit: Visit) -> None:
+def test_the_walk_of_a_long_text_shows_only_some_rows(visit: Visit) -> None:
     text = " ".join(f"w{number}" for number in range(100))
     model = random_model(text, seed=4)
     walk = walk_head(model.trace(text), 0, 0, model)
@@ -577,7 +577,7 @@ def test_a_word_that_is_pressed_is_marked_and_named(visit: Visit) -> None:
     assert page.locator(".shift-arrow.picked").count() == 0
 
 
-def test_axes_say_what_they_hold(visit: Visit) -> None:
+def test_axes_name_their_share_of_the_variance(visit: Visit) -> None:
     shift = two_sentences()
     page = visit(shift_page(shift))
     texts = page.locator(".shift-axis").all_text_contents()
