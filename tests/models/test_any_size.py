@@ -83,7 +83,7 @@ def test_a_preprocessor_that_is_not_supported(tmp_path, changed, message):
         dinov2(tmp_path, PREPROCESSOR | changed)
 
 
-def test_a_walk_takes_what_is_behind_a_scale_from_the_trace(tmp_path):
+def test_a_walk_takes_activations_after_layer_scale_from_the_trace(tmp_path):
     model = dinov2(tmp_path)
     trace = model.trace(np.random.default_rng(0).standard_normal((1, 2, 8, 8)))
     compared = qkv.walk(trace, layer=0, head=1, model=model).walk.compared

@@ -65,7 +65,7 @@ def test_a_float32_file_is_mapped_as_float32(folder):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16)])
-def test_a_float32_file_is_rounded_when_asked_for(folder, dtype):
+def test_a_float32_file_is_rounded_to_bfloat16_on_request(folder, dtype):
     model = load(folder.write(), dtype=dtype)
     for array in model.parameters.values():
         assert array.dtype == BFLOAT16
@@ -73,7 +73,7 @@ def test_a_float32_file_is_rounded_when_asked_for(folder, dtype):
     np.testing.assert_array_equal(model.parameters["embed.weight"], theirs)
 
 
-def test_without_being_asked_for_it_is_read_as_float32(halves):
+def test_a_bfloat16_file_is_read_as_float32_by_default(halves):
     path, tensors = halves
     parameters = load(path).parameters
     assert {array.dtype for array in parameters.values()} == {np.dtype(np.float32)}
@@ -163,7 +163,7 @@ def test_each_family_is_close_to_itself_in_float32(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_generation_with_a_cache_is_that_without(name, tmp_path):
+def test_generation_with_a_cache_matches_runs_without(name, tmp_path):
     path = write_small(tmp_path / "model", config_of(name))
     model = load(path, dtype="bfloat16")
     ids = [2, 4, 5]
@@ -214,7 +214,7 @@ def test_a_parameter_that_is_replaced_is_rounded(halves):
     assert np.abs(model.encode(TEXTS) - before).max() > 1e-3
 
 
-def test_the_random_model_too():
+def test_the_random_model_works_in_bfloat16():
     wide, short = qkv.load("random"), qkv.load("random", dtype="bfloat16")
     text = "I sat on the bank of the river."
     assert short.encode(text).dtype == np.float32

@@ -43,7 +43,7 @@ def length_one(vectors):
     return vectors / np.sqrt((vectors**2).sum(-1, keepdims=True))
 
 
-def test_a_text_is_read_at_the_first_token_that_ends_it(model):
+def test_a_text_vector_comes_from_the_first_end_token(model):
     found = model.text(IDS)
     places = [2, 1, 0]  # without an end token, the first
     rows = np.stack([row[at] for row, at in zip(found.last_hidden_state, places, strict=True)])
@@ -57,7 +57,7 @@ def test_a_text_is_read_at_the_first_token_that_ends_it(model):
     assert not model.text(IDS[:1], [[0] * 5]).embeds.any()
 
 
-def test_what_first_configs_call_the_end_is_the_largest_id(tmp_path):
+def test_eos_token_id_2_of_old_configs_means_the_largest_id(tmp_path):
     config = {**CONFIG, "text_config": {**CONFIG["text_config"], "eos_token_id": 2}}
     text = load(write_small(tmp_path, config), dtype="float64").text
     found = text([[2, 9, 11, 11, 7]])
@@ -65,7 +65,7 @@ def test_what_first_configs_call_the_end_is_the_largest_id(tmp_path):
     np.testing.assert_allclose(found.embeds, expected, atol=1e-12)
 
 
-def test_an_image_is_read_at_its_first_token(model):
+def test_an_image_vector_comes_from_its_first_token(model):
     files, images = in_files(), pixels(3)
     last = model.vision.trace(images)["resid_post", -1]
     np.testing.assert_array_equal(model.vision(images).last_hidden_state, last)
@@ -102,7 +102,7 @@ def test_logits_are_cosines_times_a_scale(model):
     np.testing.assert_array_equal(found.logits_per_text, found.logits_per_image.T)
 
 
-def test_encode_takes_what_it_takes_elsewhere(model):
+def test_encode_accepts_the_options_of_other_models(model):
     texts = ["the bank", "a river", "the bank of the river"]
     whole = model.encode(texts)
     assert whole.shape == (3, 6)
@@ -121,7 +121,7 @@ def test_encode_takes_what_it_takes_elsewhere(model):
     np.testing.assert_allclose(doubled, np.broadcast_to(expected, (3, 6)), atol=1e-12)
 
 
-def test_images_are_encoded_otherwise(model):
+def test_encode_image_accepts_edits_and_masked_patches(model):
     images, own = pixels(3), np.random.default_rng(1).standard_normal((3, 5, 8))
     files = in_files()
     found = model.encode_image(images, batch_size=2, edit={("resid_post", 0): own})
@@ -201,7 +201,7 @@ def test_saved_and_loaded_again(model, tmp_path):
         np.testing.assert_array_equal(one.pixels(image), model.vision.pixels(image))
 
 
-def test_a_processor_of_texts_and_images_says_what_is_done(model, tmp_path):
+def test_image_preprocessing_is_read_from_processor_config(model, tmp_path):
     image = np.random.default_rng(0).integers(0, 256, (8, 8, 2), np.uint8)
     path = tmp_path / "clip"
     (path / "preprocessor_config.json").unlink()
@@ -256,7 +256,7 @@ def test_what_is_refused(model, ask, error, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_of_images_without_such_a_head_makes_no_vectors(tmp_path):
+def test_encode_refuses_an_image_classifier(tmp_path):
     model = load(write_small(tmp_path, CONFIGS["vit"]))
     with pytest.raises(ValueError, match=r"has a head for classes, not a head that computes"):
         model.encode(np.zeros((1, 2, 8, 8), np.float32))
@@ -287,7 +287,7 @@ def test_configs_that_are_refused(tmp_path, config, message):
         load(path)
 
 
-def test_a_key_of_a_tower_that_nobody_knows_is_named(tmp_path):
+def test_a_warning_names_an_unknown_config_key_of_a_tower(tmp_path):
     path = write_small(tmp_path, CONFIG)
     (path / "config.json").write_text(json.dumps(changed("vision", odd=1)))
     with pytest.warns(UserWarning, match="vision_config: qkv does not know odd"):

@@ -64,7 +64,7 @@ def others_than(value):
 
 @pytest.mark.filterwarnings("ignore:1 of 1 text was cut")
 @pytest.mark.parametrize("name", PLAIN)
-def test_what_a_config_says_is_computed(tmp_path, name):
+def test_a_changed_config_is_refused_or_computed(tmp_path, name):
     """A changed value in a config is refused, or qkv gives the result of the plain model."""
     path, values = written(tmp_path / "model", name)
     results = {}

@@ -10,7 +10,7 @@ import qkv
 from .small_models import CONFIGS, arrays_of, save_file, write_small
 
 
-def test_a_model_without_the_tensors_of_its_head_goes_without(tmp_path):
+def test_a_model_loads_without_a_head_if_its_tensors_are_missing(tmp_path):
     folder = write_small(tmp_path / "model", CONFIGS["llama"])
     whole = qkv.load(folder)
     arrays = arrays_of(CONFIGS["llama"])
@@ -27,7 +27,7 @@ def test_a_model_without_the_tensors_of_its_head_goes_without(tmp_path):
         model.generate([5, 6], max_new_tokens=1)
 
 
-def test_a_tied_head_of_which_the_files_have_another_matrix(tmp_path):
+def test_a_head_matrix_in_the_files_overrides_tied_weights(tmp_path):
     """If the files hold a head matrix, it is used, although the config ties the head to the table.
 
     The matrix equals the table, differs from it, or stands in the files without a table.
@@ -86,7 +86,7 @@ _TOWERS = {"clip", "clip_text_model", "clip_vision_model"}  # no class has anoth
         ("distilbert", "WithALayer", ["linear.weight"]),
     ],
 )
-def test_a_head_that_is_not_computed_is_said(family, head, parts, tmp_path):
+def test_a_warning_names_a_head_that_is_not_computed(family, head, parts, tmp_path):
     base, model, (said,) = with_head(tmp_path, family, head, *parts)
     assert f"config.json: qkv does not compute the head of {base}{head} (ignored tensors: " in said
     names = {name.rpartition(".")[0] for name in parts}
@@ -101,7 +101,7 @@ def test_a_class_without_a_head_is_loaded_without_a_word(head, tmp_path):
     assert with_head(tmp_path, "electra", head, "pooler.dense.weight")[2] == []
 
 
-def test_a_llama_that_answers_questions_is_found_behind_its_prefix(tmp_path):
+def test_a_question_answering_llama_is_loaded_from_prefixed_tensors(tmp_path):
     _, model, told = with_head(
         tmp_path, "llama", "ForQuestionAnswering", "qa_outputs.weight", before="transformer."
     )

@@ -136,7 +136,7 @@ def test_attention_inputs_give_z_again(model):
         close(np.swapaxes(again, 1, 2), trace["z", layer], 1e-6)
 
 
-def test_padding_is_zero_and_its_scores_are_hidden(model):
+def test_padding_is_zero_and_its_scores_are_masked(model):
     trace = model.trace(TEXTS)
     lengths = trace.lengths
     assert lengths.tolist() == [9, 4, 13, 3, 4]
@@ -157,14 +157,14 @@ def test_padding_is_zero_and_its_scores_are_hidden(model):
 # names and layers of a trace
 
 
-def test_what_a_trace_keeps_changes_no_number(model):
+def test_selecting_names_does_not_change_the_values_of_a_trace(model):
     whole = model.trace(["the cat sat on the mat", "a dog ran"])
     for name in ("pattern", "z", "resid_post"):
         for full, array in model.trace(["the cat sat on the mat", "a dog ran"], names=name).items():
             np.testing.assert_array_equal(array, whole[full])
 
 
-def test_names_and_layers_are_kept_as_asked(model):
+def test_a_trace_keeps_the_selected_names_and_layers(model):
     def kept(**options):
         return model.trace("the cat", **options).names()
 
@@ -189,7 +189,7 @@ def test_names_and_layers_are_kept_as_asked(model):
     assert len(kept(layers=-1)) == 4 + 12 + 4 + 2  # the last terms: norms and MLP
 
 
-def test_the_last_layer_is_the_models_whichever_were_kept(model):
+def test_layer_minus_1_of_a_partial_trace_is_the_models_last(model):
     first = model.trace("the cat", layers=0)
     assert (first.num_layers, first.layers) == (2, [0])
     with pytest.raises(KeyError, match=r"layer 1 was not traced; only layer 0 was traced"):
@@ -217,7 +217,7 @@ def test_tokens_are_flat_for_one_text_and_nested_for_a_list(model):
     assert model.trace("the cat").tokens == model.trace(["the cat"]).tokens[0] == flat
 
 
-def test_what_mlps_and_heads_hold(double):
+def test_mlp_head_and_norm_activations_match_the_formulas(double):
     everything = double.trace(TEXTS)
     assert ("post", 1) in everything
     assert ("result", 1) not in everything  # kept only if it is named
@@ -286,7 +286,7 @@ def test_leaving_out_a_head_leaves_out_its_result(model):
         ({"top_k": 2.0}, TypeError, "whole number"),
     ],
 )
-def test_what_a_trace_cannot_be_asked_for(model, options, error, words):
+def test_trace_refuses_invalid_names_layers_and_top_k(model, options, error, words):
     with pytest.raises(error, match=words):
         model.trace("the cat", **options)
 
@@ -369,7 +369,7 @@ def test_token_embeddings(model):
     assert model.encode((), output_value="token_embeddings") == []
 
 
-def test_vectors_are_normalized_when_asked_or_when_the_files_say_so(folder):
+def test_vectors_are_normalized_on_request_or_by_the_files(folder):
     model = load(folder.write())
     plain = model.encode(TEXTS)
     scaled = plain / np.linalg.norm(plain, axis=1, keepdims=True)
@@ -413,7 +413,7 @@ def test_no_text_at_all(model):
         ({"text": "the cat"}, TypeError, r"dict, whose keys .* list\(texts\.values\(\)\)"),
     ],
 )
-def test_texts_that_are_none(model, call, texts, error, words):
+def test_trace_and_encode_refuse_invalid_texts(model, call, texts, error, words):
     with pytest.raises(error, match=words) as caught:
         getattr(model, call)(texts)
     assert str(caught.value).startswith(f"{call}: ")
@@ -454,7 +454,7 @@ def test_no_padding_is_computed(model, monkeypatch, call):
     assert rows == [9 + 4 + 13 + 3 + 4] * (2 * 6)  # q, k, v, out, up, down in each of two layers
 
 
-def test_rows_of_batches_are_those_of_their_texts(model, monkeypatch):
+def test_encode_batches_texts_by_length_without_padding(model, monkeypatch):
     rows = []
     linear = base.linear
     monkeypatch.setattr(
@@ -489,7 +489,7 @@ def test_a_long_text_is_cut_as_the_tokenizers_library_cuts(model):
 
 
 @pytest.mark.parametrize("call", ["encode", "trace"])
-def test_one_warning_counts_what_was_cut_and_points_here(folder, call):
+def test_one_warning_counts_truncated_texts_and_points_to_the_caller(folder, call):
     folder.write()
     folder.json("sentence_bert_config.json", {"max_seq_length": 8})
     model = load(folder.path)
@@ -520,7 +520,7 @@ def test_a_text_of_100000_words(model):
 # ids
 
 
-def test_masks_hide_on_either_side(model):
+def test_an_attention_mask_excludes_padding(model):
     ids = np.array([[2, 4, 5, 6, 3]])
     alone = model(ids).last_hidden_state
     right = np.array([[2, 4, 5, 6, 3, 99, -1]])
@@ -548,7 +548,7 @@ def test_a_position_is_the_column_as_in_transformers(folder):
     close(alone[0, 2:], states[-1], 1e-12)
 
 
-def test_a_hole_in_the_mask_is_a_key_that_is_not_seen(double):
+def test_a_hole_in_the_attention_mask_masks_its_key(double):
     ids, mask = [[2, 4, 5, 6, 3]], [[1, 1, 0, 1, 1]]
     found = double(ids, mask).last_hidden_state[0]
     other = double([[2, 4, 29, 6, 3]], mask).last_hidden_state[0]
@@ -557,7 +557,7 @@ def test_a_hole_in_the_mask_is_a_key_that_is_not_seen(double):
     assert np.abs(found - double(ids).last_hidden_state[0])[0].max() > 1e-3
 
 
-def test_a_text_that_is_hidden_whole(model):
+def test_a_fully_masked_text_gives_zeros(model):
     found = model([[2, 4, 3], [2, 5, 3]], [[0, 0, 0], [1, 1, 1]]).last_hidden_state
     assert (found[0] == 0).all()
     close(found[1:], model([[2, 5, 3]]).last_hidden_state, 1e-6)
@@ -648,7 +648,7 @@ def test_decode_and_tokenize(model):
 
 @pytest.mark.parametrize("prefix", ["", "bert."])
 @pytest.mark.parametrize("dtype", [None, np.float64])
-def test_what_is_saved_is_loaded_again(folder, tmp_path, prefix, dtype):
+def test_a_saved_model_is_loaded_unchanged(folder, tmp_path, prefix, dtype):
     head = {f"{prefix}pooler.dense.bias": np.arange(12, dtype=np.float32)}
     names = {f"{prefix}{name}": array for name, array in folder.tensors.items()}
     folder.config |= {"torch_dtype": "float32", "id2label": {"0": "no"}}
@@ -682,7 +682,7 @@ def test_a_model_is_saved_where_it_came_from(folder):
     assert not [path for path in folder.path.iterdir() if path.name.endswith(".part")]
 
 
-def test_nothing_of_the_model_that_was_there_is_read_again(folder, tmp_path):
+def test_saving_removes_files_of_the_previous_model(folder, tmp_path):
     """Saving removes the old files that `load` would read, and keeps all others."""
     other = Folder(tmp_path / "other")
     other.json("generation_config.json", {"eos_token_id": 3})
@@ -705,7 +705,7 @@ def test_nothing_of_the_model_that_was_there_is_read_again(folder, tmp_path):
     assert again.max_seq_length == model.max_seq_length == 16
 
 
-def test_the_files_of_a_sentence_model_stay_where_it_is_saved_again(folder):
+def test_saving_a_sentence_model_over_itself_keeps_its_files(folder):
     folder.sentence({"pooling_mode": "cls"}, normalize=True, limit=9)
     folder.json("generation_config.json", {"eos_token_id": 3})
     folder.json("tokenizer_config.json", {})
@@ -725,7 +725,7 @@ def test_where_nothing_can_be_saved(model, tmp_path):
     assert (tmp_path / "file").read_text() == "here"
 
 
-def test_a_model_is_saved_in_a_folder_with_a_name(model, tmp_path, monkeypatch):
+def test_save_refuses_an_empty_folder_name(model, tmp_path, monkeypatch):
     """An empty name is refused, because it would mean the current folder."""
     monkeypatch.chdir(tmp_path)
     before = set(tmp_path.iterdir())
@@ -758,7 +758,7 @@ def test_another_limit(folder):
     assert len(model.trace(text).tokens) == 8
 
 
-def test_a_limit_where_any_place_can_be_computed(tmp_path):
+def test_rotary_models_accept_a_larger_max_seq_length(tmp_path):
     """Rotary positions need no table, so they may exceed `max_position_embeddings`."""
     model = load(write_small(tmp_path / "model", CONFIGS["llama"]))
     most = model.max_seq_length
@@ -784,7 +784,7 @@ def test_a_name_that_a_model_does_not_have_cannot_be_set(small):
             twin.max_length = 3
 
 
-def test_a_class_of_ones_own_that_is_made_of_a_model_sets_what_it_likes(small):
+def test_a_subclass_of_model_can_set_any_attribute(small):
     class Mine(Model):
         def __init__(self, **parts):
             super().__init__(**parts)
@@ -807,13 +807,13 @@ def test_a_model_says_what_it_is(model):
 # the progress bar
 
 
-def test_no_bar_where_nobody_sees_it(model, capfd):
+def test_no_progress_bar_without_a_terminal(model, capfd):
     model.encode(TEXTS)
     model.encode(TEXTS, show_progress_bar=False)
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_bar_where_it_is_asked_for(model, capfd):
+def test_a_progress_bar_is_shown_on_request(model, capfd):
     model.encode(TEXTS, show_progress_bar=True)
     out, err = capfd.readouterr()
     assert out == ""
@@ -821,7 +821,7 @@ def test_a_bar_where_it_is_asked_for(model, capfd):
     assert "100%" in err
 
 
-def test_on_a_terminal_a_bar_comes_with_long_work_only(model, capfd, monkeypatch):
+def test_a_terminal_shows_a_progress_bar_only_for_long_work(model, capfd, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     model.encode(TEXTS)
     assert capfd.readouterr().err == ""

@@ -45,7 +45,7 @@ def test_an_argument_of_another_library_says_what_to_do(name: str, way_out: str)
         ("max_new_token", "the nearest are max_new_tokens"),
     ],
 )
-def test_generate_says_so_too(name: str, way_out: str) -> None:
+def test_generate_names_the_alternative_to_an_unknown_argument(name: str, way_out: str) -> None:
     with pytest.raises(TypeError, match=f"^generate: unknown argument {name}: .*{way_out}"):
         qkv.load("books-decoder").generate("bank:", **{name: 3})
 

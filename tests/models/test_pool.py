@@ -58,7 +58,7 @@ def test_vectors_are_those_of_one_process(model, pool, chunk_size):
         {"precision": "ubinary"},
     ],
 )
-def test_options_reach_them(model, pool, options):
+def test_options_reach_the_processes_of_a_pool(model, pool, options):
     texts = texts_of(12)
     found, expected = model.encode(texts, pool=pool, **options), model.encode(texts, **options)
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
@@ -69,7 +69,7 @@ def test_options_reach_them(model, pool, options):
     assert [len(one) for one in rows] == [len(one) for one in plain]
 
 
-def test_steps_are_divided_by_all_texts(model, pool):
+def test_quantization_in_a_pool_uses_the_range_of_all_texts(model, pool):
     """Quantization uses the range of all texts, not of a chunk."""
     texts = [" ".join(WORDS[: 1 + n % 8]) for n in range(120)]
     found = model.encode(texts, pool=pool, precision="uint8", chunk_size=30)
@@ -85,7 +85,7 @@ def test_one_text_and_none(model, pool):
     assert model.encode([], pool=pool, output_value="token_embeddings") == []
 
 
-def test_what_is_cut_is_counted_once(model, pool):
+def test_truncated_texts_are_counted_in_one_warning(model, pool):
     texts = ["the cat sat on a mat the dog ran", "a", "the cat sat on a mat the dog ran on"]
     with pytest.warns(UserWarning, match=r"2 of 3 texts were cut to 8 tokens \(.* 10\)") as said:
         model.encode(texts, pool=pool, chunk_size=1)

@@ -42,7 +42,7 @@ def close(found, expected):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_padding_on_the_left_changes_nothing_where_positions_are_counted(tmp_path, kind):
+def test_left_padding_changes_nothing_if_position_ids_skip_it(tmp_path, kind):
     model = model_of(tmp_path, kind)
     ids, mask = left_padded()
     found = model(ids, mask, position_ids=counted(mask, FIRST.get(kind, 0)))
@@ -55,7 +55,7 @@ def test_padding_on_the_left_changes_nothing_where_positions_are_counted(tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "distilbert", "albert", "gpt_neo"])
-def test_columns_are_learned_positions_without_them(tmp_path, kind):
+def test_without_position_ids_columns_are_the_learned_positions(tmp_path, kind):
     model = model_of(tmp_path, kind)
     ids, mask = left_padded()
     found = model(ids, mask).last_hidden_state
@@ -68,7 +68,7 @@ def test_columns_are_learned_positions_without_them(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["opt", "roberta", "mpnet", "llama", "gpt_neox", "modernbert"])
-def test_what_counts_tokens_itself_needs_none(tmp_path, kind):
+def test_some_families_need_no_position_ids_for_left_padding(tmp_path, kind):
     model = model_of(tmp_path, kind)
     ids, mask = left_padded([[4, 5, 6, 7], [8, 9]])
     ids[mask == 0] = 1  # the padding token of RoBERTa
@@ -129,7 +129,7 @@ def test_only_distances_count_for_rotary_positions(tmp_path, start):
     assert np.abs(spread - plain).max() > 0.01
 
 
-def test_the_largest_position_says_how_long_a_text_is(tmp_path):
+def test_dynamic_rotary_scaling_uses_the_largest_position_id(tmp_path):
     """With scaled rotary positions, tokens at positions 16 to 19 are rotated as in a text of 20."""
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     model = model_of(tmp_path, "llama", rope_parameters=scaling)  # limit: 16 positions
@@ -249,7 +249,7 @@ def test_positions_that_do_not_fit(tmp_path, kind, given, error, said):
         model([[4, 5, 6], [7, 8, 9]], position_ids=given)
 
 
-def test_a_pair_of_texts_has_none(tmp_path):
+def test_an_encoder_decoder_refuses_position_ids(tmp_path):
     model = model_of(tmp_path, "t5")
     with pytest.raises(ValueError, match=r"^model: position_ids are given, but .* neither"):
         model([[4, 5]], None, [[2]], position_ids=[[0, 1]])

@@ -240,7 +240,7 @@ def test_a_pair_of_texts(model):
         np.testing.assert_array_equal(plain[name], trace.encoder[name])
 
 
-def test_a_pair_is_looked_at(model, tmp_path):
+def test_head_view_shows_the_same_for_a_pair_and_its_arrays(model, tmp_path):
     trace = model.trace("the cat sat", target="die katze")
     one = qkv.head_view(trace)
     other = qkv.head_view(
@@ -336,7 +336,7 @@ def test_the_names_of_a_pair(model):
     np.testing.assert_allclose(trace["decoder.1.hook_resid_post"], post, atol=1e-12)
 
 
-def test_a_trace_of_nothing_but_what_is_asked_for(model):
+def test_a_trace_of_a_pair_keeps_only_selected_activations(model):
     asked = ["pattern", "decoder.hook_embed", "encoder.1.hook_resid_post", "hook_cross_attn_out"]
     trace = model.trace("the cat", target="ein hund", names=asked, layers=[-1])
     assert sorted(trace.names()) == [
@@ -373,7 +373,7 @@ def test_a_trace_of_nothing_but_what_is_asked_for(model):
         model.trace("the cat", target="die", layers=3)
 
 
-def test_what_attention_needs_to_run_again(model):
+def test_attention_inputs_of_a_pair_reproduce_its_weights(model):
     trace = model.trace(READ, target=WRITTEN)
     for layer in (0, 2, -1):
         for inputs, expected in (
@@ -416,7 +416,7 @@ def test_a_pair_is_saved_and_read_again(model, tmp_path):
         Seq2SeqTrace.load(tmp_path / "none")
 
 
-def test_a_pair_says_where_what_one_text_has_is(model):
+def test_errors_of_a_pair_point_to_encoder_and_decoder(model):
     pair = model.trace(READ[0], target=WRITTEN[0])
     either = r"read trace\.encoder\.tokens or trace\.decoder\.tokens$"
     with pytest.raises(AttributeError, match=either):
@@ -453,7 +453,7 @@ def greedy(tensors, ids, count):
     return written[1:]
 
 
-def test_generate_writes_what_the_plain_one_does(tmp_path):
+def test_generate_matches_a_plain_t5(tmp_path):
     tensors = with_own_output(seed=21)  # this model writes short texts
     model = load(t5(tmp_path, tensors=tensors), dtype="float64")
     expected = [greedy(tensors, row, 12) for row in READ]
@@ -696,7 +696,7 @@ def test_words_of_a_sentencepiece_tokenizer(tmp_path):
 ASKED, ANSWERED = [[3, 4, 5, 6, 1], [7, 1]], [[0, 8, 9], [0, 10, 11, 12, 13]]
 
 
-def test_a_trace_of_two_texts_that_are_edited_is_what_the_model_gives(model):
+def test_an_edited_trace_of_pairs_matches_calls_for_each_pair(model):
     """A trace of two pairs equals `model(...)` of each pair alone."""
     rng = np.random.default_rng(0)
     array = rng.standard_normal((2, 5, 3, 5)).astype(np.float32)
@@ -722,7 +722,7 @@ def test_a_trace_of_two_texts_that_are_edited_is_what_the_model_gives(model):
     np.testing.assert_allclose(trace["cross_attn.pattern", 1].sum(-1)[0, :, :3], 0.5, rtol=1e-5)
 
 
-def test_neither_side_sees_what_is_hidden_on_whichever_side_there_is_padding(model, tmp_path):
+def test_hide_masks_encoder_positions_for_both_sides_whatever_the_padding(model, tmp_path):
     trace = model.trace(ASKED, target=ANSWERED, hide=[1, (0, 2)])
     for layer in range(2):
         weights = trace.encoder["pattern", layer]

@@ -65,7 +65,7 @@ def model(request: pytest.FixtureRequest) -> qkv.Model:
     return qkv.load(request.param)
 
 
-def test_the_one_before_is_small_and_of_float16() -> None:
+def test_the_wordnet_encoder_is_small_and_of_float16() -> None:
     path = shipped()["wordnet"] / "model.safetensors"
     assert path.stat().st_size < 10.5e6
     with safe_open(path, "numpy") as file:
@@ -134,7 +134,7 @@ def alike(model: qkv.Model, layer: int) -> np.ndarray:
     return unit @ unit.T
 
 
-def test_banks_of_rivers_are_nearer_to_each_other_than_to_those_that_hold_money(
+def test_vectors_of_bank_cluster_by_sense(
     model: qkv.Model,
 ) -> None:
     same = np.kron(np.eye(2, dtype=bool), np.ones((6, 6), bool)) & ~np.eye(12, dtype=bool)
@@ -190,19 +190,19 @@ def test_one_head_looks_at_the_previous_token_and_one_at_the_next(
     assert max(others) < 0.5
 
 
-def test_the_page_on_what_a_head_learns_ends_at_the_model_before() -> None:
+def test_the_page_on_heads_ends_with_the_wordnet_encoder() -> None:
     """The page's scores are means over some of the card's sentences, so the tolerance is 0.08."""
     road = json.loads((ROOT / "docs" / "data" / "heads.json").read_text())
     for name, column in said_of_heads(card_of("wordnet")).items():
         np.testing.assert_allclose(road["scores"][name][-1], column, atol=0.08, err_msg=name)
 
 
-def test_it_names_a_hidden_word(model: qkv.Model) -> None:
+def test_it_predicts_a_masked_word(model: qkv.Model) -> None:
     [guesses] = model.predict("a large body of salt [MASK].")
     assert "water" in [word for word, _ in guesses[:5]]
 
 
-def test_it_seldom_names_a_word_that_it_sees_in_place_of_a_hidden_one(model: qkv.Model) -> None:
+def test_it_seldom_predicts_a_visible_word_for_a_masked_one(model: qkv.Model) -> None:
     """Each content word is masked once, and few guesses are another content word of the text.
 
     The previous encoder guessed such a word in 28 of 77 cases.
@@ -215,7 +215,7 @@ def test_it_seldom_names_a_word_that_it_sees_in_place_of_a_hidden_one(model: qkv
 
 
 @pytest.mark.parametrize(("name", "most"), [("wordnet", 15), ("books", 10)])
-def test_everyday_words_are_whole_but_those_that_its_card_names(name: str, most: int) -> None:
+def test_the_card_names_the_everyday_words_that_are_split(name: str, most: int) -> None:
     found, card = everyday.in_pieces(qkv.load(name).tokenizer), card_of(name)
     assert f"Of {len(everyday.WORDS)} everyday words, {len(found)} are split" in card
     assert f"({', '.join(found)})" in card
@@ -223,7 +223,7 @@ def test_everyday_words_are_whole_but_those_that_its_card_names(name: str, most:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_its_stories_are_five_of_what_was_found_and_stand_in_its_card(name: str) -> None:
+def test_the_card_contains_its_five_stories(name: str) -> None:
     stories = STORIES[name]
     assert len(stories["stories"]) == 5
     assert 5 < stories["found"] < stories["searched"]
@@ -235,7 +235,7 @@ def test_its_stories_are_five_of_what_was_found_and_stand_in_its_card(name: str)
     [(name, story) for name in ENCODERS for story in STORIES[name]["stories"]],
     ids=lambda one: one if isinstance(one, str) else one["sentence"],
 )
-def test_its_stories_are_so(name: str, story: dict) -> None:
+def test_its_stories_match_its_predictions(name: str, story: dict) -> None:
     model = qkv.load(name)
     edit = {kind: story[kind] for kind in ("hide", "ablate")}
     assert sum(map(len, edit.values())) == 1

@@ -57,7 +57,7 @@ def tensors() -> dict[str, np.ndarray]:
     }
 
 
-def test_it_is_what_a_llama_is(tensors: dict[str, np.ndarray]) -> None:
+def test_its_tensors_are_those_of_a_llama(tensors: dict[str, np.ndarray]) -> None:
     """RMSNorm without biases, rotary positions, grouped heads, SwiGLU, tied token table."""
     assert (CONFIG["model_type"], CONFIG["hidden_act"]) == ("llama", "silu")
     assert CONFIG["tie_word_embeddings"] is True
@@ -180,7 +180,7 @@ except SystemExit as left:
     assert len(written.split()) >= 8
 
 
-def test_it_is_named_where_models_are_named(model: qkv.Model) -> None:
+def test_it_is_not_the_default_but_suggested_for_a_misspelt_name(model: qkv.Model) -> None:
     assert os.environ.get("QKV_MODEL") is None
     assert qkv.load().name == "books"  # the decoder is not the default
     assert model.generates

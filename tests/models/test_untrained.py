@@ -45,7 +45,7 @@ def test_the_first_weights(config) -> None:
             assert (array == ("norm" in name and name.endswith("weight"))).all()
 
 
-def test_norms_with_an_offset_begin_at_what_does_nothing() -> None:
+def test_weights_of_norms_with_an_offset_are_initialized_to_0() -> None:
     model = fresh_model(GEMMA)
     assert not model.parameters["blocks.0.norm1.weight"].any()
     assert not model.parameters["final_norm.weight"].any()

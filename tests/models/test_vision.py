@@ -174,7 +174,7 @@ def test_heads_and_patches_can_be_left_out(model):
         model.trace(image, hide="9,9")
 
 
-def test_what_is_left_over_at_the_edges_is_not_seen(model):
+def test_pixels_beyond_the_last_whole_patch_are_ignored(model):
     pixels = model.pixels(images(1))
     other = pixels.copy()
     other[..., 12:] = 7  # 13 columns are three patches of 4 and one column
@@ -310,7 +310,7 @@ def test_no_image_gives_no_row(model):
     assert model(np.zeros((0, 3, 9, 13))).last_hidden_state.shape == (0, 10, 12)
 
 
-def test_it_is_saved_in_a_folder_with_a_name(model, tmp_path, monkeypatch):
+def test_save_refuses_an_empty_folder_name(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = set(tmp_path.iterdir())
     with pytest.raises(ValueError, match="save: the name of the folder is empty"):
@@ -318,7 +318,7 @@ def test_it_is_saved_in_a_folder_with_a_name(model, tmp_path, monkeypatch):
     assert set(tmp_path.iterdir()) == before
 
 
-def test_without_a_preprocessor_pixels_are_given(tmp_path):
+def test_without_a_preprocessor_only_pixels_are_accepted(tmp_path):
     model = load(vit(tmp_path, preprocessor=None))
     with pytest.raises(ValueError, match=r"no preprocessor_config\.json.*\(B, 3, 9, 13\)"):
         model.trace(images(1))

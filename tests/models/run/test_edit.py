@@ -34,7 +34,7 @@ def close(found, expected, bound=1e-12):
 
 
 @pytest.mark.parametrize("pairs", [[(0, 1)], [(1, 0), (1, 2)], [(0, 0), (0, 1), (0, 2), (1, 1)]])
-def test_heads_left_out_are_as_if_their_rows_of_the_output_projection_were_zero(small, pairs):
+def test_ablating_heads_equals_zeroing_their_rows_of_the_output_projection(small, pairs):
     found = load(small, dtype=np.float64).trace(TEXTS, ablate=pairs)
     zeroed = load(small, dtype=np.float64)
     for layer, head in pairs:
@@ -51,7 +51,7 @@ def test_heads_left_out_are_as_if_their_rows_of_the_output_projection_were_zero(
         np.testing.assert_allclose(found[0]["pattern", layer][:, head].sum(-1), 1, rtol=1e-12)
 
 
-def test_heads_left_out_are_left_out_of_the_plain_bert(double, tensors):
+def test_ablated_heads_match_the_plain_bert(double, tensors):
     states, _ = plain_bert(
         tensors, double.config, double.tokenize(TEXT).ids, ablated=[(0, 2), (1, 1)]
     )
@@ -60,7 +60,7 @@ def test_heads_left_out_are_left_out_of_the_plain_bert(double, tensors):
         close(found[0], expected)
 
 
-def test_what_comes_before_a_head_that_is_left_out_is_as_it_was(small):
+def test_ablating_a_head_leaves_earlier_activations_and_other_heads_unchanged(small):
     model = load(small)
     plain, found = model.trace(TEXTS), model.trace(TEXTS, ablate=[(1, 1)])
     before = [name for name in plain.names() if not name.startswith("blocks.1.")]
@@ -101,7 +101,7 @@ def places(model, text, *words):
         (["[CLS]", "mat", "."], ["[CLS]", "mat", "."]),
     ],
 )
-def test_hidden_words_are_hidden_in_the_plain_bert(double, tensors, words, tokens):
+def test_masked_words_match_the_plain_bert(double, tensors, words, tokens):
     text = "the cat sat on the mat. a dog ran"
     hidden = places(double, text, *tokens)
     assert hidden
@@ -115,7 +115,7 @@ def test_hidden_words_are_hidden_in_the_plain_bert(double, tensors, words, token
     assert np.isneginf(trace["attn_scores", 0][..., hidden]).all()
 
 
-def test_a_word_is_hidden_whole_and_nothing_that_merely_begins_like_it(double):
+def test_masking_a_word_masks_exactly_its_own_subwords(double):
     text = "run runs running"  # run, run ##s, run ##ning
     tokens = double.tokenize(text).tokens
     assert tokens == ["[CLS]", "run", "run", "##s", "run", "##ning", "[SEP]"]
@@ -124,7 +124,7 @@ def test_a_word_is_hidden_whole_and_nothing_that_merely_begins_like_it(double):
         assert np.flatnonzero(~weights.any(axis=(0, 1, 2))).tolist() == hidden
 
 
-def test_each_text_hides_its_own_words_and_a_text_without_them_is_as_it_was(double):
+def test_hide_masks_a_word_only_in_the_texts_that_contain_it(double):
     together, plain = double.trace(TEXTS, hide="cat"), double.trace(TEXTS)
     for number, text in enumerate(TEXTS):
         alone = double.trace(text, hide="cat") if "cat" in text else double.trace(text)
@@ -145,7 +145,7 @@ def test_heads_and_words_at_once(double, tensors):
     assert trace.changed == {"ablate": pairs, "hide": ["mat"]}
 
 
-def test_a_token_that_sees_nothing_gets_nothing():
+def test_a_query_without_visible_keys_gets_zero_output():
     model = random_model(LESSON, causal=True)
     trace = model.trace(LESSON, hide=["the"])  # the first word, which sees only itself
     assert not trace["z", 0][0, 0].any()
@@ -158,7 +158,7 @@ def test_a_token_that_sees_nothing_gets_nothing():
 # edges
 
 
-def test_edges_are_what_one_query_does_not_see_in_a_layer_or_a_head(double):
+def test_an_edge_masks_one_key_for_one_query(double):
     """Edges are masked by each text's own positions; -1 is the last position of each text."""
     plain = double.trace(TEXTS)
     trace = double.trace(TEXTS, hide=[(1, 2), (2, 1, 1), (0, -1, 0, 2), (8, 3)])
@@ -176,7 +176,7 @@ def test_edges_are_what_one_query_does_not_see_in_a_layer_or_a_head(double):
     assert trace.changed == {"hide": [(1, 2), (2, 1, 1), (0, -1, 0, 2), (8, 3)]}
 
 
-def test_edges_of_a_file_are_edges(double, tmp_path):
+def test_a_saved_trace_records_masked_edges_and_edits(double, tmp_path):
     double.trace(TEXT, hide=[(1, 2), "cat", 3], edit={("z", 0): abs}).save(tmp_path / "trace")
     changed = qkv.Trace.load(tmp_path / "trace").changed
     assert changed == {"hide": [(1, 2), "cat", 3], "edit": ["blocks.0.attn.hook_z"]}
@@ -185,7 +185,7 @@ def test_edges_of_a_file_are_edges(double, tmp_path):
 # heads with replaced outputs
 
 
-def test_what_takes_the_place_of_a_head(double):
+def test_ablate_replaces_head_outputs_by_a_mean_a_vector_or_zero(double):
     plain, vector = double.trace(TEXTS), np.array([1.0, -2.0, 0.5, 3.0])
     asked = {(0, 1): "mean", (0, 2): vector, (1, None): "mean", (1, -1): "zero"}
     trace = double.trace(TEXTS, ablate=asked)
@@ -213,7 +213,7 @@ def text_number(trace, text):
 # activations
 
 
-def test_a_function_gets_a_copy_as_the_trace_shows_it(double):
+def test_an_edit_function_receives_a_copy_of_the_traced_activation(double):
     plain, given = double.trace(TEXTS), {}
 
     def look(name):
@@ -236,7 +236,7 @@ def test_a_function_gets_a_copy_as_the_trace_shows_it(double):
     assert not any((trace[name] == 7).any() for name in names)
 
 
-def test_nothing_earlier_changes_and_padding_stays_padding(double):
+def test_edits_leave_earlier_activations_and_padding_unchanged(double):
     plain = double.trace(TEXTS)
     one_more = {("resid_mid", 0): lambda x: x + 1}
     values = double.trace(TEXTS, edit=one_more)
@@ -255,9 +255,7 @@ def test_nothing_earlier_changes_and_padding_stays_padding(double):
 
 @pytest.mark.parametrize(("name", "nothing"), [("attn_scores", -np.inf), ("pattern", 0)])
 @pytest.mark.parametrize("value", [0.25, np.nan])
-def test_what_a_function_writes_into_the_padding_of_weights_is_left_out(
-    double, name, nothing, value
-):
+def test_edits_of_the_padding_of_scores_and_weights_are_ignored(double, name, nothing, value):
     def written(weights):
         found = weights + 0.0
         for number, length in enumerate(lengths):
@@ -274,7 +272,7 @@ def test_what_a_function_writes_into_the_padding_of_weights_is_left_out(
         close(found[number]["normalized_resid_post", 1], plain[number]["normalized_resid_post", 1])
 
 
-def test_weights_and_scores_are_those_that_were_given(double):
+def test_edit_arrays_replace_weights_and_scores(double):
     rng = np.random.default_rng(0)
     weights = rng.random((1, 3, 9, 9))
     trace = double.trace(TEXT, edit={("pattern", 0): weights})
@@ -288,7 +286,7 @@ def test_weights_and_scores_are_those_that_were_given(double):
     assert not trace["z", 1][0, 4, 1].any()
 
 
-def test_an_array_is_indexed_by_text_as_given_in_whatever_parts_encode_runs_them(double):
+def test_encode_applies_edit_arrays_in_text_order_whatever_the_batch_size(double):
     texts = ["a dog", TEXT, "the cat", "the bank . a dog ran , the cat", "on the mat ."]
     longest = max(len(double.tokenize(text)) for text in texts)
     array = np.random.default_rng(1).standard_normal((5, longest, 12))
@@ -319,7 +317,7 @@ def test_an_array_is_indexed_by_text_as_given_in_whatever_parts_encode_runs_them
 
 
 @pytest.mark.parametrize("side", ["left", "right", "both", "hole"])
-def test_places_are_columns_whatever_is_padding(double, side):
+def test_positions_in_edits_and_hide_are_columns_including_padding(double, side):
     """In `model(...)` with a mask, edits and `hide` count columns, padding included."""
     rows = [double.tokenize(text).ids for text in ("the cat sat .", "a dog")]
     ids, mask = np.zeros((2, 9), int), np.zeros((2, 9), int)
@@ -365,7 +363,7 @@ def test_places_are_columns_whatever_is_padding(double, side):
     close(double(ids, mask, hide=[(query, key, 0)]).last_hidden_state[there], by_hand[there])
 
 
-def test_each_head_s_part_adds_up_to_the_output(double):
+def test_zeroing_a_head_in_hook_result_equals_ablating_it(double):
     """`hook_result`, which is computed only if it is named, can be edited too."""
 
     def without_second(result):
@@ -378,7 +376,7 @@ def test_each_head_s_part_adds_up_to_the_output(double):
     close(found["normalized_resid_post", 1], expected["normalized_resid_post", 1])
 
 
-def test_a_norm_divides_by_what_it_is_told(double):
+def test_a_norm_divides_by_its_edited_scale(double):
     plain = double.trace(TEXTS)
     trace = double.trace(TEXTS, edit={("ln1.scale", 0): lambda scale: 2 * scale})
     parameters = double.parameters
@@ -390,7 +388,7 @@ def test_a_norm_divides_by_what_it_is_told(double):
 # step by step
 
 
-def test_a_function_gets_the_places_of_each_step_of_generate(tmp_path):
+def test_an_edit_function_receives_the_positions_of_each_generate_step(tmp_path):
     model = decoders.gpt2(tmp_path / "model", seed=3, eos_token_id=None)
     given = {"resid_mid": [], "pattern": []}
 
@@ -424,7 +422,7 @@ def test_a_function_gets_the_places_of_each_step_of_generate(tmp_path):
         assert not given["pattern"][-1][number, :, 0, size:].any()
 
 
-def test_places_that_are_still_to_come_may_be_hidden(tmp_path):
+def test_hide_accepts_positions_that_are_generated_later(tmp_path):
     model = decoders.gpt2(tmp_path / "model", seed=3, eos_token_id=None)
     (length,) = {len(decoders.ids_of("abc"))}
     hide = [0, (length + 2, length + 1), (length + 3, 2, 1, 0)]
@@ -460,13 +458,13 @@ def test_places_that_are_still_to_come_may_be_hidden(tmp_path):
         ),
     ],
 )
-def test_what_generate_does_not_take(tmp_path, options, said):
+def test_generate_refuses_edits_that_it_does_not_support(tmp_path, options, said):
     model = decoders.gpt2(tmp_path / "model", seed=3)
     with pytest.raises(ValueError, match=f"^{said}"):
         model.generate("abc", **options)
 
 
-def test_logits_that_an_edit_has_broken_are_not_said_to_be_of_the_weights(tmp_path):
+def test_the_error_for_non_finite_logits_names_edit_and_ablate(tmp_path):
     model = decoders.gpt2(tmp_path / "model", seed=3)
     for call in (model.generate, model.predict):
         with pytest.raises(
@@ -479,7 +477,7 @@ def test_logits_that_an_edit_has_broken_are_not_said_to_be_of_the_weights(tmp_pa
 # the record of edits in a trace
 
 
-def test_the_inputs_of_attention_give_the_weights_again(double, tmp_path):
+def test_attention_inputs_of_an_edited_trace_reproduce_its_weights(double, tmp_path):
     trace = double.trace(TEXTS, hide=["cat"], ablate=[(1, 1)])
     trace.save(tmp_path / "trace.safetensors")
     loaded = qkv.Trace.load(tmp_path / "trace.safetensors")
@@ -496,7 +494,7 @@ def test_the_inputs_of_attention_give_the_weights_again(double, tmp_path):
             close(found[shown], one["attn_scores", layer][shown])
 
 
-def test_a_run_of_the_model_as_it_is_says_so(double):
+def test_a_trace_without_edits_records_no_changes(double):
     assert double.trace(TEXT).changed == {}
     assert double.trace(TEXT, ablate=[], hide=()).changed == {}
     assert "attn_mask" not in double.trace(TEXT).attention_inputs(0)
@@ -507,7 +505,7 @@ def test_a_run_of_the_model_as_it_is_says_so(double):
     assert hidden.attention_inputs(1)["attn_mask"].shape == (1, 3, 9, 9)
 
 
-def test_an_old_file_of_a_trace_is_of_a_model_as_it_is(double, tmp_path):
+def test_a_trace_file_without_recorded_changes_loads_as_unedited(double, tmp_path):
     import json
 
     from safetensors import safe_open
@@ -523,7 +521,7 @@ def test_an_old_file_of_a_trace_is_of_a_model_as_it_is(double, tmp_path):
     assert qkv.Trace.load(path).changed == {}
 
 
-def test_summaries_know_of_it(double):
+def test_top_k_summaries_reflect_masked_words_and_ablated_heads(double):
     trace = double.trace(TEXT, top_k=9, hide=["cat"], ablate=[(0, 0)])
     (cat,) = places(double, TEXT, "cat")
     for layer in range(2):
@@ -678,7 +676,7 @@ def test_nothing_is_left_behind_in_the_model(double):
         ),
     ],
 )
-def test_what_cannot_be_left_out(double, options, error, said):
+def test_trace_refuses_invalid_ablate_hide_and_edit(double, options, error, said):
     with pytest.raises(error, match=f"^trace: {said}") as raised:
         double.trace(TEXT, **options)
     assert "\n" not in str(raised.value)
@@ -688,7 +686,7 @@ def test_what_cannot_be_left_out(double, options, error, said):
     "options",
     [{"edit": [0]}, {"edit": "z"}, {"edit": 0}, {"ablate": None}, {"hide": None}, {"hide": {}}],
 )
-def test_encode_refuses_what_the_others_do(double, options):
+def test_encode_refuses_the_same_edits_as_trace(double, options):
     with pytest.raises(TypeError) as refused:
         double.trace(TEXT, **options)
     with pytest.raises(TypeError) as found:
@@ -713,7 +711,7 @@ def test_encode_refuses_what_the_others_do(double, options):
     ],
 )
 @pytest.mark.parametrize("output", ["sentence_embedding", "token_embeddings"])
-def test_what_no_text_could_make_right_is_refused_without_any(double, options, output):
+def test_encode_refuses_invalid_edits_even_without_texts(double, options, output):
     with pytest.raises((KeyError, TypeError, ValueError)) as refused:
         double.encode(["the cat"], **options)
     for texts in ([], (), iter([])):
@@ -722,20 +720,20 @@ def test_what_no_text_could_make_right_is_refused_without_any(double, options, o
         assert found.value.args == refused.value.args
 
 
-def test_no_text_is_no_vector_whatever_is_edited(double):
+def test_encode_of_no_texts_with_edits_returns_no_vectors(double):
     right = {"edit": {("z", 0): abs}, "ablate": {(0, 1): "mean"}, "hide": ["cat", (0, 1)]}
     assert double.encode([], **right).shape == (0, 12)
     assert double.encode([], output_value="token_embeddings", **right) == []
 
 
-def test_an_array_of_several_texts_may_be_one_for_all(double):
+def test_edit_shape_errors_offer_one_row_for_all_texts(double):
     with pytest.raises(
         ValueError, match=r"here: give this shape, or \(1, 9, 3, 4\) for the same values"
     ):
         double.trace(TEXTS, edit={("z", 0): np.ones((2, 9, 3, 4))})
 
 
-def test_of_a_head_that_is_named_twice_the_last_counts(double):
+def test_the_last_of_two_ablations_of_a_head_wins(double):
     """If two entries of `ablate` name the same head, the later entry counts."""
     values = {(1, None): np.full(4, 2.0), (1, -1): "zero"}
     z = double.trace(TEXT, ablate=values)["z", 1]
@@ -745,17 +743,17 @@ def test_of_a_head_that_is_named_twice_the_last_counts(double):
 
 
 @pytest.mark.parametrize("name", [("zz", 0), ("z", 2), "hook_zz", ("z", 0, "mlp"), ("lse", 0)])
-def test_a_name_that_is_none_has_its_nearest(double, name):
+def test_editing_an_unknown_activation_is_refused(double, name):
     with pytest.raises(KeyError, match=r"trace: `edit` has .*, and there is no "):
         double.trace(TEXT, edit={name: abs})
 
 
-def test_a_layer_that_is_none_is_said_of_the_model(double):
+def test_the_error_for_an_unknown_layer_gives_the_number_of_layers(double):
     with pytest.raises(KeyError, match="there is no layer 9: the model has 2 layers"):
         double.trace(TEXT, edit={("z", 9): abs})
 
 
-def test_nothing_runs_before_names_and_arrays_fit_and_an_error_of_a_function_is_its_own(double):
+def test_edits_are_checked_before_the_run_and_errors_of_functions_propagate(double):
     calls = []
     with pytest.raises(ValueError, match="`edit` has"):
         double.encode(
@@ -772,12 +770,12 @@ def test_nothing_runs_before_names_and_arrays_fit_and_an_error_of_a_function_is_
     np.testing.assert_array_equal(double.trace(TEXT)["resid_post", 1], before)
 
 
-def test_a_text_of_several_that_is_hidden_whole_is_named(double):
+def test_the_error_for_a_fully_masked_text_gives_its_index(double):
     with pytest.raises(ValueError, match="hide masks every word of text 2"):
         double.trace(TEXTS, hide=["the", "bank"])
 
 
-def test_an_unknown_word_is_not_every_unknown_word(double):
+def test_hiding_an_unknown_word_does_not_match_other_unknown_words(double):
     assert double.tokenize("xyzzy").tokens == ["[CLS]", "[UNK]", "[SEP]"]
     with pytest.raises(ValueError, match="'plugh', which is in no text"):
         double.trace("the xyzzy cat", hide=["plugh"])
@@ -789,7 +787,7 @@ def test_many_words_are_not_all_listed():
         random_model(text).trace(text, hide=["x"])
 
 
-def test_a_stream_hides_in_each_batch_what_an_iterator_gave_once(double):
+def test_trace_stream_applies_edits_from_iterators_to_every_batch(double):
     given = {"hide": [(1, 0), 2], "ablate": [(0, 1)], "edit": {("z", 1): np.abs}}
     expected = [double.trace([text], **given) for text in TEXTS]
     stream = double.trace_stream(

@@ -56,7 +56,7 @@ def seen_by(call, *args, edit, **options):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_texts_that_are_swapped_in_trace_are_the_others(tmp_path, kind):
+def test_swapping_embeddings_in_trace_swaps_the_results(tmp_path, kind):
     """Texts that swap their embeddings swap their results, even texts far apart in the list."""
     model = model_of(tmp_path, kind)
     count = 2 * POSITIONS // LENGTH if kind != "vit" else POSITIONS // 2  # too many to run at once
@@ -72,7 +72,7 @@ def test_texts_that_are_swapped_in_trace_are_the_others(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS[:-2])
-def test_texts_that_are_swapped_in_a_call_are_the_others(tmp_path, kind):
+def test_swapping_embeddings_in_a_call_swaps_the_results(tmp_path, kind):
     model = model_of(tmp_path, kind)
     ids = texts_of(model, kind, POSITIONS // 6)
     written = np.tile([[2, 5]], (len(ids), 1))
@@ -82,14 +82,14 @@ def test_texts_that_are_swapped_in_a_call_are_the_others(tmp_path, kind):
     close(found.last_hidden_state, model(ids[::-1], **more).last_hidden_state)
 
 
-def test_images_that_are_swapped_in_a_call_are_the_others(tmp_path):
+def test_swapping_image_embeddings_in_a_call_swaps_the_logits(tmp_path):
     model = model_of(tmp_path, "vit")
     pixels = texts_of(model, "vit", POSITIONS // 2)
     found = model(pixels, edit={"embed": lambda x: x[::-1]}).logits
     close(found, model(pixels[::-1]).logits)
 
 
-def test_pairs_that_are_swapped_are_the_others(tmp_path):
+def test_swapping_embeddings_of_pairs_swaps_the_results(tmp_path):
     model = model_of(tmp_path, "t5")
     read, written = (texts_of(model, "t5", 2 * POSITIONS // LENGTH) for _ in range(2))
     written = written[::-1]
@@ -99,7 +99,7 @@ def test_pairs_that_are_swapped_are_the_others(tmp_path):
     close(found.decoder["resid_post", -1], expected.decoder["resid_post", -1])
 
 
-def test_at_says_where(tmp_path):
+def test_at_gives_the_name_layer_texts_and_positions(tmp_path):
     model = model_of(tmp_path, "cross-encoder")
     edit = ["hook_pos_embed", ("pattern", 1), "blocks.0.mlp.hook_post"]
     trace, seen = seen_by(model.trace, TEXTS, edit=edit)
@@ -126,7 +126,7 @@ def test_at_says_where(tmp_path):
         assert not x[at.positions < 0].any()
 
 
-def test_at_counts_columns_where_the_caller_does(tmp_path):
+def test_at_gives_columns_as_positions_if_the_caller_passes_a_mask(tmp_path):
     model = model_of(tmp_path, "gpt2")
     mask = np.array([[0, 0, 1, 1, 1], [1, 0, 1, 1, 0], [0, 0, 0, 0, 1]])
     for name in (("v", 1), ("pattern", 0)):
@@ -154,7 +154,7 @@ def test_encode_says_which_texts_are_run_together(tmp_path, size):
             ]
 
 
-def test_a_stream_gives_a_batch_at_a_time_and_says_which(tmp_path):
+def test_a_stream_edits_each_batch_and_reports_its_texts(tmp_path):
     model = model_of(tmp_path, "gpt2")
     ids = texts_of(model, "gpt2", 150)
     size = 100  # without an edit function, a batch has fewer texts
@@ -200,7 +200,7 @@ def test_a_row_that_has_ended_is_padding(tmp_path):
         assert not x[at.positions < 0].any()
 
 
-def test_both_sides_of_a_pair_say_where(tmp_path):
+def test_at_gives_positions_on_both_sides_of_a_pair(tmp_path):
     model = model_of(tmp_path, "t5")
     read = [[4, 5, 6, 7], [8, 9]]
     edit = ["encoder.hook_embed", ("cross_attn.k", 0), ("cross_attn.pattern", 2), ("decoder.v", 1)]
@@ -267,7 +267,7 @@ def test_a_function_takes_an_array_or_an_array_and_at(tmp_path):
     [lambda: 1, lambda a, b, c: a, lambda a, *, b: a, lambda *, at: at],
     ids=["none", "three", "a name", "names alone"],
 )
-def test_a_function_of_something_else_is_refused_before_anything_runs(tmp_path, function):
+def test_an_edit_function_with_other_parameters_is_refused_before_the_run(tmp_path, function):
     model, called = model_of(tmp_path, "gpt2"), []
     edit = {("q", 0): called.append, ("z", 0): function}
     said = (
@@ -309,7 +309,7 @@ def test_an_activation_of_several_layers(modernbert, name, layers, given):
         np.testing.assert_array_equal(found[full], each[full])
 
 
-def test_what_some_layers_have_and_what_is_in_none(tmp_path):
+def test_an_edit_without_a_layer_applies_wherever_the_activation_exists(tmp_path):
     model = model_of(tmp_path, "modernbert")  # layer 0 has no first norm
     ids = texts_of(model, "modernbert", 1)
 
@@ -360,6 +360,6 @@ def test_several_layers_of_a_side_of_a_pair(tmp_path):
         ({"lse": abs}, KeyError, "there is no 'lse'"),
     ],
 )
-def test_layers_that_are_none(tmp_path, edit, error, said):
+def test_invalid_edits_of_several_layers_are_refused(tmp_path, edit, error, said):
     with pytest.raises(error, match=said):
         model_of(tmp_path, "gpt2").trace([[4, 5, 6]], edit=edit)

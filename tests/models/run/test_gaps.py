@@ -40,7 +40,7 @@ def test_many_texts_and_many_gaps(books: qkv.Model) -> None:
         assert found == dict(ODD)[text], text
 
 
-def test_what_reads_texts_as_they_are(books: qkv.Model) -> None:
+def test_decoders_and_encode_do_not_replace_gaps(books: qkv.Model) -> None:
     decoder = qkv.load("books-decoder")
     assert decoder.mask is None
     assert "[MASK]" not in decoder.tokenize("bank: a ? _.").tokens
@@ -48,7 +48,7 @@ def test_what_reads_texts_as_they_are(books: qkv.Model) -> None:
     assert abs(one - other).max() > 1e-3  # as in sentence-transformers, `encode` replaces no gap
 
 
-def test_a_gap_beyond_the_limit_is_told(books: qkv.Model) -> None:
+def test_a_gap_beyond_the_token_limit_is_reported(books: qkv.Model) -> None:
     for gap in ("[MASK]", "[mask]", "___", "?"):
         with pytest.raises(
             ValueError, match=r"^predict: the gap is beyond the first 64 tokens, and"
@@ -64,7 +64,7 @@ def test_a_gap_beyond_the_limit_is_told(books: qkv.Model) -> None:
         assert len(books.predict("a _ " + "word " * 70)) == 1
 
 
-def test_what_the_model_does_not_know_is_told(books: qkv.Model) -> None:
+def test_words_unknown_to_the_model_are_reported(books: qkv.Model) -> None:
     said = "^predict: the model does not know 🙂 and Ж: it reads .UNK. there$"
     with pytest.warns(UserWarning, match=said):
         books.predict("The 🙂 and the Ж are _ .")

@@ -66,7 +66,7 @@ def test_one_tensor_of_several_texts(model):
     assert streamed == [[IDS], [OTHER]]
 
 
-def test_a_stream_of_one_tensor_of_ids_is_one_text(model):
+def test_trace_stream_refuses_a_tensor_of_one_text(model):
     with pytest.raises(TypeError, match="`texts` is one text: give a list of texts"):
         model.trace_stream(Tensor(IDS), batch_size=1)
 
@@ -76,7 +76,7 @@ def test_tensors_of_floats_are_no_ids(model):
         model.trace([Tensor([0.5, 1.5])])
 
 
-def test_the_last_tokens_of_texts_of_unlike_lengths_are_changed_by_their_lengths(model):
+def test_lengths_locate_each_last_token_in_a_padded_batch(model):
     texts, step = [IDS, OTHER[:2], OTHER[:3]], np.linspace(-1, 1, model.dim)
     last = model.trace(texts, names="embed").lengths - 1
 

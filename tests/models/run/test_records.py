@@ -74,7 +74,7 @@ PARTS: list[tuple[str, dict[str, int]]] = [
 
 
 @pytest.mark.parametrize(("at", "of"), PARTS, ids=str)
-def test_another_texts_activation_takes_the_place_of_one(
+def test_patch_and_set_records_replace_an_activation(
     model: Model, at: str, of: dict[str, int]
 ) -> None:
     """A `patch` record takes the activation from another text; a `set` record gives its values."""
@@ -95,7 +95,7 @@ def test_another_texts_activation_takes_the_place_of_one(
 
 @pytest.mark.parametrize("at", schema()["$defs"]["stream"]["enum"])
 @pytest.mark.parametrize("of", [{}, {"token": 5}], ids=str)
-def test_a_vector_is_added_wherever_one_passes(model: Model, at: str, of: dict[str, int]) -> None:
+def test_add_records_add_a_vector_at_each_site(model: Model, at: str, of: dict[str, int]) -> None:
     ids = model.tokenize(TEXT).ids.tolist()
     record = {"op": "add", "at": at, "layer": 0, "vector": [*np.linspace(-2, 1, 12)], **of}
     expected = run(model, ids, [record])
@@ -192,7 +192,7 @@ def test_records_stay_in_force_while_a_text_is_generated(tmp_path: Path) -> None
     assert found.ids != plain.ids
 
 
-def test_a_vector_is_added_to_new_tokens_too_and_an_activation_is_one_of_the_prompt(
+def test_generate_adds_vectors_to_new_tokens_but_patches_only_the_prompt(
     tmp_path: Path,
 ) -> None:
     model, other = gpt2(tmp_path, seed=2), "a dog"
@@ -223,7 +223,7 @@ def test_a_vector_is_added_to_new_tokens_too_and_an_activation_is_one_of_the_pro
     assert found.ids != model.generate("the cat", max_new_tokens=4).ids
 
 
-def test_a_head_of_grouped_heads_is_one_that_the_activation_has(tmp_path: Path) -> None:
+def test_a_record_counts_heads_of_its_activation_in_grouped_attention(tmp_path: Path) -> None:
     """A record's head is a head of its activation: queries have more heads than values."""
     model = qkv.load(write_small(tmp_path, CONFIGS["llama"]), dtype=np.float64)
     attn = model.layers[0].attn
@@ -237,7 +237,7 @@ def test_a_head_of_grouped_heads_is_one_that_the_activation_has(tmp_path: Path) 
             model.trace("the cat sat", edit=[record | {"head": count}])
 
 
-def test_a_model_without_texts_says_what_it_takes(model: Model) -> None:
+def test_a_patch_from_a_text_is_refused_without_a_tokenizer(model: Model) -> None:
     """Without a tokenizer, `from` is refused, and the error asks for an array."""
     bare = copy(model)
     bare.tokenizer = None

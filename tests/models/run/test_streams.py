@@ -56,7 +56,7 @@ EDITED = {
 
 @pytest.mark.parametrize("options", EDITED.values(), ids=EDITED)
 @pytest.mark.parametrize("which", ["encoder", "decoder"])
-def test_a_trace_in_parts_is_the_trace(request, which, options):
+def test_a_trace_in_batches_equals_the_whole_trace(request, which, options):
     model = request.getfixturevalue(which)
     options = {"logits": which == "decoder", **options}
     whole = model.trace(TEXTS, batch_size=5, **options)
@@ -71,7 +71,7 @@ def test_a_trace_in_parts_is_the_trace(request, which, options):
             )
 
 
-def test_every_name_is_known_by_its_axes(encoder, decoder):
+def test_batches_are_joined_for_every_activation(encoder, decoder):
     """Batches are joined for every activation, even if a trace keeps it only on request."""
     for model in (encoder, decoder):
         names = [
@@ -81,7 +81,7 @@ def test_every_name_is_known_by_its_axes(encoder, decoder):
         same(model.trace(TEXTS, names=names, batch_size=2), model.trace(TEXTS, names=names))
 
 
-def test_parts_are_made_unasked(encoder, monkeypatch):
+def test_a_large_trace_is_split_into_batches_by_default(encoder, monkeypatch):
     whole = encoder.trace(TEXTS)
     runs = []
     run = encoder.run
@@ -172,13 +172,13 @@ def test_a_stream_warns_once_of_all_that_was_cut(small):
         ),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_read(encoder, texts, options, error, words):
+def test_invalid_arguments_are_refused_before_texts_are_read(encoder, texts, options, error, words):
     with pytest.raises(error, match=words):
         encoder.trace_stream(texts, **options)
 
 
 @pytest.mark.parametrize(("wrong", "error"), [("", ValueError), (3.5, TypeError)])
-def test_errors_count_all_texts(encoder, wrong, error):
+def test_stream_errors_number_texts_across_batches(encoder, wrong, error):
     stream = encoder.trace_stream(["the cat", "the dog", "a mat", wrong], batch_size=2)
     assert len(next(stream)) == 2
     with pytest.raises(error, match="trace_stream: text 3 is"):
@@ -252,7 +252,7 @@ def measured(call):
 
 
 @pytest.mark.attack
-def test_2000_texts_need_little_more_than_what_is_kept():
+def test_tracing_2000_texts_needs_little_more_memory_than_the_trace():
     kept, peak = measured(
         "trace = model.trace(texts, names=names)\n"
         "assert len(trace) == 2000\n"
@@ -263,7 +263,7 @@ def test_2000_texts_need_little_more_than_what_is_kept():
 
 
 @pytest.mark.attack
-def test_a_stream_needs_what_its_batches_do():
+def test_a_stream_needs_far_less_memory_than_all_its_traces():
     kept, peak = measured(
         "kept = sum(a.nbytes for t in model.trace_stream(texts, names=names) for _, a in t.items())"
     )

@@ -171,7 +171,7 @@ ORDINARY = "The cat sat on the mat, and the dog ran to the old bridge. " * 300
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_a_long_text_only_the_beginning_is_read(kind, monkeypatch):
+def test_truncation_reads_whole_texts_only_if_tokens_need_it(kind, monkeypatch):
     used, read = tokenizer(kind), []
     assert used.keeps_words_apart is (kind not in ACROSS)
     batch, one = used.tokenize_batch, used.tokenize
@@ -186,7 +186,7 @@ def test_of_a_long_text_only_the_beginning_is_read(kind, monkeypatch):
         assert sum(map(len, read)) <= 3 * 16 * truncation.ROOM
 
 
-def test_a_piece_over_two_words_is_settled_at_the_end(monkeypatch):
+def test_subwords_over_two_words_may_depend_on_the_end_of_the_text(monkeypatch):
     """The first token may depend on whether the number of words is odd: only the end shows it."""
     pieces = [("[UNK]", -20.0), ("▁a", -1.0), ("▁a▁a", -1.0)]
     inner = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
@@ -206,7 +206,7 @@ def said(cutter):
     return str(noted[0].message) if noted else None
 
 
-def test_what_is_cut_is_counted_in_texts(monkeypatch):
+def test_the_warning_counts_truncated_texts(monkeypatch):
     monkeypatch.setattr(truncation, "MOST", 1000)
     used = WordTokenizer(CORPUS)
     cutter = Truncator(used, 4)
@@ -225,7 +225,7 @@ def test_what_is_cut_is_counted_in_texts(monkeypatch):
     )
 
 
-def test_a_text_beyond_what_is_read_ends_with_a_word(monkeypatch):
+def test_text_cut_by_characters_ends_with_a_whole_word(monkeypatch):
     monkeypatch.setattr(truncation, "MOST", 30)
     cutter = Truncator(WordTokenizer(CORPUS), None)
     [found] = cutter(["the cat sat on the mat and the dog ran"])
@@ -234,7 +234,7 @@ def test_a_text_beyond_what_is_read_ends_with_a_word(monkeypatch):
     assert cutter(["the cat sat"])[0].tokens == ["the", "cat", "sat"]
 
 
-def test_what_a_model_reads_of_a_text(monkeypatch):
+def test_a_model_cuts_texts_at_the_character_limit(monkeypatch):
     monkeypatch.setattr(truncation, "MOST", 1000)
     monkeypatch.setattr("qkv.models.tasks.generate.MOST", 1000)
     model = qkv.load("random")

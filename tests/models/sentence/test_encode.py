@@ -59,7 +59,7 @@ def test_the_default_prompt_gives_way_to_another(folder):
         np.testing.assert_array_equal(found, plain.encode(queries, prompt=""))
 
 
-def test_prompts_that_do_not_go(folder):
+def test_invalid_or_conflicting_prompts_are_reported(folder):
     model = with_prompts(folder)
     with pytest.raises(
         ValueError, match=r"unknown prompt 'other': .* are query, document, passage, none"
@@ -88,7 +88,7 @@ def test_a_model_without_prompts_has_two_empty_ones(folder, files):
         model.encode(TEXTS, prompt_name="other")
 
 
-def test_one_of_these_may_be_the_default(folder):
+def test_an_empty_prompt_may_be_the_default(folder):
     folder.write()
     folder.json("config_sentence_transformers.json", {"default_prompt_name": "query"})
     model = load(folder.path)
@@ -118,13 +118,13 @@ def test_the_tokens_of_a_prompt_can_be_left_out(folder, mode, pool):
         close(model.encode(TEXTS[0]), expected[mode])
 
 
-def test_the_tokens_of_a_prompt_are_pooled_if_nothing_else_is_said(folder):
+def test_the_tokens_of_a_prompt_are_pooled_by_default(folder):
     model = with_prompts(folder)
     rows = tokens_of(model, ["a cat the cat sat."])
     close(model.encode("the cat sat.", prompt_name="query"), rows[0].mean(0))
 
 
-def test_all_tokens_are_given_whatever_the_prompt(folder):
+def test_token_embeddings_include_the_tokens_of_the_prompt(folder):
     model = with_prompts(folder, pooling={"pooling_mode": "mean", "include_prompt": False})
     rows = model.encode("the cat", prompt="a cat ", output_value="token_embeddings")
     assert rows.shape == (6, 12)
@@ -167,7 +167,7 @@ def test_blanks_around_a_text_are_no_part_of_it(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "xlm-roberta"])
-def test_the_limit_by_whatever_name(folder, family):
+def test_the_limit_is_read_from_any_sentence_config_file(folder, family):
     folder.write()
     folder.json(f"sentence_{family}_config.json", {"max_seq_length": 7})
     assert load(folder.path).max_seq_length == 7
@@ -303,14 +303,14 @@ def test_a_cut_that_the_files_ask_for(folder, tmp_path):
 
 
 @pytest.mark.parametrize("number", [0, -1, 2.5, "5", True])
-def test_a_cut_of_the_files_that_makes_no_sense(folder, number):
+def test_an_invalid_truncate_dim_in_the_files_is_refused(folder, number):
     folder.write()
     folder.json("config_sentence_transformers.json", {"truncate_dim": number})
     with pytest.raises(ModelError, match="truncate_dim is"):
         load(folder.path)
 
 
-def test_a_cut_counts_the_numbers_behind_dense_layers(folder):
+def test_truncate_dim_counts_the_outputs_of_dense_layers(folder):
     folder.write()
     folder.sentence({"pooling_mode": "mean"})
     dense(folder, 2, numbers(5, 12))
@@ -333,7 +333,7 @@ def test_vectors_of_tokens_are_not_cut(folder):
     ("number", "error"),
     [(0, ValueError), (-1, ValueError), (13, ValueError), (2.0, TypeError), (True, TypeError)],
 )
-def test_a_cut_that_makes_no_sense(folder, number, error):
+def test_an_invalid_truncate_dim_is_refused(folder, number, error):
     model = load(folder.write())
     with pytest.raises(error, match="encode: truncate_dim is"):
         model.encode(TEXTS, truncate_dim=number)
@@ -341,7 +341,7 @@ def test_a_cut_that_makes_no_sense(folder, number, error):
         next(model.encode_stream(TEXTS, truncate_dim=number))
 
 
-def test_a_cut_keeps_no_more_than_it_gives(folder):
+def test_truncated_vectors_are_copies_not_views(folder):
     """Truncated vectors are copies: a view would keep the whole vectors in memory."""
     model = load(folder.write())
     assert next(model.encode_stream(TEXTS, truncate_dim=5)).base is None
@@ -414,7 +414,7 @@ def test_one_warning_for_all_windows(folder, monkeypatch):
     assert warning.filename == __file__
 
 
-def test_a_text_that_is_none_is_named_by_its_place(folder, monkeypatch):
+def test_errors_give_the_index_of_a_text_of_wrong_type(folder, monkeypatch):
     monkeypatch.setattr("qkv.models.sentence.encode.TEXTS", 2)
     model = load(folder.write())
     ran = []
@@ -428,7 +428,7 @@ def test_a_text_that_is_none_is_named_by_its_place(folder, monkeypatch):
     assert ran == [2, 2]
 
 
-def test_a_bar_without_an_end(folder, capfd):
+def test_an_iterator_gets_a_progress_bar_without_a_total(folder, capfd):
     model = load(folder.write())
     model.encode(iter(TEXTS), show_progress_bar=True)
     assert "encode" in capfd.readouterr().err

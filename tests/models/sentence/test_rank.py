@@ -96,7 +96,7 @@ def test_batches_change_nothing(ranks):
     assert len({found[number] for number in range(10)}) == 10
 
 
-def test_what_is_too_long_is_cut(ranks):
+def test_rank_truncates_the_longer_text_of_a_pair(ranks):
     """The longer text of a pair is cut first; a warning counts the documents that were cut."""
     model = load(ranks.path)
     model.max_seq_length = 9
@@ -156,7 +156,7 @@ def test_what_follows_the_logits(ranks, files, config, function, tmp_path):
     assert found["score"] == pytest.approx(function(logit), abs=1e-5)
 
 
-def test_what_cannot_rank_says_so(ranks, small):
+def test_models_that_cannot_rank_are_refused(ranks, small):
     with pytest.raises(ValueError, match=r"rank: .* has no head and does not rank: load a cross"):
         load(small).rank(QUERY, DOCUMENTS)
     ranks.config["id2label"] = {"0": "a", "1": "b"}

@@ -14,7 +14,7 @@ LINE = np.stack([np.linspace(-1, 1.55, 256), np.full(256, 0.5)], 1)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_steps_go_from_the_least_to_the_largest(dtype):
+def test_quantization_spans_the_range_of_each_dimension(dtype):
     vectors = (LINE + np.array([0.009, 0])).astype(dtype)
     vectors[0, 0], vectors[-1, 0] = -1, 1.55
     found = quantized(vectors, "uint8", call="encode")
@@ -27,7 +27,7 @@ def test_steps_go_from_the_least_to_the_largest(dtype):
     assert (below[:, 1] == -128).all()
 
 
-def test_a_bit_is_whether_a_number_is_above_0():
+def test_binary_quantization_sets_a_bit_for_each_positive_number():
     vectors = np.array([[1, 0, -1, 2, 0.5, -3, -1, 4, 1], [-1] * 9], np.float32)
     found = quantized(vectors, "ubinary", call="encode")
     assert found.dtype == np.uint8
@@ -37,7 +37,7 @@ def test_a_bit_is_whether_a_number_is_above_0():
     assert below.tolist() == [[0b10011001 - 128, 0], [-128, -128]]
 
 
-def test_steps_of_few_vectors_say_so(small):
+def test_quantizing_few_vectors_warns_and_one_is_refused(small):
     model = load(small)
     with pytest.warns(UserWarning, match="the steps of int8 come from the range of 3"):
         found = model.encode(TEXTS, precision="int8")
@@ -139,13 +139,13 @@ def test_vectors_that_cannot_be_compared(a, b, error, words):
         similarity(a, b, "cosine")
 
 
-def test_pairs_need_as_many():
+def test_pairwise_similarity_needs_equal_counts():
     with pytest.raises(ValueError, match="similarity_pairwise: the inputs have 2 and 3"):
         similarity_pairwise(A, B, "dot")
 
 
 @pytest.mark.parametrize("how", [*EACH, "maxsim", 7, None])
-def test_how_vectors_are_compared_stands_in_the_files(folder, how, tmp_path):
+def test_the_similarity_function_is_read_from_the_files(folder, how, tmp_path):
     folder.write()
     folder.json("config_sentence_transformers.json", {"similarity_fn_name": how})
     load(folder.path).save(tmp_path / "copy")

@@ -44,7 +44,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_it_is_the_new_text_whole_or_in_pieces(tmp_path: Path, text: str) -> None:
+def test_generate_returns_the_new_text_whole_or_streamed(tmp_path: Path, text: str) -> None:
     model = writer(tmp_path, HELLO, text)
     result = model.generate(HELLO)
     assert result == text
@@ -57,7 +57,7 @@ def test_it_is_the_new_text_whole_or_in_pieces(tmp_path: Path, text: str) -> Non
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_words_come_whole_and_letters_without_blanks_one_by_one(tmp_path: Path) -> None:
+def test_a_stream_yields_whole_words_or_single_chinese_characters(tmp_path: Path) -> None:
     model = writer(tmp_path, HELLO, "the other day\n\u4e16\u754c!")
     pieces = list(model.generate(HELLO, stream=True))
     assert pieces == ["the", " other", " day", "\n\u4e16", "\u754c", "!"]
@@ -71,14 +71,14 @@ def test_a_stream_is_as_lazy_as_it_should_be(tmp_path: Path) -> None:
         model.generate(HELLO, stream=True, temperature=-1)
 
 
-def test_half_a_character_at_the_end_is_what_the_tokenizer_makes_of_it(tmp_path: Path) -> None:
+def test_an_incomplete_final_character_becomes_the_replacement_character(tmp_path: Path) -> None:
     model = writer(tmp_path, HELLO, "ab\u4e16")
     result = model.generate(HELLO, max_new_tokens=4)
     assert result == "ab\ufffd" == model.decode(result.ids)
     assert list(model.generate(HELLO, max_new_tokens=4, stream=True)) == ["ab\ufffd"]
 
 
-def test_rows_that_no_token_has_show_as_nothing(tmp_path: Path) -> None:
+def test_ids_without_a_token_add_no_text(tmp_path: Path) -> None:
     script = [ids_of("a")[0], VOCABULARY - 1, ids_of("b")[0]] + [EOS] * (POSITIONS - 3)
     result = gpt2(tmp_path, script=script).generate("x")
     assert result == "ab"
@@ -114,7 +114,7 @@ def test_nothing_is_generated_behind_a_stop_string(tmp_path: Path) -> None:
     assert result.ids == ids_of("ab c")
 
 
-def test_what_a_stop_string_may_begin_with_is_held_back() -> None:
+def test_a_stream_holds_back_a_possible_start_of_a_stop_string() -> None:
     stream = TextStream(lambda ids: "".join(map(chr, ids)), [], ["b c"])
     found = [stream.add(ord(letter)) for letter in "a b x b"]
     assert found == ["", "a", "", "", " b", " x", ""]
@@ -124,7 +124,7 @@ def test_what_a_stop_string_may_begin_with_is_held_back() -> None:
 # The end of a text
 
 
-def test_the_end_is_what_the_files_say(tmp_path: Path) -> None:
+def test_the_end_token_is_read_from_the_files(tmp_path: Path) -> None:
     a, b, c = (ids_of(letter)[0] for letter in "abc")
     script = [a, b, c] * (POSITIONS // 3)
 
@@ -142,14 +142,14 @@ def test_the_end_is_what_the_files_say(tmp_path: Path) -> None:
         text("bools", eos_token_id=[True])
 
 
-def test_the_ends_are_saved(tmp_path: Path) -> None:
+def test_end_tokens_are_saved(tmp_path: Path) -> None:
     script = ids_of("abcabcabc")
     model = gpt2(tmp_path, script=script, eos_token_id=None, generation={"eos_token_id": script[2]})
     model.save(tmp_path / "copy")
     assert qkv.load(tmp_path / "copy").generate("x") == "ab"
 
 
-def test_the_most_tokens(random: qkv.Model) -> None:
+def test_max_new_tokens_limits_the_new_text(random: qkv.Model) -> None:
     result = random.generate("the", max_new_tokens=9)
     assert len(result.ids) == 9
     assert result.finish_reason == "length"
@@ -158,7 +158,7 @@ def test_the_most_tokens(random: qkv.Model) -> None:
 # Several prompts, and ids
 
 
-def test_prompts_of_unlike_lengths_run_as_each_alone(random: qkv.Model) -> None:
+def test_prompts_of_different_lengths_match_single_prompts(random: qkv.Model) -> None:
     prompts = ["the cat sat on the mat", "t", "A longer prompt: " * 2, "\u4e16"]
     found = random.generate(prompts, max_new_tokens=30)
     assert [one.ids for one in found] == [
@@ -216,7 +216,7 @@ def test_ids_are_a_prompt_too(random: qkv.Model, tmp_path: Path) -> None:
 # Choosing the next token
 
 
-def test_greedy_is_the_largest_of_a_run_without_a_cache(random: qkv.Model) -> None:
+def test_greedy_choice_matches_the_argmax_without_a_cache(random: qkv.Model) -> None:
     ids = ids_of("the cat sat")
     for token in random.generate("the cat sat", max_new_tokens=40).ids:
         assert token == next_logits(random, ids).argmax()
@@ -256,7 +256,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_who_may_be_drawn_and_how_often(options: dict[str, Any]) -> None:
+def test_sampling_draws_allowed_tokens_with_their_probabilities(options: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
     choice = Sampling(**options)
     for _ in range(20):
@@ -281,7 +281,7 @@ def test_ties() -> None:
     assert Sampling(1.0, top_p=0.4).allowed(logits)[0].tolist() == [1, 2]
 
 
-def test_what_cannot_be_is_never_drawn() -> None:
+def test_tokens_of_probability_0_are_never_drawn() -> None:
     logits = np.array([-np.inf, 0.0, -np.inf, 0.5, -np.inf])
     rng = np.random.default_rng(0)
     for options in OPTIONS:
@@ -293,7 +293,7 @@ def test_what_cannot_be_is_never_drawn() -> None:
 
 
 @pytest.mark.parametrize("options", [OPTIONS[2], OPTIONS[4]], ids=str)
-def test_what_is_drawn_is_allowed(random: qkv.Model, options: dict[str, Any]) -> None:
+def test_generate_draws_only_allowed_tokens(random: qkv.Model, options: dict[str, Any]) -> None:
     ids = ids_of("the cat")
     for token in random.generate("the cat", max_new_tokens=40, seed=3, **options).ids:
         assert token in plainly_allowed(next_logits(random, ids), options)
@@ -321,7 +321,7 @@ def test_options_of_drawing_need_a_temperature(name: str, stream: bool, random: 
     random.generate("the", max_new_tokens=1, temperature=0.5, **{name: 1})
 
 
-def test_all_options_of_drawing_are_named_at_once(random: qkv.Model) -> None:
+def test_one_error_names_all_sampling_options(random: qkv.Model) -> None:
     with pytest.raises(ValueError, match=r"top_k is 3, top_p is 0\.5, seed is 0 and temperature"):
         random.generate("the", temperature=0, top_k=3, top_p=0.5, seed=0)
 
@@ -364,7 +364,7 @@ def test_each_token_can_be_traced(random: qkv.Model) -> None:
     assert len(qkv.show(trace).to_dict()["tokens"]) == len(trace.tokens)
 
 
-def test_new_tokens_stand_in_the_text(tmp_path: Path) -> None:
+def test_offsets_locate_new_tokens_in_the_text(tmp_path: Path) -> None:
     text = "the caf\u00e9 \u4e16"
     model = writer(tmp_path, HELLO, text)
     result = model.generate(HELLO, trace=True)
@@ -452,11 +452,11 @@ def test_refused(random: qkv.Model, arguments: dict[str, Any], kind: type, words
     assert "\n" not in str(caught.value)
 
 
-def test_the_last_place_is_used(random: qkv.Model) -> None:
+def test_the_last_position_is_used(random: qkv.Model) -> None:
     assert len(random.generate("a" * 32, max_new_tokens=64).ids) == 64
 
 
-def test_without_a_number_a_prompt_gets_what_fits(random: qkv.Model) -> None:
+def test_the_default_of_max_new_tokens_shrinks_to_what_fits(random: qkv.Model) -> None:
     prompts = ["a" * n for n in (POSITIONS - 1, 5, POSITIONS - 64, POSITIONS - 63, 60)]
     fits = [1, 64, 64, 63, POSITIONS - 60]
     found = random.generate(prompts)
@@ -499,7 +499,7 @@ def test_a_model_that_has_written_can_be_pickled_and_copied(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("top", [0, 3])
-def test_every_token_is_measured_by_the_logits_in_its_place(random: qkv.Model, top: int) -> None:
+def test_steps_measure_tokens_by_the_logits_that_predict_them(random: qkv.Model, top: int) -> None:
     prompts = ["the cat", "a"]
     _, rows = random.rows(prompts, max_new_tokens=5)
     for _ in random.steps(rows, Sampling(), top=top, measure_prompts=True):
@@ -523,7 +523,7 @@ def test_every_token_is_measured_by_the_logits_in_its_place(random: qkv.Model, t
             )
 
 
-def test_rows_generate_what_generate_does_and_draw_apart(random: qkv.Model) -> None:
+def test_steps_give_the_texts_of_generate_and_draw_independently(random: qkv.Model) -> None:
     _, rows = random.rows(["the", "cat"], copies=2, max_new_tokens=9, seed=4)
     steps = list(random.steps(rows, Sampling(1.0)))
     expected = random.generate(
@@ -536,7 +536,7 @@ def test_rows_generate_what_generate_does_and_draw_apart(random: qkv.Model) -> N
         assert "".join(piece for step in steps for row, piece in step if row == number) == text
 
 
-def test_nothing_is_added_where_nothing_is_to_be(random: qkv.Model) -> None:
+def test_steps_add_no_tokens_if_none_are_requested(random: qkv.Model) -> None:
     [row] = random.rows("the cat", usual=0)[1]
     assert list(random.steps([row], Sampling())) == []
     assert (row.ids, row.finish_reason, row.measured_prompt) == ([], "length", [])

@@ -96,7 +96,7 @@ def test_integrated_gradients_sum_to_the_difference(decoder):
     assert (rows * mean).sum() == pytest.approx(whole, rel=1e-8)
 
 
-def test_texts_of_unequal_lengths_are_as_each_alone(decoder):
+def test_gradients_of_a_padded_batch_match_single_texts(decoder):
     asked = ["embed", ("q", 0), ("resid_post", -1), "blocks.0.mlp.hook_post"]
     batch = decoder.gradient(TEXTS, of=(-1, 5), at=asked)
     trace = decoder.trace(TEXTS)
@@ -110,7 +110,7 @@ def test_texts_of_unequal_lengths_are_as_each_alone(decoder):
             assert not batch[name][number, size:].any()
 
 
-def test_a_name_without_a_layer_is_that_of_all(decoder):
+def test_a_name_without_a_layer_means_all_layers(decoder):
     found = decoder.gradient(TEXTS, of=(-1, 5), at=["z", "embed", "mlp.post"])
     assert list(found) == ["z", "embed", "mlp.post"]
     assert found["embed"].ndim == 3
@@ -121,7 +121,7 @@ def test_a_name_without_a_layer_is_that_of_all(decoder):
         assert found[name].shape == decoder.trace(TEXTS).stack(name).shape
 
 
-def test_embeddings_can_be_others(decoder):
+def test_gradients_under_edited_embeddings_match_a_scaled_table(decoder):
     """Scaling the embeddings of each text gives the gradients of a model with a scaled table."""
     table, ids = decoder.parameters["embed.weight"], [[3, 7, 5], [9, 4]]
     scaled = decoder.with_parameters({**decoder.parameters, "embed.weight": 0.3 * table})
@@ -136,7 +136,7 @@ def test_embeddings_can_be_others(decoder):
     assert abs(expected["embed"] - decoder.gradient(ids, of=(-1, 6, 2))["embed"]).max() > 1e-3
 
 
-def test_a_pair_is_a_weight_for_each_logit(decoder):
+def test_a_logit_difference_matches_an_array_of_logit_weights(decoder):
     up = np.zeros((2, 8, decoder.design.vocabulary))
     lengths = decoder.trace(TEXTS).lengths
     assert lengths.tolist() == [8, 5]
@@ -222,7 +222,7 @@ def test_what_cannot_be_asked_for(decoder, options, error, words):
     assert "\n" not in str(caught.value)
 
 
-def test_models_that_have_none(tmp_path):
+def test_models_without_gradients_are_refused(tmp_path):
     short = load(write_small(tmp_path / "llama", CONFIGS["llama"]), dtype="bfloat16")
     with pytest.raises(TypeError, match=r"is bfloat16, but gradients .*dtype=np\.float32"):
         short.gradient("the cat", of=(-1, 1))
@@ -240,7 +240,7 @@ def test_models_that_have_none(tmp_path):
         *(pytest.param(kind, marks=pytest.mark.attack) for kind in list(KINDS)[2:-1]),
     ],
 )
-def test_every_activation_beside_small_steps(small, kind):
+def test_logit_gradients_of_every_activation_match_finite_differences(small, kind):
     """For every editable activation of padded texts, logit gradients equal finite differences."""
     model, ids = small(kind), [[3, 7, 5, 9, 12, 4], [8, 2, 11]]
     trace = model.trace(ids, logits=True)
@@ -288,7 +288,7 @@ TARGETS = [
         for other, kind in enumerate(["gpt2", "llama", "bert"])
     ],
 )
-def test_an_activation_for_those_below_it(small, kind, of):
+def test_gradients_of_an_activation_match_finite_differences(small, kind, of):
     """The gradient equals finite differences before the activation, and is 0 after it."""
     model, ids = small(kind), [3, 7, 5, 9, 12]
     names = ["embed", ("resid_pre", 0), ("pattern", 0), ("v", 0), ("z", 0), of, ("resid_post", 1)]
@@ -342,7 +342,7 @@ def test_one_neuron_of_one_layer_or_of_all(decoder):
     assert found["embed"].any()
 
 
-def test_no_layer_above_the_last_that_counts_is_run(small, monkeypatch):
+def test_gradient_runs_no_layer_above_those_it_needs(small, monkeypatch):
     model, ran = small("gpt2"), []
     for number, layer in enumerate(model.layers):
         run = layer.run
@@ -370,7 +370,7 @@ EDITS = [
 
 
 @pytest.mark.parametrize("given", EDITS, ids=str)
-def test_under_arrays_and_what_is_left_out(small, given):
+def test_gradients_under_arrays_ablation_and_masking_match_finite_differences(small, given):
     """A replaced activation passes no gradient to the activations before it."""
     model, ids = small("gpt2"), [3, 7, 5, 9, 12]
     given = dict(given)
@@ -402,7 +402,7 @@ def test_under_arrays_and_what_is_left_out(small, given):
 @pytest.mark.parametrize(
     ("kind", "of"), [("gpt2", "resid_post"), ("bert", "normalized_resid_post")]
 )
-def test_under_records(small, kind, of):
+def test_gradients_under_records_match_finite_differences(small, kind, of):
     """Under each record and under all at once, gradients equal finite differences.
 
     The differences change rows of the token table. No id repeats, so each position has its own row.
@@ -429,7 +429,7 @@ def test_under_records(small, kind, of):
         assert (found * way).sum() == pytest.approx(expected, rel=1e-6, abs=1e-7), ops
 
 
-def test_where_a_function_stands_above(small):
+def test_gradients_after_an_edit_function_match_an_array_of_its_output(small):
     """Gradients at and after an edit are the same for a function and for an array of its output."""
     model, ids, at = small("gpt2"), [3, 7, 5], [("resid_mid", 0), ("q", 1), ("resid_post", 1)]
     array = np.tanh(model.trace(ids)["resid_mid", 0])

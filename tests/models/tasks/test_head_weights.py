@@ -17,7 +17,7 @@ def grouped(tmp_path_factory):
     return load(write_small(folder, CONFIGS["llama"]), dtype=np.float64)
 
 
-def test_scores_and_results_are_the_products_alone():
+def test_qk_and_ov_products_give_scores_and_results():
     """The model is attention-only, without norms, biases or rotary positions."""
     model = qkv.load("random", dtype=np.float64)
     trace = model.trace(TEXT, names=["resid_pre", "attn_scores", "pattern", "result"])
@@ -54,7 +54,7 @@ def test_shared_key_heads_are_repeated(grouped):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "opt"])
-def test_the_ends_of_the_model_and_biases(kind, tmp_path):
+def test_weights_and_biases_alone_reproduce_activations_and_logits(kind, tmp_path):
     """The weights alone give embeddings, queries, keys, values, attention outputs and logits."""
     model = load(write_small(tmp_path / kind, CONFIGS[kind], seed=1), dtype=np.float64)
     trace = model.trace(TEXT, logits=True)

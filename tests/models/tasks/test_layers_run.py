@@ -90,7 +90,7 @@ def test_logits_need_all_layers_and_the_final_norm_is_kept_with_the_last(model_o
     assert ("normalized", None) in model.trace(IDS, layers=-1, names=["normalized"])
 
 
-def test_edits_and_means_of_layers_that_are_not_run_are_not_asked_for(model_of, run):
+def test_layers_that_do_not_run_compute_no_edits_or_means(model_of, run):
     model, called = model_of("modernbert"), []
 
     def look(x, at):
@@ -131,7 +131,7 @@ def test_edits_and_means_of_layers_that_are_not_run_are_not_asked_for(model_of, 
         ({}, (2, 3)),
     ],
 )
-def test_a_pair_is_run_as_far_as_it_is_kept(model_of, run, options, counts):
+def test_a_pair_runs_only_the_layers_that_its_trace_needs(model_of, run, options, counts):
     model = model_of("t5")
     pair = {"texts": IDS, "target": [[2, 5], [2]]}
     both = {name: one for name, one in options.items() if name in ("top_k", "logits")}

@@ -28,11 +28,11 @@ def test_each_token_given_the_tokens_before_it(ablate: list[tuple[int, int]]) ->
         np.testing.assert_array_equal(model.losses(same, ablate=ablate), losses)
 
 
-def test_one_token_predicts_none_before_it() -> None:
+def test_a_single_token_has_no_losses() -> None:
     assert qkv.load("books-decoder").losses("the").shape == (0,)
 
 
-def test_what_has_no_losses() -> None:
+def test_losses_refuses_several_texts_and_encoders() -> None:
     with pytest.raises(ValueError, match=r"losses: 2 texts are given: give one text per call"):
         qkv.load("books-decoder").losses([TEXT, TEXT])
     with pytest.raises(ValueError, match=r"losses: books is not a decoder .*: predict\(text\)"):

@@ -79,7 +79,7 @@ def test_the_logits_of_a_trace_are_those_of_the_plain_bert(made: Any, tmp_path: 
     np.testing.assert_array_equal(loaded[1]["logits"], trace["logits"][1:, :4])
 
 
-def test_logits_are_kept_where_they_are_asked_for_alone(model: qkv.Model) -> None:
+def test_a_trace_keeps_logits_only_on_request(model: qkv.Model) -> None:
     assert "logits" not in model.trace(TEXT)
     assert model.trace(TEXT, names=(), logits=True).names() == ["logits"]
     both = model.trace(TEXT, layers=0, top_k=2, logits=True)
@@ -153,7 +153,7 @@ EDITS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("given", "by_hand"), EDITS)
-def test_ids_are_run_with_edits_as_the_plain_bert_and_as_in_a_trace(
+def test_calls_with_edits_match_the_plain_bert_and_a_trace(
     made: Any, given: dict[str, Any], by_hand: dict[str, Any]
 ) -> None:
     model, _ = made
@@ -172,7 +172,7 @@ def test_ids_are_run_with_edits_as_the_plain_bert_and_as_in_a_trace(
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_is_no_part_of_it_and_a_place_is_a_column(made: Any, side: str) -> None:
+def test_hide_ignores_padding_and_takes_columns_as_positions(made: Any, side: str) -> None:
     model, _ = made
     rows = [model.tokenize(text).ids for text in (TEXT, "the dog")]
     ids, mask = np.full((2, 11), -9), np.zeros((2, 11), int)
@@ -191,7 +191,7 @@ def test_padding_is_no_part_of_it_and_a_place_is_a_column(made: Any, side: str) 
         close(model(ids, mask, hide=columns, **edits).logits[number], found[number])
 
 
-def test_a_hole_in_the_mask_and_a_hidden_place_are_two_things(made: Any) -> None:
+def test_a_masked_position_adds_to_a_hole_in_the_attention_mask(made: Any) -> None:
     model, _ = made
     ids = model.tokenize(TEXT).ids[None]
     mask = np.array([[1, 1, 1, 0, 1, 1, 1, 1, 1]])
@@ -201,7 +201,7 @@ def test_a_hole_in_the_mask_and_a_hidden_place_are_two_things(made: Any) -> None
     assert not found[3].any()
 
 
-def test_a_query_that_sees_nothing_gets_nothing(model: qkv.Model) -> None:
+def test_a_query_without_visible_keys_gets_zero_output(model: qkv.Model) -> None:
     trace = model.trace(SHORT, hide=[0, 1, 2, 3])
     assert not trace["z", 0].any()
     assert not trace["pattern", 1].any()
@@ -209,7 +209,7 @@ def test_a_query_that_sees_nothing_gets_nothing(model: qkv.Model) -> None:
     close(model(ids, hide=[0, 1, 2, 3]).last_hidden_state, trace.hidden_states[-1])
 
 
-def test_a_trace_says_which_places_were_hidden(model: qkv.Model, tmp_path: Path) -> None:
+def test_a_trace_records_which_positions_were_masked(model: qkv.Model, tmp_path: Path) -> None:
     trace = model.trace(TEXT, hide=["cat", 3], ablate=[(0, None)])
     assert trace.changed == {"ablate": [(0, 0), (0, 1), (0, 2)], "hide": ["cat", 3]}
     trace.save(tmp_path / "trace.safetensors")
@@ -218,7 +218,7 @@ def test_a_trace_says_which_places_were_hidden(model: qkv.Model, tmp_path: Path)
     assert "token 3" in said or "token 3" in str(qkv.compare(model.trace(TEXT), trace))
 
 
-def test_texts_of_unlike_lengths_hide_the_places_that_they_have(model: qkv.Model) -> None:
+def test_hide_masks_a_position_only_in_texts_long_enough(model: qkv.Model) -> None:
     together = model.trace([TEXT, SHORT], hide=[6], logits=True)
     close(together[0]["logits"], model.trace(TEXT, hide=[6], logits=True)["logits"])
     close(together[1]["logits"], model.trace(SHORT, logits=True)["logits"])
@@ -228,7 +228,7 @@ def test_texts_of_unlike_lengths_hide_the_places_that_they_have(model: qkv.Model
         close(last[number]["logits"], expected)
 
 
-def test_a_model_without_a_tokenizer_hides_places(tmp_path: Path) -> None:
+def test_a_model_without_a_tokenizer_masks_positions_but_not_words(tmp_path: Path) -> None:
     mask_bert(tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").unlink()
     model = load(tmp_path / "model", dtype=np.float64)
@@ -255,7 +255,7 @@ def test_a_model_without_a_tokenizer_hides_places(tmp_path: Path) -> None:
         ({"hide": 9}, ValueError, "`hide` has position 9 but no text has more than 9"),
     ],
 )
-def test_what_cannot_be_edited_is_said_of_the_model(
+def test_the_model_and_predict_refuse_invalid_edits(
     model: qkv.Model, options: dict[str, Any], error: type, said: str
 ) -> None:
     with pytest.raises(error, match=f"^model: {said}"):
@@ -317,7 +317,7 @@ def test_a_decoder_guesses_what_comes_next(llama: qkv.Model) -> None:
     same(longer, expected_guesses(logits[0, -1], 9))
 
 
-def test_words_of_bytes_are_as_a_reader_knows_them(tmp_path: Path) -> None:
+def test_predict_shows_byte_level_tokens_as_readable_words(tmp_path: Path) -> None:
     model = decoders.writer(tmp_path / "writer", "a b", " the")
     (found,) = model.predict("a b", top_k=2)
     assert found[0][0] == "the"
@@ -336,7 +336,7 @@ def test_a_decoder_s_first_guess_is_what_it_writes(tmp_path: Path) -> None:
         assert found[0][1] == pytest.approx(generated.probabilities[0], rel=1e-5)
 
 
-def test_of_equal_words_the_first_comes_first(llama: qkv.Model) -> None:
+def test_equally_probable_words_are_ordered_by_id(llama: qkv.Model) -> None:
     flat = llama.with_parameters(
         {n: a * 0 if n == "head.out_proj.weight" else a for n, a in llama.parameters.items()}
     )
@@ -344,7 +344,7 @@ def test_of_equal_words_the_first_comes_first(llama: qkv.Model) -> None:
     assert found == [("[PAD]", 1 / 30), ("[UNK]", 1 / 30), ("[CLS]", 1 / 30)]
 
 
-def test_a_long_text_of_an_encoder_is_cut_and_of_a_decoder_refused(
+def test_an_encoder_truncates_a_long_text_and_a_decoder_refuses_it(
     model: qkv.Model, tmp_path: Path
 ) -> None:
     with pytest.warns(UserWarning, match="cut to 16 tokens"):
@@ -407,7 +407,7 @@ def test_models_without_a_head_that_predicts_words(small: Path, tmp_path: Path) 
         vit.predict("the cat")
 
 
-def test_a_model_of_two_texts_generates(tmp_path: Path) -> None:
+def test_an_encoder_decoder_computes_logits_only_for_its_target(tmp_path: Path) -> None:
     model = load(write_small(tmp_path / "t5", CONFIGS["t5"]), dtype=np.float64)
     with pytest.raises(ValueError, match=r"^predict: t5 reads one text and writes another: call g"):
         model.predict("the cat")
@@ -426,7 +426,7 @@ def test_a_model_of_two_texts_generates(tmp_path: Path) -> None:
     close(model.unembed(expected.last_hidden_state[1], norm=False), expected.logits[1])
 
 
-def test_logits_that_are_not_finite_are_no_guesses(llama: qkv.Model) -> None:
+def test_predict_refuses_non_finite_logits(llama: qkv.Model) -> None:
     name = "final_norm.weight"
     wild = llama.with_parameters(
         {n: a * np.inf if n == name else a for n, a in llama.parameters.items()}

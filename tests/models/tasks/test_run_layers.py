@@ -22,7 +22,7 @@ def handed_on(trace, layer):
     return trace["resid_pre", layer + 1]
 
 
-def test_the_rest_of_a_run_gives_what_the_whole_does(model):
+def test_run_layers_from_any_layer_matches_the_whole_run(model):
     trace = model.trace(IDS)
     last = trace["resid_post", -1]
     for first in range(model.num_layers):
@@ -49,7 +49,7 @@ def test_one_text_has_no_axis_of_texts(model):
     np.testing.assert_allclose(found, trace["resid_post", -1][0], rtol=0, atol=1e-12)
 
 
-def test_an_edit_is_that_of_a_whole_run(model):
+def test_an_edit_in_run_layers_matches_the_whole_run(model):
     def one_head(z):
         z[1:, :, 0] *= -0.5
         return z
@@ -67,7 +67,7 @@ def test_an_edit_is_that_of_a_whole_run(model):
     )
 
 
-def test_what_is_given_is_not_written_to(model):
+def test_run_layers_does_not_modify_its_input(model):
     given = np.array(model.trace(IDS)["resid_pre", 0])
     copy = given.copy()
     model.run_layers(given, 0, edit={("resid_pre", 0): lambda x: x * 0})
@@ -106,7 +106,7 @@ def test_what_cannot_be_run(options, error, words, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_of_two_stacks_has_no_layer_to_begin_at(tmp_path):
+def test_run_layers_refuses_an_encoder_decoder(tmp_path):
     pair = load(write_small(tmp_path / "t5", CONFIGS["t5"]))
     with pytest.raises(ValueError, match=r"run_layers: .* reads one text and writes another"):
         pair.run_layers(np.ones((1, 3, pair.dim)), 0)
