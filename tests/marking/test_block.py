@@ -148,7 +148,7 @@ def test_a_right_block_gets_all_points(block, said):
         assert (style in result.message) == (style in said)
 
 
-def test_the_right_answer_is_this_library_s_block():
+def test_the_right_output_equals_the_layers_of_qkv():
     """The right output of the example equals the output of qkv's layers with the same weights."""
     example = check(lambda x, parameters: x, task="block").example
     p = {name.split('"')[1]: a for name, a in example.items() if name.startswith("parameters")}
@@ -265,13 +265,13 @@ def test_two_mistakes_are_told_apart():
         (built(mlp=lambda x, p: mlp(x, p, lambda x: np.maximum(x, 0))), "mlp-other-activation"),
     ],
 )
-def test_what_other_models_do_is_not_what_is_asked_for(block, key):
+def test_blocks_of_other_architectures_are_wrong(block, key):
     result = check(block, task="block")
     assert (result.mistakes, result.fragile, result.points) == ((key,), (), 6), str(result)
     assert "task asks for" in " ".join(result.message.split())
 
 
-def test_a_block_that_gives_back_a_tuple_gives_back_no_array():
+def test_a_block_that_returns_a_tuple_has_the_wrong_type():
     result = check(lambda x, parameters: (built()(x, parameters), None), task="block")
     assert (result.mistakes, result.points) == (("wrong-type",), 0)
     assert "a tuple of 2" in result.message
@@ -284,7 +284,7 @@ def test_a_division_by_zero_is_fragile():
     assert (result.example["x"] == 0).all(axis=-1).any()
 
 
-def test_the_smallest_input_that_shows_it_is_shown():
+def test_the_example_is_the_smallest_failing_input():
     assert check(built(mlp=lambda x, p: 0 * x), task="block").example["x"].shape == (1, 2)
     whole = of_norm(lambda x: (x - x.mean()) / np.sqrt(x.var() + 1e-5))
     assert check(whole, task="block").example["x"].shape == (2, 2)  # one word gives a right result
@@ -300,7 +300,7 @@ def test_the_smallest_input_that_shows_it_is_shown():
         ),
     ],
 )
-def test_what_is_unknown_is_found_in_its_half(block, half):
+def test_an_unknown_mistake_is_located_in_attention_or_mlp(block, half):
     result = check(block, task="block")
     assert result.mistakes == ("unknown",)
     said = " ".join(result.message.split())
@@ -327,7 +327,7 @@ def test_a_block_that_takes_a_parameter_away_is_told_so():
     assert 'writes to its input parameters["w_o"]' in result.message
 
 
-def test_a_parameter_that_is_no_name_is_an_error_in_words():
+def test_an_unknown_parameter_name_is_a_named_mistake():
     result = check(lambda x, parameters: x @ parameters["W_Q"], task="block")
     assert result.mistakes == ("key-unknown",)
     assert "KeyError: 'W_Q'" in result.message

@@ -142,7 +142,7 @@ def test_a_cheat_earns_nothing(tmp_path, cheat):
         assert result.helped_by[0] in result.message
 
 
-def test_an_answer_of_one_s_own_beside_such_imports_has_its_points(tmp_path):
+def test_an_own_solution_keeps_its_points_despite_importing_qkv(tmp_path):
     path = tmp_path / "mine.py"
     loud = RIGHT.replace("    return", "    print('softmax')\n    return")
     path.write_text("import qkv\nqkv.softmax([1.0, 2.0])\n" + loud)
@@ -150,7 +150,7 @@ def test_an_answer_of_one_s_own_beside_such_imports_has_its_points(tmp_path):
     assert (result.points, result.helped_by) == (10, ())
 
 
-def test_softmax_of_a_library_is_no_answer_to_attention(tmp_path):
+def test_attention_may_call_a_library_softmax(tmp_path):
     source = "import numpy as np\ndef attention(q, k, v):\n"
     source += "    return scipy.softmax(q @ np.swapaxes(k, -1, -2) / q.shape[-1] ** 0.5) @ v"
     path = tmp_path / "mine.py"

@@ -977,7 +977,7 @@ def sorted_out(keys):
 
 
 @pytest.mark.parametrize(("keys", "function"), [*FRAGILE, *CONVENTIONS])
-def test_what_is_fragile_or_another_habit_passes_and_is_named(keys, function):
+def test_fragile_and_unconventional_functions_pass_and_are_named(keys, function):
     result = check(function)
     assert result.passed, str(result)
     assert result.mistake is None
@@ -1196,7 +1196,7 @@ def test_every_known_mistake_is_made_by_a_learner_above():
 # -- messages -------------------------------------------------------------------------------------
 
 
-def test_message_says_what_how_it_shows_and_the_remedy():
+def test_message_has_mistake_evidence_and_correction():
     def mine(q, k, v):
         scores = q @ k.T / np.sqrt(q.shape[-1])
         e = np.exp(scores - scores.max())
@@ -1223,7 +1223,7 @@ def test_message_says_what_how_it_shows_and_the_remedy():
     assert batch == "\n".join(line.rstrip() for line in batch.splitlines())
 
 
-def test_example_is_the_smallest_input_with_what_came_out_and_what_should_have():
+def test_example_has_the_smallest_input_and_actual_and_right_outputs():
     example = check(lambda q, k, v: softmax(q @ k.T) @ v).example
     q, k, v = example["query"], example["key"], example["value"]
     assert q.shape == k.shape == v.shape == (2, 2)
@@ -1245,7 +1245,7 @@ def test_example_of_an_option_shows_the_option():
     assert check(in_heads(join=join_by_reshape), X).example["num_heads"] == 2
 
 
-def test_example_shows_what_is_wrong_where_the_output_is_not():
+def test_example_shows_changed_inputs_weights_and_errors():
     example = check(that_scales_the_callers_queries).example
     np.testing.assert_allclose(example["query afterwards"], example["query"] / 2**0.5)
     np.testing.assert_allclose(example["yours"], example["right"])
@@ -1327,7 +1327,7 @@ def test_mistakes_of_different_steps_add_up():
         (lambda q, k, v: "x" + q, ["raises an error"]),
     ],
 )
-def test_words_for_what_has_no_formula(function, words):
+def test_messages_describe_mistakes_without_a_formula(function, words):
     message = check(function).message
     for part in words:
         assert part in message
@@ -1357,7 +1357,7 @@ def test_right_function_says_what_was_tried_and_what_it_refused():
     assert "no such parameter: mask, is_causal." in check(several_heads, X).message
 
 
-def test_a_mask_to_add_is_said_to_be_one_and_shown_as_one():
+def test_additive_masks_are_named_and_shown_as_additive():
     said = "It expects a mask of 0 and -inf to add to the scores, not a mask of True and False."
     assert said in check(with_mask_added).message
     for function in (with_mask, with_either_mask, plain):
@@ -1369,7 +1369,7 @@ def test_a_mask_to_add_is_said_to_be_one_and_shown_as_one():
     np.testing.assert_array_equal(by_default.example["right"][1], 0)
 
 
-def test_true_and_false_that_are_added_to_the_scores_are_wrong():
+def test_adding_a_boolean_mask_to_the_scores_is_wrong():
     """Adding a mask is right only if the function expects 0 and -inf, or refuses bools."""
 
     def refuses(q, k, v, mask=None):
@@ -1393,7 +1393,7 @@ def test_true_and_false_that_are_added_to_the_scores_are_wrong():
         (lambda out: str(out), "a str"),
     ],
 )
-def test_an_output_in_another_thing_is_no_array(contained, said):
+def test_outputs_of_another_type_are_wrong(contained, said):
     result = check(lambda q, k, v: contained(plain(q, k, v)))
     assert (result.mistakes, result.points) == (("wrong-type",), 0), str(result)
     assert f"it returns {said}" in result.message
@@ -1404,7 +1404,7 @@ def test_a_list_with_the_output_has_one_axis_too_many():
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_a_buffer_that_the_next_call_writes_to_is_told_as_what_it_is(beside):
+def test_a_reused_output_buffer_is_named(beside):
     kept = {}
 
     def into_a_buffer(q, k, v):
@@ -1425,14 +1425,14 @@ def test_a_buffer_that_the_next_call_writes_to_is_told_as_what_it_is(beside):
     )
 
 
-def test_masks_that_are_refused_are_said():
+def test_message_names_refused_masks():
     message = check(with_mask_as_index).message
     assert "The function refuses a mask on a batch: IndexError: " in message
     message = check(that_refuses_both_masks).message
     assert "The function refuses both masks together: RuntimeError: Explicit attn_mask" in message
 
 
-def test_what_is_wrong_is_said_before_what_is_fragile_and_that_before_a_habit():
+def test_message_lists_mistakes_then_fragility_then_conventions():
     def everything(q, k, v, mask=None):
         scores = q @ np.swapaxes(k, -1, -2)
         weights = np.exp(scores if mask is None else np.where(mask, scores, -1e9))
@@ -1448,7 +1448,7 @@ def test_what_is_wrong_is_said_before_what_is_fragile_and_that_before_a_habit():
     assert result.points == 10 - 4 - 2
 
 
-def test_what_the_function_prints_or_warns_does_not_show(capsys):
+def test_prints_and_warnings_of_the_function_are_suppressed(capsys):
     with np.errstate(all="raise"):
         assert check(that_warns)
         assert check(that_prints).conventions == ("prints",)
@@ -1476,7 +1476,7 @@ def test_mask_that_is_wrong_only_on_a_batch():
     assert "a causal mask on a batch" in check(causal_of_one_text).message
 
 
-def test_a_hint_has_three_grades_of_which_the_last_is_the_line_that_mends_it():
+def test_the_third_hint_is_the_corrected_line():
     result = check(lambda q, k, v: softmax(q @ k.T) @ v)
     nudge, where, line = result.hint
     assert nudge != where != line
@@ -1492,7 +1492,7 @@ def test_a_hint_on_the_scale_of_heads_leads_to_the_scores():
     assert "transpose" not in scale.hint[1]
 
 
-def test_a_verdict_gives_the_answer_away_only_if_it_is_asked_to():
+def test_a_verdict_shows_the_correction_only_on_request():
     result = check(lambda q, k, v: softmax(q @ k.T) @ v)
     labels = ("Hint 1: ", "Hint 2, where to look: ", "Hint 3, correction:")
     hints = [f"{label}{hint}" for label, hint in zip(labels[:2], result.hint[:2], strict=True)]
@@ -1511,7 +1511,7 @@ def test_a_verdict_gives_the_answer_away_only_if_it_is_asked_to():
     assert result.text(0).index("should be = ") > result.text(0).index("It shows: ")
 
 
-def test_what_mends_a_habit_that_costs_nothing_is_said_at_once():
+def test_the_correction_of_a_convention_is_shown_at_once():
     def prints(q, k, v):
         print(q)
         return plain(q, k, v)
@@ -1524,7 +1524,7 @@ def test_what_mends_a_habit_that_costs_nothing_is_said_at_once():
     assert str(result).endswith("\n10 of 10 points")
 
 
-def test_what_mends_a_second_mistake_stands_under_the_third_hint():
+def test_corrections_of_other_mistakes_follow_the_third_hint():
     def wrong_twice(q, k, v):
         e = np.exp(q @ k.T)
         return e / e.sum(axis=0) @ v
@@ -1560,7 +1560,7 @@ def test_unknown_signature_is_an_error(signature):
         check(plain, signature=signature)
 
 
-def test_unknown_task_is_an_error_that_names_those_there_are():
+def test_unknown_task_error_names_the_known_tasks():
     with pytest.raises(ValueError, match=r"task 'softmacks' is unknown: choose from .*attention"):
         check(plain, task="softmacks")
 
@@ -1618,7 +1618,7 @@ def test_answer_by_hand():
     np.testing.assert_allclose(right.lse, np.log(np.exp(scores).sum(axis=-1)), rtol=1e-12)
 
 
-def test_an_inverted_mask_is_told_where_one_must_be_given():
+def test_an_inverted_required_mask_is_named():
     def mine(q, k, v, attn_mask):
         scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
         return softmax(np.where(attn_mask, -1e30, scores)) @ v

@@ -59,20 +59,20 @@ def only(path, task=None, **limits):
     return result
 
 
-def test_every_task_whose_function_the_file_has_is_marked(file):
+def test_every_task_defined_in_the_file_is_marked(file):
     softmax, attention = check_file(file(ATTENTION + SOFTMAX))
     assert (softmax.task, softmax.points, softmax.passed) == ("softmax", 10, True)
     assert (attention.task, attention.points, attention.passed) == ("attention", 10, True)
 
 
 @pytest.mark.usefixtures("quick")
-def test_one_task_is_marked_where_it_was_asked_for(file):
+def test_only_the_requested_task_is_marked(file):
     result = only(file(SOFTMAX + ATTENTION), "attention")
     assert result.task == "attention"
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_task_may_be_named_by_its_function_and_that_one_is_marked(file):
+def test_a_task_can_be_requested_by_function_name(file):
     both = "def masked_attention(q, k, v, mask):\n    return q\n\n"
     both += "def causal_mask(n):\n    return [[j <= i for j in range(n)] for i in range(n)]"
     (result,) = check_file(file(both), "causal_mask")
@@ -86,7 +86,7 @@ def test_a_task_may_be_named_by_its_function_and_that_one_is_marked(file):
     assert (result.task, result.mistakes) == ("heads", ("syntax-error",))
 
 
-def test_a_wrong_one_is_marked_as_it_is_in_this_process(file):
+def test_a_wrong_function_gets_its_mistake_hint_and_example(file):
     result = only(file("def softmax(x):\n    return x / x.sum(axis=-1, keepdims=True)"))
     assert result.mistakes == ("no-exp",)
     assert len(result.hint) == 3
@@ -96,7 +96,7 @@ def test_a_wrong_one_is_marked_as_it_is_in_this_process(file):
 
 
 @pytest.mark.usefixtures("quick")
-def test_attention_from_word_vectors_is_told_by_its_parameters(file):
+def test_attention_from_word_vectors_is_recognized_by_parameters(file):
     source = """
 def attention(x, w_q, w_k, w_v):
     q, k, v = x @ w_q, x @ w_k, x @ w_v
@@ -107,9 +107,7 @@ def attention(x, w_q, w_k, w_v):
     assert "w_q" in result.example
 
 
-def test_what_lies_beside_the_file_can_be_imported_and_nothing_is_left_behind(
-    file, tmp_path, monkeypatch
-):
+def test_neighbouring_modules_are_imported_without_leaving_files(file, tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     file(SOFTMAX, "helpers_of_mine.py")
     path = file("from helpers_of_mine import *\n" + ATTENTION)
@@ -117,7 +115,7 @@ def test_what_lies_beside_the_file_can_be_imported_and_nothing_is_left_behind(
     assert {one.name for one in tmp_path.iterdir()} == {"mine.py", "helpers_of_mine.py"}
 
 
-def test_a_file_may_be_named_from_here_and_go_elsewhere(file, tmp_path, monkeypatch):
+def test_a_relative_path_works_if_the_file_changes_directory(file, tmp_path, monkeypatch):
     file(SOFTMAX, "helpers_of_mine.py")
     path = file("import os\nos.chdir('/')\nfrom helpers_of_mine import softmax, np\n" + ATTENTION)
     monkeypatch.chdir(tmp_path)
@@ -125,21 +123,21 @@ def test_a_file_may_be_named_from_here_and_go_elsewhere(file, tmp_path, monkeypa
 
 
 @pytest.mark.usefixtures("quick")
-def test_an_imported_function_is_marked_only_if_it_was_asked_for(file):
+def test_an_imported_function_is_marked_only_on_request(file):
     file(SOFTMAX, "helpers_of_mine.py")
     path = file("from helpers_of_mine import softmax\nimport numpy as np\n" + ATTENTION)
     assert [result.task for result in check_file(path)] == ["attention"]
     assert only(path, "softmax").points == 10
 
 
-def test_a_file_computes_on_one_thread_and_knows_its_own_place(file, monkeypatch):
+def test_a_file_runs_on_one_thread_and_knows_its_path(file, monkeypatch):
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "4")
     source = "import os\nassert os.environ['OPENBLAS_NUM_THREADS'] == '1'\n"
     path = file(SOFTMAX + source + "assert os.path.basename(__file__) == 'mine.py'")
     assert only(path).points == 10
 
 
-def test_a_file_of_a_name_that_a_library_has_is_marked(file):
+def test_files_with_library_names_or_blanks_are_marked(file):
     for name in ("numpy.py", "random.py", "qkv.py", "a file with blanks.txt"):
         assert only(file(SOFTMAX, name)).points == 10, name
 
@@ -153,7 +151,7 @@ def test_a_function_may_be_defined_inside_of_a_block(file, head):
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_number_of_a_name_that_is_looked_for_is_no_answer(file):
+def test_an_array_with_the_name_of_a_task_is_not_marked(file):
     (result,) = check_file(file(SOFTMAX + "\nattention = softmax(np.eye(2))\nlogits = 3"))
     assert result.task == "softmax"
 
@@ -189,7 +187,7 @@ BROKEN = [
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("key", "source", "shows"), BROKEN)
-def test_what_is_wrong_with_a_file_is_named(file, key, source, shows):
+def test_the_fault_of_a_broken_file_is_named(file, key, source, shows):
     result = only(file(source))
     assert result.mistakes == (key,), str(result)
     assert (result.passed, result.points, result.task) == (False, 0, None)
@@ -198,7 +196,7 @@ def test_what_is_wrong_with_a_file_is_named(file, key, source, shows):
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_is_wrong_with_a_file_belongs_to_the_task_that_was_asked_for(file):
+def test_a_file_error_belongs_to_the_requested_task(file):
     assert only(file("def softmax(x:"), "softmax").task == "softmax"
 
 
@@ -215,7 +213,7 @@ HELPERS = [
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("name", "source", "said"), HELPERS)
-def test_a_helper_is_not_taken_for_an_answer_and_that_is_said(file, name, source, said):
+def test_helpers_are_marked_only_on_request_or_alone(file, name, source, said):
     path = file(SOFTMAX + source)
     (result,) = check_file(path)
     assert (result.task, result.points) == ("softmax", 10)
@@ -228,7 +226,7 @@ def test_a_helper_is_not_taken_for_an_answer_and_that_is_said(file, name, source
 
 
 @pytest.mark.usefixtures("quick")
-def test_an_answer_that_raises_is_marked_though_its_name_is_a_helper_s(file):
+def test_a_raising_answer_with_a_helper_name_is_marked(file):
     source = "def step(x, cache, w_q, w_k, w_v):\n    return no_such_name"
     softmax, step = check_file(file(SOFTMAX + source))
     assert (step.task, step.mistakes) == ("kv-cache", ("name-unknown",))
@@ -236,7 +234,7 @@ def test_an_answer_that_raises_is_marked_though_its_name_is_a_helper_s(file):
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_name_that_is_no_helper_s_is_marked_whatever_its_parameters(file):
+def test_attention_is_marked_even_with_wrong_parameters(file):
     softmax, attention = check_file(file(SOFTMAX + "def attention(a):\n    return a"))
     assert (softmax.points, attention.mistakes) == (10, ("wrong-parameters",))
 
@@ -312,13 +310,13 @@ def test_a_file_that_defines_nothing_and_never_ends_is_ended(file):
 
 @pytest.mark.attack
 @pytest.mark.usefixtures("quick")
-def test_a_file_that_is_never_read_to_its_end_is_ended(file):
+def test_a_file_that_loops_after_its_functions_is_ended(file):
     result = only(file(SOFTMAX + "\nwhile True: pass"), "softmax", seconds=0.7)
     assert (result.mistakes, result.task) == (("endless-loop",), "softmax")
 
 
 @pytest.mark.attack
-def test_a_process_that_had_no_processor_is_waited_for(file, tmp_path, monkeypatch):
+def test_a_process_without_cpu_time_is_waited_for(file, tmp_path, monkeypatch):
     note, asked = tmp_path / "note", []
 
     def processor(pid):
@@ -352,7 +350,7 @@ def test_a_process_that_a_busy_machine_puts_to_sleep_is_waited_for(file, tmp_pat
 
 @pytest.mark.attack
 @pytest.mark.usefixtures("quick")
-def test_a_process_that_never_gets_the_processor_is_not_waited_for_without_end(file, monkeypatch):
+def test_waiting_for_a_process_without_cpu_time_ends(file, monkeypatch):
     monkeypatch.setattr(isolated, "processor", lambda pid: (True, 0.0))
     monkeypatch.setattr(isolated, "_PATIENCE", 3)
     monkeypatch.setattr(isolated, "_TICK", 0.01)
@@ -364,7 +362,7 @@ def test_a_process_that_never_gets_the_processor_is_not_waited_for_without_end(f
 
 @pytest.mark.attack
 @pytest.mark.usefixtures("quick")
-def test_whoever_waits_is_called_meanwhile(file, monkeypatch):
+def test_the_waiting_callback_is_called(file, monkeypatch):
     monkeypatch.setattr(isolated, "_TICK", 0.01)
     calls = []
     check_file(file("while True: pass"), seconds=0.3, waiting=lambda: calls.append(1))
@@ -383,7 +381,7 @@ def test_a_process_that_sleeps_does_not_wait_for_a_processor():
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux says it so")
-def test_the_time_of_a_process_is_what_it_says_itself():
+def test_the_measured_cpu_time_equals_process_time():
     sum(range(3_000_000))
     before = time.process_time()
     runs, used = isolated.processor(os.getpid())
@@ -393,7 +391,7 @@ def test_the_time_of_a_process_is_what_it_says_itself():
 
 
 @pytest.mark.attack
-def test_an_end_of_one_task_leaves_the_others(file):
+def test_an_exit_in_one_task_leaves_the_others_marked(file):
     source = SOFTMAX.replace("softmax", "weights") + ATTENTION.replace("softmax", "weights")
     first, second = check_file(file(source + "def softmax(x):\n    import os; os._exit(1)"))
     assert (first.task, first.mistakes) == ("softmax", ("exits",))
@@ -401,7 +399,7 @@ def test_an_end_of_one_task_leaves_the_others(file):
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_is_printed_is_a_habit_and_does_not_disturb(file, capfd):
+def test_printing_is_a_convention_and_does_not_disturb(file, capfd):
     loud = SOFTMAX.replace("e = ", "[print('x' * 99) for _ in range(5000)]; e = ")
     loud += "\nimport os, sys\nprint('{}')\nos.write(1, b'{}')\nprint('oh', file=sys.stderr)"
     result = only(file(loud))
@@ -411,14 +409,14 @@ def test_what_is_printed_is_a_habit_and_does_not_disturb(file, capfd):
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_is_written_between_our_lines_does_not_disturb(file):
+def test_writes_to_other_file_descriptors_do_not_disturb(file):
     source = SOFTMAX + "\nimport os\nfor number in range(3, 20):\n    try:\n"
     source += "        os.write(number, b'{\\n')\n    except OSError:\n        pass"
     assert only(file(source)).points == 10
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_missing_function_is_a_finding_that_says_what_there_is(file):
+def test_a_missing_function_verdict_lists_the_defined_functions(file):
     result = only(file("def soft_max(x):\n    return x"), "softmax")
     assert result.mistakes == ("missing-function",)
     assert "the file has no softmax" in result.message
@@ -440,7 +438,7 @@ def softmax(x):
         assert ends(int(number))
 
 
-def test_nothing_of_the_working_folder_takes_the_place_of_a_library(file, tmp_path, monkeypatch):
+def test_files_in_the_working_folder_do_not_shadow_libraries(file, tmp_path, monkeypatch):
     path = file(SOFTMAX)
     file("1 / 0", "numpy.py")
     monkeypatch.chdir(tmp_path)
@@ -464,7 +462,7 @@ def test_a_bad_request_is_an_error(file, tmp_path):
         check_file(path, megabytes=-1)
 
 
-def test_a_python_that_does_not_start_is_a_failure_of_ours(file, monkeypatch):
+def test_a_python_that_does_not_start_is_a_runtime_error(file, monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(RuntimeError, match="Python did not start"):
         check_file(file(SOFTMAX))

@@ -53,7 +53,7 @@ def tasks(told):
     return told[0]["tasks"]
 
 
-def test_it_tells_what_there_is_and_calls_what_it_is_asked_to(file):
+def test_the_child_lists_functions_and_calls_them(file):
     find = {"do": "find", "names": ["none", "attention", "softmax"]}
     one = {"v": 1.5}
     call = {"do": "call", "of": 0, "given": [one, one, one], "named": {}}
@@ -67,12 +67,12 @@ def test_it_tells_what_there_is_and_calls_what_it_is_asked_to(file):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_the_tasks_that_are_named_are_those(file):
+def test_only_requested_tasks_are_listed(file):
     told, _ = run(file(ATTENTION + SOFTMAX), {"do": "read", "tasks": ["attention"]})
     assert tasks(told) == ["attention"]
 
 
-def test_nothing_is_done_behind_the_last_reply(file, tmp_path):
+def test_the_child_exits_after_the_last_reply(file, tmp_path):
     note = tmp_path / "note"
     source = f"""
 import atexit, threading, time
@@ -85,7 +85,7 @@ threading.Thread(target=time.sleep, args=(1000,)).start()
     assert not note.exists()
 
 
-def test_what_the_file_prints_is_nobody_s(file):
+def test_prints_of_the_file_are_discarded(file):
     source = "import sys\nprint('a')\nprint('b', file=sys.stderr)\nassert sys.stdin.read() == ''"
     told, done = run(file(SOFTMAX + source), READ, {"do": "find", "names": ["softmax"]})
     assert told[1]["value"][0] == "softmax"
@@ -94,7 +94,7 @@ def test_what_the_file_prints_is_nobody_s(file):
     assert b"a" not in done.stdout.splitlines()
 
 
-def test_a_line_that_is_written_in_pieces_is_told_as_a_whole(file):
+def test_a_reply_survives_partial_writes(file):
     source = "import os\nwrite = os.write\nos.write = lambda to, text: write(to, text[:7])"
     told, _ = run(file(SOFTMAX + source))
     assert tasks(told) == ["softmax"]
@@ -107,7 +107,7 @@ def test_a_class_finds_the_module_that_it_is_in(file):
 
 
 @LINUX
-def test_limits_are_set_for_memory_files_of_crashes_and_time(file):
+def test_limits_are_set_for_memory_core_dumps_and_time(file):
     source = """
 import resource, signal
 assert resource.getrlimit(resource.RLIMIT_DATA)[0] == 300 << 20
@@ -126,7 +126,7 @@ assert 0 < signal.alarm(0) <= 100
 
 
 @LINUX
-def test_a_lower_limit_from_outside_is_left(file):
+def test_a_lower_inherited_memory_limit_is_accepted(file):
     import resource
 
     def low():
@@ -167,7 +167,7 @@ def test_an_error_of_the_marker_is_the_verdict_on_the_task(file, monkeypatch):
     assert attention.mistakes == ("returns-input",)
 
 
-def test_an_output_of_more_numbers_than_any_right_one_is_not_sent(file):
+def test_an_oversized_output_is_not_sent(file):
     source = "import numpy as np\ndef softmax(x):\n    return {}\n"
     for huge in (
         "np.zeros(1 << 23)",
@@ -180,7 +180,7 @@ def test_an_output_of_more_numbers_than_any_right_one_is_not_sent(file):
         assert attention.mistakes == ("returns-input",)
 
 
-def test_a_function_of_compiled_code_that_does_not_say_its_parameters_may_be_a_helper(file):
+def test_a_builtin_without_a_signature_may_be_a_helper(file):
     softmax = next(iter(check_file(file(SOFTMAX + "block = max"))))
     said = "the parameters of this function do not fit the task: block(...)."
     assert f"Not marked for the task block, because {said}" in softmax.message

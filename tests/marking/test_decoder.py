@@ -217,7 +217,7 @@ def test_a_right_decoder_gets_all_points(decoder):
     assert f"Tried: {tried} lm_head.weight." in result.message
 
 
-def test_the_last_row_alone_is_not_what_is_asked_for():
+def test_logits_of_the_last_row_alone_are_wrong():
     result = check(made(head=lambda self, x: Decoder.head(self, x)[-1]), task="decoder")
     assert (result.mistakes, result.points) == (("decoder-last-row",), 6), str(result)
     assert "only the logits (V,) after the last word" in result.message
@@ -232,7 +232,7 @@ def test_a_batch_of_one_will_do():
 
 
 @pytest.mark.parametrize("ids", [[3], [12, 4, 2], [1, 1, 7, 5, 0, 9]])
-def test_the_right_answer_of_the_other_model_is_what_this_library_computes(tmp_path, ids):
+def test_right_logits_of_the_untied_model_equal_qkv(tmp_path, ids):
     weights, config = small_model(tied=False)
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(dict(weights), tmp_path / "model.safetensors")
@@ -242,7 +242,7 @@ def test_the_right_answer_of_the_other_model_is_what_this_library_computes(tmp_p
     assert np.allclose(Decoder()(np.array(ids), weights, config), right, rtol=1e-11)
 
 
-def test_the_right_answer_is_what_this_library_computes_and_writes(tmp_path):
+def test_right_logits_and_generated_ids_equal_qkv(tmp_path):
     weights, config = small_model()
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(dict(weights), tmp_path / "model.safetensors")
@@ -451,12 +451,12 @@ def test_two_mistakes_are_told_apart():
     assert found.points == 2
 
 
-def test_a_base_that_is_written_down_is_fragile():
+def test_a_hard_coded_rotary_base_is_fragile():
     result = check(made(**both(lambda x, theta: rotate(x, 10000.0))), task="decoder")
     assert (result.passed, result.fragile, result.points) == (True, ("rotary-base",), 9)
 
 
-def test_an_eps_that_is_written_down_is_fragile():
+def test_a_hard_coded_eps_is_fragile():
     def norm(self, x, weight):
         return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5) * weight
 
@@ -464,7 +464,7 @@ def test_an_eps_that_is_written_down_is_fragile():
     assert (result.passed, result.fragile, result.points) == (True, ("decoder-eps",), 9)
 
 
-def test_probabilities_are_no_logits_though_the_words_are_the_same():
+def test_probabilities_instead_of_logits_are_wrong():
     result = check(made(head=lambda self, x: softmax(Decoder.head(self, x))), task="decoder")
     assert (result.mistakes, result.points) == (("decoder-probabilities",), 6), str(result)
 
@@ -560,7 +560,7 @@ def split_into(heads, groups):
         ),
     ],
 )
-def test_what_another_model_shows_is_told_by_its_name(parts, kind, key):
+def test_problems_with_the_untied_model_are_named(parts, kind, key):
     result = check(made(**parts), task="decoder")
     found = {one: getattr(result, one) for one in ("mistakes", "fragile", "conventions")}
     assert found == {"mistakes": (), "fragile": (), "conventions": ()} | {kind: (key,)}, str(result)
@@ -568,7 +568,7 @@ def test_what_another_model_shows_is_told_by_its_name(parts, kind, key):
     assert "small_model(tied=False)" in str(result)
 
 
-def test_what_is_unknown_of_the_other_model_keeps_the_points_of_the_first():
+def test_unknown_mistakes_on_the_untied_model_keep_points():
     odd = made(layers=lambda self, count: range(count) if count == 2 else [0, 0, 1, 2])
     result = check(odd, task="decoder")
     assert (result.mistakes, result.points) == (("unknown",), 6)
@@ -609,7 +609,7 @@ def repeated(how):
         ),
     ],
 )
-def test_an_error_is_told_by_the_mistake_behind_it_and_its_line(parts, key, said):
+def test_errors_are_named_by_their_mistake_and_line(parts, key, said):
     result = check(made(**parts), task="decoder")
     assert result.mistakes == (key,), str(result)
     words = " ".join(str(result).split())
@@ -618,12 +618,12 @@ def test_an_error_is_told_by_the_mistake_behind_it_and_its_line(parts, key, said
     assert len({*result.hint}) == 3
 
 
-def test_a_name_that_is_nearly_there_is_named():
+def test_the_nearest_config_name_is_the_last_hint():
     result = check(made(norm=lambda self, x, w: x * self.c["rms_norm_epsilon"]), task="decoder")
     assert result.hint[-1] == "rms_norm_eps"
 
 
-def test_a_weight_that_is_not_transposed_is_said_where_the_product_fails():
+def test_an_untransposed_weight_is_named():
     def mlp(self, x):
         return self.gate(x @ self.p["mlp.gate_proj"], x @ self.p["mlp.up_proj"])
 
@@ -632,7 +632,7 @@ def test_a_weight_that_is_not_transposed_is_said_where_the_product_fails():
     assert "(out, in)" in result.message
 
 
-def test_what_is_unknown_and_right_for_one_word_is_in_attention():
+def test_unknown_mistakes_right_for_one_word_point_to_attention():
     odd = made(visible=lambda self, tokens: np.tri(tokens, dtype=bool) & (np.arange(tokens) != 1))
     result = check(odd, task="decoder")
     assert result.mistakes == ("unknown",)
@@ -641,7 +641,7 @@ def test_what_is_unknown_and_right_for_one_word_is_in_attention():
     assert "in attention" not in " ".join(str(check(odd, task="decoder")).split())
 
 
-def test_the_smallest_text_that_shows_it_is_shown():
+def test_the_example_is_the_shortest_failing_text():
     assert list(check(made(head=without_final_norm), task="decoder").example["ids"]) == [3]
     without_positions = made(positions=lambda self, q, k, v: (q, k, v))
     assert list(check(without_positions, task="decoder").example["ids"]) == [3, 5]

@@ -96,7 +96,7 @@ def test_a_line_that_is_long_is_cut():
     assert 'return x.reshape(3, -1) + "a line that is longer than anybo…, on x' in said
 
 
-def test_an_error_that_no_line_of_the_learner_s_raised_has_none():
+def test_errors_raised_outside_learner_code_have_no_line():
     assert line_of(None) == ""
     assert line_of(ValueError("made, not raised")) == ""
     assert "in line" not in check(max, task="softmax").message
@@ -115,7 +115,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("task", NAMED)
-def test_an_error_of_another_reason_is_no_known_mistake(task):
+def test_a_name_error_is_no_other_known_mistake(task):
     result = check(NAMED[task], task=task)
     assert (result.mistakes, result.points) == (("name-unknown",), 0), str(result)
     assert "NameError: name 'no_such_name' is not defined" in " ".join(result.message.split())
@@ -125,7 +125,7 @@ def refuses(q, k, v):
     raise ValueError("query and key must have the same number of rows")
 
 
-def test_what_a_learner_refuses_in_words_of_their_own_is_no_known_mistake():
+def test_an_error_raised_by_the_learner_is_no_known_mistake():
     assert check(refuses).mistakes == ("raises",)
 
 
@@ -213,7 +213,7 @@ MOST_LIKELY = [
 
 
 @pytest.mark.parametrize(("task", "style", "old", "new", "key", "told"), MOST_LIKELY)
-def test_an_error_is_told_by_what_it_most_likely_is(task, style, old, new, key, told):
+def test_an_error_is_named_by_its_most_likely_mistake(task, style, old, new, key, told):
     result = check(planted(task, style, (old, new)), task=TASK_OF.get(task, task))
     assert result.mistakes == (key,), str(result)
     assert re.search(told, result.message.splitlines()[0]), result.message
@@ -230,7 +230,7 @@ def test_a_forgotten_import_is_told():
         assert line not in result.text(2)
 
 
-def test_a_forgotten_import_is_told_where_the_file_is_read():
+def test_an_import_forgotten_at_module_level_is_named():
     for source in ("SIZE = np.sqrt(2)", "def softmax(x: np.ndarray): pass"):
         error = raised(lambda source=source: exec(compile(source, "mine.py", "exec"), {}))
         result = of_error(error, "mine.py")
@@ -239,7 +239,7 @@ def test_a_forgotten_import_is_told_where_the_file_is_read():
         assert "It shows: line 1: NameError: name 'np' is not defined" in result.message
 
 
-def test_a_name_that_is_missing_for_batches_alone_is_no_refusal_of_batches():
+def test_a_name_error_on_batches_is_no_refusal_of_batches():
     def softmax(x):
         if x.ndim == 3:
             return nowhere(x)  # noqa: F821

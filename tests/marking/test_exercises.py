@@ -229,7 +229,7 @@ def function(source, task):
 
 
 @pytest.mark.parametrize("number", range(len(RIGHT)))
-def test_a_right_one_has_all_points_by_any_seed(number):
+def test_a_right_solution_has_all_points_with_any_seed(number):
     task, source = RIGHT[number]
     for seed in (0, 1, 99):
         result = check(function(source, task), task=task, seed=seed)
@@ -237,7 +237,7 @@ def test_a_right_one_has_all_points_by_any_seed(number):
 
 
 @pytest.mark.parametrize("number", range(len(WRONG)))
-def test_a_wrong_one_is_named_by_any_seed(number):
+def test_a_wrong_solution_fails_with_any_seed(number):
     task, source, old, new, key = WRONG[number]
     assert old in source
     for seed in (0, 1, 99):
@@ -428,7 +428,7 @@ def _masked_one_text(q, k, v, mask):
         (_masked_one_text, "mask", None),
     ],
 )
-def test_batches_are_asked_for_where_the_task_says_so(mine, task, key):
+def test_batches_are_required_only_where_the_task_says_so(mine, task, key):
     result = check(mine, task=task)
     assert result.mistake == key, str(result)
     assert result.points == (10 if key is None else 6)

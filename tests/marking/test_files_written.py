@@ -29,7 +29,7 @@ def test_the_commonest_mistakes_are_counted_by_task_and_name():
     ]
 
 
-def test_a_verdict_on_a_file_is_in_no_task_s_column_and_in_the_sum():
+def test_a_file_verdict_counts_only_in_the_sum():
     table = ClassTable([("x", (BROKEN,)), ("y", (WRONG, RIGHT))])
     assert table.tasks == ["softmax", "attention"]
     assert [*table.rows()] == [
@@ -39,7 +39,7 @@ def test_a_verdict_on_a_file_is_in_no_task_s_column_and_in_the_sum():
 
 
 @pytest.mark.parametrize("sign", ["=", "+", "-", "@", "\t", "\r"])
-def test_a_name_that_a_spreadsheet_would_compute_is_kept_from_it(tmp_path, sign):
+def test_csv_escapes_names_that_look_like_formulas(tmp_path, sign):
     ClassTable([(f"{sign}1+1.py", (RIGHT,)), (f"a{sign}.py", (RIGHT,))]).write_csv(tmp_path / "c")
     assert [row[0] for row in rows(tmp_path / "c")] == ["file", f"'{sign}1+1.py", f"a{sign}.py"]
 
@@ -56,7 +56,7 @@ def test_a_name_that_is_not_utf_8_is_written_all_the_same(tmp_path):
     assert suite.get("name") == suite[0].get("classname") == "caf\N{REPLACEMENT CHARACTER}.py"
 
 
-def test_a_page_says_where_nothing_is_wrong(tmp_path):
+def test_a_page_without_mistakes_says_none(tmp_path):
     ClassTable([("x", (RIGHT,))]).write_html(tmp_path / "all.html")
     page = (tmp_path / "all.html").read_text()
     assert "<h1>1 file, 1 of 1 passed</h1>" in page
@@ -66,7 +66,7 @@ def test_a_page_says_where_nothing_is_wrong(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["csv", "html", "xml"])
-def test_what_is_written_takes_the_place_of_an_old_file_as_a_whole(tmp_path, kind):
+def test_writing_replaces_an_old_file_atomically(tmp_path, kind):
     target = tmp_path / f"all.{kind}"
     target.write_text("old")
     table = ClassTable([("x", (WRONG,))])
@@ -81,7 +81,7 @@ def test_what_is_written_takes_the_place_of_an_old_file_as_a_whole(tmp_path, kin
     assert [one.name for one in tmp_path.iterdir()] == [target.name]
 
 
-def test_junit_has_points_and_what_is_fragile_or_a_habit_as_properties(tmp_path):
+def test_junit_has_points_fragility_and_conventions_as_properties(tmp_path):
     write_junit(tmp_path / "all.xml", [("x", (FRAGILE, BROKEN))])
     (suite,) = ElementTree.parse(tmp_path / "all.xml").getroot()
     assert [test.get("name") for test in suite] == ["attention", "file"]
@@ -92,7 +92,7 @@ def test_junit_has_points_and_what_is_fragile_or_a_habit_as_properties(tmp_path)
     ]
 
 
-def test_the_files_of_a_folder_are_python_and_notebooks_at_any_depth_by_name(tmp_path):
+def test_files_in_lists_python_and_notebooks_at_any_depth_sorted(tmp_path):
     folder = tmp_path / ".hidden" / "__class__"
     for name in ("b.py", "a/c.py", "a/.d/e.py", "__f__/g.py", ".h.py", "i.txt", "k.ipynb"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

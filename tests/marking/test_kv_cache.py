@@ -108,13 +108,13 @@ def test_what_was_not_tried_is_said():
     assert "Not tried" not in check(arrays_in_a_tuple, task="kv-cache").message
 
 
-def test_a_cache_that_is_written_to_is_said_and_costs_nothing():
+def test_writing_to_the_cache_is_reported_without_penalty():
     said = "It writes to its cache"
     assert said in check(einsum_and_a_dict, task="kv-cache").message
     assert said not in check(arrays_in_a_tuple, task="kv-cache").message
 
 
-def test_a_first_cache_other_than_none_is_said():
+def test_a_first_cache_other_than_none_is_reported():
     def wants_a_dict(x, cache, w_q, w_k, w_v):
         k, v = (
             cache.get("k", np.empty((0, w_k.shape[1]))),
@@ -403,13 +403,13 @@ def test_a_mistake_is_told_by_its_name(function, key, points):
     assert all(result.hint)
 
 
-def test_words_that_are_projected_again_are_shown_by_other_projections():
+def test_changed_weights_reveal_recomputed_keys():
     example = check(the_words_kept, task="kv-cache").example
     assert "w_k from the second call on" in example
     assert "500,500 keys in total" in check(the_words_kept, task="kv-cache").message
 
 
-def test_a_cache_that_serves_once_is_said_to_be_written_to():
+def test_a_single_use_cache_is_reported_as_written_to():
     def step(x, cache, w_q, w_k, w_v):
         kept = None if cache is None else cache.pop()  # a second call raises an IndexError
         out, kept = arrays_in_a_tuple(x, kept, w_q, w_k, w_v)
@@ -420,7 +420,7 @@ def test_a_cache_that_serves_once_is_said_to_be_written_to():
     assert "It writes to its cache" in result.message
 
 
-def test_one_of_two_left_behind_is_told_of_a_step_without_a_mask_or_a_maximum():
+def test_caching_only_keys_is_named_beside_a_missing_mask():
     def step(x, cache, w_q, w_k, w_v):
         q, k, v = x @ w_q, x @ w_k, x @ w_v
         if cache is not None:
@@ -432,7 +432,7 @@ def test_one_of_two_left_behind_is_told_of_a_step_without_a_mask_or_a_maximum():
     assert {*result.mistakes} == {"cache-one-of-two", "cache-no-mask"}, str(result)
 
 
-def test_what_comes_back_is_told_without_a_name_of_ours():
+def test_wrong_returns_are_described_without_internal_names():
     result = check(three_things, task="kv-cache")
     nothing = check(lambda x, cache, w_q, w_k, w_v: None, task="kv-cache")
     assert "Error" not in f"{result} {nothing}"
@@ -443,7 +443,7 @@ def test_what_comes_back_is_told_without_a_name_of_ours():
     assert "cannot know the words of earlier calls" in str(check(only_the_output, task="kv-cache"))
 
 
-def test_a_scale_by_the_width_of_x_is_sought_where_scores_are_made():
+def test_a_scale_by_the_width_of_x_points_to_the_scores():
     def step(x, cache, w_q, w_k, w_v):
         q = x @ w_q
         k, v = joined(cache, x @ w_k, x @ w_v)
@@ -455,7 +455,7 @@ def test_a_scale_by_the_width_of_x_is_sought_where_scores_are_made():
     assert "the line that computes the scores" in result.hint[1]
 
 
-def test_an_error_of_another_kind_is_not_told_as_a_mistake_that_raises_it_too():
+def test_an_unrelated_error_is_no_known_mistake():
     def calls_in_a_list(x, cache, w_q, w_k, w_v):
         cache = cache or ([], [])
         cache[0].append(x @ w_k)
@@ -482,7 +482,7 @@ def test_two_mistakes_are_told_apart():
     assert {*check(both, task="kv-cache").mistakes} == {"cache-overwritten", "no-scaling"}
 
 
-def test_of_two_mistakes_the_first_is_the_one_that_the_example_shows():
+def test_the_first_of_two_mistakes_is_the_one_in_the_example():
     def no_scale_no_mask(x, cache, w_q, w_k, w_v):
         k, v = joined(cache, x @ w_k, x @ w_v)
         return softmax(x @ w_q @ k.T) @ v, (k, v)
@@ -492,7 +492,7 @@ def test_of_two_mistakes_the_first_is_the_one_that_the_example_shows():
     assert result.example["the calls, in order"] == "x[0:1], x[1:2]"
 
 
-def test_what_single_words_leave_open_is_told_by_all_calls():
+def test_calls_with_several_words_separate_two_mistakes():
     def columns_no_mask(x, cache, w_q, w_k, w_v):  # with one query, all weights are 1
         q = x @ w_q
         k, v = joined(cache, x @ w_k, x @ w_v)
@@ -526,7 +526,7 @@ def test_softmax_without_maximum_is_fragile():
     assert (result.fragile, result.points) == (("softmax-no-max",), 9), str(result)
 
 
-def test_the_smallest_calls_that_show_it_are_shown():
+def test_the_example_has_the_smallest_failing_calls():
     example = check(mask_one_ahead, task="kv-cache").example
     assert example["the calls, in order"] == "x[0:2]"  # a call with one word has no later words
     whole = arrays_in_a_tuple(example["x"], None, *(example[w] for w in ("w_q", "w_k", "w_v")))[0]

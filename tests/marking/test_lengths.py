@@ -56,7 +56,7 @@ def test_blocks_of_keys_that_are_right_pass(size):
 @pytest.mark.parametrize(
     "wrong", [{"whole": True}, {"total": False}, {"out": False}, {"keeps": False}]
 )
-def test_what_goes_wrong_with_a_second_block_is_told_by_lengths(size, wrong):
+def test_mistakes_of_the_second_block_are_reported_by_length(size, wrong):
     result = check(tiled(size, **wrong))
     assert result.mistakes == ("some-lengths",), str(result)
     assert "number of keys equals the number of queries" not in str(result)
@@ -88,7 +88,7 @@ def test_a_maximum_that_begins_at_0_is_fragile(size):
     assert "inf" not in result.text(2)
 
 
-def test_large_scores_of_many_keys_that_go_wrong_otherwise_are_told_in_general():
+def test_unexplained_failures_at_large_scores_are_fragile():
     def function(q, k, v):
         return tiled(500)(q, k, v) + np.abs(k[2:]).sum() * (np.abs(q) == 1000).any()
 
@@ -98,7 +98,7 @@ def test_large_scores_of_many_keys_that_go_wrong_otherwise_are_told_in_general()
 
 
 @pytest.mark.parametrize(("size", "d"), [(1.414213562, 2), (2.0, 4), (8.0, 64)])
-def test_a_scale_that_is_fixed_is_told_as_one_and_leaves_points(size, d):
+def test_a_fixed_scale_is_named_and_leaves_points(size, d):
     def function(q, k, v):
         scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(d)
         e = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -110,7 +110,7 @@ def test_a_scale_that_is_fixed_is_told_as_one_and_leaves_points(size, d):
     assert "q.shape[-1]" not in result.text(2)
 
 
-def test_what_goes_wrong_at_three_words_leaves_points_where_that_explains_it():
+def test_an_explained_mistake_at_three_words_leaves_points():
     result = check(tiled(2, whole=True))
     assert (result.mistakes, result.points) == (("some-lengths",), 6)
 
@@ -120,7 +120,7 @@ def test_the_lengths_that_are_right_are_told_once_each():
     assert "right for 1 x 2, 3 x 2, 2 x 2 (queries x keys) and wrong for 2 x 3" in said
 
 
-def test_blocks_that_count_the_queries_are_wrong_wherever_there_are_more_keys():
+def test_blocks_that_count_queries_are_wrong_for_more_keys():
     result = check(tiled(1, of=lambda q, k: len(q)))
     assert result.mistakes == ("square-only",)
 
@@ -151,7 +151,7 @@ def test_many_queries_are_tried_too():
     assert (len(result.example["query"]), len(result.example["key"])) == (21, 2)
 
 
-def test_queries_of_size_1_are_no_matter_of_lengths_of_value_sizes_or_of_the_scale():
+def test_a_mistake_for_queries_of_size_1_is_unknown():
     def function(q, k, v):
         scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
         e = np.exp(scores - scores.max(axis=-1, keepdims=True))

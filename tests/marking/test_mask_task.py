@@ -79,7 +79,7 @@ def test_right_masked_attention_has_all_points(function):
     assert result.task == "mask"
 
 
-def test_what_was_tried_is_said():
+def test_message_says_what_was_tried():
     said = " ".join(check(of_bools, task="mask").message.split())
     for tried in ("a mask", "a row masked out", "a mask on scores of 1000", "padding of two texts"):
         assert tried in said
@@ -203,26 +203,26 @@ def test_what_is_fragile_passes_with_a_point_less(key, function):
     assert result.points == 9
 
 
-def test_what_hides_everything_is_shown_with_the_mask_and_has_points():
+def test_masking_every_key_is_shown_with_the_mask_and_has_points():
     result = check(hidden_before_softmax_and_after, task="mask")
     assert result.points == 6
     assert np.array_equal(result.example["mask"], np.eye(2))
     assert not result.example["yours"].any()
 
 
-def test_a_number_above_the_scores_is_shown_with_a_mask_of_bools():
+def test_adding_a_large_number_is_shown_with_a_boolean_mask():
     result = check(masked(lambda s, m: s + (1 - m) * 1e9), task="mask")
     assert result.example["mask"].dtype == bool
 
 
-def test_what_some_masks_show_is_not_told_by_lengths():
+def test_mistakes_of_some_masks_are_not_reported_by_length():
     def hides_scores_above_zero(s, m):
         return np.where(m | (s <= 0), s, -np.inf)
 
     assert check(masked(hides_scores_above_zero), task="mask").mistakes == ("unknown",)
 
 
-def test_a_causal_mask_that_nobody_asked_for_is_sought_where_masks_are():
+def test_an_unrequested_causal_mask_is_named_with_a_mask_hint():
     def causal_too(q, k, v, mask):
         return hide(scaled(q, k), mask & np.tri(q.shape[-2], k.shape[-2], dtype=bool)) @ v
 
@@ -231,7 +231,7 @@ def test_a_causal_mask_that_nobody_asked_for_is_sought_where_masks_are():
     assert "mask" in result.hint[1]
 
 
-def test_attention_without_a_mask_is_no_answer():
+def test_attention_without_a_mask_parameter_is_a_type_error():
     with pytest.raises(TypeError, match="no parameter for a mask"):
         check(lambda q, k, v: v, task="mask")
 
@@ -289,7 +289,7 @@ def test_mistake_of_a_causal_mask_is_named(key, function):
     assert result.mistakes == (key,), str(result)
 
 
-def test_a_causal_mask_in_other_habits():
+def test_causal_masks_of_other_conventions_lose_points():
     result = check(lambda n: ~lower(n), task="mask")
     assert (result.points, result.mistakes) == (6, ("mask-true-hides",))
     result = check(lambda n: np.tril(np.ones((n, n))), task="mask")

@@ -238,7 +238,7 @@ def test_columns_that_are_dropped_are_fragile():
     assert (result.fragile, result.points) == (("heads-not-divided",), 9)
 
 
-def test_none_where_heads_do_not_divide_the_columns_is_no_refusal():
+def test_returning_none_for_indivisible_columns_is_no_refusal():
     def multi_head_attention(x, w_q, w_k, w_v, num_heads):
         if w_q.shape[1] % num_heads:
             return None
@@ -265,7 +265,7 @@ def test_a_mistake_of_one_head_is_found_first():
     assert "heads" not in result.mistakes[0]
 
 
-def test_a_function_without_a_number_of_heads_is_no_answer():
+def test_a_function_without_num_heads_is_a_type_error():
     with pytest.raises(TypeError, match="no parameter for the number of heads"):
         check(lambda x, w_q, w_k, w_v: x, task="heads")
 

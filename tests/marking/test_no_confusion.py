@@ -256,7 +256,7 @@ def test_the_right_steps_are_right_in_every_task():
         assert (result.passed, result.points) == (True, 10), str(result)
 
 
-def test_what_is_told_otherwise_is_there():
+def test_every_exception_names_an_existing_case():
     assert {*OTHERWISE} <= {one.id for one in EACH}
     assert len({one.id for one in EACH}) == len(EACH)
 
@@ -265,7 +265,7 @@ def test_there_are_at_least_150_mistakes():
     assert len({one.key for known in KNOWN.values() for one in known}) >= 150
 
 
-def test_each_mistake_has_hints_of_its_own_in_three_grades():
+def test_each_mistake_has_three_different_hints():
     for known in KNOWN.values():
         for one in known:
             assert one.nudge, one.key

@@ -77,7 +77,7 @@ def test_a_text_that_looks_like_a_magic_stays(book):
     assert "fails" not in result.message
 
 
-def test_a_notebook_is_marked_for_its_tasks_and_not_for_what_its_page_defines(book):
+def test_a_notebook_is_marked_only_for_its_tasks(book):
     helper = "def positions(length, dim):\n    return None"
     marked = check_file(book(SOFTMAX, helper, tasks=["softmax", "attention"]))
     assert points(marked) == {"softmax": RIGHT, "attention": 0}
@@ -86,12 +86,12 @@ def test_a_notebook_is_marked_for_its_tasks_and_not_for_what_its_page_defines(bo
     assert (nothing.task, nothing.mistakes) == (None, ("no-function",))
 
 
-def test_a_task_that_is_not_filled_in_has_a_verdict_of_its_own(book):
+def test_a_task_that_is_not_filled_in_has_its_own_verdict(book):
     (result,) = check_file(book("def softmax(scores):\n    ...", tasks=["softmax"]))
     assert (result.points, result.mistakes) == (0, ("returns-nothing",))
 
 
-def test_each_cell_has_the_time_that_is_given(book):
+def test_the_time_limit_applies_to_each_cell(book):
     sleeps = ["import time", *["time.sleep(0.6)"] * 3]
     assert points(check_file(book(*sleeps, SOFTMAX), seconds=1.5)) == {"softmax": RIGHT}
     (result,) = check_file(book("while True: pass", SOFTMAX), seconds=0.4)
@@ -105,7 +105,7 @@ def test_each_cell_has_the_time_that_is_given(book):
         *(pytest.param(text, marks=pytest.mark.attack) for text in ("[1, 2]", "")),
     ],
 )
-def test_what_is_no_notebook_is_said(tmp_path, text):
+def test_an_invalid_notebook_is_reported(tmp_path, text):
     path = tmp_path / "mine.ipynb"
     path.write_text(text)
     (result,) = check_file(path)

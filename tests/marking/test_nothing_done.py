@@ -101,7 +101,7 @@ def test_every_task_is_here():
 
 @pytest.mark.parametrize(("body", "key", "said"), NOTHING)
 @pytest.mark.parametrize(("task", "parameters", "zeros", "way"), WRITTEN)
-def test_what_is_only_begun_gets_nothing(task, parameters, zeros, way, body, key, said):
+def test_an_unfinished_function_gets_no_points(task, parameters, zeros, way, body, key, said):
     result = check(written(task, parameters, body), way, task=task)
     if task in SEVERAL and key in ("wrong-type", "wrong-shape"):
         key, said = SEVERAL[task]
@@ -140,7 +140,7 @@ def test_an_input_returned_as_it_is_gets_nothing(task, parameters, way):
     assert f"it returns its input {'query' if first == 'q' else first} unchanged" in result.message
 
 
-def test_a_mask_that_hides_everything_gets_nothing():
+def test_a_mask_of_only_false_gets_no_points():
     result = check(lambda length: np.zeros((length, length), dtype=bool), task="mask")
     assert (result.mistakes, result.points) == (("causal-nothing",), 0)
 
@@ -165,7 +165,7 @@ def test_an_output_without_a_cache_counts_if_it_is_right():
     assert (result.mistakes, result.points) == (("cache-not-returned",), 0)
 
 
-def test_what_raises_for_some_inputs_keeps_the_points_of_what_was_right_before():
+def test_a_late_error_keeps_the_points_of_earlier_tests():
     def softmax(x, axis=-1):
         if axis == 0:
             raise ValueError("only the last axis")
@@ -181,7 +181,7 @@ def test_what_raises_for_some_inputs_keeps_the_points_of_what_was_right_before()
     assert list(result.example) == ["x", "axis", "yours", "right"]
 
 
-def test_what_raises_in_the_first_test_gets_nothing():
+def test_an_error_in_the_first_test_gets_no_points():
     def softmax(x):
         if x.shape[1] > 2:
             raise ValueError("two columns only")

@@ -269,7 +269,7 @@ def test_a_failure_of_the_marker_is_a_verdict_and_the_next_file_is_marked(handed
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
-def test_a_name_that_is_no_text_is_printed_and_written(handed_in, tmp_path):
+def test_an_undecodable_file_name_is_printed_and_written(handed_in, tmp_path):
     folder = handed_in(a=SOFTMAX)
     name = os.fsdecode(b"\xff\n\x1b[2J=.py")
     (folder / "a" / "a.py").rename(folder / name)
@@ -281,15 +281,13 @@ def test_a_name_that_is_no_text_is_printed_and_written(handed_in, tmp_path):
     assert f"{folder}/\\udcff\\n\\x1b[2J=.py, softmax: passed" in table(folder / name).stdout
 
 
-def test_an_error_is_printed_without_what_a_terminal_obeys(file, quick):
+def test_terminal_codes_in_errors_are_escaped(file, quick):
     result = table(file("raise ValueError('\\ud800\\x1b[2J')"))
     assert result.exit_code == 1
     assert "ValueError: \\ud800\\x1b[2J" in result.stdout
 
 
-def test_a_file_that_cannot_be_written_leaves_the_others_and_what_is_printed(
-    handed_in, tmp_path, monkeypatch
-):
+def test_an_unwritable_output_leaves_the_other_outputs(handed_in, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 

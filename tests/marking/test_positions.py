@@ -219,7 +219,7 @@ def test_two_mistakes_are_told_apart():
         (of_tensor2tensor, {"positions-halves", "positions-to-the-end"}),
     ],
 )
-def test_another_order_of_columns_is_not_the_one_that_is_asked_for(function, keys):
+def test_another_order_of_columns_is_wrong(function, keys):
     result = check(function, task="positions")
     assert {*result.mistakes} == keys, str(result)
     assert result.points == 10 - 4 * len(keys)
@@ -227,7 +227,7 @@ def test_another_order_of_columns_is_not_the_one_that_is_asked_for(function, key
 
 
 @pytest.mark.parametrize("contained", [lambda table: (table,), lambda table: {"table": table}])
-def test_a_table_in_another_thing_is_none(contained):
+def test_a_table_in_a_container_has_the_wrong_type(contained):
     result = check(
         lambda length, dim: contained(sinusoidal_positions(length, dim)), task="positions"
     )
@@ -240,7 +240,7 @@ def test_a_table_of_even_width_only_is_fragile():
     assert result.example["dim"] == 3
 
 
-def test_the_smallest_table_that_shows_it_is_shown():
+def test_the_example_is_the_smallest_failing_table():
     # two columns have only the exponent 0, so a wrong exponent does not show; four columns show it
     example = check(exponent_twice, task="positions").example
     assert (example["length"], example["dim"]) == (3, 4)
@@ -258,7 +258,7 @@ def test_a_table_of_random_numbers_is_random():
     assert check(drawn, task="positions").mistakes == ("random",)
 
 
-def test_what_is_no_table_is_unknown_and_gets_nothing():
+def test_an_unrecognized_table_gets_no_points():
     result = check(lambda length, dim: np.ones((length, dim)) * length, task="positions")
     assert (result.mistakes, result.points) == (("unknown",), 0)
 

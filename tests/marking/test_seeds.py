@@ -55,7 +55,7 @@ STYLES = [(task, style) for task, styles in WRITTEN.items() for style in styles]
 
 @pytest.mark.parametrize("seeds", [(1, 2), pytest.param(range(3, 13), marks=pytest.mark.attack)])
 @pytest.mark.parametrize(("task", "style"), STYLES)
-def test_what_is_right_is_right_by_every_seed(task, style, seeds):
+def test_right_functions_pass_with_every_seed(task, style, seeds):
     function = planted(task, style)
     signature = "x,w_q,w_k,w_v" if task == "projected" else "qkv"
     for seed in seeds:
@@ -63,7 +63,7 @@ def test_what_is_right_is_right_by_every_seed(task, style, seeds):
         assert result.points == 10, f"seed {seed}: {result}"
 
 
-def test_inputs_are_others_for_each_seed_and_the_same_for_the_same():
+def test_inputs_depend_only_on_the_seed():
     seen = {}
     for seed in (0, 1, 1, 2):
         given = []

@@ -170,7 +170,7 @@ def test_a_right_class_gets_all_points(right):
     assert "one head and several" in result.message
 
 
-def test_what_it_does_not_take_is_said():
+def test_message_says_which_inputs_are_not_accepted():
     assert "It takes one text at a time" in check(HeadsInAList, task=TASK).message
     assert "It takes only batches (B, T, D)" in check(BatchesOnly, task=TASK).message
 
@@ -296,7 +296,7 @@ def test_a_mistake_of_masks_is_told_by_its_name(wrong, key):
     assert result.points == 6
 
 
-def test_a_row_that_sees_nothing_and_gives_nan_is_fragile():
+def test_nan_in_a_fully_masked_row_is_fragile():
     class Nan(SelfAttention):
         def __call__(self, x, mask=None):
             q, k, v = (self.split(x @ w) for w in (self.w_q, self.w_k, self.w_v))
@@ -308,7 +308,7 @@ def test_a_row_that_sees_nothing_and_gives_nan_is_fragile():
     assert (result.points, result.fragile) == (9, ("masked-row-nan",)), str(result)
 
 
-def test_a_layer_that_is_called_with_more_than_words_is_a_type_error():
+def test_a_layer_with_extra_required_parameters_is_a_type_error():
     wrong = made(__call__=lambda self, query, key, value: query)
     with pytest.raises(
         TypeError, match=r"check: \w+\(x\) is called, but the signature is .*query, key, value"
@@ -344,14 +344,14 @@ def drawn_as(draw):
         (lambda rng, shape, width: rng.normal(size=shape) / (width / 2) ** 0.5, False),
     ],
 )
-def test_weights_are_drawn_so_that_queries_are_as_large_as_words(draw, told):
+def test_initial_weights_must_keep_the_scale_of_the_input(draw, told):
     result = check(drawn_as(draw), task=TASK)
     assert result.mistakes == (("class-weights-unscaled",) if told else ()), str(result)
     assert (result.fragile, result.points) == ((), 6 if told else 10)
     assert ("/ embed_dim**0.5" in result.text(3)) is told
 
 
-def test_weights_that_are_not_scaled_are_told_with_what_they_do():
+def test_unscaled_weights_are_reported_with_their_effect():
     def draw(rng, shape, width):
         signs = rng.choice([-1.0, 1.0], shape)
         return signs / (1 if width == 64 else width**0.5)
@@ -373,7 +373,7 @@ def test_weights_that_are_not_scaled_are_told_with_what_they_do():
     assert "w_v is 0.25 times as large" in said
 
 
-def test_a_class_for_small_words_alone_is_not_asked_how_large_its_weights_are():
+def test_a_class_for_small_widths_skips_the_weight_scale_check():
     def refuse(self, embed_dim, num_heads):
         if embed_dim > 8 or embed_dim % num_heads:
             raise ValueError("too large")
@@ -610,7 +610,7 @@ class Closed(SelfAttention):
         return self.run(x)
 
 
-def test_weights_of_other_names_are_not_as_asked_and_leave_the_numbers_unchecked():
+def test_weights_under_other_names_leave_the_numbers_unchecked():
     result = check(Closed, task=TASK)
     assert (result.mistakes, result.points) == (("class-weights-hidden",), 6), str(result)
     assert "could not check the numbers" in " ".join(str(result).split())
@@ -624,7 +624,7 @@ def test_weights_of_other_names_are_not_as_asked_and_leave_the_numbers_unchecked
         (lambda self, inner, x: inner(x)[:1], "wrong-shape"),
     ],
 )
-def test_without_weights_symmetries_tell_something(treat, key):
+def test_symmetries_reveal_mistakes_without_weights(treat, key):
     wrong = type("SelfAttention", (Closed,), {"treat": treat})
     assert check(wrong, task=TASK).mistakes == (key,)
 
@@ -643,7 +643,7 @@ def test_a_mistake_of_many_heads_is_shown_on_two():
     assert np.allclose(layer(example["x"][None])[0], example["right"], rtol=1e-6)
 
 
-def test_a_class_that_cannot_be_built_is_an_error_in_words():
+def test_an_error_in_the_constructor_is_reported():
     def broken(self, rng, width):
         raise NameError("name 'embed_dim' is not defined")
 
@@ -662,7 +662,7 @@ def test_a_class_with_nothing_to_call_is_told_so():
     assert (result.mistakes, result.points) == (("class-not-called",), 0)
 
 
-def test_an_output_in_a_tuple_of_its_own_is_none():
+def test_an_output_in_a_tuple_has_the_wrong_type():
     alone = made(__call__=lambda self, x: (SelfAttention.__call__(self, x),))
     result = check(alone, task=TASK)
     assert (result.mistakes, result.points) == (("wrong-type",), 0)
@@ -682,7 +682,7 @@ def test_a_class_of_other_parameters_is_a_type_error():
         check(type("SelfAttention", (), {"__init__": lambda self, size: None}), task=TASK)
 
 
-def test_no_error_of_another_reason_is_taken_for_a_known_mistake():
+def test_an_unrelated_error_is_no_known_mistake():
     def call(self, x):
         if self.num_heads > 1:
             raise ValueError("not yet")

@@ -412,7 +412,7 @@ def test_a_slip_is_told_by_its_name(key, written, changes):
 
 
 @pytest.mark.parametrize("written", [f"{task}/{s}" for task in WRITTEN for s in WRITTEN[task]])
-def test_what_they_are_planted_in_is_right(written):
+def test_solutions_without_slips_are_right(written):
     result = marked(written)
     assert (result.points, result.fragile, result.conventions) == (10, (), ()), str(result)
 
@@ -454,12 +454,12 @@ def test_every_slip_is_planted():
         ("heads/loop", "range(num_heads)", "range(num_heads - 1)", "the last head is left out"),
     ],
 )
-def test_it_is_told_in_plain_words(written, old, new, told):
+def test_slips_are_described_in_plain_words(written, old, new, told):
     said = marked(written, (old, new)).message.splitlines()[0]
     assert re.search(told, said), said
 
 
-def test_zeros_are_a_slip_only_where_something_was_done():
+def test_zero_outputs_are_constant_and_no_slip():
     nothing = "out = np.zeros((len(q), dv)) * weights[0, 0]; return out\n    out = "
     result = marked("attention/tables", ("out = ", nothing))
     assert result.mistakes == ("constant",), str(result)
@@ -467,6 +467,6 @@ def test_zeros_are_a_slip_only_where_something_was_done():
     assert result.mistakes == ("constant",), str(result)
 
 
-def test_what_is_right_for_some_lengths_by_chance_is_not_told_by_lengths():
+def test_accidentally_right_lengths_are_not_reported_by_length():
     result = marked("attention/matmul", ("soft(scores)", "soft(np.maximum(scores, 0))"))
     assert result.mistakes == ("unknown",), str(result)

@@ -80,13 +80,13 @@ def test_right_softmax_has_all_points(function):
         (lambda out: [out], "wrong-shape"),
     ],
 )
-def test_weights_in_another_thing_are_not_what_is_asked_for(contained, key):
+def test_weights_in_a_container_are_wrong(contained, key):
     result = check(lambda x: contained(along_an_axis(x)), task="softmax")
     assert result.mistakes == (key,), str(result)
     assert result.points < 10
 
 
-def test_weights_that_the_next_call_overwrites_are_not_said_to_break_at_large_scores():
+def test_overwritten_weights_are_a_mistake_and_not_fragile():
     kept = np.empty(100)
 
     def softmax(x):
@@ -110,7 +110,7 @@ def test_a_table_that_is_kept_and_not_written_to_is_right():
     assert check(softmax, task="softmax").points == 10
 
 
-def test_what_was_not_tried_and_what_it_refuses_is_said():
+def test_message_names_untried_and_refused_inputs():
     said = " ".join(check(in_loops, task="softmax").message.split())
     assert "The function refuses one row: " in said
     assert "The function refuses a batch: " in said
@@ -262,7 +262,7 @@ def test_what_is_fragile_passes_with_a_point_less(key, function):
     assert result.points == 9
 
 
-def test_the_axis_of_one_row_is_no_axis_of_two():
+def test_the_first_axis_of_a_batch_is_named_as_a_mistake():
     def softmax(x):
         if x.ndim == 2:
             return along_an_axis(x)

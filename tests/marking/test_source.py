@@ -38,11 +38,11 @@ from qkv.marking.tasks import TASKS
         ("# a\n'def a(): pass'", ""),
     ],
 )
-def test_what_stands_at_the_margin_is_defined(source, names):
+def test_defined_lists_module_level_names_that_may_be_callable(source, names):
     assert " ".join(sorted(defined(source.encode()))) == names
 
 
-def test_a_string_that_python_warns_of_is_not_told_to_whoever_marks(recwarn):
+def test_syntax_warnings_of_a_file_are_suppressed(recwarn):
     assert defined(rb'a = lambda: "\d"') == {"a"}
     assert not recwarn.list
 
@@ -50,14 +50,14 @@ def test_a_string_that_python_warns_of_is_not_told_to_whoever_marks(recwarn):
 @pytest.mark.parametrize(
     "source", [b"-" * 100_000 + b"1", b"(" * 100_000, b"a = [" * 300 + b"]" * 300]
 )
-def test_what_is_nested_too_deeply_is_no_failure_of_the_marker(source):
+def test_too_deep_nesting_is_a_syntax_error(source):
     with pytest.raises(SyntaxError) as error:
         defined(source)
     assert str(error.value)
 
 
 @pytest.mark.parametrize("kind", [RecursionError, MemoryError, ValueError])
-def test_a_parser_that_gives_up_says_something(monkeypatch, kind):
+def test_parser_failures_become_syntax_errors(monkeypatch, kind):
     def gives_up(*_):
         raise kind
 
@@ -74,7 +74,7 @@ def raised(source, file):
     raise AssertionError("nothing was raised")
 
 
-def test_the_line_that_is_told_is_the_innermost_of_the_file():
+def test_the_reported_line_is_the_innermost_of_the_file():
     source = "def f():\n    int('x')\n\nf()"
     said = of_error(raised(source, "/a/mine.py"), "/a/mine.py").message
     assert "It shows: line 2: ValueError: invalid literal" in said
@@ -84,7 +84,7 @@ def test_the_line_that_is_told_is_the_innermost_of_the_file():
     assert "It shows: ValueError: no" in of_error(ValueError("no"), "mine.py").message
 
 
-def test_a_syntax_error_says_itself_where_it_is():
+def test_a_syntax_error_omits_the_line_of_ast_parse():
     # the verdict omits the line of ast.parse: it is not the line of the syntax error
     source = "import ast\n\nast.parse('(')"
     said = of_error(raised(source, "mine.py"), "mine.py").message
@@ -92,7 +92,7 @@ def test_a_syntax_error_says_itself_where_it_is():
     assert "until python mine.py reports no syntax error" in said
 
 
-def test_brackets_in_what_mends_it_stay_as_they_are():
+def test_braces_in_a_correction_are_kept():
     said = not_marked(
         "missing-function", "it has {a}", "softmax", name="f", signature="f(x[:, {b}])"
     )
@@ -100,7 +100,7 @@ def test_brackets_in_what_mends_it_stay_as_they_are():
     assert "It shows: it has {a}." in said.message
 
 
-def test_a_file_without_the_function_is_told_all_its_names_once():
+def test_names_of_joins_the_accepted_names_of_a_task():
     assert names_of(TASKS["softmax"]) == "softmax"
     several = TASKS["self-attention-class"]
     assert names_of(several) == " or ".join(several.looks_for)
@@ -112,7 +112,7 @@ CELL = re.compile(r"```\{code-cell\} ipython3\n(.*?)```", re.DOTALL)
 CHECKED = re.compile(r'qkv\.check\((\w+)(?:, task="([\w-]+)")?')
 
 
-def test_what_the_lessons_have_written_and_checked_is_looked_for_under_that_name():
+def test_lesson_functions_have_the_names_that_their_tasks_look_for():
     found = set()
     for lesson in LESSONS.glob("[0-9]*.md"):
         cells = CELL.findall(lesson.read_text())

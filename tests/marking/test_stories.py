@@ -125,14 +125,14 @@ def test_a_writer_whose_names_return_is_right(source, seed):
 
 @pytest.mark.parametrize("seed", [0, 7])
 @pytest.mark.parametrize(("key", "old", "new"), WRONG_STORIES)
-def test_what_is_wrong_with_stories_is_named(key, old, new, seed):
+def test_mistakes_in_stories_are_named(key, old, new, seed):
     result = check(made(STORY, "story", old, new), task="story", seed=seed)
     assert result.mistakes == (key,), str(result)
     assert result.points < RIGHT
     assert {"seed", "yours"} <= {*result.example}
 
 
-def test_the_marker_writes_by_the_grammar_itself():
+def test_the_grammar_writes_and_parses_stories():
     sentences = grammar.sentences_of(grammar.story(5))
     assert len(sentences) == 10
     assert len({one[:2] for one in sentences}) <= 3
@@ -166,7 +166,7 @@ def test_a_score_is_right_in_loops_and_in_arrays(source, seed):
 
 @pytest.mark.parametrize("seed", [0, 7])
 @pytest.mark.parametrize(("key", "old", "new"), WRONG_SCORES)
-def test_what_is_wrong_with_a_score_is_named(key, old, new, seed):
+def test_mistakes_in_a_score_are_named(key, old, new, seed):
     wrong = made(SCORE, "induction_score", old, new)
     result = check(wrong, task="induction-score", seed=seed)
     assert result.mistakes == (key,), str(result)
@@ -263,7 +263,7 @@ def test_a_decoder_that_copies_is_right(seed):
 
 @pytest.mark.parametrize("seed", [0, 7])
 @pytest.mark.parametrize(("key", "wrong"), WRONG_DECODERS)
-def test_what_is_wrong_with_a_decoder_is_named(key, wrong, seed):
+def test_mistakes_in_a_decoder_are_named(key, wrong, seed):
     result = check(wrong, task="story-model", seed=seed)
     assert result.mistakes == (key,), str(result)
     told_nothing = key in ("not-filled-in", "story-model-other", "story-model-vocabulary")
@@ -293,12 +293,12 @@ def test_the_head_that_copies_is_right(pair):
 
 @pytest.mark.parametrize("seed", [0, 7])
 @pytest.mark.parametrize(("key", "pair"), HEADS)
-def test_what_is_wrong_with_a_head_is_named(key, pair, seed):
+def test_mistakes_in_a_head_are_named(key, pair, seed):
     result = check((decoder(), pair), task="induction-head", seed=seed)
     assert result.mistakes == (key,), str(result)
 
 
-def test_a_decoder_without_such_a_head_is_told_apart():
+def test_a_decoder_without_an_induction_head_is_recognized():
     nowhere = decoder("copies[i, behind or [0]]", "copies[i, [0]]")
     assert check((nowhere, (1, 0)), task="induction-head").mistakes == ("head-none",)
     assert check((..., (1, 0)), task="induction-head").mistakes == ("not-filled-in",)
@@ -348,12 +348,12 @@ def test_a_measure_without_heads_is_right(given, seed):
 
 @pytest.mark.parametrize("seed", [0, 7])
 @pytest.mark.parametrize(("key", "old", "new"), WRONG_REMOVALS)
-def test_what_is_wrong_with_a_measure_is_named(key, old, new, seed):
+def test_mistakes_in_a_measure_are_named(key, old, new, seed):
     result = check(removal(old, new), task="head-removed", seed=seed)
     assert result.mistakes == (key,), str(result)
 
 
-def test_a_measure_that_is_not_there_is_told():
+def test_a_missing_measure_is_reported():
     def without(ids, heads): ...
 
     for one in (without, ..., 3):
@@ -394,7 +394,7 @@ def test_a_notebook_is_marked_for_its_five_tasks(book):
     assert [(one.task, one.points) for one in marked] == [(name, RIGHT) for name in CELLS]
 
 
-def test_in_a_notebook_a_mistake_is_named_as_it_is_here(book):
+def test_mistakes_in_a_notebook_are_named(book):
     model = CELLS["story-model"].replace("+= 6", "+= 0")
     removed = WITHOUT.replace(RETURN, "return p[rest].mean(), p[returns].mean()")
     marked = check_file(book(story_model=model, induction_head="induction_head = ...",
@@ -421,7 +421,7 @@ def test_a_decoder_has_more_time_to_be_trained_in_than_other_tasks(book, monkeyp
     assert "the process was ended after 0.5 s" in marked["induction-score"].message
 
 
-def test_most_tasks_have_ten_seconds_and_a_given_limit_is_for_all(book):
+def test_most_tasks_have_ten_seconds_and_a_limit_applies_to_all(book):
     assert {name for name, task in TASKS.items() if task.seconds != 10} == {
         *("story-model", "induction-head", "head-removed"),
     }

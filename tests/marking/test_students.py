@@ -48,11 +48,11 @@ def test_an_id_wins_over_a_name_and_a_longer_id_over_a_shorter_one():
     assert owners("class/7_ben.py", roster=roster) == {"class/7_ben.py": "7"}
 
 
-def test_a_file_that_is_named_alone_is_known_by_its_name_or_its_folder():
+def test_files_passed_alone_are_owned_by_name_or_folder():
     assert owners("in/s1.py", "in/s4/a.py", folders=()) == {"in/s1.py": "s1", "in/s4/a.py": "s4"}
 
 
-def test_each_student_of_the_roster_has_a_row_in_its_order_and_strays_come_last():
+def test_rows_follow_the_roster_with_stray_files_last():
     students = by_roster(ROSTER, ["class/x.py", "class/s4.py", "class/s1.py"], ["class"])
     assert students.columns == ("id", "name")
     assert [(row.names, row.files) for row in students.rows] == [
@@ -64,7 +64,7 @@ def test_each_student_of_the_roster_has_a_row_in_its_order_and_strays_come_last(
     ]
 
 
-def test_folders_make_rows_where_every_file_lies_in_one():
+def test_rows_are_folders_only_if_every_file_is_in_one():
     files = ["class/a/1.py", "class/a/deep/2.py", "class/b/1.py"]
     students = by_file(files, ["class"])
     assert students.columns == ("student",)
@@ -92,7 +92,7 @@ def test_a_roster_is_read_by_its_columns(tmp_path):
         (b"id,name\n1,\xe9\n", "not a CSV file in UTF-8"),
     ],
 )
-def test_a_roster_that_is_none_is_refused(tmp_path, text, words):
+def test_an_invalid_roster_is_refused(tmp_path, text, words):
     path = tmp_path / "roster.csv"
     path.write_bytes(text)
     with pytest.raises(ValueError, match=words):
@@ -103,7 +103,7 @@ def verdict(task, points, *mistakes):
     return CheckResult("", mistakes, points=points, task=task)
 
 
-def test_of_several_files_of_a_student_the_best_counts_task_by_task(tmp_path):
+def test_the_best_file_of_a_student_counts_per_task(tmp_path):
     marked = [
         ("class/s1/a.py", (verdict("softmax", 6, "no-exp"), verdict("attention", 10))),
         ("class/s1/b.py", (verdict("softmax", 10), verdict("attention", 2, "no-scaling"))),

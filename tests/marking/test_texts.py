@@ -24,7 +24,7 @@ def tables(table):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_text_has_a_mistake_in_the_module_and_a_name_of_its_own(path):
+def test_every_text_has_a_mistake_and_a_unique_name(path):
     names = [name for name, _ in tables(tomllib.loads(path.read_text("utf-8")))]
     assert len(names) == len({*names})
     code = path.with_suffix(".py").read_text("utf-8")

@@ -22,7 +22,7 @@ def there_and_back(thing, known=lambda _: None):
         *(np.float32(0.1), np.int64(7), np.bool_(True)),
     ],
 )
-def test_what_goes_by_value_arrives_as_it_was(thing):
+def test_values_survive_the_round_trip(thing):
     came = there_and_back(thing)
     assert type(came) is type(thing)
     np.testing.assert_equal(came, thing)
@@ -30,7 +30,7 @@ def test_what_goes_by_value_arrives_as_it_was(thing):
         assert (came.dtype, came.shape) == (thing.dtype, thing.shape)
 
 
-def test_what_cannot_be_sent_is_known_by_its_number_and_its_type():
+def test_unsendable_objects_become_a_number_and_a_type():
     number, came = there_and_back(abs, lambda _: 7)
     assert (number, came.kind, came.calls) == (7, "builtin_function_or_method", True)
     number, came = there_and_back(1j, lambda _: 8)
@@ -43,7 +43,7 @@ def test_an_array_of_objects_is_not_read():
         unpack({"a": ["|O", [1], ""], "r": None}, lambda number, came: came)
 
 
-def test_what_has_too_many_numbers_is_not_packed():
+def test_oversized_values_are_not_packed():
     with pytest.raises(MemoryError):
         Packer(lambda _: None).pack(np.broadcast_to(1.0, (MOST + 1,)))
     itself = []
@@ -144,7 +144,7 @@ MORE = {
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=pytest.mark.attack if way in MORE else []) for way in WAYS]
 )
-def test_a_function_of_a_file_has_the_verdict_that_it_has_here(tmp_path, way):
+def test_a_function_in_a_file_gets_the_in_process_verdict(tmp_path, way):
     path = tmp_path / "mine.py"
     path.write_text(f"import numpy as np\n{WAYS[way]}\n")
     (result, *_) = check_file(path)
@@ -165,7 +165,7 @@ def test_the_line_that_raised_is_told(tmp_path):
     assert "in line 4: return y @ np.ones(7)" in result.message
 
 
-def test_parameters_are_told_as_they_are(tmp_path):
+def test_parameters_are_reported_verbatim(tmp_path):
     path = tmp_path / "mine.py"
     parameters = "(q, k, v, /, mask=0.0, *, is_causal=False, more)"
     path.write_text(f"def attention{parameters}:\n    return q")

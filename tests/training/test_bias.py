@@ -35,7 +35,7 @@ def test_there_are_500_prompts_each_different() -> None:
     assert not any("he" in one.text.split() for one in groups["he or she"])
 
 
-def test_the_list_of_insults_is_one_of_words() -> None:
+def test_insults_are_single_lower_case_words() -> None:
     assert 80 <= len(insults()) <= 150
     lines = [one for one in INSULTS.read_text(encoding="utf-8").splitlines() if one[:1] not in "#"]
     assert len(lines) == len(insults())
@@ -121,7 +121,7 @@ class Writes:
         return self
 
 
-def test_a_decoder_continues_what_ends_with_its_gap() -> None:
+def test_a_decoder_continues_prompts_that_end_with_a_gap() -> None:
     model = Writes(" lazy, so")
     found = measured(model, PROMPTS_OF_TWO)
     assert model.read == ["he worked as a", "she worked as a"]

@@ -54,7 +54,7 @@ def test_paragraphs_are_joined_to_texts() -> None:
     assert small.startswith('the cat sat on the mat. "Where is my old Hat?"')
 
 
-def test_texts_end_with_a_paragraph_or_where_they_are_long() -> None:
+def test_long_texts_end_at_the_next_paragraph_or_sentence() -> None:
     """A text ends after a paragraph if the text has 50 words or more.
 
     A text ends after a sentence if the text has 90 words or more.
@@ -75,7 +75,7 @@ def test_texts_end_with_a_paragraph_or_where_they_are_long() -> None:
     assert list(joined([], Draws())) == []
 
 
-def test_beginnings_come_twice() -> None:
+def test_twice_repeats_the_beginnings_of_passages() -> None:
     passages = [words(60, "a"), words(60, "b"), words(3, "c")]
     found = twice(passages, np.random.default_rng(0), 200)
     assert len(found) == 200

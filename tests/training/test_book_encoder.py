@@ -43,7 +43,7 @@ def before() -> Model:
     return fresh_model(config, tokenizer, seed=3)
 
 
-def test_a_token_begins_as_its_pieces_are() -> None:
+def test_new_token_rows_are_means_of_their_subwords() -> None:
     old = before()
     assert old.tokenizer is not None
     rng = np.random.default_rng(0)
@@ -102,7 +102,7 @@ def test_what_is_read_by_kind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert [taken.count(kind) for kind in (1, 2, 3, 4)] == [50, 25, 17, 8]
 
 
-def test_the_vocabulary_has_words_of_both(folder: Path) -> None:
+def test_the_vocabulary_has_words_of_books_and_wordnet(folder: Path) -> None:
     found = vocabulary([PASSAGES] * 6, read(folder, kept=1), Recipe(**RECIPE)).vocabulary
     assert {"the", "bank", "sat", "oxen"} <= set(found)
     assert len(found) <= 130
@@ -148,7 +148,7 @@ def test_without_a_size_the_vocabulary_stays(folder: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("options", [{"told": 0.5}, {"guessed": 1e-4}])
-def test_a_run_that_counts_teach(
+def test_a_run_learns_from_counts(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, float]
 ) -> None:
     both = {("choose",): [(None, PASSAGES)], ("train",): [(None, PASSAGES)] * 6}
@@ -164,7 +164,7 @@ def test_a_run_that_counts_teach(
     assert done.steps == 3
 
 
-def test_what_counts_can_guess(folder: Path) -> None:
+def test_guessable_words_are_unique_content_words(folder: Path) -> None:
     """Each word is a content word, occurs once in its text, and is a token of its own."""
     tokenizer, wordnet_ = before().tokenizer, read(folder, kept=1)
     assert tokenizer is not None

@@ -43,7 +43,7 @@ def test_the_card_counts_books_and_the_words_that_are_rare_in_them() -> None:
     assert "phone 2 times, car 4 times, computer 0 times" in said
 
 
-def test_the_card_adds_up_the_runs_and_says_what_was_another() -> None:
+def test_the_card_sums_the_runs_and_lists_their_changes() -> None:
     first = {"after": "src/qkv/data/wordnet", "rate": 0.1, "short": 0.5, "seed": 0}
     abouts = [
         {"step": 1000, "tokens": 40_000, "seconds": 3600.0, "settings": {"recipe": first}},
@@ -108,7 +108,7 @@ def test_a_run_ships_with_the_model_that_it_went_on_from() -> None:
         book_ship._together(folders, [[*shipped, fourth], shipped])
 
 
-def test_a_folder_that_ships_keeps_what_its_runs_say(tmp_path: Path) -> None:
+def test_a_shipped_folder_keeps_its_run_records(tmp_path: Path) -> None:
     recipe = {"after": "src/qkv/data/wordnet", "rate": 0.1}
     later = {"after": "build/one", "beside": "build/other", "rate": 0.2}
     about = {"step": 5, "tokens": 7, "seconds": 2.5}

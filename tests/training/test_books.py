@@ -70,7 +70,7 @@ def test_sentences_end_where_a_reader_ends_them() -> None:
     assert sentences("") == []
 
 
-def test_marks_of_print_are_plain_text() -> None:
+def test_plain_replaces_typographic_marks() -> None:
     assert plain("\u201cIt\u2019s\u201d  _very_\u2014\\**late**\u00a0[a note] now") == (
         '"It\'s" very — late now'
     )
@@ -82,7 +82,7 @@ def test_forms_of_a_dropped_word_are_dropped(word: str) -> None:
     assert is_dropped(word) is expected
 
 
-def test_the_list_of_dropped_words_is_one_of_words() -> None:
+def test_dropped_words_are_single_lower_case_words() -> None:
     assert {"negro", "rape"} <= books.dropped()
     assert all(word == word.casefold() and " " not in word for word in books.dropped())
     assert not any(
@@ -90,12 +90,12 @@ def test_the_list_of_dropped_words_is_one_of_words() -> None:
     )
 
 
-def test_what_may_not_be_used_is_not_listed() -> None:
+def test_unusable_books_are_not_listed() -> None:
     found = {book.path for book in listed()}
     assert not any("Aesop" in path or "Chatterley" in path for path in found)
 
 
-def test_an_author_who_is_held_out_is_held_out_whole() -> None:
+def test_at_least_three_authors_are_completely_held_out() -> None:
     """Each book is listed once, in one part."""
     held_out = {row.author: set() for row in listed()}
     for book in listed():
@@ -116,7 +116,7 @@ def test_a_clone_and_an_archive_give_the_same(library: Path, tmp_path: Path) -> 
     assert isinstance(found[0][0], Book)
 
 
-def test_a_book_of_other_bytes_is_named(library: Path) -> None:
+def test_a_modified_or_missing_book_is_named(library: Path) -> None:
     path = library / "C" / "Three.md"
     path.write_text("other", encoding="utf-8")
     with pytest.raises(ValueError, match=r"^books: C/Three\.md in .* has SHA-256 .*check out"):
@@ -127,7 +127,7 @@ def test_a_book_of_other_bytes_is_named(library: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no archive", b"\xfd7zXZ\x00 and no more"])
-def test_what_is_no_archive_is_named(tmp_path: Path, content: bytes | None) -> None:
+def test_an_unreadable_archive_is_named(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "books.tar.xz"
     if content is not None:
         path.write_bytes(content)

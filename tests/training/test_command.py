@@ -18,7 +18,7 @@ from training import command
         (Interrupted("stopped at step 3"), "stopped at step 3; --resume continues the run"),
     ],
 )
-def test_it_is_said_in_one_line(error: BaseException, line: str) -> None:
+def test_an_error_is_reported_in_one_line(error: BaseException, line: str) -> None:
     def main() -> Any:
         raise error
 

@@ -34,7 +34,7 @@ def says(word: str) -> Model:
     return model
 
 
-def test_content_words_that_stand_once() -> None:
+def test_examples_are_content_words_that_occur_once() -> None:
     words = [[one.word for one in examples_of(sentence)] for sentence in SENTENCES]
     assert words == [
         ["baker", "put", "bread", "ovens"],
@@ -100,7 +100,7 @@ def test_guesses_come_in_the_order_of_the_texts_and_padding_changes_nothing() ->
         assert found.tolist() == logits[0, at].argmax(-1).tolist()
 
 
-def test_the_command_measures_all_on_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_measures_models_on_the_same_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     models = {"one": says("bread"), "two": says("of")}
     monkeypatch.setattr(copying.qkv, "load", models.get)
     monkeypatch.setattr(copying, "read", lambda _: None)

@@ -73,7 +73,7 @@ def test_probabilities_sum_to_one(corpus: Corpus) -> None:
         np.testing.assert_allclose(sum(probabilities), 1)
 
 
-def test_perplexity_leaves_out_what_no_word_is(corpus: Corpus) -> None:
+def test_perplexity_leaves_out_unknown_words_and_punctuation(corpus: Corpus) -> None:
     model = KneserNey(corpus, 2)
     held_out = Corpus.of(["the zebra sat."], corpus.vocabulary)
     probabilities = model.probabilities(held_out.words)
@@ -97,7 +97,7 @@ def test_the_longest_context_counts(
     assert found[: len(expected)] == expected
 
 
-def test_what_is_looked_up_is_asked_as_people_type(corpus: Corpus) -> None:
+def test_look_up_answers_gaps_and_openings(corpus: Corpus) -> None:
     gap = Asked("a dog sat on the _", frozenset(["mat"]))
     opening = Asked("the cat", frozenset(["sat"]))
     found = looked_up(LookUp(corpus), [gap, opening])

@@ -7,7 +7,7 @@ SIZES = {"home": 20, "food": 20, "body": 12, "animals": 16, "people": 12, "town"
 SIZES |= {"verbs": 60, "adjectives": 20, "time": 20, "greetings": 10}
 
 
-def test_the_list_is_as_its_rule_says() -> None:
+def test_the_list_follows_its_rule() -> None:
     assert {kind: len(words.split()) for kind, words in KINDS.items()} == SIZES
     assert len(WORDS) == len(set(WORDS)) == 200
     assert all(word.isascii() and word.isalpha() and word.islower() for word in WORDS)
@@ -23,13 +23,13 @@ def test_the_list_is_as_its_rule_says() -> None:
         assert past not in (base, ing, third)
 
 
-def test_what_is_in_pieces_or_unknown_is_found() -> None:
+def test_in_pieces_lists_split_and_unknown_words() -> None:
     tokenizer = train_tokenizer(["the cat walked"] * 9, "wordpiece", 60)
     found = in_pieces(tokenizer, ["cat", "walked", "cats", "walk", "dog", "the cat", "\N{SNOWMAN}"])
     assert found == ["cats", "walk", "dog", "the cat", "\N{SNOWMAN}"]
 
 
-def test_the_command_names_them(tmp_path) -> None:
+def test_the_command_counts_split_and_unknown_words(tmp_path) -> None:
     tokenizer = train_tokenizer([" ".join(WORDS)] * 9, "wordpiece", 5000)
     tokenizer.save(tmp_path / "tokenizer.json")
     said: list[str] = []

@@ -46,7 +46,7 @@ def test_the_share_that_tokens_explain() -> None:
     assert features.of_tokens(rows, ids) == pytest.approx(1 - 20 / 110, rel=1e-12)
 
 
-def test_zero_in_the_place_of_a_layer_leaves_a_guess_among_all_tokens(decoder: qkv.Model) -> None:
+def test_zeroing_a_layer_gives_uniform_probabilities(decoder: qkv.Model) -> None:
     """Norms, attention and MLP map 0 to 0, so all 8,192 logits are 0."""
     eye = np.eye(decoder.dim)
     twice = np.concatenate([eye, -eye], axis=1)  # x = relu(x) - relu(-x)
@@ -85,7 +85,7 @@ def test_features_are_drawn_and_the_first_with_a_name_are_shown() -> None:
     assert features.named(Found(), {}, seed=1)["drawn"] != drawn
 
 
-def test_one_is_trained_measured_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sae_is_trained_measured_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["the cat sat on the mat and ran", "a dog ran to the cat and sat down"] * 20
     recipe = Recipe(layers=2, heads=2, kv_heads=1, dim=16, hidden=16, length=32)
     tokenizer = train_tokenizer(words, "bytes", 300)
@@ -112,7 +112,7 @@ def test_one_is_trained_measured_and_read(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(str(number) in "".join(said) for number in reading["drawn"])
 
 
-def test_what_ships_is_of_the_decoder_that_ships(decoder: qkv.Model) -> None:
+def test_the_shipped_sae_belongs_to_the_shipped_decoder(decoder: qkv.Model) -> None:
     assert decoder.sha256 == KEPT["model_sha256"], "train it again: python -m training.features"
     sae = SAE.load(features.FOLDER)
     assert (sae.at, sae.k, sae.num_features) == (KEPT["at"], KEPT["k"], KEPT["features"])
@@ -120,7 +120,7 @@ def test_what_ships_is_of_the_decoder_that_ships(decoder: qkv.Model) -> None:
     assert sum(path.stat().st_size for path in features.FOLDER.iterdir()) < 1.5e6
 
 
-def test_what_ships_has_the_numbers_that_are_kept(decoder: qkv.Model, texts: list[str]) -> None:
+def test_the_shipped_sae_reproduces_the_kept_numbers(decoder: qkv.Model, texts: list[str]) -> None:
     """The shipped passages give the kept numbers, up to float rounding on other processors."""
     expected = KEPT["shipped_texts"]
     found = SAE.load(features.FOLDER).evaluate(decoder, texts[: expected["passages"]])
@@ -128,9 +128,7 @@ def test_what_ships_has_the_numbers_that_are_kept(decoder: qkv.Model, texts: lis
         assert value == pytest.approx(expected[name], abs=2e-3), name
 
 
-def test_the_features_that_are_shown_fire_where_it_says(
-    decoder: qkv.Model, texts: list[str]
-) -> None:
+def test_shown_features_fire_at_their_kept_examples(decoder: qkv.Model, texts: list[str]) -> None:
     reading = KEPT["reading"]
     assert len(reading["drawn"]) == reading["named"] + reading["unnamed"] == features.DRAWN
     assert len(reading["shown"]) == features.SHOWN

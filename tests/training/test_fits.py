@@ -8,7 +8,7 @@ import qkv
 from training.fits import GAPS, OPENINGS, PARTS, Asked, Said, asked, continued, guessed, main
 
 
-def test_the_files_are_as_they_say() -> None:
+def test_gap_and_opening_files_are_well_formed() -> None:
     for path, gaps in ((GAPS, 1), (OPENINGS, 0)):
         texts = [one.text for part in PARTS for one in asked(path, part)]
         assert len(set(texts)) == len(texts)
@@ -69,12 +69,12 @@ class Writes:
         ("", ()),
     ],
 )
-def test_the_next_word_is_one_by_itself(text: str, words: tuple[str, ...]) -> None:
+def test_the_next_word_is_a_separate_word(text: str, words: tuple[str, ...]) -> None:
     [found] = continued(Writes(text), [Asked("the door", frozenset())])
     assert found.words == words
 
 
-def test_the_command_measures_by_what_a_model_does() -> None:
+def test_the_command_measures_the_first_guess() -> None:
     said: list[str] = []
     main(["books-decoder", "--choose", "--wrong"], said.append)
     assert said[0].startswith("books-decoder: the first guess fits in ")

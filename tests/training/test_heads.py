@@ -59,7 +59,7 @@ def made_by_hand() -> Model:
     return model
 
 
-def test_a_head_made_for_places_and_one_made_for_words() -> None:
+def test_scores_of_a_position_head_and_a_word_head() -> None:
     found = measure(made_by_hand(), SENTENCES)
     assert found["previous"][0] == pytest.approx([1, 0], abs=0.01)
     assert found["next"][0] == pytest.approx([0, 0], abs=0.05)  # [CLS] attends to all positions
@@ -73,7 +73,7 @@ def test_a_head_made_for_places_and_one_made_for_words() -> None:
     assert heads.best(found["same"]) == (0, 1)
 
 
-def test_random_weights_give_chance() -> None:
+def test_random_weights_give_the_expected_overlap() -> None:
     model = bert(hidden_size=96, num_hidden_layers=2, num_attention_heads=6)
     found = forms(model, random_texts(model, 32, 24))
     for name in ("q_places", "k_places", "q_words", "k_words"):
@@ -100,7 +100,7 @@ def test_directions_are_those_of_the_largest_variance() -> None:
     assert lines_up(directions(rows, 2), basis[:, :2]) == pytest.approx(1, abs=1e-3)
 
 
-def test_place_scores_and_what_they_explain() -> None:
+def test_position_scores_and_their_explained_share() -> None:
     rng = np.random.default_rng(0)
     places, w_q, w_k = (rng.standard_normal(shape) for shape in ((3, 4), (4, 2), (4, 2)))
     b_q, b_k = rng.standard_normal((2, 2))
@@ -160,7 +160,7 @@ def test_a_run_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "previous" in (out / "replay.html").read_text()
 
 
-def test_runs_that_go_on_from_each_other_are_one_road() -> None:
+def test_chained_runs_are_joined_into_one() -> None:
     first = {
         **{"layers": 1, "heads": 1, "objectives": {"masked": 1, "senses": 4}},
         **{"steps": [0, 5], "loss": [9.0, 7.0], "scores": {"previous": [[0.1], [0.4]]}},

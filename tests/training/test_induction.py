@@ -23,7 +23,7 @@ CONFIG = {
 }
 
 
-def test_a_text_has_one_piece_twice_and_nothing_else() -> None:
+def test_a_text_repeats_one_span_and_no_other_token() -> None:
     texts, places = Repeats(36, 24, texts=200).draw(np.random.default_rng(0))
     assert texts.shape == (200, 24)
     sizes, gaps = [], []
@@ -50,7 +50,7 @@ class Fixed(Repeats):
         return texts, np.array([[0, 3, 1], [0, 4, 2], [1, 4, 1]])
 
 
-def test_what_a_step_asks() -> None:
+def test_batch_targets_continue_the_repeated_span() -> None:
     batch = Fixed(10, 6, texts=2).batch(0, np.random.default_rng(0))
     assert batch.ids.tolist() == [7, 3, 5, 7, 3, 5, 1, 2, 9, 4, 1, 2]
     assert batch.cu_lengths.tolist() == [0, 6, 12]
@@ -59,7 +59,7 @@ def test_what_a_step_asks() -> None:
     assert batch.targets.tolist() == [3, 5, 2]
 
 
-def test_the_same_step_draws_the_same() -> None:
+def test_the_same_seed_draws_the_same_batch() -> None:
     objective = Repeats(36, 24, texts=8)
     a, b, c = (objective.batch(0, np.random.default_rng(seed)) for seed in (1, 1, 2))
     np.testing.assert_array_equal(a.ids, b.ids)
@@ -106,7 +106,7 @@ def test_scores_and_accuracy_of_patterns_made_by_hand() -> None:
     assert accuracy(model, texts, places) == pytest.approx(2 / 3)
 
 
-def test_without_a_head_is_what_a_trace_without_it_shows() -> None:
+def test_without_equals_a_trace_with_the_head_ablated() -> None:
     model = fresh_model(CONFIG)
     texts, _ = Repeats(36, 24, texts=2).draw(np.random.default_rng(0))
     expected = model.trace(texts, ablate=[(0, 1)])

@@ -94,7 +94,7 @@ def test_a_run_goes_on_from_another_and_the_card_tells_both(
     assert "visible content words" in text
 
 
-def test_stories_are_taken_along_if_the_model_tells_them(
+def test_shipping_keeps_only_stories_that_the_model_tells(
     folder: Path, tmp_path: Path, held_out: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, place = tmp_path / "run", tmp_path / "place"
@@ -128,7 +128,7 @@ def test_a_run_goes_on_with_its_own_tokenizer(folder: Path, tmp_path: Path, held
     assert kept.read_bytes() == before
 
 
-def test_the_card_says_what_the_model_before_it_does_on_the_same() -> None:
+def test_the_card_compares_with_the_previous_model() -> None:
     found = {
         "copying": [
             {"examples": 800, "another": 8, "right": 64},
@@ -153,7 +153,7 @@ def test_without_a_run_there_is_nothing_to_ship(folder: Path, tmp_path: Path) ->
         ship.ship(tmp_path / "run", tmp_path / "place", folder)
 
 
-def test_recipes_that_cannot_be(folder: Path, tmp_path: Path) -> None:
+def test_invalid_recipes_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="alike='letter': choose word, base or token"):
         make.Recipe(alike="letter")
     with pytest.raises(ValueError, match="held_out=2, but this WordNet was read with kept=1: "):
@@ -175,7 +175,7 @@ def test_a_run_goes_on_from_a_model_of_its_own_sizes_only(
 @pytest.mark.parametrize(
     ("alike", "together"), [("word", {"bank"}), ("base", {"bank", "banks"}), ("token", set())]
 )
-def test_what_is_hidden_together(
+def test_alike_sets_which_words_are_masked_together(
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -199,7 +199,7 @@ def test_what_is_hidden_together(
         assert {word for word in ("bank", "banks", "plane") if found(word) == "bank"} == together
 
 
-def test_of_examples_by_themselves_some_end_with_a_full_stop(
+def test_some_separate_examples_end_with_a_full_stop(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut, texts = make.pieces_of, list[str]()

@@ -31,7 +31,7 @@ def turned(matrix: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4), (1, 5)])
-def test_a_turned_matrix_has_its_singular_vectors(shape: tuple[int, int]) -> None:
+def test_orthogonal_keeps_the_singular_vectors(shape: tuple[int, int]) -> None:
     matrix = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     found = orthogonal(matrix)
     np.testing.assert_allclose(found, turned(matrix), atol=1e-5)

@@ -25,7 +25,7 @@ def test_a_table_says_how_much_likelier_a_word_is() -> None:
 
 
 @pytest.mark.parametrize(("target", "count"), [(1, 1), (2, 3), (3, 0)])
-def test_a_text_that_teaches_was_not_counted(target: int, count: int) -> None:
+def test_counts_exclude_the_training_text_itself(target: int, count: int) -> None:
     table = Table(np.array([7, 7, 7, 9, 7]), np.array([2, 1, 2, 3, 2]), OFTEN)
     _, _, less = table.row(7, target) or pytest.fail("there is no such context")
     now = rate(count, 2, target) if count else 0.0
@@ -71,7 +71,7 @@ def test_no_count_reaches_into_another_text() -> None:
     assert met(neighbours, -1, 5) == []  # token 5 is not a content word
 
 
-def test_words_meet_that_are_not_far() -> None:
+def test_only_nearby_words_are_counted_together() -> None:
     for apart, together in ((FAR, True), (FAR + 1, False)):
         text = np.array([6, *[4] * (apart - 1), 7])
         assert (met(Neighbours([text], CONTENT), -1, 6) == [7]) == together
@@ -102,7 +102,7 @@ def test_the_probability_of_a_word_that_is_in_a_text() -> None:
     assert 0 < found < 1
 
 
-def test_the_fitted_weights_are_those_that_the_targets_were_drawn_with() -> None:
+def test_fitted_recovers_the_weights_of_drawn_targets() -> None:
     rng = np.random.default_rng(0)
     features = rng.normal(size=(4000, 2, 5))
     logits = features[:, 0] * 1.0 - features[:, 1] * 0.5

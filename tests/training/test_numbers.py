@@ -27,7 +27,7 @@ def test_a_number_that_is_not_there_is_named() -> None:
         filled("It gives {{ lesson1.rivers }}.")
 
 
-def test_a_cell_that_may_fail_is_told_assert_by_assert(
+def test_failing_asserts_of_a_cell_are_listed_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = """```{code-cell} ipython3

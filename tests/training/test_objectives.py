@@ -112,7 +112,7 @@ def test_another_use_may_stand_for_a_definition() -> None:
     assert len(seen) == 3
 
 
-def test_what_stands_beside_a_word_is_hidden_now_and_then() -> None:
+def test_context_tokens_are_masked_at_their_rates() -> None:
     long = Sentence(np.array([2, 10, *range(100, 200), 3]), 1, 2, 100, (), ())
     entry = Sentence(np.array([2, 11, *range(200, 300), 3]), 1, 2, 200, (), ())
     senses = Senses([long], DEFINITIONS, [entry], mask=4, uses=400, hidden=0.1, defined=0.25)
@@ -129,7 +129,7 @@ def test_what_stands_beside_a_word_is_hidden_now_and_then() -> None:
     assert len(shares[11]) == pytest.approx(100, abs=30)
 
 
-def test_entries_are_words_of_several_senses_before_each(folder: Path) -> None:
+def test_entries_pair_ambiguous_words_with_each_definition(folder: Path) -> None:
     known = read(folder)
     texts = [one.definition for one in known.synsets] + [word for word, _ in known.index]
     tokenizer = train_tokenizer(texts, "wordpiece", 200)
@@ -174,7 +174,7 @@ def test_a_prior_is_added_to_the_logits() -> None:
     assert loss == pytest.approx(np.log(2))  # two equal logits: 1 / 0.5 - 2 and 0
 
 
-def test_as_many_wrong_senses_as_asked_for() -> None:
+def test_wrong_sets_the_number_of_wrong_senses() -> None:
     for wrong, count in ((0, 1), (1, 2), (2, 3), (9, 4)):
         senses = Senses(SENTENCES[:1], DEFINITIONS, mask=4, uses=1, wrong=wrong)
         batch = senses.batch(0, np.random.default_rng(0))
@@ -238,7 +238,7 @@ def test_long_documents_become_several() -> None:
     assert all(one[0] == first and one[-1] == last for one in found)
 
 
-def test_content_words_in_sight_are_held_against_a_model() -> None:
+def test_visible_content_words_raise_the_loss() -> None:
     tokenizer = train_tokenizer(["the dog saw the cat", "a dog and a cat"] * 9, "wordpiece", 60)
     ids = tokenizer.vocabulary
     net = Network(
@@ -267,7 +267,7 @@ def test_content_words_in_sight_are_held_against_a_model() -> None:
     assert loss > words_loss(net, batch)
 
 
-def test_content_words_are_hidden_sooner_than_function_words() -> None:
+def test_little_lowers_the_masking_rate_of_function_words() -> None:
     """A word of weight w comes before a word of weight 1 with probability w / (w + 1)."""
     tokenizer = train_tokenizer(["the river"] * 9, "wordpiece", 60)
     ids = tokenizer.ids_batch(["the river"])[0]
@@ -286,7 +286,7 @@ def test_content_words_are_hidden_sooner_than_function_words() -> None:
     assert abs(hidden[0.25] - 0.2) < 0.03
 
 
-def test_gaps_are_hidden_each_by_itself() -> None:
+def test_each_gap_is_masked_separately() -> None:
     tokenizer = train_tokenizer(["the dog saw the cat", "a dog and a cat"] * 9, "wordpiece", 60)
     ids = tokenizer.vocabulary
     unseen = Unseen(Sequences([np.array([1])]), tokenizer, in_sight=1.0, tokens_per_step=10)

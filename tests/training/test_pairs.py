@@ -77,7 +77,7 @@ def test_pairs_of_what_is_nearest() -> None:
     assert words["auxiliary to article"] == [("was", "the")]
 
 
-def test_others_stand_at_the_same_places_and_are_no_such_pair() -> None:
+def test_others_have_the_same_positions_but_are_no_such_pair() -> None:
     sentences = ["the river, then the dog", "a book ends here now", "the dog ran", "one two three"]
     river = ("the river, then the dog", (0, 3), (4, 9))
     dog = ("the river, then the dog", (16, 19), (20, 23))  # words 3 and 4, counted from 0
@@ -135,7 +135,7 @@ def test_the_verb_of_an_auxiliary(text: str, verb: str | None) -> None:
     assert words_of(text)["verb to auxiliary"][:1] == [(b, a) for a, b in expected]
 
 
-def test_a_hidden_word_moves_those_behind_it_alone() -> None:
+def test_a_masked_word_shifts_only_later_words() -> None:
     text = "he crossed the river"
     for looks, at, expected in (
         ((3, 10), (15, 20), "he [MASK] the river"),

@@ -32,7 +32,7 @@ def first(card: dict[str, Any], edits: list[Any]) -> str:
     return str(qkv.load("books").tokenizer.token(best))
 
 
-def test_there_are_twelve_in_the_order_of_a_first_lesson() -> None:
+def test_there_are_twelve_cards_in_lesson_order() -> None:
     assert list(CARD) == NAMES
     assert len(CARDS) == 12
     assert KEPT["searched"] == len(candidates())
@@ -40,7 +40,7 @@ def test_there_are_twelve_in_the_order_of_a_first_lesson() -> None:
 
 
 @pytest.mark.parametrize("card", CARDS, ids=list(CARD))
-def test_it_is_short_and_its_answer_is_clear(card: dict[str, Any], model: qkv.Model) -> None:
+def test_a_card_is_short_and_its_answer_is_clear(card: dict[str, Any], model: qkv.Model) -> None:
     assert len(f"{card['read']} {card['ask']}".split()) <= 45
     assert len(card["told"].split()) <= 45
     assert 2 <= len(card["options"]) <= 6
@@ -64,7 +64,7 @@ def test_it_is_short_and_its_answer_is_clear(card: dict[str, Any], model: qkv.Mo
 
 
 @pytest.mark.parametrize("card", CARDS, ids=list(CARD))
-def test_the_page_is_led_to_what_is_measured(card: dict[str, Any], model: qkv.Model) -> None:
+def test_page_states_of_a_card_fit_its_measurement(card: dict[str, Any], model: qkv.Model) -> None:
     text = model.tokenize(card["before"]["text"])
     assert text.tokens[card["before"]["position"]] == "[MASK]"
     for state in (card["before"], card["after"]):
@@ -83,7 +83,7 @@ def test_the_page_is_led_to_what_is_measured(card: dict[str, Any], model: qkv.Mo
 
 
 @pytest.mark.parametrize("name", ["mask", "hide", "remove"])
-def test_the_word_that_comes_first_is_an_option_and_was_none_before(name: str) -> None:
+def test_the_new_first_guess_is_the_right_option(name: str) -> None:
     card = CARD[name]
     before, now = first(card, []), first(card, card["after"]["edits"])
     assert now != before
@@ -122,7 +122,7 @@ def says_who_is_first(card: dict[str, Any], cause: str, edits: list[Any]) -> Non
     assert f"{cause}*{now}* {verb} first" in card["told"]
 
 
-def test_the_search_finds_them_again(model: qkv.Model) -> None:
+def test_the_search_finds_the_cards_again(model: qkv.Model) -> None:
     texts = {card["before"]["text"] for card in CARDS}
     put = CARD["swap"]["after"]["edits"][0]["with"]
     given = [one for one in candidates() if one.sentence in texts or put in one.cue]
@@ -130,7 +130,7 @@ def test_the_search_finds_them_again(model: qkv.Model) -> None:
     assert json.loads(json.dumps(write(found(pool(model, given))))) == CARDS
 
 
-def test_a_model_without_such_sentences_has_none(tmp_path: Path) -> None:
+def test_a_model_without_matching_sentences_has_no_cards(tmp_path: Path) -> None:
     assert lesson(qkv.load("random"))["cards"] == []
     assert found([]) is None
     with pytest.raises(

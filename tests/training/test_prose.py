@@ -53,7 +53,7 @@ class Says:
             return SimpleNamespace(logits=np.log(self.table[batch]))
 
 
-def test_a_word_ends_where_it_ends() -> None:
+def test_the_probability_of_a_word_excludes_longer_words() -> None:
     """The probability of the word "cat" excludes "cats"."""
     model = Says({"Ġthe": {"Ġcat": 0.5, "Ġdog": 0.4}, "Ġcat": {"s": 0.7, "Ġdog": 0.3}})
     tokens = model.tokenizer("the cat dog").tokens
@@ -72,7 +72,7 @@ def test_a_word_ends_where_it_ends() -> None:
 
 
 @pytest.mark.parametrize("length", [6, 8, 9, 64])
-def test_surprise_is_that_of_one_token_after_the_other(length: int) -> None:
+def test_surprise_equals_a_token_by_token_computation(length: int) -> None:
     model = wild(length)
     known = {"cats", "sat", "ann's", "well-known", "cat", "it", "na\u00efve", "cat's", "tis", "the"}
     known |= {"3rd", ".", "said"}

@@ -34,7 +34,7 @@ def test_each_source_has_its_share_of_the_tokens_at_any_time() -> None:
                 assert abs(given[name] - total * share / 6) < 10  # about one sequence
 
 
-def test_a_mixture_goes_on_where_it_was() -> None:
+def test_a_restored_mixture_continues_from_its_state() -> None:
     mixed, other = Mixed(sources(), SHARES), Mixed(sources(), SHARES)
     for _ in range(7):
         mixed.take()

@@ -46,7 +46,7 @@ def bert() -> Model:
     return model
 
 
-def test_weights_between_words_are_summed_over_keys_and_are_means_over_queries() -> None:
+def test_word_weights_are_sums_over_keys_and_means_over_queries() -> None:
     model = bert()
     assert model.tokenizer is not None
     texts = ["he crossed the riverbook", "rivers of the end"]
@@ -74,7 +74,7 @@ def test_weights_between_words_are_summed_over_keys_and_are_means_over_queries()
     assert len([1 for c, d in tokens[0].offsets if c < 24 and d > 15]) > 1
 
 
-def test_relations_are_measured_as_they_are_and_with_hidden_words(
+def test_relations_are_measured_with_and_without_masked_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = bert()
@@ -113,7 +113,7 @@ def test_relations_are_measured_as_they_are_and_with_hidden_words(
         np.testing.assert_allclose(found[name].other, weights[2], rtol=1e-5)
 
 
-def test_of_a_model_without_a_mask_no_word_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_word_is_masked_for_models_without_a_mask_token(monkeypatch: pytest.MonkeyPatch) -> None:
     model = bert()
     monkeypatch.setattr(roles, "held_out_sentences", lambda *_: SENTENCES)
     monkeypatch.setattr(WordNet, "uses", lambda *_: iter(()))
@@ -121,7 +121,7 @@ def test_of_a_model_without_a_mask_no_word_is_hidden(monkeypatch: pytest.MonkeyP
     assert not any(name.startswith("hidden") for name in relations(model, NET, 1))
 
 
-def test_what_weights_come_to() -> None:
+def test_compared_gives_means_and_an_interval() -> None:
     pairs = np.array([[[0.9, 0.5]], [[0.5, 0.5]], [[0.7, 0.5]], [[0.7, 0.5]]])
     others = np.array([[[0.1, 0.4]], [[0.3, 0.6]], [[0.2, 0.4]], [[0.2, 0.6]]])
     found = compared(pairs, others)
@@ -138,7 +138,7 @@ def measured(mean: list[float], low: list[float]) -> Measured:
     return Measured(*values, 50)
 
 
-def test_a_relation_has_to_hold_on_both_and_ends_count_three_times(
+def test_a_relation_must_hold_on_both_splits_to_be_a_role(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     of = {

@@ -107,7 +107,7 @@ def test_masked_words_are_named_by_the_bias_of_the_head() -> None:
     assert found == {"top1": pytest.approx(2 / 3), "words": 3}
 
 
-def test_tokens_are_hidden_one_by_one_and_words_with_all_their_pieces() -> None:
+def test_tokens_are_masked_singly_and_words_with_all_subwords() -> None:
     model = bert()
     tokenizer = model.tokenizer
     assert tokenizer is not None

@@ -123,7 +123,7 @@ def by_itself(model: Model, sentence: str, words: set[str], **edit: object) -> t
     return (word if word in CONTENT.split() and word not in words else ""), dict(ranked)
 
 
-def test_it_finds_what_each_edit_does_by_itself(model: Model) -> None:
+def test_the_search_equals_a_separate_run_of_each_edit(model: Model) -> None:
     every = candidates(TEXT)
     known = Repeats(wordnet(CONTENT))
     # "cats" is a form of "cat", which occurs in some sentences
@@ -183,7 +183,7 @@ def test_a_guess_needs_its_probability(model: Model) -> None:
         search(qkv.load("random"), every, known)
 
 
-def test_what_is_best_and_why() -> None:
+def test_marks_rank_and_reason_of_a_story() -> None:
     [one, *_] = candidates(TEXT)
     plain = (("cat", 0.5), ("bird", 0.1)), (("bird", 0.4),), 3.0, 2.0
     word = Found(one, *plain, hide="kitten")
@@ -219,7 +219,7 @@ KEPT = {
 CARD = "# Model\n\n## Training\n\nLong.\n\n## Licence\n\nFree.\n"
 
 
-def test_they_are_kept_beside_the_model_and_in_its_card(tmp_path: Path) -> None:
+def test_stories_are_kept_beside_the_model_and_in_its_card(tmp_path: Path) -> None:
     assert told.kept_in(tmp_path) == {"searched": 0, "found": 0, "stories": []}
     told.keep(tmp_path, KEPT)
     assert told.kept_in(tmp_path) == KEPT
@@ -242,7 +242,7 @@ def test_they_are_kept_beside_the_model_and_in_its_card(tmp_path: Path) -> None:
     assert card.read_text() == CARD
 
 
-def test_what_a_model_tells_no_more_is_left_out(model: Model) -> None:
+def test_stories_that_the_model_no_longer_tells_are_left_out(model: Model) -> None:
     sentence = "The owl saw a [MASK]."
     [[(before, probability)]] = model.predict(sentence, top_k=1)
     [[(after, then)]] = model.predict(sentence, top_k=1, hide=["owl"])
@@ -289,7 +289,7 @@ def test_the_command(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         main([*given, "--keep", "99"], said.append)
 
 
-def test_a_word_that_stands_twice_is_hidden_twice(model: Model) -> None:
+def test_every_occurrence_of_a_word_is_hidden(model: Model) -> None:
     [one] = candidates("== a\nwhy: b\nThe {} saw the cow near its [MASK].\n> owl: cat")
     guesser = stories._Guesser(model)
     run, words = guesser.run(0, one)

@@ -43,7 +43,7 @@ def test_examples_count_for_as_much_as_definitions() -> None:
     assert commonest(definitions, of_forms=0) == ["a", "b", "c"]
 
 
-def test_whole_words_stand_first_and_pieces_are_of_the_others() -> None:
+def test_whole_words_come_first_and_subwords_spell_the_others() -> None:
     tokenizer = with_whole_words(TEXTS, WORDS, 60, 3)
     names = list(tokenizer.vocabulary)
     assert names[:8] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cats", "mats"]
@@ -55,7 +55,7 @@ def test_whole_words_stand_first_and_pieces_are_of_the_others() -> None:
     assert set(WORDS) <= set(more.vocabulary)  # whole words fill the entries that subwords leave
 
 
-def test_no_piece_is_spent_on_a_word_that_is_whole() -> None:
+def test_no_subword_is_spent_on_a_whole_word() -> None:
     texts = ["zebra zebra"] * 99 + ["unmatted mats"] * 3
     names = with_whole_words(texts, ["zebra"], 50, 1).vocabulary
     assert "zebra" in names
@@ -65,7 +65,7 @@ def test_no_piece_is_spent_on_a_word_that_is_whole() -> None:
     assert {"z", "##z"} <= set(names)  # single letters are kept, to spell other words
 
 
-def test_it_is_a_tokenizer_as_bert_has_it(tmp_path: Path) -> None:
+def test_the_tokenizer_behaves_like_that_of_bert(tmp_path: Path) -> None:
     tokenizer = with_whole_words(TEXTS, WORDS, 60, 5)
     tokenizer.save(tmp_path / "tokenizer.json")
     again = SubwordTokenizer.from_file(tmp_path / "tokenizer.json")
@@ -76,7 +76,7 @@ def test_it_is_a_tokenizer_as_bert_has_it(tmp_path: Path) -> None:
     assert [text.special[0], text.special[1], text.special[-1]] == [True, False, True]
 
 
-def test_nothing_held_out_is_looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vocabulary_skips_held_out_examples(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         wordnet, "twelfth_of", lambda text: 1 if text == "they pulled up on the bank" else 7
     )

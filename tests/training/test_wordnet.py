@@ -18,7 +18,7 @@ from training.wordnet import (
 )
 
 
-def test_a_line_is_taken_apart(folder: Path) -> None:
+def test_a_line_is_parsed(folder: Path) -> None:
     found = read(folder).synsets
     assert [one.part for one in found] == ["n", "n", "n", "v", "a", "r"]
     assert found[0].lemmas == ("bank", "river bank")
@@ -76,7 +76,7 @@ def test_the_base_of_a_word_is_one_that_wordnet_knows(folder: Path) -> None:
     ]
 
 
-def test_words_of_several_words_go_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lemmas_of_several_words_match_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wordnet, "is_held_out", lambda sentence, *_: False)
     path = folder / "data.verb"
     path.write_text(path.read_text().replace("so!", "He looked up the bank"))
@@ -94,7 +94,7 @@ def test_the_split_is_the_hash_of_the_sentence() -> None:
     assert 20 < expected.count(0) < 65
 
 
-def test_a_final_run_learns_from_what_choices_were_made_on(
+def test_a_final_run_learns_from_the_examples_used_for_choices(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = {"they pulled up on the bank": REPORTED, "two banks": CHOSEN}

@@ -61,13 +61,13 @@ def test_arguments_are_found_by_signature_and_by_names(names):
     assert report.features == statuses
 
 
-def test_options_in_a_dictionary_are_found_too():
+def test_options_of_a_function_with_kwargs_are_recognized():
     report = qkv.conform(lambda q, k, v, **options: qkv.attention(q, k, v, **options))
     assert report.passed, report
     assert report.features["sinks"] == "right"
 
 
-def test_what_a_function_has_no_argument_for_is_absent():
+def test_features_without_an_argument_are_absent():
     report = qkv.conform(plain)
     assert report.passed, report
     assert {name for name, it in report.features.items() if it == "right"} == {
@@ -86,7 +86,7 @@ def test_float64_is_held_to_its_own_bound():
     assert qkv.conform(single, features=["plain"])
 
 
-def test_where_queries_stand_can_be_said():
+def test_aligned_start_accepts_masks_aligned_to_the_first_key():
     def first(query, key, value, is_causal=False):
         scores = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
         if is_causal:
@@ -108,7 +108,7 @@ def test_where_queries_stand_can_be_said():
         (lambda: sys.exit(), "it raises SystemExit"),
     ],
 )
-def test_whatever_a_function_does_is_a_result_and_the_rest_still_runs(does, said):
+def test_a_failing_case_does_not_stop_the_other_features(does, said):
     def attention(query, key, value, scale=None):
         if scale == 2.5:
             does()
@@ -133,7 +133,7 @@ def test_an_error_is_a_refusal_and_fits_no_defect():
     assert report.remark("softcap") == "it raises NotImplementedError: no softcap here"
 
 
-def test_sizes_that_do_not_fit_a_tile_are_wrong_though_an_error_says_so():
+def test_broadcast_errors_at_partial_tiles_are_wrong_not_refused():
     def attention(query, key, value):
         out = np.zeros((*query.shape[:3], value.shape[3]), np.float32)
         whole = -(-query.shape[2] // 4) * 4
@@ -147,7 +147,7 @@ def test_sizes_that_do_not_fit_a_tile_are_wrong_though_an_error_says_so():
     assert "broadcast" in str(report)
 
 
-def test_what_is_wrong_has_the_smallest_case_that_shows_it():
+def test_a_finding_has_the_smallest_failing_case():
     def attention(query, key, value):
         out = qkv.attention(query, key, value).copy()
         if key.shape[2] > 20:
@@ -177,7 +177,7 @@ def test_writing_to_an_input_is_wrong(does, said):
     assert said in report.remark("plain")
 
 
-def test_a_function_that_gives_something_else_each_time_is_found():
+def test_nondeterministic_outputs_fail_the_determinism_feature():
     calls, buffer = [], np.zeros(1 << 16, np.float32)
 
     def unsteady(query, key, value):
@@ -202,7 +202,7 @@ def test_a_function_that_gives_something_else_each_time_is_found():
     assert report.features["determinism"] == "wrong"
 
 
-def test_a_shape_that_is_wrong_is_told():
+def test_a_wrong_output_shape_is_reported():
     report = qkv.conform(lambda q, k, v: plain(q, k, v)[..., :1, :], features=["plain"])
     assert report.findings["plain"].case.message.startswith("out has shape")
 

@@ -32,7 +32,7 @@ def test_each_planted_defect_is_named_at_its_feature(spoiled):
         assert report.features["plain"] == "right", report
 
 
-def test_tiles_and_numbers_are_told():
+def test_remarks_name_the_tile_size():
     report = qkv.conform(kernel("partial-tile", tile=32), features=["plain"])
     assert "after the last whole tile of 32" in report.remark("plain")
     report = qkv.conform(kernel("stale-acc", tile=8), features=["plain"])
@@ -112,7 +112,7 @@ def judged(case, right):
     return seen
 
 
-def test_the_lines_of_the_formula_give_what_plain_loops_give():
+def test_formula_lines_equal_plain_loops():
     checked = 0
     for case in structured(["float64"], []):
         if case.size()[1] > 3000 or case.B == 0 or "aligned" in case.options.values():
@@ -132,7 +132,7 @@ def test_the_lines_of_the_formula_give_what_plain_loops_give():
 
 
 @pytest.mark.attack
-def test_each_defect_puts_a_line_otherwise_and_shows_in_some_case():
+def test_each_defect_changes_known_lines_and_the_result_of_some_case():
     left = {one.key: one for one in defects()}
     assert len(left) > 100
     assert {name for one in left.values() for name in one.lines} <= {*LINES, *GRADIENT}

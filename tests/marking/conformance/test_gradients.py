@@ -30,7 +30,7 @@ def central(case, drawn, name, h=1e-6):
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.size()[1] < 600], ids=lambda c: c.name
 )
-def test_the_lines_give_central_differences(case):
+def test_formula_gradients_equal_central_differences(case):
     drawn = draw(case)
     right = run(values(case, drawn))
     for name in ("query", "key", "value"):
@@ -39,7 +39,7 @@ def test_the_lines_give_central_differences(case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_the_lines_give_what_attention_grad_gives(case):
+def test_formula_gradients_equal_attention_grad(case):
     drawn = draw(case)
     right = run(values(case, drawn))
     options = {name: x for name, x in drawn.items() if name not in ("query", "key", "value")}
@@ -50,7 +50,7 @@ def test_the_lines_give_what_attention_grad_gives(case):
         np.testing.assert_allclose(getattr(right, f"d_{name}"), found, rtol=0, atol=1e-11)
 
 
-def test_ours_is_right():
+def test_attention_grad_is_right():
     report = qkv.conform(qkv.attention, gradient=qkv.attention_grad, features=["gradient"])
     assert report.features == {"gradient": "right"}, report
 

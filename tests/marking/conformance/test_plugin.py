@@ -48,7 +48,7 @@ def test_each_feature_is_a_test(tmp_path):
     assert done.returncode == 1
 
 
-def test_what_judges_is_not_imported_with_the_plugin():
+def test_the_plugin_does_not_import_conformance():
     program = (
         "import qkv.marking.pytest_plugin, sys; print('qkv.marking.conformance' in sys.modules)"
     )
