@@ -13,7 +13,7 @@ NATIVE = [dtype for dtype in FLOATS if dtype != BFLOAT16]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_every_float_type_comes_back_as_it_went_in(dtype: np.dtype) -> None:
+def test_the_output_has_the_float_type_of_the_inputs(dtype: np.dtype) -> None:
     out, weights, lse = qkv.attention(
         *qkv_arrays(dtype=dtype), return_weights=True, return_lse=True
     )
@@ -24,7 +24,7 @@ def test_every_float_type_comes_back_as_it_went_in(dtype: np.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("added", FLOATS, ids=str)
-def test_what_is_added_may_be_of_any_float_type(added: np.dtype, dtype: np.dtype) -> None:
+def test_mask_bias_sinks_and_slopes_may_be_any_float_type(added: np.dtype, dtype: np.dtype) -> None:
     options = {
         "attn_mask": numbers((5, 7), 5).astype(added),
         "bias": numbers((5, 7), 6).astype(added),
@@ -37,7 +37,7 @@ def test_what_is_added_may_be_of_any_float_type(added: np.dtype, dtype: np.dtype
 
 @pytest.mark.parametrize("name", ["bias", "sinks", "alibi_slopes"])
 @pytest.mark.parametrize("dtype", [bool, np.complex128, object])
-def test_what_is_added_must_be_floats(dtype: type, name: str) -> None:
+def test_biases_sinks_and_slopes_must_be_floats(dtype: type, name: str) -> None:
     shape = (5, 7) if name == "bias" else (2,)
     with pytest.raises(TypeError, match=rf"attention.*{name}"):
         qkv.attention(*qkv_arrays(), q_offset=0, **{name: np.ones(shape).astype(dtype)})
@@ -58,7 +58,7 @@ def test_mixed_types_are_refused_by_name(first: type, second: type, odd: int) ->
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint8, bool, np.complex64, object, np.longdouble])
-def test_types_that_are_not_computed_are_refused_by_name(dtype: type) -> None:
+def test_unsupported_types_are_refused_by_name(dtype: type) -> None:
     with pytest.raises(TypeError, match=rf"attention.*{np.dtype(dtype).name}"):
         qkv.attention(*(x.astype(dtype) for x in qkv_arrays()))
 
@@ -112,7 +112,7 @@ def test_any_strides_are_read(dtype: np.dtype, layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_strides_are_read_at_a_size_that_is_cut(layout: str) -> None:
+def test_any_strides_are_read_at_a_size_cut_into_blocks(layout: str) -> None:
     arrays = qkv_arrays((), 2, L=700, S=1100, d=8, dv=8)
     straight = qkv.attention(*arrays, is_causal=True, q_offset="end")
     views = [LAYOUTS[layout](x) for x in arrays]
@@ -120,7 +120,7 @@ def test_any_strides_are_read_at_a_size_that_is_cut(layout: str) -> None:
     np.testing.assert_allclose(crooked, straight, atol=2e-6 * np.abs(arrays[2]).max() * 4)
 
 
-def test_rows_that_are_one_and_the_same_memory() -> None:
+def test_batch_rows_may_share_the_same_memory() -> None:
     query, key, value = qkv_arrays((1,))
     agree(*(np.broadcast_to(x, (3, *x.shape[1:])) for x in (query, key, value)))
 
@@ -192,7 +192,7 @@ class OnlyDLPack:
 
 
 @pytest.mark.parametrize("kind", [OnlyArray, OnlyDLPack])
-def test_foreign_arrays_are_taken_and_numpy_comes_back(kind: type) -> None:
+def test_foreign_arrays_are_accepted_and_numpy_arrays_returned(kind: type) -> None:
     arrays = qkv_arrays()
     mask, bias = np.ones((5, 7), bool), numbers((5, 7), 4)
     mask[:, 2] = False
@@ -206,7 +206,7 @@ def test_foreign_arrays_are_taken_and_numpy_comes_back(kind: type) -> None:
 
 
 @pytest.mark.parametrize("kind", [OnlyArray, OnlyDLPack])
-def test_foreign_arguments_of_rows_and_heads_are_taken(kind: type) -> None:
+def test_arguments_per_row_and_head_may_be_foreign_arrays(kind: type) -> None:
     arrays = qkv_arrays()
     options = {
         "sinks": np.array([0.5, 1.0]),
@@ -220,7 +220,7 @@ def test_foreign_arguments_of_rows_and_heads_are_taken(kind: type) -> None:
 
 
 @pytest.mark.parametrize("thing", [None, "words", {"a": 1}])
-def test_what_is_no_array_is_refused(thing: object) -> None:
+def test_a_query_that_is_not_an_array_is_refused(thing: object) -> None:
     _, key, value = qkv_arrays()
     with pytest.raises(TypeError, match=r"attention.*query"):
         qkv.attention(thing, key, value)
@@ -243,7 +243,7 @@ def test_out_is_filled_and_returned(dtype: np.dtype) -> None:
         np.testing.assert_allclose(out.astype(float), expected.astype(float), atol=1e-2)
 
 
-def test_out_is_filled_where_nothing_is_seen() -> None:
+def test_out_is_filled_with_0_where_no_key_is_visible() -> None:
     out = np.full((2, 2, 5, 3), np.nan, np.float32)
     qkv.attention(*qkv_arrays(), np.arange(5)[:, None] != 2, out=out, query_lengths=[5, 3])
     assert (out[:, :, 2] == 0).all()
@@ -327,7 +327,7 @@ def test_out_must_not_share_memory_with_itself(strides: tuple[int, ...]) -> None
     assert (room == 7).all()
 
 
-def test_out_may_stand_in_any_steps_that_meet_nowhere() -> None:
+def test_out_may_have_any_strides_without_overlap() -> None:
     room = np.full(800, 7, np.float32)
     expected = qkv.attention(*qkv_arrays())
     for strides in [(8, 4, 16 * 3, 16), (-120, 60, -12, 4), (600, 300, 8, 12 * 4)]:
@@ -356,7 +356,7 @@ def test_out_must_not_share_memory_with_query_key_or_value(which: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["attn_mask", "bias", "sinks", "alibi_slopes"])
-def test_out_must_not_share_memory_with_what_is_added(name: str) -> None:
+def test_out_must_not_share_memory_with_masks_biases_sinks_or_slopes(name: str) -> None:
     out = np.full((2, 2, 5, 3), 7, np.float32)
     shared = (
         out.reshape(-1)[:35].reshape(5, 7) if name in ("attn_mask", "bias") else out[0, :, 0, 0]
@@ -366,7 +366,7 @@ def test_out_must_not_share_memory_with_what_is_added(name: str) -> None:
     assert (out == 7).all()
 
 
-def test_out_may_lie_between_the_numbers_of_an_input() -> None:
+def test_out_may_interleave_with_an_input_in_memory() -> None:
     room = np.zeros((2, 2, 5, 6), np.float32)
     query, key, value = qkv_arrays(d=3)
     room[..., ::2] = query
@@ -393,7 +393,7 @@ def test_out_may_lie_between_the_numbers_of_an_input() -> None:
     ],
     ids=str,
 )
-def test_out_is_left_as_it_was_on_an_error(wrong: dict) -> None:
+def test_out_is_unchanged_after_an_invalid_option(wrong: dict) -> None:
     out = np.full((2, 2, 5, 3), 7, np.float32)
     with pytest.raises((TypeError, ValueError), match="attention") as caught:
         qkv.attention(*qkv_arrays(), out=out, return_weights=True, **wrong)
@@ -401,7 +401,7 @@ def test_out_is_left_as_it_was_on_an_error(wrong: dict) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_out_is_left_as_it_was_where_the_inputs_do_not_fit() -> None:
+def test_out_is_unchanged_if_the_inputs_do_not_match() -> None:
     query, key, value = qkv_arrays()
     out = np.full((2, 2, 5, 3), 7, np.float32)
     for arrays in [(query[..., :3], key, value), (query, key[..., :3, :], value)]:

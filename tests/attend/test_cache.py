@@ -109,7 +109,7 @@ def test_ragged_rows(window: tuple | None) -> None:
     np.testing.assert_array_equal(cache.lengths, totals)
 
 
-def test_ragged_rows_outlast_what_a_window_drops() -> None:
+def test_ragged_rows_stay_correct_after_a_window_drops_keys() -> None:
     query, key, value = qkv_arrays((2,), 1, L=900, S=900, d=2, dv=2)
     cache = qkv.KVCache(window=(5, 0))
     done = np.zeros(2, int)
@@ -154,7 +154,7 @@ def test_memory_over_a_long_text(rows: int) -> None:
     assert 3000 * 13 // 14 <= most_kept(qkv.KVCache(), 3000, rows) <= 2 * 3000
 
 
-def test_what_was_appended_is_copied() -> None:
+def test_append_copies_its_arrays() -> None:
     query, key, value = qkv_arrays(L=4, S=4)
     expected = loops.attention(query, key, value, is_causal=True)
     cache = qkv.KVCache()
@@ -167,7 +167,7 @@ def test_what_was_appended_is_copied() -> None:
     np.testing.assert_allclose(out, expected.out[..., 3:, :], atol=1e-5)
 
 
-def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
+def test_append_refuses_mismatched_arrays_and_changes_nothing() -> None:
     query, key, value = qkv_arrays(L=4, S=4)
     cache = qkv.KVCache()
     cache.append(key[..., :3, :], value[..., :3, :])

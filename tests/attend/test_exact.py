@@ -13,7 +13,7 @@ from .support import FLOATS, ON_ONE_BACKEND
     "start",
     [0, 20, *(pytest.param(start, marks=pytest.mark.attack) for start in range(40, 200, 20))],
 )
-def test_it_gives_what_the_loops_give(start: int) -> None:
+def test_exact_attention_agrees_with_the_loops(start: int) -> None:
     for seed in range(start, start + 20):
         case = draw(seed, kinds=("small",), types=tuple(FLOATS), cells=300)
         found = exact.attention(*case.arrays, **case.options)

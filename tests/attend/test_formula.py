@@ -69,7 +69,7 @@ def test_a_numpy_scale_does_not_change_the_type() -> None:
     agree(query, key, value, scale=np.float64(0.5), softcap=np.float64(3.0))
 
 
-def test_what_comes_back_and_in_which_order() -> None:
+def test_results_are_returned_in_a_fixed_order() -> None:
     query, key, value = qkv_arrays()
     out = qkv.attention(query, key, value)
     assert isinstance(out, np.ndarray)

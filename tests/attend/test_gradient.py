@@ -147,7 +147,7 @@ def test_random_settings_in_other_types_and_on_any_number_of_threads(start: int)
 
 
 @pytest.mark.parametrize("dtype", [F32, F64])
-def test_nothing_hidden_shows_and_what_is_hidden_has_gradient_0(dtype: Any) -> None:
+def test_nan_in_padding_does_not_show_and_padding_has_gradient_0(dtype: Any) -> None:
     query, key, value = qkv_arrays(lead=(2,), heads=4, kv_heads=2, L=9, S=11, d=6, dtype=dtype)
     options = {"query_lengths": [9, 4], "key_lengths": [11, 6], "window": (3, 1), "q_offset": 1}
     grad_out = numbers((2, 4, 9, 3), 5, dtype)
@@ -163,7 +163,7 @@ def test_nothing_hidden_shows_and_what_is_hidden_has_gradient_0(dtype: Any) -> N
 
 
 @pytest.mark.parametrize("dtype", [F32, F64])
-def test_nan_that_a_mask_hides_does_not_show(dtype: Any) -> None:
+def test_masked_nan_does_not_show(dtype: Any) -> None:
     arrays = qkv_arrays(heads=4, kv_heads=2, L=40, S=50, d=6, dtype=dtype)
     mask = np.random.default_rng(0).random((40, 50)) < 0.7
     mask[:, 7] = mask[5] = False
@@ -179,7 +179,7 @@ def test_nan_that_a_mask_hides_does_not_show(dtype: Any) -> None:
     assert (found.value[:, :, 7] == 0).all()
 
 
-def test_a_query_that_sees_nothing_has_gradient_0_with_sinks_too() -> None:
+def test_a_fully_masked_query_has_gradient_0_even_with_sinks() -> None:
     query, key, value = qkv_arrays(L=4, S=5, dtype=F64)
     mask = np.ones((4, 5), bool)
     mask[2] = False
@@ -205,7 +205,7 @@ def test_other_types_agree_with_float64(dtype: type) -> None:
 
 
 @pytest.mark.parametrize("size", [1.0, 60.0])
-def test_scores_that_lose_their_digits_in_the_log_sum_exp(size: float) -> None:
+def test_gradients_stay_accurate_if_the_log_sum_exp_loses_digits(size: float) -> None:
     query, key, value = qkv_arrays(heads=4, kv_heads=2, L=30, S=40, d=6, dtype=F32)
     mask = np.zeros((30, 40), F32)
     mask[3] = np.finfo(F32).min  # every score becomes the lowest number: all weights are equal
@@ -232,7 +232,7 @@ def test_a_bias_that_was_broadcast_gets_a_gradient_of_its_shape(dtype: Any) -> N
     assert (spread == qkv.attention_grad(*arrays, grad_out, bias=bias.copy()).bias).all()
 
 
-def test_a_saved_forward_pass_gives_the_same() -> None:
+def test_a_saved_forward_pass_gives_the_same_gradients() -> None:
     arrays = qkv_arrays(L=300, S=300, dtype=F64)
     grad_out = numbers((2, 2, 300, 3), 2, F64)
     forward = qkv.attention(*arrays, is_causal=True, return_lse=True)

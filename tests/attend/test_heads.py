@@ -95,7 +95,7 @@ def test_a_mask_that_does_not_fit_is_refused(shape: tuple[int, ...]) -> None:
         assert "7" in message
 
 
-def test_a_mask_of_three_dimensions_does_not_make_heads_of_one() -> None:
+def test_a_mask_of_three_dimensions_is_refused_for_inputs_without_heads() -> None:
     query, key, value = (x[0] for x in qkv_arrays((), 1))
     for mask in (np.ones((2, 5, 7), bool), np.ones((1, 5, 7), bool)):
         with pytest.raises(ValueError, match="attn_mask"):

@@ -65,7 +65,7 @@ MORE = {
     ],
 )
 @pytest.mark.parametrize("hiding", GONE)
-def test_what_no_query_sees_never_shows(hiding: str, poison: float, more: str) -> None:
+def test_masked_nan_and_infinity_never_show(hiding: str, poison: float, more: str) -> None:
     options = MORE[more] | GONE[hiding]
     for spoil_key, spoil_value in [(True, True), (True, False), (False, True)]:
         query, key, value = qkv_arrays(L=L, S=S)
@@ -81,7 +81,7 @@ def test_what_no_query_sees_never_shows(hiding: str, poison: float, more: str) -
 
 @pytest.mark.parametrize("what", ["key", "value", "one number of value"])
 @pytest.mark.parametrize("hiding", HIDING)
-def test_a_nan_shows_in_exactly_the_rows_that_see_it(hiding: str, what: str) -> None:
+def test_a_nan_shows_in_exactly_the_rows_that_attend_to_it(hiding: str, what: str) -> None:
     for dtype in FLOATS:
         query, key, value = qkv_arrays(L=L, S=S, dtype=dtype)
         spoiled = key if what == "key" else value
@@ -94,7 +94,7 @@ def test_a_nan_shows_in_exactly_the_rows_that_see_it(hiding: str, what: str) -> 
 
 
 @pytest.mark.parametrize("hiding", HIDING)
-def test_an_infinity_leaves_the_rows_alone_that_do_not_see_it(hiding: str) -> None:
+def test_an_infinity_does_not_change_rows_that_mask_it(hiding: str) -> None:
     for what in ("key", "value"):
         query, key, value = qkv_arrays(L=L, S=S)
         (key if what == "key" else value)[..., POISON, :] = np.inf
@@ -113,7 +113,7 @@ def _quiet(*arrays: np.ndarray, **options: object) -> np.ndarray:
         return qkv.attention(*arrays, **options)
 
 
-def test_a_visible_infinite_score_is_not_hidden() -> None:
+def test_a_visible_infinite_score_is_not_treated_as_masked() -> None:
     query, key, value = np.ones((1, 1)), np.array([[1.0], [np.inf], [0.0]]), np.eye(3)
     out = _quiet(query, key, value)
     assert np.isnan(out).all() or out.tolist() == [[0, 1, 0]]
@@ -155,7 +155,7 @@ def test_a_nan_far_away_shows_where_its_weight_underflows_to_zero() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_nan_in_blocks_that_are_partly_hidden(dtype: type) -> None:
+def test_nan_in_partly_masked_blocks_shows_only_where_visible(dtype: type) -> None:
     query, key, value = qkv_arrays((), 2, L=900, S=1300, d=3, dv=2, dtype=dtype)
     clean = (query, key.copy(), value.copy())
     key[:, 700] = np.nan
@@ -174,7 +174,7 @@ def test_nan_in_blocks_that_are_partly_hidden(dtype: type) -> None:
 
 @pytest.mark.parametrize("size", [1e-30, 1e30])
 @pytest.mark.parametrize("spoiler", [np.nan, np.inf])
-def test_the_rows_that_do_not_see_it_stay_exact_at_any_size(spoiler: float, size: float) -> None:
+def test_rows_that_mask_nan_or_infinity_stay_exact_at_any_size(spoiler: float, size: float) -> None:
     query, key, value = qkv_arrays(L=L, S=S)
     value *= np.float32(size)
     value[..., POISON, :] = spoiler
@@ -197,7 +197,7 @@ def test_a_nan_in_a_visible_cell_of_a_mask_shows(place: str) -> None:
     assert np.isnan(expected.out[:, :, 3]).all()
 
 
-def test_a_nan_in_a_query_shows_unless_it_sees_nothing() -> None:
+def test_a_nan_in_a_query_shows_unless_fully_masked() -> None:
     query, key, value = qkv_arrays(L=L, S=S)
     query[..., 1, 0] = query[..., 3, :] = np.nan
     expected = agree(query, key, value)
@@ -234,7 +234,7 @@ BLIND = {
 
 @pytest.mark.parametrize("blind", BLIND)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_a_row_that_sees_nothing(dtype: np.dtype, blind: str) -> None:
+def test_a_fully_masked_row_has_log_sum_exp_minus_infinity(dtype: np.dtype, blind: str) -> None:
     expected = agree(*qkv_arrays(L=L, S=S, dtype=dtype), **BLIND[blind])
     nothing = ~expected.visible.any(axis=-1)
     assert nothing.any()
@@ -245,7 +245,7 @@ def test_a_row_that_sees_nothing(dtype: np.dtype, blind: str) -> None:
 @pytest.mark.parametrize(
     "sinks", [np.array([0.5, -2.0]), np.array([[0.5, 1.0, -9.0], [2.0, 0.0, 1.0]])]
 )
-def test_a_row_that_sees_nothing_with_sinks(sinks: np.ndarray, blind: str) -> None:
+def test_a_fully_masked_row_has_the_log_sum_exp_of_its_sinks(sinks: np.ndarray, blind: str) -> None:
     query, key, value = qkv_arrays(L=L, S=S)
     expected = agree(query, key, value, **BLIND[blind], sinks=sinks)
     nothing = ~expected.visible.any(axis=-1)
@@ -253,7 +253,7 @@ def test_a_row_that_sees_nothing_with_sinks(sinks: np.ndarray, blind: str) -> No
     np.testing.assert_allclose(expected.lse[nothing], np.broadcast_to(total, (2, 2, L))[nothing])
 
 
-def test_a_row_that_sees_nothing_among_nan() -> None:
+def test_a_fully_masked_row_of_nan_gives_0() -> None:
     query, key, value = qkv_arrays(L=L, S=S)
     key[:] = value[:] = query[:] = np.nan
     for options in ({}, {"sinks": [0.5, 1.0]}):
@@ -287,7 +287,7 @@ def test_no_keys_at_all() -> None:
     )
 
 
-def test_a_large_call_with_blind_rows() -> None:
+def test_a_large_call_with_fully_masked_rows() -> None:
     query, key, value = qkv_arrays((), 1, L=1200, S=1000, d=2, dv=2)
     rows = [0, 1, 99, 100, 101, 600, 1098, 1099, 1100, 1199]
     for options in ({}, {"sinks": [-2.0]}):

@@ -30,7 +30,7 @@ def test_lengths_broadcast_to_the_leading_dimensions() -> None:
     agree(query[:, :1], key[:1], value, key_lengths=[[1, 2, 3], [4, 5, 6]])
 
 
-def test_lengths_of_one_head_and_of_no_batch() -> None:
+def test_lengths_for_inputs_without_heads_or_batch() -> None:
     query, key, value = qkv_arrays((), 1)
     agree(query[0], key[0], value[0], key_lengths=4, query_lengths=3)
     agree(query, key, value, key_lengths=np.int64(4), query_lengths=3)
@@ -38,7 +38,7 @@ def test_lengths_of_one_head_and_of_no_batch() -> None:
 
 @pytest.mark.parametrize("garbage", GARBAGE)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_padded_garbage_stays_where_it_is(dtype: np.dtype, garbage: float) -> None:
+def test_garbage_in_the_padding_is_ignored(dtype: np.dtype, garbage: float) -> None:
     query, key, value = qkv_arrays((3,), dtype=dtype)
     key_lengths, query_lengths = [7, 2, 0], [5, 0, 3]
     for row in range(3):
@@ -56,7 +56,7 @@ def test_padded_garbage_stays_where_it_is(dtype: np.dtype, garbage: float) -> No
 
 
 @pytest.mark.parametrize("place", ["attn_mask", "bias"])
-def test_padded_garbage_in_a_mask(place: str) -> None:
+def test_garbage_in_the_padding_of_a_mask_is_ignored(place: str) -> None:
     query, key, value = qkv_arrays((2,))
     added = np.full((2, 1, 5, 7), 0.5, np.float32)
     added[0, :, :, 4:] = np.nan
@@ -76,7 +76,7 @@ def test_padded_queries_give_zero_and_minus_infinity() -> None:
     assert (lse[0] > -np.inf).all()
 
 
-def test_padded_queries_with_sinks_keep_the_sinks() -> None:
+def test_padded_queries_have_the_log_sum_exp_of_the_sinks() -> None:
     sinks = np.array([[0.5, 1.0], [-3.0, -3.0]])
     out, weights, lse = qkv.attention(
         *qkv_arrays(), query_lengths=2, sinks=sinks, return_weights=True, return_lse=True
@@ -89,7 +89,7 @@ def test_padded_queries_with_sinks_keep_the_sinks() -> None:
     )
 
 
-def test_each_row_is_as_if_it_were_alone() -> None:
+def test_a_padded_batch_gives_the_result_of_each_row_alone() -> None:
     query, key, value = qkv_arrays((3,))
     together = qkv.attention(query, key, value, query_lengths=[5, 3, 1], key_lengths=[2, 7, 4])
     for row, (L, S) in enumerate([(5, 2), (3, 7), (1, 4)]):
@@ -122,7 +122,7 @@ def test_the_error_names_both_lengths() -> None:
 
 
 @pytest.mark.parametrize("name", ["query_lengths", "key_lengths", "q_offset"])
-def test_two_dimensional_input_takes_ints(name: str) -> None:
+def test_two_dimensional_inputs_take_int_lengths_and_offsets(name: str) -> None:
     query, key, value = (x[0] for x in qkv_arrays((), 1))
     qkv.attention(query, key, value, **{name: 2})
     with pytest.raises((TypeError, ValueError), match=name):

@@ -87,7 +87,7 @@ def test_sinks_take_weight_and_give_nothing() -> None:
     np.testing.assert_allclose(result.out, [[np.dot(expected[:3], [1, 10, 100])]])
 
 
-def test_hidden_numbers_are_not_touched() -> None:
+def test_masked_numbers_are_not_used() -> None:
     keys, values = KEYS.copy(), VALUES.copy()
     keys[1] = values[1] = np.nan
     hidden = loops.attention(QUERY, keys, values, key_lengths=1)
@@ -96,7 +96,7 @@ def test_hidden_numbers_are_not_touched() -> None:
     assert np.isnan(seen.out).all()
 
 
-def test_nothing_seen() -> None:
+def test_a_query_without_visible_keys_gives_zeros() -> None:
     result = loops.attention(QUERY, KEYS, VALUES, key_lengths=0)
     assert (result.out == 0).all()
     assert (result.weights == 0).all()

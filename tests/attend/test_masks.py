@@ -50,7 +50,7 @@ def test_a_bias_is_added(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("place", ["attn_mask", "bias"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_minus_infinity_hides_in_every_float_type(dtype: np.dtype, place: str) -> None:
+def test_minus_infinity_masks_in_every_float_type(dtype: np.dtype, place: str) -> None:
     added = numbers((5, 7), 4)
     added[added < -0.3] = -np.inf
     added[2] = -np.inf
@@ -60,7 +60,7 @@ def test_minus_infinity_hides_in_every_float_type(dtype: np.dtype, place: str) -
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_the_float16_mask_of_minus_infinity_hides_nan(dtype: np.dtype) -> None:
+def test_minus_infinity_in_a_float16_mask_masks_nan(dtype: np.dtype) -> None:
     query, key, value = qkv_arrays((), 1, dtype=dtype)
     key[:, 3] = value[:, 3] = np.nan
     mask = np.where(np.arange(7) == 3, -np.inf, 0.5).astype(np.float16)
@@ -70,7 +70,7 @@ def test_the_float16_mask_of_minus_infinity_hides_nan(dtype: np.dtype) -> None:
 
 @pytest.mark.parametrize("place", ["attn_mask", "bias"])
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
-def test_a_float64_number_that_turns_infinite_hides_nothing(dtype: type, place: str) -> None:
+def test_finite_float64_numbers_beyond_float32_mask_no_key(dtype: type, place: str) -> None:
     # -1e300 is finite in float64, and would become -infinity in float32.
     query, key, value = (x.astype(dtype) for x in qkv_arrays((), 1))
     far = np.zeros(7)
@@ -85,7 +85,7 @@ def test_a_float64_number_that_turns_infinite_hides_nothing(dtype: type, place: 
     assert np.isnan(qkv.attention(query, key, value, **{place: far})).all()
 
 
-def test_a_row_of_finite_far_numbers_is_not_a_row_that_sees_nothing() -> None:
+def test_a_row_of_huge_negative_finite_numbers_is_not_fully_masked() -> None:
     query, key, value = qkv_arrays((), 1)
     value[:] = 1
     for options in ({"attn_mask": np.full((5, 7), -1e300)}, {"bias": np.full((5, 7), -1e300)}):
@@ -94,7 +94,7 @@ def test_a_row_of_finite_far_numbers_is_not_a_row_that_sees_nothing() -> None:
 
 
 @pytest.mark.parametrize("place", ["attn_mask", "bias"])
-def test_plus_infinity_hides_nothing(place: str) -> None:
+def test_plus_infinity_masks_no_key(place: str) -> None:
     query, key, value = qkv_arrays((), 1)
     added = np.full((5, 7), 0.5)
     added[2, 3] = np.inf
@@ -109,7 +109,7 @@ def test_plus_infinity_hides_nothing(place: str) -> None:
     np.testing.assert_allclose(out[:, others], expected[:, others], atol=4e-6)
 
 
-def test_the_smallest_float32_hides_nothing() -> None:
+def test_the_lowest_float32_masks_no_key() -> None:
     query, key, value = qkv_arrays((), 1)
     mask = np.full((5, 7), np.finfo(np.float32).min)
     mask[:3, 2:] = 0.5
@@ -120,7 +120,7 @@ def test_the_smallest_float32_hides_nothing() -> None:
     np.testing.assert_allclose(out[0, 3:], np.broadcast_to(mean, (2, 3)), atol=2e-6)
 
 
-def test_mask_and_bias_are_both_added_and_both_hide() -> None:
+def test_mask_and_bias_are_both_added_and_both_mask_keys() -> None:
     mask, bias = numbers((2, 1, 5, 7), 3), numbers((2, 5, 7), 4)
     mask[..., 2] = -np.inf
     bias[..., 4] = -np.inf
@@ -128,7 +128,7 @@ def test_mask_and_bias_are_both_added_and_both_hide() -> None:
     assert not expected.visible[..., [2, 4]].any()
 
 
-def test_minus_infinity_hides_whatever_the_other_adds() -> None:
+def test_minus_infinity_masks_whatever_the_mask_or_bias_adds() -> None:
     query, key, value = qkv_arrays((), 1)
     for first, second in [("attn_mask", "bias"), ("bias", "attn_mask")]:
         for other in (np.inf, np.nan, 1e38, -np.inf):
@@ -170,16 +170,16 @@ def test_a_float_mask_of_zeros_and_ones_draws_a_warning(dtype: np.dtype) -> None
     "numbers_of_mask",
     [(0.0, -np.inf), (0.0, 1.0, 2.0), (0.0, 1.0, -np.inf), (0.5, 1.0), (0.0, -1.0), (0.0, np.nan)],
 )
-def test_other_float_masks_draw_none(numbers_of_mask: tuple[float, ...]) -> None:
+def test_other_float_masks_draw_no_warning(numbers_of_mask: tuple[float, ...]) -> None:
     mask = np.resize(np.array(numbers_of_mask), (5, 7))
     qkv.attention(*qkv_arrays(), mask)  # pytest turns a warning into an error
 
 
-def test_a_bias_of_zeros_and_ones_draws_none() -> None:
+def test_a_bias_of_zeros_and_ones_draws_no_warning() -> None:
     agree(*qkv_arrays(), bias=np.eye(5, 7))
 
 
-def test_an_empty_float_mask_draws_none() -> None:
+def test_an_empty_float_mask_draws_no_warning() -> None:
     query, key, value = qkv_arrays(S=0)
     agree(query, key, value, np.zeros((5, 0)))
 

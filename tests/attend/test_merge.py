@@ -59,7 +59,7 @@ def test_zero_and_minus_infinity_are_the_identity(dtype: np.dtype) -> None:
         assert merged[0].dtype == dtype
 
 
-def test_two_parts_that_saw_nothing() -> None:
+def test_merging_two_fully_masked_parts_gives_zeros() -> None:
     nothing = np.zeros((2, 5, 3), np.float32), np.full((2, 5), -np.inf, np.float32)
     out, lse = qkv.merge_attention(*nothing, *nothing)
     assert (out == 0).all()
@@ -74,7 +74,7 @@ def test_by_hand() -> None:
     np.testing.assert_allclose(lse, [np.log(4.0)])
 
 
-def test_far_apart() -> None:
+def test_parts_with_log_sum_exps_far_apart() -> None:
     one, two = np.ones((1, 2)), np.full((1, 2), 5.0)
     for far in (1e4, 1e300):
         out, lse = qkv.merge_attention(one, np.array([far]), two, np.array([-far]))

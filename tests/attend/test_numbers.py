@@ -71,7 +71,7 @@ for option in PLAIN:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_cannot_be_taken_is_refused_in_one_line_by_name(call: str) -> None:
+def test_errors_for_invalid_arguments_are_one_line_and_name_the_call(call: str) -> None:
     said = []
     for value in VALUES:
         if call.endswith("top_k") and isinstance(value, int) and value == 2**31:
@@ -88,7 +88,7 @@ def test_what_cannot_be_taken_is_refused_in_one_line_by_name(call: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["scale", "softcap"])
-def test_one_number_in_any_dress(option: str) -> None:
+def test_scale_and_softcap_accept_numbers_of_any_type(option: str) -> None:
     expected = qkv.attention(Q, K, V, **{option: 2.0})
     for value in (2, np.float32(2), np.int8(2), np.array(2.0), Fraction(2), ml_dtypes.bfloat16(2)):
         assert (qkv.attention(Q, K, V, **{option: value}) == expected).all()
@@ -102,7 +102,7 @@ def test_one_number_in_any_dress(option: str) -> None:
 
 
 @pytest.mark.parametrize("count", [1025, 2**31, 2**64, 10**5000], ids=[1025, 31, 64, "huge"])
-def test_so_many_threads_are_refused(count: int) -> None:
+def test_too_many_threads_are_refused(count: int) -> None:
     with pytest.raises(ValueError, match=r"^set_num_threads: n is .*: it must be at most 1,024$"):
         qkv.set_num_threads(count)
     x = np.zeros((3, 3), np.float32)

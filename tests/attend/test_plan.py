@@ -35,7 +35,7 @@ CASES = {
         for dtype in (np.float32, np.float64)
     ],
 )
-def test_a_rule_that_changes_nothing_leaves_the_bits(case: str, dtype: type) -> None:
+def test_key_lengths_without_padding_do_not_change_the_bits(case: str, dtype: type) -> None:
     sizes = {name: size for name, size in CASES[case].items() if name in ("L", "S")}
     query, key, value = qkv_arrays(d=16, dv=8, dtype=dtype, **sizes)
     query = (query * CASES[case].get("query", 1)).astype(dtype)
@@ -52,7 +52,7 @@ def test_a_rule_that_changes_nothing_leaves_the_bits(case: str, dtype: type) -> 
 
 
 @pytest.mark.parametrize("what", [np.nan, np.inf])
-def test_what_is_not_finite_shows_in_a_plain_call(what: float) -> None:
+def test_nan_and_infinity_show_in_a_plain_call(what: float) -> None:
     query, key, value = qkv_arrays(L=4, S=6, dv=2)
     value[0, 1, 3, 1] = what
     out = qkv.attention(query, key, value)
@@ -95,7 +95,7 @@ def test_plans_are_bounded() -> None:
     assert plan_of.cache_info().currsize == most
 
 
-def test_what_is_refused_is_refused_each_time_and_not_kept() -> None:
+def test_a_refused_call_is_refused_each_time_and_not_cached() -> None:
     query, key, value = qkv_arrays(L=3, S=4)
     kept = plan_of.cache_info().currsize
     for _ in range(3):
@@ -129,7 +129,7 @@ def test_the_error_names_the_call_that_was_made() -> None:
         ({"attn_mask": np.ones((4, 4), bool)}, {"attn_mask": np.ones((4, 4), int)}, "int64"),
     ],
 )
-def test_numbers_that_are_equal_but_of_another_type_are_told_apart(
+def test_equal_numbers_of_wrong_types_are_still_refused(
     good: dict[str, Any], bad: dict[str, Any], error: str
 ) -> None:
     arrays = qkv_arrays(L=4, S=4)
@@ -156,14 +156,14 @@ class Whole(int):
         ({"key_lengths": 3}, {"key_lengths": Whole(3)}),
     ],
 )
-def test_equal_numbers_of_types_that_are_taken_give_the_same_bits(
+def test_equal_numbers_of_accepted_types_give_the_same_bits(
     one: dict[str, Any], other: dict[str, Any]
 ) -> None:
     arrays = qkv_arrays(L=4, S=4)
     assert (qkv.attention(*arrays, **one) == qkv.attention(*arrays, **other)).all()
 
 
-def test_byte_orders_of_one_type_have_plans_of_their_own() -> None:
+def test_arrays_in_another_byte_order_give_the_same_result() -> None:
     arrays = [x.astype(np.float32) for x in qkv_arrays(L=4, S=4)]
     swapped = [x.astype(x.dtype.newbyteorder()) for x in arrays]
     expected = qkv.attention(*arrays)

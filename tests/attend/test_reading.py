@@ -118,7 +118,7 @@ def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @ON_ONE_BACKEND  # the test's subprocess runs every backend
-def test_not_a_byte_beside_the_inputs_is_touched() -> None:
+def test_no_byte_outside_the_inputs_is_touched() -> None:
     result = _run(FENCES + CALLS, *BACKENDS)
     assert result.returncode == 0, result.stdout + result.stderr[-3000:]
     assert result.stdout.split() == list(BACKENDS)

@@ -22,7 +22,7 @@ def test_a_softcap_beyond_float32(softcap: float) -> None:
 
 
 @pytest.mark.parametrize("softcap", [0, 0.0, -1.0, math.inf, -math.inf, math.nan])
-def test_a_softcap_that_is_no_cap_is_refused(softcap: float) -> None:
+def test_an_invalid_softcap_is_refused(softcap: float) -> None:
     with pytest.raises(ValueError, match=r"attention.*softcap"):
         qkv.attention(*qkv_arrays(), softcap=softcap)
 
@@ -96,7 +96,7 @@ def test_sinks_belong_to_query_heads() -> None:
     agree(query[0], key[0], value[0], sinks=[[0.5, 1.0]])
 
 
-def test_sinks_that_rule_and_sinks_that_vanish() -> None:
+def test_very_large_and_very_small_sinks() -> None:
     agree(*qkv_arrays(), sinks=[500.0, -500.0])
     agree(*qkv_arrays(), sinks=[1e4, -1e4])
     agree(*qkv_arrays(), sinks=[-np.inf, 0.0])
@@ -112,7 +112,7 @@ def test_no_sinks_at_all() -> None:
 @pytest.mark.parametrize(
     "sinks", [[0.5], [0.5, 1.0, 2.0], 0.5, np.zeros((3, 2)), np.zeros((2, 1, 1))]
 )
-def test_sinks_of_another_number_of_heads_are_refused(sinks: object) -> None:
+def test_sinks_of_a_wrong_shape_are_refused(sinks: object) -> None:
     with pytest.raises(ValueError, match=r"attention.*sinks"):
         qkv.attention(*qkv_arrays(), sinks=sinks)
 
@@ -124,7 +124,7 @@ def test_numbers_near_the_largest_float32() -> None:
     np.testing.assert_allclose(out, 3e38, rtol=4e-6)
 
 
-def test_float16_near_its_largest() -> None:
+def test_numbers_near_the_largest_float16() -> None:
     value = np.full((500, 2), 65000, np.float16)
     query = np.zeros((3, 2), np.float16)
     assert (qkv.attention(query, np.zeros((500, 2), np.float16), value) == np.float16(65000)).all()

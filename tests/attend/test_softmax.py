@@ -43,13 +43,13 @@ def test_large_numbers(shift: float) -> None:
     np.testing.assert_array_equal(qkv.softmax(np.array([1e30, -1e30])), [1, 0])
 
 
-def test_minus_infinity_takes_nothing() -> None:
+def test_minus_infinity_gets_weight_0() -> None:
     weights = qkv.softmax(np.array([[0.0, -np.inf, 0.0], [-np.inf, -np.inf, 3.0]]))
     assert weights.tolist() == [[0.5, 0, 0.5], [0, 0, 1]]
 
 
 @pytest.mark.parametrize("axis", [0, -1])
-def test_nothing_but_minus_infinity_gives_zeros(axis: int) -> None:
+def test_all_minus_infinity_gives_zeros(axis: int) -> None:
     x = np.zeros((3, 3))
     x[1] = -np.inf
     x = x if axis == -1 else x.T
@@ -88,12 +88,12 @@ def test_views_and_byte_order() -> None:
     np.testing.assert_allclose(qkv.softmax(x[::-1, ::-2]), qkv.softmax(x[::-1, ::-2].copy()))
 
 
-def test_an_axis_that_is_not_there() -> None:
+def test_an_axis_out_of_range_is_refused() -> None:
     with pytest.raises((ValueError, IndexError)):
         qkv.softmax(np.zeros((3, 4)), axis=2)
 
 
 @pytest.mark.parametrize("axis", [5, -3, "rows", (0, 0)])
-def test_an_axis_that_is_not_there_is_an_error_of_softmax(axis: Any) -> None:
+def test_the_error_for_an_invalid_axis_names_softmax(axis: Any) -> None:
     with pytest.raises(ValueError, match=r"^softmax: x has shape \(2, 3\) and "):
         qkv.softmax(np.zeros((2, 3)), axis=axis)

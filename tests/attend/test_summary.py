@@ -116,7 +116,7 @@ def test_ties_go_to_the_lower_index_across_blocks() -> None:
     assert (summary.top_indices[100:] == [100, 2500, 0, 1, 2]).all()
 
 
-def test_padded_with_minus_one_and_zero() -> None:
+def test_missing_top_keys_have_index_minus_1_and_weight_0() -> None:
     query, key, value = qkv_arrays()
     summary = qkv.summarize_attention(query, key, value, key_lengths=[3, 0], top_k=4)
     assert (summary.top_indices[0, ..., 3] == -1).all()
@@ -142,7 +142,7 @@ def test_empty(sizes: dict) -> None:
     agree_with_summary(*qkv_arrays(**sizes))
 
 
-def test_hidden_nan_never_shows() -> None:
+def test_masked_nan_never_shows() -> None:
     query, key, value = qkv_arrays()
     key[..., 5:, :] = value[..., 5:, :] = np.nan
     agree_with_summary(query, key, value, key_lengths=5)
@@ -172,7 +172,7 @@ def test_a_top_k_below_one_is_refused(top_k: int) -> None:
         qkv.summarize_attention(*qkv_arrays(), top_k=top_k)
 
 
-def test_it_refuses_what_attention_refuses() -> None:
+def test_summarize_attention_refuses_mismatched_inputs() -> None:
     query, key, value = qkv_arrays()
     with pytest.raises(ValueError, match=r"summarize_attention"):
         qkv.summarize_attention(query, key[..., :3], value)
@@ -201,7 +201,7 @@ def test_weights_of_a_row_masked_by_the_lowest_number_sum_to_one() -> None:
         np.testing.assert_allclose(summary.received, np.tile(expected, (2, 2, 1)), rtol=1e-5)
 
 
-def test_an_option_that_there_is_not_is_named_with_the_nearest() -> None:
+def test_an_unknown_option_is_named_with_the_nearest_option() -> None:
     query, key, value = qkv_arrays()
     with pytest.raises(TypeError, match=r"^summarize_attention: .* windw: .* window"):
         qkv.summarize_attention(query, key, value, windw=(1, 0))

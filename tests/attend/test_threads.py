@@ -126,7 +126,7 @@ def _source() -> str:
 
 
 @ON_ONE_BACKEND  # the test's subprocesses run every backend
-def test_threads_of_the_environment_give_the_same_bits() -> None:
+def test_thread_counts_from_the_environment_give_the_same_bits() -> None:
     digests = set()
     for ours, theirs in (("1", "1"), ("2", "1"), ("2", "2")):
         result = _run(
@@ -154,7 +154,7 @@ def test_the_backend_of_the_environment_runs() -> None:
 
 
 @ON_ONE_BACKEND
-def test_a_backend_that_is_not_there_is_refused_with_those_that_are() -> None:
+def test_the_error_for_an_unknown_backend_lists_the_available_ones() -> None:
     result = _run(SHOW.format("backend"), _source(), QKV_BACKEND="abacus")
     assert result.returncode != 0
     error = result.stderr.strip().splitlines()[-1]
@@ -163,7 +163,7 @@ def test_a_backend_that_is_not_there_is_refused_with_those_that_are() -> None:
 
 
 @ON_ONE_BACKEND
-def test_attention_itself_refuses_a_backend_that_is_not_there() -> None:
+def test_attention_itself_refuses_an_unknown_backend() -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); import qkv, numpy as np;"
         "x = np.ones((2, 2)); qkv.attention(x, x, x)"
@@ -226,7 +226,7 @@ def test_calls_from_many_threads_at_once() -> None:
                 assert (job.result() == expected).all()
 
 
-def test_the_threads_of_numpy_itself_are_as_they_were() -> None:
+def test_calls_restore_the_thread_count_of_numpy() -> None:
     # Calls restore NumPy's setting, whichever thread calls and whichever call ends last.
     arrays = _big()
     qkv.set_num_threads(2)

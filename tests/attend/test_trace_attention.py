@@ -96,7 +96,7 @@ def test_types_and_grouped_heads(dtype: np.dtype) -> None:
     agree_with_trace(Case(arrays, {"is_causal": True, "q_offset": "end"}))
 
 
-def test_padding_and_blind_rows() -> None:
+def test_padding_and_fully_masked_rows() -> None:
     query, key, value = qkv_arrays()
     key[1, :, 3:] = value[1, :, 3:] = np.nan
     query[1, :, 4:] = np.nan
@@ -109,7 +109,7 @@ def test_padding_and_blind_rows() -> None:
     assert np.isfinite(trace["out"]).all()
 
 
-def test_it_refuses_what_attention_refuses() -> None:
+def test_trace_attention_refuses_invalid_inputs() -> None:
     query, key, value = qkv_arrays()
     with pytest.raises(ValueError, match="trace_attention"):
         qkv.trace_attention(query, key[..., :3], value)
@@ -125,7 +125,7 @@ def test_a_trace_can_be_saved(tmp_path) -> None:
         np.testing.assert_array_equal(again[name], trace[name])
 
 
-def test_other_scores_and_other_weights_count_as_they_are_given() -> None:
+def test_softmax_of_and_weighed_agree_with_loops() -> None:
     """Compare `softmax_of` and `weighed` with loops, for sinks, grouped heads and padding."""
     rng = np.random.default_rng(0)
     query, key = rng.standard_normal((2, 4, 3, 5)), rng.standard_normal((2, 2, 6, 5))

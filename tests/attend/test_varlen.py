@@ -65,7 +65,7 @@ def agree_with_varlen(
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_each_sequence_is_as_if_it_were_alone(dtype: np.dtype) -> None:
+def test_a_packed_batch_gives_the_result_of_each_sequence_alone(dtype: np.dtype) -> None:
     agree_with_varlen(*packed(dtype=dtype))
 
 
@@ -75,15 +75,15 @@ def test_each_sequence_is_as_if_it_were_alone(dtype: np.dtype) -> None:
 @pytest.mark.parametrize(
     "options", [{"is_causal": True}, {"window": (1, 1)}, {"alibi_slopes": [0.5, 0.25, 0.1, 0.0]}]
 )
-def test_offsets_are_those_of_each_sequence(options: dict, offset: object) -> None:
+def test_offsets_apply_to_each_sequence(options: dict, offset: object) -> None:
     agree_with_varlen(*packed(), q_offset=offset, **options)
 
 
-def test_sequences_of_one_length_need_no_offset() -> None:
+def test_equal_query_and_key_lengths_need_no_offset() -> None:
     agree_with_varlen(*packed([3, 0, 4, 1], [3, 0, 4, 1]), is_causal=True)
 
 
-def test_two_lengths_need_an_offset() -> None:
+def test_different_query_and_key_lengths_need_an_offset() -> None:
     with pytest.raises(ValueError, match=r"varlen_attention.*q_offset") as caught:
         qkv.varlen_attention(*packed([3, 4], [3, 9]), is_causal=True)
     for word in ("start", "end", "4", "9"):
@@ -107,7 +107,7 @@ def test_options(options: dict) -> None:
     agree_with_varlen(*packed(), **options)
 
 
-def test_the_last_keys_of_one_are_not_seen_by_the_next() -> None:
+def test_a_sequence_does_not_attend_to_its_neighbours() -> None:
     query, key, value, cu_queries, cu_keys = packed([2, 2, 2], [3, 3, 3])
     clean = qkv.varlen_attention(query, key, value, cu_queries, cu_keys)
     key[3:6] = value[3:6] = np.nan
@@ -128,7 +128,7 @@ def test_empty_sequences_and_no_sequences() -> None:
     ("queries", "keys"),
     [([2, 2, 2], [3, 5, 1]), ([1, 5, 3], [4, 4, 4]), ([2, 2, 3, 3], [4, 4, 1, 1])],
 )
-def test_neighbours_that_are_alike_in_part(queries: list[int], keys: list[int]) -> None:
+def test_neighbours_with_equal_query_or_key_lengths(queries: list[int], keys: list[int]) -> None:
     agree_with_varlen(*packed(queries, keys))
     agree_with_varlen(*packed(queries, keys), is_causal=True, q_offset="end")
 
@@ -164,7 +164,7 @@ def test_cumulative_lengths_are_ints_of_any_kind(kind: type) -> None:
     np.testing.assert_array_equal(qkv.varlen_attention(query, key, value, *given), expected)
 
 
-def test_views_are_read_where_they_stand() -> None:
+def test_views_of_any_strides_are_read() -> None:
     query, key, value, cu_queries, cu_keys = packed()
     both = np.full((12, 6, 9), np.nan, np.float32)
     both[: len(query), :4, 1:8:2] = query

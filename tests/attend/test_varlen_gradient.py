@@ -125,14 +125,14 @@ def test_pairs_of_options(names: tuple[str, ...], dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [F16, BFLOAT16])
-def test_halves(dtype: Any) -> None:
+def test_float16_and_bfloat16(dtype: Any) -> None:
     agree(packed(dtype=dtype))
     agree(packed(dtype=dtype), is_causal=True, q_offset="end", sinks=np.ones(4))
 
 
 @pytest.mark.parametrize("offset", ["start", "end", 0, 2, -1, [1, 2, -3, 5, 0, 3, -1, 9]])
 @pytest.mark.parametrize("name", ["is_causal", "window", "alibi_slopes"])
-def test_offsets_are_those_of_each_sequence(name: str, offset: Any) -> None:
+def test_offsets_apply_to_each_sequence(name: str, offset: Any) -> None:
     agree(packed(), q_offset=offset, **{name: OPTIONS[name]})
 
 
@@ -164,7 +164,7 @@ def test_heads_and_sizes(heads: int, kv_heads: int, d: int, dv: int) -> None:
     agree(packed(heads=heads, kv_heads=kv_heads, d=d, dv=dv))
 
 
-def test_a_batch_as_an_encoder_trains_on() -> None:
+def test_a_typical_training_batch_of_an_encoder() -> None:
     lengths = np.random.default_rng(5).integers(5, 65, 60).tolist()
     agree(packed(lengths, lengths, 6, 6, d=32, dv=32))
     agree(packed(lengths, lengths, 6, 2, d=32, dv=16), is_causal=True, alibi_slopes=np.ones(6) / 9)
@@ -202,7 +202,7 @@ def cumulative(arrays: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("dtype", [F32, F64])
-def test_what_nobody_sees_has_gradient_0_and_does_not_show(dtype: Any) -> None:
+def test_masked_nan_and_infinity_do_not_show_and_get_gradient_0(dtype: Any) -> None:
     arrays = packed([3, 0, 4, 6], [3, 5, 0, 9], dtype=dtype)
     query, key, value, above, *_ = arrays
     options = {"window": (1, 0), "q_offset": "start"}
@@ -222,7 +222,7 @@ def test_what_nobody_sees_has_gradient_0_and_does_not_show(dtype: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize("name", ["query", "key", "value", "grad_out"])
-def test_nan_shows_in_its_sequence_and_key_head_alone(name: str, dtype: Any) -> None:
+def test_nan_shows_only_in_its_sequence_and_key_head(name: str, dtype: Any) -> None:
     arrays = packed([3, 9, 4], [3, 6, 4], dtype=dtype)
     clean = qkv.attend.varlen_attention_grad(*arrays)
     at = {"query": (4, 2), "key": (4, 1), "value": (4, 1), "grad_out": (4, 2)}[name]
@@ -237,7 +237,7 @@ def test_nan_shows_in_its_sequence_and_key_head_alone(name: str, dtype: Any) -> 
 
 
 @pytest.mark.parametrize("size", [100.0, 3e7])
-def test_keys_that_are_alike_share_whatever_they_score(size: float) -> None:
+def test_equal_keys_share_the_value_gradient_at_any_score(size: float) -> None:
     query, key, value, above, starts, key_starts = packed([4, 20, 5], [4, 33, 5])
     key[:] = query[0, 0] = 1
     query[4:24, 2:] = size  # float32 rounds `size + log(33)`, and may lose log(33)
@@ -251,7 +251,7 @@ def test_keys_that_are_alike_share_whatever_they_score(size: float) -> None:
 
 
 @pytest.mark.parametrize("size", [30.0, 1000.0])
-def test_one_sequence_of_scores_that_lose_their_digits(size: float) -> None:
+def test_gradients_stay_accurate_if_one_sequence_has_huge_scores(size: float) -> None:
     arrays = packed([20, 30, 5], [20, 40, 5])
     clean = qkv.attend.varlen_attention_grad(*arrays)
     arrays[0][20:50, 2] *= size  # log-sum-exps of hundreds
@@ -285,7 +285,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
                 assert a is b is None or a.tobytes() == b.tobytes()
 
 
-def test_arrays_are_read_where_they_stand() -> None:
+def test_arrays_of_any_layout_and_byte_order_are_read() -> None:
     query, key, value, above, starts, _ = packed([4, 3, 9], [4, 3, 9], 2, 2, d=6, dv=6)
     whole = np.stack([query, key, value], 1)  # (total, 3, H, d), the result of one projection
     usual = qkv.attend.varlen_attention_grad(query, key, value, above, starts, starts)
@@ -309,7 +309,7 @@ def test_arrays_are_read_where_they_stand() -> None:
 
 @pytest.mark.attack
 @ON_ONE_BACKEND  # the test's subprocess runs every backend
-def test_memory_grows_with_the_rows_and_not_with_the_longest() -> None:
+def test_memory_grows_with_the_rows_and_not_the_longest_sequence() -> None:
     if not os.path.exists("/proc/self/status"):
         pytest.skip("the peak is read from /proc")
     program = """if True:

@@ -40,13 +40,13 @@ def test_offsets_per_row_with_two_leading_dimensions(user: str) -> None:
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_one_length_needs_no_offset(user: str) -> None:
+def test_equal_query_and_key_lengths_need_no_offset(user: str) -> None:
     agree(*qkv_arrays(L=6, S=6), **USERS[user])
 
 
 @pytest.mark.parametrize("user", USERS)
 @pytest.mark.parametrize("lead", [(), (2,)])
-def test_two_lengths_need_an_offset(user: str, lead: tuple[int, ...]) -> None:
+def test_different_query_and_key_lengths_need_an_offset(user: str, lead: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"attention.*") as caught:
         qkv.attention(*qkv_arrays(lead, L=5, S=79), **USERS[user])
     message = str(caught.value)
@@ -54,7 +54,7 @@ def test_two_lengths_need_an_offset(user: str, lead: tuple[int, ...]) -> None:
         assert word in message
 
 
-def test_where_no_rule_uses_the_offset_it_changes_nothing() -> None:
+def test_an_offset_that_no_rule_uses_changes_nothing() -> None:
     arrays = qkv_arrays((2,))
     plain = qkv.attention(*arrays)
     for offset in ("start", "end", 3, -3, [4, 5]):
@@ -72,7 +72,7 @@ def test_where_no_rule_uses_the_offset_it_changes_nothing() -> None:
         ([1.0, 2.0], TypeError),
     ],
 )
-def test_a_wrong_offset_is_refused_used_or_not(offset: object, kind: type, user: dict) -> None:
+def test_a_wrong_offset_is_refused_even_if_unused(offset: object, kind: type, user: dict) -> None:
     with pytest.raises(kind, match="q_offset"):
         qkv.attention(*qkv_arrays((2,)), q_offset=offset, **user)
 
@@ -138,7 +138,7 @@ def test_alibi_by_hand() -> None:
 
 @pytest.mark.parametrize("offset", [10**6, -(10**6), 2**45, -(2**45)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_places_far_away(dtype: type, offset: int) -> None:
+def test_very_large_positive_and_negative_offsets(dtype: type, offset: int) -> None:
     arrays = qkv_arrays((), dtype=dtype)
     agree(*arrays, alibi_slopes=[0.5, 0.1], q_offset=offset)
     agree(*arrays, is_causal=True, q_offset=offset)
@@ -158,7 +158,7 @@ def test_alibi_with_grouped_heads(offset: object) -> None:
 
 
 @pytest.mark.parametrize("slopes", [[0.5], [0.1, 0.2, 0.3], 0.5, [[0.1, 0.2]]])
-def test_slopes_of_another_number_of_heads_are_refused(slopes: object) -> None:
+def test_slopes_of_a_wrong_shape_are_refused(slopes: object) -> None:
     with pytest.raises(ValueError, match="alibi_slopes"):
         qkv.attention(*qkv_arrays(), alibi_slopes=slopes, q_offset=0)
 
@@ -185,7 +185,7 @@ def test_decoding_with_a_cache_equals_one_causal_call(
         np.testing.assert_allclose(piece, full.out[..., start:end, :], atol=4e-6)
 
 
-def test_decoding_from_a_buffer_whose_rest_is_poison() -> None:
+def test_decoding_from_a_buffer_padded_with_nan() -> None:
     query, key, value = qkv_arrays((2,), L=7, S=7)
     full = agree(query, key, value, is_causal=True)
     keys, values = (np.full_like(np.repeat(x, 3, axis=-2), np.nan) for x in (key, value))
@@ -197,7 +197,7 @@ def test_decoding_from_a_buffer_whose_rest_is_poison() -> None:
             np.testing.assert_allclose(piece, full.out[..., i : i + 1, :], atol=4e-6)
 
 
-def test_the_end_is_that_of_the_array_and_not_of_the_lengths() -> None:
+def test_offset_end_refers_to_the_array_and_not_the_lengths() -> None:
     query, key, value = qkv_arrays((2,), L=2, S=7)
     expected = agree(
         query, key, value, is_causal=True, q_offset="end", key_lengths=[7, 6], query_lengths=[1, 2]
@@ -208,7 +208,7 @@ def test_the_end_is_that_of_the_array_and_not_of_the_lengths() -> None:
     np.testing.assert_allclose(same, expected.out, atol=4e-6)
 
 
-def test_a_few_queries_of_many() -> None:
+def test_a_slice_of_the_queries_gives_the_same_rows() -> None:
     query, key, value = qkv_arrays((2,), L=9, S=9)
     whole = agree(query, key, value, is_causal=True, window=(3, None))
     part = qkv.attention(

@@ -35,7 +35,7 @@ def weights(layers: int = 2, heads: int = 3) -> np.ndarray:
     return np.random.default_rng(1).dirichlet(np.ones(6), (layers, heads, 6))
 
 
-def test_pieces_receive_together_and_look_on_average() -> None:
+def test_subwords_sum_as_keys_and_average_as_queries() -> None:
     given = weights()
     merged = by_word(heads_of(made_trace(TOKENS, given)))
     assert merged.queries.tokens == ["[CLS]", "unbelievable", "dogs", "."]
@@ -50,13 +50,13 @@ def test_pieces_receive_together_and_look_on_average() -> None:
     assert merged.queries.rows_of([2, 3, 5]) == [1, 3]
 
 
-def test_a_cell_of_words_is_hidden_where_all_of_its_pieces_are() -> None:
+def test_a_word_cell_is_masked_if_all_its_subword_cells_are() -> None:
     scores = np.where(np.tri(6, dtype=bool), 0.0, -np.inf)[None]
     heads = replace(heads_of(made_trace(TOKENS, weights(1, 1))), scores={0: scores})
     assert by_word(heads).hidden(0, 0).tolist() == (~np.tri(4, dtype=bool)).tolist()
 
 
-def test_a_summary_of_all_weights_is_merged_as_the_weights_are() -> None:
+def test_a_summary_of_all_weights_is_merged_like_the_weights() -> None:
     given = weights()
     whole = heads_of(made_trace(TOKENS, given))
     kept = replace(whole, weights=[], summary=[summarize(layer, 6) for layer in given])
@@ -73,7 +73,7 @@ def test_a_summary_of_all_weights_is_merged_as_the_weights_are() -> None:
         )
 
 
-def test_of_a_summary_no_more_is_kept_than_there_was() -> None:
+def test_merging_a_summary_keeps_at_most_its_top_k() -> None:
     kept = Heads(Axis(TOKENS, [False] * 6), [0], summary=[summarize(weights()[0], 2)])
     merged = by_word(kept).summary[0]
     assert merged.indices.shape == (3, 4, 2)
@@ -81,7 +81,7 @@ def test_of_a_summary_no_more_is_kept_than_there_was() -> None:
     np.testing.assert_array_equal(merged.indices == -1, merged.weights == 0)
 
 
-def test_keys_that_are_other_tokens_are_merged_by_themselves() -> None:
+def test_cross_attention_merges_the_subwords_of_its_keys() -> None:
     given = np.random.default_rng(2).dirichlet(np.ones(6), (1, 2, 2))
     view = head_view(cross_attention=given, decoder_tokens=["▁le", "▁chien"], encoder_tokens=TOKENS)
     assert view.shown.keys.names == ["[CLS]", "unbelievable", "dogs", "."]
@@ -89,12 +89,12 @@ def test_keys_that_are_other_tokens_are_merged_by_themselves() -> None:
     assert payload_in(view.data)["start"]["merge"] is True
 
 
-def test_a_text_without_pieces_is_as_it_was() -> None:
+def test_a_text_without_split_words_is_unchanged() -> None:
     heads = heads_of(made_trace(["a", "b"], np.full((1, 1, 2, 2), 0.5)))
     assert by_word(heads) is heads
 
 
-def test_views_show_words_unless_pieces_are_asked_for(model: Model) -> None:
+def test_views_show_words_unless_subwords_are_requested(model: Model) -> None:
     trace = model.trace(FISH)
     assert trace.tokens[2:5] == ["fish", "##erm", "##an"]
     view, pieces = show(trace), show(trace, pieces=True)
@@ -132,7 +132,7 @@ def test_views_show_words_unless_pieces_are_asked_for(model: Model) -> None:
     ],
     ids=["show", "walk", "plot_shift", "head_view", "runs", "compare"],
 )
-def test_each_output_says_what_pieces_are(make: Callable[[Model], View], model: Model) -> None:
+def test_each_view_explains_its_subwords(make: Callable[[Model], View], model: Model) -> None:
     view = make(model)
     start = "A: " if isinstance(view, CompareView) else ""
     said = (

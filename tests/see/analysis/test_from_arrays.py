@@ -70,7 +70,7 @@ def test_every_form_of_attention_is_read(given: Any) -> None:
         (WEIGHTS.astype(complex), TOKENS, TypeError, "complex128: give weights"),
     ],
 )
-def test_what_does_not_fit_is_refused(given: Any, tokens: Any, error: type, said: str) -> None:
+def test_bad_weights_or_tokens_are_refused(given: Any, tokens: Any, error: type, said: str) -> None:
     with pytest.raises(error, match=f"^show: .*{said}"):
         heads_from(given, tokens, call="show")
 

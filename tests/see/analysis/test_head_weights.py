@@ -17,7 +17,7 @@ WEIGHTS = RNG.dirichlet(np.ones(4), size=(2, 3, 4))  # (layers, heads, L, S)
 TOKENS = ["<s>", "a", "b", "."]
 
 
-def test_a_trace_gives_its_scores_and_what_they_were_scaled_by(lesson: Model) -> None:
+def test_a_trace_gives_its_scores_and_their_scale(lesson: Model) -> None:
     trace = lesson.trace(CAT)
     heads = heads_of(trace, parameters=lesson.parameters)
     np.testing.assert_array_equal(heads.weights[0], trace["pattern", 0][0])
@@ -42,7 +42,7 @@ def test_a_trace_gives_its_scores_and_what_they_were_scaled_by(lesson: Model) ->
         ({"alibi_slopes": np.ones(2)}, None),
     ],
 )
-def test_raw_scores_are_known_where_nothing_but_a_scale_was_done_to_them(
+def test_the_scale_is_unknown_if_scores_were_capped_or_added_to(
     settings: dict[str, Any], known: float | None, lesson: Model
 ) -> None:
     trace = lesson.trace(CAT)
@@ -59,7 +59,7 @@ def test_norms_need_the_model_that_the_trace_was_made_with(lesson: Model) -> Non
         heads_of(trace, parameters=random_model(CAT, dim=12).parameters)
 
 
-def test_a_summary_has_the_links_of_the_whole() -> None:
+def test_a_summary_gives_the_same_links_as_the_weights() -> None:
     axis = Axis(TOKENS, [True, False, False, False])
     whole = Heads(axis, [0], [WEIGHTS[0]])
     kept = Heads(axis, [0], summary=[summarize(WEIGHTS[0], 4)])

@@ -15,14 +15,14 @@ BLIND = [[0.5, 0.25, 0.25], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
 TWO = np.array([CAUSAL, BLIND])
 
 
-def test_entropy_is_in_bits_over_the_queries_that_see() -> None:
+def test_entropy_is_in_bits_and_skips_fully_masked_queries() -> None:
     halves = np.array([[[0.5, 0.5, 0.0, 0.0], [0.25] * 4]])
     assert measures.entropy(halves).tolist() == [1.5]
     # without the query that attends to nothing: (1.5 + 0) / 2
     assert measures.entropy(TWO)[1] == pytest.approx(0.75)
 
 
-def test_weight_on_the_token_beside() -> None:
+def test_weight_on_the_previous_and_next_token() -> None:
     previous, following = measures.on_offset(TWO, -1), measures.on_offset(TWO, 1)
     # in BLIND, only token 2 both has a previous token and attends to any token
     assert previous.tolist() == pytest.approx([(0.6 + 0.7) / 2, 1.0])
@@ -50,7 +50,7 @@ def test_all_measures_of_a_text() -> None:
     assert found["next"].tolist() == [pytest.approx([0.0, 0.25])]
 
 
-def test_what_cannot_be_measured_is_none() -> None:
+def test_measures_that_do_not_apply_are_none() -> None:
     abc = Axis(["a", "b", "c"], [False] * 3)
     plain = measures.measures_of(Heads(abc, [0], [TWO]))
     assert plain["separators"] is None
@@ -67,7 +67,7 @@ def test_what_cannot_be_measured_is_none() -> None:
     assert one["distance"].tolist() == [[0.0]]
 
 
-def test_of_a_summary_what_was_received_is_known() -> None:
+def test_a_summary_gives_only_the_measures_of_received_weight() -> None:
     kept = Summary(np.zeros((1, 4, 1), int), np.ones((1, 4, 1)), np.array([[2.0, 1.0, 1.0]]))
     heads = Heads(
         Axis(["[CLS]", "a", "[SEP]", "b"], [True, False, True, False]), [0], summary=[kept]
@@ -85,13 +85,13 @@ def test_value_norms_of_shared_values() -> None:
     np.testing.assert_allclose(norms, [[np.sqrt(5), 1.0], [6.0, 3.0]])
 
 
-def test_value_norms_of_heads_that_share_by_twos() -> None:
+def test_value_norms_of_grouped_query_heads() -> None:
     v = np.array([[[1.0], [10.0]]])  # one key, two key heads of size 1
     out_proj = np.array([[1.0], [2.0], [3.0], [4.0]])  # four query heads
     assert head_weights.value_norms(v, out_proj).tolist() == [[1.0], [2.0], [30.0], [40.0]]
 
 
-def test_value_norms_are_those_of_what_a_head_adds(minilm: Model) -> None:
+def test_value_norms_are_the_norms_of_projected_values(minilm: Model) -> None:
     trace = minilm.trace(BANK)
     (norms,) = heads_of(trace, parameters=minilm.parameters).norms[2:3]
     weight = minilm.parameters["blocks.2.attn.out_proj.weight"].astype(np.float64)

@@ -21,7 +21,7 @@ def by_eigenvectors(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, 
 
 
 @given(st.integers(0, 10_000), st.integers(2, 9), st.integers(2, 6))
-def test_the_plane_is_that_of_the_covariance(seed: int, n: int, size: int) -> None:
+def test_the_plane_agrees_with_eigenvectors_of_the_covariance(seed: int, n: int, size: int) -> None:
     rng = np.random.default_rng(seed)
     before, after = rng.normal(size=(2, n, size)) * np.arange(1, size + 1)
     for found, expected in zip(
@@ -30,7 +30,7 @@ def test_the_plane_is_that_of_the_covariance(seed: int, n: int, size: int) -> No
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_where_a_set_as_a_whole_stands_does_not_matter() -> None:
+def test_translating_a_set_does_not_change_the_plane() -> None:
     rng = np.random.default_rng(0)
     before, after = rng.normal(size=(2, 6, 5))
     plane, moved = fit_plane(before, after), fit_plane(before + 100, after - 7)
@@ -93,12 +93,12 @@ def test_any_type_of_number_is_computed_in_float64(kind: type) -> None:
         (np.ones((3, 0)), np.ones((3, 0)), "one or more vectors"),
     ],
 )
-def test_what_has_no_plane_is_refused(original: object, contextual: object, said: str) -> None:
+def test_invalid_vectors_are_refused(original: object, contextual: object, said: str) -> None:
     with pytest.raises(ValueError, match=f"fit_plane: .*{said}"):
         fit_plane(original, contextual)
 
 
-def test_unit_vectors_have_directions_and_no_lengths() -> None:
+def test_lengths_do_not_matter_with_unit_vectors() -> None:
     before, after = np.random.default_rng(4).normal(size=(2, 7, 5))
     lengths = np.array([1e-300, 1e-3, 1, 2, 30, 1e200, 1e306])[:, None]
     plane = fit_plane(before, after, unit=True)

@@ -66,9 +66,7 @@ def head_of(view: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("text", GAPS)
-def test_at_a_gap_it_is_the_head_whose_removal_changes_the_guess_most(
-    text: str, model: qkv.Model
-) -> None:
+def test_a_gap_opens_on_the_head_that_changes_the_guess_most(text: str, model: qkv.Model) -> None:
     each = moved(model, text)
     layer, head = np.unravel_index(each.argmax(), each.shape)
     view = qkv.show(text, model=model)
@@ -95,7 +93,7 @@ def test_at_a_gap_it_is_the_head_whose_removal_changes_the_guess_most(
 
 
 @pytest.mark.parametrize("text", [GAPS[1], SECOND[7], "I love you."])
-def test_show_walk_and_play_open_on_one_head(text: str, model: qkv.Model) -> None:
+def test_show_walk_and_play_open_on_the_same_head(text: str, model: qkv.Model) -> None:
     shown = qkv.show(text, model=model)
     walked = qkv.walk(text, model=model)
     assert shown.head == walked.head
@@ -119,7 +117,7 @@ def test_a_layer_or_a_head_narrows_the_choice(model: qkv.Model) -> None:
     )
 
 
-def test_without_a_model_or_of_an_edited_run_links_decide(model: qkv.Model) -> None:
+def test_links_choose_the_head_without_a_model_or_after_edits(model: qkv.Model) -> None:
     trace = model.trace(GAPS[0])
     assert qkv.show(trace, model=model).head == qkv.show(GAPS[0], model=model).head
     by_links, _ = selection.choose_head(heads_of(trace))
@@ -129,7 +127,7 @@ def test_without_a_model_or_of_an_edited_run_links_decide(model: qkv.Model) -> N
     assert "its weight from oak" in qkv.show(GAPS[0], model=model, query="oak").head.reason
 
 
-def test_of_many_heads_those_of_the_last_layers_are_removed(tmp_path: Path) -> None:
+def test_with_many_heads_only_those_of_the_last_layers_are_removed(tmp_path: Path) -> None:
     mask_bert(tmp_path / "deep", num_hidden_layers=17)
     model = qkv.load(tmp_path / "deep")
     text = "the cat sat on the [MASK]."
@@ -150,7 +148,7 @@ def test_of_many_heads_those_of_the_last_layers_are_removed(tmp_path: Path) -> N
     assert removal_of(model, long) is not None
 
 
-def test_less_than_a_tenth_of_the_probability_is_no_finding(model: qkv.Model) -> None:
+def test_a_change_below_a_tenth_does_not_stand_out(model: qkv.Model) -> None:
     """If the heads' values are small, the headline says that no head stands out."""
     quiet = {
         name: array * np.float32(0.02) if name.endswith(("v_proj.weight", "v_proj.bias")) else array
@@ -184,7 +182,7 @@ def rows(size: int, rng: np.random.Generator, at: Any, share: float) -> np.ndarr
     ids=["previous", "next", "first", "self", "one word"],
 )
 @pytest.mark.parametrize("tables", [10, pytest.param(100, marks=pytest.mark.attack)])
-def test_a_head_of_places_never_stands_out_for_its_place(
+def test_a_positional_head_never_stands_out_for_its_position(
     at: Any, share: float, tables: int
 ) -> None:
     rng = np.random.default_rng(0)
@@ -199,7 +197,7 @@ def test_a_head_of_places_never_stands_out_for_its_place(
 
 
 @pytest.mark.parametrize("text", ["I love you", "I love you.", "Dogs bark.", "hello world", "So!"])
-def test_where_nothing_stands_out_the_headline_claims_nothing(text: str, model: qkv.Model) -> None:
+def test_the_headline_makes_no_claim_if_no_head_stands_out(text: str, model: qkv.Model) -> None:
     for view in (qkv.show(text, model=model), qkv.walk(text, model=model)):
         assert view.head.stands_out is False
         assert view.head.headline.startswith(f"{NONE} in this sentence: ")
@@ -212,7 +210,7 @@ def test_where_nothing_stands_out_the_headline_claims_nothing(text: str, model: 
         assert not shown.head.link.of_positions
 
 
-def test_other_sentences_open_on_a_link_that_is_above_what_is_usual(model: qkv.Model) -> None:
+def test_other_sentences_open_on_a_link_above_the_usual_weight(model: qkv.Model) -> None:
     """The first list of test_opening led to the threshold, so this test uses the second list."""
     views = [qkv.show(text, model=model) for text in SECOND]
     assert sum(view.head.stands_out is True for view in views) >= 22
@@ -252,7 +250,7 @@ def test_no_head_of_an_untrained_model_stands_out(dim: int, heads: int, causal: 
 @pytest.mark.parametrize("seeds", [(0,), pytest.param(range(1, 6), marks=pytest.mark.attack)])
 @pytest.mark.parametrize("times", [1, 20])
 @pytest.mark.parametrize(("dim", "heads", "layers"), [(32, 4, 2), (64, 2, 3)])
-def test_nor_does_one_of_a_fresh_model_with_a_gap(
+def test_no_head_of_an_untrained_masked_language_model_stands_out(
     dim: int, heads: int, layers: int, times: int, seeds: Sequence[int], model: qkv.Model
 ) -> None:
     config = {
@@ -275,7 +273,7 @@ def test_nor_does_one_of_a_fresh_model_with_a_gap(
 # ---- compare
 
 
-def test_compare_takes_the_gap_of_both_where_it_is_asked_for(model: qkv.Model) -> None:
+def test_compare_of_gaps_picks_the_head_with_the_largest_mean_effect(model: qkv.Model) -> None:
     texts = GAPS[0], "The king is a small [MASK]."
     both = np.mean([moved(model, text) for text in texts], axis=0)
     view = qkv.compare(*texts, word="[MASK]", model=model)

@@ -26,7 +26,7 @@ def dogs(layers: int = 1, heads: int = 3, **cells: float) -> Heads:
     return heads_of(made_trace(DOGS, table))
 
 
-def test_a_head_that_looks_at_a_distance_or_at_one_word_does_not_stand_out() -> None:
+def test_heads_of_one_distance_or_one_word_do_not_stand_out() -> None:
     previous = {f"L0H0_{i}_{i - 1}": 0.9 for i in range(1, 8)}
     at_cats = {f"L0H1_{i}_5": 0.8 for i in range(8)}
     chosen, links = selection.choose_head(dogs(**previous, **at_cats, L0H2_4_5=0.6))
@@ -46,7 +46,7 @@ def test_a_head_that_looks_at_a_distance_or_at_one_word_does_not_stand_out() -> 
     )
 
 
-def test_a_head_that_was_asked_for_shows_what_it_looks_at() -> None:
+def test_a_requested_head_shows_its_strongest_link() -> None:
     heads = dogs(1, 2, L0H0_5_3=0.9, L0H0_3_4=0.8, L0H0_3_2=0.95, L0H0_1_2=0.09, L0H1_5_3=0.9,
                  L0H1_1_2=0.1, L0H0_4_0=0.99)  # fmt: skip
     assert selection.choose_head(heads, 0, 0)[0].link == Link(0, 0, 3, 2, 0.95)
@@ -75,7 +75,7 @@ def test_links_join_two_content_words() -> None:
     )
 
 
-def test_where_nothing_stands_out_the_largest_weight_is_taken_and_said() -> None:
+def test_the_strongest_link_is_shown_if_no_head_stands_out() -> None:
     chosen, _ = selection.choose_head(
         heads_of(made_trace(["x", "y"], np.array([[[[0.2, 0.8], [0.7, 0.3]]]])))
     )
@@ -91,7 +91,7 @@ def test_where_nothing_stands_out_the_largest_weight_is_taken_and_said() -> None
     )
 
 
-def test_a_causal_mask_hides_a_key_from_those_before_it() -> None:
+def test_usual_weights_exclude_causally_masked_pairs() -> None:
     tokens = ["one", "two", "three", "four", "five"]
     weights = np.tril(np.full((5, 5), 0.1))
     weights[4, 2], weights[3, 2] = 0.6, 0.2
@@ -111,7 +111,7 @@ def test_a_summary_ranks_its_heads_by_what_was_kept() -> None:
         assert found.usual == pytest.approx(expected.usual)
 
 
-def test_ties_go_to_the_lowest_layer_then_head_then_place() -> None:
+def test_ties_go_to_the_lowest_layer_then_head_then_position() -> None:
     heads = dogs(3, 3, L2H0_4_5=0.5, L1H2_4_5=0.5, L1H1_5_4=0.5, L1H1_4_5=0.5)
     link = selection.choose_head(heads)[0].link
     assert link is not None
@@ -132,14 +132,14 @@ def test_layer_and_head_narrow_the_choice() -> None:
 
 
 @pytest.mark.parametrize("tokens", [["[CLS]", "hi", "[SEP]"], ["[CLS]", ".", "!", "[SEP]"]])
-def test_without_two_content_tokens_the_first_head_is_shown_and_said_so(tokens: list[str]) -> None:
+def test_the_first_head_is_shown_without_two_content_tokens(tokens: list[str]) -> None:
     n = len(tokens)
     chosen, _ = selection.choose_head(heads_of(made_trace(tokens, np.full((2, 2, n, n), 1 / n))))
     assert (chosen.layer, chosen.head, chosen.link) == (0, 0, None)
     assert "first" in chosen.reason
 
 
-def test_a_weight_that_is_no_number_is_never_the_largest() -> None:
+def test_a_nan_weight_is_never_the_largest() -> None:
     chosen, _ = selection.choose_head(dogs(2, L0H0_1_2=np.nan, L1H1_2_1=0.2))
     assert (chosen.layer, chosen.head) == (1, 1)
 
@@ -158,7 +158,7 @@ def test_out_of_range_names_the_range(layer: int | None, head: int | None, said:
         selection.choose_head(heads_of(made_trace(TOKENS, weights(2, 3))), layer, head)
 
 
-def test_a_layer_counted_from_the_end_is_the_models() -> None:
+def test_negative_layers_count_from_the_end_of_the_model() -> None:
     heads = heads_of(made_trace(TOKENS, weights(2, 3)))
     chosen, _ = selection.choose_head(heads, -1, -3)
     assert (chosen.layer, chosen.head) == (1, 0)
@@ -169,7 +169,7 @@ def test_a_layer_counted_from_the_end_is_the_models() -> None:
     assert selection.choose_head(heads_of(some), -3)[0].layer == 1
 
 
-def test_only_some_layers_were_traced() -> None:
+def test_a_head_is_chosen_among_the_traced_layers() -> None:
     full = dogs(3, 2, L2H1_1_2=0.5)
     arrays = {f"blocks.{n}.attn.hook_pattern": full.weights[n][None] for n in (0, 2)}
     heads = heads_of(Trace(arrays, tokens=[DOGS], special=[full.queries.special]))
@@ -248,7 +248,7 @@ def test_the_contrasting_head_is_where_links_that_stand_out_differ_most() -> Non
         selection.contrasting_head((a, [0]), (b, [0]), 2)
 
 
-def test_where_nothing_stands_out_all_that_a_word_looks_at_is_compared() -> None:
+def test_all_weights_of_a_word_are_compared_if_no_link_stands_out() -> None:
     a = heads_from_rows(["bank", "of", "[SEP]"], [1, 0, 0], [0.4, 0.6, 0])
     b = heads_from_rows(["bank", "for", "[SEP]"], [1, 0, 0], [0.5, 0.5, 0])
     chosen = selection.contrasting_head((a, [0]), (b, [0]))

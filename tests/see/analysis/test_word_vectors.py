@@ -19,7 +19,7 @@ def test_strongest_links_are_in_order_and_join_content_only() -> None:
     assert len(everything) == 5  # three content words have six pairs; one pair has weight 0
 
 
-def test_movement_is_the_cosine_between_table_row_and_last_state() -> None:
+def test_movement_is_the_cosine_between_embedding_and_last_state() -> None:
     static = np.array([[[3.0, 4.0], [1.0, 0.0], [0.0, 0.0]]], dtype=np.float32)
     last = np.array([[[4.0, 3.0], [0.0, 2.0], [1.0, 1.0]]], dtype=np.float32)
     trace = made_trace(
@@ -50,7 +50,7 @@ def states(first: list[list[float]], second: list[list[float]]) -> dict[str, np.
     }
 
 
-def test_similarity_is_between_the_means_of_the_pieces() -> None:
+def test_similarity_is_between_the_means_of_the_subwords() -> None:
     empty = np.zeros((1, 1, 2, 2))
     a = made_trace(["x", "##y"], empty, **states([[1, 0], [0, 1]], [[1, 0], [1, 0]]))
     b = made_trace(["x", "z"], empty, **states([[1, 1], [9, 9]], [[0, 5], [9, 9]]))
@@ -58,14 +58,14 @@ def test_similarity_is_between_the_means_of_the_pieces() -> None:
     np.testing.assert_allclose(found, [1.0, 0.0], atol=1e-12)
 
 
-def test_what_a_word_attends_to_is_the_mean_over_its_pieces() -> None:
+def test_the_attention_of_a_word_is_the_mean_over_its_subwords() -> None:
     table = np.zeros((1, 2, 3, 3))
     table[0, 1] = [[0.5, 0.25, 0.25], [0.1, 0.2, 0.7], [1, 0, 0]]
     heads = heads_of(made_trace(["a", "b", "c"], table))
     np.testing.assert_allclose(attended(heads, 0, 1, [0, 1]), [0.3, 0.225, 0.475])
 
 
-def test_each_token_is_listed_with_the_head_where_the_word_looks_at_it_most() -> None:
+def test_each_token_is_listed_with_the_head_that_weights_it_most() -> None:
     table = np.zeros((2, 1, 4, 4))
     table[0, 0, 0] = [0.9, 0.3, 0.2, 0.6]
     table[1, 0, 0] = [0.1, 0.3, 0.5, 0.1]

@@ -16,7 +16,7 @@ def test_punctuation(token: str) -> None:
 
 
 @pytest.mark.parametrize("token", ["a", "##s", "[UNK]", "3", "don't", "€5", "😀", "你", "é", "##1"])
-def test_what_is_no_punctuation(token: str) -> None:
+def test_tokens_that_are_not_punctuation(token: str) -> None:
     assert not is_punctuation(token)
 
 
@@ -35,7 +35,7 @@ def test_what_is_no_punctuation(token: str) -> None:
         ([], None),
     ],
 )
-def test_pieces_make_words(tokens: list[str], words: list[str] | None) -> None:
+def test_subwords_form_words(tokens: list[str], words: list[str] | None) -> None:
     special = [token in ("[CLS]", "[SEP]", "</s>") for token in tokens]
     spans = word_spans(tokens, special)
     assert (spans and [word for _, _, word in spans]) == words
@@ -44,7 +44,7 @@ def test_pieces_make_words(tokens: list[str], words: list[str] | None) -> None:
         assert spans[-1][1] == len(tokens)
 
 
-def test_a_real_text_has_no_pieces_and_a_long_word_has(minilm: Model) -> None:
+def test_only_a_text_with_split_words_has_word_spans(minilm: Model) -> None:
     trace = minilm.trace(BANK)
     assert word_spans(trace.tokens, trace.special) is None
     trace = minilm.trace("Tokenization helps")
@@ -91,7 +91,7 @@ def test_content_words_mean_something_by_themselves(text: str, expected: str) ->
         ("", []),
     ],
 )
-def test_pieces_and_unknown_words_are_explained(text: str, said: list[str]) -> None:
+def test_subwords_and_unknown_words_are_explained(text: str, said: list[str]) -> None:
     tokens = text.split()
     lines = explained(tokens, [False] * len(tokens))
     assert len(lines) == len(said)
@@ -99,7 +99,7 @@ def test_pieces_and_unknown_words_are_explained(text: str, said: list[str]) -> N
     assert explained(tokens, [False] * len(tokens), "A") == [f"A: {line}" for line in lines]
 
 
-def test_words_are_joined_from_pieces_and_listed_once() -> None:
+def test_words_are_joined_from_subwords_and_listed_once() -> None:
     special = [token in ("[CLS]", "[SEP]") for token in TOKENS]
     assert words_of(TOKENS, special) == ["the", "banker"]
     assert words_of(TOKENS[1:5] * 2, [False] * 8) == ["the", "banker"]

@@ -79,7 +79,7 @@ def delta_2000(a: str, b: str) -> float:
     return float(np.sqrt(by_light**2 + by_chroma**2 + by_hue**2 + both * by_chroma * by_hue))
 
 
-def test_the_difference_is_that_of_its_authors() -> None:
+def test_colour_differences_match_known_values() -> None:
     """Equal colours have the difference 0; black and white have the difference 100."""
     assert delta_2000("#123456", "#123456") == 0
     assert delta_2000("#000000", "#ffffff") == pytest.approx(100, abs=0.01)
@@ -88,7 +88,7 @@ def test_the_difference_is_that_of_its_authors() -> None:
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("theme", THEMES)
-def test_a_twentieth_is_told_from_nothing(theme: str, sign: int) -> None:
+def test_a_weight_of_a_twentieth_is_distinguishable_from_0(theme: str, sign: int) -> None:
     ground, little = colours.shade(0.0, theme), colours.shade(sign * 0.05, theme)
     assert delta_76(ground, little) >= 5
     assert delta_2000(ground, little) >= 5
@@ -96,7 +96,7 @@ def test_a_twentieth_is_told_from_nothing(theme: str, sign: int) -> None:
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("theme", THEMES)
-def test_more_is_further_from_the_ground_all_the_way(theme: str, sign: int) -> None:
+def test_larger_weights_contrast_more_with_the_background(theme: str, sign: int) -> None:
     ground = colours.shade(0.0, theme)
     shades = [colours.shade(sign * k / 100, theme) for k in range(101)]
     away = [contrast(ground, color) for color in shades]
@@ -107,7 +107,7 @@ def test_more_is_further_from_the_ground_all_the_way(theme: str, sign: int) -> N
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_less_than_nothing_is_another_colour_of_the_same_strength(theme: str) -> None:
+def test_negative_values_have_another_colour_of_similar_lightness(theme: str) -> None:
     for k in range(5, 101):
         more, less = colours.shade(k / 100, theme), colours.shade(-k / 100, theme)
         assert abs(lab(more)[0] - lab(less)[0]) < 6
@@ -123,7 +123,7 @@ def test_a_number_on_a_cell_can_be_read_at_every_weight(theme: str) -> None:
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_the_ground_is_that_of_the_page_and_of_pictures(theme: str) -> None:
+def test_weight_0_has_the_background_colour_of_the_page(theme: str) -> None:
     paper = {"light": "#ffffff", "dark": "#12161c"}[theme]
     assert colours.shade(0.0, theme) == paper
     block = colours.css().split("\n")[["light", "dark"].index(theme)]
@@ -155,7 +155,7 @@ def test_orange_is_left_for_what_the_reader_changed() -> None:
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_two_rows_that_are_held_are_told_apart_and_neither_is_red(theme: str) -> None:
+def test_the_colours_of_two_held_rows_differ_and_are_not_red(theme: str) -> None:
     first, second = colours.THEMES[theme].lines[:2]
     assert delta_2000(first, second) > 30
     for color in (first, second):
@@ -165,7 +165,7 @@ def test_two_rows_that_are_held_are_told_apart_and_neither_is_red(theme: str) ->
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("depth", [256, 1 << 24])
 @pytest.mark.parametrize("theme", THEMES)
-def test_a_terminal_is_shaded_from_its_own_ground(theme: str, depth: int, sign: int) -> None:
+def test_shades_start_at_the_background_of_the_terminal(theme: str, depth: int, sign: int) -> None:
     screen = Screen(colors=depth, theme=theme)
     assert screen.shading(0.0) == ""
     assert screen.shading(sign * 0.004) == ""  # this weight is written as 0.00
@@ -185,7 +185,7 @@ def test_a_terminal_is_shaded_from_its_own_ground(theme: str, depth: int, sign: 
     assert np.diff(away).min() >= -0.01  # colour channels are rounded
 
 
-def test_a_terminal_of_unknown_ground_is_not_shaded() -> None:
+def test_a_terminal_of_unknown_background_is_not_shaded() -> None:
     assert not Screen(colors=256, theme=None).shades
     assert not Screen(colors=0).shades
     assert Screen(colors=256, theme="light").shades
@@ -212,7 +212,7 @@ for seconds in (60, 60, 60, 0.3):  # only the last one is waited for in vain
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="there are no pseudo-terminals")
-def test_a_terminal_is_asked_for_its_ground() -> None:
+def test_a_terminal_is_queried_for_its_background_colour() -> None:
     answers = [
         b"\x1b]11;rgb:ffff/ffff/ffff\x1b\\\x1b[?62;c",
         b"\x1b]11;rgb:00/2b/36\x07\x1b[?1;2c",
@@ -308,7 +308,7 @@ def test_one_scale_in_page_picture_and_terminal(makers: dict, kind: str, stretch
     assert ends == {round(largest, 6) if stretch else 1}
 
 
-def test_the_command_line_stretches(capsys) -> None:
+def test_the_command_line_accepts_stretch(capsys) -> None:
     from qkv.cli import main
 
     with pytest.raises(SystemExit):

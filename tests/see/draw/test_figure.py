@@ -97,7 +97,7 @@ def points(axes: Axes, color: str) -> np.ndarray:
     return np.concatenate([collection.get_offsets() for collection in found])
 
 
-def test_points_and_arrows_stand_where_the_plane_has_them() -> None:
+def test_points_and_arrows_have_the_coordinates_of_the_plane() -> None:
     before, after = vectors(0, 5, 2.0)
     plane = fit_plane(unit(before), unit(after))
     (axes,) = plot_shift(before, after, list("abcde")).axes
@@ -130,7 +130,7 @@ def test_labels_stay_by_their_points() -> None:
         assert distance <= others.min() + 1e-6
 
 
-def test_of_many_words_those_that_moved_furthest_are_named_once_each() -> None:
+def test_among_many_words_the_furthest_moved_are_labelled_once() -> None:
     before = np.zeros((90, 3))
     after = np.random.default_rng(0).normal(size=(90, 3))
     after[70], after[71] = [40, 0, 0], [-39, 0, 0]
@@ -161,7 +161,7 @@ def test_points_on_one_spot_are_drawn(
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
-def test_what_cannot_be_drawn_is_refused(lesson: Model) -> None:
+def test_plot_shift_refuses_invalid_inputs(lesson: Model) -> None:
     two = np.eye(2)
     with pytest.raises(ValueError, match="there are 2 vectors, but 1 tokens"):
         plot_shift(two, two, ["a"])
@@ -179,7 +179,7 @@ def test_what_cannot_be_drawn_is_refused(lesson: Model) -> None:
 
 
 @pytest.mark.usefixtures("without_layout")
-def test_a_trace_has_its_words_in_it(minilm: Model) -> None:
+def test_the_shift_plot_of_a_trace_leaves_out_special_tokens(minilm: Model) -> None:
     trace = minilm.trace(CAT)
     _, axes, _ = plot_shift(trace).figure().axes  # the cosines, the arrows and the scale
     plane = fit_plane(*map(unit, (trace["embed"][0, 1:-1], trace.hidden_states[-1][0, 1:-1])))
@@ -221,7 +221,7 @@ def luminance(color: Any) -> float:
 
 @pytest.mark.parametrize(("theme", "paper"), [("light", "#ffffff"), ("dark", "#12161c")])
 @pytest.mark.parametrize("kind", ["show", "compare", "walk", "shift"])
-def test_a_title_then_pictures_then_notes_on_the_ground_of_the_theme(
+def test_title_pictures_and_notes_are_stacked_on_the_theme_background(
     lesson: Model, kind: str, theme: str, paper: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if theme == "dark":  # positions do not depend on the theme, so they are computed for one theme
@@ -262,7 +262,7 @@ def hatched(axes: Axes) -> set[tuple[int, int]]:
 
 
 @pytest.mark.usefixtures("without_layout")
-def test_hidden_cells_are_hatched_and_bear_no_number() -> None:
+def test_masked_cells_are_hatched_and_have_no_number() -> None:
     view = show(random_model(CAT, causal=True).trace(CAT))
     grid = view.figure().axes[0]
     assert hatched(grid) == {(i, j) for i in range(6) for j in range(6) if j > i}
@@ -309,7 +309,7 @@ def test_compare_has_both_grids_on_one_scale(lesson: Model) -> None:
 
 
 @pytest.mark.usefixtures("without_layout")
-def test_a_long_text_is_cut_to_what_can_be_read(lesson: Model) -> None:
+def test_a_long_text_is_cut_to_a_readable_grid(lesson: Model) -> None:
     view = show(lesson.trace(" ".join([CAT, BANK, MONEY] * 4)))
     grid = view.figure().axes[0]
     assert image(grid).get_array().shape == (32, 32)
@@ -352,7 +352,7 @@ def test_tokens_of_any_script_are_drawn_without_a_warning() -> None:
     assert file.getvalue().startswith(b"\x89PNG\r\n\x1a\n")
 
 
-def test_what_no_font_has_is_a_box() -> None:
+def test_characters_that_no_font_has_become_boxes() -> None:
     assert drawable(["a\x00b", "", "ok"]) == ["a□b", "", "ok"]
 
 
@@ -372,7 +372,7 @@ def test_a_notebook_shows_a_figure_without_pyplot() -> None:
 
 
 @pytest.mark.usefixtures("without_layout")
-def test_a_trace_without_vectors_has_a_grid_alone() -> None:
+def test_a_trace_without_vectors_has_no_shift_plot() -> None:
     trace = made_trace(["a", "b"], np.full((1, 1, 2, 2), 0.5))
     assert len(show(trace).figure().axes) == 3  # the grid, its scale and the links
     assert isinstance(trace, Trace)

@@ -76,7 +76,7 @@ def test_the_picture_of_a_view_has_its_words_and_numbers(minilm: Model, tmp_path
     ],
 )
 @pytest.mark.parametrize(("theme", "paper"), [("auto", "#ffffff"), ("dark", "#12161c")])
-def test_every_picture_has_its_ground_and_is_well_formed(
+def test_every_picture_has_a_background_and_is_well_formed(
     make, theme: str, paper: str, lesson: Model
 ) -> None:
     view: View = replace(make(lesson), theme=theme)
@@ -94,7 +94,7 @@ def test_every_picture_has_its_ground_and_is_well_formed(
     assert height < 3000
 
 
-def test_a_heat_map_goes_from_the_ground_to_full_colour() -> None:
+def test_a_heat_map_goes_from_the_background_to_full_colour() -> None:
     text = of(heat_map(np.array([[0.0, 0.5], [0.25, 0.25]]), ["a", "b"], ["c", "d"], top=0.5))
     cells = [
         element.get("fill")
@@ -117,7 +117,7 @@ def test_cells_may_have_words_above_their_numbers() -> None:
     assert float(wide.pop()) > svg.label_width("a long word")
 
 
-def test_a_cell_too_small_for_its_number_says_it_where_it_is_pointed_at() -> None:
+def test_a_cell_too_small_for_its_number_has_a_tooltip() -> None:
     values = np.arange(400.0).reshape(20, 20)
     names = [f"n{i}" for i in range(20)]
     root = parsed(of(heat_map(values, names, names, top=None, of="score")))
@@ -126,7 +126,7 @@ def test_a_cell_too_small_for_its_number_says_it_where_it_is_pointed_at() -> Non
     assert len(said) == 400
 
 
-def test_maps_with_one_scale_are_coloured_alike_and_the_ground_is_named() -> None:
+def test_maps_of_one_scale_share_colours_and_name_the_neutral_value() -> None:
     options = {"top": None, "of": "metric", "ground": 2.0, "scale": (0.0, 4.0)}
     text = of(heat_map(np.array([[1.0, 2.0, 3.0]]), ["a"], ["b", "c", "d"], **options))
     colors = [
@@ -140,7 +140,7 @@ def test_maps_with_one_scale_are_coloured_alike_and_the_ground_is_named() -> Non
     assert pixels(small) == [[shade(-0.2), shade(1)]]
 
 
-def test_a_small_map_of_many_cells_keeps_the_strongest() -> None:
+def test_a_downscaled_map_keeps_the_strongest_cells() -> None:
     values = np.zeros((301, 301))
     values[0, 1], values[1, 0], values[300, 300] = -0.2, 0.1, 1.0
     hidden = np.zeros((301, 301), bool)
@@ -163,7 +163,7 @@ def pixels(text: str) -> list[list[str]]:
     return [["#" + "".join(f"{c:02x}" for c in pixel) for pixel in row] for row in np.array(image)]
 
 
-def test_what_is_hidden_is_hatched_and_has_no_number() -> None:
+def test_masked_cells_are_hatched_and_have_no_number() -> None:
     values = np.array([[1.0, 0.0], [0.4, np.nan]])
     hidden = np.array([[False, True], [False, False]])
     text = of(heat_map(values, ["a", "b"], ["a", "b"], hidden=hidden, missing="not there"))
@@ -175,7 +175,7 @@ def test_what_is_hidden_is_hatched_and_has_no_number() -> None:
     assert "hatched" not in bare
 
 
-def test_scores_part_from_the_ground_at_0() -> None:
+def test_score_colours_diverge_from_the_background_at_0() -> None:
     values = np.array([[-2.0, 0.0, 1.0]])
     text = of(heat_map(values, ["a"], ["b", "c", "d"], top=None, of="score"))
     assert words(text)[-3:] == ["-2.000", "2.000", "score"]
@@ -190,11 +190,11 @@ def test_scores_part_from_the_ground_at_0() -> None:
 
 
 @pytest.mark.parametrize("number", [-1e20, 1e300, 0.0])
-def test_numbers_that_are_all_as_large_have_a_scale(number: float) -> None:
+def test_a_map_of_equal_numbers_has_a_scale(number: float) -> None:
     assert heat_map(np.full((2, 2), number), "ab", "ab", of="score")
 
 
-def test_bars_of_what_is_not_finite_are_empty() -> None:
+def test_bars_of_numbers_that_are_not_finite_are_empty() -> None:
     panel = Bars(names="abc", values=[np.inf, 2.0, np.nan])
     assert re.findall('width="([^"]*)" height="11"', of(panel)) == ["0.0", "120.0", "0.0"]
 
@@ -218,7 +218,7 @@ def test_lines_are_as_strong_as_the_weights() -> None:
     assert float(lines[2].get("y2")) > float(lines[2].get("y1"))
 
 
-def test_numbers_in_order_are_a_line() -> None:
+def test_ordered_numbers_are_drawn_as_a_line() -> None:
     line = Line([(0, 1.0), (1, -0.5), (2, 0.25)])
     names = ["embeddings", "layer 0", "layer 1"]
     text = of(Lines(title="alike", lines=[line], names=names, ends=(-0.5, 1.0), numbered=True))
@@ -273,7 +273,7 @@ def test_arrows_without_names_are_small() -> None:
     assert "nan" not in of(arrows(same, same, ["a", "b"], [0, 1]))
 
 
-def test_any_word_can_stand_in_xml() -> None:
+def test_any_token_can_be_written_in_xml() -> None:
     token = "<b>\x00\x1b&\"'\ud800\ufffe\u202e\u0085"
     text = svg.draw(token, [token], [[heat_map(np.ones((1, 1)), [token], [token])]])
     root = parsed(text)
@@ -291,7 +291,7 @@ def test_long_and_blank_labels() -> None:
     assert wide > narrow
 
 
-def test_of_many_tokens_the_picture_says_which_it_shows(lesson: Model) -> None:
+def test_the_picture_of_a_long_text_says_how_much_it_shows(lesson: Model) -> None:
     view = show(" ".join([BANK, MONEY, CAT] * 5), model=lesson)
     found = " ".join(words(view.svg()))
     assert f"Shown: 32 of {len(view.tokens)} rows and 32 of {len(view.tokens)} columns" in found

@@ -70,7 +70,7 @@ def test_the_numbers_of_a_grid_line_up_under_their_tokens(colors: int) -> None:
 @pytest.mark.parametrize("width", [20, 40, 80, 120, 200])
 @pytest.mark.parametrize("n", [1, 2, 12, 19, 256])
 @pytest.mark.parametrize("colors", [0, 1 << 24])
-def test_a_grid_is_never_wider_than_the_screen_nor_long(width: int, n: int, colors: int) -> None:
+def test_a_grid_fits_the_screen_width_and_27_lines(width: int, n: int, colors: int) -> None:
     words = [f"word{i}" if i % 3 else "x" for i in range(n)]
     lines = grid(Screen(width=width, colors=colors), table(n), words, words)
     notes = [line for line in lines if line.plain.startswith(("Shown", "scale"))]
@@ -78,7 +78,7 @@ def test_a_grid_is_never_wider_than_the_screen_nor_long(width: int, n: int, colo
     assert len(lines) <= 24 + 3
 
 
-def test_a_long_text_says_what_is_left_out_and_what_it_weighs() -> None:
+def test_a_grid_of_a_long_text_sums_the_omitted_columns() -> None:
     weights = table(60)
     words = [f"w{i}" for i in range(60)]
     lines = grid(Screen(), weights, words, words)
@@ -93,7 +93,7 @@ def test_a_long_text_says_what_is_left_out_and_what_it_weighs() -> None:
         assert others == pytest.approx(1 - weights[i, shown].sum(), abs=0.0051)
 
 
-def test_what_is_shown_of_a_long_text_holds_the_largest_score() -> None:
+def test_the_shown_part_of_a_long_text_has_the_largest_score() -> None:
     weights = np.full((80, 80), 1 / 80)
     score = np.zeros((80, 80))
     score[71, 64] = 1.0
@@ -103,7 +103,7 @@ def test_what_is_shown_of_a_long_text_holds_the_largest_score() -> None:
     assert any(line.plain.startswith("w71 ") for line in lines)
 
 
-def test_the_strongest_block_takes_links_as_they_come() -> None:
+def test_the_strongest_block_takes_links_by_descending_score() -> None:
     score = np.zeros((6, 6))
     score[5, 1], score[5, 2], score[4, 1], score[0, 0] = 4, 3, 2, 1
     assert strongest_block(score, 2, 2) == ([4, 5], [1, 2])
@@ -111,7 +111,7 @@ def test_the_strongest_block_takes_links_as_they_come() -> None:
     assert strongest_block(score, 9, 9) == (list(range(6)), list(range(6)))
 
 
-def test_hidden_cells_are_no_zeros() -> None:
+def test_masked_cells_are_not_shown_as_zeros() -> None:
     hidden = np.triu(np.ones((3, 3), dtype=bool), 1)
     weights = np.where(hidden, 0, 0.5)
     lines = grid(Screen(), weights, ["a", "b", "c"], ["a", "b", "c"], hidden=hidden)
@@ -127,7 +127,7 @@ def backgrounds(line: Text) -> list[str]:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_background_is_the_weight_and_at_nothing_the_terminals_own(theme: str) -> None:
+def test_cell_backgrounds_follow_the_weights_and_are_unset_at_0(theme: str) -> None:
     weights = np.array([[0.0, 0.1], [0.4, 1.0]])
     lines = grid(Screen(colors=1 << 24, theme=theme), weights, ["a", "b"], ["a", "b"])
     assert backgrounds(lines[1]) == [shade(0.1, theme)]
@@ -141,7 +141,7 @@ def test_the_background_is_the_weight_and_at_nothing_the_terminals_own(theme: st
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_numbers_below_the_ground_have_a_colour_of_their_own(theme: str) -> None:
+def test_numbers_below_the_neutral_value_have_another_colour(theme: str) -> None:
     values = np.array([[-20.0, 1.0], [11.0, -4.0]])
     options = {"top": None, "of": "metric", "ground": 1.0}
     screen = Screen(colors=1 << 24, theme=theme)
@@ -166,7 +166,7 @@ def test_cells_may_have_words_in_place_of_numbers() -> None:
     assert lines[2].plain.startswith("scale probability 0.000 ")
 
 
-def test_columns_left_out_are_summed_of_weights_alone() -> None:
+def test_omitted_columns_are_summed_only_for_weights() -> None:
     names = [f"w{i}" for i in range(40)]
     lines = grid(Screen(), table(40), names, names, of="mean weight")
     assert "others" not in lines[0].plain
@@ -188,7 +188,7 @@ def test_without_colours_a_mark_stands_for_the_share() -> None:
     assert re.findall(r"(.)[01]\.\d\d", line) == [" ", ".", ":", "*", "#"]
 
 
-def test_a_weight_that_is_no_number_is_said_to_be_none() -> None:
+def test_a_nan_weight_is_shown_as_nan() -> None:
     lines = grid(Screen(), np.array([[np.nan, 0.5]]), ["a"], ["a", "b"])
     assert "nan" in lines[1].plain
     assert lines[-1].plain.endswith("1.00")
@@ -202,7 +202,7 @@ def test_wide_letters_take_two_columns(colors: int) -> None:
     assert len(widths) == 1
 
 
-def test_what_would_steer_the_terminal_is_escaped() -> None:
+def test_control_characters_in_tokens_are_escaped() -> None:
     words = ["\x1b[2J", "a\nb", "\u202e", "\udcff"]
     lines = grid(Screen(width=120), table(4), words, words)
     text = "".join(line.plain for line in lines)
@@ -231,7 +231,7 @@ def test_numbers_show_the_first_columns_and_count_the_rest() -> None:
     assert all(place == points[0] for place in points)
 
 
-def test_the_cell_that_is_spelled_out_is_shown_wherever_it_stands() -> None:
+def test_the_spelled_out_cell_is_always_shown() -> None:
     values = np.arange(900.0).reshape(30, 30)
     words = [f"w{i}" for i in range(30)]
     lines = numbers(Screen(), values, words, words, cell=(25, 29))
@@ -247,7 +247,7 @@ def test_the_cell_that_is_spelled_out_is_shown_wherever_it_stands() -> None:
     assert [text.strip() for text in marked] == ["779.00"]
 
 
-def test_hidden_scores_are_minus_infinity() -> None:
+def test_masked_scores_are_shown_as_minus_infinity() -> None:
     values = np.array([[1.0, -np.inf], [2.0, 3.0]])
     lines = numbers(Screen(), values, ["a", "b"], ["a", "b"], hidden=np.isneginf(values))
     assert lines[1].plain.split() == ["a", "1.000", "-inf"]
@@ -298,7 +298,7 @@ def test_prose_is_wrapped_and_indented() -> None:
         ({}, {}, 0),
     ],
 )
-def test_a_screen_is_what_the_console_can_show(
+def test_a_screen_has_the_width_and_colours_of_the_console(
     options: dict, environment: dict[str, str], colors: int
 ) -> None:
     console = Console(file=io.StringIO(), width=93, _environ=environment, **options)
@@ -326,7 +326,7 @@ def test_a_table_lines_up_and_says_what_its_columns_are() -> None:
     assert plain[3].split() == ["cat", "1.5", "#" * 12, "a", "->", "b"]
 
 
-def test_of_more_columns_than_fit_the_last_are_shown() -> None:
+def test_the_last_columns_are_shown_if_not_all_fit() -> None:
     columns = [Column(f"layer {n}", [f"{n}.000"], spare=True) for n in range(30)]
     header, line = terminal.draw(Screen(40), [[Table(names=["cat"], columns=columns)]])
     assert header.plain.split()[-2:] == ["layer", "29"]
@@ -334,7 +334,7 @@ def test_of_more_columns_than_fit_the_last_are_shown() -> None:
     assert cell_len(header.plain) <= 40
 
 
-def test_panels_with_names_stand_beside_each_other_where_there_is_room() -> None:
+def test_named_panels_are_side_by_side_if_there_is_room() -> None:
     row = [Bars(title="looks", name=name, names=["x"], values=[0.5]) for name in "AB"]
     _, title, names, line = terminal.draw(Screen(80), [row])
     assert (title.plain, names.plain.split()) == ("looks", ["A", "B"])

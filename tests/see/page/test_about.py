@@ -45,13 +45,13 @@ def test_the_live_page_and_a_walk_have_the_files_of_their_model(tmp_path: Path) 
     assert texts_in(served_page(qkv.load(), [("1", 1.0)] * 4, plain=True)) == expected
 
 
-def test_a_model_that_was_changed_is_still_made_of_it() -> None:
+def test_a_changed_model_has_the_files_of_the_original() -> None:
     model = qkv.load()
     changed = model.with_parameters({name: 2 * array for name, array in model.parameters.items()})
     assert texts_in(about_model(changed)) == in_folder(shipped()["books"])
 
 
-def test_nothing_is_there_where_a_folder_says_nothing(tmp_path: Path) -> None:
+def test_a_model_without_card_or_licence_has_no_about_section(tmp_path: Path) -> None:
     mask_bert(tmp_path)
     model = qkv.load(tmp_path)
     words = "the cat sat on the [MASK]"
@@ -61,7 +61,7 @@ def test_nothing_is_there_where_a_folder_says_nothing(tmp_path: Path) -> None:
     assert "qkv-about" not in saved(qkv.walk("I love you", model="random"), tmp_path)
 
 
-def test_pages_without_parameters_have_none(tmp_path: Path) -> None:
+def test_pages_without_parameters_have_no_about_section(tmp_path: Path) -> None:
     trace = qkv.load().trace(TEXT)
     for view in (qkv.show(trace), qkv.compare(TEXT, "It is.", word="is"), qkv.walk(trace)):
         assert "qkv-about" not in saved(view, tmp_path)

@@ -55,7 +55,7 @@ def test_the_payload_holds_every_parameter_in_float16(small: Model) -> None:
     assert payload["tokenizer"]["model"]["vocab"]["[MASK]"] == 19
 
 
-def test_it_says_whether_float16_holds_the_parameters_as_they_are(small: Model) -> None:
+def test_the_payload_says_whether_float16_holds_the_parameters_exactly(small: Model) -> None:
     assert engine_payload(small)["exact"] is False
     halves = {name: array.astype(np.float16) for name, array in small.parameters.items()}
     assert engine_payload(small.with_parameters(halves, np.float32))["exact"] is True
@@ -77,7 +77,7 @@ def rows_of_int8(model: Model) -> Model:
     return model.with_parameters(arrays, np.float32)
 
 
-def test_matrices_of_int8_rows_are_held_as_such(small: Model) -> None:
+def test_matrices_of_int8_rows_stay_int8_in_the_payload(small: Model) -> None:
     model = rows_of_int8(small)
     payload = engine_payload(model)
     assert payload["exact"] is True
@@ -105,7 +105,7 @@ def test_the_page_of_the_model_that_ships_is_small_enough() -> None:
     assert len(engine_part(engine_payload(qkv.load())).encode()) < 15_900_000
 
 
-def test_the_part_holds_the_payload_and_nothing_that_ends_it(tmp_path: Path) -> None:
+def test_script_end_tags_in_the_payload_are_escaped(tmp_path: Path) -> None:
     added = {"content": "</script><b>", "id": 25, "special": True}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     home = folder(tmp_path / "small")
@@ -126,7 +126,7 @@ def test_the_part_holds_the_payload_and_nothing_that_ends_it(tmp_path: Path) -> 
         ({"architectures": ["BertForSequenceClassification"]}, "has no language-model head"),
     ],
 )
-def test_a_model_that_a_page_does_not_compute_is_refused(
+def test_a_model_without_language_model_head_is_refused(
     tmp_path: Path, changes: dict[str, Any], complaint: str
 ) -> None:
     home = folder(tmp_path / "small", **changes)
@@ -152,7 +152,7 @@ def test_a_model_that_a_page_does_not_compute_is_refused(
         ("t5", "is of the family t5"),
     ],
 )
-def test_another_family_is_refused(tmp_path: Path, family: str, complaint: str) -> None:
+def test_an_unsupported_family_is_refused(tmp_path: Path, family: str, complaint: str) -> None:
     model = qkv.load(write_small(tmp_path / "small", CONFIGS[family]))
     with pytest.raises(ValueError, match=f"play: small {complaint}: a page can run"):
         engine_payload(model)
@@ -171,7 +171,7 @@ def test_blocks_of_attention_alone_are_refused() -> None:
         ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}, "model WordLevel"),
     ],
 )
-def test_another_tokenizer_is_refused(
+def test_an_unsupported_tokenizer_is_refused(
     tmp_path: Path, changes: dict[str, Any], complaint: str
 ) -> None:
     model = qkv.load(with_rules(tmp_path / "small", **changes))
@@ -179,7 +179,7 @@ def test_another_tokenizer_is_refused(
         engine_payload(model)
 
 
-def test_no_tokenizer_and_a_text_made_lower_case_before_it(tmp_path: Path) -> None:
+def test_models_with_no_tokenizer_or_with_lowercasing_before_it_are_refused(tmp_path: Path) -> None:
     home = folder(tmp_path / "small")
     (home / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match="play: small has no tokenizer"):
@@ -201,7 +201,7 @@ def test_numbers_beyond_float16_are_refused(small: Model, number: float) -> None
         engine_payload(small)
 
 
-def test_a_large_page_is_warned_of_and_one_that_no_browser_loads_is_refused(
+def test_large_pages_draw_a_warning_and_huge_pages_are_refused(
     small: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     letters = sum(len(one["b64"]) for one in engine_payload(small)["parameters"].values())

@@ -67,7 +67,7 @@ def test_hostile_words_stay_words(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", hostile_views())
-def test_a_page_asks_no_network_and_forbids_it(kind: str, tmp_path: Path) -> None:
+def test_a_page_makes_no_network_requests_and_forbids_them(kind: str, tmp_path: Path) -> None:
     text = written(hostile_views()[kind](), tmp_path)
     found = Page(text)
     policies = found.attribute("meta", "content")
@@ -117,7 +117,7 @@ def test_a_title_quotes_the_text(tmp_path: Path) -> None:
     assert payload_in(spelled._repr_html_())["title"] == "walking"
 
 
-def test_one_view_is_one_text_and_two_are_two() -> None:
+def test_equal_views_have_equal_html_and_different_views_differ() -> None:
     first = show(CAT, model="random")._repr_html_()
     assert show(CAT, model="random")._repr_html_() == first
     (mark,) = Page(first).attribute("div", "data-qkv")
@@ -164,7 +164,7 @@ def test_a_picture_has_the_colours_of_both_themes() -> None:
     assert ">#ffffff</text>" in body  # this is a word, not a colour
 
 
-def test_a_picture_has_each_panel_by_itself_and_its_words_as_text() -> None:
+def test_a_picture_has_one_svg_per_panel_and_its_words_as_text() -> None:
     found = Page(html.picture("a <title>", ["a line"], panels(), "light"))
     assert found.tags.count("svg") == 3
     assert found.attribute("div", "class").count("qkv-row") == 2
@@ -210,7 +210,7 @@ BUNDLES = Path(str(files("qkv.see").joinpath("page", "bundles")))
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in BUNDLES.iterdir()))
-def test_a_bundle_can_stand_in_a_page(name: str) -> None:
+def test_a_bundle_can_be_inlined_in_a_page(name: str) -> None:
     text = html.bundle(name)
     assert text
     assert "</script" not in text.lower()

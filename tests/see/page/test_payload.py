@@ -37,7 +37,7 @@ def test_weights_and_scores_are_those_of_the_trace(minilm: Model) -> None:
     assert text["measures"]["entropy"] == measures_of(heads_of(trace))["entropy"].tolist()
 
 
-def test_the_page_begins_where_the_terminal_does(minilm: Model) -> None:
+def test_the_page_opens_on_the_same_head_as_the_terminal(minilm: Model) -> None:
     view = show(BANK, model=minilm, layer=0, head=4)
     data = payload_in(view._repr_html_())
     assert data["kind"] == "show"
@@ -54,7 +54,7 @@ def test_a_head_without_links_begins_at_its_largest_weight() -> None:
     assert payload_in(view._repr_html_())["start"]["query"] == 0
 
 
-def test_what_a_mask_hides_is_marked() -> None:
+def test_masked_cells_are_marked() -> None:
     text = payload_in(show(random_model(CAT, causal=True).trace(CAT))._repr_html_())["texts"][0]
     hidden = text["hidden"]
     assert hidden["shape"] == [1, 1, 6, 6]  # all layers and heads have the same mask
@@ -63,7 +63,7 @@ def test_what_a_mask_hides_is_marked() -> None:
     np.testing.assert_array_equal(unpack(text["scores"])[0, 1] == -np.inf, ~np.tri(6, dtype=bool))
 
 
-def test_an_edge_that_was_left_out_is_hidden(minilm: Model) -> None:
+def test_an_edge_in_hide_is_marked_as_masked(minilm: Model) -> None:
     view = compare(minilm.trace(CAT), minilm.trace(CAT, hide=[(3, 5, 1, 2)]))
     texts = payload_in(view._repr_html_())["texts"]
     assert texts[0]["hidden"] is None
@@ -75,14 +75,14 @@ def test_an_edge_that_was_left_out_is_hidden(minilm: Model) -> None:
     assert bits.sum() == 1
 
 
-def test_weights_that_are_no_numbers_stay_so() -> None:
+def test_nan_weights_stay_nan() -> None:
     weights = np.array([[[[0.5, 0.5], [np.nan, 1.0]]]])
     view = show(made_trace(["a", "b"], weights))
     text = payload_in(view._repr_html_())["texts"][0]
     np.testing.assert_array_equal(unpack(text["weights"]), weights)
 
 
-def test_pieces_are_merged_where_there_are_some(minilm: Model) -> None:
+def test_subwords_are_merged_into_words(minilm: Model) -> None:
     text = payload_in(show("Tokenization helps", model=minilm)._repr_html_())["texts"][0]
     assert text["words"] == [
         [0, 1, "[CLS]"],
@@ -137,7 +137,7 @@ def long_trace(size: int, heads: int = 2, top_k: int = 8) -> Trace:
     return Trace(arrays, tokens=[[f"word{i % 997}" for i in range(size)]])
 
 
-def test_from_512_tokens_a_page_holds_the_largest_weights() -> None:
+def test_a_page_of_512_tokens_holds_only_the_largest_weights() -> None:
     rng = np.random.default_rng(0)
     for size, long in ((511, False), (512, True)):
         weights = rng.dirichlet(np.ones(size), size=(1, 1, size)).astype(np.float32)
@@ -164,7 +164,7 @@ def test_from_512_tokens_a_page_holds_the_largest_weights() -> None:
     assert text["measures"]["entropy"] == [[pytest.approx(entropy, rel=1e-5)]]
 
 
-def test_so_it_does_where_there_are_too_many_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_of_too_many_weights_holds_only_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payload, "MOST_CELLS", 71)
     text = payload.text_payload(heads_of(random_model(CAT).trace(CAT)), 0)  # 2 heads of 6 x 6
     assert text["weights"] is None
@@ -174,7 +174,7 @@ def test_so_it_does_where_there_are_too_many_weights(monkeypatch: pytest.MonkeyP
     assert payload.text_payload(heads_of(random_model(CAT).trace(CAT)), 0)["summary"] is None
 
 
-def test_scores_of_one_layer_are_held_where_those_of_all_are_too_many(
+def test_a_page_holds_scores_of_one_layer_if_all_are_too_many(
     minilm: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(payload, "MOST_SCORES", 6 * 12 * 8 * 8 - 1)
@@ -199,7 +199,7 @@ def test_a_page_of_8192_tokens_is_smaller_than_5_mb(tmp_path: Path) -> None:
     assert data["measures"]["first"] is not None
 
 
-def test_of_many_layers_fewer_weights_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_weights_per_query_are_kept_of_large_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payload, "MOST_KEPT", 2 * 600 * 5)
     text = payload.text_payload(heads_of(long_trace(600)), 0)
     assert text["summary"]["top_k"] == 5
@@ -208,7 +208,7 @@ def test_of_many_layers_fewer_weights_are_kept(monkeypatch: pytest.MonkeyPatch) 
     assert payload.text_payload(heads_of(long_trace(600)), 0)["summary"]["top_k"] == 4
 
 
-def test_places_beyond_16_bits_are_held() -> None:
+def test_positions_beyond_16_bits_are_held() -> None:
     text = payload.text_payload(heads_of(long_trace(65536, heads=1, top_k=2)), 0)
     assert text["summary"]["indices"]["bits"] == 32
 
@@ -220,7 +220,7 @@ def test_packed_numbers_are_those_of_float32(kind: type) -> None:
     assert np.isinf(unpack(payload.pack_numbers(np.array([1e300])))).all()
 
 
-def test_packed_shares_show_as_the_weights_do() -> None:
+def test_packed_shares_round_to_the_same_digits_as_the_weights() -> None:
     rng = np.random.default_rng(0)
     # some numbers are halfway between two rounded numbers, such as 1/8 between 0.12 and 0.13
     ties = np.arange(2001, dtype=np.float32) / 2000
@@ -245,7 +245,7 @@ def test_bits_and_indices() -> None:
     assert (wide["bits"], unpack(wide).tolist()) == (32, [65535, 2**32 - 1])
 
 
-def test_bits_hold_for_all_heads_only_where_they_do() -> None:
+def test_flags_are_shared_across_heads_and_layers_only_if_equal() -> None:
     flags = np.zeros((2, 3, 2, 2), dtype=bool)
     assert payload.pack_flags(flags) is None
     flags[1, 2, 0, 1] = True

@@ -17,7 +17,7 @@ OAK = Story("The oak is a small [MASK].", ("oak",), (), "tree", "man", "An oak i
 BY_HEAD = [story for story in TOLD if story.ablate]
 
 
-def test_what_is_read_is_what_the_file_says() -> None:
+def test_the_stories_match_their_file() -> None:
     kept, found = json.loads(FILE.read_text(encoding="utf-8")), stories()
     assert (found.searched, found.found) == (kept["searched"], kept["found"])
     for one, story in zip(kept["stories"], found.told, strict=True):
@@ -46,12 +46,12 @@ def test_a_story_is_guessed_with_its_edits_and_its_reason(story: Story) -> None:
     assert view.to_dict()["reason"] == story.reason
 
 
-def test_a_model_of_the_environment_does_not_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_story_ignores_the_model_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QKV_MODEL", "random")
     assert guess(OAK).model == "books"
 
 
-def test_no_reason_is_given_for_what_did_not_happen() -> None:
+def test_the_reason_is_left_out_if_the_guess_differs() -> None:
     story = OAK
     other = Story(story.sentence, (), ((0, 0),), story.before, "elbow", story.reason)
     view = guess(other)
@@ -66,7 +66,7 @@ def test_a_story_takes_no_other_edits() -> None:
 
 
 @pytest.mark.parametrize("story", BY_HEAD, ids=lambda one: one.sentence)
-def test_the_walk_through_its_head_goes_on_to_its_word(story: Story) -> None:
+def test_the_walk_through_the_head_of_a_story_ends_at_its_word(story: Story) -> None:
     ((layer, head),) = story.ablate
     view = walk(story.sentence, layer, head)
     (first, probability), *_ = view.words

@@ -54,7 +54,7 @@ LEVEL = processors.ByteLevel(trim_offsets=True)
         ),
     ],
 )
-def test_other_kinds_are_refused(parts: dict[str, Any], expected: str) -> None:
+def test_unsupported_tokenizer_parts_are_refused(parts: dict[str, Any], expected: str) -> None:
     assert reasons(bpe(), **parts) == [expected]
 
 
@@ -66,7 +66,7 @@ def test_other_kinds_are_refused(parts: dict[str, Any], expected: str) -> None:
         *(r"[[:alpha:]]", r"(?<name>a)", r"(?m:.)", r"\K", r"\x{41}", r"\G", r"\R", r"\X"),
     ],
 )
-def test_patterns_that_a_page_cannot_write_are_refused(pattern: str) -> None:
+def test_unsupported_regex_patterns_are_refused(pattern: str) -> None:
     rules = json.loads(bpe().to_str())
     rules["normalizer"] = {"type": "Replace", "pattern": {"Regex": pattern}, "content": " "}
     try:
@@ -76,7 +76,7 @@ def test_patterns_that_a_page_cannot_write_are_refused(pattern: str) -> None:
     assert reasons(made) == [f"has a normalizer with the pattern {pattern!r}"]
 
 
-def test_what_stands_for_groups_of_a_pattern_is_refused() -> None:
+def test_group_references_in_replacements_are_refused() -> None:
     rules = json.loads(bpe().to_str())
     rules["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(a)"}, "content": "$1"}
     made = Tokenizer.from_str(json.dumps(rules))
@@ -85,7 +85,7 @@ def test_what_stands_for_groups_of_a_pattern_is_refused() -> None:
     assert reasons(Tokenizer.from_str(json.dumps(rules))) == []
 
 
-def test_other_models_are_refused() -> None:
+def test_unsupported_tokenizer_models_are_refused() -> None:
     assert reasons(Tokenizer(models.WordLevel(UNKNOWN, unk_token="<unk>"))) == [
         "has the model WordLevel"
     ]
@@ -94,7 +94,7 @@ def test_other_models_are_refused() -> None:
     assert "has the model WordLevel" in reasons_of_tokenizer(WordTokenizer("the cat sat"))
 
 
-def test_options_of_models_are_refused() -> None:
+def test_unsupported_options_of_tokenizer_models_are_refused() -> None:
     drops = "has a BPE that drops unknown characters"
     level = pre_tokenizers.ByteLevel()
     assert reasons(bpe({"a": 0})) == [drops]
@@ -117,7 +117,7 @@ def test_options_of_models_are_refused() -> None:
     assert reasons(pieces) == ["has the unknown token '[UNK]' outside of its vocabulary"]
 
 
-def test_a_file_whose_frame_is_left_out_is_refused() -> None:
+def test_a_tokenizer_that_omits_its_post_processor_is_refused() -> None:
     made = bpe()
     assert list(reasons_of_tokenizer(BareTokenizer(made))) == []
     made.post_processor = template("a $A")

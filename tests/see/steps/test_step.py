@@ -16,7 +16,7 @@ FIELDS = {"title", "formula", "code", "name", "columns", "side", "op", "note"}
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_row_has_every_field_and_its_line_gives_what_it_names(row: str) -> None:
+def test_a_row_has_every_field_and_its_code_assigns_its_name(row: str) -> None:
     found = ROWS[row]
     assert set(found) - {"weights"} == FIELDS
     assert all(type(found[name]) is str for name in FIELDS - {"op"})
@@ -25,7 +25,7 @@ def test_a_row_has_every_field_and_its_line_gives_what_it_names(row: str) -> Non
     assert re.search(rf"^(.*, )?{name} = ", found["code"], re.MULTILINE)
 
 
-def test_a_kind_of_op_is_one_that_sums_are_spelled_of() -> None:
+def test_every_kind_of_op_can_be_spelled_as_a_sum() -> None:
     for kind in {row["op"]["kind"] for row in ROWS.values()}:
         with pytest.raises((KeyError, IndexError)) as error:
             spell("x", {"kind": kind}, (0, 0), {}, ["cat"])

@@ -198,7 +198,7 @@ def behind(view: WalkView) -> list[str]:
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_every_step_is_that_of_the_formula_in_its_order(family: Any, last: bool) -> None:
+def test_every_step_agrees_with_the_formula_in_order(family: Any, last: bool) -> None:
     name, model = family
     layer = model.num_layers - 1 if last else 0
     view = walk(model.trace(IDS), layer, 1, model=model)
@@ -217,7 +217,7 @@ TRACED = {
 }  # fmt: skip
 
 
-def test_every_step_is_that_of_the_trace(family: Any) -> None:
+def test_every_step_agrees_with_the_trace(family: Any) -> None:
     name, model = family
     trace = model.trace(IDS, logits=True)
     view = walk(trace, 0, 2, model=model)
@@ -250,7 +250,7 @@ def test_the_lines_run_and_every_number_has_a_sum(family: Any) -> None:
     assert view.difference < 5e-5
 
 
-def test_shapes_and_what_is_shown_of_wide_steps(family: Any) -> None:
+def test_shapes_and_shown_columns_of_wide_steps(family: Any) -> None:
     name, model = family
     view = walk(model.trace(IDS), 0, 1, model=model)
     steps, position = {step.name: step for step in view.steps}, view.walk.position
@@ -288,7 +288,7 @@ def test_later_blocks_are_one_line() -> None:
     assert not any("same with other" in title for title in titles[2])
 
 
-def test_norms_on_both_sides_stand_where_they_belong() -> None:
+def test_norms_on_both_sides_of_a_sublayer_are_in_order() -> None:
     model = random_of(GEMMA)
     view = walk(model.trace(IDS), 1, 3, model=model)
     run_lines(view)
@@ -300,7 +300,7 @@ def test_norms_on_both_sides_stand_where_they_belong() -> None:
     assert every_sum(view) > 500
 
 
-def test_logits_that_are_capped_are_capped_in_a_step_of_their_own() -> None:
+def test_capping_the_logits_is_a_separate_step() -> None:
     model = random_of(GEMMA | {"final_logit_softcapping": 3.0})
     view = walk(model.trace(IDS, logits=True), model=model)
     names = run_lines(view)
@@ -327,7 +327,7 @@ def test_experts_are_taken_as_traced() -> None:
 # the words and their position
 
 
-def test_a_mask_token_is_the_place_and_its_words_are_those_of_predict() -> None:
+def test_a_walk_to_a_mask_token_ends_with_the_words_of_predict() -> None:
     model = qkv.load()
     (guesses,) = model.predict(BLANK, top_k=8)
     for layer, head in ((0, 0), (1, 2), (model.num_layers - 1, model.num_heads - 1)):
@@ -349,12 +349,12 @@ def test_a_mask_token_is_the_place_and_its_words_are_those_of_predict() -> None:
         run_lines(view)
 
 
-def test_of_several_mask_tokens_it_is_the_first() -> None:
+def test_a_walk_takes_the_first_of_several_mask_tokens() -> None:
     view = walk("The [MASK] sat on the [MASK].")
     assert view.walk.position == view.walk.tokens.index("[MASK]")
 
 
-def test_the_key_of_a_mask_token_is_a_word_or_else_what_it_looks_at_most() -> None:
+def test_the_key_of_a_mask_token_is_its_strongest_word_or_token() -> None:
     tokens = ["[CLS]", "the", "cat", "[MASK]", "mats", "[SEP]"]
     weights = np.full((1, 2, 6, 6), 1 / 6, np.float32)
     # the largest weight is on [CLS]; the largest weight on a word is on "cat"
@@ -373,7 +373,7 @@ def test_the_key_of_a_mask_token_is_a_word_or_else_what_it_looks_at_most() -> No
     assert walk(plain, 0, 1).walk.cell == (2, 4)
 
 
-def test_the_words_of_a_run_without_a_word_are_those_of_predict_without_it() -> None:
+def test_a_walk_with_hide_and_ablate_ends_with_the_words_of_predict() -> None:
     model = qkv.load()
     trace = model.trace(BLANK, hide=["oven"], ablate=[(0, 1)])
     view = walk(trace, 0, 1, model=model)
@@ -382,7 +382,7 @@ def test_the_words_of_a_run_without_a_word_are_those_of_predict_without_it() -> 
     assert view.words[0][1] == pytest.approx(guesses[0][1], abs=1e-5)
 
 
-def test_what_a_later_block_was_edited_to_give_is_what_the_words_are_of() -> None:
+def test_predicted_words_follow_edits_of_later_blocks() -> None:
     model = random_of(GPT2)
     trace = model.trace(IDS, edit={("resid_post", 1): np.negative}, logits=True)
     view = walk(trace, 0, 0, model=model)
@@ -397,7 +397,7 @@ def test_what_a_later_block_was_edited_to_give_is_what_the_words_are_of() -> Non
     assert behind(walk(trace, 0, 0))[-1] == "final"
 
 
-def test_a_decoder_says_what_follows_the_place() -> None:
+def test_a_decoder_walk_predicts_the_word_after_the_position() -> None:
     model = random_of(GPT2)
     view = walk(model.trace(IDS), 1, 0, model=model)
     token = view.walk.tokens[view.walk.position]
@@ -413,7 +413,7 @@ def without_a_head(config: dict[str, Any]) -> Model:
 
 
 @pytest.mark.parametrize(("name", "last"), [("bert", "Z"), ("gpt2", "final"), ("llama", "final")])
-def test_without_a_head_it_ends_at_the_last_vectors(name: str, last: str) -> None:
+def test_a_walk_without_language_model_head_ends_at_the_last_vectors(name: str, last: str) -> None:
     model = without_a_head(CONFIGS[name])
     view = walk(model.trace(IDS), model=model)
     assert view.steps[-1].name == last
@@ -434,7 +434,7 @@ def test_a_head_over_classes_gives_no_words() -> None:
     assert "no language-model head" in walk(model.trace(IDS), model=model).steps[-1].note
 
 
-def test_what_the_trace_lacks_is_said() -> None:
+def test_the_walk_names_hooks_that_the_trace_lacks() -> None:
     model = random_of(GPT2)
     view = walk(model.trace(IDS, layers=0), model=model)
     assert view.steps[-1].name == "Y"
@@ -448,7 +448,7 @@ def test_what_the_trace_lacks_is_said() -> None:
 
 
 @pytest.mark.parametrize("layer", [0, 1])
-def test_a_trace_alone_goes_as_far_as_it_holds(family: Any, layer: int) -> None:
+def test_a_walk_without_the_model_ends_where_the_trace_ends(family: Any, layer: int) -> None:
     _, model = family
     trace = model.trace(IDS, logits=True)
     alone, whole = walk(trace, layer, 1), walk(trace, layer, 1, model=model)
@@ -476,7 +476,7 @@ def test_a_trace_alone_goes_as_far_as_it_holds(family: Any, layer: int) -> None:
     )
 
 
-def test_of_a_trace_alone_the_order_is_that_of_its_block() -> None:
+def test_a_walk_without_the_model_infers_the_order_of_the_block() -> None:
     model = random_of(GPT2)
     trace = model.trace(IDS)
     kept = {name: trace[name] for name in trace.names()}
@@ -509,7 +509,7 @@ def test_a_wrong_number_anywhere_shows_as_a_difference() -> None:
 # the terminal, the page and the picture
 
 
-def test_json_has_the_few_numbers_and_the_words() -> None:
+def test_json_has_the_shown_numbers_and_the_words() -> None:
     model = random_of(LLAMA)
     view = walk(model.trace(IDS), model=model)
     data = json.loads(json.dumps(view.to_dict()))
@@ -564,7 +564,7 @@ def test_a_picture_has_a_bar_for_each_word() -> None:
     assert [bar.get_width() for bar in bars.patches] == pytest.approx([x for _, x in view.words])
 
 
-def test_the_page_holds_of_wide_steps_what_is_shown() -> None:
+def test_the_page_holds_the_shown_columns_of_wide_steps() -> None:
     model = random_of(BERT | {"intermediate_size": 40, "vocab_size": 60})
     view = walk(model.trace(IDS), 1, model=model)
     data = json.loads(json.dumps(walk_payload(view.walk)))

@@ -69,7 +69,7 @@ DECODERS = {
 
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("name", DECODERS)
-def test_the_same_on_decoders(name: str, layer: int) -> None:
+def test_the_printed_lines_run_on_decoders(name: str, layer: int) -> None:
     model = random_of(DECODERS[name] | {"vocab_size": 30})
     view = walk(model.trace([3, 14, 15, 9, 2]), layer, 1, model=model)
     run_lines(view)
@@ -79,7 +79,7 @@ def test_the_same_on_decoders(name: str, layer: int) -> None:
 
 
 @pytest.mark.parametrize(("layer", "head"), [(0, 0), (0, 11), (3, 5), (5, 2)])
-def test_the_same_on_trained_weights(minilm: Model, layer: int, head: int) -> None:
+def test_the_printed_lines_run_on_trained_weights(minilm: Model, layer: int, head: int) -> None:
     view = walk(CAT, layer, head, model=minilm)
     run_lines(view)
     assert view.difference < ROUNDING
@@ -126,7 +126,7 @@ def test_the_numbers_are_those_of_the_trace(causal: bool) -> None:
     assert ("masked" in steps) is causal
 
 
-def test_a_mask_is_a_step_and_hides_what_comes_later() -> None:
+def test_a_causal_mask_is_a_step_and_masks_later_tokens() -> None:
     view = walk(CAT, model=random_model(CAT, causal=True))
     steps = {step.name: step for step in view.steps}
     later = np.triu(np.ones((6, 6), dtype=bool), 1)
@@ -137,7 +137,7 @@ def test_a_mask_is_a_step_and_hides_what_comes_later() -> None:
     assert "no mask" in walk(CAT, model=random_model(CAT)).steps[7].note
 
 
-def test_shapes_are_by_name(minilm: Model) -> None:
+def test_shapes_name_their_dimensions(minilm: Model) -> None:
     shapes = {step.name: step.shape for step in walk(CAT, 0, 0, model=minilm).steps}
     assert shapes == {
         **dict.fromkeys("EPHX", "(T=8, D=384)"),
@@ -204,7 +204,7 @@ def test_the_cell_that_is_spelled_out_is_the_strongest_link() -> None:
     assert scores.cell == max(pairs, key=lambda pair: weights[pair])
 
 
-def test_a_trace_alone_is_walked_from_q_to_what_it_holds(lesson: Model) -> None:
+def test_a_walk_without_the_model_goes_through_the_traced_steps(lesson: Model) -> None:
     trace = lesson.trace(CAT)
     view = walk(trace, 0, 1)
     run_lines(view)
@@ -251,7 +251,7 @@ def test_shared_key_heads_are_read_by_their_queries() -> None:
         assert view.steps[1].code == f'K = trace["k", 0][0, :, {head // 2}]'
 
 
-def test_what_a_walk_cannot_show_is_refused(lesson: Model) -> None:
+def test_a_walk_refuses_traces_that_it_cannot_show(lesson: Model) -> None:
     trace = lesson.trace(CAT)
     arrays = {name: trace[name] for name in trace.names()}
     about = {"tokens": [trace.tokens], "special": [trace.special]}
@@ -278,7 +278,7 @@ def test_what_a_walk_cannot_show_is_refused(lesson: Model) -> None:
         walk(Trace(arrays, **about))
 
 
-def test_a_scale_of_its_own_is_walked_with(lesson: Model) -> None:
+def test_a_walk_uses_a_custom_scale(lesson: Model) -> None:
     trace = lesson.trace(CAT)
     front = trace.attention_inputs(0)
     out, weights = qkv.attention(**front, scale=2.0, return_weights=True)
@@ -312,7 +312,7 @@ def test_the_view_ends_with_the_comparison(lesson: Model) -> None:
     )
 
 
-def test_json_has_every_number_and_null_for_what_is_hidden() -> None:
+def test_json_has_every_number_and_null_for_masked_scores() -> None:
     model = random_model(CAT, causal=True)
     data = walk(CAT, model=model).to_dict()
     trace = model.trace(CAT)
@@ -430,7 +430,7 @@ def test_figures_and_the_terminal_name_the_keys() -> None:
     assert view.to_dict()["keys"] == names["keys"]
 
 
-def test_an_offset_within_one_text_reaches_the_lines() -> None:
+def test_an_offset_in_self_attention_appears_in_the_lines() -> None:
     layer = layer_of(8, rotary={}, **GROUPED)
     view = walk(layer, x=normal(4, 8), is_causal=True, q_offset=1)
     run_lines(view)
@@ -483,7 +483,7 @@ def test_a_parallel_block_is_walked_to_its_sum_of_three(shared: bool) -> None:
     assert every_sum(view) > 200
 
 
-def test_halves_and_whole_numbers_are_walked_in_float32() -> None:
+def test_float16_and_integers_are_walked_in_float32() -> None:
     layer = MultiHeadAttention(4, 2, seed=0)
     view = walk(layer, x=np.arange(12).reshape(3, 4))
     run_lines(view)
@@ -514,7 +514,7 @@ def test_halves_and_whole_numbers_are_walked_in_float32() -> None:
         ({"x": normal(3, 8), "head": -1}, IndexError, "no head -1"),
     ],
 )
-def test_what_a_walk_through_a_layer_refuses(
+def test_a_walk_through_a_layer_refuses_invalid_arguments(
     options: dict, error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=f"walk: .*{said}"):
@@ -531,7 +531,7 @@ def test_shared_keys_are_named() -> None:
 # interventions
 
 
-def test_heads_and_words_left_out_are_walked_as_they_ran(minilm: Model) -> None:
+def test_a_walk_keeps_the_ablated_heads_and_hidden_words_of_a_run(minilm: Model) -> None:
     trace = minilm.trace(CAT, ablate=[(1, 3)], hide=["cat"])
     for head in (3, 4):
         view = walk(trace, 1, head, model=minilm)
@@ -547,14 +547,14 @@ def test_heads_and_words_left_out_are_walked_as_they_ran(minilm: Model) -> None:
             assert not steps["instead"].values.any()
 
 
-def test_a_walk_through_what_was_edited_is_refused(minilm: Model) -> None:
+def test_a_walk_through_an_edited_layer_is_refused(minilm: Model) -> None:
     trace = minilm.trace(CAT, edit={("k", 1): np.abs})
     assert walk(trace, 2, 0, model=minilm).difference < ROUNDING
     with pytest.raises(ValueError, match=r"^walk: this run was edited at blocks\.1\.attn\.hook_k"):
         walk(trace, 1, 0, model=minilm)
 
 
-def test_what_was_not_traced_of_the_mask_is_found_again() -> None:
+def test_a_mask_that_was_not_traced_is_reconstructed() -> None:
     model = random_model(CAT, causal=True)
     trace = model.trace(CAT, names=["q", "k", "v", "z", "pattern"])
     view = walk(trace, 0, 1)
@@ -616,7 +616,7 @@ def test_every_cell_of_a_block_and_of_the_lesson_has_a_sum_that_adds_up() -> Non
     assert every_sum(walk(block, x=normal(5, 8))) > 200
 
 
-def test_joined_heads_say_whose_column_they_are() -> None:
+def test_a_joined_column_names_its_head() -> None:
     view = walk(layer_of(8, **GROUPED), x=normal(3, 8), tokens=["a", "cat", "sat"])
     step = next(step for step in view.steps if step.name == "joined")
     value = view.walk.inputs["contexts"][2][1, 1]  # two columns for each head
@@ -711,7 +711,7 @@ def test_the_cell_that_is_spelled_out_is_never_cut() -> None:
     assert {i, j} <= set(walk_payload(view.walk)["rows"])
 
 
-def test_another_text_is_cut_on_its_own() -> None:
+def test_the_context_of_cross_attention_is_cut_separately() -> None:
     layer = layer_of(8, **GROUPED)
     mask = np.zeros((4, 70, 90))
     view = walk(layer, x=normal(70, 8), context=normal(90, 8, seed=3), attn_mask=mask)

@@ -46,7 +46,7 @@ def test_the_numbers_are_those_of_predict(model: qkv.Model) -> None:
     assert view.sentence == found["sentence"] == said
 
 
-def test_what_is_gone_stands_beside_it(model: qkv.Model) -> None:
+def test_guesses_with_edits_are_shown_beside_the_original(model: qkv.Model) -> None:
     edits: dict[str, Any] = {"ablate": [(0, 1), (1, None)], "hide": ["cat", 3]}
     view = guess(TEXT, model=model, top_k=4, **edits)
     (before,), (after,) = model.predict(TEXT, 4), model.predict(TEXT, 4, **edits)
@@ -91,7 +91,7 @@ def test_pictures_and_pages_have_the_words(model: qkv.Model, tmp_path: Path) -> 
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_decoder_s_next_word(tmp_path: Path) -> None:
+def test_a_decoder_guesses_the_next_word(tmp_path: Path) -> None:
     model = decoders.writer(tmp_path / "writer", "a b", " the")
     view = guess("a b", model=model, top_k=2)
     share = model.predict("a b")[0][0][1]
@@ -103,7 +103,7 @@ def test_a_decoder_s_next_word(tmp_path: Path) -> None:
     assert "Ġ" not in str(guess("in the end", model=model)).partition("What comes next")[0]
 
 
-def test_a_text_that_is_cut_is_said_once(model: qkv.Model) -> None:
+def test_a_cut_text_draws_one_warning(model: qkv.Model) -> None:
     long = "the [MASK] " + "cat " * 30
     with pytest.warns(UserWarning, match="cut to 16 tokens") as told:
         view = guess(long, model=model, hide="cat")
@@ -111,7 +111,7 @@ def test_a_text_that_is_cut_is_said_once(model: qkv.Model) -> None:
     assert len(view.tokens) == 16
 
 
-def test_places_may_be_an_array_and_ablate_an_iterator(model: qkv.Model) -> None:
+def test_hide_may_be_an_array_and_ablate_an_iterator(model: qkv.Model) -> None:
     view = guess(TEXT, model=model, hide=np.array([2]), ablate=iter([(0, 1)]))
     assert view.after == model.predict(TEXT, hide=[2], ablate=[(0, 1)])
 
@@ -126,7 +126,7 @@ def test_places_may_be_an_array_and_ablate_an_iterator(model: qkv.Model) -> None
         (TEXT, {"theme": "blue"}, "guess: theme"),
     ],
 )
-def test_what_cannot_be_guessed(
+def test_invalid_arguments_are_refused(
     model: qkv.Model, text: str, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^{said}"):

@@ -23,7 +23,7 @@ def weights(rows: int, columns: int, layers: int = 2, heads: int = 3) -> list[np
     return list(RNG.dirichlet(np.ones(columns), size=(layers, 1, heads, rows)))
 
 
-def test_the_arguments_are_bertviz_s_in_its_order() -> None:
+def test_the_arguments_follow_the_order_of_bertviz() -> None:
     positional = [
         name
         for name, argument in inspect.signature(head_view).parameters.items()
@@ -52,7 +52,7 @@ def test_attention_of_one_text(lesson: Model) -> None:
     assert view.sentence in " ".join(str(view).split())
 
 
-def test_a_trace_is_shown_as_its_weights_are(lesson: Model) -> None:
+def test_a_trace_is_shown_like_its_weights(lesson: Model) -> None:
     trace = lesson.trace([CAT, BANK])[1]
     chosen: dict[str, Any] = {"layer": 0, "heads": [1]}
     view, same = head_view(trace, **chosen), head_view(trace.attentions, trace[0].tokens, **chosen)
@@ -74,7 +74,7 @@ def test_a_trace_is_shown_as_its_weights_are(lesson: Model) -> None:
             head_view(given)
 
 
-def test_marks_of_tokenizers_are_taken_off_unless_asked() -> None:
+def test_tokenizer_marks_are_removed_by_default() -> None:
     tokens = ["Ġriver", "▁the", "bank</w>", "##s", "▁"]
     attention = weights(5, 5)
     shown = payload_in(head_view(attention, tokens).data)["texts"][0]
@@ -177,12 +177,12 @@ def test_an_encoder_decoder_has_three_attentions() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(arguments: dict[str, Any], error: type, said: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, Any], error: type, said: str) -> None:
     with pytest.raises(error, match=f"^head_view: {said}"):
         head_view(**arguments)
 
 
-def test_in_a_notebook_it_shows_itself_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_displays_the_view_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
     shell: list[Any] = [None]
     module = SimpleNamespace(get_ipython=lambda: shell[0])

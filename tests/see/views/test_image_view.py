@@ -70,7 +70,7 @@ def test_layer_head_and_query_can_be_chosen(image):
     assert image_view(trace, image, layer=-1).layer == 1
 
 
-def test_a_weight_of_a_patch_on_itself_chooses_no_head(image):
+def test_the_weight_of_a_patch_on_itself_does_not_choose_the_head(image):
     trace = a_trace()
     weights = trace["pattern", 0].copy()
     weights[0, 0, 5] = 0
@@ -79,7 +79,7 @@ def test_a_weight_of_a_patch_on_itself_chooses_no_head(image):
     assert image_view(trace, image, query=5).head == 1
 
 
-def test_what_is_laid_over_a_place_is_its_weight():
+def test_the_overlay_of_a_patch_shows_its_weight():
     """Patches without weight are grey, larger weights are lighter, and patches fill the image."""
     image = np.full((31, 42, 3), 200, np.uint8)
     weights = np.arange(12.0).reshape(ROWS, COLUMNS)
@@ -94,7 +94,7 @@ def test_what_is_laid_over_a_place_is_its_weight():
     assert laid_over(image, np.zeros((2, 2))).std() == 0
 
 
-def test_each_head_has_its_own_scale_unless_one_to_1_is_asked_for(image):
+def test_each_head_has_its_own_scale_unless_stretch_is_false(image):
     own, common = (image_view(a_trace(), image, stretch=stretch) for stretch in (True, False))
     weights = own.weights[0]
     for view, end in ((own, weights.max()), (common, 1.0)):
@@ -107,13 +107,13 @@ def test_each_head_has_its_own_scale_unless_one_to_1_is_asked_for(image):
     assert "9 is 1)" in str(common)
 
 
-def test_the_light_is_lighter_than_any_grey():
+def test_large_weights_are_lighter_than_any_grey():
     white = np.full((4, 4, 3), 255, np.uint8)
     mixed = laid_over(white, np.array([[0.0, 1.0]])) @ [0.2126, 0.7152, 0.0722]
     assert mixed[0, 3] > mixed[0, 0] + 30
 
 
-def test_png_is_what_others_read(image):
+def test_pillow_reads_the_written_png(image):
     from PIL import Image
 
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(png(image)))), image)
@@ -221,12 +221,12 @@ def test_grey_images_and_pillow_images(image):
         ({"image": np.zeros((4, 4, 4), np.uint8)}, ValueError, r"\(4, 4, 4\): give \(H, W, 3\)"),
     ],
 )
-def test_what_does_not_fit_is_named(image, change, error, message):
+def test_invalid_arguments_are_named_in_the_error(image, change, error, message):
     with pytest.raises(error, match=re.escape(message) if "(" not in message else message):
         image_view(a_trace(), **{"image": image, **change})
 
 
-def test_traces_that_are_of_no_image(image):
+def test_traces_without_an_image_or_weights_are_refused(image):
     text = qkv.load("random").trace("I love you")
     with pytest.raises(ValueError, match="not a trace of an image"):
         image_view(text, image)

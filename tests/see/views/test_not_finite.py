@@ -69,7 +69,7 @@ def test_a_view_of_any_numbers_is_drawn_or_refused(
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, 3e38, 1e300, -1.7e308])
 @pytest.mark.parametrize("call", [show, head_view, compare])
-def test_arrays_that_are_no_weights_are_refused(call: Any, value: float) -> None:
+def test_arrays_with_infinite_or_huge_weights_are_refused(call: Any, value: float) -> None:
     weights = np.full((1, 1, 3, 3), 1 / 3)
     weights[0, 0, 1] = value
     tokens, named = list("abc"), call.__name__
@@ -78,7 +78,7 @@ def test_arrays_that_are_no_weights_are_refused(call: Any, value: float) -> None
         call(*given, tokens=[tokens] * 2 if call is compare else tokens)
 
 
-def test_a_weight_without_a_number_is_hatched_and_no_other(lesson: Model) -> None:
+def test_only_an_infinite_weight_becomes_none_in_to_dict(lesson: Model) -> None:
     trace = with_value(lesson.trace(CAT), "pattern", np.inf, np.s_[0, 1, 2, 3])
     found = show(trace, layer=0, head=1).to_dict()["weights"]
     expected = trace.pattern(0, 1).tolist()
@@ -94,7 +94,7 @@ def test_a_walk_over_summaries_without_a_link_is_refused(value: float, lesson: M
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_an_image_without_numbers_is_refused(value: float, lesson: Model) -> None:
+def test_image_view_refuses_infinite_nan_or_huge_weights(value: float, lesson: Model) -> None:
     trace = lesson.trace("cat sat mat")
     arrays = {name: trace[name].astype(np.float64) for name in trace.names()}
     arrays["blocks.0.attn.hook_pattern"][0, 0, 0] = value
@@ -106,7 +106,7 @@ def test_an_image_without_numbers_is_refused(value: float, lesson: Model) -> Non
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_vectors_without_a_plane_are_refused(value: float) -> None:
+def test_plot_shift_refuses_vectors_that_are_not_finite(value: float) -> None:
     before = np.eye(3)
     after = before.copy()
     after[1, 1] = value

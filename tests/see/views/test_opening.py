@@ -103,7 +103,7 @@ def opens_well(model: Model, text: str) -> bool:
 
 
 @pytest.mark.parametrize("sentences", [FIRST, SECOND], ids=["first", "second"])
-def test_a_view_opens_on_what_position_does_not_explain(sentences: list[str], books: Model) -> None:
+def test_a_view_opens_on_links_unexplained_by_position(sentences: list[str], books: Model) -> None:
     assert len(sentences) == 24
     assert sum(opens_well(books, text) for text in sentences) >= 23
 

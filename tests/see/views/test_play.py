@@ -50,7 +50,7 @@ def data_of(page: str) -> tuple[dict, dict]:
     return json.JSONDecoder().raw_decode(script, at)[0], json.loads(model)
 
 
-def test_it_opens_on_the_word_that_matters_most(small: qkv.Model, view: PlayView) -> None:
+def test_play_opens_on_the_word_with_the_largest_effect(small: qkv.Model, view: PlayView) -> None:
     words = small.config["vocab_size"]
     (before,) = small.predict(SMALL, words)
     apart = {}
@@ -78,9 +78,7 @@ def test_it_opens_on_the_word_that_matters_most(small: qkv.Model, view: PlayView
 
 
 @pytest.mark.parametrize("text", [one["sentence"] for one in KEPT if one["hide"]])
-def test_a_word_that_changes_the_first_guess_goes_before_one_that_changes_more(
-    text: str, model: qkv.Model
-) -> None:
+def test_words_that_change_the_first_guess_are_preferred(text: str, model: qkv.Model) -> None:
     found = play(text, model=model).opening
     (before,) = model.predict(text, 1)
     (after,) = model.predict(text, 1, hide=found.word)
@@ -88,7 +86,7 @@ def test_a_word_that_changes_the_first_guess_goes_before_one_that_changes_more(
     assert found.after[0][0] == after[0][0]
 
 
-def test_the_head_is_that_of_the_rule(view: PlayView, small: qkv.Model) -> None:
+def test_play_opens_on_the_head_that_show_chooses(view: PlayView, small: qkv.Model) -> None:
     head = qkv.show(SMALL, model=small).head  # `show` chooses the same head
     assert view.head == replace(head, reason=view.head.reason, headline=view.head.headline)
     assert view.head.reason in view.reasons[0]
@@ -116,7 +114,7 @@ def test_the_head_is_that_of_the_rule(view: PlayView, small: qkv.Model) -> None:
         ("...", 1, False),
     ],
 )
-def test_texts_of_other_kinds(small: qkv.Model, text: str, place: int, hidden: bool) -> None:
+def test_opening_of_unusual_texts(small: qkv.Model, text: str, place: int, hidden: bool) -> None:
     view = play(text, model=small)
     assert view.opening.position == place
     assert bool(view.opening.hidden) is hidden
@@ -126,7 +124,7 @@ def test_texts_of_other_kinds(small: qkv.Model, text: str, place: int, hidden: b
     assert view.svg().startswith("<svg")
 
 
-def test_a_word_in_pieces_is_hidden_whole(small: qkv.Model) -> None:
+def test_all_subwords_of_a_word_are_hidden(small: qkv.Model) -> None:
     view = play("dogs [MASK]", model=small)
     pieces = small.tokenize("dogs [MASK]").tokens
     assert pieces[1].startswith("d")
@@ -134,20 +132,20 @@ def test_a_word_in_pieces_is_hidden_whole(small: qkv.Model) -> None:
     assert view.opening.word == "dogs"
 
 
-def test_tokens_of_bytes_are_printed_as_text(tmp_path: Path) -> None:
+def test_byte_level_tokens_are_printed_as_text(tmp_path: Path) -> None:
     view = play("the the", model=gpt2(tmp_path, seed=1))
     assert list(view.trace.tokens) == ["the", "the"]
     assert "Ġ" not in str(view) + json.dumps(view.to_dict(), ensure_ascii=False)
 
 
-def test_a_text_that_is_cut_is_said_once(small: qkv.Model) -> None:
+def test_a_cut_text_draws_one_warning(small: qkv.Model) -> None:
     with pytest.warns(UserWarning, match="cut to 16 tokens") as told:
         view = play("the [MASK] " + "cat " * 30, model=small)
     assert len(told) == 1
     assert len(view.trace.tokens) == 16
 
 
-def test_without_a_text_it_opens_on_a_sentence_with_a_missing_word(model: qkv.Model) -> None:
+def test_play_without_text_opens_on_a_sentence_with_a_mask_token(model: qkv.Model) -> None:
     view = play()
     assert view.text.count("[MASK]") == 1
     hidden = model.predict(view.text, hide=view.opening.word)[0][0]
@@ -178,7 +176,7 @@ def test_the_page_has_the_stories_and_roles_of_the_card(model: qkv.Model) -> Non
     assert inside["name"] == "books"
 
 
-def test_a_changed_model_has_none_of_them(model: qkv.Model) -> None:
+def test_a_changed_model_has_no_stories_roles_or_cards(model: qkv.Model) -> None:
     changed = dict(model.parameters)
     changed["embed.weight"] = np.array(changed["embed.weight"])
     changed["embed.weight"][5, 5] += 1
@@ -200,7 +198,7 @@ def test_the_page_is_one_file_with_its_policy_and_picture(
     assert len(play(model=model)._document().encode()) <= 16_000_000
 
 
-def test_a_notebook_frames_a_file_beside_it(
+def test_a_notebook_shows_the_page_file_in_an_iframe(
     view: PlayView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -213,7 +211,7 @@ def test_a_notebook_frames_a_file_beside_it(
     assert Page(html).attribute("iframe", "title") == [view.sentence]
 
 
-def test_or_gets_the_page_itself(
+def test_embed_puts_the_page_itself_into_the_notebook(
     small: qkv.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -227,7 +225,7 @@ def test_or_gets_the_page_itself(
 SERVE = r".*; `qkv serve --model random` shows this page for any model"
 
 
-def test_what_a_page_cannot_compute_is_refused(tmp_path: Path, small: qkv.Model) -> None:
+def test_unsupported_models_texts_and_themes_are_refused(tmp_path: Path, small: qkv.Model) -> None:
     with pytest.raises(ValueError, match=rf"^play: random has no language-model head: {SERVE}$"):
         play("a b", model=qkv.load("random"))
     for text in ("", " "):
@@ -239,13 +237,13 @@ def test_what_a_page_cannot_compute_is_refused(tmp_path: Path, small: qkv.Model)
         play(small.trace(SMALL), model=small)  # type: ignore[arg-type]  # what is refused
 
 
-def test_the_variable_may_name_one_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_model_in_qkv_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QKV_MODEL", "random")
     with pytest.raises(ValueError, match=rf"^play: random .*: {SERVE}$"):
         play()
 
 
-def test_it_opens_with_changes_in_force(small: qkv.Model) -> None:
+def test_the_page_opens_with_the_requested_edits(small: qkv.Model) -> None:
     """The page writes words and negative indices as indices from 0; other values stay as given."""
     cat = small.tokenize(SMALL).tokens.index("cat")
     assert small.tokenize(SMALL).tokens[:5] == ["[CLS]", "the", "cat", "sat", "on"]
@@ -310,7 +308,7 @@ def test_a_change_that_does_not_fit_is_refused(small: qkv.Model, changes: dict, 
 
 
 @pytest.mark.parametrize("address", ["#{}", "{}", "file:///a/b.html#{}"])
-def test_it_opens_on_the_state_of_an_address(small: qkv.Model, address: str) -> None:
+def test_the_page_opens_on_the_state_in_an_address(small: qkv.Model, address: str) -> None:
     state = "text=the+dog+%5BMASK%5D.&edits=%5B%7B%22op%22%3A%22causal%22%7D%5D&layer=0"
     view = play(model=small, state=address.format(state))
     assert (view.text, view.state) == ("the dog [MASK].", f"#{state}")
@@ -330,7 +328,7 @@ def test_it_opens_on_the_state_of_an_address(small: qkv.Model, address: str) -> 
         ({"state": "#text=a", "text": "a"}, TypeError, "leave out text, edit"),
     ],
 )
-def test_a_state_that_is_none_is_refused(
+def test_an_invalid_state_is_refused(
     small: qkv.Model, given: dict, error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):

@@ -46,7 +46,7 @@ def score(pattern: np.ndarray, cells: np.ndarray) -> float:
 # The scores
 
 
-def test_copies_are_the_tokens_behind_earlier_ones() -> None:
+def test_after_copies_marks_keys_after_earlier_occurrences() -> None:
     found = after_copies(COPIES, [True] + [False] * 10)
     # the (5) -> cat (2); cat (6) -> sat (3); the (8) -> cat (2, 6); sat (10) -> on (4)
     assert np.argwhere(found).tolist() == [[5, 2], [6, 3], [8, 2], [8, 6], [10, 4]]
@@ -78,7 +78,7 @@ def test_each_score_of_each_head_at_each_step() -> None:
                     assert view.replay.values[n, layer, head, place] == pytest.approx(expected)
 
 
-def test_what_cannot_be_is_not_scored() -> None:
+def test_scores_that_do_not_apply_are_left_out() -> None:
     names = lambda run: [each.name for each in replay(run).replay.scores]  # noqa: E731
     assert names(made_run(list("abca"))) == ["previous", "induction", "first"]  # causal
     assert names(made_run(list("abcd"))) == ["previous", "first"]
@@ -91,7 +91,7 @@ def test_what_cannot_be_is_not_scored() -> None:
 # The choice of the head, and its description
 
 
-def test_the_head_that_rose_most_is_shown_and_said() -> None:
+def test_the_head_whose_score_rose_most_is_shown() -> None:
     run = made_run(COPIES, learns={(0, 1): "induction"})
     view = replay(run)
     rises = view.replay.values[-1] - view.replay.values[0]
@@ -157,7 +157,7 @@ def two_tokens(weight: float) -> Trace:
     )
 
 
-def test_what_falls_and_what_was_there_already() -> None:
+def test_the_sentence_reports_falling_and_already_high_scores() -> None:
     falling = replay({step: two_tokens(x) for step, x in ((1, 1.0), (2, 0.9), (3, 0.2))})
     assert falling.sentence == (
         "In layer 0, head 0 the weight on the first token falls from 1.00 at step 1 to 0.60 at "
@@ -170,7 +170,7 @@ def test_what_falls_and_what_was_there_already() -> None:
     )
 
 
-def test_one_snapshot_is_one_snapshot() -> None:
+def test_a_single_snapshot_is_reported_as_the_only_one() -> None:
     run = {30: made_run(COPIES)[800]}
     view = replay(run)
     pattern = run[30].pattern(1, 2)
@@ -186,7 +186,7 @@ def test_one_snapshot_is_one_snapshot() -> None:
 # The folder of a run
 
 
-def test_a_folder_is_read_as_its_models_are(view: ReplayView, folder: Path) -> None:
+def test_a_folder_gives_the_same_weights_as_its_models(view: ReplayView, folder: Path) -> None:
     assert view.steps == STEPS
     assert view.tokens == ["[CLS]", *TEXT.split(), "[SEP]"]
     assert (view.head.layer, view.head.head) == (1, 2)
@@ -198,7 +198,7 @@ def test_a_folder_is_read_as_its_models_are(view: ReplayView, folder: Path) -> N
     assert (view.replay.loss_at(0), view.replay.loss_at(10**6)) == (4.0, 1.0)
 
 
-def test_models_and_traces_are_taken_as_well(view: ReplayView, folder: Path) -> None:
+def test_replay_also_accepts_models_and_traces(view: ReplayView, folder: Path) -> None:
     models = {step: qkv.load(folder / "snapshots" / f"step-{step:08}") for step in STEPS[::-1]}
     traces = {step: model.trace(TEXT) for step, model in models.items()}
     ids = models[0].tokenize(TEXT).ids
@@ -216,7 +216,7 @@ def test_models_and_traces_are_taken_as_well(view: ReplayView, folder: Path) -> 
     assert traces[0].model == models[0].name  # replay does not change the given traces
 
 
-def test_what_is_no_whole_snapshot_is_passed_over(folder: Path, tmp_path: Path) -> None:
+def test_incomplete_snapshots_are_skipped(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(folder, run)
     # a snapshot without config.json is still being written
@@ -230,7 +230,7 @@ def test_what_is_no_whole_snapshot_is_passed_over(folder: Path, tmp_path: Path) 
     assert found.replay.loss_at(3) is None
 
 
-def test_a_text_that_is_cut_is_said_once(folder: Path) -> None:
+def test_a_cut_text_draws_one_warning(folder: Path) -> None:
     with pytest.warns(UserWarning, match="cut to 16 tokens") as said:
         view = replay(folder, "the cat sat on a mat " * 5)
     assert len(said) == 1
@@ -254,7 +254,7 @@ def test_a_snapshot_that_is_not_finite_is_left_out() -> None:
 # Rejected inputs
 
 
-def test_folders_that_are_no_run(tmp_path: Path, folder: Path) -> None:
+def test_folders_without_a_run_are_refused(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"replay: the folder .*nowhere does not exist"):
         replay(tmp_path / "nowhere", TEXT)
     with pytest.raises(NotADirectoryError, match="is a file"):
@@ -304,7 +304,7 @@ NOTHING = Trace({"hook_embed": np.ones((1, 2, 3))}, tokens=[["a", "b"]])
         ({1: MADE, 2: FLAT}, None, ValueError, "different layers, 2 and 1"),
     ],
 )
-def test_what_does_not_fit_is_said_in_a_line(run, text, error, words) -> None:
+def test_invalid_arguments_are_refused_in_one_line(run, text, error, words) -> None:
     with pytest.raises(error, match=words) as said:
         replay(run, text)
     assert "\n" not in str(said.value)
@@ -338,7 +338,7 @@ def test_the_page_holds_the_weights_and_the_scores(view: ReplayView, folder: Pat
     assert found["run"] == folder.resolve().name
 
 
-def test_what_a_causal_mask_hides_is_packed_once() -> None:
+def test_a_causal_mask_is_packed_once() -> None:
     hidden = payload_in(replay(made_run(COPIES))._repr_html_())["replay"]["hidden"]
     assert hidden["shape"] == [1, 1, 11, 11]
     flags = np.unpackbits(unpack(hidden | {"shape": [-1]}).astype(np.uint8))[:121].reshape(11, 11)
@@ -352,7 +352,7 @@ def test_the_page_of_a_small_model_is_under_a_megabyte(tmp_path: Path) -> None:
     assert (tmp_path / "page.html").stat().st_size < 1_000_000
 
 
-def test_of_a_run_that_is_too_large_some_weights_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_run_keeps_the_weights_of_some_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     run = made_run(list("abcab"), list(range(9)))
     cells = 2 * 3 * 5 * 5
     monkeypatch.setitem(replay_of.__globals__, "MOST_CELLS", 3 * cells)
@@ -403,7 +403,7 @@ def test_the_picture_is_a_strip_over_charts(view: ReplayView) -> None:
     assert long.strip == [0, 2, 4, 6, 8, 10]
 
 
-def test_a_tile_has_the_colours_of_the_weights_and_grey_where_hidden() -> None:
+def test_a_tile_has_the_colours_of_the_weights_and_grey_if_masked() -> None:
     view = replay({1: two_tokens(1.0), 2: two_tokens(0.0)})
     found = re.findall(r"base64,([^\"]+)", view.svg())
     parts = [base64.b64decode(data) for data in found]
@@ -439,7 +439,7 @@ def test_the_figure_draws_the_same_numbers(view: ReplayView, tmp_path: Path) -> 
     )  # without losses, there is no chart of the loss
 
 
-def test_the_terminal_has_each_head_first_and_last(view: ReplayView, folder: Path) -> None:
+def test_the_terminal_shows_first_and_last_scores_of_heads(view: ReplayView, folder: Path) -> None:
     text = str(view)
     assert text.startswith(f"{folder.resolve().name}, 12 tokens: [CLS] the cat")
     assert " ".join(view.sentence.split()) in " ".join(text.split())

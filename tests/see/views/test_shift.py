@@ -24,7 +24,7 @@ def centred(x: np.ndarray) -> np.ndarray:
     return x - x.mean(axis=0)
 
 
-def test_all_stages_are_seen_in_the_plane_of_the_first_and_the_last(minilm: Model) -> None:
+def test_all_stages_are_projected_onto_the_plane_of_first_and_last(minilm: Model) -> None:
     traces = [minilm.trace(text) for text in (BANK, MONEY)]
     shift = shift_of_traces(traces)
     words = [slice(1, -1), slice(1, -1)]  # without [CLS] and [SEP]
@@ -81,7 +81,7 @@ def test_words_that_sentences_share_are_compared(minilm: Model) -> None:
     assert [pair.word for pair in pieces.pairs] == ["repay"]
 
 
-def test_of_many_words_those_that_moved_furthest_are_named() -> None:
+def test_only_the_words_that_moved_furthest_are_labelled() -> None:
     text = " ".join(f"w{number}" for number in range(40))
     shift = shift_of_traces([random_model(text, dim=12).trace(text)])
     moved = np.linalg.norm(shift.stages[-1].points - shift.before, axis=1)
@@ -111,7 +111,7 @@ def test_vectors_alone_have_one_stage() -> None:
     assert not same.stages[0].points.any()
 
 
-def test_what_cannot_be_shown_together_is_refused(minilm: Model) -> None:
+def test_mismatched_or_incomplete_traces_are_refused(minilm: Model) -> None:
     lesson = random_model(CAT)
     with pytest.raises(ValueError, match="from different models"):
         shift_of_traces([lesson.trace(CAT), minilm.trace(CAT)])
@@ -143,12 +143,12 @@ def test_the_page_has_the_same_numbers(minilm: Model) -> None:
         assert made["cosine"] == pair.cosine.tolist()
 
 
-def test_a_trace_that_holds_the_last_layer_only_has_one_stage(minilm: Model) -> None:
+def test_a_trace_of_only_the_last_layer_has_one_stage(minilm: Model) -> None:
     trace = minilm.trace(CAT, names=["embed", "normalized_resid_post"], layers=5)
     assert [stage.name for stage in shift_of_traces([trace]).stages] == ["after layer 5"]
 
 
-def test_a_word_in_pieces_is_one_arrow(minilm: Model) -> None:
+def test_a_word_of_several_subwords_is_one_arrow(minilm: Model) -> None:
     trace = minilm.trace("The snowboarder smiled.")
     assert trace.tokens == ["[CLS]", "the", "snow", "##board", "##er", "smiled", ".", "[SEP]"]
     merged, apart = shift_of_traces([trace]), shift_of_traces([trace], pieces=True)

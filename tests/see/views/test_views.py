@@ -35,7 +35,7 @@ def test_bank_looks_at_river(minilm: Model) -> None:
     assert view.weights[5, 8] == pytest.approx(0.7087, abs=1e-4)
 
 
-def test_the_head_shown_is_chosen_by_the_rule_and_said(minilm: Model) -> None:
+def test_the_shown_head_is_the_one_that_stands_out_most(minilm: Model) -> None:
     view = show(BANK, model=minilm)
     trace = minilm.trace(BANK)
     words, content = range(1, 9), (2, 5, 8)  # sat, bank, river
@@ -61,7 +61,7 @@ def test_the_head_shown_is_chosen_by_the_rule_and_said(minilm: Model) -> None:
     assert "because its link between two content words stands out most among all layers" in said
 
 
-def test_a_given_head_is_shown_as_given(lesson: Model) -> None:
+def test_a_requested_head_is_shown_with_its_weights(lesson: Model) -> None:
     view = show(CAT, model=lesson, layer=0, head=1)
     np.testing.assert_array_equal(view.weights, lesson.trace(CAT).pattern(layer=0, head=1))
     text = str(view)
@@ -102,7 +102,7 @@ def test_json_is_the_trace_to_the_last_bit(lesson: Model) -> None:
     assert data["model"] == "random"
 
 
-def test_a_trace_is_shown_as_its_text_is(lesson: Model) -> None:
+def test_a_trace_is_shown_like_its_text(lesson: Model) -> None:
     assert str(show(lesson.trace(CAT))) == str(show(CAT, model=lesson))
     assert str(show(lesson.trace([CAT, BANK])[1])) == str(show(BANK, model=lesson))
 
@@ -111,7 +111,7 @@ def test_a_list_of_one_text_is_a_text(lesson: Model) -> None:
     assert show(lesson.trace([CAT])).tokens == lesson.trace(CAT).tokens
 
 
-def test_no_two_content_tokens_is_said(lesson: Model) -> None:
+def test_the_view_says_if_a_text_has_too_few_content_words(lesson: Model) -> None:
     text = " ".join(str(show("cat", model=lesson)).split())
     assert (
         "No head stands out in this sentence, because the model is untrained: no content word"
@@ -132,7 +132,7 @@ def test_a_view_fits_its_screen(lesson: Model, width: int) -> None:
         assert max(map(len, console.file.getvalue().splitlines())) <= width
 
 
-def test_a_terminal_said_to_have_no_columns_shows_all_the_same(
+def test_a_view_is_printed_even_if_columns_is_0(
     lesson: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "0")
@@ -165,7 +165,7 @@ def test_compare_gives_the_similarity_of_each_layer(minilm: Model) -> None:
     assert re.search(r"^river  0.71  --layer 0 --head 4 ", text, re.MULTILINE)
 
 
-def test_a_word_that_sees_no_other_is_said_to_see_itself() -> None:
+def test_the_first_word_in_a_decoder_looks_at_itself() -> None:
     """In a decoder, the first word attends only to itself."""
     texts = ["cat sat", "cat ran", "the cat"]
     model = random_model(texts, causal=True)
@@ -186,7 +186,7 @@ def test_compare_shows_both_sentences_in_every_medium(lesson: Model) -> None:
     assert [one["text"] for one in view.to_dict()["texts"]] == [BANK, MONEY]
 
 
-def test_a_word_of_several_pieces_is_compared_by_their_mean(minilm: Model) -> None:
+def test_a_word_of_several_subwords_is_compared_by_their_mean(minilm: Model) -> None:
     view = compare("Tokenization helps.", "We like tokenization", word="tokenization", model=minilm)
     first, second = view.sides
     assert (first.positions, second.positions) == ([1, 2], [3, 4])
@@ -200,7 +200,7 @@ def test_a_word_of_several_pieces_is_compared_by_their_mean(minilm: Model) -> No
     np.testing.assert_allclose(first.weights, (pattern[1] + pattern[2]) / 2, atol=1e-6)
 
 
-def test_of_a_word_that_occurs_twice_the_first_is_taken_and_said(lesson: Model) -> None:
+def test_compare_uses_the_first_occurrence_of_a_repeated_word(lesson: Model) -> None:
     view = compare("the cat and the mat", "sat on the mat", word="the", model=lesson)
     assert (view.sides[0].positions, view.sides[0].occurrences) == ([0], 2)
     assert "the occurs 2 times: the first occurrence is used" in str(view)
@@ -232,14 +232,14 @@ def test_json_of_compare(lesson: Model) -> None:
         ("ban", "is in neither text"),
     ],
 )
-def test_a_word_that_is_missing_names_the_words_there_are(
+def test_the_error_for_a_missing_word_lists_the_available_words(
     lesson: Model, word: str | None, said: str
 ) -> None:
     with pytest.raises(ValueError, match=f"compare: .*{said}"):
         compare(BANK, MONEY, word=word, model=lesson)
 
 
-def test_without_a_word_the_content_word_that_both_share_is_taken(lesson: Model) -> None:
+def test_compare_without_a_word_takes_a_shared_content_word(lesson: Model) -> None:
     view = compare(BANK, MONEY, model=lesson)  # the texts also share "the"
     assert (view.word, view.why) == ("bank", "it is the only content word that both texts share")
     assert "The word is bank because it is the only content word" in " ".join(str(view).split())
@@ -260,7 +260,7 @@ def test_without_a_word_the_content_word_that_both_share_is_taken(lesson: Model)
     assert compare("the mat sat", "the bank sat on a cat", word=None, model=lesson).word == "sat"
 
 
-def test_heads_are_ranked_for_the_words_that_are_asked_for(minilm: Model) -> None:
+def test_heads_are_ranked_for_the_requested_words(minilm: Model) -> None:
     trace = minilm.trace(BANK)
     sat, bank, river = 2, 5, 8
     words = range(1, 9)
@@ -306,7 +306,7 @@ def test_heads_are_ranked_for_the_words_that_are_asked_for(minilm: Model) -> Non
         ({"query": "cat", "key": "mat"}, ValueError, "show: this query attends to this key in no"),
     ],
 )
-def test_a_link_that_is_not_there_is_said(asked: dict, error: type, said: str) -> None:
+def test_an_invalid_link_is_refused(asked: dict, error: type, said: str) -> None:
     model = random_model(CAT, causal=True)
     with pytest.raises(error, match=said):
         show(CAT, model=model, **asked)
@@ -338,7 +338,7 @@ def test_bad_input_is_one_clear_error(call, error: type, said: str, lesson: Mode
         call(lesson)
 
 
-def test_random_by_name_knows_the_words_of_its_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_random_model_knows_the_words_of_its_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert show("zebras graze", model="random").tokens == ["zebras", "graze"]
     assert isinstance(compare("a gnu", "the gnu", word="gnu", model="random"), CompareView)
     monkeypatch.setenv("QKV_MODEL", "random")
@@ -376,7 +376,7 @@ def test_an_interpreter_prints_the_view_itself(view: Callable[..., View]) -> Non
 # Weights from other libraries
 
 
-def test_arrays_are_shown_as_a_trace_is(lesson: Model) -> None:
+def test_arrays_are_shown_like_a_trace(lesson: Model) -> None:
     trace = lesson.trace(CAT)
     view = show(list(trace.attentions), tokens=trace.tokens)
     assert view.head.link == show(trace).head.link
@@ -427,7 +427,7 @@ def test_arrays_of_two_texts_are_compared_without_vectors(lesson: Model) -> None
         compare(list(a.attentions), list(b.attentions), tokens=[a.tokens], word="bank")
 
 
-def test_traces_are_compared_as_their_texts_are(minilm: Model) -> None:
+def test_traces_are_compared_like_their_texts(minilm: Model) -> None:
     a, b = minilm.trace(BANK), minilm.trace(MONEY)
     view, texts = compare(a, b, word="Bank"), compare(BANK, MONEY, word="bank", model=minilm)
     np.testing.assert_array_equal(view.similarity, texts.similarity)
@@ -493,7 +493,7 @@ def test_one_model_is_named_once(lesson: Model) -> None:
     assert not [note for note in told.notes if "models" in note]
 
 
-def test_runs_of_two_models_say_what_each_went_without() -> None:
+def test_runs_of_two_models_name_their_ablations() -> None:
     a, _, _ = of_two_models()
     second = random_model([BANK, MONEY], seed=1)
     second.name = "after"
@@ -519,7 +519,7 @@ def test_a_shift_through_two_models_names_both() -> None:
 # Two runs
 
 
-def test_what_a_head_changes_is_counted_in_each_token(minilm: Model) -> None:
+def test_the_effect_of_ablating_a_head_is_measured_for_each_token(minilm: Model) -> None:
     a, b = minilm.trace(BANK), minilm.trace(BANK, ablate=[(0, 4)])
     view = compare(a, b)
     assert isinstance(view, RunsView)
@@ -548,7 +548,7 @@ def test_what_a_head_changes_is_counted_in_each_token(minilm: Model) -> None:
                      text, re.MULTILINE)  # fmt: skip
 
 
-def test_the_head_shown_of_two_runs_is_the_one_that_changed_most(minilm: Model) -> None:
+def test_compare_of_two_runs_shows_the_head_that_changed_most(minilm: Model) -> None:
     a, b = minilm.trace(BANK), minilm.trace(BANK, ablate=[(0, 4), (3, 1)])
     view = compare(a, b)
     apart = {
@@ -568,7 +568,7 @@ def test_the_head_shown_of_two_runs_is_the_one_that_changed_most(minilm: Model) 
         compare(a, b, head=12)
 
 
-def test_two_runs_that_are_one(lesson: Model) -> None:
+def test_two_equal_runs_show_no_change(lesson: Model) -> None:
     trace = lesson.trace(CAT)
     view = compare(trace, trace)
     assert view.sentence == "From 'A, as it is' to 'B, as it is' no token's output changes."
@@ -724,7 +724,7 @@ def test_lines_join_the_tokens_of_the_largest_weights(lesson: Model) -> None:
         lambda m: walk(CAT, model=m),
     ],
 )
-def test_a_terminal_waits_for_no_plane(
+def test_printing_a_view_does_not_fit_a_plane(
     make, lesson: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = make(lesson)
