@@ -66,7 +66,7 @@ def file(tmp_path):
     return write
 
 
-def test_what_passes_ends_with_0(file):
+def test_a_passing_file_exits_with_0(file):
     path = file(RIGHT)
     result = run(path)
     assert result.exit_code == 0
@@ -76,7 +76,7 @@ def test_what_passes_ends_with_0(file):
     assert result.stderr == ""
 
 
-def test_what_does_not_pass_ends_with_1_and_each_task_and_the_sum_is_told(file):
+def test_a_failing_file_exits_with_1_and_reports_tasks_and_total(file):
     path = file(RIGHT + WRONG)
     result = run(path)
     assert result.exit_code == 1
@@ -120,7 +120,7 @@ def test_json_of_one_file_and_a_task_is_one_object(file):
     }
 
 
-def test_json_of_anything_else_is_a_list(file):
+def test_json_without_a_single_file_and_task_is_a_list(file):
     one, two = file(RIGHT + WRONG), file("def softmax(x:", "two.py")
     result = run(one, "--json")
     assert result.exit_code == 1
@@ -139,7 +139,7 @@ def test_json_of_anything_else_is_a_list(file):
     assert row["task"] is None
 
 
-def test_the_list_has_each_task_with_its_signature_and_what_it_asks():
+def test_list_shows_each_task_with_its_signature():
     result = run("--list")
     assert result.exit_code == 0
     assert "softmax\n    softmax(x, axis=-1) -> weights" in result.stdout
@@ -232,7 +232,7 @@ def test_a_roster_gives_a_row_to_each_student(submissions, tmp_path, monkeypatch
     assert lines[4] == ["d", "Dora", "0", "nothing-handed-in"]
 
 
-def test_gradescope_is_told_of_one_submission(submissions, tmp_path, monkeypatch):
+def test_the_gradescope_file_holds_the_score_of_one_submission(submissions, tmp_path, monkeypatch):
     monkeypatch.chdir(submissions)
     target = tmp_path / "results.json"
     run("anna.py", "--gradescope", target)
@@ -246,7 +246,7 @@ def test_gradescope_is_told_of_one_submission(submissions, tmp_path, monkeypatch
     assert not target.exists()
 
 
-def test_a_file_that_does_not_return_ends_with_1(file):
+def test_a_file_that_hangs_or_exits_early_fails_with_1(file):
     for source in ("while True: pass", "import sys; sys.exit(0)", "import os; os._exit(0)"):
         result = run(file(RIGHT + source), "--seconds", "1")
         assert result.exit_code == 1, source
@@ -274,7 +274,7 @@ def test_a_file_that_does_not_return_ends_with_1(file):
         (("mine.py", "--roster", "mine.py"), "mine.py has no column id"),
     ],
 )
-def test_a_bad_request_is_one_line_and_ends_with_2(file, tmp_path, monkeypatch, args, words):
+def test_a_bad_request_prints_one_line_and_exits_with_2(file, tmp_path, monkeypatch, args, words):
     file(RIGHT)
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -290,7 +290,7 @@ def test_a_bad_request_is_one_line_and_ends_with_2(file, tmp_path, monkeypatch, 
 @pytest.mark.attack
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has another Ctrl-C")
 @pytest.mark.parametrize("one", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_and_the_process_of_the_file(file, tmp_path, one):
+def test_a_signal_ends_check_and_the_process_of_the_file(file, tmp_path, one):
     note = tmp_path / "child"
     source = f"import os\nopen({str(note)!r}, 'w').write(str(os.getpid()))\nwhile True: pass"
     program = "from qkv.cli import main; main()"

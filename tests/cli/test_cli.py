@@ -69,7 +69,7 @@ def test_show_prints_the_view() -> None:
 
 
 @pytest.mark.usefixtures("_need_minilm")
-def test_the_three_commands_of_the_issue() -> None:
+def test_show_compare_and_walk_with_minilm() -> None:
     minilm = ("--model", "minilm")
     shown = run("show", BANK, "--layer", "0", "--head", "4", *minilm)
     assert "bank looks at river: 0.71 (layer 0, head 4)." in shown.stdout
@@ -218,7 +218,7 @@ def test_html_and_svg(args: tuple[str, ...], tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "picture.svg"]
 
 
-def test_the_page_is_that_of_the_view(tmp_path: Path) -> None:
+def test_the_html_option_writes_the_page_of_the_view(tmp_path: Path) -> None:
     run("show", CAT, *RANDOM, "--layer", "0", "--head", "1", "--html", str(tmp_path / "a.HTM"))
     show(CAT, model="random", layer=0, head=1).to_html(tmp_path / "b.html")
     assert (tmp_path / "a.HTM").read_bytes() == (tmp_path / "b.html").read_bytes()
@@ -320,7 +320,7 @@ def test_encode_refuses_what_is_not_text(
 
 
 @pytest.mark.parametrize("name", ["v.csv", "v", "v.npz"])
-def test_encode_refuses_another_suffix_before_it_reads(name: str, tmp_path: Path) -> None:
+def test_encode_refuses_an_unknown_suffix_before_reading(name: str, tmp_path: Path) -> None:
     result = run("encode", "no such file", "-o", str(tmp_path / name))
     assert "the name must end in .npy or .jsonl" in refused(result, "encode")
 
@@ -415,7 +415,9 @@ def test_a_full_disk_behind_standard_output_is_named(args: tuple[str, ...]) -> N
         (("encode", "a.txt"), "encode", "Missing option '-o'"),
     ],
 )
-def test_a_bad_request_is_one_line_and_2(args: tuple[str, ...], path: str, said: str) -> None:
+def test_a_bad_request_prints_one_line_and_exits_with_2(
+    args: tuple[str, ...], path: str, said: str
+) -> None:
     assert said in refused(run(*args), path)
 
 
@@ -454,7 +456,7 @@ def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "pip install '.[plot]'" in refused(result, "show", code=1)
 
 
-def test_a_failure_while_running_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_failure_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("it broke\nin two lines")
 
@@ -477,7 +479,7 @@ def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (result.exit_code, result.stdout, result.stderr.strip()) == (130, "", "")
 
 
-def test_what_an_error_quotes_cannot_steer_the_terminal() -> None:
+def test_control_characters_quoted_in_an_error_are_escaped() -> None:
     result = run("compare", CAT, MONEY, "--word", "\x1b[2J\n", *RANDOM)
     line = refused(result, "compare")
     assert line.isprintable()
@@ -488,7 +490,9 @@ SEEN = r"a\x1b[31mb\n\x9b2J\u202ec\x7f"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="file names there have no such characters")
-def test_no_name_steers_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_characters_in_names_are_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, model = tmp_path / STEERS, tmp_path / f"{STEERS}-model"
     folder.mkdir()
     qkv.load("random").save(model)
@@ -536,7 +540,7 @@ def test_a_text_of_100_000_words_is_cut_with_a_warning() -> None:
 
 @pytest.mark.usefixtures("_need_minilm")
 @pytest.mark.parametrize("verb", ["show", pytest.param("walk", marks=pytest.mark.attack)])
-def test_so_it_is_by_a_trained_model(verb: str) -> None:
+def test_a_trained_model_cuts_a_long_text_with_a_warning(verb: str) -> None:
     result = run(verb, "the river bank " * 34_000, "--model", "minilm")
     assert result.exit_code == 0
     assert "warning: 1 of 1 text was cut to 256 tokens" in result.stderr
@@ -546,7 +550,7 @@ def test_so_it_is_by_a_trained_model(verb: str) -> None:
 # Real processes
 
 
-def test_a_process_leaves_with_its_code() -> None:
+def test_a_process_exits_with_the_code_of_its_command() -> None:
     done = qkv_process("show", CAT, *RANDOM)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"\x1b" not in done.stdout
@@ -569,7 +573,7 @@ DARK = {"COLORFGBG": "15;0"}
         (FORCED | DARK | {"NO_COLOR": "1"}, False),
     ],
 )
-def test_colours_are_for_those_who_want_them(
+def test_colours_depend_on_the_environment(
     environment: dict[str, str], colored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (*FORCED, *DARK, "NO_COLOR"):
@@ -600,7 +604,7 @@ def test_a_stream_of_ascii_gets_ascii() -> None:
         pytest.param(("walk", CAT, *RANDOM), marks=pytest.mark.attack),
     ],
 )
-def test_a_reader_that_goes_away_is_no_error(args: tuple[str, ...]) -> None:
+def test_a_closed_output_pipe_is_no_error(args: tuple[str, ...]) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", "from qkv.cli import main; main()", *args],
         stdout=subprocess.PIPE,
@@ -612,14 +616,14 @@ def test_a_reader_that_goes_away_is_no_error(args: tuple[str, ...]) -> None:
     assert process.wait() == 0
 
 
-def test_width_is_that_of_the_terminal() -> None:
+def test_output_fits_the_width_of_the_terminal() -> None:
     for columns in ("60", "120"):
         done = CliRunner(env={"COLUMNS": columns}).invoke(main, ("show", BANK, *RANDOM))
         assert done.exit_code == 0
         assert max(map(len, done.stdout.splitlines())) <= int(columns)
 
 
-def test_the_examples_of_the_help_stand_on_lines_of_their_own() -> None:
+def test_help_prints_each_example_on_its_own_line() -> None:
     lines = CliRunner().invoke(main, ["--help"]).output.splitlines()
     assert '      qkv walk "The cat sat on the mat"' in lines
     assert '      qkv show "I sat on the bank of the river."' in lines
@@ -636,7 +640,7 @@ def test_encode_with_the_random_model_knows_the_words_of_the_file(tmp_path: Path
     assert not np.allclose(first, second)
 
 
-def test_a_closed_standard_input_is_said_in_words(tmp_path: Path) -> None:
+def test_a_closed_standard_input_is_reported_in_one_line(tmp_path: Path) -> None:
     program = "from qkv.cli import main; main()"
     command = [
         sys.executable,

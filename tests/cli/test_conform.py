@@ -77,7 +77,7 @@ def test_the_card_is_written_in_every_form(file, tmp_path):
         (["{file}:right", "--html", "card.txt"], "must end in .html"),
     ],
 )
-def test_a_bad_request_ends_with_2_and_one_line(file, args, said):
+def test_a_bad_request_prints_one_line_and_exits_with_2(file, args, said):
     ended = run(*(arg.format(file=file) for arg in args))
     assert ended.exit_code == 2
     assert said in ended.stderr

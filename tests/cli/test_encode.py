@@ -85,7 +85,7 @@ def test_windows_keep_texts_beside_their_vectors(model: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("rows", [0, 1, 10**7, 10**15])
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_numpys_header_is_always_as_long(rows: int, kind: type, tmp_path: Path) -> None:
+def test_a_numpy_header_always_has_128_bytes(rows: int, kind: type, tmp_path: Path) -> None:
     about = {"descr": np.dtype(kind).str, "fortran_order": False, "shape": (rows, 384)}
     with (tmp_path / "x.npy").open("wb") as file:
         np.lib.format.write_array_header_1_0(file, about)
@@ -98,7 +98,7 @@ def test_numpys_header_is_always_as_long(rows: int, kind: type, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["out.npy", "out.jsonl"])
-def test_what_is_broken_in_the_last_line_leaves_nothing(
+def test_an_invalid_last_line_leaves_the_old_file_unchanged(
     name: str, model: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(b"old")
@@ -205,7 +205,7 @@ def test_one_warning_for_all_windows(model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell closes the stream")
-def test_without_a_standard_error(model: str, tmp_path: Path) -> None:
+def test_encode_works_with_standard_error_closed(model: str, tmp_path: Path) -> None:
     """No file gets the descriptor of standard error, because libraries would print into it."""
     (tmp_path / "in.txt").write_text("\n".join(LINES))
     command = [sys.executable, "-c", OPENED, "encode", str(tmp_path / "in.txt"), "-o",

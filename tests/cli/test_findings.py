@@ -42,13 +42,13 @@ def paths(files: Path, *names: str) -> list[str]:
 # ---- verify
 
 
-def test_what_holds_exits_with_0(files: Path) -> None:
+def test_a_finding_that_holds_exits_with_0(files: Path) -> None:
     result = run("verify", *paths(files, "a.json"), "--model", str(files / "small"))
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout == f"{files / 'a.json'}: holds: The cat counts.\n"
 
 
-def test_what_does_not_hold_exits_with_1(files: Path) -> None:
+def test_a_finding_that_does_not_hold_exits_with_1(files: Path) -> None:
     result = run("verify", *paths(files, "a.json", "b.json"), "--model", str(files / "small"))
     assert (result.exit_code, result.stderr) == (1, "")
     first, second, why = result.stdout.splitlines()
@@ -162,7 +162,7 @@ def test_an_article_becomes_a_page(
     assert '"parts":["prose-0",0,1]' in html
 
 
-def test_what_is_refused_writes_nothing(
+def test_a_refused_publish_writes_nothing(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

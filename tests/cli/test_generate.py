@@ -41,7 +41,7 @@ def test_the_prompt_and_what_follows_are_printed(writes: str) -> None:
     assert (result.exit_code, result.stdout, result.stderr) == (0, f"{PROMPT}{TEXT}\n", "")
 
 
-def test_in_a_process_of_its_own(writes: str) -> None:
+def test_generate_in_a_separate_process(writes: str) -> None:
     done = qkv_process("generate", PROMPT, "--model", writes)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.decode() == f"{PROMPT}{TEXT}\n"
@@ -53,7 +53,9 @@ def test_a_stream_of_ascii_gets_a_mark_for_other_letters(writes: str) -> None:
     assert plain.stdout_bytes == f"{PROMPT}the other day, ??!\n".encode()
 
 
-def test_words_come_one_by_one(writes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_generated_text_is_printed_incrementally(
+    writes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown: list[str] = []
     monkeypatch.setattr("click.echo", lambda text, **_: shown.append(text))
     run("generate", PROMPT, "--model", writes)
@@ -78,7 +80,7 @@ def test_every_option_reaches_the_model(random: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["--seed", "--top-k", "--top-p"])
-def test_options_of_drawing_need_a_temperature(option: str, random: str) -> None:
+def test_sampling_options_need_a_temperature(option: str, random: str) -> None:
     line = refused(run("generate", "the cat", "--model", random, option, "1"), "generate")
     assert "give a temperature above 0" in line
 
@@ -108,7 +110,7 @@ def wild(tmp_path: Path) -> str:
     return str(tmp_path / "wild")
 
 
-def test_a_pipe_gets_the_text_as_it_is(wild: str) -> None:
+def test_a_pipe_gets_the_text_unchanged(wild: str) -> None:
     piped = run("generate", PROMPT, "--model", wild)
     assert piped.stdout_bytes.decode() == f"{PROMPT}{CONTROLS}\n"
     result = run("generate", PROMPT, "--model", wild, "--json")
@@ -116,7 +118,7 @@ def test_a_pipe_gets_the_text_as_it_is(wild: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a terminal of one's own is asked of Unix")
-def test_a_terminal_gets_no_commands(wild: str) -> None:
+def test_control_characters_are_escaped_on_a_terminal(wild: str) -> None:
     program = "import sys; from qkv.cli import main; main(['generate', *sys.argv[1:]])"
     ours, theirs = os.openpty()
     done = subprocess.run(
@@ -147,7 +149,7 @@ def test_json(writes: str) -> None:
     assert data["texts"] == [row, row]
 
 
-def test_without_a_name_the_decoder_that_ships_writes(
+def test_generate_uses_the_shipped_decoder_by_default(
     writes: str, random: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "data").mkdir()

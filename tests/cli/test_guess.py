@@ -59,7 +59,7 @@ def test_a_decoder(tmp_path: Path) -> None:
     assert (one["token"], one["before"][0]["word"]) == (None, "the")
 
 
-def test_the_default_model_guesses_in_a_process_of_its_own() -> None:
+def test_the_default_model_guesses_in_a_separate_process() -> None:
     done = qkv_process("guess", "The sun rises in the [MASK].", environment={"COLUMNS": "80"})
     assert (done.returncode, done.stderr) == (0, b"")
     (first,) = qkv.load().predict("The sun rises in the [MASK].")
@@ -100,19 +100,19 @@ def test_bad_requests(folder: str, args: tuple[str, ...], said: str) -> None:
         assert part in line
 
 
-def test_what_is_typed_twice_is_gone_once(folder: str) -> None:
+def test_repeated_hide_and_ablate_options_count_once(folder: str) -> None:
     flags = ("--hide", "cat", "--hide", "cat", "--ablate", "0.1", "--ablate", "0.1")
     result = run("guess", TEXT, "--model", folder, *flags)
     assert "without layer 0, head 1, cat hidden: " in " ".join(result.stdout.split())
 
 
-def test_a_decoder_fills_in_nothing(tmp_path: Path) -> None:
+def test_a_mask_is_refused_for_a_decoder(tmp_path: Path) -> None:
     decoders.writer(tmp_path / "writer", "a b", " the")
     line = refused(run("guess", TEXT, "--model", str(tmp_path / "writer")), "guess")
     assert "writer guesses the next word and has no [MASK]: end the text where the word" in line
 
 
-def test_without_a_text_a_story_is_told_and_the_others_are_named() -> None:
+def test_guess_without_a_text_shows_one_story_and_lists_the_others() -> None:
     result = run("guess", "--top", "2")
     kept = qkv.see.stories()
     first, *others = kept.told
@@ -132,7 +132,7 @@ def test_without_a_text_a_story_is_told_and_the_others_are_named() -> None:
     assert json.loads(line)["reason"] == first.reason
 
 
-def test_a_story_is_of_the_model_that_ships(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stories_need_the_shipped_model(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for args in (("--model", folder), ("--hide", "crown"), ("--ablate", "0.1")):
         assert "Missing argument 'TEXT': with --hide, --ablate" in refused(
             run("guess", *args), "guess"

@@ -36,19 +36,19 @@ def test_options_are_found_in_texts() -> None:
 
 
 @pytest.mark.parametrize("verb", main.commands)
-def test_a_help_text_names_options_that_its_command_has(verb: str) -> None:
+def test_help_of_a_command_names_only_its_own_options(verb: str) -> None:
     text = main.commands[verb].get_help(click.Context(main.commands[verb], info_name=verb))
     assert named(text) - has(verb) == _OTHERS.get(verb, set())
 
 
-def test_the_help_of_all_names_options_that_there_are() -> None:
+def test_main_help_names_only_existing_options() -> None:
     assert named(main.get_help(click.Context(main))) <= {"--help", "--version", "--debug"} | {
         option for _, rest in _COMMAND.findall(main.help or "") for option in named(rest)
     }
 
 
 @pytest.mark.parametrize("kind", ["*.md", "docs/**/*.md", "src/**/*.py", "src/**/*.js"])
-def test_a_command_in_a_text_has_the_options_that_it_is_given(kind: str) -> None:
+def test_commands_in_docs_and_source_use_existing_options(kind: str) -> None:
     texts = {path: path.read_text("utf-8") for path in ROOT.glob(kind)}
     assert texts
     found = [

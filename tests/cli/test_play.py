@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(made)
 
 
-def test_the_page_is_written_and_what_it_opens_on_is_printed(folder: str, tmp_path: Path) -> None:
+def test_play_writes_the_page_and_prints_the_view(folder: str, tmp_path: Path) -> None:
     path = tmp_path / "a.html"
     result = run("play", TEXT, "--model", folder, "-o", str(path))
     assert (result.exit_code, result.stderr) == (0, f"qkv play: wrote {path}\n")
@@ -43,7 +43,7 @@ def test_a_text_and_a_file_may_be_left_out(tmp_path: Path, monkeypatch: pytest.M
     assert play().sentence in result.stdout
 
 
-def test_changes_are_in_force_when_the_page_opens(folder: str, tmp_path: Path) -> None:
+def test_hide_and_ablate_apply_when_the_page_opens(folder: str, tmp_path: Path) -> None:
     path = tmp_path / "a.html"
     options = ["--hide", "cat", "--hide", "sat", "--ablate", "0.1"]
     result = run("play", TEXT, "--model", folder, "-o", str(path), *options)

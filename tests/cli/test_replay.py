@@ -33,7 +33,7 @@ def test_json_is_the_numbers_of_the_view(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "begins"), [("a.html", b"<!doctype"), ("a.svg", b"<svg"), ("a.png", b"\x89PNG")]
 )
-def test_a_file_is_of_the_kind_that_its_name_says(
+def test_the_output_format_follows_the_file_suffix(
     folder: Path, tmp_path: Path, name: str, begins: bytes
 ) -> None:
     path = tmp_path / name
@@ -53,7 +53,7 @@ def test_refusals_are_one_line(folder: Path, tmp_path: Path) -> None:
     assert "Missing argument 'TEXT'" in refused(run("replay", str(folder)), "replay")
 
 
-def test_a_cut_text_is_said_once(folder: Path) -> None:
+def test_a_truncated_text_gives_one_warning(folder: Path) -> None:
     result = run("replay", str(folder), "the cat sat on a mat " * 5)
     assert result.exit_code == 0
     assert result.stderr == "qkv replay: warning: 1 of 1 text was cut to 16 tokens (it has 32)\n"

@@ -108,7 +108,7 @@ def test_the_same_seed_gives_the_same_model(corpus: str, tmp_path: Path) -> None
     assert not np.array_equal(one["embed.weight"], three["embed.weight"])
 
 
-def test_a_tokenizer_of_ones_own(corpus: str, tmp_path: Path) -> None:
+def test_train_with_an_existing_tokenizer(corpus: str, tmp_path: Path) -> None:
     options = ("--objective", "masked", *QUICK, "--steps", "2")
     run("train", corpus, *options, "-o", str(tmp_path / "one"))
     for number, given in enumerate((tmp_path / "one", tmp_path / "one" / "tokenizer.json")):
@@ -145,7 +145,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
 @pytest.mark.attack
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGINT"])
-def test_a_run_that_is_ended_goes_on(
+def test_an_interrupted_run_resumes_to_the_same_model(
     name: str, whole: dict[str, np.ndarray], corpus: str, tmp_path: Path
 ) -> None:
     broken, how = tmp_path / "broken", getattr(signal, name)
@@ -246,7 +246,7 @@ def test_a_terminal_that_is_closed(corpus: str, tmp_path: Path) -> None:
     assert not list(folder.rglob("*.part"))
 
 
-def test_going_on_with_something_else_is_refused(corpus: str, tmp_path: Path) -> None:
+def test_resuming_with_other_settings_or_texts_is_refused(corpus: str, tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
     assert run(
         *("train", corpus, "--objective", "causal", *QUICK, "--steps", "3", "-o", folder)
@@ -268,7 +268,7 @@ def test_going_on_with_something_else_is_refused(corpus: str, tmp_path: Path) ->
     assert f"has {len(TEXT) + 4} bytes and had {len(TEXT)} when" in result.stderr
 
 
-def test_going_on_with_what_is_damaged(corpus: str, tmp_path: Path) -> None:
+def test_resuming_from_damaged_files(corpus: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     options = ("--objective", "causal", *QUICK, "--steps", "3", "-o", str(folder))
     assert run("train", corpus, *options).exit_code == 0
@@ -304,7 +304,9 @@ def test_a_run_that_diverges(corpus: str, tmp_path: Path) -> None:
     assert qkv.load(folder).parameters["embed.weight"].std() < 0.03
 
 
-def test_a_rate_that_ruins_the_model_before_its_losses_show_it(corpus: str, tmp_path: Path) -> None:
+def test_a_non_finite_model_is_detected_before_the_losses_show_it(
+    corpus: str, tmp_path: Path
+) -> None:
     for steps in ("1", "5"):
         folder = tmp_path / steps
         options = ("--objective", "causal", *QUICK, "--steps", steps, "--rate", "1e30")
@@ -344,7 +346,7 @@ def test_ctrl_c_before_the_first_step(
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc")
 @pytest.mark.parametrize("folder", ["/proc/new/model", "/proc/self", "x" * 300])
-def test_an_impossible_place_is_refused_before_any_work(
+def test_an_unusable_output_folder_is_refused_before_any_work(
     folder: str, corpus: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qkv.learn.on_text.Files", None)
@@ -354,7 +356,7 @@ def test_an_impossible_place_is_refused_before_any_work(
     assert line.startswith(("qkv train: /proc/", "qkv train: xxx"))
 
 
-def test_a_place_that_is_tried_is_left_as_it_was(tmp_path: Path) -> None:
+def test_a_refused_run_leaves_the_output_folder_unchanged(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     options = ("train", str(tmp_path / "none.txt"), "--objective", "causal", "-o")
     for name in ("there", "new/model"):

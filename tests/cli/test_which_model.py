@@ -50,7 +50,7 @@ def taken(verb: str) -> str:
 
 
 @pytest.mark.parametrize("verb", READERS)
-def test_without_a_name_the_encoder_that_ships_reads(
+def test_reading_commands_use_the_shipped_encoder_by_default(
     verb: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert taken(verb) == "books"
@@ -61,7 +61,7 @@ def test_without_a_name_the_encoder_that_ships_reads(
         assert taken(verb) == "bert"
 
 
-def test_without_a_name_the_decoder_that_ships_writes(
+def test_generate_uses_the_shipped_decoder_by_default(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "data").mkdir()
@@ -104,7 +104,7 @@ def test_without_a_name_the_decoder_that_ships_writes(
         *((verb, "nowhere", "path (the name comes from QKV_MODEL)") for verb in VERBS),
     ],
 )
-def test_what_cannot_do_it_is_refused(
+def test_unsuitable_models_are_refused(
     verb: str,
     name: str,
     said: str,

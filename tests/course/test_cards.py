@@ -26,7 +26,7 @@ def decoder() -> qkv.Model:
     return qkv.load("books-decoder")
 
 
-def test_its_guesses_fit_as_often_as_its_card_says(encoder: qkv.Model) -> None:
+def test_the_share_of_fitting_guesses_matches_the_card(encoder: qkv.Model) -> None:
     """One or two guesses may differ, because processors round differently."""
     gaps = fits.asked(fits.GAPS)
     said = fits.guessed(encoder, gaps)
@@ -39,7 +39,7 @@ def test_its_guesses_fit_as_often_as_its_card_says(encoder: qkv.Model) -> None:
     np.testing.assert_allclose(found, [float(one) / 100 * len(gaps) for one in row], atol=3)
 
 
-def test_the_card_has_the_ten_sentences_as_they_are_answered(encoder: qkv.Model) -> None:
+def test_the_card_shows_the_models_guesses_for_its_ten_sentences(encoder: qkv.Model) -> None:
     lines = card("books").splitlines()
     rows = list(book_ship.ten(encoder))
     assert len(rows) == 10
@@ -52,7 +52,7 @@ def test_no_guess_about_people_is_a_dropped_word(encoder: qkv.Model) -> None:
     assert sum(row["dropped"] for row in found.values()) == 0
 
 
-def test_as_many_next_words_fit_as_its_card_says(decoder: qkv.Model) -> None:
+def test_the_share_of_fitting_next_words_matches_the_card(decoder: qkv.Model) -> None:
     """One or two words may differ, because processors round differently."""
     openings = fits.asked(fits.OPENINGS)
     found = sum(one.fits for one in fits.continued(decoder, openings))
@@ -69,7 +69,7 @@ def test_it_seldom_loops_and_ends_its_sentences(decoder: qkv.Model) -> None:
     assert found["end"] >= 85
 
 
-def test_what_the_card_shows_is_what_it_writes(decoder: qkv.Model) -> None:
+def test_the_card_shows_texts_that_the_decoder_writes(decoder: qkv.Model) -> None:
     lines = book_ship.written(decoder)
     text = card("books-decoder").splitlines()
     assert len(lines) == 3

@@ -85,7 +85,7 @@ def test_the_students_notebook_with_the_answers_gets_all_points(text: str) -> No
         assert points == FULL, f"{name}: {words}"
 
 
-def test_a_notebook_is_marked_as_it_is_handed_in(text: str, tmp_path: Path) -> None:
+def test_handed_in_notebooks_get_full_or_no_points(text: str, tmp_path: Path) -> None:
     handed_in = {"full": notebooks.answered(text), "empty": notebooks.student(text)}
     for name, notebook in handed_in.items():
         nbformat.write(notebook, tmp_path / f"{name}.ipynb")
@@ -112,7 +112,7 @@ def test_a_lesson_opens_with_three_questions_whose_answers_fold(text: str) -> No
     assert "**From memory.**" in opening
 
 
-def test_what_a_page_asks_before_a_cell_runs_is_answered_folded(text: str) -> None:
+def test_cell_output_after_a_question_is_folded_on_the_page(text: str) -> None:
     cells = read_myst_markdown_notebook(text).cells
     asking = [n for n, cell in enumerate(cells) if "Before you run this" in cell.source]
     assert asking
@@ -124,7 +124,7 @@ def test_what_a_page_asks_before_a_cell_runs_is_answered_folded(text: str) -> No
             assert "outputs_hidden" not in cell.metadata.get("jupyter", {})
 
 
-def test_a_frame_shows_the_live_page_in_a_state_that_it_can_read(text: str) -> None:
+def test_iframes_open_the_live_page_in_a_valid_state(text: str) -> None:
     regions = {"sentence", "changes", "map", "head", "steps", "outcome", "second"}
     for address in re.findall(r'<iframe[^>]* src="([^"]+)"', text):
         page, _, state = html.unescape(address).partition("#")
@@ -136,7 +136,7 @@ def test_a_frame_shows_the_live_page_in_a_state_that_it_can_read(text: str) -> N
             json.loads(value)
 
 
-def test_what_a_lesson_imports_comes_with_the_package(text: str) -> None:
+def test_lessons_import_only_qkv_numpy_matplotlib_and_stdlib(text: str) -> None:
     for cell in code(notebooks.teacher(text)):
         for node in ast.walk(ast.parse(cell.source)):
             modules = {
@@ -148,7 +148,7 @@ def test_what_a_lesson_imports_comes_with_the_package(text: str) -> None:
                 assert top in {"qkv", "numpy", "matplotlib"} | sys.stdlib_module_names
 
 
-def test_a_verdict_that_is_not_full_is_seen() -> None:
+def test_verdicts_reports_points_below_full() -> None:
     """`verdicts` returns the last verdict of a function, with its points."""
     cells = [
         "def mine(q, k, v):\n    return v",

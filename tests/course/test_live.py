@@ -29,7 +29,7 @@ def state(text: str = TEXT, **options: str) -> dict[str, object]:
     }
 
 
-def test_an_address_holds_what_is_asked_for() -> None:
+def test_the_state_holds_the_options_of_the_directive() -> None:
     found = state(only="sentence head", layer="0", head="2", query="bank", inside="")
     assert found == {
         "text": TEXT,
@@ -41,14 +41,14 @@ def test_an_address_holds_what_is_asked_for() -> None:
     }
 
 
-def test_a_second_text_and_the_colouring_stand_there_too() -> None:
+def test_the_state_holds_the_second_text_and_the_colouring() -> None:
     second = "the bank gave a loan, & more"
     found = state(only="sentence second", second=second, colouring="effect")
     assert found["second"] == second
     assert found["colouring"] == "effect"
 
 
-def test_a_query_is_a_word_or_a_place() -> None:
+def test_a_query_is_a_word_or_a_position() -> None:
     assert state(only="head", query="River")["query"] == 5
     assert state(only="head", query="4")["query"] == 4
     # the word "2" is at position 2: [CLS], "in", "2", "days"
@@ -56,13 +56,13 @@ def test_a_query_is_a_word_or_a_place() -> None:
     assert state("She [MASK].", only="head", query="[MASK]")["query"] == 2
 
 
-def test_the_guesses_are_of_the_query_where_they_are_in_view() -> None:
+def test_visible_guesses_are_for_the_query_position() -> None:
     assert state(only="sentence outcome", query="river")["position"] == 5
     assert state(only="headline map", query="river")["position"] == 5
     assert "position" not in state(only="sentence head", query="river")
 
 
-def test_edits_stand_beside_the_original_where_a_head_is_in_view() -> None:
+def test_edits_are_shown_beside_the_original_if_a_head_is_visible() -> None:
     found = state(only="sentence head", edits="causal, hide river")
     assert found["edits"] == [{"op": "causal"}, {"op": "hide", "token": 5}]
     assert found["beside"] is True
@@ -98,12 +98,12 @@ def test_edits_stand_beside_the_original_where_a_head_is_in_view() -> None:
         ({"only": "map", "colouring": "red"}, "colouring: 'red' is unknown.*effect"),
     ],
 )
-def test_what_cannot_be_is_named(options: dict[str, str], complaint: str) -> None:
+def test_invalid_options_are_named(options: dict[str, str], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         live.state_of(TEXT, options)
 
 
-def test_it_names_what_the_page_names() -> None:
+def test_the_directive_accepts_the_names_of_the_live_page() -> None:
     """The directive accepts the same names as the page's own tables."""
     store = (ASSETS / "store/state.js").read_text(encoding="utf-8")
 
@@ -180,13 +180,13 @@ def test_a_page_has_a_link_to_the_live_page_and_what_to_try(tmp_path: Path) -> N
         assert "<iframe" not in html  # without scripts, the page shows only the link
 
 
-def test_a_wrong_one_is_told_in_the_build(tmp_path: Path) -> None:
+def test_an_invalid_directive_is_reported_in_the_build(tmp_path: Path) -> None:
     said = built(tmp_path, {name: VIEW.replace(*change) for name, (change, _) in WRONG.items()})
     for name, (_, complaint) in WRONG.items():
         assert re.search(rf"{name}\.md:\d+: .*{complaint}", said), said
 
 
-def test_a_notebook_has_a_cell_that_opens_the_same() -> None:
+def test_a_notebook_cell_opens_the_same_live_view() -> None:
     page = """---
 kernelspec: {display_name: Python 3, language: python, name: python3}
 ---

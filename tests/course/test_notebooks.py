@@ -87,19 +87,19 @@ def prose(notebook: nbformat.NotebookNode) -> str:
     return "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
 
 
-def test_the_student_gets_empty_cells_and_nothing_unseen() -> None:
+def test_the_student_notebook_has_stubs_without_solutions_and_asserts() -> None:
     made = notebooks.student(LESSON)
     assert code(made) == ["picture = 1", STUB, "result = double(4)\nresult"]
 
 
-def test_the_teacher_gets_solutions_in_their_place() -> None:
+def test_the_teacher_notebook_has_solutions_in_place_of_stubs() -> None:
     made = notebooks.teacher(LESSON)
     assert code(made) == [
         *("picture = 1", SOLUTION, "result = double(4)\nresult", "assert result == 8"),
     ]
 
 
-def test_answers_are_put_where_the_student_writes() -> None:
+def test_the_answered_notebook_has_solutions_in_the_stub_cells() -> None:
     student, answered = notebooks.student(LESSON), notebooks.answered(LESSON)
     assert code(answered) == [
         *("picture = 1", SOLUTION, "result = double(4)\nresult", "assert result == 8"),
@@ -128,7 +128,7 @@ def test_what_only_the_site_can_follow_is_left_out() -> None:
         assert left not in text
 
 
-def test_the_title_comes_first_and_then_whose_notebook_it_is() -> None:
+def test_the_title_comes_first_and_then_the_kind_of_notebook() -> None:
     for kind, make in notebooks.KINDS.items():
         lines = make(LESSON).cells[0].source.splitlines()
         assert lines[0] == "# 9. Doubling"
@@ -149,7 +149,7 @@ def test_code_of_pictures_and_asserts_is_folded_and_a_solution_is_not() -> None:
     }
 
 
-def test_both_are_written_the_same_each_time(tmp_path: Path) -> None:
+def test_writing_the_notebooks_is_deterministic(tmp_path: Path) -> None:
     page = tmp_path / "9-doubling.md"
     page.write_text(LESSON, encoding="utf-8")
     paths = notebooks.write(page, tmp_path)
@@ -163,7 +163,7 @@ def test_both_are_written_the_same_each_time(tmp_path: Path) -> None:
         assert json.loads(path.read_text("utf-8"))["metadata"]["kernelspec"]["name"] == "python3"
 
 
-def test_boxes_that_do_not_fold_are_quoted_and_a_block_of_code_stays() -> None:
+def test_unfolded_admonitions_are_quoted_and_code_blocks_stay() -> None:
     note, block = "```{note}\nTwo\nlines\n```", "```python\na = 1\n\n\nb = 2\n```"
     text = notebooks.for_notebook(f"Before\n{note}\nAfter\n{block}\n```{{math}}\nx^2\n```")
     quoted = "> **Note**\n>\n> Two\n> lines"
@@ -187,7 +187,7 @@ def test_a_hint_may_hold_code() -> None:
         (":::{note}\nA\n:::", "cannot show a ::: directive"),
     ],
 )
-def test_what_a_notebook_cannot_show_is_named(text: str, complaint: str) -> None:
+def test_markup_that_a_notebook_cannot_show_is_refused(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         notebooks.for_notebook(text)
 
@@ -202,7 +202,7 @@ def test_what_a_notebook_cannot_show_is_named(text: str, complaint: str) -> None
         (("[solution, hide-input]", "[stub]"), "has no solution after it"),
     ],
 )
-def test_a_task_is_a_stub_and_its_solution(change: tuple[str, str], complaint: str) -> None:
+def test_invalid_stubs_and_solutions_are_refused(change: tuple[str, str], complaint: str) -> None:
     text = LESSON.replace(*change)
     assert text != LESSON
     for make in (*notebooks.KINDS.values(), notebooks.answered):

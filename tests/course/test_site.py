@@ -93,7 +93,7 @@ def problem(path: Path, tag: str, reference: str) -> str | None:
     return None if anchor in page(target).anchors else "has no such anchor"
 
 
-def test_all_that_pages_refer_to_is_in_the_folder() -> None:
+def test_every_reference_of_a_page_resolves() -> None:
     found = {
         f"{path.relative_to(SITE)}: <{tag}> {reference[:200]!r} {wrong}"
         for path, tag, reference in named()

@@ -121,7 +121,7 @@ def test_no_rows() -> None:
     assert apply_rotary(np.zeros((0, 3, 4)), np.arange(3)).shape == (0, 3, 4)
 
 
-def test_infinite_and_missing_numbers_stay_in_their_pair() -> None:
+def test_infinite_and_nan_values_affect_only_their_pair() -> None:
     x = np.array([[np.nan, 1.0, 2.0, 3.0], [1.0, np.inf, 2.0, 3.0]])
     out = apply_rotary(x, [0, 1])
     assert np.isnan(out[0, [0, 2]]).all()
@@ -130,7 +130,7 @@ def test_infinite_and_missing_numbers_stay_in_their_pair() -> None:
     assert np.isfinite(out[1, [0, 2]]).all()
 
 
-def test_a_half_that_grows_too_large_is_infinite() -> None:
+def test_float16_overflow_gives_infinity() -> None:
     x = np.array([[60000.0, 60000.0]], dtype=np.float16)
     assert apply_rotary(x, [-np.pi / 4]).tolist()[0][0] == np.inf
 

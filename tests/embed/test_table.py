@@ -11,7 +11,7 @@ TOKENIZER = WordTokenizer({"the": 0, "cat": 1, "sat": 2})  # [UNK] is added as 3
 TABLE = np.arange(12.0).reshape(4, 3)
 
 
-def test_rows_of_a_given_table() -> None:
+def test_embeddings_are_rows_of_the_table() -> None:
     x = TokenEmbedding(TOKENIZER, 3, weight=TABLE)("Sat the dog the")
     assert x.tolist() == [[[6, 7, 8], [0, 1, 2], [9, 10, 11], [0, 1, 2]]]
     assert x.dtype == np.float64

@@ -56,7 +56,7 @@ def test_nothing_in_an_article_runs(tmp_path: Path) -> None:
     assert "src=" not in html
 
 
-def test_pictures_are_inside(tmp_path: Path) -> None:
+def test_pictures_are_embedded_as_data_urls(tmp_path: Path) -> None:
     (tmp_path / "a b.png").write_bytes(PIXEL)
     (tmp_path / "c.svg").write_text("<svg/>")
     inside = "data:image/gif;base64,R0lGODlhAQABAAAAACw="
@@ -84,7 +84,7 @@ def test_pictures_are_inside(tmp_path: Path) -> None:
         (b"\xff", "it is not UTF-8: invalid start byte at byte 0"),
     ],
 )
-def test_what_cannot_be_shown(text: str, said: str, tmp_path: Path) -> None:
+def test_content_that_cannot_be_shown_is_refused(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"article\.md: {said}") as raised:
         parts_of(tmp_path, text)
     assert "\n" not in str(raised.value)

@@ -41,7 +41,7 @@ def test_a_gap_may_be_typed_in_any_way(model: qkv.Model, glass: qkv.Finding, gap
     assert found.verify(model).holds
 
 
-def test_a_decoder_predicts_the_token_behind_the_position(decoder: qkv.Model) -> None:
+def test_a_decoder_predicts_the_token_after_the_position(decoder: qkv.Model) -> None:
     text = "Here is Miss Green. Who is Miss"
     found = qkv.finding(decoder, text, ablate=[(2, 5)])
     assert (found.position, found.edits) == (7, [{"op": "ablate", "layer": 2, "head": 5}])
@@ -97,14 +97,14 @@ def test_arguments_become_records(model: qkv.Model) -> None:
     assert len(trace.tokens) == 9
 
 
-def test_one_array_for_all_layers_is_a_record_for_each(model: qkv.Model) -> None:
+def test_an_array_for_all_layers_becomes_one_record_per_layer(model: qkv.Model) -> None:
     zero = np.zeros((1, 9, 6, 32))
     found = qkv.finding(model, GLASS, edit={"z": zero})
     assert [(one["at"], one["layer"]) for one in found.edits] == [("z", n) for n in range(4)]
     alike(found.after, model.predict(GLASS, ablate=[(n, None) for n in range(4)])[0])
 
 
-def test_what_is_no_record_is_refused(model: qkv.Model) -> None:
+def test_invalid_edits_are_refused(model: qkv.Model) -> None:
     def refused(edit: Any, said: str) -> None:
         with pytest.raises((ValueError, TypeError), match=said) as raised:
             qkv.finding(model, GLASS, edit=edit)
@@ -190,7 +190,7 @@ def test_words_keep_their_order(glass: qkv.Finding) -> None:
     assert replace(glass, before=glass.before[:2], after=glass.after[:1]).verify().holds
 
 
-def test_another_text_or_edit_is_another_finding(glass: qkv.Finding) -> None:
+def test_another_text_edit_or_position_does_not_verify(glass: qkv.Finding) -> None:
     assert not replace(glass, text=GLASS.replace("drank", "broke")).verify().holds
     assert not replace(glass, edits=[]).verify().holds
     assert not replace(glass, position=5).verify().holds
@@ -215,7 +215,7 @@ def test_other_weights_do_not_verify_a_finding(model: qkv.Model, glass: qkv.Find
     assert not replace(own, _model=None).verify().holds  # verified with the model named books
 
 
-def test_the_model_of_another_finding(small: Path, glass: qkv.Finding) -> None:
+def test_a_finding_of_an_unshipped_model_needs_the_model(small: Path, glass: qkv.Finding) -> None:
     made = qkv.finding(qkv.load(small), "the cat sat on the [MASK].", ablate=[(0, 1)])
     sent = replace(made, _model=None)
     with pytest.raises(
@@ -229,7 +229,7 @@ def test_the_model_of_another_finding(small: Path, glass: qkv.Finding) -> None:
         sent.verify("nobody/nothing")
 
 
-def test_what_does_not_fit_the_text_is_an_error(glass: qkv.Finding) -> None:
+def test_values_that_do_not_fit_the_text_are_refused(glass: qkv.Finding) -> None:
     for changes, said in (
         ({"position": 9}, "verify: position is 9 and the text has 9 tokens: give 0 to 8"),
         ({"position": 10**400}, "verify: position is 1000"),

@@ -87,7 +87,7 @@ def file_of(folder: Path, content: Any) -> Path:
     return path
 
 
-def test_a_file_holds_what_was_measured(
+def test_a_saved_file_holds_the_finding(
     glass: qkv.Finding, tmp_path: Path, validator: Draft202012Validator
 ) -> None:
     path = tmp_path / "glass.json"
@@ -131,7 +131,7 @@ def test_an_integer_is_a_probability_too(tmp_path: Path, validator: Draft202012V
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_no_finding_is_refused_in_one_line(
+def test_an_invalid_finding_is_refused_in_one_line(
     name: str, tmp_path: Path, validator: Draft202012Validator
 ) -> None:
     value, said = WRONG[name]

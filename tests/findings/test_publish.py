@@ -97,7 +97,7 @@ def test_hostile_texts_stay_texts(glass: qkv.Finding) -> None:
     assert "\x1b" not in str(view_of(replace(glass, claim=bad)))
 
 
-def test_a_model_that_does_not_come_with_qkv(small: Path, tmp_path: Path) -> None:
+def test_publishing_with_an_unshipped_model(small: Path, tmp_path: Path) -> None:
     found = qkv.finding(qkv.load(small), "the cat sat on the [MASK].", ablate=[(0, 1)])
     qkv.publish(tmp_path / "a.html", [found])  # with the model that measured it
     sent = replace(found, _model=None)
@@ -110,7 +110,7 @@ def test_a_model_that_does_not_come_with_qkv(small: Path, tmp_path: Path) -> Non
         sent.to_html(tmp_path / "d.html")
 
 
-def test_what_cannot_be_published(
+def test_publish_refuses_invalid_arguments(
     glass: qkv.Finding, small: Path, decoder: qkv.Model, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.html"

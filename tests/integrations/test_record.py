@@ -82,7 +82,7 @@ def check(trace: Any, layer: int, weights: Any, lse: Any) -> None:
 CAUSAL = np.tri(7, dtype=bool)
 
 
-def test_each_layer_leaves_its_summaries_and_gives_its_result() -> None:
+def test_each_layer_records_its_summaries_and_returns_its_result() -> None:
     layers = [Layer(0), Layer(1)]
     given = [inputs(seed=0), inputs(seed=1)]
     with qkv.record(top_k=3) as trace:
@@ -96,7 +96,7 @@ def test_each_layer_leaves_its_summaries_and_gives_its_result() -> None:
         check(trace, number, *weights_of(query, key, CAUSAL))
 
 
-def test_more_weights_than_there_are_keys_are_padded() -> None:
+def test_top_k_above_the_number_of_keys_is_padded() -> None:
     with qkv.record(top_k=9) as trace:
         run(Layer(0), *inputs(length=2))
     assert trace["top_indices", 0].shape == (2, 3, 2, 9)
@@ -112,7 +112,7 @@ def test_steps_with_a_cache_are_one_pass() -> None:
     check(trace, 0, *weights_of(query, key, CAUSAL))
 
 
-def test_a_cache_that_forgets_what_no_window_reaches_keeps_the_places() -> None:
+def test_a_cache_that_drops_keys_outside_the_window_keeps_positions() -> None:
     layer, (query, key, value) = Layer(0), inputs()
     with qkv.record(top_k=3) as trace:
         for place in range(7):
@@ -130,7 +130,7 @@ def test_a_cache_that_forgets_what_no_window_reaches_keeps_the_places() -> None:
     check(trace, 0, *weights_of(query, key, CAUSAL & ~np.tri(7, k=-3, dtype=bool)))
 
 
-def test_a_cache_with_room_to_spare_shows_the_tokens_alone() -> None:
+def test_a_cache_with_spare_capacity_records_only_the_tokens() -> None:
     query, key, value = inputs()
     with qkv.record(top_k=3) as trace:
         run_from(0, Layer(0), query[:, :, :5], key, value)
@@ -138,7 +138,7 @@ def test_a_cache_with_room_to_spare_shows_the_tokens_alone() -> None:
     check(trace, 0, *weights_of(query[:, :, :5], key[:, :, :5], CAUSAL[:5, :5]))
 
 
-def test_what_was_asked_before_the_block_began_saw_nothing() -> None:
+def test_queries_before_the_recording_have_no_weights() -> None:
     query, key, value = inputs()
     with qkv.record(top_k=3) as trace:
         run_from(4, Layer(0), query[:, :, 4:], key, value)
@@ -158,7 +158,7 @@ def test_a_second_pass_starts_the_trace_anew() -> None:
     check(trace, 1, *weights_of(query, key, np.ones((7, 7), bool)))
 
 
-def test_another_number_of_texts_is_no_next_step() -> None:
+def test_a_call_with_another_number_of_texts_starts_a_new_pass() -> None:
     layer = Layer(0)
     with qkv.record(top_k=3) as trace:
         run(layer, *inputs(length=3), mask=object(), start=0, is_causal=True)
@@ -167,7 +167,7 @@ def test_another_number_of_texts_is_no_next_step() -> None:
     check(trace, 0, *weights_of(query, key, CAUSAL & (np.arange(7) >= 3)[:, None]))
 
 
-def test_a_layer_that_is_called_again_in_a_pass_counts_again() -> None:
+def test_repeated_calls_of_a_layer_count_as_separate_layers() -> None:
     layer, mask = Layer(None), object()
     with qkv.record(top_k=3) as trace:
         for seed in range(3):
@@ -177,7 +177,7 @@ def test_a_layer_that_is_called_again_in_a_pass_counts_again() -> None:
     check(trace, 2, *weights_of(query, key, np.ones((7, 7), bool)))
 
 
-def test_attention_that_is_run_twice_in_a_call_of_its_layer_is_one_layer() -> None:
+def test_attention_run_twice_in_one_layer_call_is_one_layer() -> None:
     layer, one, other = Layer(0), inputs(), inputs(seed=1)
     with qkv.record(top_k=3) as trace:
         for values in (one[2], other[2]):
@@ -214,7 +214,7 @@ def tower(layers: int = 2) -> Model:
     return Model({f"layers.{number}.attention": Layer(number) for number in range(layers)})
 
 
-def test_of_several_parts_one_has_to_be_named() -> None:
+def test_one_of_several_parts_must_be_named() -> None:
     whole = Model({"vision": tower(), "text": tower()})
 
     def both(**options: Any) -> Any:
@@ -261,7 +261,7 @@ def test_a_second_attention_in_a_layer_is_named() -> None:
 
 
 @pytest.mark.parametrize("module", ["text", 3])
-def test_a_module_that_is_no_part_of_a_model_is_an_error(module: Any) -> None:
+def test_the_module_argument_must_be_part_of_a_model(module: Any) -> None:
     with pytest.raises(
         TypeError, match=f"record: `module` is a {type(module).__name__}: give a part"
     ):
@@ -269,7 +269,7 @@ def test_a_module_that_is_no_part_of_a_model_is_an_error(module: Any) -> None:
 
 
 @pytest.mark.parametrize("length", [5, 7])
-def test_a_decoder_looks_at_other_tokens_step_by_step(length: int) -> None:
+def test_cross_attention_is_recorded_step_by_step(length: int) -> None:
     encoder, decoder, cross = Layer(), Layer(0), Layer(0)
     words, (query, key, value) = inputs(length=length, seed=1), inputs()
     real = np.arange(length) >= np.array([[0], [2]])
@@ -290,9 +290,7 @@ def test_a_decoder_looks_at_other_tokens_step_by_step(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", [5, 7, 9])
-def test_of_an_encoder_decoder_the_layers_of_the_tokens_are_shown(
-    length: int, tmp_path: Any
-) -> None:
+def test_an_encoder_decoder_view_shows_only_the_encoder_layers(length: int, tmp_path: Any) -> None:
     encoder, decoder, cross = Layer(), Layer(0), Layer(0)
     words, (query, key, value) = inputs(length=length, seed=1), inputs()
     real = np.arange(length) < np.array([[length], [3]])
@@ -333,7 +331,7 @@ def test_a_layer_of_another_number_of_tokens_is_not_shown() -> None:
     ("numbers", "expected"),
     [([4, 7], [4, 7]), ([0, 0], [0, 1]), ([None, 1], [0, 1]), ([1, 0], [1, 0])],
 )
-def test_layers_have_their_own_numbers_or_those_of_the_calls(
+def test_layers_are_numbered_by_their_index_or_by_call_order(
     numbers: list[Any], expected: list[int]
 ) -> None:
     with qkv.record(top_k=1) as trace:
@@ -377,7 +375,7 @@ def test_padding_is_cut_off_on_either_side(side: str, is_causal: bool, biased: b
         check(trace[number], 0, kept, lse[number : number + 1, :, place])
 
 
-def test_tokens_are_given_before_or_set_afterwards() -> None:
+def test_tokens_can_be_passed_or_set_later() -> None:
     with qkv.record(tokens=["[CLS]", "so", "it", "is"]) as trace:
         run(Layer(0), *inputs(texts=1, length=4))
     assert trace.tokens == ["[CLS]", "so", "it", "is"]
@@ -439,25 +437,25 @@ def test_nothing_registered_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
         qkv.record().__enter__()
 
 
-def test_a_block_in_a_block_is_an_error() -> None:
+def test_a_nested_recording_is_an_error() -> None:
     with qkv.record():
         run(Layer(0), *inputs())
         with pytest.raises(RuntimeError, match="another recording is active"):
             qkv.record().__enter__()
 
 
-def test_a_block_in_which_nothing_ran_is_an_error() -> None:
+def test_a_recording_without_attention_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="no attention ran through qkv"), qkv.record():
         pass
 
 
-def test_an_error_in_the_block_is_the_one_that_is_seen() -> None:
+def test_an_error_in_the_block_is_raised_unchanged() -> None:
     with pytest.raises(KeyError, match="mine"), qkv.record():
         raise KeyError("mine")
 
 
 @pytest.mark.parametrize("top_k", [0, -1, 2.0, True, "8"])
-def test_top_k_is_a_whole_number_from_one_up(top_k: Any) -> None:
+def test_top_k_must_be_a_positive_integer(top_k: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="record: top_k is"):
         qkv.record(top_k=top_k).__enter__()
 

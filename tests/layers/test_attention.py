@@ -83,7 +83,7 @@ def test_by_hand() -> None:
     np.testing.assert_allclose(turned, [[2, 3], [4, 2]], rtol=1e-15)
 
 
-def test_heads_are_runs_of_columns_side_by_side() -> None:
+def test_heads_are_contiguous_column_slices_of_the_weights() -> None:
     x = numbers(5, 6)
     w_q, w_k, w_v = (numbers(6, 8, seed=seed) for seed in (1, 2, 3))
     together = self_attention(x, w_q, w_k, w_v, num_heads=2)
@@ -94,7 +94,7 @@ def test_heads_are_runs_of_columns_side_by_side() -> None:
 HALVES = (slice(0, 4), slice(4, 8))
 
 
-def test_function_layer_and_forward_are_one() -> None:
+def test_function_layer_and_forward_give_equal_results() -> None:
     x = numbers(2, 5, 6)
     layer = SelfAttention(6, 3, seed=4, dtype=np.float64)
     weights = [layer.parameters[f"{name}_proj.weight"] for name in ("q", "k", "v", "out")]
@@ -128,7 +128,7 @@ def named(w_q: Array, w_k: Array, w_v: Array, w_o: Array | None = None) -> dict[
     return given if w_o is None else given | {"out_proj.weight": w_o}
 
 
-def test_grouped_heads_are_repeated_heads() -> None:
+def test_grouped_query_heads_equal_repeated_key_value_heads() -> None:
     grouped = layer_of(embed_dim=8, num_heads=4, num_kv_heads=2, bias=True)
     repeated = dict(grouped.parameters)
     for name in ("k_proj", "v_proj"):
@@ -152,7 +152,7 @@ def test_sizes_and_key_heads_are_inferred() -> None:
     assert layer(np.ones((3, 6)), np.ones((4, 9))).shape == (3, 5)
 
 
-def test_without_positions_words_are_a_set() -> None:
+def test_attention_without_positions_is_permutation_equivariant() -> None:
     layer = SelfAttention(16, 4, seed=2, dtype=np.float64)
     x = numbers(7, 16)
     x[5] = x[0]  # two positions have the same word
@@ -167,7 +167,7 @@ def test_without_positions_words_are_a_set() -> None:
     assert np.abs(causal[5] - causal[0]).max() > 0.01
 
 
-def test_the_first_weights_leave_softmax_soft() -> None:
+def test_initial_weights_do_not_saturate_softmax() -> None:
     """With unscaled normal weights, the largest weight of a row would be 0.994 on average."""
     x = numbers(20, 16, 128, dtype=np.float32)
     for heads in (1, 4):
@@ -279,7 +279,7 @@ def test_halves_are_rounded_once() -> None:
     np.testing.assert_allclose(half(x), expected, rtol=2.0**-11 * 1.01, atol=2e-6)
 
 
-def test_shapes_of_what_comes_back() -> None:
+def test_shapes_of_output_weights_and_lse() -> None:
     x = numbers(5, 8)
     one, two = (SelfAttention(8, heads, seed=0, dtype=np.float64) for heads in (1, 2))
     all_of = {"return_weights": True, "return_lse": True}
@@ -314,7 +314,7 @@ def test_leading_dimensions_broadcast() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (0, 3, 4), (2, 0, 4)])
-def test_nothing_in_nothing_out(shape: tuple[int, ...]) -> None:
+def test_empty_input_gives_empty_output(shape: tuple[int, ...]) -> None:
     layer = MultiHeadAttention(4, 2, seed=0)
     assert layer(np.ones(shape, np.float32)).shape == shape
 
@@ -359,7 +359,7 @@ def test_every_option_of_the_formula_reaches_it() -> None:
         assert not np.allclose(out, plain)
 
 
-def test_options_are_those_of_the_formula() -> None:
+def test_layer_options_match_those_of_attention() -> None:
     inputs = {"query", "key", "value", "cu_query_lengths", "cu_key_lengths"}
     assert set(OPTIONS) == set(inspect.signature(attention).parameters) - inputs
     packed = set(inspect.signature(varlen_attention).parameters) - inputs
@@ -408,7 +408,7 @@ class Given:
         return self.array
 
 
-def test_other_arrays_are_taken() -> None:
+def test_arrays_of_other_libraries_are_accepted() -> None:
     x, w = numbers(3, 4), numbers(4, 4, seed=1)
     out = self_attention(Given(x), Given(w), Given(w), Given(w))
     assert type(out) is np.ndarray
@@ -471,7 +471,7 @@ def turned(rows: Array, places: Any, base: float, dims: int, interleaved: bool) 
     ("length", "keys", "q_offset", "start"),
     [(5, 5, None, 0), (5, 5, 3, 3), (2, 5, "end", 3), (2, 5, "start", 0), (3, 5, -1, -1)],
 )
-def test_rotary_turns_queries_and_keys_by_their_places(
+def test_rotary_rotates_queries_and_keys_by_their_positions(
     interleaved: bool, length: int, keys: int, q_offset: Any, start: int
 ) -> None:
     how = {"base": 50.0, "dims": 4, "interleaved": interleaved}
@@ -493,7 +493,7 @@ def test_rotary_turns_queries_and_keys_by_their_places(
         np.testing.assert_allclose(trace["pattern"][0, head], expected, rtol=1e-11)
 
 
-def test_rotary_with_a_place_for_each_row() -> None:
+def test_rotary_with_a_q_offset_for_each_text() -> None:
     layer = layer_of(embed_dim=4, num_heads=2, rotary=Rotary())
     x, context = numbers(3, 2, 4), numbers(3, 6, 4, seed=1)
     offsets = np.array([0, 4, 2])
@@ -506,7 +506,7 @@ def test_rotary_with_a_place_for_each_row() -> None:
     assert shared.shape == (3, 2, 4)
 
 
-def test_rotary_sees_distances_only() -> None:
+def test_rotary_scores_depend_only_on_distances() -> None:
     layer = layer_of(embed_dim=8, num_heads=2, rotary=Rotary())
     word = numbers(8)
     x = np.tile(word, (6, 1))
@@ -521,7 +521,7 @@ def test_rotary_sees_distances_only() -> None:
 # ---- traces --------------------------------------------------------------------------------------
 
 
-def test_a_trace_holds_what_recomputing_gives() -> None:
+def test_traced_arrays_equal_recomputed_arrays() -> None:
     layer = layer_of(embed_dim=8, num_heads=4, num_kv_heads=2, d_value=3, bias=True)
     x = numbers(2, 5, 8)
     trace = layer.trace(x, is_causal=True)
@@ -549,7 +549,7 @@ def test_a_trace_holds_what_recomputing_gives() -> None:
     np.testing.assert_allclose(layer(x, is_causal=True), out, rtol=1e-11, atol=1e-14)
 
 
-def test_recording_changes_nothing_of_what_comes_back() -> None:
+def test_recording_does_not_change_the_results() -> None:
     layer = layer_of(embed_dim=4, num_heads=2)
     x = numbers(2, 5, 4)
     back = {"return_weights": True, "return_lse": True}
@@ -580,7 +580,7 @@ def test_a_trace_with_a_context() -> None:
     }
 
 
-def test_top_k_sums_the_weights_up() -> None:
+def test_top_k_replaces_the_weights_with_summaries() -> None:
     layer = layer_of(embed_dim=8, num_heads=2)
     x = numbers(2, 6, 8)
     full, short = layer.trace(x, is_causal=True), layer.trace(x, is_causal=True, top_k=3)
@@ -615,7 +615,7 @@ CU = np.cumsum([0, *LENGTHS])
         {"is_causal": True, "q_offset": "end"},
     ],
 )
-def test_packed_rows_are_texts_one_by_one(rotary: Any, options: dict[str, Any]) -> None:
+def test_packed_texts_equal_separate_texts(rotary: Any, options: dict[str, Any]) -> None:
     layer = layer_of(embed_dim=8, num_heads=2, num_kv_heads=1, bias=True, rotary=rotary)
     rows = numbers(13, 8)
     out, lse = layer(rows, cu_lengths=CU, return_lse=True, **options)
@@ -643,7 +643,7 @@ def test_packed_rows_are_texts_one_by_one(rotary: Any, options: dict[str, Any]) 
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True, "q_offset": "end", "scale": 0.7}])
 @pytest.mark.parametrize("rotary", [None, {}])
-def test_a_mask_over_packed_rows_is_one_over_padded_texts(rotary: Any, options: Any) -> None:
+def test_packed_texts_use_their_own_attn_masks(rotary: Any, options: Any) -> None:
     layer = layer_of(embed_dim=8, num_heads=2, num_kv_heads=1, bias=True, rotary=rotary)
     rows = numbers(13, 8)
     longest = max(LENGTHS)
@@ -665,7 +665,7 @@ def test_a_mask_over_packed_rows_is_one_over_padded_texts(rotary: Any, options: 
         np.testing.assert_allclose(trace["hook_attn_out"][text, :length], one, rtol=1e-11)
 
 
-def test_packed_rotary_counts_from_each_texts_own_place() -> None:
+def test_packed_rotary_uses_the_q_offset_of_each_text() -> None:
     layer = layer_of(embed_dim=4, rotary={}, num_heads=2)
     rows = numbers(13, 4)
     trace = layer.trace(rows, cu_lengths=CU, q_offset=np.array([0, 7, 2, 0, 0]))
@@ -958,7 +958,7 @@ def test_bad_input(make: Any, error: type[Exception], message: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_options_that_say_nothing_are_taken_everywhere() -> None:
+def test_packed_rows_accept_options_at_their_defaults() -> None:
     layer = layer_of(embed_dim=4)
     rows = numbers(3, 4)
     out = layer(rows, cu_lengths=[0, 3], attn_mask=None, return_weights=False, window=None)
@@ -976,7 +976,7 @@ def test_options_that_say_nothing_are_taken_everywhere() -> None:
         {"sinks": [1.0, 2.0, 3.0]},
     ],
 )
-def test_options_are_checked_before_any_work_in_the_name_of_the_call(
+def test_options_are_checked_before_projections_and_errors_name_the_call(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: Any, **__: Any) -> None:
@@ -990,14 +990,14 @@ def test_options_are_checked_before_any_work_in_the_name_of_the_call(
         SelfAttention(4)(ones(3, 4), **options)
 
 
-def test_the_warning_of_a_mask_of_zeros_and_ones_is_given_once_and_points_here() -> None:
+def test_zero_one_float_mask_warns_once_at_the_callers_line() -> None:
     with pytest.warns(UserWarning, match=r"^SelfAttention: attn_mask .* 0 and 1") as caught:
         SelfAttention(4).trace(ones(3, 4), attn_mask=np.eye(3))
     assert [warning.filename for warning in caught] == [__file__]
 
 
 @pytest.mark.parametrize(("name", "size"), [("q_norm", 8), ("k_norm", 16)])
-def test_a_norm_of_queries_or_keys_takes_one_head_or_all(name: str, size: int) -> None:
+def test_q_norm_and_k_norm_fit_one_head_or_all_heads(name: str, size: int) -> None:
     plain = MultiHeadAttention(16, 4, num_kv_heads=2, seed=0).parameters
     whole = {"q_norm": 16, "k_norm": 8}[name]
     for fine in (4, whole):

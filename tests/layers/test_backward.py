@@ -180,7 +180,7 @@ def test_attention(options: dict[str, Any], packed: bool, kv_heads: int) -> None
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("whole", [False, True])
-def test_attention_with_turned_and_normalised_heads(
+def test_attention_with_rotary_and_query_and_key_norms(
     packed: bool, interleaved: bool, whole: bool
 ) -> None:
     plain = MultiHeadAttention(8, 2, d_query=6, seed=0, d_value=4, dtype=np.float64)
@@ -206,7 +206,7 @@ def test_attention_with_turned_and_normalised_heads(
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_attention_to_another_text(shared: bool) -> None:
+def test_cross_attention(shared: bool) -> None:
     """A context without a batch axis belongs to all rows, and its gradient is a sum over rows."""
     layer = MultiHeadAttention(6, 2, seed=0, dtype=np.float64, out_proj=False)
     x, context = numbers(3, 4, 6), numbers(*(() if shared else (3,)), 5, 6, seed=2)
@@ -324,7 +324,7 @@ def test_head(pool: Any, activation: str | None, width: int | None) -> None:
     check(built, lambda run: run(x, CU), {"x": x, **parameters})
 
 
-def test_what_has_no_backward_pass_is_refused() -> None:
+def test_unsupported_training_calls_are_refused() -> None:
     layer = MultiHeadAttention(4, seed=0)
     x = np.ones((1, 3, 4), np.float32)
     with pytest.raises(TypeError, match="no option cache"):

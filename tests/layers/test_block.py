@@ -106,7 +106,7 @@ def test_each_step(post_norm: bool) -> None:
 
 
 @pytest.mark.parametrize("post_norm", [True, False])
-def test_a_trace_can_be_run_again(post_norm: bool, tmp_path: Any) -> None:
+def test_traced_inputs_reproduce_the_attention_outputs(post_norm: bool, tmp_path: Any) -> None:
     block = block_of(post_norm)
     x = numbers(5, 8)
     options = {"is_causal": True, "window": (2, 0), "scale": np.float32(0.4)}
@@ -124,7 +124,7 @@ CU = np.array([0, 4, 5, 5, 11])
 
 @pytest.mark.parametrize("rms", [True, False])
 @pytest.mark.parametrize("post_norm", [True, False])
-def test_packed_rows_are_texts_one_by_one(post_norm: bool, rms: bool) -> None:
+def test_packed_texts_equal_separate_texts(post_norm: bool, rms: bool) -> None:
     block = block_of(post_norm, rms=rms, rotary={})
     rows = numbers(11, 8)
     out = block(rows, cu_lengths=CU, is_causal=True)
@@ -144,7 +144,7 @@ def test_packed_rows_are_texts_one_by_one(post_norm: bool, rms: bool) -> None:
     np.testing.assert_allclose(again.swapaxes(1, 2), trace["z", 0], rtol=1e-11, atol=1e-14)
 
 
-def test_padded_texts_are_texts_one_by_one() -> None:
+def test_padded_texts_equal_separate_texts() -> None:
     block = block_of(True)
     x = numbers(2, 5, 8)
     x[1, 3] = np.nan
@@ -155,7 +155,7 @@ def test_padded_texts_are_texts_one_by_one() -> None:
     np.testing.assert_allclose(out[1, :3], block(x[1, :3]), rtol=1e-11)
 
 
-def test_only_what_is_wanted_is_kept() -> None:
+def test_recorder_keeps_only_the_wanted_activations() -> None:
     block = block_of(True)
     asked = []
 
@@ -170,7 +170,7 @@ def test_only_what_is_wanted_is_kept() -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_what_each_head_adds(packed: bool) -> None:
+def test_head_results_and_bias_sum_to_the_attention_output(packed: bool) -> None:
     block = block_of(False, num_kv_heads=1, d_query=3, d_value=5)
     x = numbers(11, 8) if packed else numbers(2, 4, 8)
     assert ("result", 0) not in block.trace(x)
@@ -187,7 +187,7 @@ def test_what_each_head_adds(packed: bool) -> None:
     assert not found["attn.hook_result"][~real].any()
 
 
-def test_norms_of_what_is_added_have_names_of_their_own() -> None:
+def test_output_norms_are_traced_under_their_own_names() -> None:
     norms = {name: RMSNorm(8, dtype=np.float64) for name in ("out_norm1", "out_norm2")}
     whole = block_of(False)
     block = Block(whole.attn, whole.norm1, whole.mlp, whole.norm2, post_norm=False, **norms)
@@ -199,7 +199,7 @@ def test_norms_of_what_is_added_have_names_of_their_own() -> None:
         np.testing.assert_allclose(trace[f"{norm}.scale", 0], root, rtol=1e-9)
 
 
-def test_the_only_norms_may_be_those_of_what_is_added() -> None:
+def test_block_may_have_only_output_norms() -> None:
     first, second = RMSNorm(8, dtype=np.float64), RMSNorm(8, eps=0.1, dtype=np.float64)
     whole, x = block_of(False), numbers(2, 4, 8)
     parts = {"post_norm": False, "out_norm1": first, "out_norm2": second}
@@ -216,7 +216,7 @@ def test_the_only_norms_may_be_those_of_what_is_added() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_in_parallel_both_parts_read_what_came_in(shared: bool) -> None:
+def test_parallel_attention_and_mlp_both_read_the_block_input(shared: bool) -> None:
     whole = block_of(False)
     own = None if shared else whole.norm2
     block = Block(whole.attn, whole.norm1, whole.mlp, own, post_norm=False, parallel=True)
@@ -248,7 +248,7 @@ def test_in_parallel_both_parts_read_what_came_in(shared: bool) -> None:
 
 @pytest.mark.parametrize("post_norm", [True, False])
 @pytest.mark.parametrize("rotary", [None, {}])
-def test_a_block_says_what_it_may_leave_in_a_trace(post_norm: bool, rotary: Any) -> None:
+def test_hooks_of_a_block_list_every_recorded_name(post_norm: bool, rotary: Any) -> None:
     block = block_of(post_norm, rotary=rotary)
     record = Recorder(lambda name: True)
     for top_k in (None, 2):
@@ -336,7 +336,7 @@ def test_halves(half: Any, post_norm: bool) -> None:
     np.testing.assert_allclose(out.astype(np.float64), expected, **allowed)
 
 
-def test_halves_that_grow_too_large_are_infinite_without_a_warning() -> None:
+def test_float16_overflow_gives_infinity_without_a_warning() -> None:
     block = block_of(False, dtype=np.float16)
     block.mlp.parameters["down_proj.bias"][0] = 6e4
     out = block(np.full((2, 8), 6e4, np.float16))
@@ -360,7 +360,7 @@ def test_types_promote(x: Any, weights: Any, result: Any) -> None:
     assert block(words, cu_lengths=[0, 1, 3]).dtype == result
 
 
-def test_parameters_are_flat_and_the_layers_own() -> None:
+def test_parameters_are_flat_and_shared_with_the_layers() -> None:
     block = block_of(True)
     assert list(block.parameters) == [
         *(f"attn.{n}_proj.{part}" for n in ("q", "k", "v", "out") for part in ("weight", "bias")),
@@ -440,7 +440,7 @@ def test_bad_input(make: Any, error: type[Exception], message: str) -> None:
 
 
 @pytest.mark.parametrize("cu_lengths", [None, [0, 2, 3]])
-def test_a_call_by_hand_is_checked_once(
+def test_a_block_call_is_checked_once(
     monkeypatch: pytest.MonkeyPatch, cu_lengths: list[int] | None
 ) -> None:
     import qkv.layers.attention.forward as module

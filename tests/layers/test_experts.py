@@ -47,7 +47,7 @@ def one_row(row: Any, given: dict[str, Array], top_k: int, alpha: float, limit: 
 
 @pytest.mark.parametrize("top_k", [1, 2, COUNT])
 @pytest.mark.parametrize(("alpha", "limit"), [(1.702, 7.0), (0.5, 0.3)])
-def test_each_number(top_k: int, alpha: float, limit: float) -> None:
+def test_output_equals_a_row_by_row_reference(top_k: int, alpha: float, limit: float) -> None:
     given = drawn()
     x = numbers(2, 6, DIM, seed=9)
     before = x.copy()
@@ -60,14 +60,14 @@ def test_each_number(top_k: int, alpha: float, limit: float) -> None:
     np.testing.assert_array_equal(x, before)
 
 
-def test_gpt_oss_is_what_is_left_out() -> None:
+def test_default_alpha_and_limit_are_those_of_gpt_oss() -> None:
     x = 20 * numbers(4, DIM, seed=9)
     found = Experts(drawn(), top_k=2)(x)
     np.testing.assert_array_equal(found, Experts(drawn(), top_k=2, alpha=1.702, limit=7.0)(x))
     assert (found != Experts(drawn(), top_k=2, alpha=1.702, limit=8.0)(x)).any()
 
 
-def test_of_equal_experts_the_first_are_chosen() -> None:
+def test_ties_between_experts_select_the_first_ones() -> None:
     given = drawn()
     given["router_proj.weight"][:], given["router_proj.bias"][:] = 0, 0
     x = numbers(5, DIM)
@@ -98,7 +98,7 @@ def test_whole_numbers_take_the_type_of_the_parameters() -> None:
     np.testing.assert_allclose(experts(x), experts(x.astype(np.float64)), 1e-5, 1e-5)
 
 
-def test_what_is_put_in_their_place_counts_at_once() -> None:
+def test_replaced_parameters_take_effect_at_once() -> None:
     experts, x = Experts(drawn(), top_k=2), numbers(4, DIM)
     experts(x)
     for name, array in drawn().items():

@@ -39,7 +39,7 @@ def one_row(row: Any, given: dict[str, Array], top_k: int, normalized: bool) -> 
 
 @pytest.mark.parametrize("top_k", [1, 2, COUNT])
 @pytest.mark.parametrize("normalized", [True, False])
-def test_each_number(top_k: int, normalized: bool) -> None:
+def test_output_equals_a_row_by_row_reference(top_k: int, normalized: bool) -> None:
     given, x = drawn(), numbers(2, 6, DIM, seed=9)
     expected = np.empty_like(x)
     for place in np.ndindex(2, 6):
@@ -60,7 +60,7 @@ def test_types(dtype: Any) -> None:
     np.testing.assert_allclose(found.astype(np.float64), expected, close, close)
 
 
-def test_what_is_put_in_their_place_counts_at_once() -> None:
+def test_replaced_parameters_take_effect_at_once() -> None:
     experts, x = GatedExperts(drawn(), top_k=2), numbers(4, DIM)
     for name, array in drawn().items():
         experts.parameters[name] = array[..., ::-1].copy()
@@ -84,6 +84,6 @@ def test_parameters_that_do_not_fit(change: str) -> None:
         GatedExperts(given, top_k=1)
 
 
-def test_more_chosen_than_there_are() -> None:
+def test_top_k_above_the_number_of_experts_is_refused() -> None:
     with pytest.raises(ValueError, match="top_k is 5 and there are 4 experts"):
         GatedExperts(drawn(), top_k=5)

@@ -23,7 +23,7 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_each_number(activation: str, gated: bool, bias: bool) -> None:
+def test_output_equals_a_row_by_row_reference(activation: str, gated: bool, bias: bool) -> None:
     mlp = MLP(3, 5, activation=activation, gated=gated, bias=bias, seed=1, dtype=np.float64)
     for seed, name in enumerate(n for n in mlp.parameters if n.endswith("bias")):
         mlp.parameters[name][:] = numbers(len(mlp.parameters[name]), seed=seed)
@@ -92,7 +92,7 @@ def test_a_seed_gives_the_same_weights_in_every_type() -> None:
     assert not np.array_equal(names["up_proj.weight"], other)
 
 
-def test_the_first_weights_keep_the_size_of_their_input() -> None:
+def test_initial_weights_keep_the_scale_of_their_input() -> None:
     mlp = MLP(256, 1024, seed=0)
     assert abs(mlp.parameters["up_proj.weight"].std() * 16 - 1) < 0.01
     assert abs(mlp.parameters["down_proj.weight"].std() * 32 - 1) < 0.01

@@ -143,7 +143,7 @@ def test_inputs_are_not_written_to() -> None:
 
 
 @pytest.mark.parametrize("kind", [LayerNorm, RMSNorm])
-def test_infinite_rows_draw_no_warning_and_stay_by_themselves(kind: Any) -> None:
+def test_infinite_rows_draw_no_warning_and_do_not_affect_other_rows(kind: Any) -> None:
     x = np.array([[1.0, 2.0], [np.inf, -np.inf], [1.0, 2.0]])
     out = kind(2, dtype=np.float64)(x)
     assert np.isfinite(out[[0, 2]]).all()
@@ -192,7 +192,7 @@ def test_bad_input(make: Any, error: type[Exception], message: str) -> None:
         make()
 
 
-def test_traces_have_what_is_divided_by() -> None:
+def test_traces_hold_the_scale_and_the_normalized_rows() -> None:
     x = np.array([[1.0, 7.0]])
     trace = LayerNorm(2, eps=0.0).trace(x)
     np.testing.assert_allclose(trace["hook_scale"], [[3.0]])  # the standard deviation

@@ -16,7 +16,7 @@ LENGTHS = {
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_rows_stand_in_their_text_and_go_back(lengths: list[int]) -> None:
+def test_rows_are_padded_by_text_and_unpadded_again(lengths: list[int]) -> None:
     starts = starts_of(lengths)
     rows = np.arange(2.0 * sum(lengths)).reshape(-1, 2) + 1
     wanted = np.zeros((len(lengths), max(lengths), 2))
@@ -31,7 +31,7 @@ def test_rows_stand_in_their_text_and_go_back(lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_padded_rows_can_be_written_into(lengths: list[int]) -> None:
+def test_writing_into_padded_rows_leaves_the_packed_rows_unchanged(lengths: list[int]) -> None:
     rows = np.ones((sum(lengths), 2))
     padded(rows, starts_of(lengths))[:] = 5
     np.testing.assert_array_equal(rows, 1)

@@ -28,7 +28,7 @@ def test_each_type(dtype: type) -> None:
     assert scale(np.ones((2, 3), np.float64)).dtype == np.float64
 
 
-def test_in_a_block_it_is_as_good_as_a_scaled_last_projection() -> None:
+def test_layer_scale_in_a_block_equals_scaled_output_projections() -> None:
     attn = MultiHeadAttention(8, 2, seed=0, dtype=np.float64)
     mlp = MLP(8, 12, seed=1, dtype=np.float64)
     norms = LayerNorm(8, dtype=np.float64), LayerNorm(8, dtype=np.float64)
@@ -62,7 +62,7 @@ def test_in_a_block_it_is_as_good_as_a_scaled_last_projection() -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_what_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="LayerScale: dim is 0"):
         LayerScale(0)
     with pytest.raises(ValueError, match="LayerScale: weight is missing: the parameters are bias"):

@@ -109,7 +109,7 @@ def vectors(model: Transformer, rows: int) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize(("sizes", "design", "attention", "options", "dtype"), TOGETHER)
-def test_it_is_what_the_blocks_give(
+def test_stepping_equals_running_the_blocks(
     monkeypatch: pytest.MonkeyPatch,
     sizes: int,
     design: str,
@@ -130,7 +130,7 @@ def test_it_is_what_the_blocks_give(
                 np.testing.assert_array_equal(found, expected)
 
 
-def test_another_backend_or_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_follow_changes_of_backend_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     model = built(np.float32, ATTENTIONS["rotary"])
     first = vectors(model, 2)
     steps = model._steps
@@ -151,7 +151,7 @@ def test_another_backend_or_number_of_threads(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("ready", [True, False], ids=["frozen", "as it is"])
 @pytest.mark.parametrize("part", ["mlp", "attn", "norm1", "norm2", "q_norm"])
-def test_what_is_put_in_a_layer_counts_at_once(part: str, ready: bool) -> None:
+def test_replaced_parameters_take_effect_at_once(part: str, ready: bool) -> None:
     layer = {**ATTENTIONS["norms of heads"], "options": {"is_causal": True}}
     model, other = built(np.float32, layer), built(np.float32, layer)
     first = vectors(model, 1)
@@ -168,7 +168,7 @@ def test_what_is_put_in_a_layer_counts_at_once(part: str, ready: bool) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_what_goes_the_usual_way() -> None:
+def test_steps_for_returns_none_for_unsupported_cases() -> None:
     model = built(np.float32, ATTENTIONS["rotary"])
     blocks, options = model.layers, model.options
     f32, f64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -189,7 +189,7 @@ def test_what_goes_the_usual_way() -> None:
     assert steps_for(blocks, options, f32) is None
 
 
-def test_weights_are_packed_once_for_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_packed_once_for_prefill_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     packed: list[Any] = []
 
     def pack(*arguments: Any) -> None:

@@ -58,9 +58,7 @@ def test_every_line_is_read_once_whatever_the_block(tmp_path: Path, size: int) -
     assert ends == ["three", "\n", "\u4e16\u754c\n"]
 
 
-def test_a_line_without_an_end_comes_in_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_line_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus_module, "_LONGEST_LINE", 16)
     words = "alpha beta gamma delta epsilon " * 5
     glyphs = "\u4e16\u754c\U0001f600\u00e4a" * 9
@@ -73,7 +71,7 @@ def test_a_line_without_an_end_comes_in_pieces(
 
 
 @pytest.mark.parametrize("longest", [16, 40, 1000])
-def test_a_line_in_pieces_has_the_tokens_of_the_whole_line(
+def test_splitting_a_long_line_does_not_change_its_tokens(
     longest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "the cat  sat on\tthe mat, \u4e16\u754c! " * 9 + "the cat\n"
@@ -86,7 +84,7 @@ def test_a_line_in_pieces_has_the_tokens_of_the_whole_line(
     np.testing.assert_array_equal(found, whole)
 
 
-def test_what_the_library_is_given_at_once_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_tokenized_at_once_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library ignores signals, so it must not get many texts or long paragraphs at once."""
     tokenizer = train_tokenizer(["the cat sat on the mat\n"] * 9, "wordpiece", 300)
     lines = [Line("the cat sat on the mat\n", number == 99) for number in range(100)]
@@ -121,7 +119,7 @@ def test_a_file_that_shrinks_while_it_is_read(how: str, tmp_path: Path) -> None:
         read()
 
 
-def test_a_sample_is_from_all_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_is_spread_over_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus_module, "_STRETCH", 100)
     numbers = [f"{k:09d}\n" for k in range(2000)]
     files = Files(
@@ -171,7 +169,7 @@ def test_running_text(tmp_path: Path) -> None:
     assert pieces == ["abc\nd", "def\0g", "g\n\0"]
 
 
-def test_every_token_but_the_first_is_named_once(tmp_path: Path) -> None:
+def test_every_token_but_the_first_is_a_target_once(tmp_path: Path) -> None:
     text = "".join(f"{k} and so on\n" for k in range(50))
     lines, _ = Files([write(tmp_path / "a", text)]).block(Location())
     pieces = spelled(running(Letters(), 7)(lines))
@@ -186,7 +184,7 @@ def corpus(path: str, **options) -> Corpus:
     return Corpus(Files([path]), running(Letters(), 4), **options)
 
 
-def test_rounds_hold_the_same_in_another_order(tmp_path: Path) -> None:
+def test_epochs_have_the_same_sequences_in_another_order(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "".join(f"{k:03d}\n" for k in range(40)))
     whole = spelled(running(Letters(), 4)(Files([path]).block(Location())[0]))
     source = corpus(path, seed=5)
@@ -196,7 +194,7 @@ def test_rounds_hold_the_same_in_another_order(tmp_path: Path) -> None:
     assert spelled(corpus(path, seed=5).take() for _ in range(1)) == rounds[0][:1]
 
 
-def test_it_goes_on_from_its_state_anywhere(tmp_path: Path) -> None:
+def test_a_corpus_resumes_from_any_saved_state(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "".join(f"{k:03d}\n" for k in range(40)))
     whole = corpus(path, seed=5, block=30)
     expected = spelled(whole.take() for _ in range(100))
@@ -254,7 +252,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
 # Wrong files
 
 
-def test_what_is_not_there_or_not_a_file(tmp_path: Path) -> None:
+def test_missing_files_and_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no file is given"):
         Files([])
     with pytest.raises(FileNotFoundError, match="nowhere"):
@@ -273,14 +271,14 @@ def test_a_pipe_cannot_be_read_twice(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     sys.platform == "win32" or os.geteuid() == 0, reason="this user can read every file"
 )
-def test_what_may_not_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "secret", "one two")
     Path(path).chmod(0)
     with pytest.raises(PermissionError, match="secret"):
         Files([path])
 
 
-def test_empty_and_one_word(tmp_path: Path) -> None:
+def test_texts_without_two_words_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"empty.txt is empty"):
         Files([write(tmp_path / "empty.txt", "")])
     with pytest.raises(ValueError, match="holds only the word 'spam'"):
@@ -293,7 +291,7 @@ def test_empty_and_one_word(tmp_path: Path) -> None:
         Corpus(Files([write(tmp_path / "d", "\n")]), lambda lines: []).take()
 
 
-def test_what_is_not_text(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     files = Files([write(tmp_path / "good", "a\n"), write(tmp_path / "bad", b"one\ntw\xff\n")])
     with pytest.raises(ValueError, match=r"bad is not UTF-8: line 2 holds the byte 0xff, byte 7"):
         list(files.lines())
@@ -302,7 +300,9 @@ def test_what_is_not_text(tmp_path: Path) -> None:
         by_blocks(files, 4)
 
 
-def test_a_line_in_pieces_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_read_in_parts_counts_as_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(corpus_module, "_LONGEST_LINE", 16)
     files = Files([write(tmp_path / "bad", b"one two " * 9 + b"\ntw\xff\n")])
     with pytest.raises(ValueError, match=r"line 2 holds the byte 0xff, byte 76 of the file"):

@@ -52,7 +52,7 @@ def without_time(folder: Path) -> list[dict[str, Any]]:
 # The files of a run
 
 
-def test_a_run_and_what_it_leaves(tmp_path: Path) -> None:
+def test_a_run_writes_a_model_metrics_checkpoints_and_snapshots(tmp_path: Path) -> None:
     net = network()
     begin = net.flat.copy()
     schedule = Schedule(0.01, warmup=0.25)
@@ -79,7 +79,7 @@ def test_a_run_and_what_it_leaves(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_has_a_folder_with_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_folder_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty name is rejected, because as a path it would mean the current folder."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="train: the name of the folder is empty"):
@@ -92,7 +92,7 @@ def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     assert checkpoints_of(tmp_path) == ["step-00000006.safetensors", "step-00000007.safetensors"]
 
 
-def test_a_step_is_the_sum_of_its_objectives_by_their_weights(tmp_path: Path) -> None:
+def test_step_loss_is_the_weighted_sum_of_its_objectives(tmp_path: Path) -> None:
     def mixed(first: float, second: float, begin: float) -> list[dict[str, Any]]:
         folder = tmp_path / f"{first}-{second}-{begin}"
         parts = [Part(Pull("one"), first), Part(Pull("two"), second, begin=begin)]
@@ -108,7 +108,7 @@ def test_a_step_is_the_sum_of_its_objectives_by_their_weights(tmp_path: Path) ->
     assert double[0]["grad_norm"] == pytest.approx(2 * alone[0]["grad_norm"], rel=1e-6)
 
 
-def test_what_is_drawn_is_another_in_each_step_objective_and_seed(tmp_path: Path) -> None:
+def test_random_numbers_differ_by_step_objective_and_seed(tmp_path: Path) -> None:
     drawn = []
 
     class Drawing(Pull):
@@ -129,14 +129,14 @@ def test_spread() -> None:
     assert spread(None)[:5] == [0, 1, 2, 4, 8]
 
 
-def test_the_end_of_a_run_has_a_snapshot_wherever_it_comes(tmp_path: Path) -> None:
+def test_the_last_step_of_a_run_always_has_a_snapshot(tmp_path: Path) -> None:
     done = train(network(), Pull(), folder=tmp_path, steps=5, snapshots=[0, 2, 100])
     names = sorted(path.name for path in (tmp_path / "snapshots").iterdir())
     assert names == [f"step-{step:08d}" for step in (0, 2, done.steps)]
     assert done.steps == 5
 
 
-def test_snapshots_of_steps_that_are_made_again_go(tmp_path: Path) -> None:
+def test_resuming_deletes_snapshots_of_later_steps(tmp_path: Path) -> None:
     class Ends(Pull):
         def batch(self, step: int, rng: np.random.Generator) -> Any:
             raise RuntimeError("the end")
@@ -191,7 +191,7 @@ def words() -> list[Part]:
 
 @pytest.mark.attack
 @pytest.mark.parametrize("step", [1, 3, 4, 9])
-def test_a_killed_run_ends_as_the_unbroken_one_to_the_last_bit(tmp_path: Path, step: int) -> None:
+def test_a_killed_run_resumes_to_bit_identical_results(tmp_path: Path, step: int) -> None:
     settings = {"steps": 10, "checkpoint_steps": 3, "schedule": 0.01, **QUIET}
     whole = network()
     train(whole, words(), folder=tmp_path / "whole", **settings)
@@ -209,7 +209,7 @@ def test_a_killed_run_ends_as_the_unbroken_one_to_the_last_bit(tmp_path: Path, s
         assert (tmp_path / "broken" / name).read_bytes() == expected
 
 
-def test_what_is_over_stays_as_it_is(tmp_path: Path) -> None:
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     done = train(network(), Pull(), folder=tmp_path, steps=4)
     model = (tmp_path / "model.safetensors").read_bytes()
     again = train(network(seed=5), Pull(), folder=tmp_path, steps=4, resume=True)
@@ -218,7 +218,7 @@ def test_what_is_over_stays_as_it_is(tmp_path: Path) -> None:
     assert steps_of(tmp_path) == [1, 2, 3, 4]
 
 
-def test_another_run_is_refused(tmp_path: Path) -> None:
+def test_resuming_with_other_settings_is_refused(tmp_path: Path) -> None:
     def again(net: Any = None, objective: Any = None, **changes: Any) -> None:
         settings = {"steps": 4, "schedule": 0.001, "resume": True, **changes}
         train(net or network(), objective or Pull(), folder=tmp_path, **settings)
@@ -246,7 +246,7 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_what_else_is_refused(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give steps, or minutes"):
         train(network(), Pull(), folder=tmp_path)
     with pytest.raises(ValueError, match="with different names"):
@@ -307,7 +307,7 @@ def test_other_signals_do_as_ctrl_c_does(one: int, tmp_path: Path) -> None:
 
 @pytest.mark.attack
 @pytest.mark.parametrize("when", ["save", "save_model"])
-def test_a_signal_while_the_end_is_saved_waits(
+def test_a_signal_during_the_final_save_waits_until_it_is_done(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = getattr(loop_module.Run, when)
@@ -340,7 +340,7 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
 # Numbers that are not finite
 
 
-def test_a_step_with_nan_is_skipped_and_said(tmp_path: Path) -> None:
+def test_a_step_with_nan_is_skipped_with_a_warning(tmp_path: Path) -> None:
     net = network()
     states = []
 
@@ -404,7 +404,7 @@ def test_a_model_that_is_not_finite_ends_the_run(ruin: float, last: bool, tmp_pa
     assert np.isfinite(model(np.arange(9)[None]).logits).all()
 
 
-def test_numbers_too_large_for_half_precision_are_kept_whole(tmp_path: Path) -> None:
+def test_snapshots_keep_values_too_large_for_half_precision(tmp_path: Path) -> None:
     net = network()
     net.parameters["final_norm.bias"][0] = 1e5
     train(net, Pull(), folder=tmp_path, steps=1, snapshots=[0])
@@ -412,7 +412,7 @@ def test_numbers_too_large_for_half_precision_are_kept_whole(tmp_path: Path) -> 
     assert found.parameters["final_norm.bias"][0] == np.float32(1e5)
 
 
-def test_ten_in_a_row_end_the_run_with_the_last_good_model(tmp_path: Path) -> None:
+def test_ten_skipped_steps_in_a_row_end_the_run(tmp_path: Path) -> None:
     good = network()
     train(good, Pull(), folder=tmp_path / "good", steps=100, checkpoint_steps=4, snapshots=[4])
     net = network()
@@ -436,7 +436,7 @@ def test_ten_in_a_row_end_the_run_with_the_last_good_model(tmp_path: Path) -> No
     )
 
 
-def test_skipped_steps_with_good_ones_between_do_not_end_it(tmp_path: Path) -> None:
+def test_skipped_steps_between_good_steps_do_not_end_the_run(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="was skipped"):
         done = train(network(), Pull(poison=range(0, 40, 2)), folder=tmp_path, steps=40)
     assert (done.steps, done.skipped) == (40, 20)
@@ -496,7 +496,9 @@ def test_a_full_disk_leaves_the_checkpoints(tmp_path: Path, monkeypatch) -> None
     np.testing.assert_array_equal(again.flat, whole.flat)
 
 
-def test_a_full_disk_elsewhere(tmp_path: Path, monkeypatch) -> None:
+def test_a_full_disk_at_metrics_snapshots_and_the_first_checkpoint(
+    tmp_path: Path, monkeypatch
+) -> None:
     for number, (place, name, words) in enumerate(
         (
             (run_folder_module.Metrics, "write", "metrics.jsonl cannot be written"),
@@ -526,7 +528,7 @@ def test_a_model_that_cannot_be_saved_keeps_the_last_checkpoint(
         train(network(), Pull(), folder=tmp_path, steps=4, snapshots=[])
 
 
-def test_a_checkpoint_says_all(tmp_path: Path) -> None:
+def test_a_checkpoint_holds_arrays_settings_and_objectives(tmp_path: Path) -> None:
     train(network(), Pull(), folder=tmp_path, steps=4, settings={"text": {"corpus": ["a"]}})
     found = last_checkpoint(tmp_path)
     assert found is not None

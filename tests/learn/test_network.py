@@ -22,7 +22,7 @@ BATCH = Words(
 PRIOR = np.array([0, 0, 2, 4]), np.array([3, 7, 2, 9]), 1.5
 
 
-def test_all_numbers_are_in_one_array_matrices_first() -> None:
+def test_parameters_are_in_one_array_with_matrices_first() -> None:
     model = fresh_model(GPT2, seed=3)
     net = Network(model)
     assert list(net.parameters) != list(model.parameters)
@@ -44,7 +44,7 @@ def test_writing_into_the_array_changes_what_is_computed() -> None:
     assert (net.transformer(ids, places, cu) != before).any()
 
 
-def test_a_model_is_a_copy_that_saves(tmp_path) -> None:
+def test_a_model_is_an_independent_copy_that_can_be_saved(tmp_path) -> None:
     net = network()
     model = net.model()
     assert net.flat.flags.writeable
@@ -58,7 +58,7 @@ def test_a_model_is_a_copy_that_saves(tmp_path) -> None:
     assert {array.dtype.name for array in half.parameters.values()} == {"float16"}
 
 
-def test_gradients_add_up_and_the_tied_head_goes_to_the_table() -> None:
+def test_gradients_add_up_and_the_tied_head_adds_to_the_embedding() -> None:
     net = network()
     ones = np.ones((23, 8), np.float32)
     net.add({"embed.weight": ones})
@@ -72,7 +72,7 @@ def test_gradients_add_up_and_the_tied_head_goes_to_the_table() -> None:
         net.add({"nobody": ones})
 
 
-def test_what_it_does_not_take() -> None:
+def test_unsupported_models_are_refused() -> None:
     with pytest.raises(TypeError, match="not a single stack of blocks"):
         Network(qkv.load("random"))
     model = fresh_model(GPT2)
@@ -110,7 +110,7 @@ def test_the_gradient_of_a_whole_model_by_finite_differences(config, numbers, mo
 
 
 @pytest.mark.parametrize("config", [GPT2, BERT], ids=["gpt2", "bert"])
-def test_the_loss_is_the_mean_of_what_the_model_itself_says(config) -> None:
+def test_the_loss_is_the_mean_cross_entropy_of_the_models_logits(config) -> None:
     net = network(config, seed=2)
     logits = net.model()(
         [[3, 5, 7, 2], [9, 9, 1, 0]], attention_mask=[[1, 1, 1, 1], [1, 1, 1, 0]]

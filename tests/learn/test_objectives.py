@@ -28,7 +28,7 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def test_masked_by_the_numbers(tokenizer) -> None:
+def test_a_masked_batch_has_the_expected_token_shares(tokenizer) -> None:
     texts = [tokenizer.tokenize(text).ids for text in TEXT]
     objective = Masked(Sequences(texts), tokenizer, share=0.3, tokens_per_step=20_000)
     batch = objective.batch(0, rng())
@@ -55,7 +55,7 @@ def test_masked_by_the_numbers(tokenizer) -> None:
     assert len(set(others.tolist())) > 0.7 * len(tokenizer)
 
 
-def test_the_same_generator_hides_the_same_words(tokenizer) -> None:
+def test_the_same_generator_masks_the_same_words(tokenizer) -> None:
     texts = [tokenizer.tokenize(text).ids for text in TEXT]
     first, second = (
         Masked(Sequences(texts, seed=3), tokenizer, tokens_per_step=100) for _ in range(2)
@@ -86,7 +86,7 @@ def fates(batch, tokenizer) -> list[dict[str, set[str]]]:
     return found
 
 
-def test_words_that_are_alike_share_their_fate() -> None:
+def test_equal_words_and_their_subwords_are_masked_together() -> None:
     """Equal words like "the", and the subwords of a word, share a fate; punctuation does not."""
     texts = ["The cat sat on the mat, the dog, too", "mat, matted, mat"]
     tokenizer = train_tokenizer([*TEXT, ", , the dog , too"] * 3, "wordpiece", 90)
@@ -121,7 +121,7 @@ def test_words_that_are_alike_share_their_fate() -> None:
     assert (np.diff(batch.at) > 0).all()
 
 
-def test_a_longer_word_is_not_its_beginning_and_what_is_alike_is_for_the_caller_to_say(
+def test_words_with_the_same_prefix_differ_unless_alike_equates_them(
     tokenizer,
 ) -> None:
     ids = [tokenizer.tokenize("mat matted mats mat").ids]
@@ -136,7 +136,7 @@ def test_a_longer_word_is_not_its_beginning_and_what_is_alike_is_for_the_caller_
     assert whole._words(ids * 2, lambda word: word[:3]).tolist() == [0] * length + [1] * length
 
 
-def test_causal_names_what_follows() -> None:
+def test_causal_targets_are_the_next_tokens() -> None:
     sequences = [[1, 2, 3, 4], [5], [6, 7]]
     batch = Causal(Sequences(sequences), tokens_per_step=11).batch(0, rng())
     begins, follows = {1: [2, 3, 4], 6: [7]}, 0
@@ -147,14 +147,14 @@ def test_causal_names_what_follows() -> None:
     np.testing.assert_array_equal(batch.at, np.arange(len(batch.ids)))
 
 
-def test_each_sequence_comes_once_in_a_round_and_the_next_round_differs() -> None:
+def test_each_epoch_has_every_sequence_once_in_another_order() -> None:
     source = Sequences([[k] for k in range(50)], seed=1)
     rounds = [[int(source.take()[0]) for _ in range(50)] for _ in range(3)]
     assert all(sorted(one) == list(range(50)) for one in rounds)
     assert rounds[0] != rounds[1] != rounds[2] != list(range(50))
 
 
-def test_a_source_goes_on_from_its_state() -> None:
+def test_sequences_resume_from_their_saved_state() -> None:
     source = Sequences([[k] for k in range(7)], seed=1)
     for _ in range(10):
         source.take()
@@ -174,7 +174,7 @@ def test_weights_by_the_share_of_the_run() -> None:
     assert Part(objective, lambda share: share**2).at(0.5) == 0.25
 
 
-def test_what_is_refused(tokenizer, monkeypatch) -> None:
+def test_invalid_arguments_are_refused(tokenizer, monkeypatch) -> None:
     monkeypatch.setattr(objectives_module, "_MOST_BARREN", 50)
     with pytest.raises(ValueError, match="`sequences` is empty"):
         Sequences([])

@@ -45,7 +45,7 @@ def test_decay_is_for_matrices_alone() -> None:
         np.testing.assert_allclose(array, 0.95 if array.ndim > 1 else 1.0, rtol=1e-6)
 
 
-def test_a_long_gradient_is_scaled_down() -> None:
+def test_a_large_gradient_is_clipped() -> None:
     found = []
     for size, clip in ((1.0, 2.0), (1000.0, 2.0), (0.5, 1.0)):
         net = network()
@@ -59,7 +59,7 @@ def test_a_long_gradient_is_scaled_down() -> None:
     np.testing.assert_allclose(found[2], found[0] / 2, rtol=1e-6)
 
 
-def test_a_gradient_that_is_none_is_refused() -> None:
+def test_a_non_finite_gradient_is_refused() -> None:
     net = network()
     optimizer = AdamW(net)
     before = net.flat.copy()

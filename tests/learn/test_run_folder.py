@@ -125,7 +125,7 @@ SEALED = [
 ]
 
 
-def test_no_mutant_is_taken_and_each_is_named(run: Path) -> None:
+def test_damaged_checkpoints_are_skipped_and_named(run: Path) -> None:
     path, count = run / LAST, 0
     content = path.read_bytes()
     for name, mutant in mutants(content):
@@ -145,7 +145,7 @@ def test_no_mutant_is_taken_and_each_is_named(run: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"), [one[1:] for one in SEALED], ids=[one[0] for one in SEALED]
 )
-def test_no_state_is_taken_that_a_run_cannot_have(
+def test_checkpoints_with_impossible_states_are_skipped(
     change: Callable[..., Any], words: str, run: Path
 ) -> None:
     found = last_checkpoint(run)
@@ -163,7 +163,7 @@ def go_on(run: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["cut", "missing", "unreadable"])
-def test_the_run_goes_on_from_the_one_before(
+def test_the_run_resumes_from_the_previous_checkpoint(
     how: str, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The resumed run gives the same result, and replaces the damaged checkpoint."""
@@ -196,7 +196,7 @@ def test_the_run_goes_on_from_the_one_before(
         np.testing.assert_array_equal(found.arrays[name], array)
 
 
-def test_a_folder_in_its_place(run: Path) -> None:
+def test_a_folder_in_place_of_a_checkpoint_is_an_error(run: Path) -> None:
     (run / LAST).unlink()
     (run / LAST).mkdir()
     with (
@@ -206,7 +206,7 @@ def test_a_folder_in_its_place(run: Path) -> None:
         go_on(run)
 
 
-def test_where_none_is_whole_each_is_named(run: Path) -> None:
+def test_the_error_names_every_checkpoint_if_all_are_damaged(run: Path) -> None:
     for path in (run / "checkpoints").iterdir():
         path.write_bytes(path.read_bytes()[:-1])
     reason = r"are damaged: .*-00000004\.\S+ is damaged: .*; .*-00000002"
@@ -214,7 +214,7 @@ def test_where_none_is_whole_each_is_named(run: Path) -> None:
         go_on(run)
 
 
-def test_one_of_another_network_or_another_objective_is_refused(run: Path) -> None:
+def test_a_checkpoint_of_another_network_or_objective_is_refused(run: Path) -> None:
     found = last_checkpoint(run)
     for arrays, about, words in (
         ({name: array[:5] for name, array in found.arrays.items()}, found.about, "holds 5 numbers"),
@@ -226,7 +226,7 @@ def test_one_of_another_network_or_another_objective_is_refused(run: Path) -> No
             go_on(run)
 
 
-def test_a_model_that_is_not_finite_begins_no_run(tmp_path: Path) -> None:
+def test_a_non_finite_model_cannot_start_a_run(tmp_path: Path) -> None:
     net = network()
     net.flat[3] = np.nan
     with pytest.raises(ValueError, match="gives numbers that are not finite: begin with"):
@@ -251,7 +251,7 @@ def test_metrics_that_are_broken(tmp_path: Path) -> None:
             read_metrics(tmp_path)
 
 
-def test_losses_as_a_run_leaves_them(tmp_path: Path) -> None:
+def test_read_losses_keeps_only_valid_steps_and_losses(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(
         '{"step": 10, "loss": 3.5}\n\n{"step": 20, "loss": 3}\n{"step": 20, "loss": 2.5}\n'

@@ -35,7 +35,7 @@ def test_wordpieces(tmp_path) -> None:
     assert again.vocabulary == tokenizer.vocabulary
 
 
-def test_bytes_give_the_text_back_whatever_it_is() -> None:
+def test_a_byte_tokenizer_decodes_any_text_unchanged() -> None:
     tokenizer = train_tokenizer(LINES, "bytes", 300)
     assert 256 < len(tokenizer) <= 300
     assert tokenizer.vocabulary["<|endoftext|>"] == 0
@@ -72,7 +72,7 @@ def test_letters_beyond_the_limit_are_unknown() -> None:
     assert tokenizer(rare[-1]).tokens[1:-1] == ["[UNK]"]
 
 
-def test_words_up_to_the_limit_give_the_tokens_that_the_library_gives_without_one() -> None:
+def test_words_within_the_limit_give_the_vocabulary_of_the_library() -> None:
     """The limit counts letters for "wordpiece" and bytes for "bytes"."""
     rng = np.random.default_rng(0)
     words = ["".join(rng.choice(list("abcd"), 100)) for _ in range(9)]
@@ -139,7 +139,7 @@ def test_text_without_words_takes_no_longer_than_other_text(kind: Any, text: str
 @pytest.mark.attack
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows ends a process without a signal")
 @pytest.mark.parametrize("doing", ["waits for lines", "trains"])
-def test_whoever_is_killed_leaves_no_process_behind(doing: str) -> None:
+def test_killed_training_leaves_no_child_process(doing: str) -> None:
     more = "time.sleep(600)" if doing == "waits for lines" else "print('all', flush=True)"
     program = (
         "import random, subprocess, time; from qkv.learn import tokenizer\n"
@@ -190,13 +190,15 @@ def test_a_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path
             train_tokenizer(LINES * 3000, "bytes", 300)
 
 
-def test_where_there_is_no_python_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_is_trained_without_a_python_executable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     expected = train_tokenizer(LINES, "bytes", 300).vocabulary
     monkeypatch.setattr(sys, "executable", "")
     assert train_tokenizer(LINES, "bytes", 300).vocabulary == expected
 
 
-def test_lines_that_are_none() -> None:
+def test_invalid_lines_and_sizes_are_refused() -> None:
     with pytest.raises(TypeError, match="`lines` is one string"):
         train_tokenizer("the cat", "bytes", 300)
     with pytest.raises(TypeError, match="line 2 is bytes, not a string"):
@@ -207,6 +209,6 @@ def test_lines_that_are_none() -> None:
         train_tokenizer(LINES, "wordpiece", 0)
 
 
-def test_a_kind_that_there_is_not() -> None:
+def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="choose wordpiece or bytes"):
         train_tokenizer(LINES, "words", 300)

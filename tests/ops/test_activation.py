@@ -35,7 +35,7 @@ def test_activations_by_the_math_module(name: str, dtype: type, bound: float) ->
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_activations_end_at_nothing_and_at_x(name: str) -> None:
+def test_activations_far_from_zero_equal_relu(name: str) -> None:
     x = np.array([-1e4, -60.0, 60.0, 1e4], np.float32)
     np.testing.assert_allclose(activate(x, name), np.maximum(x, 0), rtol=1e-7, atol=1e-24)
 
@@ -47,7 +47,7 @@ def test_activations_of_infinities_and_nan(name: str) -> None:
     assert np.isnan(got[1])
 
 
-def test_an_activation_leaves_its_input_and_keeps_its_shape() -> None:
+def test_an_activation_keeps_the_shape_and_does_not_change_its_input() -> None:
     x = np.asfortranarray(np.arange(-6.0, 6).reshape(3, 4))
     before = x.copy()
     np.testing.assert_array_equal(activate(x, "relu"), np.maximum(before, 0))
@@ -55,7 +55,7 @@ def test_an_activation_leaves_its_input_and_keeps_its_shape() -> None:
     assert activate(np.zeros((0, 3)), "gelu").shape == (0, 3)
 
 
-def test_an_unknown_activation_is_told_those_there_are() -> None:
+def test_an_unknown_activation_error_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"'swish'.*gelu, gelu_tanh, silu, relu"):
         activate(np.zeros(2), "swish")
 
@@ -83,7 +83,7 @@ def test_activations_of_any_size(name: str, size: int) -> None:
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_activations_far_out(name: str, dtype: Any) -> None:
+def test_activations_and_gradients_at_extreme_inputs(name: str, dtype: Any) -> None:
     x = np.array([-np.inf, -1e30, -200, -60, 60, 200, 1e30, np.inf, np.nan], dtype)
     slopes = activation_grad(x, np.full(9, 2, dtype), name)
     np.testing.assert_allclose(slopes[:8], [0] * 4 + [2] * 4, rtol=1e-6, atol=1e-19)

@@ -108,7 +108,7 @@ def asked() -> dict[str, dict[str, Any]]:
 
 @native
 @pytest.mark.parametrize("function", asked())
-def test_the_kernel_refuses_what_does_not_fit(function: str) -> None:
+def test_the_kernel_refuses_invalid_arguments(function: str) -> None:
     right = asked()[function]
     call = getattr(compiled, function)
     call(0, *right.values(), 1) if function != "squares" else call(0, right["x"], 1)
@@ -133,7 +133,7 @@ def test_the_kernel_refuses_what_does_not_fit(function: str) -> None:
 
 @native
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-def test_a_target_that_is_no_column_reads_nothing(body: int) -> None:
+def test_a_target_out_of_range_gives_a_nan_loss(body: int) -> None:
     logits, losses, grad = numbers(3, 5), np.zeros(3, np.float32), np.zeros((3, 5), np.float32)
     compiled.cross_entropy(body, logits, np.array([5, -1, 1 << 60]), None, losses, grad, 1)
     assert np.isnan(losses).all()

@@ -12,7 +12,9 @@ from qkv.ops.kernel import BACKENDS, BODIES, body, compiled
 native = pytest.mark.skipif(compiled is None, reason="the kernel was not built")
 
 
-def test_the_best_comes_first_and_numpy_is_always_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_backend_comes_first_and_numpy_is_always_available(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("QKV_BACKEND", raising=False)
     order = ["native-avx512", "native-avx2", "native-portable", "numpy"]
     assert list(BACKENDS) == [name for name in order if name in BACKENDS]
@@ -26,7 +28,7 @@ def test_each_backend_can_be_picked(backend: str) -> None:
     assert body() == BODIES.get(backend)
 
 
-def test_one_that_is_not_there_is_an_error_of_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_backend_is_an_error_of_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QKV_BACKEND", "native-abacus")
     x = np.ones((2, 2), np.float32)
     for call in (qkv.attention, qkv.summarize_attention):
@@ -117,7 +119,7 @@ ASKED: dict[str, Any] = {
     ],
     ids=lambda wrong: " ".join(wrong),
 )
-def test_the_kernel_refuses_what_does_not_fit(wrong: dict[str, Any]) -> None:
+def test_the_kernel_refuses_invalid_arguments(wrong: dict[str, Any]) -> None:
     compiled.attend(*ASKED.values())
     with pytest.raises(ValueError, match=r"^kernel: "):
         compiled.attend(*(ASKED | wrong).values())
@@ -142,7 +144,7 @@ def test_the_kernel_refuses_other_types(wrong: dict[str, Any]) -> None:
 
 
 @native
-def test_the_kernel_does_not_write_where_it_may_not() -> None:
+def test_the_kernel_does_not_write_into_read_only_arrays() -> None:
     sealed = np.zeros((2, 4, 5, 3), "f4")
     sealed.flags.writeable = False
     with pytest.raises((BufferError, ValueError)):
@@ -175,7 +177,7 @@ def test_the_kernel_refuses_starts_beyond_the_rows(
         compiled.attend_packed(0, *wide, key, out, lse, np.array([0, 5]), np.array([0, 4]), *rest)
 
 
-def test_lse_changes_nothing_but_what_comes_with_it(backend: str) -> None:
+def test_return_lse_does_not_change_the_other_results(backend: str) -> None:
     query, key, value = _arrays(40, 50)
     for options in ({}, {"return_weights": True}, {"key_lengths": 9, "sinks": np.ones(4)}):
         out, *more = qkv.attention(query, key, value, return_lse=True, **options)
@@ -266,7 +268,9 @@ def _odd(array: np.ndarray) -> np.ndarray:
     ],
     ids=["swapped", "fortran", "steps", "back", "backwards", "big-endian", "misaligned", "record"],
 )
-def test_arrays_are_read_where_they_stand(backend: str, dtype: str, change: Any) -> None:
+def test_arrays_of_any_memory_layout_give_the_same_result(
+    backend: str, dtype: str, change: Any
+) -> None:
     arrays = [array.astype(dtype) for array in _arrays(5, 7)]
     others = _seen_from(arrays, change)
     _assert_same(backend, qkv.attention(*others), qkv.attention(*arrays))
@@ -275,7 +279,7 @@ def test_arrays_are_read_where_they_stand(backend: str, dtype: str, change: Any)
     _assert_same(backend, qkv.attention(*others, change(mask), bias=change(mask)), expected)
 
 
-def test_repeated_arrays_are_read_once_and_again(backend: str) -> None:
+def test_broadcast_arrays_give_the_same_result_as_copies(backend: str) -> None:
     query, key, value = _arrays(5, 7)
     wide = [np.broadcast_to(x[:1], x.shape) for x in (query, key, value)]
     _assert_same(
@@ -288,7 +292,7 @@ def test_repeated_arrays_are_read_once_and_again(backend: str) -> None:
 
 
 @pytest.mark.parametrize("heads", [4, 2])
-def test_out_of_any_steps_is_written_where_it_stands(backend: str, heads: int) -> None:
+def test_out_with_any_strides_is_written_in_place(backend: str, heads: int) -> None:
     query, key, value = _arrays(5, 7)
     key, value = key[:, :heads], value[:, :heads]
     expected = qkv.attention(query, key, value)
@@ -304,7 +308,7 @@ def test_out_of_any_steps_is_written_where_it_stands(backend: str, heads: int) -
     assert (whole[..., 35:] == 9).all()
 
 
-def test_out_is_as_it_was_after_an_error(backend: str) -> None:
+def test_out_is_unchanged_after_an_error(backend: str) -> None:
     query, key, value = _arrays(5, 7)
     out = np.full((2, 4, 5, 32), 9, np.float32)
     with pytest.raises(ValueError, match="q_offset"):

@@ -82,7 +82,7 @@ def test_sizes_of_rows(rows: int, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16])
-def test_sizes_of_both_sides_of_the_weights(dtype: Any) -> None:
+def test_weights_of_many_depths_and_widths(dtype: Any) -> None:
     for depth in range(1, 41):
         for width in (*range(1, 41), 63, 64, 65):
             if (depth + width) % 7 and depth != width:
@@ -111,7 +111,7 @@ def test_an_odd_depth_after_nan_in_the_same_memory(dtype: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, bfloat16])
 @pytest.mark.parametrize("rows", [1, 15, 40])
-def test_halves_whose_sums_stay_float32(dtype: Any, rows: int) -> None:
+def test_wide_keeps_sums_of_half_precision_in_float32(dtype: Any, rows: int) -> None:
     """The residual has more digits than half precision can store."""
     x, weight = numbers(rows, 67, dtype=dtype), numbers(67, 50, seed=1, dtype=dtype)
     residual = numbers(rows, 50, seed=2)
@@ -155,7 +155,7 @@ def test_more_than_one_chunk(rows: int, depth: int, width: int, dtype: Any) -> N
 
 
 @pytest.mark.parametrize("dtype", [np.float32, bfloat16, np.float64])
-def test_axes_in_front_and_axes_of_nothing(dtype: Any) -> None:
+def test_leading_axes_and_empty_axes(dtype: Any) -> None:
     weight = numbers(4, 3, seed=1, dtype=dtype)
     for shape in [(4,), (2, 4), (2, 1, 3, 4), (0, 4), (2, 0, 4)]:
         check(numbers(*shape, dtype=dtype), weight, numbers(3, seed=2, dtype=dtype))
@@ -198,7 +198,7 @@ def test_activations_over_their_whole_range(activation: str | None) -> None:
 
 
 @pytest.mark.parametrize("activation", [name for name in FUNCTIONS if name])
-def test_activations_end_at_nothing_and_at_x(activation: str) -> None:
+def test_activations_far_from_zero_equal_relu(activation: str) -> None:
     x = np.array([[-1e4], [-60.0], [60.0], [1e4], [np.inf], [np.nan]], np.float32)
     found = linear(x, np.ones((1, 20), np.float32), activation=activation)
     np.testing.assert_allclose(found[:4], np.maximum(x[:4], 0).repeat(20, 1), rtol=1e-6, atol=1e-24)
@@ -206,7 +206,7 @@ def test_activations_end_at_nothing_and_at_x(activation: str) -> None:
     assert np.isnan(found[5]).all()
 
 
-def test_an_unknown_activation_is_told_those_there_are() -> None:
+def test_an_unknown_activation_error_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"^linear: .*'swish'.*gelu, gelu_tanh, silu, relu"):
         linear(numbers(2, 2), numbers(2, 2), activation="swish")
 
@@ -240,7 +240,7 @@ def test_another_byte_order() -> None:
     check(x.astype(">f4"), weight.astype(">f4"), numbers(5).astype(">f4"))
 
 
-def test_shapes_that_do_not_fit_are_numpys_error() -> None:
+def test_mismatched_shapes_raise_the_error_of_numpy() -> None:
     with pytest.raises(ValueError, match="mismatch"):
         linear(numbers(2, 3), numbers(4, 5))
 
@@ -266,7 +266,7 @@ def from_places(array: Array) -> Iterator[Array]:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16])
-def test_arrays_are_read_where_they_stand(dtype: Any, backend: str) -> None:
+def test_arrays_of_any_memory_layout_give_the_same_result(dtype: Any, backend: str) -> None:
     x, weight = numbers(15, 37, dtype=dtype), numbers(37, 35, seed=1, dtype=dtype)
     bias = numbers(35, seed=2, dtype=dtype)
     gate, residual = numbers(15, 35, seed=3, dtype=dtype), numbers(15, 35, seed=4, dtype=dtype)
@@ -296,7 +296,7 @@ def test_arrays_are_read_where_they_stand(dtype: Any, backend: str) -> None:
 @native
 @pytest.mark.parametrize("dtype", ["f4", "f2", "u2"])
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-def test_nothing_is_read_or_written_beside_the_arrays(dtype: str, body: int) -> None:
+def test_the_kernel_reads_and_writes_nothing_outside_the_arrays(dtype: str, body: int) -> None:
     nan = {"f4": np.nan, "f2": np.nan, "u2": 0x7FC0}[dtype]
     one = {"f4": 1, "f2": 1, "u2": 0x3F80}[dtype]
     for rows, depth, width in [(1, 5, 3), (15, 9, 17), (3, 385, 33)]:
@@ -350,7 +350,7 @@ def test_a_row_does_not_depend_on_the_others(dtype: Any, backend: str) -> None:
 # Weights that are kept
 
 
-def test_what_is_written_into_a_weight_counts() -> None:
+def test_writing_into_a_weight_takes_effect() -> None:
     x, weight = numbers(3, 4), numbers(4, 5, seed=1)
     check(x, weight)
     weight[2, 3] = 100
@@ -359,7 +359,7 @@ def test_what_is_written_into_a_weight_counts() -> None:
     check(x, weight)
 
 
-def test_what_is_written_through_another_view_counts() -> None:
+def test_writing_through_another_view_takes_effect() -> None:
     x, stored = numbers(3, 4), numbers(5, 4, seed=1)
     weight = sealed(stored.T)
     check(x, weight)
@@ -367,7 +367,7 @@ def test_what_is_written_through_another_view_counts() -> None:
     check(x, weight)
 
 
-def test_a_weight_that_was_thawed_and_changed_counts() -> None:
+def test_changes_of_an_unfrozen_weight_take_effect() -> None:
     x, weight = numbers(3, 4), sealed(numbers(4, 5, seed=1))
     check(x, weight)
     weight.setflags(write=True)
@@ -408,7 +408,7 @@ def test_a_frozen_weight_is_packed_once(monkeypatch: pytest.MonkeyPatch, backend
 
 
 @native
-def test_what_is_kept_goes_with_its_weight() -> None:
+def test_a_packed_copy_is_freed_with_its_weight() -> None:
     gc.collect()
     before = len(module._kept)
     weights = [sealed(numbers(4, 5, seed=seed)) for seed in range(20)]
@@ -421,7 +421,7 @@ def test_what_is_kept_goes_with_its_weight() -> None:
 
 
 @native
-def test_a_small_weight_does_not_hold_the_room_of_those_that_are_gone(
+def test_a_small_weight_does_not_keep_the_memory_of_deleted_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_SHELF", 1 << 20)
@@ -451,7 +451,7 @@ def _shelves() -> set[int]:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, bfloat16], ids=["float32", "bfloat16"])
-def test_kept_weights_share_room_but_no_number(dtype: Any) -> None:
+def test_packed_weights_share_memory_without_overlap(dtype: Any) -> None:
     rng = np.random.default_rng(0)
     shapes = [(rng.integers(1, 70), rng.integers(1, 70)) for _ in range(60)]
     shapes += [(700, 1600), (1, 1), (1500, 800), (33, 5), (900, 1100), (901, 1100)]
@@ -465,7 +465,7 @@ def test_kept_weights_share_room_but_no_number(dtype: Any) -> None:
             np.testing.assert_array_equal(linear(x, weight), expected.astype(dtype))
 
 
-def test_halves_times_float32_follow_what_is_written() -> None:
+def test_writing_into_a_float16_weight_takes_effect_for_float32_input() -> None:
     x, weight = numbers(3, 4), numbers(4, 5, seed=1, dtype=np.float16)
     check(x, weight)
     weight[0] = 9
@@ -500,7 +500,7 @@ def test_halves_times_float32_follow_what_is_written() -> None:
     ],
     ids=lambda wrong: " ".join(wrong),
 )
-def test_the_kernel_refuses_what_does_not_fit(wrong: dict[str, Any]) -> None:
+def test_the_kernel_refuses_invalid_arguments(wrong: dict[str, Any]) -> None:
     weight = np.ones((4, 5), "f4")
     packed = np.zeros(compiled.packed_size(0, 4, 5, weight), "f4")
     compiled.pack(0, weight, packed, 1)
@@ -522,7 +522,7 @@ def test_the_kernel_refuses_what_does_not_fit(wrong: dict[str, Any]) -> None:
 
 
 @native
-def test_weights_are_packed_into_room_of_their_size_only() -> None:
+def test_packing_refuses_memory_of_the_wrong_size_or_type() -> None:
     weight = np.ones((4, 5), "f4")
     size = compiled.packed_size(0, 4, 5, weight)
     for memory in (np.zeros(size - 1, "f4"), np.zeros(2 * size, "f4"), np.zeros(size, "f8"), None):
@@ -598,7 +598,7 @@ def test_linear_gradients_of_any_size(rows: int, depth: int, width: int, transpo
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_linear_gradients_read_arrays_where_they_stand(transposed: bool) -> None:
+def test_linear_gradients_of_arrays_of_any_memory_layout(transposed: bool) -> None:
     x, weight, grad = numbers(2, 30, 9), numbers(9, 12, seed=1), numbers(2, 30, 12, seed=2)
     if transposed:
         weight = np.ascontiguousarray(weight.T).T

@@ -25,7 +25,7 @@ def test_every_case_runs_once(threads: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_the_error_of_a_case_comes_out(threads: int) -> None:
+def test_the_error_of_a_case_is_raised_to_the_caller(threads: int) -> None:
     def task(i: int) -> None:
         if i == 7:
             raise ZeroDivisionError(i)
@@ -36,7 +36,7 @@ def test_the_error_of_a_case_comes_out(threads: int) -> None:
     run_all(task, [(1,), (2,)])  # the next call works again
 
 
-def test_after_an_error_nothing_runs_and_nothing_begins() -> None:
+def test_no_case_runs_or_starts_after_an_error() -> None:
     began: list[int] = []
     ended: list[int] = []
     begun = threading.Event()
@@ -84,7 +84,9 @@ def test_a_long_case_ends_where_another_one_fails() -> None:
     go_on()  # outside of a case, `go_on` does nothing
 
 
-def test_numpys_products_do_not_depend_on_what_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_products_do_not_depend_on_the_blas_thread_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # For these shapes, NumPy's BLAS gives different bits on one thread and on two threads.
     threadpoolctl = pytest.importorskip("threadpoolctl")
     monkeypatch.setenv("QKV_BACKEND", "numpy")
@@ -139,7 +141,7 @@ def test_calls_after_the_main_thread_has_ended(name: str) -> None:
     assert _run(ENDED, QKV_BACKEND=name) == "thread True\natexit True\ndel True\n"
 
 
-def test_where_no_thread_can_be_had_the_caller_computes_alone(
+def test_the_caller_computes_alone_when_no_thread_can_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(thread: threading.Thread) -> None:
@@ -154,7 +156,7 @@ def test_where_no_thread_can_be_had_the_caller_computes_alone(
 
 
 @pytest.mark.parametrize("wanted", ["0", "1025", "9" * 5000, "1.5", "-1"])
-def test_a_number_of_threads_that_cannot_be_in_the_environment(
+def test_an_invalid_qkv_num_threads_is_refused(
     monkeypatch: pytest.MonkeyPatch, wanted: str
 ) -> None:
     monkeypatch.setenv("QKV_NUM_THREADS", wanted)
@@ -227,7 +229,7 @@ def _run(program: str, **variables: str) -> str:
 
 @native
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-def test_a_fork_beside_running_calls_makes_a_pool_of_its_own() -> None:
+def test_a_process_forked_during_calls_computes_correctly() -> None:
     assert _run(FORK, QKV_BACKEND=BACKENDS[0]) == "done\n"
 
 
@@ -255,12 +257,12 @@ while time.monotonic() < end:
 
 @native
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
-def test_threads_stay_on_the_cores_of_whoever_calls() -> None:
+def test_threads_follow_the_cpu_affinity_of_the_caller() -> None:
     assert _run(AFFINITY, OPENBLAS_NUM_THREADS="1", QKV_BACKEND=BACKENDS[0]) == "followed\n"
 
 
 @native
-def test_no_thread_is_made_where_one_is_enough() -> None:
+def test_a_single_threaded_call_starts_no_thread() -> None:
     program = (
         "import os, sys; sys.path.insert(0, sys.argv[1]); import numpy as np, qkv;"
         "x = np.ones((4, 4, 200, 32), np.float32);"

@@ -37,7 +37,7 @@ def fetched(name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_trained_model_gives_what_transformers_gives(name: str) -> None:
+def test_a_trained_model_agrees_with_transformers(name: str) -> None:
     agree(fetched(name), MODELS[name])
 
 

@@ -98,7 +98,7 @@ def words(tokens: int, chunk: int, size: int = 4, heads: int = 1) -> Any:
         ({"key_lengths": 0}, 0),
     ],
 )
-def test_hidden_blocks_make_no_task(options: dict[str, Any], blocks: int) -> None:
+def test_fully_masked_blocks_make_no_task(options: dict[str, Any], blocks: int) -> None:
     x = words(100, 10)
     out = scale.attention(x, x, x, **options)
     tasks = layer(out, "attention-parts-")
@@ -112,7 +112,7 @@ def test_hidden_blocks_make_no_task(options: dict[str, Any], blocks: int) -> Non
     assert np.abs(out.compute() - expected).max() < 1e-5
 
 
-def test_chunks_that_nobody_sees_are_not_even_made() -> None:
+def test_key_chunks_that_no_query_attends_to_are_not_computed() -> None:
     def fails_late(block: Array, block_info: Any = None) -> Array:
         assert block_info[0]["chunk-location"][1] < 4, "a hidden chunk was asked for"
         return block
@@ -142,7 +142,7 @@ def test_nothing_is_computed_at_the_call() -> None:
             lazy.compute()
 
 
-def test_results_go_on_into_other_calculations() -> None:
+def test_results_can_be_used_in_further_dask_computations() -> None:
     query, key, value = qkv_arrays(heads=2, L=40, S=30, d=4, dv=4, dtype=F64)
     rng = np.random.default_rng(0)
     lazy = [cut(rng, x) for x in (query, key, value)]
@@ -154,7 +154,7 @@ def test_results_go_on_into_other_calculations() -> None:
     assert scale.attention(*lazy).name != scale.attention(*lazy, key_lengths=3).name
 
 
-def test_results_are_cut_as_the_arrays_are() -> None:
+def test_results_are_chunked_like_the_arrays() -> None:
     query, key, value = qkv_arrays(lead=(4,), heads=6, kv_heads=2, L=9, S=11, d=4, dv=3)
     found = scale.attention(
         da.from_array(query, chunks=((1, 3), (2, 3, 1), (2, 7), 4)),
@@ -173,7 +173,7 @@ def test_results_are_cut_as_the_arrays_are() -> None:
         np.testing.assert_allclose(ours, truth, atol=1e-6)
 
 
-def test_what_is_in_memory_is_taken_as_it_is() -> None:
+def test_numpy_arrays_are_accepted_beside_dask_arrays() -> None:
     query, key, value = qkv_arrays(L=8, S=8)
     found = scale.attention(query, da.from_array(key, chunks=3), value, is_causal=True)
     assert isinstance(found, da.Array)
@@ -182,7 +182,7 @@ def test_what_is_in_memory_is_taken_as_it_is() -> None:
 
 @pytest.mark.parametrize("scores", ["lowest", "large"])
 @pytest.mark.parametrize("dtype", [F32, F64])
-def test_scores_beside_which_all_digits_are_lost(scores: str, dtype: Any) -> None:
+def test_extreme_scores_agree_with_the_exact_result(scores: str, dtype: Any) -> None:
     query, key, value = (x.astype(dtype) for x in qkv_arrays(L=6, S=20, dtype=F64))
     mask = np.zeros((6, 20), dtype)
     if scores == "lowest":

@@ -89,7 +89,9 @@ def test_a_source_that_changes_after_it_was_counted(
 
 
 @pytest.mark.parametrize("what", ["source", "model", "column"])
-def test_another_source_or_model_is_named(what: str, files: list[str], tmp_path: Path) -> None:
+def test_resuming_with_a_changed_source_model_or_column_is_refused(
+    what: str, files: list[str], tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     encode("random", files, out)
     before = held(out)
@@ -159,7 +161,7 @@ def test_other_file_systems(tmp_path: Path) -> None:
     assert [name[:11] for name in sorted(names)] == ["_manifest.j", "part-000000"]
 
 
-def test_texts_that_are_cut_are_counted_once_a_run(tmp_path: Path) -> None:
+def test_truncated_texts_are_counted_in_one_warning(tmp_path: Path) -> None:
     long = "the cat sat on the mat " * 100  # 600 tokens, which are cut to 512
     texts = [long if row % 300 == 0 else "the cat sat" for row in range(1200)]
     (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts))
@@ -172,14 +174,16 @@ def test_texts_that_are_cut_are_counted_once_a_run(tmp_path: Path) -> None:
     assert noted[0].filename == __file__
 
 
-def test_a_file_that_zstandard_packed(tmp_path: Path) -> None:
+def test_a_zstandard_compressed_file_is_read(tmp_path: Path) -> None:
     import zstandard
 
     (tmp_path / "a.txt.zst").write_bytes(zstandard.compress(b"the cat\non the mat\n"))
     assert encode("random", tmp_path / "a.txt.zst", tmp_path / "out").rows == 2
 
 
-def test_zst_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_zst_file_without_zstandard_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     (tmp_path / "a.txt.zst").write_bytes(b"")
     with pytest.raises(ImportError, match=r"needs zstandard, .*: pip install '.\[scale\]'"):

@@ -64,7 +64,7 @@ def test_a_bad_row_is_named_or_skipped(files: list[str], address: str, tmp_path:
     assert "640 rows, skipped 1, " in errors
 
 
-def test_a_folder_of_other_vectors_is_begun_anew_if_told(
+def test_no_resume_replaces_the_vectors_of_changed_sources(
     files: list[str], address: str, tmp_path: Path
 ) -> None:
     arguments = [*files, "-o", str(tmp_path / "out"), "--cluster", address]
@@ -80,7 +80,7 @@ def test_a_folder_of_other_vectors_is_begun_anew_if_told(
 
 
 @pytest.mark.parametrize("option", [["--column", "x"], ["--on-error", "skip"], ["--no-resume"]])
-def test_what_is_for_many_files_needs_a_cluster(
+def test_options_for_many_files_need_a_cluster(
     option: list[str], files: list[str], tmp_path: Path
 ) -> None:
     code, _, errors = run(*files, "-o", str(tmp_path / "a.npy"), *option)
@@ -89,7 +89,9 @@ def test_what_is_for_many_files_needs_a_cluster(
 
 
 @pytest.mark.parametrize("where", ["local:", "local:0", "local:x", "local:-1"])
-def test_a_number_of_workers_that_is_none(where: str, files: list[str], tmp_path: Path) -> None:
+def test_an_invalid_number_of_workers_is_refused(
+    where: str, files: list[str], tmp_path: Path
+) -> None:
     code, _, errors = run(*files, "-o", str(tmp_path / "out"), "--cluster", where)
     assert code == 2
     assert f"the cluster is {where}: write local:N with N from 1 to 1024" in errors

@@ -125,7 +125,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGINT"])
-def test_a_client_that_is_ended(name: str, source: Path, tmp_path: Path) -> None:
+def test_encoding_resumes_after_a_signal_ends_the_client(
+    name: str, source: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-c", PROGRAM]
     arguments = ["encode", str(source), "-o", str(out), "--cluster", "local:2"]

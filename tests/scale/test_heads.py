@@ -74,7 +74,7 @@ def test_every_kind_of_file_on_two_workers(
     agree(scale.head_scores(None, str(corpus / "*"), client=client), wanted)
 
 
-def test_the_current_client_counts(
+def test_head_scores_use_the_current_client(
     corpus: Path, wanted: dict[str, np.ndarray], client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # counting in this process would fail, but the workers are not patched
@@ -85,7 +85,7 @@ def test_the_current_client_counts(
 
 
 @pytest.mark.parametrize("rows", [3, 7, 50])
-def test_however_it_is_cut(
+def test_scores_do_not_depend_on_the_split_into_files(
     rows: int, texts: list[str], wanted: dict[str, np.ndarray], client: Any, tmp_path: Path
 ) -> None:
     """Each small file is one part; 40, 18 or 3 parts are joined in pairs."""
@@ -114,7 +114,7 @@ def test_long_sources_are_cut_into_many_parts(
     assert sizes == [7] * 17 + [1]
 
 
-def test_texts_that_are_cut_are_counted_once(
+def test_truncated_texts_are_counted_in_one_warning(
     tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qkv.scale.counting.MARK_ROWS", 1)
@@ -128,7 +128,9 @@ def test_texts_that_are_cut_are_counted_once(
         assert len(noted) == 1
 
 
-def test_only_what_is_asked_for_and_nan_where_no_query_counts(tmp_path: Path, client: Any) -> None:
+def test_only_requested_scores_are_returned_with_nan_without_queries(
+    tmp_path: Path, client: Any
+) -> None:
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "one.txt").write_text("the cat sat")
     model = qkv.load()
@@ -156,7 +158,7 @@ def test_a_csv_whose_rows_are_not_lines(
         agree(scale.head_scores(None, tmp_path / "x.csv", client=used, column="body"), wanted)
 
 
-def test_a_bad_row_ends_it_before_anything_is_counted(
+def test_a_bad_row_is_an_error_before_any_score_is_computed(
     tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "x.jsonl"
@@ -177,7 +179,7 @@ def test_a_bad_row_has_its_number_in_the_file(
         scale.head_scores(None, path)
 
 
-def test_what_is_asked_wrongly_is_refused_before_a_file_is_read(tmp_path: Path) -> None:
+def test_an_unknown_score_is_refused_before_a_file_is_read(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`of` has 'inducton': choose among previous, next"):
         scale.head_scores(None, tmp_path / "none.txt", "inducton")
     with pytest.raises(FileNotFoundError, match=r"scale\.head_scores: there is no file"):

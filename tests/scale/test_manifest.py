@@ -34,7 +34,7 @@ def read(folder: Path, data: bytes) -> dict[str, Any] | None:
     return Folder(str(folder)).manifest("scale.encode")
 
 
-def test_a_whole_manifest_is_read_as_it_is(tmp_path: Path) -> None:
+def test_a_complete_manifest_is_read_unchanged(tmp_path: Path) -> None:
     assert read(tmp_path, json.dumps(WHOLE).encode()) == WHOLE
     assert Folder(str(tmp_path / "none")).manifest("scale.encode") is None
 
@@ -44,7 +44,7 @@ def test_a_whole_manifest_is_read_as_it_is(tmp_path: Path) -> None:
     [b"", b"{", b"\xff\xfe{}", b"null x", b"[" * 100_000, b'{"qkv":' * 100_000, b"9" * 10_000],
     ids=["empty", "open", "not UTF-8", "more", "lists", "objects", "digits"],
 )
-def test_what_is_no_json(data: bytes, tmp_path: Path) -> None:
+def test_a_manifest_that_is_not_json_is_refused(data: bytes, tmp_path: Path) -> None:
     said = rf"^scale.encode: \S+{MANIFEST} cannot be read \(it is not JSON: .*\): {WAY}"
     with pytest.raises(ValueError, match=said):
         read(tmp_path, data)
@@ -77,7 +77,7 @@ VALUES = [put, None, True, -1, 1.5, 10**30, 1e999, [[]], {"x": 1}, [1]]
 
 
 @pytest.mark.parametrize("names", PLACES, ids=lambda names: ".".join(map(str, names)))
-def test_what_is_missing_or_of_another_kind(names: tuple, tmp_path: Path) -> None:
+def test_missing_values_and_wrong_types_are_refused(names: tuple, tmp_path: Path) -> None:
     text = names[-1] in ("name", "checksum", "column", "path")
     for value in [*VALUES, [] if text else "text"]:
         data = copy.deepcopy(WHOLE)
@@ -99,14 +99,16 @@ def test_what_is_missing_or_of_another_kind(names: tuple, tmp_path: Path) -> Non
         (("sizes", "block"), 0, "block is 0 and must be a whole number, 1 to 2147483647"),
     ],
 )
-def test_the_error_says_where(names: tuple, value: Any, said: str, tmp_path: Path) -> None:
+def test_the_error_names_the_invalid_value(
+    names: tuple, value: Any, said: str, tmp_path: Path
+) -> None:
     data = copy.deepcopy(WHOLE)
     put(*names)(data, value)
     with pytest.raises(ValueError, match=rf"cannot be read \({said}\): {WAY}"):
         read(tmp_path, json.dumps(data).encode())
 
 
-def test_a_folder_in_its_place(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).mkdir()
     said = (
         rf"^scale.encode: .*{MANIFEST} cannot be read \(.*\): "
@@ -117,7 +119,7 @@ def test_a_folder_in_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff \xff", b"run", b"run x", b"run 1e999", b"run nan"])
-def test_a_damaged_lock_elsewhere_is_taken_over(data: bytes) -> None:
+def test_a_damaged_lock_on_another_file_system_is_taken_over(data: bytes) -> None:
     from qkv.scale.manifest import LOCK, writing
 
     folder = Folder("memory://damaged-lock")

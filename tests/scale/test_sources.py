@@ -30,7 +30,7 @@ def read(path: Path, block: int, rows: int = 3, size: int = 1000) -> list[str | 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 64])
 @pytest.mark.parametrize("pack", [None, gzip.compress, bz2.compress])
-def test_lines_are_those_of_the_whole_file(
+def test_lines_of_blocks_equal_lines_of_the_whole_file(
     block: int, pack: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = random.Random(block)
@@ -86,7 +86,7 @@ def test_row_groups(tmp_path: Path) -> None:
         described(source, "t")
 
 
-def test_what_is_no_source_is_named(tmp_path: Path) -> None:
+def test_invalid_sources_are_named(tmp_path: Path) -> None:
     (tmp_path / "x.md").write_text("a")
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     with pytest.raises(FileNotFoundError, match=r"t: there is no file .*\*.txt"):

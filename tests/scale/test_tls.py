@@ -66,7 +66,7 @@ def _page() -> str:
     return PAGE.read_text(encoding="utf-8")
 
 
-def test_who_has_the_files_computes(cluster: tuple[Any, Any]) -> None:
+def test_a_client_with_the_certificate_files_can_compute(cluster: tuple[Any, Any]) -> None:
     from distributed import Client
 
     made, security = cluster
@@ -78,7 +78,7 @@ def test_who_has_the_files_computes(cluster: tuple[Any, Any]) -> None:
     assert all(address.startswith("tls://") for address in workers)
 
 
-def test_the_configuration_file_of_the_page_lets_a_client_in(
+def test_the_documented_configuration_lets_a_client_connect(
     cluster: tuple[Any, Any], folders: tuple[Path, Path]
 ) -> None:
     import dask
@@ -117,7 +117,7 @@ def test_a_stranger_is_not_let_in(
             _answer(secure)
 
 
-def test_who_has_a_certificate_is_answered(
+def test_a_client_with_a_certificate_gets_an_answer(
     cluster: tuple[Any, Any], folders: tuple[Path, Path]
 ) -> None:
     """A client with a certificate gets an answer, as a stranger would if it were let in."""

@@ -17,7 +17,7 @@ def test_odd_texts(text: str, gaps: list[tuple[int, int]]) -> None:
     assert found.text == "".join([*pieces, text[last:]])
 
 
-def test_every_place_is_found_again() -> None:
+def test_spans_map_back_to_the_original_text() -> None:
     found = masked("ab ___ cd ?. ef", "[MASK]")
     assert found.text == "ab [MASK] cd [MASK]. ef"
     assert found.original_spans((i, i + 1) for i in (0, 2, 9, 19, 22)) == [

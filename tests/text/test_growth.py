@@ -45,7 +45,9 @@ def table(*entries: str) -> dict[str, Any]:
         ([{"pattern": {"String": "a"}, "content": "a" * 5}], 20),  # an old file, without a type
     ],
 )
-def test_what_a_character_may_become(rules: list[Any], factor: float) -> None:
+def test_growth_is_the_largest_expansion_factor_of_the_rules(
+    rules: list[Any], factor: float
+) -> None:
     assert growth(sequence(*rules)) == factor
 
 
@@ -56,7 +58,7 @@ RULES = [
 
 
 @given(st.lists(st.sampled_from(RULES), max_size=3), st.text("abé \u0130\ufdfa", max_size=12))
-def test_no_text_grows_more_than_that(chosen: list[Any], text: str) -> None:
+def test_no_text_grows_beyond_the_limit(chosen: list[Any], text: str) -> None:
     """The limit holds for the library's results; rules may insert text even into an empty text."""
     steps = [normalizers.Replace(*one) for one in chosen]
     inner = Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
@@ -106,12 +108,12 @@ FIRST = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
-def test_what_is_refused(values: dict[str, Any], words: str) -> None:
+def test_tokenizers_with_excessive_growth_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words.replace("1e+06", r"1e\+06")):
         growth(values)
 
 
-def test_what_is_taken() -> None:
+def test_tokenizers_with_moderate_growth_are_accepted() -> None:
     growth({"normalizer": None, "post_processor": None, "model": None, "added_tokens": []})
     growth({**around([FIRST, TEXT, FIRST]), "model": {"max_input_chars_per_word": 100}})
     growth({"model": {"merges": [["a" * 5000, "b"]]}})

@@ -43,7 +43,7 @@ def found(text: str, size: int = 1, most: int = 100) -> list[str]:
 
 
 @given(st.lists(st.sampled_from(PARTS), max_size=20).map("".join), st.integers(1, 7))
-def test_they_end_where_a_text_file_has_them_end(text: str, size: int) -> None:
+def test_lines_end_where_text_mode_ends_them(text: str, size: int) -> None:
     assume(text != "\ufeff")  # a lone byte order mark may be one line or none
     expected = list(io.TextIOWrapper(io.BytesIO(text.encode()), "utf-8-sig", newline=None))
     assert found(text, size) == [line.removesuffix("\n") for line in expected]
@@ -54,9 +54,7 @@ def test_they_end_where_a_text_file_has_them_end(text: str, size: int) -> None:
     st.integers(1, 7),
     st.integers(1, 12),
 )
-def test_of_a_long_line_as_much_is_kept_as_shows_that_it_is_long(
-    text: str, size: int, most: int
-) -> None:
+def test_a_long_line_is_cut_one_character_past_the_limit(text: str, size: int, most: int) -> None:
     (line,) = found(text + "\n", size, most)
     bare = text.strip()
     if len(text) <= most:
@@ -81,7 +79,9 @@ def test_of_a_long_line_as_much_is_kept_as_shows_that_it_is_long(
         ("ab".encode("utf-16"), "it is not UTF-8: byte 1 of line 1 is 0xff"),
     ],
 )
-def test_what_is_no_text_is_named_by_its_place(content: bytes, words: str, size: int) -> None:
+def test_bytes_that_are_not_text_are_reported_with_line_and_byte(
+    content: bytes, words: str, size: int
+) -> None:
     """The error also names bytes after the kept part of a long line."""
     if content.startswith(b"\xff") and size == 100:
         words = "it is not text: byte 4 of line 1 is NUL"
@@ -89,7 +89,7 @@ def test_what_is_no_text_is_named_by_its_place(content: bytes, words: str, size:
         list(read_lines(Slow(content, size), "it", 10))
 
 
-def test_a_line_is_given_as_soon_as_it_is_there() -> None:
+def test_a_line_is_returned_as_soon_as_it_is_read() -> None:
     read = []
 
     class Pipe(io.BytesIO):

@@ -24,7 +24,7 @@ def byte_level() -> Tokenizer:
     return tokenizer
 
 
-def test_pieces_of_bytes_spell_the_words_of_the_text() -> None:
+def test_byte_level_subwords_spell_the_words_of_the_text() -> None:
     encoding = byte_level().encode("The café's owner said")
     names = plain_tokens(encoding.tokens, [False] * len(encoding.tokens))
     words = "".join(n[2:] if n.startswith("##") else f" {n}" for n in names)
@@ -36,7 +36,7 @@ def test_pieces_of_bytes_spell_the_words_of_the_text() -> None:
     ]
 
 
-def test_half_a_letter_stays_as_its_vocabulary_writes_it() -> None:
+def test_a_partial_character_keeps_its_vocabulary_form() -> None:
     assert plain_tokens(["Ġa", "æĿ"], [False, False]) == ["a", "##æĿ"]
 
 
@@ -60,7 +60,7 @@ def test_special_tokens_stay_and_nothing_continues_them() -> None:
     assert names == ["<s>", "The", "cat", "</s>", "ly"]
 
 
-def test_a_word_is_found_by_its_plain_pieces() -> None:
+def test_a_word_is_found_by_its_plain_subwords() -> None:
     names = plain_tokens(["The", "Ġbank", "er", "Ġat", "Ġthe", "Ġbank"], [False] * 6)
     assert find_pieces(names, ["bank"]) == [[5]]
     assert find_pieces(names, ["bank", "##er"]) == [[1, 2]]
@@ -74,7 +74,7 @@ def test_a_word_is_found_whole_or_not_at_all() -> None:
     assert find_pieces(tokens, ["river"]) == []
 
 
-def test_a_trace_takes_other_names_for_its_tokens() -> None:
+def test_with_tokens_renames_the_tokens_of_a_trace() -> None:
     trace = Trace({}, tokens=[["Ġa", "Ġb"], ["Ġc"]], single=False)
     renamed = trace.with_tokens([["a", "b"], ["c"]])
     assert (renamed.tokens, trace.tokens) == ([["a", "b"], ["c"]], [["Ġa", "Ġb"], ["Ġc"]])

@@ -31,7 +31,7 @@ def library_tokenizer() -> tokenizers.Tokenizer:
     return built
 
 
-def test_ids_alone_come_without_special_tokens() -> None:
+def test_ids_batch_adds_no_special_tokens() -> None:
     tokenizer = SubwordTokenizer(library_tokenizer())
     rows = tokenizer.ids_batch(["the cafe. playing the playing", "", "[SEP] x"])
     assert [row.tolist() for row in rows] == [[6, 7, 8, 4, 5, 6, 4, 5], [], [3, 1]]
@@ -58,7 +58,7 @@ def test_subwords_with_special_tokens() -> None:
     assert found.special == [True, False, False, False, True]
 
 
-def test_its_rules_are_those_of_its_file(tmp_path: Path) -> None:
+def test_rules_equal_the_saved_file(tmp_path: Path) -> None:
     tokenizer = SubwordTokenizer(library_tokenizer())
     tokenizer.save(tmp_path / "tokenizer.json")
     assert tokenizer.rules == json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))
@@ -74,7 +74,7 @@ def test_neither_padded_nor_cut() -> None:
     assert [len(found) for found in batch] == [3, 8]
 
 
-def test_the_given_tokenizer_is_not_changed() -> None:
+def test_wrapping_does_not_change_the_library_tokenizer() -> None:
     given = library_tokenizer()
     tokenizer = SubwordTokenizer(given)
     assert given.padding is not None
@@ -211,7 +211,7 @@ def test_from_file_that_is_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["tokenizer.json", None, {"a": 0}])
-def test_what_is_no_tokenizer(given) -> None:
+def test_an_object_that_is_not_a_tokenizer_is_refused(given) -> None:
     with pytest.raises(TypeError, match=f"tokenizer is {type(given).__name__}: give a tokenizers"):
         SubwordTokenizer(given)
 
@@ -254,7 +254,7 @@ def clip() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def test_marks_at_the_end_of_words_are_blanks_in_a_text() -> None:
+def test_end_of_word_marks_become_blanks_in_decoded_text() -> None:
     tokenizer = SubwordTokenizer(clip())
     found = tokenizer("a bb a")
     assert found.tokens == ["<|start|>", "a</w>", "b", "b</w>", "a</w>", "<|end|>"]
@@ -262,7 +262,7 @@ def test_marks_at_the_end_of_words_are_blanks_in_a_text() -> None:
     assert tokenizer.decode(found.ids[:3]) == "a b"
 
 
-def test_an_unknown_token_that_ends_texts_is_special() -> None:
+def test_an_unknown_token_that_is_the_end_token_is_special() -> None:
     tokenizer = SubwordTokenizer(clip())
     assert [tokenizer.is_special(index) for index in (3, 4, 5)] == [False, True, True]
     assert tokenizer.unknown == "<|end|>"

@@ -41,7 +41,7 @@ def test_vocabulary_from_texts_in_order_of_appearance(source, expected: list[str
     assert len(tokenizer) == len(expected)
 
 
-def test_unknown_is_added_last_and_kept_where_it_is_given() -> None:
+def test_unknown_is_added_last_unless_the_vocabulary_has_it() -> None:
     assert WordTokenizer(LESSON).vocabulary == {**LESSON, "[UNK]": 5}
     given = {"[PAD]": 0, "[UNK]": 1, "cat": 2}
     tokenizer = WordTokenizer(given)
@@ -50,7 +50,7 @@ def test_unknown_is_added_last_and_kept_where_it_is_given() -> None:
     assert tokenizer("dog cat").ids.tolist() == [1, 2]
 
 
-def test_the_given_mapping_is_not_changed() -> None:
+def test_the_input_mapping_is_not_changed() -> None:
     given = dict(LESSON)
     tokenizer = WordTokenizer(given)
     tokenizer.vocabulary["dog"] = 9
@@ -58,7 +58,7 @@ def test_the_given_mapping_is_not_changed() -> None:
     assert "dog" not in tokenizer.vocabulary
 
 
-def test_unknown_words_keep_their_place() -> None:
+def test_unknown_words_keep_their_position() -> None:
     text = "The big cat sat, purring"
     tokenizer = WordTokenizer(LESSON)
     found = tokenizer(text)
@@ -165,7 +165,7 @@ def test_long_text() -> None:
     assert found.offsets[-1] == (len(text) - 4, len(text) - 1)
 
 
-def test_batch_is_each_text_alone() -> None:
+def test_a_batch_equals_separate_texts() -> None:
     tokenizer = WordTokenizer(LESSON)
     texts = ["The cat", "", "a mat"]
     batch = tokenizer.tokenize_batch(texts)

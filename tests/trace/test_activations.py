@@ -45,7 +45,7 @@ def test_padding_is_filled_as_the_table_says(model: qkv.Model) -> None:
                     assert (rest == one.fill).all(), (name, what)
 
 
-def test_what_is_not_editable_is_refused_and_has_no_gradient(model: qkv.Model) -> None:
+def test_uneditable_activations_cannot_be_edited_and_have_no_gradient(model: qkv.Model) -> None:
     for name in model.network.hook_names:
         edit = {name: lambda array: array}
         if activation(name).editable:

@@ -42,7 +42,9 @@ def test_axes_have_names() -> None:
     assert axes("scores_raw", (3, 2, 5, 6)) == ("batch_0", "head", "query", "key")
 
 
-def test_what_a_dataset_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_xarray_builds_variables_coordinates_and_attributes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def kept(variables: Any, coords: Any, attrs: Any) -> Any:
         return variables, coords, attrs
 
@@ -63,7 +65,7 @@ def test_what_a_dataset_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
     assert variables["blocks.1.attn.hook_pattern"][0] == ("text", "head", "query", "key_3")
 
 
-def test_what_a_table_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_pandas_builds_one_row_per_value(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, "pandas", DataFrame=dict)
     trace = made()
     found = trace.to_pandas()
@@ -85,7 +87,7 @@ def test_what_a_table_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
         trace.to_pandas("patern")
 
 
-def test_a_dataset_of_xarray() -> None:
+def test_to_xarray_returns_a_dataset() -> None:
     xarray = pytest.importorskip("xarray", reason=WHY)
     trace = made()
     found = trace.to_xarray()
@@ -97,7 +99,7 @@ def test_a_dataset_of_xarray() -> None:
     assert [str(link[name].values) for name in ("query_text", "key_text")] == ["d", "c"]
 
 
-def test_a_table_of_pandas() -> None:
+def test_to_pandas_returns_a_data_frame() -> None:
     pandas = pytest.importorskip("pandas", reason=WHY)
     trace = made()
     found = trace.to_pandas()

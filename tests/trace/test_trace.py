@@ -104,7 +104,7 @@ def test_the_tuples_of_transformerlens() -> None:
         assert absent not in trace
 
 
-def test_a_trace_is_read_as_a_dict_is() -> None:
+def test_a_trace_can_be_read_like_a_dict() -> None:
     trace = model_trace()
     assert list(trace.keys()) == trace.names()
     assert dict(trace).keys() == trace.keys()
@@ -124,7 +124,7 @@ def test_arrays_cannot_be_written_to() -> None:
     assert trace["embed"].max() == 3
 
 
-def test_layers_that_were_not_kept_are_told_from_those_that_are_not_there() -> None:
+def test_errors_distinguish_untraced_layers_from_missing_layers() -> None:
     arrays = {f"blocks.{n}.attn.hook_pattern": np.eye(2)[None, None] for n in (1, 2)}
     trace = Trace(arrays, tokens=[["a", "b"]], num_layers=5)
     assert (trace.num_layers, trace.layers) == (5, [1, 2])
@@ -161,7 +161,7 @@ def test_a_notebook_shows_tokens_and_arrays() -> None:
 
 
 @pytest.mark.parametrize("name", [("result", 1), ("attn.result", 1), "blocks.1.attn.hook_result"])
-def test_what_is_kept_only_where_asked_for_is_named(name: Any) -> None:
+def test_the_error_names_an_activation_recorded_only_on_request(name: Any) -> None:
     with pytest.raises(KeyError, match=r"nearest are .*names=\['blocks\.1\.attn\.hook_result'\]"):
         model_trace()[name]
 
@@ -177,12 +177,12 @@ def test_what_is_kept_only_where_asked_for_is_named(name: Any) -> None:
         ("embd", "hook_embed"),
     ],
 )
-def test_an_unknown_name_is_told_the_nearest(name: Any, nearest: str) -> None:
+def test_an_unknown_name_error_lists_the_nearest_names(name: Any, nearest: str) -> None:
     with pytest.raises(KeyError, match=nearest):
         model_trace()[name]
 
 
-def test_a_layer_that_is_not_there_is_an_error_that_counts_them() -> None:
+def test_a_missing_layer_error_states_the_number_of_layers() -> None:
     with pytest.raises(KeyError, match=r"layer 7.*2 layers"):
         model_trace()["pattern", 7]
 
@@ -208,7 +208,7 @@ def test_one_text_comes_without_its_padding() -> None:
         trace[several]
 
 
-def test_the_shortest_of_equal_texts_is_whole() -> None:
+def test_texts_of_equal_length_are_not_cut() -> None:
     assert model_trace((4, 4))[0]["pattern", 0].shape == (1, HEADS, 4, 4)
 
 
@@ -234,7 +234,7 @@ def test_tokens_are_flat_for_one_string_and_nested_for_a_list() -> None:
     np.testing.assert_array_equal(model_trace((3, 5)).lengths, [3, 5])
 
 
-def test_what_was_not_given_is_nothing_special() -> None:
+def test_missing_ids_offsets_and_special_flags_have_defaults() -> None:
     trace = Trace({}, tokens=[["a", "b"]])
     assert trace.ids == []
     assert trace.special == [False, False]
@@ -250,7 +250,7 @@ def test_one_head_of_one_text() -> None:
         model_trace((3, 5)).pattern(0, 0)
 
 
-def test_the_view_of_transformers() -> None:
+def test_attentions_and_hidden_states_follow_transformers() -> None:
     trace = model_trace()
     assert trace.num_layers == 2
     assert trace.num_heads == HEADS
@@ -288,7 +288,7 @@ def test_post_norm_blocks_end_after_their_last_norm() -> None:
     np.testing.assert_array_equal(found, normalized)
 
 
-def test_attention_inputs_put_heads_in_front_and_know_the_lengths() -> None:
+def test_attention_inputs_put_heads_first_and_include_the_lengths() -> None:
     trace = model_trace((3, 5), settings={0: {"scale": 0.5}, 1: {"scale": 2.0}})
     inputs = trace.attention_inputs(1)
     np.testing.assert_array_equal(inputs["query"], trace["q", 1].transpose(0, 2, 1, 3))
@@ -300,7 +300,7 @@ def test_attention_inputs_put_heads_in_front_and_know_the_lengths() -> None:
     np.testing.assert_allclose(out[:1, :, :3], alone, rtol=1e-12)
 
 
-def test_attention_inputs_take_keys_of_another_text_whole() -> None:
+def test_attention_inputs_of_cross_attention_keep_all_keys() -> None:
     query, keys = np.ones((1, 2, HEADS, SIZE)), np.ones((1, 4, HEADS, SIZE))
     arrays = {f"blocks.0.attn.hook_{name}": keys for name in "kv"}
     trace = Trace(arrays | {"blocks.0.attn.hook_q": query}, tokens=[["a", "b"]])
@@ -338,7 +338,7 @@ def test_a_trace_comes_back_from_its_file(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["it.safetensors"]
 
 
-def test_a_file_that_is_no_trace_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"gone\.safetensors"):
         Trace.load(tmp_path / "gone.safetensors")
     (tmp_path / "text").write_text("not safetensors")
@@ -370,7 +370,7 @@ def test_a_file_that_is_no_trace_is_named(tmp_path: Path) -> None:
         Trace.load(tmp_path / "cut")
 
 
-def test_a_recorder_leaves_the_heads_parts_to_who_asks() -> None:
+def test_a_recorder_keeps_head_results_only_on_request() -> None:
     record = Recorder()
     block = record.under("blocks.0.")
     for name in ("mlp.hook_post", "attn.hook_result", "hook_mlp_out"):
@@ -384,7 +384,7 @@ def test_a_recorder_leaves_the_heads_parts_to_who_asks() -> None:
     assert record.arrays["other"] is record.arrays["blocks.0.mlp.hook_post"]
 
 
-def test_a_recorder_keeps_what_is_wanted_and_says_so_before() -> None:
+def test_a_recorder_keeps_only_wanted_names_and_reports_them_in_advance() -> None:
     record = Recorder(lambda name: name.startswith("blocks.1."))
     inner = record.under("blocks.1.").under("attn.")
     assert inner.wants("hook_q")
