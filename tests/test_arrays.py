@@ -39,7 +39,7 @@ def test_subclasses_become_plain_arrays() -> None:
 
 
 @pytest.mark.parametrize("x", [[[1.0, 2.0], [3.0]], object(), "text", None, {"a": 1}])
-def test_what_holds_no_numbers_is_refused_by_name(x: object) -> None:
+def test_ragged_lists_and_objects_are_refused_but_strings_are_read(x: object) -> None:
     if isinstance(x, str):
         assert read(x).dtype.kind == "U"  # the callers check the dtype and refuse strings
         return

@@ -38,7 +38,7 @@ def row_of(**seconds: float) -> dict:
 # The claims
 
 
-def test_what_says_its_own_threads_is_measured_once() -> None:
+def test_five_claims_are_measured_only_once() -> None:
     assert [claim for claim in bench.CLAIMS if bench.once(claim)] == [
         *("circuits", "serve", "scale", "play", "growth")
     ]
@@ -64,7 +64,7 @@ def test_every_part_of_a_model_takes_a_share_of_its_time() -> None:
         assert all(shares[name] > 0 for name in ("projections", "attention", "norms", "the rest"))
 
 
-def test_what_is_wrong_is_not_timed() -> None:
+def test_a_wrong_result_is_not_timed() -> None:
     calls = []
 
     def call() -> float:
@@ -80,7 +80,7 @@ def test_what_is_wrong_is_not_timed() -> None:
         measure(nothing, threads=1)
 
 
-def test_a_row_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_a_row_reports_rates_shares_and_goals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "multiply_adds", lambda dtype: {"float32": 4e9}[dtype])
     monkeypatch.setattr(common, "read_rate", lambda: 2e9)
     took = {"qkv": 0.5, "peer": 2.0, "reader": 0.25}
@@ -189,7 +189,7 @@ def test_garbage_is_collected_again_after_an_error() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 7, 256, 257, 1000, 4096])
-def test_a_sample_is_of_distinct_queries_first_and_last_among_them(length: int) -> None:
+def test_a_sample_has_distinct_queries_including_the_first_and_last(length: int) -> None:
     chosen = [i for part in sample(length) for i in range(length)[part]]
     assert chosen == sorted(set(chosen))
     assert chosen[0] == 0
@@ -216,7 +216,7 @@ def by_hand(q, k, v, visible) -> np.ndarray:
         ({"window": (3, 0)}, lambda i, j: i - 3 <= j <= i),
     ],
 )
-def test_the_truth_of_some_queries(options, visible) -> None:
+def test_the_exact_result_of_some_queries_equals_attention_by_hand(options, visible) -> None:
     q, k, v = random_inputs((1, 2, 20, 4), (1, 1, 20, 4))
     rows = [slice(0, 3), slice(11, 20)]
     found = exact(q, k, v, rows, **options)
@@ -231,7 +231,7 @@ def test_the_truth_of_some_queries(options, visible) -> None:
         assert largest_error(result + 0.5, found, rows) == pytest.approx(0.5)
 
 
-def test_the_truth_with_a_bias_for_every_score() -> None:
+def test_the_exact_result_applies_a_bias_to_every_score() -> None:
     q, k, v = random_inputs((1, 1, 6, 4), (1, 1, 6, 4))
     # each query sees only its own key
     bias = np.where(np.eye(6, dtype=bool), 0.0, -np.inf)[None, None]
@@ -305,7 +305,7 @@ def test_exponents_of_known_curves() -> None:
     assert growth.exponent(points, "bytes") == pytest.approx(1)
 
 
-def test_the_next_point_is_left_out_in_time() -> None:
+def test_the_next_point_is_skipped_if_it_would_need_too_much() -> None:
     def points(*pairs):
         return [{"seconds": s, "bytes": b} for s, b in pairs]
 
@@ -318,7 +318,7 @@ def test_the_next_point_is_left_out_in_time() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the most since a moment")
-def test_the_most_memory_since_a_moment_is_seen() -> None:
+def test_peak_memory_since_a_reset_is_measured() -> None:
     memory.forget_the_peak()
     before, _ = memory.resident()
     with mmap.mmap(-1, 30_000_000) as fresh:  # fresh pages, not memory that earlier tests freed
@@ -388,7 +388,7 @@ def test_the_page_has_what_was_measured() -> None:
     assert "torch None" not in text
 
 
-def test_a_part_takes_its_place_in_the_last_full_run(
+def test_a_partial_run_updates_the_last_full_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "RESULTS", tmp_path)
@@ -506,7 +506,7 @@ def test_qkv_bench_as_a_table() -> None:
 
 
 @pytest.mark.usefixtures("_two_small_tasks")
-def test_qkv_bench_refuses_to_time_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_qkv_bench_refuses_to_time_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(qkv.measure, "attention", lambda q, k, v, **_: np.ones_like(q))
     result = CliRunner().invoke(main, ["bench"])
     assert result.exit_code == 1

@@ -11,7 +11,7 @@ import pytest
 from qkv.files import replacing
 
 
-def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:
+def test_an_error_leaves_the_old_file_unchanged(tmp_path: Path) -> None:
     target = tmp_path / "it"
     target.write_bytes(b"before")
 
@@ -35,14 +35,14 @@ def test_the_new_file_shows_only_at_the_end(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_place_that_cannot_be_written_is_said_before_anything(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_refused_before_writing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="not exist"), replacing(tmp_path / "no" / "it"):
         raise AssertionError("must not get here")
     with pytest.raises(IsADirectoryError, match="is a folder"), replacing(tmp_path):
         raise AssertionError("must not get here")
 
 
-def test_of_a_link_the_file_behind_it_is_replaced(tmp_path: Path) -> None:
+def test_replacing_a_symlink_replaces_its_target(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"before")
     (tmp_path / "link").symlink_to("file")
     with replacing(tmp_path / "link") as file:
@@ -51,14 +51,14 @@ def test_of_a_link_the_file_behind_it_is_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == b"after"
 
 
-def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+def test_a_named_pipe_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="not a regular file"), replacing(tmp_path / "pipe"):
         raise AssertionError("must not get here")
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_the_longest_name_there_is_can_be_written(tmp_path: Path) -> None:
+def test_a_file_name_of_255_characters_can_be_written(tmp_path: Path) -> None:
     with replacing(tmp_path / ("x" * 255)) as file:
         file.write(b"whole")
     assert (tmp_path / ("x" * 255)).read_bytes() == b"whole"
@@ -82,7 +82,7 @@ def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path, before: i
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="permissions are those of Unix")
-def test_a_new_file_has_the_permissions_that_every_new_file_has(tmp_path: Path) -> None:
+def test_a_new_file_has_the_default_permissions(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"")
     with replacing(tmp_path / "it") as file:
         file.write(b"new")
@@ -135,7 +135,7 @@ def test_a_full_disk_names_the_file(tmp_path: Path, pieces: int) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_an_error_of_whoever_writes_stays_as_it_is(tmp_path: Path) -> None:
+def test_an_error_of_the_caller_keeps_its_file_name(tmp_path: Path) -> None:
     def read_what_is_not_there() -> None:
         with replacing(tmp_path / "it"):
             raise OSError(errno.EIO, "Input/output error", "input")

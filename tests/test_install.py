@@ -21,7 +21,7 @@ def install(tmp_path: Path, *lines: str, status: int) -> subprocess.CompletedPro
     )
 
 
-def test_each_package_is_named_as_it_comes(tmp_path: Path) -> None:
+def test_each_installation_step_is_printed(tmp_path: Path) -> None:
     answer = install(
         tmp_path,
         "Looking in indexes: here",

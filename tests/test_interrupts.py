@@ -147,5 +147,5 @@ def test_an_interrupt_ends_numpys_work(threads: int) -> None:
 
 @native
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_signal_whose_handler_computes_too_changes_nothing(threads: int) -> None:
+def test_a_signal_handler_that_calls_attention_changes_no_result(threads: int) -> None:
     _run(HANDLED, threads, BACKENDS[0])

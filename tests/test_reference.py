@@ -70,7 +70,7 @@ def test_no_public_name_is_left_out() -> None:
     assert not missing
 
 
-def test_a_module_lists_all_or_those_that_are_named() -> None:
+def test_entries_follow_the_members_options_of_automodule() -> None:
     some = entries(".. automodule:: qkv.circuits\n   :members: patch, rollout\n")
     assert list(some) == ["qkv.circuits.patch", "qkv.circuits.rollout"]
     rest = entries(".. automodule:: qkv.scale\n   :members:\n   :exclude-members: encode\n")

@@ -33,7 +33,7 @@ def wheel(root: Path, content: bytes) -> None:
 
 
 @pytest.mark.skipif(compiled is None, reason="there is no kernel here")
-def test_a_kernel_fits_that_was_compiled_from_these_sources(
+def test_a_kernel_compiled_from_these_sources_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chooser = script("kernel")
@@ -49,7 +49,7 @@ def test_a_kernel_fits_that_was_compiled_from_these_sources(
 
 
 @pytest.mark.parametrize("content", [b"not ELF", b""])
-def test_what_cannot_be_loaded_does_not_fit(
+def test_a_kernel_that_cannot_be_loaded_does_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
     chooser = script("kernel")
@@ -131,13 +131,13 @@ def test_a_release_has_its_version_everywhere(clone: Any, tmp_path: Path) -> Non
         ("0.9.9", "higher"),
     ],
 )
-def test_a_version_that_cannot_be_is_refused(clone: Any, version: str, said: str) -> None:
+def test_a_malformed_or_not_higher_version_is_refused(clone: Any, version: str, said: str) -> None:
     with pytest.raises(SystemExit, match=said):
         clone.make(version)
     assert clone.git("status", "--porcelain") == ""
 
 
-def test_only_what_is_committed_and_told_is_released(clone: Any, tmp_path: Path) -> None:
+def test_a_release_needs_a_clean_tree_and_changelog_entries(clone: Any, tmp_path: Path) -> None:
     (tmp_path / "other").write_text("x")
     with pytest.raises(SystemExit, match="has changes"):
         clone.make("1.1.0")

@@ -12,7 +12,7 @@ from qkv.signals import ENDING, answering, leave
 
 
 @pytest.mark.parametrize("one", ENDING)
-def test_leaving_is_an_error_that_says_which(one: int) -> None:
+def test_leave_exits_with_128_plus_the_signal_number(one: int) -> None:
     before = signal.getsignal(one)
     with pytest.raises(SystemExit) as end, answering(leave):
         signal.raise_signal(one)
@@ -20,7 +20,7 @@ def test_leaving_is_an_error_that_says_which(one: int) -> None:
     assert signal.getsignal(one) is before
 
 
-def test_the_answer_inside_takes_the_place_of_the_one_outside() -> None:
+def test_an_inner_handler_replaces_the_outer_one() -> None:
     asked: list[int] = []
     with answering(leave), answering(lambda number, _: asked.append(number), signal.SIGINT):
         signal.raise_signal(signal.SIGTERM)
@@ -29,7 +29,7 @@ def test_the_answer_inside_takes_the_place_of_the_one_outside() -> None:
 
 
 @pytest.mark.parametrize("theirs", ["ignored", "answered"])
-def test_what_others_do_with_a_signal_stays(theirs: str) -> None:
+def test_existing_signal_handlers_are_kept(theirs: str) -> None:
     asked: list[int] = []
     there: Any = signal.SIG_IGN if theirs == "ignored" else lambda number, _: asked.append(number)
     before = signal.signal(signal.SIGTERM, there)

@@ -22,7 +22,7 @@ def small_files(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_what_is_read_is_what_a_trace_has(small, tmp_path, small_files, kind):
+def test_cached_activations_equal_those_of_a_trace(small, tmp_path, small_files, kind):
     model = small(kind)
     found = cache(model, iter(TEXTS), tmp_path / "cache", names=NAMES, dtype="float64")
     files = sorted(path.name for path in (tmp_path / "cache").iterdir())
@@ -62,7 +62,7 @@ def test_types(small, tmp_path, dtype):
     np.testing.assert_array_equal(rows, expected.astype(rows.dtype))
 
 
-def test_a_call_goes_on_where_it_was(small, tmp_path, small_files, monkeypatch):
+def test_a_stopped_call_continues_where_it_stopped(small, tmp_path, small_files, monkeypatch):
     model, run = small("gpt2"), []
     options = {"names": NAMES, "dtype": "float64"}
     expected = cache(model, TEXTS, tmp_path / "whole", **options)
@@ -121,7 +121,7 @@ def test_a_call_goes_on_where_it_was(small, tmp_path, small_files, monkeypatch):
         ({"folder": ""}, "the name of the folder is empty"),
     ],
 )
-def test_what_does_not_fit(small, tmp_path, change, words):
+def test_invalid_or_mismatched_arguments_are_refused(small, tmp_path, change, words):
     about = {"texts": TEXTS, "folder": tmp_path, "names": ("resid_post", 1)}
     cache(small("gpt2"), **about)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -144,7 +144,7 @@ def test_another_model_of_the_same_name_is_found_out(small, tmp_path):
         cache(small("parallel"), TEXTS, tmp_path, names=("resid_post", 1))
 
 
-def test_numbers_that_a_type_does_not_hold(small, tmp_path):
+def test_numbers_too_large_for_the_dtype_are_refused(small, tmp_path):
     model = small("gpt2")
     large = model.with_parameters({n: a * 1e4 for n, a in model.parameters.items()})
     with pytest.raises(
@@ -153,7 +153,7 @@ def test_numbers_that_a_type_does_not_hold(small, tmp_path):
         cache(large, TEXTS, tmp_path / "x", names=("post", 1), dtype="float16")
 
 
-def test_texts_of_words_are_cut_as_in_a_trace(small, tmp_path):
+def test_texts_are_tokenized_as_in_a_trace(small, tmp_path):
     model = small("bert")
     texts = ["the cat sat", "a dog"]
     found = cache(model, texts, tmp_path, names="embed")

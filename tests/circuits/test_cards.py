@@ -82,7 +82,7 @@ def test_the_first_cards_are_those_of_the_largest_activations(found):
     assert [card["title"] for card in found.cards([-1]).to_dict()["cards"]] == ["neuron 511"]
 
 
-def test_a_page_a_picture_and_a_terminal_show_it(found, tmp_path):
+def test_cards_are_shown_as_html_png_and_text(found, tmp_path):
     view = found.cards(range(4), top=2)
     view.to_html(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
@@ -140,7 +140,7 @@ def test_cards_that_cannot_be_made(found):
         heads.cards("next")
 
 
-def test_a_card_carries_the_name_that_is_given(found):
+def test_cards_show_the_names_of_a_dict(found):
     first, second = np.argsort(-found.largest, kind="stable")[:2].tolist()
     view = found.cards({second: "queens", first - 512: "animals"})
     titles = [card["title"] for card in view.to_dict()["cards"]]

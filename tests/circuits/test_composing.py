@@ -54,7 +54,7 @@ def test_by_hand(small):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-def test_what_does_not_compose(small):
+def test_composition_refuses_invalid_kinds_and_models(small):
     with pytest.raises(ValueError, match="composition: `kind` is 'qk': choose among q, k and v"):
         composition(small("gpt2"), "qk")
     with pytest.raises(ValueError, match=r"composition: .* reads one text and writes another"):

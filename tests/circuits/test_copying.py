@@ -39,7 +39,7 @@ def test_by_hand(small):
     assert np.isnan(found[1]).all()
 
 
-def test_what_has_no_such_matrix(small):
+def test_models_without_a_linear_lm_head_are_refused(small):
     with pytest.raises(ValueError, match=r"the LM head of .* has a layer before"):
         copying_scores(small("bert"))
     with pytest.raises(ValueError, match=r"copying_scores: .* has no LM head"):

@@ -193,7 +193,7 @@ def looped(model, clean, corrupted, metric, share=1.0):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_edge_is_that_of_a_whole_run(small, kind):
+def test_every_edge_score_equals_that_of_a_full_run(small, kind):
     model = small(kind)
     expected = looped(model, CLEAN, CORRUPTED, difference)
     for metric in (LOGIT, difference):
@@ -233,7 +233,7 @@ def test_an_estimate_is_the_slope_of_an_edge(small, kind):
         ("modernbert", 1, CLEAN, CORRUPTED),
     ],
 )
-def test_wherever_the_texts_differ(small, kind, place, clean, corrupted):
+def test_edges_are_exact_wherever_the_texts_differ(small, kind, place, clean, corrupted):
     model = small(kind)
 
     def metric(logits):
@@ -250,7 +250,7 @@ def test_wherever_the_texts_differ(small, kind, place, clean, corrupted):
 
 
 @pytest.mark.parametrize("tokens", [1, 12, 25])
-def test_however_many_are_run_at_once(small, monkeypatch, tokens):
+def test_edges_do_not_depend_on_the_batch_size(small, monkeypatch, tokens):
     expected = edges(small("gpt2"), CLEAN, CORRUPTED, metric=LOGIT)
     for place in ("qkv.circuits.residual", "qkv.circuits.patching"):
         monkeypatch.setattr(f"{place}.TOKENS", tokens)
@@ -338,7 +338,7 @@ def test_a_sample_stands_for_all_edges():
     assert again.correlation == found.correlation
 
 
-def test_a_circuit_of_all_edges_is_the_model_and_of_none_the_corrupted_run(small):
+def test_faithfulness_is_1_for_all_edges_and_0_for_none(small):
     for kind in ("gpt2", "gpt_oss", "parallel", "modernbert"):
         about = {"clean": CLEAN, "corrupted": CORRUPTED, "metric": LOGIT}
         whole = discover(small(kind), **about, threshold=0)
@@ -427,7 +427,7 @@ ABOUT = {"clean": CLEAN, "corrupted": CORRUPTED, "metric": LOGIT}
         ),
     ],
 )
-def test_what_cannot_be_asked_for(small, call, given, error, words):
+def test_invalid_arguments_are_refused(small, call, given, error, words):
     usual = {"sender": "embed", "receivers": "mlp.1"} if call is path else {}
     with pytest.raises(error, match=words) as caught:
         call(small("gpt2"), **ABOUT | usual | given)
@@ -450,7 +450,7 @@ def test_models_without_a_residual_stream_of_sums(small, call):
         call("gpt2", **ABOUT, **more)
 
 
-def test_half_precision_has_exact_edges_alone(small):
+def test_half_precision_supports_only_exact_edges(small):
     model = small("gpt2")
     half = model.with_parameters(model.parameters, "float16")
     wide = model.with_parameters(half.parameters, "float32")
@@ -472,7 +472,7 @@ class Known:
         return {name: self.exact[name][numbers] for name, numbers in wanted.items()}
 
 
-def test_a_sample_counts_each_edge_as_often_as_it_stands_for():
+def test_sampled_edges_are_weighted_by_the_number_they_represent():
     """100 estimates of 1 or -1 are wrong (the score is 0), and 5,000 of 0.3 or -0.3 are right."""
     rng = np.random.default_rng(0)
     estimates, exact = rng.choice([-1.0, 1.0], 5100), np.zeros(5100)

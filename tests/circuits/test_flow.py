@@ -19,7 +19,7 @@ def test_rollout_by_hand():
     np.testing.assert_allclose(found[1], [[1, 0], [0.25 + 0.75 * 0.2, 0.75 * 0.8]], atol=1e-15)
 
 
-def test_rollout_beside_loops(small):
+def test_rollout_equals_plain_loops(small):
     for kind in ("bert", "gpt2", "llama"):
         trace = small(kind).trace(IDS)
         found = rollout(trace)
@@ -45,7 +45,7 @@ def test_a_row_that_does_not_sum_to_one_is_scaled(small):
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama"])  # separate key heads, and shared key heads
-def test_value_weighted_beside_loops(small, kind):
+def test_value_weighted_equals_plain_loops(small, kind):
     model = small(kind)
     trace = model.trace(IDS)
     heads = model.head_weights(1)
@@ -61,7 +61,7 @@ def test_value_weighted_beside_loops(small, kind):
                 assert added[h, i, j] == pytest.approx(np.sqrt((there**2).sum()), abs=1e-12)
 
 
-def test_what_cannot_be_followed(small):
+def test_invalid_traces_layers_and_models_are_refused(small):
     model = small("gpt2")
     trace, two = model.trace(IDS), model.trace([IDS, IDS[:3]])
     with pytest.raises(TypeError, match="rollout: `trace` is list"):

@@ -35,7 +35,7 @@ def test_shares_sum_to_the_difference(small, kind):
         assert abs(expected) > 1e-2
 
 
-def test_a_token_that_is_as_in_the_baseline_has_no_share(small):
+def test_a_token_equal_to_the_baseline_has_no_share(small):
     """Only one position differs from the baseline, so it has the whole contribution."""
     model = small("gpt2")
     start = model.trace(IDS)["embed"][0].copy()
@@ -64,7 +64,7 @@ def test_a_baseline_may_be_a_word():
     np.testing.assert_array_equal(by_word, by_id)
 
 
-def test_too_few_steps_are_told(small):
+def test_too_few_steps_give_a_warning(small):
     """Near zero vectors, RMSNorm divides by almost 0, so three steps miss the steep slope."""
     with pytest.warns(
         UserWarning, match=r"integrated_gradients: the contributions sum to .* than 3, or"
@@ -92,12 +92,12 @@ def test_too_few_steps_are_told(small):
         ({"baseline": np.ones(3)}, ValueError, r"shape \(3,\) and the embeddings have \(6, 12\)"),
     ],
 )
-def test_what_cannot_be_asked_for(small, options, error, words):
+def test_invalid_arguments_are_refused(small, options, error, words):
     with pytest.raises(error, match=words) as caught:
         integrated_gradients(small("gpt2"), **{"text": IDS, "of": OF, **options})
     assert str(caught.value).startswith("integrated_gradients: ")
 
 
-def test_a_model_without_words(small):
+def test_a_model_without_an_lm_head_is_refused(small):
     with pytest.raises(ValueError, match=r"integrated_gradients: .* has no LM head"):
         integrated_gradients(small("headless"), IDS, of=OF)

@@ -11,7 +11,7 @@ IDS = [3, 7, 1, 9, 4, 7]
 
 
 @pytest.mark.parametrize("kind", [*WRITERS, "parallel"])
-def test_each_row_is_the_logits_of_a_run_whose_later_layers_add_nothing(small, kind):
+def test_each_row_equals_the_logits_without_the_later_layers(small, kind):
     model = small(kind)
     found = logit_lens(model, model.trace(IDS))
     assert found.shape == (model.num_layers + 1, len(IDS), len(model.parameters["embed.weight"]))
@@ -26,7 +26,7 @@ def test_each_row_is_the_logits_of_a_run_whose_later_layers_add_nothing(small, k
         np.testing.assert_allclose(found[layer], ends_here, rtol=0, atol=1e-12)
 
 
-def test_of_bert_each_row_has_been_through_the_head(small):
+def test_each_row_of_bert_passes_through_the_whole_head(small):
     model = small("bert")
     trace = model.trace(IDS, logits=True)
     found = logit_lens(model, trace)
@@ -37,7 +37,7 @@ def test_of_bert_each_row_has_been_through_the_head(small):
     assert np.abs(found[0] - found[1]).max() > 0.1
 
 
-def test_half_of_what_it_may_need_is_enough(small):
+def test_a_trace_without_duplicate_residuals_is_enough(small):
     model = small("gpt2")
     whole = logit_lens(model, model.trace(IDS))
     few = model.trace(IDS, names=[("resid_pre", 0), "resid_post"])
@@ -49,7 +49,7 @@ def test_half_of_what_it_may_need_is_enough(small):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
-def test_several_texts_are_each_text_alone_and_0_in_the_padding(small, kind):
+def test_a_batch_equals_single_texts_and_is_0_in_the_padding(small, kind):
     model = small(kind)
     texts = [IDS, IDS[2:], IDS[::-1][:5]]
     found = logit_lens(model, model.trace(texts))
@@ -61,7 +61,7 @@ def test_several_texts_are_each_text_alone_and_0_in_the_padding(small, kind):
     assert logit_lens(model, model.trace([IDS])).shape == alone.shape[:1] + found.shape[2:]
 
 
-def test_what_has_no_lens(small):
+def test_unsupported_models_and_traces_are_refused(small):
     model = small("gpt2")
     trace = model.trace(IDS)
     with pytest.raises(

@@ -91,12 +91,12 @@ def agree(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
         np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-6, err_msg=name)
 
 
-def test_an_encoder_beside_plain_loops(bert: qkv.Model) -> None:
+def test_scores_of_an_encoder_equal_plain_loops(bert: qkv.Model) -> None:
     agree(head_scores(bert, TEXTS), looped(bert, TEXTS))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_families_beside_plain_loops(kind: str, tmp_path: Path) -> None:
+def test_scores_of_other_families_equal_plain_loops(kind: str, tmp_path: Path) -> None:
     """Cover causal masks, RoPE, fewer key heads, soft caps, windows, ALiBi, sinks and a bias."""
     model = qkv.load(str(write_small(tmp_path / "model", KINDS[kind], seed=2)))
     agree(head_scores(model, TEXTS), looped(model, TEXTS))
@@ -140,16 +140,14 @@ def test_one_text_ids_and_any_iterable(bert: qkv.Model) -> None:
         agree(head_scores(bert, one), looped(bert, TEXTS[:1]))
 
 
-def test_a_blank_text_is_its_special_tokens_and_nothing_without_any(
-    bert: qkv.Model, tmp_path: Path
-) -> None:
+def test_a_blank_text_has_only_its_special_tokens_if_any(bert: qkv.Model, tmp_path: Path) -> None:
     agree(head_scores(bert, ["", "the cat"]), looped(bert, [[2, 3], "the cat"]))
     plain = qkv.load("random")
     assert len(plain.tokenize("")) == 0
     agree(head_scores(plain, ["", "the cat the", " "]), looped(plain, ["the cat the"]))
 
 
-def test_only_what_is_asked_for_in_that_order(bert: qkv.Model) -> None:
+def test_only_requested_scores_are_returned_in_their_order(bert: qkv.Model) -> None:
     found = head_scores(bert, TEXTS, ("entropy", "first", "entropy"))
     whole = looped(bert, TEXTS)
     agree(found, {name: whole[name] for name in ("entropy", "first")})
@@ -186,7 +184,7 @@ def test_a_long_text_is_looked_at_some_queries_at_a_time(
     assert {shape[2] for shape in shapes} != {shape[3] for shape in shapes}
 
 
-def test_of_a_stream_few_texts_are_read_ahead_and_few_are_run_at_once(
+def test_few_texts_of_a_stream_are_held_at_once(
     bert: qkv.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, read, ahead = [0], [0], []
@@ -212,7 +210,7 @@ def test_of_a_stream_few_texts_are_read_ahead_and_few_are_run_at_once(
     agree(found, looped(bert, TEXTS))
 
 
-def test_nothing_behind_the_last_weights_is_computed(
+def test_nothing_after_the_last_attention_weights_is_computed(
     bert: qkv.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = []
@@ -248,12 +246,12 @@ def test_long_texts_are_cut_as_in_a_trace_and_counted_once(bert: qkv.Model) -> N
 
 
 @pytest.mark.parametrize("of", ["inducton", ["previous", "inducton"], [3], []])
-def test_an_unknown_name_is_refused_with_those_there_are(bert: qkv.Model, of: Any) -> None:
+def test_invalid_score_names_are_refused_with_a_list_of_names(bert: qkv.Model, of: Any) -> None:
     with pytest.raises(ValueError, match=f"head_scores: `of` .*choose among {', '.join(NAMES)}"):
         head_scores(bert, TEXTS, of)
 
 
-def test_what_is_no_text_is_refused_by_its_number(bert: qkv.Model) -> None:
+def test_invalid_texts_are_refused(bert: qkv.Model) -> None:
     with pytest.raises(TypeError, match="head_scores: text 2 is int, not a string"):
         head_scores(bert, ["the", "cat", 3])
     with pytest.raises(ValueError, match=r"head_scores: there is no token 30: the ids run"):
@@ -269,7 +267,7 @@ def test_what_is_no_text_is_refused_by_its_number(bert: qkv.Model) -> None:
 
 
 @pytest.mark.parametrize(("kind", "does"), [("t5", "reads one text"), ("vit", "reads images")])
-def test_models_of_two_texts_and_of_images_are_refused(
+def test_encoder_decoders_and_image_models_are_refused(
     kind: str, does: str, tmp_path: Path
 ) -> None:
     model = qkv.load(str(write_small(tmp_path / kind, CONFIGS[kind])))
@@ -301,7 +299,7 @@ def moved(model, seed=0, size=0.3):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "bert", "parallel"])
-def test_cosines_and_changes_beside_plain_loops(small, kind):
+def test_cosines_and_changes_equal_plain_loops(small, kind):
     one, other = small(kind), moved(small(kind))
     found = diff(one, other, iter(IDS))
     cosines = {name: [] for name in SITES}
@@ -327,7 +325,7 @@ def test_cosines_and_changes_beside_plain_loops(small, kind):
         np.testing.assert_allclose(found[name], np.mean(each), rtol=1e-10, atol=1e-14)
 
 
-def test_a_model_and_itself_do_not_part(small):
+def test_a_model_does_not_differ_from_itself(small):
     found = diff(small("gpt2"), small("gpt2"), IDS)
     for name in SITES:
         np.testing.assert_allclose(found[name], 1, rtol=0, atol=1e-12)
@@ -344,7 +342,7 @@ def test_a_model_and_itself_do_not_part(small):
     assert (diff(silent, silent, IDS)["heads"][1] == 1).all()
 
 
-def test_however_texts_are_batched(small, monkeypatch):
+def test_diff_does_not_depend_on_the_batches(small, monkeypatch):
     one, other = small("gpt2"), moved(small("gpt2"))
     expected = diff(one, other, IDS)
     monkeypatch.setattr("qkv.circuits.inputs.MOST_POSITIONS", 8)

@@ -58,7 +58,7 @@ def agree(found, arrays, top):
         )
     ],
 )
-def test_neurons_beside_plain_loops(small, monkeypatch, kind, of, places, texts, top):
+def test_scanned_neurons_equal_plain_loops(small, monkeypatch, kind, of, places, texts, top):
     monkeypatch.setattr("qkv.circuits.inputs.MOST_POSITIONS", places)
     monkeypatch.setattr("qkv.circuits.inputs.TEXTS", texts)
     model = small(kind)
@@ -69,7 +69,7 @@ def test_neurons_beside_plain_loops(small, monkeypatch, kind, of, places, texts,
     assert found.at in model.trace(TEXTS[0]).names()
 
 
-def test_features_beside_plain_loops(small):
+def test_scanned_features_equal_plain_loops(small):
     model = small("gpt2")
     sae = SAE(rng.standard_normal((12, 25)), rng.standard_normal((25, 12)), at=("mlp_out", 1), k=3)
     arrays = [sae.encode(model.trace(text)["mlp_out", 1][0]) for text in TEXTS]
@@ -80,7 +80,7 @@ def test_features_beside_plain_loops(small):
 
 
 @pytest.mark.parametrize("windows", [[[0, 1, 2, 3, 4, 5]], [[3], [1], [5], [0], [4], [2]]])
-def test_of_texts_with_equal_values_the_earlier_ones_are_kept(windows):
+def test_earlier_texts_are_kept_among_equal_values(windows):
     """The test sets the values itself: equal texts in a batch may differ in the last bit."""
     best = Best(2, 3)
     for numbers in windows:
@@ -118,7 +118,7 @@ def test_memory_does_not_grow_with_the_number_of_texts(small, monkeypatch):
     assert peak(2000) < 8e5  # 32 texts, and the two best of each neuron
 
 
-def test_what_cannot_be_scanned(small):
+def test_invalid_arguments_are_refused(small):
     model = small("gpt2")
 
     def texts():

@@ -53,7 +53,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize(("kind", "at"), EVERY)
-def test_every_patch_is_that_of_a_whole_run(small, kind, at):
+def test_every_patch_equals_a_full_run(small, kind, at):
     model = small(kind)
     expected = looped(model, at, difference)
     found = patch(model, CLEAN, CORRUPTED, at=at, metric=LOGIT)
@@ -68,7 +68,7 @@ def test_every_patch_is_that_of_a_whole_run(small, kind, at):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
-def test_the_vectors_that_differ_bring_all_of_it_back(small, kind):
+def test_patching_the_only_different_token_restores_the_metric(small, kind):
     """If only token 2 differs, its clean vector in layer 0 restores the whole clean metric."""
     model = small(kind)
     one = [3, 7, 8, 9, 4, 7]
@@ -77,7 +77,7 @@ def test_the_vectors_that_differ_bring_all_of_it_back(small, kind):
     assert found.shape == (2, 6)
 
 
-def test_of_a_place_in_the_middle(small):
+def test_the_metric_may_be_at_a_middle_position(small):
     """In a decoder, patches after the metric's position change nothing."""
     model = small("gpt2")
 
@@ -93,7 +93,7 @@ def test_of_a_place_in_the_middle(small):
 
 
 @pytest.mark.parametrize("at", ["resid_pre", "attn_out", "z", "pattern"])
-def test_the_same_however_many_run_together(small, monkeypatch, at):
+def test_patches_do_not_depend_on_the_batch_size(small, monkeypatch, at):
     model = small("llama")
     expected = patch(model, CLEAN, CORRUPTED, at=at, metric=LOGIT)
     monkeypatch.setattr(module, "TOKENS", 12)  # two texts
@@ -133,7 +133,7 @@ def test_nothing_below_the_layer_is_computed_again(small, monkeypatch, at):
 
 
 @pytest.mark.parametrize(("kind", "at"), EVERY)
-def test_to_first_order(small, kind, at):
+def test_attribution_patches_equal_slopes_of_the_metric(small, kind, at):
     """The estimate is the metric's slope as the activation moves towards that of the clean text."""
     model = small(kind)
     clean, corrupted = model.trace(CLEAN), model.trace(CORRUPTED)
@@ -190,7 +190,7 @@ def test_to_first_order(small, kind, at):
         ({"model": "gpt2"}, TypeError, "`model` is str"),
     ],
 )
-def test_what_cannot_be_patched(small, call, given, error, words):
+def test_invalid_arguments_are_refused(small, call, given, error, words):
     about = {"model": small("gpt2"), "clean": CLEAN, "corrupted": CORRUPTED}
     with pytest.raises(error, match=words) as caught:
         call(**{**about, "at": "z", "metric": LOGIT, **given})
@@ -198,7 +198,7 @@ def test_what_cannot_be_patched(small, call, given, error, words):
     assert "\n" not in str(caught.value)
 
 
-def test_models_and_metrics_that_do_not_do(small):
+def test_unsupported_models_and_invalid_metrics_are_refused(small):
     model = small("gpt2")
 
     def with_metric(metric):

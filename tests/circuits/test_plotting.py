@@ -196,7 +196,7 @@ def test_results_of_one_kind_share_a_scale_and_others_do_not() -> None:
     assert texts(less)[-3:] == ["-0.50", "0.50", "weight"]
 
 
-def test_a_number_that_is_none_is_hatched() -> None:
+def test_nan_is_hatched() -> None:
     view = plot(result_of([[np.nan, 1.0]], "layer", "head"))
     assert len(cells(view.svg())) == 1
     assert "hatched: no number" in texts(view)
@@ -249,7 +249,7 @@ def test_vectors_are_summed_to_one_number_for_each_token(results: dict[str, Any]
     assert "sum over the 192 numbers" in " ".join(shown)
 
 
-def test_bars_leave_the_ground_both_ways() -> None:
+def test_bars_extend_from_the_ground_in_both_directions() -> None:
     view = plot(result_of([0.5, -1.0, 0.0], "layer"))
     bars = [
         (float(one.get("x")), float(one.get("width")), one.get("fill"))
@@ -284,7 +284,7 @@ def test_shares_are_drawn_on_one_scale_and_summed(results: dict[str, Any]) -> No
     assert widths(view)[1] == pytest.approx(60 * abs(shares["mlp"][0]) / most, abs=0.06)
 
 
-def test_three_axes_are_small_maps_and_one_that_is_large(results: dict[str, Any]) -> None:
+def test_three_axes_are_drawn_as_small_maps_and_a_large_one(results: dict[str, Any]) -> None:
     values = np.zeros((3, 2, 2))
     values[1, 0, 1] = -4.0
     values[2, 1, 0] = 2.0
@@ -306,7 +306,7 @@ def test_three_axes_are_small_maps_and_one_that_is_large(results: dict[str, Any]
     assert f"{last[-1, 0]:.2f}" in texts(flow)
 
 
-def test_heads_of_all_layers_are_one_axis_where_there_are_four(results: dict[str, Any]) -> None:
+def test_layer_and_head_are_merged_if_there_are_four_axes(results: dict[str, Any]) -> None:
     found = results["composition"]
     view = plot(found)
     (part,) = view.to_dict()["results"]
@@ -370,7 +370,7 @@ def test_what_cannot_be_drawn_is_refused(
     assert "\n" not in str(found.value)
 
 
-def test_a_theme_that_is_none_is_refused() -> None:
+def test_an_unknown_theme_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^plot: theme is 'blue'"):
         plot(result_of([[1.0]], "layer", "head"), theme="blue")
 
@@ -389,7 +389,7 @@ def title_of(item: ElementTree.Element) -> str:
     return found.text or ""
 
 
-def test_edges_are_as_wide_as_their_scores_and_say_them() -> None:
+def test_edges_show_their_scores_as_widths_and_titles() -> None:
     edges = [Edge("embed", "attn.0.1.k", 0.25), Edge("attn.0.1", "mlp.1", -0.5)]
     edges.append(Edge("mlp.1", "logits", 1.0))
     view = plot(graph_of(2, 2, edges, faithfulness=0.91237, correlation=None))

@@ -124,7 +124,7 @@ def test_a_result_is_the_array_in_all_but_its_names(result: Result) -> None:
 
 
 @pytest.mark.parametrize("make", [np.transpose, np.copy, lambda x: x.copy(), lambda x: x.ravel()])
-def test_what_is_made_from_a_result_has_no_names(result: Result, make) -> None:
+def test_arrays_computed_from_a_result_have_no_axis_names(result: Result, make) -> None:
     found = make(result)
     assert getattr(found, "axes", ()) == ()
     if isinstance(found, Result):
@@ -137,7 +137,7 @@ def test_what_is_made_from_a_result_has_no_names(result: Result, make) -> None:
             found.to_xarray()
 
 
-def test_xarray_has_the_names_and_what_the_numbers_are(result: Result) -> None:
+def test_to_xarray_keeps_the_axes_and_attributes(result: Result) -> None:
     found = result.to_xarray()
     assert (found.name, found.dims) == ("made", ("layer", "head"))
     assert found.attrs == {"of": "metric", "ground": 0.25}
@@ -165,7 +165,7 @@ EDGES = [
 GRAPH = Graph(["embed", "attn.0.1", "mlp.0", "logits"], EDGES, "eap", 3.0, 1.0, 0.75, None)
 
 
-def test_a_score_by_its_names():
+def test_score_finds_an_edge_by_sender_and_receiver():
     assert [GRAPH.score(edge.sender, edge.receiver) for edge in EDGES] == [-2.0, 1.5, 0.0]
     for pair in (("embed", "attn.0.1.k"), ("embed", "attn.0.1"), (3, None)):
         with pytest.raises(
@@ -178,7 +178,7 @@ def test_a_score_by_its_names():
         Graph([], [], "exact", 0.0, 0.0).score("embed", "logits")
 
 
-def test_the_first_so_many():
+def test_top_returns_the_first_edges():
     assert GRAPH.top(2) == EDGES[:2]
     assert GRAPH.top(9) == EDGES
     assert GRAPH.top(0) == []
@@ -196,5 +196,5 @@ def test_a_table_for_pandas():
     assert list(empty.columns) == ["sender", "receiver", "score"]
 
 
-def test_what_it_says_of_itself():
+def test_repr_of_a_graph():
     assert repr(GRAPH) == "<Graph: 4 nodes, 3 edges, eap, correlation 0.750>"

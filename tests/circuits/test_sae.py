@@ -69,16 +69,14 @@ def test_features_and_what_they_decode_to(kind, centred):
     assert sae.l0(X) == (expected > 0).sum() / 10
 
 
-def test_a_topk_row_with_few_positive_numbers_has_no_others():
+def test_topk_keeps_only_positive_numbers():
     sae = SAE(-np.eye(3), np.eye(3), k=2)
     np.testing.assert_array_equal(sae.encode(np.array([1.0, 2.0, -3.0])), [0, 0, 3])
 
 
 @pytest.mark.parametrize("at", ["resid_post", "mlp_out", "z", "post"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
-def test_as_an_edit_it_takes_the_place_of_its_site_and_its_features_are_in_the_trace(
-    small, kind, at
-):
+def test_an_sae_edit_replaces_its_site_and_records_its_features(small, kind, at):
     model = small(kind)
     plain = model.trace(IDS, logits=True)
     given = plain[at, 0]  # (B, T, D), (B, T, H, d) or (B, T, F)
@@ -101,7 +99,7 @@ def test_as_an_edit_it_takes_the_place_of_its_site_and_its_features_are_in_the_t
     np.testing.assert_allclose(logits[0], expected["logits"][0], rtol=0, atol=1e-12)
 
 
-def test_padding_in_front_and_texts_in_parts_change_nothing(small):
+def test_left_padding_and_batches_change_nothing(small):
     model = small("llama")
     sae = made("topk", at=SITE)
     whole = model.trace(IDS, edit={sae.at: sae}, logits=True)
@@ -117,7 +115,7 @@ def test_padding_in_front_and_texts_in_parts_change_nothing(small):
         assert trace.names() == ["blocks.0.hook_resid_post.hook_sae_acts_post"]
 
 
-def test_features_can_be_edited_and_what_is_not_reconstructed_can_stay(small):
+def test_features_can_be_edited_and_the_error_can_be_kept(small):
     model = small("gpt2")
     sae = made("topk", at=SITE).keeping_error()
     plain = model.trace(IDS, logits=True)
@@ -158,7 +156,7 @@ def test_features_can_be_edited_and_what_is_not_reconstructed_can_stay(small):
         for keeps in (False, True)
     ],
 )
-def test_gradients_go_through_it_and_end_at_its_features(small, kind, keeps):
+def test_gradients_through_an_sae_equal_slopes_of_small_steps(small, kind, keeps):
     """Gradients equal slopes of small steps: below the SAE, at its features and at its output."""
     model, own = small("gpt2"), np.random.default_rng(5)
     sae = made(kind, at=SITE)
@@ -188,7 +186,7 @@ def test_gradients_go_through_it_and_end_at_its_features(small, kind, keeps):
             np.testing.assert_allclose((found[name] * way).sum(), slope, rtol=1e-5, atol=1e-6)
 
 
-def test_gradients_are_of_activations_above_it_and_never_of_a_function(small):
+def test_only_activations_above_an_sae_have_feature_gradients(small):
     model = small("gpt2")
     sae = made("standard", at=SITE)
     one = np.zeros(model.trace(IDS[0], edit={SITE: sae})["z", 1].shape)
@@ -220,7 +218,7 @@ def test_text_is_generated_with_it(small):
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
-def test_a_folder_has_it_as_it_was(tmp_path, kind):
+def test_an_sae_is_saved_and_loaded(tmp_path, kind):
     sae = made(kind, at=SITE, subtracts_bias=kind != "standard", metadata={"model_name": "x"})
     sae.save(tmp_path / "sae")
     found = SAE.load(tmp_path / "sae")
@@ -318,7 +316,7 @@ def test_folders_that_are_refused(tmp_path, config, arrays, words):
     assert "\n" not in str(caught.value)
 
 
-def test_folders_that_are_none(tmp_path):
+def test_incomplete_or_broken_folders_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"SAE.load: .* has no cfg.json: give a folder"):
         SAE.load(tmp_path)
     (tmp_path / "cfg.json").write_text("{}")
@@ -334,7 +332,7 @@ def test_folders_that_are_none(tmp_path):
 
 
 @pytest.mark.parametrize("dead", [[], [4], [0, 5, 9, 11, 12, 13, 17, 19]])
-def test_the_gradient_of_training_is_that_of_small_steps(dead):
+def test_the_training_gradient_equals_slopes_of_small_steps(dead):
     parameters = {"W_enc": ENCODER, "W_dec": DECODER, "b_enc": B_ENC, "b_dec": B_DEC}
     x, dead = X.reshape(-1, D), np.array(dead, int)
     loss, found, fired = training.gradients(parameters, x, 3, dead)
@@ -493,14 +491,14 @@ def test_measures_on_texts(small):
         ),
     ],
 )
-def test_what_does_not_fit(call, error, words):
+def test_invalid_arguments_are_refused(call, error, words):
     with pytest.raises(error, match=words) as caught:
         call()
     assert str(caught.value).startswith("SAE")
     assert "\n" not in str(caught.value)
 
 
-def test_models_and_sites_that_do_not_do(small):
+def test_invalid_models_and_sites_are_refused(small):
     model = small("gpt2")
     options = {"features": 8, "k": 2, "tokens": 10}
     with pytest.raises(TypeError, match=r"SAE.train: `model` is str"):

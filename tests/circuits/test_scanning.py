@@ -107,14 +107,14 @@ def agree(found: Any, wanted: Any, top_k: int, texts: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("top_k", [1, 3, 100])
-def test_means_and_examples_beside_plain_loops(bert: qkv.Model, top_k: int) -> None:
+def test_means_and_examples_equal_plain_loops(bert: qkv.Model, top_k: int) -> None:
     wanted = of_bert(bert, TEXTS)
     assert all(len(entries) > 3 for (name, *_), entries in wanted[1].items() if name != "same")
     agree(scan_heads(bert, iter(TEXTS), top_k=top_k), wanted, top_k, TEXTS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_families_beside_plain_loops(kind: str, tmp_path: Path) -> None:
+def test_scans_of_other_families_equal_plain_loops(kind: str, tmp_path: Path) -> None:
     """Cover causal masks, RoPE, fewer key heads, soft caps, windows, ALiBi, sinks and a bias."""
     model = qkv.load(str(write_small(tmp_path / "model", KINDS[kind], seed=2)), dtype="float64")
     texts = TEXTS[:6]
@@ -148,7 +148,7 @@ def test_how_texts_are_batched_and_cut_into_parts_changes_nothing(
 
 
 @pytest.mark.parametrize("texts", [1, 2, 100])
-def test_of_texts_with_as_much_the_earlier_ones_are_examples(
+def test_earlier_texts_are_the_examples_among_equal_values(
     monkeypatch: pytest.MonkeyPatch, texts: int
 ) -> None:
     monkeypatch.setattr("qkv.circuits.inputs.TEXTS", texts)
@@ -186,7 +186,7 @@ def test_no_texts_have_no_examples(bert: qkv.Model) -> None:
     assert found.examples("first", 0, 0) == []
 
 
-def test_nan_in_the_weights_shows_in_the_means_alone() -> None:
+def test_nan_in_the_weights_affects_only_the_means() -> None:
     model = fresh_model(GPT2, seed=0)
     parameters = {name: array.copy() for name, array in model.parameters.items()}
     parameters["embed.weight"][7] = np.nan
@@ -219,7 +219,7 @@ def test_memory_does_not_grow_with_the_number_of_texts(
 
 
 @pytest.mark.attack
-def test_ctrl_c_ends_it_at_once_and_leaves_the_model_as_it_was(bert: qkv.Model) -> None:
+def test_an_interrupt_ends_the_scan_and_leaves_the_model_unchanged(bert: qkv.Model) -> None:
     read = []
 
     def texts() -> Iterator[str]:
@@ -235,7 +235,7 @@ def test_ctrl_c_ends_it_at_once_and_leaves_the_model_as_it_was(bert: qkv.Model) 
     agree(scan_heads(bert, TEXTS), of_bert(bert, TEXTS), 10, TEXTS)
 
 
-def test_an_error_of_whoever_gives_the_texts_comes_through(bert: qkv.Model) -> None:
+def test_an_error_while_reading_the_texts_is_raised(bert: qkv.Model) -> None:
     def texts() -> Iterator[str]:
         yield "the cat"
         raise OSError("the disk is gone")
@@ -244,7 +244,7 @@ def test_an_error_of_whoever_gives_the_texts_comes_through(bert: qkv.Model) -> N
         scan_heads(bert, texts())
 
 
-def test_what_cannot_be_asked_for_is_refused_before_a_text_is_read(bert: qkv.Model) -> None:
+def test_invalid_arguments_are_refused_before_a_text_is_read(bert: qkv.Model) -> None:
     def texts() -> Iterator[str]:
         raise AssertionError("a text was read")
         yield ""
@@ -262,7 +262,7 @@ def test_what_cannot_be_asked_for_is_refused_before_a_text_is_read(bert: qkv.Mod
 
 
 @pytest.mark.parametrize(("kind", "does"), [("t5", "reads one text"), ("vit", "reads images")])
-def test_models_of_two_texts_and_of_images_are_refused(
+def test_encoder_decoders_and_image_models_are_refused(
     kind: str, does: str, tmp_path: Path
 ) -> None:
     model = qkv.load(str(write_small(tmp_path / kind, CONFIGS[kind])))
@@ -272,7 +272,7 @@ def test_models_of_two_texts_and_of_images_are_refused(
         scan_heads(model, TEXTS)
 
 
-def test_what_is_no_text_is_refused_by_its_number(bert: qkv.Model) -> None:
+def test_invalid_texts_are_refused(bert: qkv.Model) -> None:
     with pytest.raises(TypeError, match="scan_heads: text 2 is int, not a string"):
         scan_heads(bert, ["the", "cat", 3])
     with pytest.raises(ValueError, match=r"scan_heads: text 1 has 17 ids: give 1 to 16"):
@@ -281,7 +281,7 @@ def test_what_is_no_text_is_refused_by_its_number(bert: qkv.Model) -> None:
         scan_heads(bert, 3)  # type: ignore[arg-type]  # what is tested
 
 
-def test_what_a_scan_does_not_have_is_refused(bert: qkv.Model) -> None:
+def test_unknown_scores_layers_and_heads_are_refused(bert: qkv.Model) -> None:
     found = scan_heads(bert, TEXTS, ["first", "same"])
     with pytest.raises(
         KeyError, match="examples: 'next' was not measured: choose among first, same"

@@ -32,7 +32,7 @@ def test_shares_sum_to_the_logit_before_a_soft_cap(small, kind, place):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_share_is_what_is_missing_where_norms_are_held_still(small, kind):
+def test_a_share_equals_the_change_without_its_part(small, kind):
     """A share is the change if its vector is removed before the final norm, whose scale is kept."""
     model = small(kind)
     trace = model.trace(IDS, names=[*model.trace(IDS).names(), "result"])
@@ -76,7 +76,7 @@ NEURONS = [kind for kind in KINDS if kind not in ("gpt_oss", "mixtral", "qwen3_m
 
 
 @pytest.mark.parametrize("kind", NEURONS)
-def test_a_neuron_has_the_part_of_its_mlp_that_is_missing_without_it(small, kind):
+def test_the_share_of_a_neuron_equals_the_change_without_it(small, kind):
     """A share is the change if the last block runs without the neuron, with norm scales kept."""
     model = small(kind)
     trace = model.trace(IDS)
@@ -113,7 +113,7 @@ def test_a_neuron_has_the_part_of_its_mlp_that_is_missing_without_it(small, kind
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "parallel"])
-def test_several_texts_are_each_text_alone(small, kind):
+def test_a_batch_equals_single_texts(small, kind):
     model = small(kind)
     texts, of = [IDS, IDS[3:], IDS[::-1][:5]], [(-1, 4), (0, 3, 5), (-2, 9)]
     trace = model.trace(texts)
@@ -127,7 +127,7 @@ def test_several_texts_are_each_text_alone(small, kind):
                 np.testing.assert_allclose(found[name][number], share, rtol=0, atol=1e-11)
 
 
-def test_of_an_edited_run_the_shares_are_of_that_run(small):
+def test_shares_of_an_edited_run_sum_to_its_logit(small):
     model = small("gpt2")
     edit = {("result", 0): lambda x: x * 3}
     names = [*model.trace(IDS).names(), "result"]
@@ -140,7 +140,7 @@ def test_of_an_edited_run_the_shares_are_of_that_run(small):
     np.testing.assert_allclose(total(found), ablated["logits"][0, -1, 4], rtol=1e-10)
 
 
-def test_what_has_no_shares(small):
+def test_invalid_models_traces_and_arguments_are_refused(small):
     model = small("gpt2")
     trace = model.trace(IDS)
     for kind in ("bert", "modernbert"):
@@ -181,7 +181,7 @@ def test_what_has_no_shares(small):
         attribute_logits(model, model.trace(IDS, names=["full_embed", "ln_final.scale"]), (-1, 4))
 
 
-def test_norms_behind_the_parts_are_refused_where_the_head_would_do(small):
+def test_norms_after_the_parts_are_refused_even_with_a_linear_head(small):
     """A model with norms after its parts is refused, even if its head is only a matrix.
 
     No family of models has both. So the test takes the small BERT, which has norms after its parts,

@@ -42,7 +42,7 @@ def by_position(model, at, metric):
         for at in ("z", "pattern", "q", "k", "v", "pre", "post")
     ],
 )
-def test_by_position_each_patch_is_that_of_a_whole_run(small, kind, at):
+def test_each_patch_by_position_equals_a_full_run(small, kind, at):
     model = small(kind)
     expected = by_position(model, at, difference)
     for metric in (LOGIT, difference):
@@ -53,7 +53,7 @@ def test_by_position_each_patch_is_that_of_a_whole_run(small, kind, at):
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "parallel", "bert"])
 @pytest.mark.parametrize("at", ["pre", "post"])
-def test_each_neuron_is_that_of_a_whole_run(small, kind, at):
+def test_each_neuron_patch_equals_a_full_run(small, kind, at):
     model = small(kind)
     clean, rows = model.trace(CLEAN), []
     for layer in range(model.num_layers):
@@ -73,7 +73,7 @@ def test_each_neuron_is_that_of_a_whole_run(small, kind, at):
     assert np.ptp(rows) > 1e-3
 
 
-def test_what_a_position_cannot_see_changes_nothing(small):
+def test_patches_after_the_metrics_position_change_nothing(small):
     model = small("gpt2")
 
     def middle(logits):
@@ -96,7 +96,7 @@ def test_what_a_position_cannot_see_changes_nothing(small):
         pytest.param("post", None, 1, marks=pytest.mark.attack),
     ],
 )
-def test_many_pairs_are_each_pair_alone(small, monkeypatch, at, by, tokens):
+def test_patching_many_pairs_equals_patching_each_alone(small, monkeypatch, at, by, tokens):
     """Pairs of equal length run together, each with its own metric, baseline and positions.
 
     The baseline of a pair is the metric of its corrupted text.
@@ -159,7 +159,7 @@ def test_one_metric_serves_all_pairs_and_a_list_of_one_counts_as_one_text(small)
         ({"metric": (5, 1)}, "`metric` of pair 1 has position 5 and the text has 4 tokens"),
     ],
 )
-def test_pairs_that_do_not_fit(small, given, words):
+def test_invalid_pairs_and_options_are_refused(small, given, words):
     about = {"clean": ONES, "corrupted": OTHERS, "at": "resid_pre", "metric": LOGIT, **given}
     with pytest.raises(ValueError, match=f"patch: {words}") as caught:
         patch(small("gpt2"), **about)

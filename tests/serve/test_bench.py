@@ -69,7 +69,7 @@ def test_one_wrong_vector_is_seen(size: int) -> None:
         assert asked.check()["error"] == pytest.approx(1.0)
 
 
-def test_an_answer_that_is_none_ends_the_load() -> None:
+def test_an_error_response_ends_the_load() -> None:
     with served() as port, pytest.raises(ValueError, match=r"request 0 was answered b'HTTP/1.1 5"):
         Clients(["x"], VECTORS[:1]).run(Load(port, 1, 1))
 
@@ -80,7 +80,7 @@ def test_vectors_are_read_in_both_ways() -> None:
     np.testing.assert_array_equal(read(b'{"data": [{"embedding": [1, 2]}]}'), [[1, 2]])
 
 
-def test_every_way_gives_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_way_is_within_its_allowed_error(monkeypatch: pytest.MonkeyPatch) -> None:
     if not (WORDNET / "data.noun").is_file():
         pytest.skip("its texts are from WordNet: apt-get install wordnet-base")
     own = {name: c if name == "qkv serve" else None for name, c in serve.commands().items()}

@@ -39,7 +39,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--port", "70000"], "70000"),
     ],
 )
-def test_what_cannot_be_is_one_line(arguments: list[str], said: str) -> None:
+def test_invalid_arguments_print_a_one_line_error(arguments: list[str], said: str) -> None:
     answer = run(*arguments)
     assert answer.returncode == 2, answer.stderr
     assert answer.stdout == ""
@@ -65,7 +65,7 @@ def test_a_port_that_is_taken_is_named() -> None:
     assert f"127.0.0.1:{port}" in answer.stderr
 
 
-def test_a_key_from_a_file_is_asked_for(serving, tmp_path: Path) -> None:
+def test_the_key_from_a_file_is_required(serving, tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("open-sesame\n")
     server: Served = serving("--api-key-file", file)
@@ -80,7 +80,7 @@ def test_a_key_from_a_file_is_asked_for(serving, tmp_path: Path) -> None:
         assert "GET" in answer.headers["Allow"]
 
 
-def test_the_page_and_the_docs_ask_nobody_else(served) -> None:
+def test_the_page_and_the_docs_load_nothing_from_other_hosts(served) -> None:
     with served.client() as client:
         page = client.get("/")
         assert "books" in page.text

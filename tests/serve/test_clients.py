@@ -86,7 +86,7 @@ def test_openai_lists_the_model(client: openai.OpenAI) -> None:
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
     ],
 )
-def test_openai_is_told_what_does_not_fit(
+def test_openai_gets_an_error_for_an_invalid_body(
     client: openai.OpenAI, body: dict[str, str], param: str, words: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
@@ -109,13 +109,13 @@ def test_openai_with_another_key(server: Served, key: str, words: str) -> None:
     assert words in caught.value.message
 
 
-def test_openai_at_a_path_that_is_none(client: openai.OpenAI) -> None:
+def test_openai_gets_not_found_for_an_unknown_path(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.moderations.create(input="a")
     assert caught.value.type == "not_found_error"
 
 
-def test_openai_with_more_than_a_request_may_have(client: openai.OpenAI) -> None:
+def test_openai_gets_an_error_for_a_too_large_request(client: openai.OpenAI) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
         client.embeddings.create(model="m", input=["a" * 2**20] * 9)
     assert caught.value.status_code == 413

@@ -105,7 +105,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("prompt", [PROMPTS[0], PROMPTS, [ids_of(p) for p in PROMPTS]], ids=type)
-def test_it_is_what_generate_gives(
+def test_completions_equal_those_of_generate(
     client: openai.OpenAI, model: qkv.Model, prompt: Any, options: dict[str, Any]
 ) -> None:
     expected = model.generate(prompt, max_new_tokens=20, **options)
@@ -132,7 +132,7 @@ def test_ids_alone_are_one_prompt(client: openai.OpenAI, model: qkv.Model) -> No
     assert texts(answer) == [model.generate(ids, max_new_tokens=7)]
 
 
-def test_a_seed_without_a_temperature_is_taken(client: openai.OpenAI, model: qkv.Model) -> None:
+def test_a_seed_with_temperature_0_is_accepted(client: openai.OpenAI, model: qkv.Model) -> None:
     drawing = {"seed": 3, "top_p": 0.5}  # many clients send both with every request
     asked = {"model": "", "prompt": PROMPTS[0], "temperature": 0, "max_tokens": 7, **drawing}
     assert texts(client.completions.create(**asked)) == [
@@ -152,7 +152,7 @@ def test_each_prompt_is_continued_n_times(client: openai.OpenAI, model: qkv.Mode
     assert [found[number] for number in range(4)] == expected
 
 
-def test_what_is_not_said_is_as_with_openai(here: TestClient, model: qkv.Model) -> None:
+def test_defaults_are_those_of_openai(here: TestClient, model: qkv.Model) -> None:
     first, second = (post(here, prompt="the cat").json() for _ in range(2))
     assert first["usage"] == {"prompt_tokens": 5, "completion_tokens": 16, "total_tokens": 21}
     assert first["choices"][0]["text"] != second["choices"][0]["text"]  # without a fixed seed
@@ -175,7 +175,7 @@ def test_rows_that_do_not_fit_together_come_one_after_the_other(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_text_ends_where_it_says_so(tmp_path: Path, stream: bool) -> None:
+def test_a_completion_ends_at_a_stop_string_or_end_token(tmp_path: Path, stream: bool) -> None:
     model = writer(tmp_path, "Say: ", "the cat, the dog")
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
         for stop, text, reason, count in (
@@ -306,7 +306,9 @@ BAD: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("name", "bad"), BAD, ids=lambda value: str(value)[:40])
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_does_not_fit_is_said(here: TestClient, name: str, bad: Any, stream: bool) -> None:
+def test_an_invalid_value_gives_an_error_that_names_its_key(
+    here: TestClient, name: str, bad: Any, stream: bool
+) -> None:
     if stream and name in ("stream", "stream_options"):
         bad, name = ({"include_usage": 5}, "stream_options")
     body = {"prompt": "the cat", "stream": stream, name: bad}
@@ -369,9 +371,7 @@ def test_other_families_are_served_too(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "t5"])
-def test_a_completion_that_is_closed_on_the_way_continues_the_same(
-    tmp_path: Path, kind: str
-) -> None:
+def test_a_closed_completion_continues_identically(tmp_path: Path, kind: str) -> None:
     """A completion samples the same text if its generator is closed and started again.
 
     The test closes the generator after every piece, every 2 pieces, or every 3 pieces.
@@ -439,7 +439,7 @@ def test_long_prompts_are_measured_in_parts_that_are_kept(tmp_path: Path) -> Non
     assert measured == [32, 64, 89]
 
 
-def test_so_many_completions_are_computed_side_by_side(model: qkv.Model) -> None:
+def test_a_group_has_a_limited_number_of_completions(model: qkv.Model) -> None:
     body = CompletionsBody.read({"prompt": ["a"] * 300, "max_tokens": 1})
     completion = Completion(model, body, Limits())
     sizes = [len(rows) for rows in completion._groups()]
@@ -467,7 +467,7 @@ def test_a_large_answer_is_refused_before_it_is_computed(
         assert said in response.json()["error"]["message"]
 
 
-def test_what_fails_on_the_way_is_told_in_the_stream(tmp_path: Path) -> None:
+def test_an_error_during_generation_is_sent_in_the_stream(tmp_path: Path) -> None:
     model = gpt2(tmp_path, script=[ids_of("a")[0]] * POSITIONS)
     steps = model.steps
 
@@ -533,7 +533,7 @@ def test_the_schema_can_be_resolved(here: TestClient) -> None:
 # concurrent clients, and clients that hang up
 
 
-def test_several_share_the_thread(decoder: Served, model: qkv.Model) -> None:
+def test_concurrent_completions_equal_those_of_generate(decoder: Served, model: qkv.Model) -> None:
     prompts = [f"the cat {number}" for number in range(6)]
 
     async def ask(client: openai.AsyncOpenAI, prompt: str) -> str:

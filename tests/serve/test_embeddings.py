@@ -129,7 +129,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("body", "param", "words"), BAD, ids=[words for *_, words in BAD])
-def test_a_bad_request_is_told_what_does_not_fit(
+def test_a_bad_request_gets_an_error_that_names_the_key(
     client: TestClient, body: dict[str, Any], param: str, words: str
 ) -> None:
     response = client.post("/v1/embeddings", json=body)
@@ -148,7 +148,7 @@ def test_a_body_that_is_no_object_is_refused(client: TestClient, content: bytes)
         assert response.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_the_one_long_number_of_texts_is_a_number_of_tokens(client: TestClient) -> None:
+def test_a_list_of_65_ids_counts_as_one_text(client: TestClient) -> None:
     answer = asked(client, input=[5] * 65)  # one text, not 65
     assert answer["usage"]["prompt_tokens"] == 65
 
@@ -171,7 +171,7 @@ RANKING = {"query": "a river", "documents": ["a bank", "money"], "top_n": 1}
         ({"top_n": True}, "top_n", "top_n is true: it should be a valid integer"),
     ],
 )
-def test_rerank_reads_the_body_and_refuses(
+def test_rerank_refuses_invalid_bodies_and_models_that_do_not_rank(
     client: TestClient, changes: dict[str, Any], param: str, words: str
 ) -> None:
     response = client.post("/v1/rerank", json=RANKING | changes)
@@ -182,7 +182,7 @@ def test_rerank_reads_the_body_and_refuses(
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_vector_that_is_not_finite_is_an_error_of_its_request_alone(
+def test_a_vector_that_is_not_finite_fails_only_its_request(
     monkeypatch: pytest.MonkeyPatch, value: float
 ) -> None:
     """In JSON, numbers that are not finite would be null."""

@@ -245,7 +245,7 @@ class Load:
 
 
 @pytest.mark.parametrize("keep", [True, False], ids=["kept connections", "new connections"])
-def test_a_server_that_is_ended_answers_what_it_has(keep: bool) -> None:
+def test_a_stopped_server_answers_the_requests_that_it_received(keep: bool) -> None:
     with serve("--model", "minilm") as server:
         load = Load(server, 64, keep)
         load.start()
@@ -286,7 +286,7 @@ class Marked(RuntimeError):
     """The error that a forward pass raises for the marked text."""
 
 
-def test_an_error_while_computing_is_that_of_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_forward_pass_fails_only_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """A text whose forward pass fails does not harm the many good texts beside it."""
     model = qkv.load("minilm")
     marked = model.tokenize("kaboom").ids[1]

@@ -67,7 +67,7 @@ def served(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 @pytest.mark.parametrize("how", ["close", "reset", "both ways"])
-def test_what_waits_is_not_computed_once_its_client_has_left(
+def test_a_waiting_request_is_not_computed_if_its_client_leaves(
     served: tuple[Inside, Spied], path: str, how: str
 ) -> None:
     server, spied = served
@@ -91,7 +91,9 @@ def test_what_waits_is_not_computed_once_its_client_has_left(
     assert once
 
 
-def test_who_sends_no_more_and_stays_is_answered(served: tuple[Inside, Spied], path: str) -> None:
+def test_a_half_closed_connection_is_still_answered(
+    served: tuple[Inside, Spied], path: str
+) -> None:
     server, _ = served
     with server.held():
         client = server.ask(path, BODIES[path])

@@ -63,12 +63,12 @@ def test_a_host_that_was_allowed_is_known() -> None:
         ("file://localhost", 403),
     ],
 )
-def test_a_page_from_elsewhere_may_not_ask(origin: str, expected: int) -> None:
+def test_origins_other_than_the_host_are_refused(origin: str, expected: int) -> None:
     assert status("/v1/models", Host="localhost", Origin=origin) == expected
 
 
 @pytest.mark.parametrize("given", ["", "Bearer", "Bearer ", "Bearer wrong", "Basic right", "right"])
-def test_a_key_is_asked_for(given: str) -> None:
+def test_a_key_is_required(given: str) -> None:
     limits = Limits(key="right")
     headers = {"Authorization": given} if given else {}
     assert status("/v1/models", limits, **headers) == 401
@@ -78,7 +78,7 @@ def test_a_key_is_asked_for(given: str) -> None:
     assert status("/v1/models", limits, Authorization="bearer right") == 200
 
 
-def test_a_body_may_have_so_many_bytes() -> None:
+def test_a_body_larger_than_the_limit_is_refused() -> None:
     import asyncio
 
     limits = Limits(body=100)

@@ -109,7 +109,7 @@ def test_langchain_tells_queries_from_documents(prompted: str) -> None:
 
 
 @pytest.mark.parametrize("module", [chroma, langchain])
-def test_the_class_is_one(module: object) -> None:
+def test_the_class_that_is_created_on_first_use_can_be_pickled(module: object) -> None:
     """The class is created when it is first used, and pickle finds it again by its name."""
     made = module.TextEncoder  # type: ignore[attr-defined]  # by the module's own __getattr__
     assert pickle.loads(pickle.dumps(made)) is made

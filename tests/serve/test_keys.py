@@ -135,7 +135,7 @@ def test_a_value_that_would_change_the_answer_is_no_longer_ignored(
     assert key in error["message"]
 
 
-def test_of_the_one_likeliest_token_the_likeliest_is_drawn(clients: dict[str, TestClient]) -> None:
+def test_top_k_1_samples_the_likeliest_token(clients: dict[str, TestClient]) -> None:
     client, asked = clients["/v1/completions"], {"prompt": "the cat", "max_tokens": 12}
 
     def text(**more: Any) -> str:
@@ -196,7 +196,7 @@ def test_prompts_by_their_names(tmp_path: Path, included: bool) -> None:
             np.testing.assert_allclose(vectors(client, **asked), expected, atol=1e-6)
 
 
-def test_a_model_without_prompts_takes_what_clients_send(tmp_path: Path) -> None:
+def test_a_model_without_prompts_accepts_common_input_types(tmp_path: Path) -> None:
     model = with_prompts(tmp_path, {})
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
         expected = model.encode(TEXTS)
@@ -214,7 +214,7 @@ def test_queries_and_documents_take_their_routes(tmp_path: Path) -> None:
         np.testing.assert_allclose(2 * vectors(client, ["cat"], input_type="query"), whole)
 
 
-def test_names_that_are_not_known_are_told_which_are(tmp_path: Path) -> None:
+def test_invalid_prompt_names_and_input_types_are_refused(tmp_path: Path) -> None:
     model = with_prompts(tmp_path, PROMPTS)
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
         for key, value in (

@@ -64,7 +64,9 @@ def test_tokens_are_counted(served: Served) -> None:
         ({"top_n": 0}, "top_n", "is 0: it should be greater than or equal to 1"),
     ],
 )
-def test_what_does_not_fit(served: Served, changes: Any, param: str, words: str) -> None:
+def test_invalid_or_too_large_requests_are_refused(
+    served: Served, changes: Any, param: str, words: str
+) -> None:
     _, client = served
     body = {"query": QUERY, "documents": DOCUMENTS} | changes
     response = client.post("/v1/rerank", json=body)
@@ -75,12 +77,12 @@ def test_what_does_not_fit(served: Served, changes: Any, param: str, words: str)
     assert asked(client, documents=["a dog"])["results"][0]["index"] == 0  # the server still works
 
 
-def test_vectors_are_served_beside_it(served: Served) -> None:
+def test_a_ranking_model_also_serves_vectors(served: Served) -> None:
     response = served[1].post("/v1/embeddings", json={"input": QUERY})
     assert len(response.json()["data"][0]["embedding"]) == 12
 
 
-def test_a_long_query_is_refused_before_it_stands_beside_each_document(
+def test_a_long_query_is_refused_before_all_pairs_are_built(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even with empty documents, 64 pairs of query and document exceed the limit of 550 tokens.

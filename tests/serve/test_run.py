@@ -131,7 +131,7 @@ def trickle(connection: socket.socket, text: bytes, seconds: float = 0.1) -> flo
         b"POST /v1/embeddings HTTP/1.1\r\nHost: evil.org\r\nContent-Length: 5000\r\n\r\n",
     ],
 )
-def test_what_trickles_in_has_so_many_seconds(small: Served, begun: bytes) -> None:
+def test_a_request_that_arrives_too_slowly_is_ended(small: Served, begun: bytes) -> None:
     with closing(connect(small)) as connection:
         connection.sendall(begun)
         trickle(connection, b"x" * 100)
@@ -161,7 +161,7 @@ def test_many_slow_ones_leave_others_alone(small: Served) -> None:
             connection.close()
 
 
-def test_one_connection_too_many_is_told() -> None:
+def test_a_connection_above_the_limit_gets_status_503() -> None:
     # a separate server, because connections of other tests would count too; clients may take 60 s
     # to send a request, because the limit of 1 s may be too short for 31 connections
     with serve(program=("-c", SMALL.replace("half_sent=1.0", "half_sent=60.0"))) as server:
@@ -177,7 +177,7 @@ def test_one_connection_too_many_is_told() -> None:
 
 @pytest.mark.parametrize("more", ["", "Expect: 100-continue\r\n"])
 @pytest.mark.parametrize("size", [100_001, 30_000_000])
-def test_who_sends_too_much_hears_of_it(small: Served, size: int, more: str) -> None:
+def test_a_body_that_is_too_large_gets_status_413(small: Served, size: int, more: str) -> None:
     with small.client() as client:
         for _ in range(3):
             body = b"x" * size
@@ -206,7 +206,7 @@ def test_who_sends_too_much_hears_of_it(small: Served, size: int, more: str) -> 
         + b"x" * 300_000,
     ],
 )
-def test_a_head_may_have_so_many_bytes(small: Served, head: bytes) -> None:
+def test_a_head_that_is_too_large_is_refused(small: Served, head: bytes) -> None:
     with closing(connect(small)) as connection:
         with suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(head)
@@ -231,7 +231,7 @@ def test_a_head_may_have_so_many_bytes(small: Served, head: bytes) -> None:
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
 )
-def test_what_is_no_http_is_told_in_the_shape_of_errors(small: Served, text: bytes) -> None:
+def test_invalid_or_unsupported_http_gets_a_json_error(small: Served, text: bytes) -> None:
     with closing(connect(small)) as connection:
         connection.sendall(text)
         connection.shutdown(socket.SHUT_WR)
@@ -252,7 +252,7 @@ def test_a_request_that_is_cut_off_leaves_nothing(small: Served) -> None:
 
 
 @pytest.mark.parametrize("seconds", [b"0", b"0.7", b"1.6"])
-def test_who_sends_no_more_still_gets_the_answer(small: Served, seconds: bytes) -> None:
+def test_a_half_closed_connection_still_gets_the_answer(small: Served, seconds: bytes) -> None:
     with closing(connect(small)) as connection:
         connection.sendall(request(seconds, "/slow"))
         connection.shutdown(socket.SHUT_WR)
@@ -271,7 +271,7 @@ def test_requests_that_are_sent_at_once_are_answered_in_order(small: Served) -> 
         assert [status for status, _ in found[2:]] in ([], [400], [408])
 
 
-def test_what_stands_behind_a_body_does_not_cost_the_answer(small: Served) -> None:
+def test_bytes_after_the_body_do_not_prevent_the_answer(small: Served) -> None:
     with closing(connect(small)) as connection:
         connection.sendall(request(b"0.3", "/slow") + b"\x00more\x00")
         assert answers(rest(connection))[0] == (200, {"done": True})
@@ -369,7 +369,7 @@ def test_a_signal_ends_it_when_it_has_answered(number: int) -> None:
             connect(server)
 
 
-def test_an_end_takes_so_many_seconds_at_most() -> None:
+def test_stopping_the_server_takes_a_limited_time() -> None:
     with serve(program=("-c", SMALL)) as server, server.client() as client:
         half = connect(server)
         half.sendall(request()[:-1])

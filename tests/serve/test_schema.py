@@ -48,11 +48,11 @@ def test_every_route_is_described(api: BaseSchema) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_route_does_as_it_says(api: BaseSchema, route: str) -> None:
+def test_a_route_conforms_to_its_schema(api: BaseSchema, route: str) -> None:
     assert answers(api, route)
 
 
-def test_a_ranking_is_answered_as_it_says(ranking: BaseSchema) -> None:
+def test_a_ranking_conforms_to_its_schema(ranking: BaseSchema) -> None:
     assert 200 in answers(ranking, "POST /v1/rerank")
 
 

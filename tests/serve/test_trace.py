@@ -86,7 +86,7 @@ def test_safetensors_hold_the_same(client: TestClient, accept: str, top_k: int |
         np.testing.assert_array_equal(found["pattern"][1, 1], expected)
 
 
-def test_the_metadata_says_what_the_answer_does(client: TestClient, tmp_path: Path) -> None:
+def test_the_metadata_holds_tokens_layers_and_heads(client: TestClient, tmp_path: Path) -> None:
     path = tmp_path / "trace.safetensors"
     path.write_bytes(post(client, "application/octet-stream", input=TEXT, layers=[2]).content)
     with safe_open(path, framework="numpy") as file:
@@ -104,11 +104,11 @@ def test_the_metadata_says_what_the_answer_does(client: TestClient, tmp_path: Pa
         "application/octet-stream;q=0, */*",
     ],
 )
-def test_everything_else_is_json(client: TestClient, accept: str) -> None:
+def test_other_accept_headers_get_json(client: TestClient, accept: str) -> None:
     assert post(client, accept, input=TEXT, layers=0).json()["layers"] == [0]
 
 
-def test_the_largest_weights_alone(client: TestClient) -> None:
+def test_top_k_returns_only_the_largest_weights(client: TestClient) -> None:
     answer = post(client, input=TEXT, layers=[2, 5], heads=[1], top_k=4).json()
     assert list(answer) == ["tokens", "layers", "heads", "top_indices", "top_weights"]
     trace = MODEL.trace(TEXT)
@@ -148,7 +148,7 @@ def test_a_long_text_is_cut_as_in_trace(client: TestClient) -> None:
 # sizes
 
 
-def test_what_is_too_large_is_refused_before_it_is_computed(
+def test_a_large_answer_is_refused_before_it_is_computed(
     small: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def computed(*arguments: Any, **options: Any) -> Any:
@@ -200,7 +200,9 @@ BAD: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "bad"), BAD, ids=lambda value: str(value)[:40])
-def test_what_does_not_fit_is_said(client: TestClient, name: str, bad: Any) -> None:
+def test_an_invalid_value_gives_an_error_that_names_its_key(
+    client: TestClient, name: str, bad: Any
+) -> None:
     response = post(client, **{"input": TEXT, name: bad})
     assert response.status_code == 400, response.text[:300]
     error = response.json()["error"]
@@ -218,7 +220,7 @@ def test_no_input(client: TestClient) -> None:
 # other models
 
 
-def test_a_decoder_looks_back_alone(tmp_path: Path) -> None:
+def test_a_decoder_has_no_weights_on_later_tokens(tmp_path: Path) -> None:
     model = gpt2(tmp_path, seed=2)
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
         answer = post(client, input="the cat", top_k=9).json()
@@ -241,7 +243,7 @@ def test_other_families_are_traced(tmp_path: Path, kind: str) -> None:
     np.testing.assert_allclose(answer["pattern"], expected, rtol=1e-6, atol=1e-9)
 
 
-def test_a_model_of_images_says_so(tmp_path: Path) -> None:
+def test_an_image_model_is_refused(tmp_path: Path) -> None:
     model = qkv.load(write_small(tmp_path / "vit", CONFIGS["vit"]))
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
         for given in ("the cat", [1, 2]):

@@ -272,7 +272,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("asked", "param", "complaint"), WRONG, ids=lambda value: str(value)[:60])
-def test_what_does_not_fit_is_said(
+def test_an_invalid_request_gets_an_error_that_names_its_key(
     client: TestClient, asked: dict[str, Any], param: str, complaint: str
 ) -> None:
     response = post(client, input=TEXT, **asked)
@@ -295,7 +295,7 @@ def test_a_model_that_gives_no_logits(tmp_path: Path, kind: str) -> None:
     assert not np.array(hidden["pattern"])[..., 1].any()
 
 
-def test_what_else_is_wanted_counts_as_bytes(encoder: Model) -> None:
+def test_included_arrays_count_towards_the_size_of_the_answer(encoder: Model) -> None:
     size = 8 * 8 * 12 * 3 * 4 + 13 * 8 * 12 * 4
     for answer, status in ((4 * size, 200), (size - 1, 413)):
         with TestClient(
@@ -305,7 +305,7 @@ def test_what_else_is_wanted_counts_as_bytes(encoder: Model) -> None:
             assert client.post("/v1/trace", json=asked, headers=OCTETS).status_code == status
 
 
-def test_scores_are_scaled_from_the_usual(encoder: Model, client: TestClient) -> None:
+def test_scaling_by_the_default_scale_changes_nothing(encoder: Model, client: TestClient) -> None:
     usual = 1 / math.sqrt(encoder.dim / encoder.num_heads)
     found = whole(client, TEXT, [{"op": "scale", "value": usual}], [6])
     expected = whole(client, TEXT, [], [6])
@@ -334,7 +334,7 @@ def test_many_causal_edits_are_answered_as_one(client: TestClient) -> None:
     np.testing.assert_array_equal(found["pattern"], expected["pattern"])
 
 
-def test_a_causal_mask_is_that_of_its_edges(encoder: Model) -> None:
+def test_a_causal_edit_equals_hiding_all_its_edges(encoder: Model) -> None:
     """The masks also agree for several texts, and beside another mask."""
     texts = [TEXT, "the cat"]
     edges = list(itertools.combinations(range(8), 2))
@@ -345,7 +345,7 @@ def test_a_causal_mask_is_that_of_its_edges(encoder: Model) -> None:
             np.testing.assert_array_equal(found["pattern", layer], expected["pattern", layer])
 
 
-def test_a_causal_mask_of_later_places_knows_where_they_stand() -> None:
+def test_a_causal_mask_accounts_for_cached_positions() -> None:
     """Three queries after two cached positions see three, four and five keys."""
     edits = EditedRun(masked=[Masked(0, None, None, None, None)], heads=[2])
     [mask] = edits.masks(Layout([0], first=np.array([2])), 5, queries=3).values()
@@ -368,7 +368,7 @@ COSTS: list[tuple[list[Edit], int]] = [
 
 
 @pytest.mark.parametrize(("edits", "size"), COSTS, ids=str)
-def test_what_edits_need_is_counted_before_it_is_computed(
+def test_the_cost_of_edits_is_counted_before_computing(
     encoder: Model, monkeypatch: pytest.MonkeyPatch, edits: list[Edit], size: int
 ) -> None:
     assert changes_of(encoder, encoder.tokenize(TEXT), edits).size(encoder) == size
@@ -423,7 +423,7 @@ def test_values_that_are_not_finite_without_edits(monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_masked_scores_alone_are_null_in_json(client: TestClient, encoder: Model) -> None:
+def test_only_masked_scores_are_null_in_json(client: TestClient, encoder: Model) -> None:
     asked = {"input": TEXT, "edits": [{"op": "causal"}], "inside": 0}
     scores = post(client, **asked).json()["inside"]["0"]["attn_scores"]
     masked = [[[value is None for value in row] for row in head] for head in scores]

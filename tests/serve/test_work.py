@@ -130,7 +130,7 @@ def test_vectors_are_those_of_encode(minilm, dimensions):
         assert found.tokens == [min(len(minilm.tokenize(text)), 256) for text in texts]
 
 
-def test_ids_are_taken_as_they_are_and_cut_as_a_text(minilm):
+def test_ids_are_used_unchanged_and_cut_like_a_text(minilm):
     long = minilm.tokenize("cat " * 400).ids
     assert len(long) == 402
 
@@ -206,7 +206,7 @@ def test_texts_behind_several_prompts_are_computed_together(tmp_path, computed, 
         np.testing.assert_allclose(one.vectors, expected, atol=1e-6)
 
 
-def test_dimensions_that_are_none():
+def test_invalid_dimensions_are_refused():
     async def main():
         async with working() as worker:
             for number in (0, 9):
@@ -223,7 +223,7 @@ def test_dimensions_that_are_none():
 # batches and turns
 
 
-def test_what_comes_together_is_computed_together_and_told_at_once(computed):
+def test_requests_that_arrive_together_share_a_batch_and_a_callback(computed):
     async def main():
         async with working() as worker:
             async with held(worker):
@@ -270,7 +270,7 @@ def test_a_long_text_does_not_keep_short_ones_waiting(computed):
     assert computed == [[long[0]], [*"abcd"], [long[1]], [*"ef"], [long[2]]]
 
 
-def test_a_text_that_is_cut_short_counts_for_the_time_that_takes():
+def test_cutting_a_long_text_counts_as_computing_time():
     """Cutting 6,400 characters to 8 tokens counts as much as computing 100 tokens."""
 
     async def main():
@@ -324,7 +324,7 @@ def test_a_lone_request_waits_for_nobody():
     run(main())
 
 
-def test_where_others_wait_more_are_waited_for(computed):
+def test_a_small_batch_waits_for_more_requests_under_load(computed):
     async def main():
         async with working(gather=SECONDS * 10) as worker:
             async with held(worker):
@@ -342,7 +342,7 @@ def test_where_others_wait_more_are_waited_for(computed):
 # too many requests, canceled requests, and the end
 
 
-def test_no_more_wait_than_may():
+def test_requests_above_the_waiting_limit_are_refused():
     async def main():
         async with working(waiting=3) as worker:
             async with held(worker):
@@ -482,7 +482,7 @@ def test_a_text_that_fails_takes_no_other_with_it(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [ValueError, StopIteration, SystemExit, KeyboardInterrupt])
-def test_a_function_that_fails_is_answered(error):
+def test_errors_of_calls_and_streams_reach_the_caller(error):
     async def main():
         async with working() as worker:
             plain = error is ValueError
@@ -502,7 +502,7 @@ def raising(error):
     return function
 
 
-def test_a_fault_of_its_own_is_told_to_all_and_the_next_is_answered():
+def test_an_internal_error_fails_only_the_waiting_requests():
     async def main():
         async with working() as worker:
             async with held(worker):
@@ -603,7 +603,7 @@ def test_no_more_is_computed_than_is_read():
     run(main())
 
 
-def test_so_many_pieces_between_two_batches(computed):
+def test_at_most_two_pieces_are_computed_between_batches(computed):
     """With two pieces a turn, three streams take turns, and none waits for another's end."""
 
     def named(name):
@@ -697,7 +697,7 @@ def test_long_streams_keep_no_other_waiting():
     run(main())
 
 
-def test_no_more_is_open_than_there_is_room_for():
+def test_open_streams_never_exceed_stream_tokens():
     """Among nine streams of different sizes, the open streams never exceed `stream_tokens`."""
     most = 0
     all_of_them = []
@@ -730,7 +730,7 @@ def test_no_more_is_open_than_there_is_room_for():
     run(main())
 
 
-def test_clients_have_turns_and_their_connections_among_them(computed):
+def test_clients_take_turns_however_many_connections_they_have(computed):
     """The request of one client comes second, beside nine requests of another client."""
 
     async def main():
@@ -744,7 +744,7 @@ def test_clients_have_turns_and_their_connections_among_them(computed):
     assert computed[:3] == [["a"], ["s"], ["b"]]
 
 
-def test_a_stream_that_waits_for_its_turn_and_is_left_never_begins():
+def test_a_stream_cancelled_before_its_turn_never_begins():
     pieces = Endless()
 
     async def main():
