@@ -205,7 +205,7 @@ QKV_INLINE AddTransposed add_function(int64_t rows, std::integer_sequence<int, R
 }
 
 // Computes sums (size, keys) += rows.T (size, queries) @ weights (queries, keys), one panel of keys
-// after the other. Only queries `from` ... `to` see keys of a panel.
+// after the other. Only the queries `from` <= i < `to` attend to keys of the panel.
 inline void add_panel(const float* transposed, int64_t size, const float* weights, int64_t from,
                       int64_t to, int64_t panel, float* sums) {
   constexpr auto heights = std::make_integer_sequence<int, TILE>{};

@@ -147,7 +147,7 @@ inline bool is_near(const Attention& a, int64_t queries, int64_t keys) {
 }
 
 // Prefetches the positions i < `count` of all heads of a row, in the order of memory. The processor
-// itself does not prefetch the few numbers of one head. Every `group` heads share a key head.
+// itself does not prefetch the few numbers of one head. Each key head serves `group` query heads.
 inline void fetch(const Attention& a, const Cells& cells, int64_t row, int64_t count, int64_t group,
                   int64_t size) {
   int64_t bytes = cells.type == Type::float32 ? 4 : 2;

@@ -259,8 +259,8 @@ class Uses:
 class Senses(Stateless):
     """Pull a word's vector towards the definition of its sense, and away from other definitions.
 
-    Most senses have no example sentence. If each step drew only example sentences, the definitions
-    of senses without examples would be wrong answers, but never the right answer. Therefore some
+    Most senses have no example sentence. If each step drew only example sentences, the definition
+    of a sense without examples would only ever be a wrong answer. Therefore some
     draws consist of a word and its own definition, with half of the definition masked. Training
     adds the log frequency of each drawn sense to the logits, so that the vectors need not learn
     this frequency.

@@ -75,8 +75,8 @@ def _begun(
     """Return the three arrays of a `Result`, and the calls of `tiled.attend` that will fill them.
 
     Each call is a tuple of arguments. If the kernel or `tiled.attend_one_block` has already filled
-    the arrays, there are no calls. The kernel writes directly to `out` if the memory layout of
-    `out` allows it.
+    the arrays, the list of calls is empty. The kernel writes directly to `out` if the memory layout
+    of `out` allows it.
     """
     # `body` raises an error if the backend that QKV_BACKEND names is unavailable.
     plan, chosen = call.plan, body()

@@ -294,8 +294,8 @@ def _together(parts: Sequence[_Drawing]) -> str:
 def _rows(parts: Sequence[_Drawing], stretch: bool) -> list[list[panels.Panel]]:
     """Return rows of panels.
 
-    Drawings with at most one axis become bars. Each bar chart shows all such drawings of one
-    `kind`.
+    Results with at most one axis become bars, and one chart contains the bars of all such results
+    of the same `kind`.
     """
     scales = {}
     for kind in dict.fromkeys(part.kind for part in parts):

@@ -170,7 +170,7 @@ class Streams:
         return None
 
     def _next_closed(self, chosen: Sequence[Stream]) -> Stream | None:
-        """Return the next closed stream in the queue, or None if it does not fit in memory."""
+        """Return the next closed stream in the queue; None if memory is too full to reopen it."""
         while (stream := self._closed.first) is not None:
             if stream in self._all and not self._has_room(stream, chosen):
                 return None

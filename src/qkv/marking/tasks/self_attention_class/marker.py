@@ -84,9 +84,9 @@ def _of_layer(name: str, run: Outcome, more: Mapping[str, Any] | None = None) ->
 
 
 def _ways(layers: Layers, cases: list[Call]) -> dict[bool, list[Call]]:
-    """Store the layer's weights in copies of all cases, once for each order of the axes.
+    """Copy all cases for each order of a matrix's axes; the copies contain the layer's weights.
 
-    In the result, False is the key of the cases whose matrices are read as (in, out), and True is
+    In the result, False is the key of the copies whose matrices are read as (in, out), and True is
     the key for (out, in). An order is omitted if the weights cannot be read in this order.
     """
     ways = {}
