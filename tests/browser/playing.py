@@ -46,7 +46,7 @@ def live_page(model: Model) -> str:
 
 
 def opened(visit: Visit, html: str, *, width: int = 1280, **state: Any) -> Page:
-    """Open the page in a state, with its inside unfolded."""
+    """Open the page in a state, by default with the view of the model's inside unfolded."""
     return ready(visit(opened_at(html, address(**STATE | state)), width=width))
 
 
@@ -57,7 +57,10 @@ def go(page: Page, **state: Any) -> None:
 
 
 def held(page: Page) -> dict[str, Any]:
-    """Return the address's state, written after a run; fields that it omits are those of START."""
+    """Return the state in the page's address.
+
+    The page writes its address after a run. A field that the address omits has its value in START.
+    """
     pairs = dict(parse_qsl(page.evaluate("location.hash").lstrip("#")))
     return START | {
         name: value if name == "text" else json.loads(value) for name, value in pairs.items()

@@ -1,4 +1,4 @@
-"""Handmade texts, and helpers that read a page about them."""
+"""Handmade texts, pages that show these texts, and helpers that read the pages."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,7 @@
-"""Tests of a page's notes on the model that it holds: a click or a key away, and only text."""
+"""Tests of a page's notes on the model that the page holds.
+
+A click or a key press opens the notes. The page shows HTML in the notes as plain text.
+"""
 
 from pathlib import Path
 

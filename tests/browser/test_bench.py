@@ -24,7 +24,10 @@ def test_every_row_is_within_its_error_limit(chromium: Browser) -> None:
 def test_wrong_results_exceed_the_error_limit(
     chromium: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each row's error exceeds its limit if the page gets another text, query, press or length."""
+    """Each row of the benchmark detects a wrong input: its error exceeds the allowed limit.
+
+    The wrong inputs are another text, query, press or length.
+    """
     wrong = play.KEY.replace("field.value = text", "field.value = `${text} no`")
     monkeypatch.setattr(play, "KEY", wrong)
     monkeypatch.setattr(

@@ -1,4 +1,8 @@
-"""Tests of a page's colours: those of pictures and terminals, with its background for 0."""
+"""Tests of the colours of a page.
+
+Pages, pictures and terminals share one table of colours. The number 0 has the colour of the page's
+background.
+"""
 
 import json
 import re

@@ -75,7 +75,10 @@ def column(table: list[dict[str, str]], name: str) -> np.ndarray:
 
 
 def held_by(page: Page, edits: list[Edit], which: str) -> np.ndarray:
-    """Return an array of the last recorded run with as many edits as these."""
+    """Return the array `which` of a recorded run.
+
+    The run is the last one whose number of edits equals the length of `edits`.
+    """
     run = f"runs.findLast(({{ edits }}) => edits.length === {len(edits)})"
     return np.array(page.evaluate(f"Array.from({run}.found.{which})"), np.float32)
 

@@ -1,4 +1,8 @@
-"""Tests of the live page's first screen: one idea, one press, and what a reader takes away."""
+"""Tests of the live page's first screen.
+
+The screen shows one idea, and one press of a button demonstrates it. A reader can save a picture
+and a copy of the page.
+"""
 
 import re
 from pathlib import Path

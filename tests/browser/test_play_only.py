@@ -13,7 +13,7 @@ REGIONS = ("sentence", "changes", "map", "head", "steps", "outcome", "second")
 
 
 def seen(page: Page) -> list[str]:
-    """Return the regions that take part in the page, even if they are empty."""
+    """Return the names of the regions that are not hidden, even if they are empty."""
     return [
         name
         for name in REGIONS
@@ -149,7 +149,7 @@ def test_the_residual_stream_of_a_layer_may_stand_alone(
     )
     assert {*flows} == {
         *("X out", "X R", "out R", "R N1", "N1 mlp", "N1 R2", "mlp R2", "R2 Y"),
-    }  # the steps between X and out are left out, but a ribbon joins the two
+    }  # no steps between `X` and `out`, but a ribbon from `X` to `out`
     page.get_by_role("tab", name="out").click()
     assert "The output projection" in title.inner_text()
     page.get_by_role("button", name="Next ▶").click()

@@ -102,7 +102,8 @@ def is_near(probabilities: np.ndarray, id: int) -> bool:
 def check_headline(headline: str, cause: str, own: Expected, where: str = "") -> None:
     """Check the headline: its form, its length of at most 14 words, and its numbers.
 
-    A longer headline is shortened: it names only a change, and may omit the position of the guess.
+    A longer headline is shortened. It says "this change" or "these changes" instead of the cause,
+    and it may omit the position of the guess.
     """
     words, numbers = skeleton(headline)
     assert len(words.split(" ")) <= 14 or any(" " in word for word in own.words)

@@ -218,7 +218,10 @@ def test_a_second_sentence_can_be_added_shared_and_removed(visit: Visit, html: s
 
 
 def comes_to_look_from(page: Page, queries: list[str]) -> None:
-    """Wait until the lines show these queries: a choice here is drawn in a later task."""
+    """Wait until the lines show these queries.
+
+    The page does not draw a newly chosen query at once, but in a later task of the event loop.
+    """
     until(lambda: [text.split(" looks at ")[0] for text in lines_of(page)] == queries)
 
 

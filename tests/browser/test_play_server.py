@@ -295,7 +295,7 @@ def traced(model: Model, ids: list[int], edits: list[Edit]) -> Result:
                 name = ("resid_post", name[1])
             return found["trace"][name]
 
-    # Kept has every attribute of a model that by_the_library uses
+    # `by_the_library` needs only those attributes of a model that the class `Kept` also has
     result = by_the_library(Kept(), ids, edits)  # type: ignore[arg-type]
     return result._replace(logits=result.logits[[4]])
 

@@ -76,7 +76,10 @@ def weights_of(trace: Trace, layer: int = LAYER, head: int = NUMBER) -> np.ndarr
 
 
 def shared(row: np.ndarray, key: int, weight: float) -> np.ndarray:
-    """Return the row with this weight; the others share the rest in their old proportions."""
+    """Return a copy of the row in which the weight of `key` is `weight`.
+
+    All other weights are multiplied by the same factor, so that the row still sums to 1.
+    """
     found = row * (1 - weight) / (1 - row[key])
     found[key] = weight
     return found
@@ -161,7 +164,10 @@ def test_lowering_a_weight_of_1_shares_it_equally_among_visible_keys(
 
 
 def test_a_key_pressed_between_the_result_and_its_bars_counts(page: Page, trace: Trace) -> None:
-    """A press counts even if the head has the new result but its handles are not yet drawn."""
+    """A key press counts even if the page has not yet drawn the handles of the newest result.
+
+    At the time of the press, the head has already received this result.
+    """
     slider(page, "crown").focus()
     own(page).locator("h3").last.evaluate(
         """(title) => {

@@ -1,4 +1,7 @@
-"""Tests of the interface to the texts in a page: their runs, and errors if a model is needed."""
+"""Tests of the JavaScript interface to the recorded texts in a page.
+
+The interface returns the saved numbers of a text. It refuses requests that need a model.
+"""
 
 import json
 import subprocess

@@ -85,8 +85,8 @@ def test_every_cell_read_by_keyboard_matches_the_trace(
 def swept(page: Page, steps: int) -> dict[str, tuple[float, float, dict[str, str]]]:
     """Move the pointer over the heat map; return the readout of each cell, by the cell's title.
 
-    With each readout come the mean x and y of the pointer positions that gave it. The result omits
-    the title that the readout has while the pointer is elsewhere.
+    With each readout come the mean x and y of the pointer positions that gave it. While the pointer
+    is outside the heat map, the readout shows one of the cells. The result omits this cell.
     """
     box = page.get_by_role("application").bounding_box()
     assert box is not None

@@ -469,7 +469,10 @@ def spelled(rules: dict[str, Any]) -> list[str]:
 
 @cache
 def old() -> str:
-    """Return the characters unchanged since Unicode 3.2 (2002), which all tables include."""
+    """Return all characters whose category is the same in Unicode 3.2 (2002) and today.
+
+    The Unicode tables of Python, of the library and of browsers all include these characters.
+    """
     before = unicodedata.ucd_3_2_0
     every = map(chr, range(0x20, sys.maxunicode + 1))
     kinds = ((one, before.category(one)) for one in every)

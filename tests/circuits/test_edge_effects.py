@@ -70,8 +70,10 @@ TWO = {"clean": [0, 1], "corrupted": [2, 1], "metric": (-1, 0)}
 def test_by_hand():
     """At position 1, head 0 has the weights 1/2 and 1/2, or 3/4 and 1/4 with the corrupted key.
 
-    In the clean run, the heads read 1/2 apple and 1/2 pear, which add 1.5 and 2.5 to 1 pear; the
-    sum is 5. In the corrupted run, head 0 reads 3/4 of 2 apples, which adds 4.5; the sum is 8.
+    The metric counts apples and pears. In both runs, the embedding adds 1 pear, and head 1 reads
+    1/2 pear and adds 5 * 1/2 = 2.5 pears. In the clean run, head 0 reads 1/2 apple and adds
+    3 * 1/2 = 1.5 apples, so the metric is 1 + 2.5 + 1.5 = 5. In the corrupted run, head 0 reads 3/4
+    of 2 apples, which are 1.5 apples. It adds 3 * 1.5 = 4.5, so the metric is 1 + 2.5 + 4.5 = 8.
     """
     model = by_hand()
     graph = edges(model, **TWO)
@@ -213,7 +215,11 @@ def test_every_edge_score_equals_that_of_a_full_run(small, kind):
     ],
 )
 def test_an_estimate_is_the_slope_of_an_edge(small, kind):
-    """The slopes are central differences of full runs with small shares of the changes."""
+    """The estimate of an edge equals a slope, which is a central difference of two full runs.
+
+    In the two runs, the receiver reads a small fraction of the sender's change: once with the sign
+    of the change, and once with the opposite sign.
+    """
     model, step = small(kind), 1e-4
     near, other = (looped(model, CLEAN, CORRUPTED, difference, sign * step) for sign in (1, -1))
     graph = edges(model, CLEAN, CORRUPTED, metric=LOGIT, method="eap")
@@ -326,7 +332,10 @@ def test_an_estimate_says_how_far_to_trust_it(small):
 
 
 def test_a_sample_stands_for_all_edges():
-    """The largest estimates and a sample of the rest give nearly the correlation of all edges."""
+    """The correlation between estimates and exact scores is nearly the same on a sample of edges.
+
+    The sample consists of the edges with the largest estimates and of randomly chosen other edges.
+    """
     model = qkv.load("books-decoder")
     texts = {"clean": "she was a girl and", "corrupted": "he was a girl and", "metric": (-1, 30, 7)}
     exact, found = (edges(model, **texts, method=method) for method in ("exact", "eap-ig"))
@@ -473,7 +482,11 @@ class Known:
 
 
 def test_sampled_edges_are_weighted_by_the_number_they_represent():
-    """100 estimates of 1 or -1 are wrong (the score is 0), and 5,000 of 0.3 or -0.3 are right."""
+    """Compute the correlation for 5,100 edges whose estimates and exact scores are known.
+
+    For 100 edges, the estimate is 1 or -1, but the exact score is 0. For each of the other 5,000
+    edges, the estimate is 0.3 or -0.3, and it equals the exact score.
+    """
     rng = np.random.default_rng(0)
     estimates, exact = rng.choice([-1.0, 1.0], 5100), np.zeros(5100)
     estimates[100:] = exact[100:] = rng.choice([-0.3, 0.3], 5000)

@@ -223,7 +223,8 @@ def test_nothing_after_the_last_attention_weights_is_computed(
 
     monkeypatch.setattr(MLP, "run", spied)
     agree(head_scores(bert, TEXTS[:1]), looped(bert, TEXTS[:1]))
-    assert ran[0] == 0  # the scores run the MLP of layer 0 only; then the loops run both
+    # `head_scores` runs only the MLP of layer 0. Then `looped` runs the MLPs of both layers.
+    assert ran[0] == 0
     assert ran[1:3] == [0, 1]
 
 

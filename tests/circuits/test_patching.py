@@ -126,8 +126,10 @@ def test_nothing_below_the_layer_is_computed_again(small, monkeypatch, at):
 
     monkeypatch.setattr(block, "run", counted)
     patch(model, CLEAN, CORRUPTED, at=at, metric=LOGIT)
-    # both texts once; then the patches of positions 2 and 4 in layer 0 and of positions 2 to 5 in
-    # layer 1, or of 3 heads in each layer
+    # Each layer runs both texts, which have 12 tokens together. Each patch is a run of 6 tokens. A
+    # patch of layer 0 runs both layers; a patch of layer 1 runs only layer 1. The patches of
+    # `resid_pre` are at positions 2 and 4 in layer 0, and at positions 2 to 5 in layer 1. The
+    # patches of `z` are one for each of the 3 heads of a layer.
     wanted = [12 + 2 * 6, 12 + (2 + 4) * 6] if at == "resid_pre" else [12 + 18, 12 + 36]
     assert counts == wanted
 

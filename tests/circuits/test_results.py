@@ -142,7 +142,7 @@ def test_to_xarray_keeps_the_axes_and_attributes(result: Result) -> None:
     assert (found.name, found.dims) == ("made", ("layer", "head"))
     assert found.attrs == {"of": "metric", "ground": 0.25}
     assert found.coords["head_text"].values.tolist() == ["a", "b", "c"]
-    assert "layer_text" not in found.coords  # left out: 3 words, but 2 layers
+    assert "layer_text" not in found.coords  # omitted: it has 3 words for 2 layers
     assert found.isel(head=2).values.tolist() == [3.0, 4.0]
     assert found[:, 1:].coords["head"].values.tolist() == [1, 2]
 

@@ -33,7 +33,10 @@ def test_shares_sum_to_the_logit_before_a_soft_cap(small, kind, place):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_share_equals_the_change_without_its_part(small, kind):
-    """A share is the change if its vector is removed before the final norm, whose scale is kept."""
+    """The share of a part is how much the logit falls without the vector of the part.
+
+    The vector is removed before the final norm. The norm keeps its scale of the full run.
+    """
     model = small(kind)
     trace = model.trace(IDS, names=[*model.trace(IDS).names(), "result"])
     scales = {name: array for name, array in trace.items() if name == "ln_final.hook_scale"}
@@ -184,8 +187,8 @@ def test_invalid_models_traces_and_arguments_are_refused(small):
 def test_norms_after_the_parts_are_refused_even_with_a_linear_head(small):
     """A model with norms after its parts is refused, even if its head is only a matrix.
 
-    No family of models has both. So the test takes the small BERT, which has norms after its parts,
-    and removes from its head the layers before the matrix.
+    No family of models has such norms and such a head. So the test takes the small BERT, which has
+    norms after its parts. The test reduces the head of this BERT to its output matrix.
     """
     bert = small("bert")
     head = replace(bert.design.head, dense=False, activation=None, norm=False)
