@@ -131,9 +131,9 @@ STEPS = {
 # The folders of the pages' scripts are floors too: a script imports its own and lower folders.
 SCRIPTS = SOURCE / "see" / "page" / "assets"
 SCRIPT_FLOORS = ["base", "engine", "store", "parts", "screens", "pages"]
-# Packages that these rooms may import at the top of a file, because their decorators declare the
-# commands, the routes and the types of the routes' bodies. Only the `qkv` script imports `cli`;
-# only `qkv serve` imports `serve`.
+# Packages that `cli` and `serve` may import at the top of a file, because decorators of these
+# packages declare the commands, the routes and the types of the routes' bodies. Only the `qkv`
+# script imports `cli`; only `qkv serve` imports `serve`.
 AT_THE_TOP = {
     "cli": {"click"},
     "serve": {
@@ -180,7 +180,7 @@ def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[str,
                 parent = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*parent, *filter(None, [base])])
             for name in node.names:
-                # in `from qkv import attend`, only the part after `import` names the room
+                # `from qkv import attend` counts as an import of `qkv.attend`, not of `qkv`
                 whole = base == "qkv" and is_room(name.name)
                 yield (f"{base}.{name.name}" if whole else base), at_top
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -356,7 +356,10 @@ def test_a_wrong_step_and_a_circle_inside_a_room_are_seen() -> None:
 
 
 def scripts_imported(name: str, source: str) -> set[str]:
-    """Return the paths in assets/ of the scripts that a script imports, except for types only."""
+    """Return the paths in assets/ of the scripts that a script imports.
+
+    Imports inside comments do not count, because these imports are for types only.
+    """
     found = re.findall(
         r'^(?:import|export) (?:[^"]*? from )?"(\.[^"]+\.js)";$', source, re.MULTILINE
     )
@@ -364,7 +367,7 @@ def scripts_imported(name: str, source: str) -> set[str]:
 
 
 def scripts_upward(name: str, imported: set[str]) -> list[str]:
-    """Return a message for each import of a script from a higher floor."""
+    """Return a message for each script on a higher floor that the script `name` imports."""
     own, *others = (SCRIPT_FLOORS.index(path.partition("/")[0]) for path in (name, *imported))
     return [
         f"{name} imports {path}: imports go downward only"
@@ -417,7 +420,8 @@ def test_a_room_without_a_floor_is_seen() -> None:
 
 
 def test_import_qkv_loads_numpy_and_the_standard_library_only() -> None:
-    # import numpy first: modules that the environment loads at start-up do not count
+    # The program counts only modules that are loaded after numpy. So modules that the environment
+    # loads at start-up do not count.
     program = """if True:
         import sys
         import numpy

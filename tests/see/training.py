@@ -71,7 +71,11 @@ def made_run(
     causal: bool = True,
     seed: int = 0,
 ) -> dict[int, Trace]:
-    """Make the traces of a run: softmaxes of noise that approach the patterns in `learns`."""
+    """Make the traces of a training run in which the heads in `learns` learn their patterns.
+
+    The attention weights are softmaxes of noise. At later steps, the weights of a head in `learns`
+    come closer to the head's pattern.
+    """
     rng, size = np.random.default_rng(seed), len(tokens)
     special = [token in ("[CLS]", "[SEP]") for token in tokens]
     noise = rng.normal(size=(layers, heads, size, size))

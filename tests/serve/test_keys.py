@@ -83,7 +83,10 @@ def test_a_key_that_would_change_the_answer_is_refused(
 
 @pytest.mark.parametrize("path", BODIES)
 def test_values_that_change_nothing_are_accepted(clients: dict[str, TestClient], path: str) -> None:
-    """Refused keys with null or a neutral value change nothing, nor do ignored or unknown keys."""
+    """Keys that do not change the answer are accepted.
+
+    These are unsupported keys whose value is null or neutral, ignored keys, and unknown keys.
+    """
     refusals, client = BODIES[path].refusals, clients[path]
     plain = client.post(path, json=GOOD[path])
     assert plain.status_code == 200, plain.text

@@ -1,4 +1,8 @@
-"""Tests of connections (half sent, half closed, cut off, too much), and of a server's end."""
+"""Tests of connections and requests, and of how a server stops.
+
+Requests arrive in part, break off or are too large. Connections are half closed, or there
+are too many of them.
+"""
 
 import json
 import signal
@@ -77,7 +81,7 @@ def rest(connection: socket.socket, seconds: float = 30) -> bytes:
 
 
 def answers(text: bytes) -> list[tuple[int, dict]]:
-    """Return the statuses and bodies of the answers in received bytes, without interim answers."""
+    """Parse received bytes; return the status and body of each answer, except interim answers."""
     found = []
     while text:
         head, _, text = text.partition(b"\r\n\r\n")

@@ -37,7 +37,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseSchema]:
 
 @pytest.fixture(scope="module")
 def ranking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseSchema]:
-    """The schema of a server of a cross-encoder, because other models answer no ranking."""
+    """The schema of a server with a cross-encoder, because other models cannot rank documents."""
     model = cross_encoder(tmp_path_factory.mktemp("model") / "ranks").path
     with serve("--model", model) as it:
         yield schemathesis.openapi.from_url(f"{it.url}/openapi.json")

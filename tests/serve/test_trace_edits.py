@@ -335,7 +335,7 @@ def test_many_causal_edits_are_answered_as_one(client: TestClient) -> None:
 
 
 def test_a_causal_edit_equals_hiding_all_its_edges(encoder: Model) -> None:
-    """The masks also agree for several texts, and beside another mask."""
+    """The edit and the masked edges give equal weights, also for several texts and more masks."""
     texts = [TEXT, "the cat"]
     edges = list(itertools.combinations(range(8), 2))
     for more in ([], [2], [(4, 1, 0, 2)]):

@@ -652,7 +652,10 @@ class Resumed:
 
 
 def test_streams_that_nobody_reads_keep_no_other_waiting():
-    """Unread streams use all `stream_tokens`, but others still finish; unread ones go on later."""
+    """Streams that clients do not read use all `stream_tokens`, but other streams still finish.
+
+    The unread streams continue when their clients read again.
+    """
 
     async def main():
         async with working(streams=2, stream_tokens=100) as worker:
@@ -675,7 +678,10 @@ def test_streams_that_nobody_reads_keep_no_other_waiting():
 
 
 def test_long_streams_keep_no_other_waiting():
-    """Four long streams that use all `stream_tokens` give way to a fifth, even if they are read."""
+    """A fifth stream finishes although four long streams use all `stream_tokens`.
+
+    The server closes a long stream to free memory, even if the stream's client keeps reading.
+    """
 
     async def main():
         async with working(streams=4, stream_tokens=400) as worker:
@@ -724,14 +730,15 @@ def test_open_streams_never_exceed_stream_tokens():
             )
             assert found == [[*range(1, 2 * QUANTUM + 8)]] * 9
             assert most <= 100
-            least = min(QUANTUM, AHEAD // 2)  # the fewest pieces between two openings
+            # An opened stream computes at least this many pieces before it is closed and reopened.
+            least = min(QUANTUM, AHEAD // 2)
             assert all(one.opened <= 1 + one.count / least for one in all_of_them)
 
     run(main())
 
 
 def test_clients_take_turns_however_many_connections_they_have(computed):
-    """The request of one client comes second, beside nine requests of another client."""
+    """A client's request runs second, although nine requests of another client arrived earlier."""
 
     async def main():
         async with working(batch_tokens=1) as worker:

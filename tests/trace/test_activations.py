@@ -1,4 +1,4 @@
-"""Tests of the table of activations against the traces and the rejected edits of models."""
+"""Tests that the table of activations agrees with traces and with the edits that models reject."""
 
 from typing import Any
 

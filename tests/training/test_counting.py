@@ -133,7 +133,8 @@ def test_the_same_first_words_of_each_book_are_measured(
     said: list[str] = []
     main([str(tmp_path), "--choose", "--first", "10"], said.append)
     corpus = Corpus.of(SENTENCES * 2)
-    first = [*passages[0], *passages[1]]  # 9 words, and 2 more to reach 10
+    # The first passage has 9 words, fewer than 10, so the second passage (2 words) is added.
+    first = [*passages[0], *passages[1]]
     expected = perplexity(KneserNey(corpus), Corpus.of(first * 2, corpus.vocabulary))
     assert f"perplexity {expected:.1f} per known word" in said[-1]
     main([str(tmp_path), "--choose"], said.append)

@@ -41,8 +41,8 @@ def test_the_share_that_tokens_explain() -> None:
     rows = np.array([[0.0], [2.0]] * 10 + [[4.0]] * 20 + [[99.0]])
     ids = np.array([1] * 20 + [2] * 20 + [3])
     # The mean of the 40 frequent rows is 2.5. Their squared distances from this mean sum to
-    # 10 * 2.5**2 + 10 * 0.5**2 + 20 * 1.5**2 = 110. Their squared distances from the means of their
-    # tokens, 1 and 4, sum to 20.
+    # 10 * 2.5**2 + 10 * 0.5**2 + 20 * 1.5**2 = 110. The mean of token 1's rows is 1, and the mean
+    # of token 2's rows is 4. The squared distances of the rows from these means sum to 20.
     assert features.of_tokens(rows, ids) == pytest.approx(1 - 20 / 110, rel=1e-12)
 
 

@@ -85,7 +85,9 @@ def test_logits_are_the_weighted_sum_without_the_text_itself() -> None:
     batch = Words(np.concatenate([[5], text]), np.array([0, 1, 5]), np.array([3]), np.array([6]))
     found = neighbours.logits(batch)
     features = neighbours.features(text.tolist(), 2)
-    assert (features[1:, 6] > 0).sum() == 6  # skips -2, -1, 1; pairs (-2, -1), (-1, 1); 7 nearby
+    # Word 6 has six scores: three from the words at the distances -2, -1 and 1, two from the pairs
+    # of words at (-2, -1) and (-1, 1), and one from word 7, which is a nearby content word.
+    assert (features[1:, 6] > 0).sum() == 6
     expected = neighbours.weights @ features
     expected[6] = neighbours.weights[0] * features[0, 6]
     np.testing.assert_allclose(found, [expected], rtol=1e-5)

@@ -88,7 +88,10 @@ def test_a_batch_has_each_definition_once_and_the_right_one_marked() -> None:
 
 
 def test_another_use_may_stand_for_a_definition() -> None:
-    """If the drawn use is the only use of its sense, the batch has the sense's definition."""
+    """A drawn sentence uses a word in one of the word's senses.
+
+    If no other sentence uses this sense, the batch contains the definition of the sense.
+    """
     again = Sentence(np.array([2, 16, 10, 3]), 2, 3, 100, (200,), ())
     options = {"mask": 4, "uses": 1, "wrong": 2, "hidden": 0, "replaced": 0}
     senses = Senses([*SENTENCES, again], DEFINITIONS, used=1.0, **options)

@@ -1,4 +1,7 @@
-"""Tests of the surprise of words, by hand and token by token, and of loops."""
+"""Tests of measures of prose: the surprise of words, and texts that loop.
+
+The expected surprise is computed by hand or token by token.
+"""
 
 import json
 import math

@@ -1,4 +1,7 @@
-"""Tests of the search for stories, against a separate run of each edit, and of storing stories."""
+"""Tests of searching for stories and of storing stories.
+
+The results of the search are compared with a separate run of each edit.
+"""
 
 import itertools
 import json

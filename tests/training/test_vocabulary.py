@@ -121,6 +121,7 @@ def test_forms_of_a_word_in_books_add_to_it() -> None:
     exceptions = {**NO_FORMS, "n": {"oxen": ("ox",)}}
     small = WordNet([], {("ox", "n"): (0,)}, exceptions, frozenset())
     found = [[["A a a cat cat. Ox oxen oxen oxen oxen. Cat, dog dog dog dog!"]]] * 6
-    # counts per book of 15 words: "ox" 1 + 5/4, "dog" 4 + 4/4, "oxen" 4 + 5/4, "cat" 3 + 3/4
+    # Each book has 15 words. The scores are these numbers, divided by 15:
+    # "ox" 1 + 5/4, "dog" 4 + 4/4, "oxen" 4 + 5/4, "cat" 3 + 3/4
     order = commonest_of_books(found, small)[0]
     assert order == ["oxen", "dog", "a", "cat", "ox"]

@@ -1,4 +1,4 @@
-"""Tests of reading WordNet, by hand on a few of its lines."""
+"""Tests of reading a few lines in WordNet's format; the expected results are written by hand."""
 
 import hashlib
 from pathlib import Path

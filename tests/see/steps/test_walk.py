@@ -569,8 +569,9 @@ def test_a_mask_that_was_not_traced_is_reconstructed() -> None:
 def terms(text: str) -> str | None:
     """Return the arithmetic of a written-out sum as a Python expression, or None.
 
-    For "C[cat, 0] = 1.000*3.000 = 3.000", the arithmetic is "1.000*3.000". The result is None if
-    the sum has the name of a cell or column, or "hidden", in place of arithmetic.
+    For "C[cat, 0] = 1.000*3.000 = 3.000", the arithmetic is "1.000*3.000". Some sums contain no
+    arithmetic, only the name of a cell or column, or the word "hidden". For these sums, the result
+    is None.
     """
     middle = text.split(" = ")[1]
     if "[" in middle or "column" in middle or middle == "hidden":

@@ -49,7 +49,10 @@ class Given(NamedTuple):
     trace_b: Trace
 
     def named(self, *, both: bool = False) -> dict[str, Any]:
-        """Return the argument `tokens` if the input has no tokens, else no argument."""
+        """Return the keyword argument `tokens` for an array, and no argument for other inputs.
+
+        A view of an array needs this argument, because an array contains no tokens.
+        """
         if not isinstance(self.a, np.ndarray):
             return {}
         a, b = self.trace_a.tokens, self.trace_b.tokens

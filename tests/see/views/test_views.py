@@ -640,7 +640,7 @@ def test_a_text_too_long_to_be_traced_whole_is_summarized(monkeypatch: pytest.Mo
     assert show("the cat sat on mats", model="random").heads.weights
     assert compare(CAT, "a cat sat in the sun", word="cat", model="random").sides[0].heads.summary
     short = random_model(CAT)
-    short.max_seq_length = 5  # once cut to 5 tokens, the text keeps all its weights
+    short.max_seq_length = 5  # the text is cut to 5 tokens, so all its weights are kept
     with pytest.warns(UserWarning, match="cut to 5 tokens"):
         assert show(CAT, model=short).heads.weights
 
