@@ -1,4 +1,8 @@
-"""Tests of patches of neurons, by position and of many pairs, against full runs with `edit=`."""
+"""Tests of `patch` for single neurons, for single positions and for many pairs of texts.
+
+Patches of neurons and positions must equal full runs with `edit=`. Patches of many pairs must equal
+patches of each pair alone.
+"""
 
 import numpy as np
 import pytest

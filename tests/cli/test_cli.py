@@ -263,7 +263,10 @@ def test_open_without_a_browser_says_where_the_page_is(
 
 @pytest.fixture
 def lessons(tmp_path: Path) -> str:
-    """Save a model, because `random` depends on the text, and return its folder."""
+    """Save a random model that knows the words of three sentences, and return its folder.
+
+    In contrast, `--model random` creates a model that knows the words of the given texts.
+    """
     folder = tmp_path / "model"
     random_model([CAT, BANK, MONEY]).save(folder)
     return str(folder)

@@ -772,7 +772,7 @@ def ones(*shape: int) -> Array:
             TypeError,
             r"w_v is int64: .* w_v.astype\(np.float32\)",
         ),
-        # the other layout, which the error offers where it would fit
+        # transposed weights: the error suggests the other layout if the weights fit that layout
         (
             lambda: self_attention(ones(5, 10), ones(20, 10), ones(20, 10), ones(25, 10)),
             ValueError,

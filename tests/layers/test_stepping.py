@@ -66,8 +66,8 @@ SIZES = {"one product for each": (6, 2, 12), "one for all three": (4, 2, 16)}
 TYPES = [np.float32, bfloat16]
 # Each pair of design and attention occurs twice. The second time, the sizes, the options and the
 # type all differ from the first time. This quarter of all cases contains every combination of any
-# three of the five parameters. The half without the mark `attack` contains every combination of any
-# two.
+# three of the five parameters. Half of these cases do not have the mark `attack`. These cases
+# contain every combination of any two of the five parameters.
 TOGETHER = [
     pytest.param(
         *(size ^ other, design, attention, option ^ other, kind ^ other),

@@ -1079,7 +1079,10 @@ def heads_beside_tokens(x, w_q, w_k, w_v, num_heads=1):
 
 
 def heads_beside_words(x, w_q, w_k, w_v, num_heads=1):
-    """Forget the transpose after the split even for one head."""
+    """Split into heads without the transpose, even if there is only one head.
+
+    With one head, each token then attends only to itself.
+    """
     q, k, v = ((x @ w).reshape(*x.shape[:-1], num_heads, -1) for w in (w_q, w_k, w_v))
     return plain(q, k, v).reshape(*x.shape[:-1], -1)
 

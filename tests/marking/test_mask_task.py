@@ -112,7 +112,10 @@ def instead(number):
 
 
 def in_each(mask):
-    """Return a function that applies `mask` to masks of batches (B, L, S) only."""
+    """Return a function that changes the masks of batches, and keeps other masks.
+
+    The returned function calls `mask` on each mask (B, L, S).
+    """
     return lambda m: mask(m) if m.ndim == 3 else m
 
 

@@ -59,7 +59,8 @@ def of_words(made):
 def of_masks(made):
     """Return masked attention in which the steps `made` replace right steps.
 
-    If "mask" is the only such step, it replaces the right step only for masks of batches (B, L, S).
+    If `made` has only the step "mask", a call with a 2-D mask still uses the right step. A call
+    with a mask (B, L, S) of a batch uses the step in `made`.
     """
 
     def mine(q, k, v, mask):
@@ -203,8 +204,8 @@ KNOWN = {
 def each():
     """Yield each variant of each mistake of each task, numbered per key.
 
-    Many tasks share a slip (a mistake with `alone`). After the first task, yield only the slip's
-    first variant.
+    A mistake with `alone=True` is called a slip. The same slip can occur in many tasks. After the
+    first task with a slip, yield only the first variant of this slip.
     """
     seen, slips = Counter(), set()
     for (task, of, way), known in KNOWN.items():
@@ -226,7 +227,8 @@ def each():
 
 
 EACH = [*each()]
-# variants for which the marker names other mistakes, mostly because both give equal results
+# Variants for which the marker names another mistake or no mistake. Most of these variants give the
+# same results as the other mistake or as right code.
 OTHERWISE = {
     "softmax-softmax-first-axis-0": {"softmax-columns"},  # for one row, the results are equal
     # adding 0 (visible) or -1 (masked) to scores gives the same weights as adding 1 or 0

@@ -1,4 +1,4 @@
-"""Tests of files that a class hands in: each file gets its own verdict, whatever it does."""
+"""Tests that each student's file gets its own verdict, whatever the code in the file does."""
 
 # ruff: noqa: F401, F811 (fixtures of another file)
 

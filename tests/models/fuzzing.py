@@ -4,9 +4,10 @@
 
 Without a seed, the cases are the same in every run.
 
-Each damaged model is loaded and run on ids and on a text. The result is a `ValueError` or
-`FileNotFoundError` of one line, or it matches the files: the arrays equal those that the
-safetensors library reads, and the vectors those of a plain float64 model in `plain.py`.
+Each damaged model is loaded and run on ids and on a text. Either qkv raises a `ValueError` or
+`FileNotFoundError` with a message of one line, or the model matches its files. If the model matches
+its files, its arrays equal the arrays that the safetensors library reads. If `plain.py` has a
+float64 model for the config, the vectors are close to those of this plain model.
 """
 
 import faulthandler

@@ -11,8 +11,9 @@ from qkv.models.files.names import Weights
 from .sizes import SMALL
 from .support import tokenizer_json
 
-# The configs of all families except BERT, which is in `support.py`. Most have the sizes and the
-# first class of `sizes.py`. The configs below have values that tests rely on, or a classifier.
+# The configs of all families except BERT, which is in `support.py`. For most families, `sizes.py`
+# gives the sizes and a list of transformers classes, and the config names the first class. The
+# configs below are different: tests need their values, or need a model with a classifier.
 CONFIGS = {
     name: {"model_type": name, "architectures": [kinds[0]], **sizes}
     for name, (sizes, kinds) in SMALL.items()

@@ -52,7 +52,9 @@ class Placed:
     """An array over (row, key head, group, i, j), with the offsets and strides for the kernel."""
 
     def __init__(self, array: Array, axes: Sequence[int | None], rows: Any, lengths: Any) -> None:
-        """Take the array's axes for (key head, group, i, j); None is an axis that does not exist.
+        """Take an array and its axes in the order (key head, group, i, j).
+
+        In `axes`, None stands for an axis that the array does not have.
 
         `rows` has the offset of each row, in elements. `lengths` has, for each of the four axes,
         how many numbers may be read: one number for all rows, or one for each row.
@@ -397,7 +399,11 @@ def training_case(
     *,
     settings: Sequence[float] = (),
 ) -> bytes:
-    """Return the bytes of a training call; `found` has its result arrays before the call."""
+    """Return the bytes of a training call.
+
+    The call writes its results to the arrays in `found`. Give these arrays as they are before the
+    call.
+    """
     largest = max((np.abs(array).max(initial=1) for array in expected), default=1)
     return b"".join(
         [

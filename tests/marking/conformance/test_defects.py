@@ -1,7 +1,8 @@
 """Tests of report cards for kernels with planted defects.
 
-A card names each defect under the feature that the defect breaks. One test repairs a kernel with
-three defects and uses only its cards.
+A card names each defect under the feature that the defect breaks. One test starts with a kernel
+that has three defects. The test removes a defect that the card names, and requests a new card.
+These two steps repeat until no feature is wrong.
 """
 
 import numpy as np

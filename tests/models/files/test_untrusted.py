@@ -220,7 +220,10 @@ def test_a_name_that_would_spoil_the_message(folder, name):
 
 
 def test_unusual_but_valid_headers_are_accepted(folder):
-    """Tensor types that NumPy lacks and blanks at the end of the header are accepted."""
+    """The header may list unused tensors of other types, and may end with blanks.
+
+    Two of the types are float8 types, which NumPy does not have.
+    """
     expected = load(folder.write())(IDS).last_hidden_state
     path = folder.path / "model.safetensors"
     header, numbers = taken_apart(path)

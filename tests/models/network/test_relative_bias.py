@@ -39,7 +39,10 @@ def test_bias_of_every_query_key_pair_matches_t5(count, furthest, both_ways):
 
 
 def test_one_bias_is_stored_per_distance():
-    """A text of 4,096 tokens has one bias per distance in memory, not one per pair."""
+    """For a text of 4,096 tokens, each head stores one bias for each distance.
+
+    No head stores one bias for each pair of tokens.
+    """
     bias = Buckets(32, 128).with_table(np.zeros((32, 12), np.float32))
     found = bias(4096, 4096)
     assert found.base is not None

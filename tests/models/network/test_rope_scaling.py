@@ -21,7 +21,7 @@ def speeds(scaling: Any, base: float, dims: int, length: int = 1) -> list[float]
     return list(scaling.speeds(base, dims, length)[0])
 
 
-# base 16 and 8 numbers: the plain speeds are 1, 1/2, 1/4 and 1/8
+# With `base=16` and `dims=8`, the speeds without scaling are 1, 1/2, 1/4 and 1/8.
 
 
 def test_linear_by_hand() -> None:

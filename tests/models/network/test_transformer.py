@@ -34,7 +34,8 @@ def test_shared_layers_equal_copies_and_sum_their_gradients(tmp_path):
     (rows, saved), (expected, kept) = (
         one.training_forward(ids, places, cu) for one in (shared, alone)
     )
-    # a copy may have another memory layout, for which some BLAS sums in another order
+    # A copy of a weight may have another memory layout. Some BLAS libraries then add the products
+    # in another order.
     np.testing.assert_allclose(rows, expected, rtol=1e-12, atol=1e-12)
     grad = np.random.default_rng(0).standard_normal(rows.shape)
     found, each = shared.backward(grad, saved), alone.backward(grad, kept)

@@ -13,7 +13,10 @@ OTHER = [3, 7, 8, 9, 2]
 
 
 class Tensor:
-    """The parts of a torch tensor that qkv uses: no array, but convertible to one."""
+    """A substitute for a torch tensor, with the parts of a tensor that qkv uses.
+
+    The substitute is not a NumPy array, but NumPy can convert it to an array.
+    """
 
     def __init__(self, data):
         self.data = np.asarray(data)

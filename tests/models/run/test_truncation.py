@@ -187,7 +187,12 @@ def test_truncation_reads_whole_texts_only_if_tokens_need_it(kind, monkeypatch):
 
 
 def test_subwords_over_two_words_may_depend_on_the_end_of_the_text(monkeypatch):
-    """The first token may depend on whether the number of words is odd: only the end shows it."""
+    """The first token may depend on whether the number of words is odd or even.
+
+    A subword here covers one or two words. If the number of words is odd, one subword covers only
+    one word. This subword may be the first. The number of words is known only at the end of the
+    text.
+    """
     pieces = [("[UNK]", -20.0), ("▁a", -1.0), ("▁a▁a", -1.0)]
     inner = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
     inner.normalizer = normalizers.Sequence(BLANKS)

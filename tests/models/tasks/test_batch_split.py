@@ -21,7 +21,11 @@ def close(found, expected):
 
 
 def alone(model, options):
-    """Return the result of each text run alone, with the means of ablations taken by hand."""
+    """Run each text alone, and return the results.
+
+    For mean ablation, first compute the mean of each ablated head over all tokens of all texts.
+    Then ablate the head with this mean.
+    """
     options = dict(options)
     if options == OPTIONS["mean"]:
         runs = [model.trace(text, names="z") for text in TEXTS]

@@ -57,7 +57,11 @@ def logit(model, text, of, name=None):
 
 
 def test_a_row_of_the_token_table_moves_the_logit_by_its_gradient(decoder):
-    """The gradient equals central differences of a token's row; the head has a separate table."""
+    """The gradient at `embed` equals central differences.
+
+    To compute central differences, the test changes single numbers of the token table. The output
+    head has a separate table, which stays the same.
+    """
     assert "head.out_proj.weight" in decoder.parameters
     ids, of = [3, 7, 5, 9], (-1, 6, 2)
     grad = decoder.gradient(ids, of=of)["embed"]
@@ -289,7 +293,10 @@ TARGETS = [
     ],
 )
 def test_gradients_of_an_activation_match_finite_differences(small, kind, of):
-    """The gradient equals finite differences before the activation, and is 0 after it."""
+    """The gradient of the activation `of` equals finite differences.
+
+    The gradient at a later activation is 0.
+    """
     model, ids = small(kind), [3, 7, 5, 9, 12]
     names = ["embed", ("resid_pre", 0), ("pattern", 0), ("v", 0), ("z", 0), of, ("resid_post", 1)]
     trace = model.trace(ids, names=names)
@@ -405,7 +412,8 @@ def test_gradients_under_arrays_ablation_and_masking_match_finite_differences(sm
 def test_gradients_under_records_match_finite_differences(small, kind, of):
     """Under each record and under all at once, gradients equal finite differences.
 
-    The differences change rows of the token table. No id repeats, so each position has its own row.
+    To compute finite differences, the test changes rows of the token table. No id repeats, so each
+    position has its own row.
     """
     model, ids = small(kind), np.array([3, 7, 5, 9, 12, 4, 10, 8])
     weight = rng(3).standard_normal((1, 8, 12))
