@@ -2,8 +2,9 @@
 
     python .ci/kernel.py PYTHON
 
-The kernel comes from a wheel in dist/ if the wheel has a kernel of these very sources that PYTHON
-can load. Otherwise it is compiled: for this machine's processor alone, or, if CI is set, for all.
+The kernel comes from a wheel in dist/ if the wheel's kernel was built from the sources in this
+clone and PYTHON can load the kernel. Otherwise the kernel is compiled: for this machine's processor
+alone, or, if CI is set, for all processors.
 """
 
 import hashlib
