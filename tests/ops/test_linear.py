@@ -403,7 +403,8 @@ def test_a_frozen_weight_is_packed_once(monkeypatch: pytest.MonkeyPatch, backend
         for _ in range(3):
             linear(x, kept)
         assert len(packed) == here
-        linear(x.astype(bfloat16), kept)  # promoted to float32, which reuses the packed copy
+        # NumPy promotes bfloat16 and float32 to float32, so this product reuses the packed copy
+        linear(x.astype(bfloat16), kept)
         assert len(packed) == here
 
 
@@ -446,7 +447,7 @@ def test_a_small_weight_does_not_keep_the_memory_of_deleted_weights(
 
 
 def _shelves() -> set[int]:
-    """Return the ids of the shelves that hold kept weights."""
+    """Return the ids of the shelves: the large arrays that store the cached packed weights."""
     return {id(packed.base) for _, packed in module._kept.values()}
 
 

@@ -74,7 +74,7 @@ def test_a_long_case_ends_where_another_one_fails() -> None:
             assert begun.wait(60)
             raise ZeroDivisionError
         begun.set()
-        while True:  # endless unless `go_on` ends this case
+        while True:  # the loop ends only when `go_on` raises an error
             go_on()
             time.sleep(0.001)
 

@@ -79,7 +79,10 @@ def page() -> tuple[str, dict[int, Row]]:
 
 
 def setups() -> dict[str, str]:
-    """Return each other library's set-up code, which its rows rely on."""
+    """Return the page's set-up code for each library other than qkv, keyed by library.
+
+    The code in a library's rows relies on this set-up.
+    """
     text = PAGE.read_text(encoding="utf-8")
     begin = text[: next(ROW.finditer(text)).start()]
     found = re.findall(r"\*([^*]+):\*\n\n```python\n(.*?)^```$", begin, re.M | re.S)
@@ -308,7 +311,7 @@ def near(found: Any, expected: Any, what: str) -> None:
 
 
 def byte_pairs(words: list[str]) -> PreTrainedTokenizerFast:
-    """Return a tokenizer like GPT-2's, to which a space and one of `words` are one token."""
+    """Return a tokenizer like GPT-2's: each of `words`, with the space before it, is one token."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     made.decoder = decoders.ByteLevel()

@@ -270,7 +270,10 @@ def hooked(module: Any, where: str, change: Change) -> Iterator[None]:
 
 
 def attention(changes: Mapping[tuple[int, str], Change]) -> Callable[..., Any]:
-    """Return a reimplementation of attention with changes by module id and activation name."""
+    """Return a reimplementation of attention that changes some of its activations.
+
+    Each key of `changes` is a pair: a module's id and an activation's name.
+    """
 
     def same(x: torch.Tensor) -> torch.Tensor:
         return x

@@ -141,7 +141,11 @@ def shares(theirs: Found, ours: Found) -> float:
 
 
 def weights(theirs: Found, ours: Found) -> float:
-    """Compare W_Q, W_K, W_V and W_O, shared heads repeated, and the QK and OV circuits."""
+    """Compare W_Q, W_K, W_V and W_O, and the QK and OV circuits.
+
+    If query heads share a key/value head, qkv repeats this head's weights for each query head. So
+    the other library's weights are repeated before the comparison.
+    """
     names, each = ("W_Q", "W_K", "W_V", "W_O"), []
     for name, one in zip(names, theirs["weights"], strict=True):
         other = getattr(ours["weights"], name)
@@ -162,7 +166,7 @@ def guesses(theirs: Found, ours: Found) -> float:
 
 
 def written(theirs: Found, ours: Found) -> float:
-    """Compare generated texts, of which theirs begins with the prompt."""
+    """Compare generated texts: only theirs begins with the prompt."""
     return float(not theirs["written"].endswith(ours["written"]))
 
 

@@ -10,7 +10,7 @@ from benchmarks import __main__ as bench, texts
 
 SMALL = 32  # a benchmark's lengths are divided by this number
 
-# `test_bench.py` of `tests/serve`, `tests/scale` and `tests/browser` tests these
+# other files test these: `test_bench.py` in `tests` and in its folders serve, scale and browser
 ELSEWHERE = ("growth", "serve", "scale", "play")
 
 

@@ -263,7 +263,7 @@ def test_rollout_and_value_weighted_attention(pair: Pair) -> None:
 
 
 def blocks_of(pair: Pair) -> list[Any]:
-    """Return transformers' blocks by layer; a block shared by layers appears once for each."""
+    """Return each layer's block in transformers; if layers share a block, the list repeats it."""
     blocks = inner(pair.theirs, BLOCKS[family_of(pair)])
     return [blocks[layer % len(blocks)] for layer in range(LAYERS)]
 

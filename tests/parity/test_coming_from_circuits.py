@@ -55,7 +55,11 @@ def along_one_path(theirs: Theirs) -> Any:
 
 @row(42)
 def along_one_path_to_first_order(theirs: Theirs) -> Any:
-    """Multiply the metric's gradient through the receiver's queries by the sender's change."""
+    """Multiply a gradient of the metric by the change of the sender's contribution.
+
+    The gradient is taken with respect to the residual stream that the receiver reads. It includes
+    only the path through the receiver's queries.
+    """
     layer, head = RECEIVER
     run = theirs.seen("q", "resid_pre", text=theirs.corrupted)
     margin(theirs, run["logits", 0]).backward()

@@ -18,7 +18,11 @@ def test_rows_are_numbered_and_name_their_library() -> None:
 
 
 def test_ours_are_formatted_as_the_repository_is() -> None:
-    """The cells pass `ruff format`, which skips notebook cells when it reads Markdown itself."""
+    """The page's notebook cells pass `ruff format`.
+
+    In a Markdown file, `ruff format` skips notebook cells. So the test passes the code of the cells
+    to `ruff format` as Python code.
+    """
     setup, rows = page()
     for code in (setup, *(row.ours for row in rows.values())):
         ruff = [sys.executable, "-m", "ruff", "format", "--diff", "--line-length", "100", "-"]

@@ -48,7 +48,7 @@ Add = Callable[[str, Live], torch.Tensor | None]
 
 
 class Torch:
-    """A model of transformers in which each head and MLP can read another input.
+    """A transformers model; the input of each head and of each MLP can be changed separately.
 
     Shared key heads are repeated, so that each query head has its own.
     """

@@ -85,8 +85,8 @@ def near(found: dict[str, Any], expected: dict[str, Any], bound: float) -> None:
     """Assert that each gradient is close, relative to its own largest value.
 
     Some gradients are zero except for rounding: a bias of keys, for example, moves all scores of a
-    row alike. The error of such a gradient may be `bound` times 1% of the largest value of all
-    gradients.
+    row alike. The error of such a gradient is measured relative to 1% of the largest value of all
+    gradients. Each relative error may be up to `bound`.
     """
     assert found.keys() == expected.keys()
     most = max(float(x.abs().max()) for x in expected.values())

@@ -18,9 +18,10 @@ from .models import compare, made
 
 
 def test_the_keys_of_transformers_4(tmp_path: Path) -> None:
-    """The older keys, a period and two bases, give the same model as lists for each layer.
+    """The older keys give the same model as `layer_types` and `rope_parameters`.
 
-    The test writes the older keys by hand.
+    The older keys include the period of the layers with full attention, and two RoPE bases. The
+    test writes the older keys by hand.
     """
     config = ModernBertConfig(
         vocab_size=97,

@@ -132,7 +132,10 @@ def test_a_table_whose_tokenizer_cuts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("parts", [(), ("mapping",), ("weights",), ("mapping", "weights")])
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.float64])
 def test_tables_of_model2vec(tmp_path: Path, parts: tuple[str, ...], kind: torch.dtype) -> None:
-    """Tables may have fewer rows than tokens, and a factor for each token."""
+    """A table may map several tokens to one row, and may have a factor for each token.
+
+    Therefore, a table may have fewer rows than the vocabulary has tokens.
+    """
     saved(tmp_path / "one", static())
     torch.manual_seed(3)
     rows = 20 if "mapping" in parts else KNOWN
@@ -141,7 +144,7 @@ def test_tables_of_model2vec(tmp_path: Path, parts: tuple[str, ...], kind: torch
     tensors |= {"weights": torch.rand(KNOWN)} if "weights" in parts else {}
     save_file(tensors, tmp_path / "one/model.safetensors")
     ours, theirs = both(tmp_path / "one")
-    bound = 2e-3 if kind == torch.float16 else 1e-5  # theirs sums in float16
+    bound = 2e-3 if kind == torch.float16 else 1e-5  # sentence-transformers adds vectors in float16
     close(ours.encode(TEXTS), theirs.encode(TEXTS), bound)
     ours.save(tmp_path / "two")
     close(both(tmp_path / "two")[1].encode(TEXTS), theirs.encode(TEXTS), bound)

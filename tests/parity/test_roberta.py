@@ -25,7 +25,11 @@ from .models import compare, double, made
 
 @pytest.mark.parametrize("name", ROBERTA)
 def test_positions_depend_on_padding_ids_and_not_on_the_mask(tmp_path: Path, name: str) -> None:
-    """Positions skip unmasked tokens with the padding id, and count masked words with other ids."""
+    """Each token gets the next position, except tokens with the padding id.
+
+    The attention mask does not matter: the test has tokens with the padding id whose mask is 1, and
+    other tokens whose mask is 0.
+    """
     pair = made(tmp_path, RobertaForMaskedLM, FAMILIES["roberta"].config_of(name), torch.float64)
     padding = pair.theirs.config.pad_token_id
     rng = np.random.default_rng(0)

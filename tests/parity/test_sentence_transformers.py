@@ -149,7 +149,10 @@ def test_a_cut_that_the_files_ask_for(tmp_path: Path, width: int, options: dict[
 @pytest.mark.parametrize("default", [None, "other"])
 @pytest.mark.parametrize("include", [True, False])
 def test_prompts(tmp_path: Path, name: str, default: str | None, include: bool) -> None:
-    """Vectors agree for methods' prompts and default prompts, also if pooling leaves them out."""
+    """Vectors agree for prompts of the methods, for the default prompt and for prompt arguments.
+
+    The vectors also agree if pooling excludes the prompt's tokens.
+    """
     pooling = pooled_by("mean") | {"include_prompt": include}
     write(tmp_path, pooling, prompts=PROMPTS, default_prompt_name=default)
     ours, theirs = pair(tmp_path)

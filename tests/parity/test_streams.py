@@ -1,4 +1,7 @@
-"""Tests of activations on disk, scanned, or compared between models, against torch hooks."""
+"""Tests of activations on disk, of scans of activations, and of differences between two models.
+
+The expected values come from torch hooks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests of gradients of packed rows against torch's autograd, for arguments and their pairs."""
+"""Tests of gradients of packed sequences against torch's autograd.
+
+The test runs without options, with each option of `OPTIONS`, and with each pair of these options.
+"""
 
 from __future__ import annotations
 

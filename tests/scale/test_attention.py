@@ -31,7 +31,10 @@ def _in_this_thread() -> Any:
 
 
 def computed(case: Case, seed: int) -> tuple[Array, Array, Array]:
-    """Return output, weights and log-sum-exp of a case whose arrays are cut by this seed."""
+    """Return output, weights and log-sum-exp of a case, computed from arrays in random chunks.
+
+    The seed determines the chunks.
+    """
     arrays, options = cut_case(np.random.default_rng(seed), case)
     with warnings.catch_warnings():
         # NumPy may warn about visible infinities, and qkv about a float mask of only 0 and 1

@@ -1,4 +1,7 @@
-"""Tests of the benchmarks of several processes: correct results, and goals that can be judged."""
+"""Tests of the benchmarks of several processes.
+
+Results are correct, and each goal can be computed from the measured times.
+"""
 
 import pytest
 

@@ -43,7 +43,10 @@ def expected() -> Any:
 
 
 def check(folder: Path) -> None:
-    """Check that each row is stored once, as one process computes it, and no part is unfinished."""
+    """Check that each row is stored exactly once, and that no part is unfinished.
+
+    The stored vectors must be equal to those of a single process, except for rounding.
+    """
     rows = [row for path in folder.glob("*.parquet") for row in pq.read_table(path).to_pylist()]
     rows.sort(key=lambda row: row["id"])
     assert [row["id"] for row in rows] == list(range(len(TEXTS)))

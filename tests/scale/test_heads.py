@@ -77,7 +77,7 @@ def test_every_kind_of_file_on_two_workers(
 def test_head_scores_use_the_current_client(
     corpus: Path, wanted: dict[str, np.ndarray], client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # counting in this process would fail, but the workers are not patched
+    # only this process is patched: it cannot compute head scores, so the workers must compute them
     monkeypatch.setattr("qkv.scale.head_sums.head_sums", None)
     sources = [corpus / "1.txt", *sorted(corpus.glob("[2-4]*"))]
     with client.as_current():

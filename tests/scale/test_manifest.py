@@ -51,7 +51,10 @@ def test_a_manifest_that_is_not_json_is_refused(data: bytes, tmp_path: Path) -> 
 
 
 def put(*names: Any) -> Callable[[Any, Any], None]:
-    """Return a function that sets the entry at the path `names`; the value `put` deletes it."""
+    """Return a function that sets the entry at the path `names` to a value.
+
+    If the value is the function `put` itself, the entry is deleted instead.
+    """
 
     def change(data: Any, value: Any) -> None:
         for name in names[:-1]:

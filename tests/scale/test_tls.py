@@ -120,7 +120,11 @@ def test_a_stranger_is_not_let_in(
 def test_a_client_with_a_certificate_gets_an_answer(
     cluster: tuple[Any, Any], folders: tuple[Path, Path]
 ) -> None:
-    """A client with a certificate gets an answer, as a stranger would if it were let in."""
+    """A client with a certificate is let in, and gets an answer.
+
+    Therefore, the test of strangers would detect a stranger that is let in: the stranger would get
+    an answer too.
+    """
     host, _, port = cluster[0].scheduler_address.removeprefix("tls://").partition(":")
     context = ssl.create_default_context(cafile=str(folders[0] / "ca.pem"))
     context.check_hostname = False

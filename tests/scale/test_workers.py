@@ -28,7 +28,10 @@ def _faults(keeping: bool) -> tuple[int, int]:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="Dask's setting is one of glibc")
 def test_a_worker_keeps_the_memory_of_arrays_while_it_computes() -> None:
-    """Each array has 512 pages; with Dask's setting, they are returned and requested each time."""
+    """With Dask's setting, the memory of each freed array is returned to the operating system.
+
+    Then each new array requests its 512 memory pages again, which causes 512 page faults.
+    """
     with connected("local:1", "test") as client:
 
         def ask(keeping: bool) -> Any:

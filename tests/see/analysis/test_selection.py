@@ -31,7 +31,8 @@ def test_heads_of_one_distance_or_one_word_do_not_stand_out() -> None:
     at_cats = {f"L0H1_{i}_5": 0.8 for i in range(8)}
     chosen, links = selection.choose_head(dogs(**previous, **at_cats, L0H2_4_5=0.6))
     assert (chosen.layer, chosen.head, chosen.link) == (0, 2, Link(0, 2, 4, 5, 0.6))
-    # of the four pairs (i, i + 1) of words, three have 0.05; the other words have 0.05 on cats
+    # "big" has weight 0.6 on the next word, "cats"
+    # "dogs", "chase" and "the" have weight 0.05 on the next word, and 0.05 on "cats"
     assert links[0].usual == pytest.approx(((0.6 + 3 * 0.05) / 4, 0.05))
     assert links[0].above == pytest.approx(0.6 - 2 * 0.1875)
     # heads that attend to positions come last, sorted by weight
