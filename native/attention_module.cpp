@@ -7,8 +7,8 @@ namespace qkv {
 namespace {
 
 // Returns the offset of each row of `array`. The leading axes are all axes before the last `inner`
-// axes, and each combination of their indices is one row. Each leading axis is as long as this axis
-// of `like`, or has length 1 if it is repeated.
+// axes, and each combination of their indices is one row. Each leading axis of `array` has length
+// 1, or the same length as the corresponding axis of `like`. An axis of length 1 is broadcast.
 std::vector<int64_t> starts(const Array& array, const Array& like, int inner) {
   int outer = std::max(0, like.axes() - inner);
   need(array.axes() <= std::max(like.axes(), inner), "an array has too many axes");
@@ -47,7 +47,9 @@ struct Call {
   const Array query, key, value, out, lse, slopes, sinks;
   Attention a;
 
-  // `args` begins with the arguments QUERY to SLOPES. If `computed`, out and lse are results.
+  // `args` begins with the arguments QUERY to LSE, and `per_head` with SLOPES and SINKS. If
+  // `computed` is true, the call writes to out and lse. Otherwise out and lse hold the results of
+  // an earlier forward call.
   Call(PyObject* const* args, PyObject* const* per_head, bool computed)
       : query(args[0]), key(args[1]), value(args[2]), out(args[3], computed),
         lse(args[4], computed), slopes(per_head[0]), sinks(per_head[1]) {
@@ -259,7 +261,8 @@ struct Packed : Call {
   }
 };
 
-// The arguments of a backward pass, for batches and packed rows, in addition to the forward call.
+// The arguments of a backward pass that a forward call does not take. Batches and packed rows have
+// these arguments in common.
 struct GradientArrays {
   const double most;
   const Array upstream, query, key, value;

@@ -29,9 +29,9 @@ class First {
 };
 
 // Copies `count` columns of `rows` rows into tiles of STEP columns: [tile][row][STEP]. The tiles
-// are `tile_step` numbers apart. Only whole vectors are stored, so each tile needs space for the
-// end of a vector after its last row. Missing columns of the last tile become zeros. The sums of
-// the columns are added to `sums`, if given.
+// are `tile_step` numbers apart. The function writes whole vectors, and the last vector of a tile
+// can extend past the tile's last row. So each tile needs extra space after its last row. Missing
+// columns of the last tile become zeros. The sums of the columns are added to `sums`, if given.
 template <int STEP>
 inline void copy_columns(const float* from, int64_t step, int64_t rows, int64_t count, float* to,
                          int64_t tile_step, float* sums) {

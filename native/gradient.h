@@ -2,10 +2,11 @@
 // B).
 //
 // A unit of work is one block of keys of a key head, with all queries that may see the block. Only
-// this unit adds to the gradients of the block's keys and values. All units of a key head add to
-// the gradients of the same queries. The last block adds first, and the first block adds last: the
-// unit of block b adds to a chunk of queries only after the unit of block b + 1 has finished this
-// chunk. So the order of every sum is fixed, and no result depends on the threads.
+// this unit adds to the gradients of the block's keys and values. A query may see several blocks of
+// keys, so several units may add to the gradient of this query. The last block adds first, and the
+// first block adds last: the unit of block b adds to a chunk of queries only after the unit of
+// block b + 1 has finished this chunk. So the order of every sum is fixed, and no result depends on
+// the threads.
 #pragma once
 
 #include "gradient_chunk.h"

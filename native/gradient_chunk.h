@@ -271,8 +271,9 @@ inline void load_chunk(const Differentiation& d, const Place& first, int64_t cou
   transpose_rows(s.upstream.data(), count, a.value_size, s.transposed_upstream.data());
 }
 
-// Adds the block's sums to the gradients of the chunk's queries; the first block writes its sums.
-// Returns false if a number is not finite.
+// Adds the block's sums to the gradients of the chunk's queries. If `put` is true, the block's sums
+// replace the gradients instead, because no other block has added to the gradients yet. Returns
+// false if a number is not finite.
 inline bool add_queries(const Differentiation& d, const Place& first, int64_t count, bool put,
                         const GradientScratch& s) {
   const Attention& a = d.a;

@@ -246,8 +246,8 @@ void multiply_all(const Linear& p, int threads) {
   });
 }
 
-// In a packed row, each column has a unit of DEPTH numbers. Returns the position, in this row, of
-// number `d` of column `c`.
+// A packed row holds DEPTH numbers for each column. Returns the position in the packed row of one
+// of these numbers: number `d` for column `c`.
 template <class T>
 inline int64_t slot(int64_t c, int d) {
   constexpr int depth = Product<T>::Step::DEPTH;

@@ -2,8 +2,9 @@
 //
 // Keys are in transposed panels of PANEL keys: [panel][d][PANEL]. Values are in blocks of BLOCK
 // keys, and each block is divided into panels of PANEL columns: [block][column panel][key][PANEL].
-// With `Pair`, two bfloat16 numbers share one 32-bit number. They are neighbours along the depth of
-// the product: along d for keys, and along the keys for values.
+// With `Pair`, two bfloat16 numbers share one 32-bit number. The two numbers are neighbours in the
+// dimension that the product sums over. This dimension is d for keys, and the axis of keys for
+// values.
 #pragma once
 
 #include "exact.h"
@@ -16,8 +17,9 @@ constexpr int BLOCK = 256;       // the keys of one step of the running softmax
 constexpr int STEP = BLOCK + 16; // the distance between rows; powers of two slow down the cache
 static_assert(MAX_SIZE <= STEP, "rows of queries are as long as rows of scores");
 
-// Loads up to WIDTH of the 32-bit units that `Product` multiplies, from an array whose rows run along
-// the depth. `at` and `count` are in elements of the array, not in units.
+// Loads up to WIDTH of the 32-bit units that `Product` multiplies. The units hold neighbouring
+// numbers of one row of the array; the product sums over the numbers of a row. `at` and `count` are
+// in elements of the array, not in units.
 template <class Product>
 QKV_INLINE Floats load_depth(const Cells& from, int64_t at, int64_t count) {
   if constexpr (Product::DEPTH == 1) {
@@ -48,7 +50,7 @@ inline void copy_depth(const Cells& from, int64_t at, int64_t count, float* to) 
 struct Packed {
   Buffer<float> keys, values;
   Buffer<uint8_t> unsound;         // for each key: whether its value has infinity or NaN, which are packed as 0
-  Buffer<uint8_t> unsound_blocks;  // for each block: whether a value has infinity or NaN
+  Buffer<uint8_t> unsound_blocks;  // for each block: whether any key's value has infinity or NaN
   int64_t first = 0;               // the first block in the buffers
   int64_t end = 0;                 // the key after the last key
   bool with_values = true;

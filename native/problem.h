@@ -7,7 +7,7 @@ namespace qkv {
 
 enum class Type : int { boolean, float16, bfloat16, float32, float64, integer };
 
-constexpr int64_t FURTHEST = int64_t(1) << 60;  // the largest offset, positive or negative
+constexpr int64_t FURTHEST = int64_t(1) << 60;  // offsets are from -FURTHEST to FURTHEST
 constexpr int64_t FAR = int64_t(1) << 62;       // stands for a window side without a limit
 constexpr int64_t MAX_SIZE = 256;          // the largest d that the buffers can hold
 
@@ -112,8 +112,8 @@ struct Outer {
   int64_t right_step = 0;
   float* y = nullptr;  // (rows, columns)
   int64_t y_step = 0;
-  float* left_sums = nullptr;   // (rows): the sums of the columns of left, optional
-  float* right_sums = nullptr;  // (columns)
+  float* left_sums = nullptr;   // (rows), optional: the sums of left over the depth
+  float* right_sums = nullptr;  // (columns), optional: the sums of right over the depth
 };
 
 // The backward pass of Norm; all arrays are float32.

@@ -40,7 +40,8 @@ inline const float* numbers_of(const Cells& cells, int64_t at, int64_t count, in
   return scratch;
 }
 
-// Returns `count` booleans of a row of cells; only the first `valid` booleans exist.
+// Returns `count` booleans of a row of cells. The row ends after `valid` booleans: if `count` is
+// larger, the booleans past the end are 0.
 inline const uint8_t* bytes_of(const Cells& cells, int64_t at, int64_t count, int64_t valid,
                                uint8_t* scratch) {
   const uint8_t* bytes = static_cast<const uint8_t*>(cells.data) + at;
@@ -59,10 +60,10 @@ inline void hide_outside(float* scores, int64_t begin, int64_t end, Range seen) 
   }
 }
 
-// Multiplies scores by the factor `by`, and adds `numbers` times log2(e). A number of -infinity
-// masks its score. With AGAIN, scores that were masked before stay masked. Finite sums stay finite:
-// the lowest float, which is often used as a mask, gives a key almost no weight, and does not mask
-// the key.
+// Multiplies scores by the factor `by`, and adds `numbers` times log2(e). If an element of
+// `numbers` is -infinity, the score at its position is masked. With AGAIN, scores that were masked
+// before stay masked. Finite sums stay finite: the lowest float, which is often used as a mask,
+// gives a key almost no weight, and does not mask the key.
 template <bool AGAIN>
 inline void add_numbers(float* scores, Floats by, const float* numbers, int64_t count) {
   const Floats lowest = splat(std::numeric_limits<float>::lowest()), hidden = splat(-INF);

@@ -39,8 +39,8 @@ constexpr int64_t EXPONENTIAL = 16;  // one exponential takes about as long as t
 // A worker calls this function in a loop while it waits for another worker.
 void go_on_waiting();
 
-// As long as this object exists, calls of the kernel by the thread that created it call `made`
-// about every 50 ms, and stop if it returns true.
+// While this object exists and the kernel works for the thread that created the object, the kernel
+// calls `made` about every 50 ms. If `made` returns true, the kernel stops this work.
 class StopRequest {
  public:
   StopRequest();

@@ -9,8 +9,11 @@ import numpy as np
 
 from .loops import Array, Loops
 
-# The certainty of an expected number says which result is right: a number near it, a number near
-# it or NaN, NaN or an infinity, or anything.
+# Each expected number has a certainty. The certainty says which results are right:
+# - NEAR: a number near the expected number
+# - NEAR_OR_NAN: a number near the expected number, or NaN
+# - NOT_FINITE: NaN or an infinity
+# - ANYTHING: any result
 NEAR, NEAR_OR_NAN, NOT_FINITE, ANYTHING = range(4)
 HIDES = 1e30  # scores below -HIDES get weight 0, so tolerances ignore them
 
@@ -19,7 +22,7 @@ class Exact(NamedTuple):
     """The expected results of one call, and one of the four certainties for each number."""
 
     loops: Loops
-    out: Array  # the certainty of each number in loops.out
+    out: Array  # one of NEAR, NEAR_OR_NAN, NOT_FINITE and ANYTHING for each number in loops.out
     rows: Array  # the certainty of each log-sum-exp, and of the weights in its row
 
 
@@ -175,7 +178,7 @@ def _of_rows(given: Any, L: int, S: int, cells: tuple[int, ...]) -> Array:
 
 
 def settled(actual: Array, expected: Array, certainty: Array) -> Array:
-    """Replace numbers of `actual` that the contract leaves open by the expected numbers.
+    """Return `actual`, but with the expected number wherever the contract lets the two differ.
 
     The caller can then compare all numbers with `expected`. A finite number that should be NaN or
     infinite becomes NaN, so that this comparison fails.

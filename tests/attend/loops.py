@@ -21,7 +21,7 @@ class Loops(NamedTuple):
     lse: Array
     visible: Array  # bool: which keys each query may see
     stages: dict[str, Array]  # the scores after each step, -inf where masked
-    largest_score: float  # the largest |finite score| of all steps where visible
+    largest_score: float  # the largest finite |score| of a visible key, from scaling on
     largest_value: float  # the largest |finite value| that some query sees
 
 

@@ -81,8 +81,8 @@ def test_a_window_bounds_what_is_kept() -> None:
 
 @pytest.mark.parametrize("window", [None, (3, 0)])
 def test_ragged_rows(window: tuple | None) -> None:
-    # Each list has the number of tokens that one step appends to each of the three rows. NaN pads
-    # the shorter rows of a step to the length of its longest row.
+    # `steps` has one list for each step: the three numbers of tokens that the step appends to the
+    # three rows. NaN pads the shorter rows of a step to the length of its longest row.
     steps = [[4, 1, 0], [1, 1, 2], [0, 3, 1], [2, 2, 2], [1, 0, 3]]
     totals = np.sum(steps, axis=0)
     query, key, value = qkv_arrays((3,), L=max(totals), S=max(totals))
@@ -134,7 +134,10 @@ def test_ragged_rows_stay_correct_after_a_window_drops_keys() -> None:
 
 
 def most_kept(cache: qkv.KVCache, tokens: int, rows: int) -> float:
-    """Append tokens one by one; return the peak memory for keys, in keys per row."""
+    """Append tokens one by one, and return the cache's largest capacity in keys per row.
+
+    The capacity is the memory of the array of keys, divided by the size of one key for every row.
+    """
     key = np.ones((rows, 4, 1, 32), np.float32)
     most = 0
     for i in range(tokens):

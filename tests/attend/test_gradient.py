@@ -90,7 +90,10 @@ def finite(array: np.ndarray) -> np.ndarray:
 def terms(
     arrays: Any, grad_out: np.ndarray, options: dict[str, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weights, and the sizes of the terms whose sums are the gradients of scores."""
+    """Return the weights, and an upper bound of |gradient| for each score.
+
+    The gradient of a score is a sum of terms. The bound is the sum of their absolute values.
+    """
     query, key, value = map(finite, arrays)
     out, weights = qkv.attention(query, key, value, **options, return_weights=True)
     weights = np.nan_to_num(weights)

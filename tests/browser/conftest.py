@@ -59,7 +59,7 @@ def html(model: Model) -> str:
 
 @pytest.fixture
 def page(quick: Visit, html: str) -> Page:
-    """The live page, opened with its inside unfolded."""
+    """The live page, opened with the parts that its button "Look inside" shows."""
     return opened(quick, html)
 
 
@@ -79,10 +79,10 @@ def visit(openers: Openers, tmp_path: Path) -> Iterator[Visit]:
 
 @pytest.fixture
 def quick(openers: Openers) -> Iterator[Visit]:
-    """Like `visit`, for live pages on a model that runs already, which halves the work.
+    """Like `visit`, but only for live pages: the pages share a model that already runs.
 
-    Use it in tests of a page's content and behaviour. Use `visit` in tests of how a page opens,
-    or of its model.
+    Sharing the model halves the work. Use `quick` in tests of a page's content and behaviour. Use
+    `visit` in tests of how a page opens, or of its model.
     """
     with openers.quickly() as quick:
         yield quick

@@ -78,7 +78,8 @@ def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
             if edit["layer"] == layer:
                 which = slice(None) if edit.get("head") is None else edit["head"]
                 output = edit.get("with", 0)
-                if isinstance(output, str):  # "mean": over the tokens, in a run with swaps only
+                # "mean" is the mean of z over the tokens, in a run whose only edits are swaps.
+                if isinstance(output, str):
                     plain = run(model, ids, []).inside[layer]["z"].mean(0)
                     output = plain.reshape(heads, 1, -1)[which]
                 z[which] = output

@@ -86,7 +86,10 @@ class Site(BaseHTTPRequestHandler):
 
 
 class OneModel:
-    """Opens live pages in a context with STAND_IN, on shared copies of the models they carry."""
+    """Opens live pages; pages with the same model share one running copy of it.
+
+    The browser context must run STAND_IN in each page.
+    """
 
     def __init__(self, context: BrowserContext) -> None:
         self._context = context

@@ -130,7 +130,7 @@ def rows(page: Page) -> list[Row]:
 
 
 def is_written(shown: str, value: float, digits: int = 3) -> bool:
-    """Return whether a page may write `shown` for a value, rounded."""
+    """Return whether a page may write `value` as the rounded number `shown`."""
     mark = shown.replace("\N{MINUS SIGN}", "-")
     if "e" in mark:
         return bool(np.isclose(float(mark), value, rtol=0.051, atol=1e-12))
@@ -140,7 +140,10 @@ def is_written(shown: str, value: float, digits: int = 3) -> bool:
 
 
 def is_percent(shown: str, value: float) -> bool:
-    """Return whether a page may write a share as `shown`: percent, one decimal below 10%."""
+    """Return whether a page may write the share `value` as the percentage `shown`.
+
+    A percentage below 10% has one decimal, and a larger percentage has none; see `percent`.
+    """
     return any(shown == percent(max(0, value + by)) for by in (-2e-6, 0, 2e-6))
 
 
