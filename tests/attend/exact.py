@@ -45,16 +45,16 @@ def visible(
     L, S = query.shape[-2], key.shape[-2]
     cells = (*lead, *query.shape[-3:-2], L, S)
     i, j = np.arange(L)[:, None], np.arange(S)
-    place = i + _of_rows(q_offset, L, S, cells)
+    position = i + _of_rows(q_offset, L, S, cells)
 
     seen = np.ones(cells, bool)
     if is_causal:
-        seen &= j <= place
+        seen &= j <= position
     left, right = (None, None) if window is None else window
     if left is not None:
-        seen &= j >= place - left
+        seen &= j >= position - left
     if right is not None:
-        seen &= j <= place + right
+        seen &= j <= position + right
     if query_lengths is not None:
         seen &= i < _of_rows(query_lengths, L, S, cells)
     if key_lengths is not None:
@@ -101,10 +101,10 @@ def attention(
     if bias is not None:
         scores += np.asarray(bias).astype(np.float64)
     if alibi_slopes is not None:
-        place = np.arange(L)[:, None] + _of_rows(q_offset, L, S, seen.shape)
+        position = np.arange(L)[:, None] + _of_rows(q_offset, L, S, seen.shape)
         slopes = np.asarray(alibi_slopes).astype(np.float64)
         slopes = slopes[:, None, None] if query.ndim > 2 else slopes[0]
-        scores -= slopes * np.abs(place - np.arange(S)).astype(np.float64)
+        scores -= slopes * np.abs(position - np.arange(S)).astype(np.float64)
     steps.note(scores)
     if attn_mask is not None and np.asarray(attn_mask).dtype != bool:
         scores += np.asarray(attn_mask).astype(np.float64)

@@ -153,17 +153,17 @@ def attention(
                 numbers = query[row][head][i].tolist()
                 mask_row = None if mask is None else mask[row][head][i].tolist()
                 bias_row = None if extra is None else extra[row][head][i].tolist()
-                place = i + offset
+                position = i + offset
 
                 seen: list[tuple[int, float]] = []
                 for j in range(num_keys):
                     if i >= end_of_queries or j >= end_of_keys:
                         continue
-                    if is_causal and j > place:
+                    if is_causal and j > position:
                         continue
-                    if left is not None and j < place - left:
+                    if left is not None and j < position - left:
                         continue
-                    if right is not None and j > place + right:
+                    if right is not None and j > position + right:
                         continue
                     if mask_row is not None and (mask_row[j] is False or mask_row[j] == -math.inf):
                         continue
@@ -177,7 +177,7 @@ def attention(
                     if bias_row is not None:
                         biased += bias_row[j]
                     if alibi_slopes is not None:
-                        biased += -slope * abs(place - j)
+                        biased += -slope * abs(position - j)
                     score = biased
                     if mask_row is not None and mask_row[j] is not True:
                         score += mask_row[j]

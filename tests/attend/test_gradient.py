@@ -172,8 +172,8 @@ def test_masked_nan_does_not_show(dtype: Any) -> None:
     mask[:, 7] = mask[5] = False
     grad_out = numbers((2, 4, 40, 3), 5, dtype)
     clean = qkv.attention_grad(*arrays, grad_out, mask)
-    for array, place in zip((*arrays, grad_out), (5, 7, 7, 5), strict=True):
-        array[0, 1, place] = np.nan
+    for array, position in zip((*arrays, grad_out), (5, 7, 7, 5), strict=True):
+        array[0, 1, position] = np.nan
     found = qkv.attention_grad(*arrays, grad_out, mask)
     for ours, before in zip(found[:3], clean[:3], strict=True):
         np.testing.assert_allclose(ours, before, atol=1e-5 if dtype == F32 else 1e-13)

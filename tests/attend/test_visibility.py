@@ -173,13 +173,13 @@ def test_decoding_with_a_cache_equals_one_causal_call(
     full = agree(query, key, value, is_causal=True, **options)
     for start in range(0, 7, step):
         end = min(start + step, 7)
-        place = {"end": "end", "int": start, "rows": np.array([start, start])}[offset]
+        position = {"end": "end", "int": start, "rows": np.array([start, start])}[offset]
         piece = qkv.attention(
             query[..., start:end, :],
             key[..., :end, :],
             value[..., :end, :],
             is_causal=True,
-            q_offset=place,
+            q_offset=position,
             **options,
         )
         np.testing.assert_allclose(piece, full.out[..., start:end, :], atol=4e-6)

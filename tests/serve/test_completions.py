@@ -235,17 +235,17 @@ def test_log_probabilities_are_the_models_own(
         assert {len(values) for values in found.values()} == {len(ids) - skipped}
         offsets = found["text_offset"]
         assert offsets == sorted(offsets)
-        for place, name, log, tops in zip(
+        for position, name, log, tops in zip(
             range(skipped, len(ids)),
             *(found[name] for name in ("tokens", "token_logprobs", "top_logprobs")),
             strict=True,
         ):
-            if not place:
+            if not position:
                 assert log is tops is None
                 continue
-            assert log == pytest.approx(logs[place - 1, ids[place]], abs=1e-5)
+            assert log == pytest.approx(logs[position - 1, ids[position]], abs=1e-5)
             assert tops[name] == log
-            likeliest = np.sort(logs[place - 1])[::-1][:top]
+            likeliest = np.sort(logs[position - 1])[::-1][:top]
             np.testing.assert_allclose([*tops.values()][:top], likeliest, atol=1e-5)
             assert len(tops) - top in (0, 1)
         for name, at in zip(found["tokens"], offsets, strict=True):  # the token's start, or earlier

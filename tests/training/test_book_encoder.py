@@ -178,9 +178,9 @@ def test_guessable_words_are_unique_content_words(folder: Path) -> None:
     texts = {tokenizer.decode(ids) for ids, _ in every}
     assert every
     assert any("oxen" in text or "bank" in text for text in texts)
-    for ids, place in every:
-        assert content[ids[place]]
-        assert (ids == ids[place]).sum() == 1
+    for ids, position in every:
+        assert content[ids[position]]
+        assert (ids == ids[position]).sum() == 1
         assert ids[[0, -1]].tolist() == tokenizer.tokenize("").ids.tolist()
     few = book_encoder.guessable(
         [PASSAGES] * 3, wordnet_, neighbours, tokenizer, Recipe(length=16, guessed=0.5)

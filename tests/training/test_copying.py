@@ -91,9 +91,9 @@ def test_guesses_come_in_the_order_of_the_texts_and_padding_changes_nothing() ->
     for name, array in model.parameters.items():
         model.parameters[name] = array * np.float32(5)
     texts = [model.tokenizer.tokenize(sentence).ids for sentence in SENTENCES]
-    places = [[1, 2], [3], [], [4], [2, 3], [1]]
-    together = named(model, texts, places)
-    for ids, at, found in zip(texts, places, together, strict=True):
+    positions = [[1, 2], [3], [], [4], [2, 3], [1]]
+    together = named(model, texts, positions)
+    for ids, at, found in zip(texts, positions, together, strict=True):
         alone = ids.copy()
         alone[at] = model.tokenizer.vocabulary["[MASK]"]
         logits = model(alone[None]).logits

@@ -58,10 +58,10 @@ def test_probabilities_are_those_of_the_paper(corpus: Corpus, order: int) -> Non
     model = KneserNey(corpus, order)
     held_out = Corpus.of(["the dog lay on the rug.", "a cat sat"], corpus.vocabulary).words
     found = model.probabilities(held_out)
-    for place in range(len(held_out)):
-        history = tuple(held_out[max(0, place - order + 1) : place].tolist())
-        expected = plain(corpus, order, history, int(held_out[place]))
-        np.testing.assert_allclose(found[place], expected, rtol=1e-12)
+    for position in range(len(held_out)):
+        history = tuple(held_out[max(0, position - order + 1) : position].tolist())
+        expected = plain(corpus, order, history, int(held_out[position]))
+        np.testing.assert_allclose(found[position], expected, rtol=1e-12)
 
 
 def test_probabilities_sum_to_one(corpus: Corpus) -> None:

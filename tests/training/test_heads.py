@@ -22,14 +22,18 @@ from training.heads import (
 )
 
 SENTENCES = ["we saw a cat sit on the mat", "her dog ran home", "now eat"]
-PLACES, DIM = 32, 64
+POSITIONS, DIM = 32, 64
 
 
 def bert(**sizes: int) -> Model:
     tokenizer = train_tokenizer(SENTENCES * 9, "wordpiece", 80)
     config = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
     config |= {"vocab_size": len(tokenizer), "hidden_size": DIM, "num_hidden_layers": 1}
-    config |= {"num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": PLACES}
+    config |= {
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "max_position_embeddings": POSITIONS,
+    }
     return fresh_model(config | sizes, tokenizer, seed=1)
 
 
@@ -39,14 +43,17 @@ def made_by_hand() -> Model:
     rng = np.random.default_rng(0)
     table = model.parameters["embed.weight"] * 0
     signs = np.array([[(n >> k) & 1 for k in range(7)] for n in range(len(table))]) * 2.0 - 1
-    table[:, PLACES : PLACES + 7] = signs
-    table[:, PLACES + 7 : PLACES + 14] = -signs  # so the mean of each vector is 0 before the norm
-    positions = np.zeros((PLACES, DIM))
-    positions[:, :PLACES] = 4 * (np.eye(PLACES) - 1 / PLACES)
+    table[:, POSITIONS : POSITIONS + 7] = signs
+    # so the mean of each vector is 0 before the norm
+    table[:, POSITIONS + 7 : POSITIONS + 14] = -signs
+    positions = np.zeros((POSITIONS, DIM))
+    positions[:, :POSITIONS] = 4 * (np.eye(POSITIONS) - 1 / POSITIONS)
     w_q, w_k = np.zeros((2, DIM, DIM))
-    w_q[:PLACES, :PLACES] = 30 * np.eye(PLACES, k=-1)  # position i attends to position i - 1
-    w_k[:PLACES, :PLACES] = np.eye(PLACES)
-    w_q[PLACES:, PLACES:] = w_k[PLACES:, PLACES:] = 9 * np.eye(DIM - PLACES)  # to the same word
+    # position i attends to position i - 1
+    w_q[:POSITIONS, :POSITIONS] = 30 * np.eye(POSITIONS, k=-1)
+    w_k[:POSITIONS, :POSITIONS] = np.eye(POSITIONS)
+    # to the same word
+    w_q[POSITIONS:, POSITIONS:] = w_k[POSITIONS:, POSITIONS:] = 9 * np.eye(DIM - POSITIONS)
     for name, value in (
         ("embed.weight", table),
         ("pos_embed.weight", positions),

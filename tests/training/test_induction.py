@@ -24,11 +24,11 @@ CONFIG = {
 
 
 def test_a_text_repeats_one_span_and_no_other_token() -> None:
-    texts, places = Repeats(36, 24, texts=200).draw(np.random.default_rng(0))
+    texts, positions = Repeats(36, 24, texts=200).draw(np.random.default_rng(0))
     assert texts.shape == (200, 24)
     sizes, gaps = [], []
     for number, text in enumerate(texts.tolist()):
-        mine = places[places[:, 0] == number]
+        mine = positions[positions[:, 0] == number]
         again = [i for i, token in enumerate(text) if token in text[:i]]
         size, second, first = len(again), again[0], text.index(text[again[0]])
         assert again == list(range(second, second + size))
@@ -87,7 +87,7 @@ class Says:
 
 
 def test_scores_and_accuracy_of_patterns_made_by_hand() -> None:
-    texts, places = Fixed(10, 6, texts=2).draw(np.random.default_rng(0))
+    texts, positions = Fixed(10, 6, texts=2).draw(np.random.default_rng(0))
     before = np.zeros((2, 6, 6))  # weight on the previous token: 1 in text 0, 0.5 in text 1
     before[0, range(1, 6), range(5)] = 1
     before[1, range(1, 6), range(5)] = 0.5
@@ -100,10 +100,10 @@ def test_scores_and_accuracy_of_patterns_made_by_hand() -> None:
     said = np.zeros((2, 6), int)
     said[0, 3], said[0, 4], said[1, 4] = 3, 5, 1  # right, right, wrong
     model = Says(layers, said)
-    previous, found = scores(model, texts, places)
+    previous, found = scores(model, texts, positions)
     np.testing.assert_allclose(previous, [[0.75, 0], [0, 0]])
     np.testing.assert_allclose(found, [[0, 0], [0, 0.5]])  # (0.9 + 0.6 + 0) / 3
-    assert accuracy(model, texts, places) == pytest.approx(2 / 3)
+    assert accuracy(model, texts, positions) == pytest.approx(2 / 3)
 
 
 def test_without_equals_a_trace_with_the_head_ablated() -> None:

@@ -295,7 +295,8 @@ def test_each_gap_is_masked_separately() -> None:
     unseen = Unseen(Sequences([np.array([1])]), tokenizer, in_sight=1.0, tokens_per_step=10)
     texts = ["the dog saw the cat", "a dog and a cat"]
     gaps = [
-        (tokenizer.tokenize(text).ids, place) for text, place in zip(texts, (2, 5), strict=True)
+        (tokenizer.tokenize(text).ids, position)
+        for text, position in zip(texts, (2, 5), strict=True)
     ]
     batch = Guessed(gaps, unseen).batch(0, np.random.default_rng(1))
     assert len(batch.ids) == 14  # two texts of 7 tokens
@@ -304,9 +305,9 @@ def test_each_gap_is_masked_separately() -> None:
         words = tokenizer.decode(batch.ids[first:last]).split()
         which = 0 if "saw" in words else 1
         seen.add(which)
-        expected, place = gaps[which][0].copy(), gaps[which][1]
-        assert row == first + place
-        expected[place] = ids["[MASK]"]
+        expected, position = gaps[which][0].copy(), gaps[which][1]
+        assert row == first + position
+        expected[position] = ids["[MASK]"]
         assert batch.ids[first:last].tolist() == expected.tolist()
         assert batch.ids[row] == ids["[MASK]"]
     named = [tokenizer.decode([one]) for one in batch.targets]

@@ -111,9 +111,9 @@ def test_tokens_are_masked_singly_and_words_with_all_subwords() -> None:
     model = bert()
     tokenizer = model.tokenizer
     assert tokenizer is not None
-    pieces = tokenizer.tokenize("banktoday").tokens[1:-1]
-    assert pieces[0] == "bank"
-    assert len(pieces) > 1
+    subwords = tokenizer.tokenize("banktoday").tokens[1:-1]
+    assert subwords[0] == "bank"
+    assert len(subwords) > 1
     bias = np.zeros(80, np.float32)
     bias[tokenizer.vocabulary["bank"]] = 1e6
     model.parameters["head.out_proj.bias"] = bias
@@ -122,7 +122,7 @@ def test_tokens_are_masked_singly_and_words_with_all_subwords() -> None:
     assert masked_words(model, texts) == {"top1": 0.0, "words": 200}
     found = masked_tokens(model, texts)
     assert found["tokens"] == 200
-    assert found["top1"] == pytest.approx(1 / len(pieces), abs=0.1)
+    assert found["top1"] == pytest.approx(1 / len(subwords), abs=0.1)
     text = shown(
         {
             "model": "x",
