@@ -45,8 +45,8 @@ def length_one(vectors):
 
 def test_a_text_vector_comes_from_the_first_end_token(model):
     found = model.text(IDS)
-    places = [2, 1, 0]  # without an end token, the first
-    rows = np.stack([row[at] for row, at in zip(found.last_hidden_state, places, strict=True)])
+    positions = [2, 1, 0]  # without an end token, the first
+    rows = np.stack([row[at] for row, at in zip(found.last_hidden_state, positions, strict=True)])
     expected = rows @ in_files()["text_projection.weight"].T
     np.testing.assert_allclose(found.embeds, expected, atol=1e-12)
     assert found.logits is None

@@ -166,8 +166,8 @@ def padded(rows, side):
     longest = max(map(len, rows))
     ids, mask = np.full((len(rows), longest), 7), np.zeros((len(rows), longest), int)
     for number, row in enumerate(rows):
-        place = slice(len(row)) if side == "right" else slice(longest - len(row), None)
-        ids[number, place], mask[number, place] = row, 1
+        position = slice(len(row)) if side == "right" else slice(longest - len(row), None)
+        ids[number, position], mask[number, position] = row, 1
     return ids, mask
 
 
@@ -670,24 +670,24 @@ def test_words_of_a_sentencepiece_tokenizer(tmp_path):
     """The tokenizer is of T5's kind: its subwords contain a mark for the blank before them."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    pieces = ["<pad>", "</s>", "<unk>", "▁the", "▁cat", "▁s", "at", "▁a", "▁d", "og", "▁die"]
-    pieces += ["▁kat", "ze", "▁hun", "d", "▁", "s", "t", "a", "▁und"]
-    tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=2))
+    subwords = ["<pad>", "</s>", "<unk>", "▁the", "▁cat", "▁s", "at", "▁a", "▁d", "og", "▁die"]
+    subwords += ["▁kat", "ze", "▁hun", "d", "▁", "s", "t", "a", "▁und"]
+    tokenizer = Tokenizer(models.Unigram([(subword, -1.0) for subword in subwords], unk_id=2))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    special = [AddedToken(piece, special=True) for piece in pieces[:3]]
+    special = [AddedToken(subword, special=True) for subword in subwords[:3]]
     tokenizer.add_special_tokens(special)
     folder = t5(tmp_path, tensors=with_own_output(seed=4))
     tokenizer.save(str(folder / "tokenizer.json"))
     model = load(folder)
     for prompt in ("the cat sat", "a dog"):
         found = model.generate(prompt, max_new_tokens=8, trace=True)
-        shown = "".join(pieces[token] for token in found.ids if token > 2).replace("▁", " ")
+        shown = "".join(subwords[token] for token in found.ids if token > 2).replace("▁", " ")
         assert found == shown.removeprefix(" ")
         assert "".join(model.generate(prompt, max_new_tokens=8, stream=True)) == found
         offsets = found.trace.decoder.offsets[1:]
         for token, (begin, end) in zip(found.ids, offsets, strict=False):
-            assert found[begin:end].strip() == pieces[token].strip("▁") or token < 3
+            assert found[begin:end].strip() == subwords[token].strip("▁") or token < 3
 
 
 # edits of both sides
@@ -759,8 +759,8 @@ def test_hide_masks_encoder_positions_for_both_sides_whatever_the_padding(model,
     assert ((given[0] != 0) == real).all()
     assert (given[1].any(-1) == shown.astype(bool)).all()
     for row in range(2):
-        place = 2 - (6 - len(ASKED[row]))
-        options = {"hide": [place]} if place >= 0 else {}
+        position = 2 - (6 - len(ASKED[row]))
+        options = {"hide": [position]} if position >= 0 else {}
         alone = model([ASKED[row]], None, [ANSWERED[row]], edit=edit, **options).logits[0]
         np.testing.assert_allclose(found[row, shown[row] == 1], alone, rtol=1e-4, atol=1e-5)
 

@@ -100,8 +100,8 @@ def test_the_sliding_window_of_transformers(window):
     from transformers.masking_utils import sliding_window_causal_mask_function
 
     visible = sliding_window_causal_mask_function(window)
-    places = torch.arange(9)
-    mask = visible(None, None, places[:, None], places)
+    positions = torch.arange(9)
+    mask = visible(None, None, positions[:, None], positions)
     tensors = qkv_tensors(queries=9, keys=9)
     expected = scaled_dot_product_attention(*tensors, mask)
     agree(qkv.attention(*tensors, window=(window - 1, 0), is_causal=True), expected)

@@ -12,11 +12,11 @@ from qkv import check
 
 
 def positions(length, dim):
-    place = torch.arange(length, dtype=torch.float64)[:, None]
+    position = torch.arange(length, dtype=torch.float64)[:, None]
     speed = torch.exp(torch.arange(0, dim, 2) * (-math.log(10000.0) / dim))
     table = torch.zeros(length, dim, dtype=torch.float64)
-    table[:, 0::2] = torch.sin(place * speed)
-    table[:, 1::2] = torch.cos(place * speed)[:, : dim // 2]
+    table[:, 0::2] = torch.sin(position * speed)
+    table[:, 1::2] = torch.cos(position * speed)[:, : dim // 2]
     return table
 
 

@@ -96,8 +96,8 @@ def run(pair: Pair, ids: Any, changes: Any = None) -> torch.Tensor:
 
 
 def metric_of(logits: torch.Tensor) -> torch.Tensor:
-    place, token, other = METRIC
-    return logits[0, place, token] - logits[0, place, other]
+    position, token, other = METRIC
+    return logits[0, position, token] - logits[0, position, other]
 
 
 def seen(pair: Pair, ids: Any, *names: str) -> dict[tuple[str, int], torch.Tensor]:
@@ -147,8 +147,8 @@ def test_patches(pair: Pair, at: str) -> None:
 
 
 def metric_of_ours(logits: Any) -> Any:
-    place, token, other = METRIC
-    return logits[0, place, token] - logits[0, place, other]
+    position, token, other = METRIC
+    return logits[0, position, token] - logits[0, position, other]
 
 
 @pytest.mark.parametrize("at", [*PLACES, *BY_HEAD])

@@ -69,8 +69,8 @@ def texts_of(pair: Pair, lengths: list[int], side: str) -> tuple[Any, Any]:
     """Return ids and a mask; all texts but the last have an end token inside, the first has two."""
     ids, mask = ids_of(pair, lengths, side)
     real = [np.flatnonzero(row) for row in mask]
-    for row, places in list(zip(ids, real, strict=True))[:-1]:
-        row[places[len(places) // 2]] = END
+    for row, positions in list(zip(ids, real, strict=True))[:-1]:
+        row[positions[len(positions) // 2]] = END
     ids[0, real[0][-1]] = END
     return ids, mask
 

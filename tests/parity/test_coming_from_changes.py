@@ -88,7 +88,7 @@ def swept(theirs: Theirs, name: str) -> torch.Tensor:
 
 
 @row(24)
-def patched_by_place(theirs: Theirs) -> Any:
+def patched_by_position(theirs: Theirs) -> Any:
     return swept(theirs, "resid_pre")
 
 

@@ -76,13 +76,13 @@ def patched_by_head_and_position(theirs: Theirs) -> Any:
         clean = theirs.seen("z", text=theirs.clean)
     length = clean["z", 0].shape[1]
     found = torch.zeros(LAYERS, HEADS, length)
-    for layer, head, place in product(range(LAYERS), range(HEADS), range(length)):
-        given = clean["z", layer][0, place, head]
+    for layer, head, position in product(range(LAYERS), range(HEADS), range(length)):
+        given = clean["z", layer][0, position, head]
 
-        def put_in(z: torch.Tensor, at: tuple[int, int] = (place, head), x: Any = given) -> None:
+        def put_in(z: torch.Tensor, at: tuple[int, int] = (position, head), x: Any = given) -> None:
             z[0][at] = x
 
-        found[layer, head, place] = margin(
+        found[layer, head, position] = margin(
             theirs, changed(theirs, theirs.corrupted, "z", layer, put_in)
         )
     return found

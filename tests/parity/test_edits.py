@@ -154,7 +154,7 @@ def whole(name: str) -> Any:
     return scaled if heads_first(name) else bent
 
 
-def one_place(x: Any) -> Any:
+def one_position(x: Any) -> Any:
     x[:, 2] = x[:, 2] * -1.5 + 0.5
     return x
 
@@ -176,8 +176,8 @@ def one_head_s(x: Any) -> Any:
 
 def functions(name: str) -> dict[str, Any]:
     if heads_first(name):
-        return {"a function": scaled, "one place": one_query, "one head": one_head_s}
-    found = {"a function": bent, "one place": one_place}
+        return {"a function": scaled, "one position": one_query, "one head": one_head_s}
+    found = {"a function": bent, "one position": one_position}
     return found | ({"one head": one_head} if name.rpartition(".")[2] in "qkvz" else {})
 
 

@@ -139,8 +139,8 @@ def test_cached_steps_give_the_logits_of_one_run(
     prompts = [np.array(prompt) for prompt in prompts_of((30, 12, 41))]
     caches, ids, lengths = body.begin([prompt[:-10] for prompt in prompts])
     states = [body.step(ids, caches, lengths)[range(3), lengths - 1]]
-    for place in range(-10, 0):
-        states.append(body.step(np.array([[prompt[place]] for prompt in prompts]), caches)[:, 0])
+    for position in range(-10, 0):
+        states.append(body.step(np.array([[prompt[position]] for prompt in prompts]), caches)[:, 0])
     for number, prompt in enumerate(prompts):
         expected = pair.ours([prompt]).logits
         assert expected is not None

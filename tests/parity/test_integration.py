@@ -178,9 +178,9 @@ def words(lengths: list[int], side: str = "right") -> dict[str, Any]:
     """Return random ids (B, T), padded on one side, and their mask if there is padding."""
     rng = np.random.default_rng(0)
     longest = max(lengths)
-    places = np.arange(longest)
+    positions = np.arange(longest)
     ends = np.array(lengths)[:, None]
-    mask = places < ends if side == "right" else places >= longest - ends
+    mask = positions < ends if side == "right" else positions >= longest - ends
     ids = np.where(mask, rng.integers(4, 97, (len(lengths), longest)), 0)
     inputs = {"input_ids": torch.tensor(ids)}
     if not mask.all():
@@ -290,9 +290,9 @@ def test_recorded_weights_are_those_of_eager_attention() -> None:
             assert text["top_weights", layer].shape == (1, 6, size, 4)
             np.testing.assert_allclose(text["top_weights", layer][0], largest, atol=2e-5)
             np.testing.assert_allclose(text["received", layer][0], weights.sum(-2), atol=2e-4)
-            places = text["top_indices", layer][0]
-            found = np.take_along_axis(weights, places.clip(0), axis=-1)
-            np.testing.assert_allclose(np.where(places < 0, 0, found), largest, atol=2e-5)
+            positions = text["top_indices", layer][0]
+            found = np.take_along_axis(weights, positions.clip(0), axis=-1)
+            np.testing.assert_allclose(np.where(positions < 0, 0, found), largest, atol=2e-5)
             assert np.isfinite(text["lse", layer]).all()
 
 
@@ -417,8 +417,8 @@ def test_a_second_pass_with_the_same_mask_starts_the_record_anew() -> None:
 
 def test_packed_texts_do_not_attend_to_each_other() -> None:
     model = made("llama", DECODERS["llama"])
-    places = torch.tensor([[*range(7), *range(12)]])
-    compare(model, words([19]) | {"position_ids": places, "use_cache": False})
+    positions = torch.tensor([[*range(7), *range(12)]])
+    compare(model, words([19]) | {"position_ids": positions, "use_cache": False})
 
 
 @pytest.mark.parametrize("name", ["bert", "gemma2"])

@@ -96,27 +96,27 @@ def test_the_gradient_of_every_parameter_is_that_of_autograd(
         model = model.double()
         ours = qkv.load(tmp_path / "weights")
         cu = np.cumsum([0, *LENGTHS])
-        text, place = texts_and_positions(cu)
+        text, position = texts_and_positions(cu)
         if config.model_type in IMAGES:
             looks = getattr(config, "vision_config", config)
             shape = (3, looks.num_channels, looks.image_size, looks.image_size)
             ids: Any = rng.standard_normal(shape).astype(np.float32).astype(np.float64)
             given = {"pixel_values": torch.tensor(ids)}
             cu = np.arange(4) * (ours.design.grid[0] * ours.design.grid[1] + 1)
-            place = texts_and_positions(cu)[1]
+            position = texts_and_positions(cu)[1]
         else:
             batch = np.ones((len(LENGTHS), max(LENGTHS)), np.int64)
-            batch[text, place] = ids = rng.integers(3, 40, cu[-1])
+            batch[text, position] = ids = rng.integers(3, 40, cu[-1])
             mask = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
             given = {"input_ids": torch.tensor(batch), "attention_mask": torch.tensor(mask).long()}
         body = ours.design.build(dict(ours.parameters))
-        rows, saved = body.training_forward(ids, place, cu)
+        rows, saved = body.training_forward(ids, position, cu)
         logits, kept = body.head.training_forward(rows, cu, ids)
         up = rng.standard_normal(logits.shape)
         whole, real = up, np.ones(len(up), bool)
         if not body.head.pools and config.model_type not in IMAGES:
             whole, real = np.zeros((*mask.shape, up.shape[-1])), mask
-            whole[text, place] = up
+            whole[text, position] = up
         theirs = autograd(model, given, torch.tensor(real), torch.tensor(whole))
         theirs.save_pretrained(tmp_path / "gradients")
     expected = dict(qkv.load(tmp_path / "gradients").parameters)

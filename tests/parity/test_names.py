@@ -384,8 +384,8 @@ def test_a_run_records_the_names_that_its_family_lists(name: str) -> None:
         if isinstance(design, VisionDesign):
             size = design.grid[0] * design.grid[1] + 1
             images = rng.standard_normal((2, design.channels, *design.image))
-            places = np.tile(np.arange(size), 2)
-            body(images, places, np.array([0, size, 2 * size]), record=record, top_k=top_k)
+            positions = np.tile(np.arange(size), 2)
+            body(images, positions, np.array([0, size, 2 * size]), record=record, top_k=top_k)
         elif isinstance(body, EncoderDecoder):
             encoded = Encoded(*body.packed(texts, record=record.under("encoder."), top_k=top_k))
             ids, mask = np.array([[0, 3, 4], [0, 5, 6]]), np.ones((2, 3), bool)

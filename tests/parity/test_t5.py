@@ -171,8 +171,8 @@ def longest_first(prompts: list[list[int]], side: str) -> tuple[Any, Any]:
     longest = max(map(len, prompts))
     ids, mask = np.zeros((2, len(prompts), longest), np.int64)
     for row, prompt in enumerate(prompts):
-        place = slice(longest - len(prompt), None) if side == "left" else slice(len(prompt))
-        ids[row, place], mask[row, place] = prompt, 1
+        position = slice(longest - len(prompt), None) if side == "left" else slice(len(prompt))
+        ids[row, position], mask[row, position] = prompt, 1
     return ids, mask
 
 
@@ -208,12 +208,12 @@ def test_rows_that_end_before_others(tmp_path: Path) -> None:
     pair = made(tmp_path, T5ForConditionalGeneration, config, torch.float64)
     prompts = [[4, 5, 6], [7], [8, 9, 10, 11, 4], [5, 5]]
     found = [one.ids for one in pair.ours.generate(prompts, max_new_tokens=12)]
-    places = {
+    positions = {
         token: [row.index(token) if token in row else 12 for row in found]
         for token in set().union(*found)
     }
-    end = max(places, key=lambda token: len(set(places[token])))
-    assert len(set(places[end])) > 2
+    end = max(positions, key=lambda token: len(set(positions[token])))
+    assert len(set(positions[end])) > 2
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
     ours = qkv.load(tmp_path).generate(prompts, max_new_tokens=12)
     ids, mask = longest_first(prompts, "right")

@@ -16,10 +16,10 @@ def by_hand(model, ids, causal, positions):
     x = p["embed.weight"][ids]
     length, dim = x.shape
     if positions:
-        for place in range(length):
+        for position in range(length):
             for column in range(dim):
-                angle = place / 10000 ** ((column - column % 2) / dim)
-                x[place, column] += np.cos(angle) if column % 2 else np.sin(angle)
+                angle = position / 10000 ** ((column - column % 2) / dim)
+                x[position, column] += np.cos(angle) if column % 2 else np.sin(angle)
     heads = model.num_heads
     size = dim // heads
     joined = []

@@ -266,7 +266,8 @@ def test_keys_in_a_cache_stay_as_they_were_turned() -> None:
     # at position 5 for a text of 6 tokens
     query, key, value = (x @ layer.parameters[f"{name}_proj.weight"] for name in "qkv")
     turned = [
-        rotary.rotate(key[:, place], np.array([place]), max(4, place + 1)) for place in range(6)
+        rotary.rotate(key[:, position], np.array([position]), max(4, position + 1))
+        for position in range(6)
     ]
     scores = rotary.rotate(query[:, 5], np.array([5]), 6) @ np.concatenate(turned).T / math.sqrt(8)
     weights = np.exp(scores - scores.max())

@@ -24,8 +24,8 @@ LENGTHS = [20, 3, 9, 6, 14]  # speeds change above 12 tokens (dynamic) or 6 (lon
 @pytest.fixture(params=SCALINGS)
 def model(request, tmp_path):
     scaling = {**SCALINGS[request.param], "rope_theta": 10000.0}
-    places = 12 if request.param == "dynamic" else 48
-    config = {**CONFIGS["llama"], "rope_parameters": scaling, "max_position_embeddings": places}
+    positions = 12 if request.param == "dynamic" else 48
+    config = {**CONFIGS["llama"], "rope_parameters": scaling, "max_position_embeddings": positions}
     found = load(write_small(tmp_path, config), dtype=np.float64)
     found.max_seq_length = None
     return found

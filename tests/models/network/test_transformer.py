@@ -28,11 +28,11 @@ def test_shared_layers_equal_copies_and_sum_their_gradients(tmp_path):
     assert design.same_as == (0, 0, 2)
     parameters = dict(model.parameters)
     assert {name.split(".")[1] for name in parameters if "blocks." in name} == {"0", "2"}
-    ids, places, cu = np.array([3, 7, 5, 9, 4]), np.array([0, 1, 2, 0, 1]), np.array([0, 3, 5])
+    ids, positions, cu = np.array([3, 7, 5, 9, 4]), np.array([0, 1, 2, 0, 1]), np.array([0, 3, 5])
     shared = design.build(parameters)
     alone = replace(design, same_as=()).build(unshared(parameters, design.same_as))
     (rows, saved), (expected, kept) = (
-        one.training_forward(ids, places, cu) for one in (shared, alone)
+        one.training_forward(ids, positions, cu) for one in (shared, alone)
     )
     # A copy of a weight may have another memory layout. Some BLAS libraries then add the products
     # in another order.

@@ -87,7 +87,7 @@ def test_layers_and_heads_may_be_counted_from_the_end_and_named_twice(double):
 # words
 
 
-def places(model, text, *words):
+def positions(model, text, *words):
     """Return the positions of these tokens in a text."""
     return [i for i, token in enumerate(model.tokenize(text).tokens) if token in words]
 
@@ -103,7 +103,7 @@ def places(model, text, *words):
 )
 def test_masked_words_match_the_plain_bert(double, tensors, words, tokens):
     text = "the cat sat on the mat. a dog ran"
-    hidden = places(double, text, *tokens)
+    hidden = positions(double, text, *tokens)
     assert hidden
     states, weights = plain_bert(tensors, double.config, double.tokenize(text).ids, hidden=hidden)
     trace = double.trace(text, hide=words)
@@ -137,7 +137,7 @@ def test_hide_masks_a_word_only_in_the_texts_that_contain_it(double):
 
 def test_heads_and_words_at_once(double, tensors):
     ids = double.tokenize(TEXT).ids
-    hidden, pairs = places(double, TEXT, "mat"), [(0, 1), (1, 2)]
+    hidden, pairs = positions(double, TEXT, "mat"), [(0, 1), (1, 2)]
     states, _ = plain_bert(tensors, double.config, ids, hidden=hidden, ablated=pairs)
     trace = double.trace(TEXT, hide="mat", ablate=pairs)
     for found, expected in zip(trace.hidden_states, states, strict=True):
@@ -523,7 +523,7 @@ def test_a_trace_file_without_recorded_changes_loads_as_unedited(double, tmp_pat
 
 def test_top_k_summaries_reflect_masked_words_and_ablated_heads(double):
     trace = double.trace(TEXT, top_k=9, hide=["cat"], ablate=[(0, 0)])
-    (cat,) = places(double, TEXT, "cat")
+    (cat,) = positions(double, TEXT, "cat")
     for layer in range(2):
         assert not trace["received", layer][..., cat].any()
     full = double.trace(TEXT, hide=["cat"], ablate=[(0, 0)])

@@ -149,7 +149,7 @@ def ids_of_the_whole(used, text, limit):
         return list(whole.ids), whole.offsets
     tail = 1 if whole.special[-1] else 0
     keep = [*range(limit - tail), *range(len(whole) - tail, len(whole))]
-    return list(whole.ids[keep]), [whole.offsets[place] for place in keep]
+    return list(whole.ids[keep]), [whole.offsets[position] for position in keep]
 
 
 @pytest.mark.parametrize("examples", [10, pytest.param(60, marks=pytest.mark.attack)])
@@ -193,8 +193,8 @@ def test_subwords_over_two_words_may_depend_on_the_end_of_the_text(monkeypatch):
     one word. This subword may be the first. The number of words is known only at the end of the
     text.
     """
-    pieces = [("[UNK]", -20.0), ("▁a", -1.0), ("▁a▁a", -1.0)]
-    inner = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
+    subwords = [("[UNK]", -20.0), ("▁a", -1.0), ("▁a▁a", -1.0)]
+    inner = Tokenizer(models.Unigram(subwords, unk_id=0, byte_fallback=False))
     inner.normalizer = normalizers.Sequence(BLANKS)
     used = SubwordTokenizer(inner)
     odd, even = (Truncator(used, 4)(["a " * n + "a"])[0].tokens for n in (1000, 1001))

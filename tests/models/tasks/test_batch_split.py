@@ -10,7 +10,7 @@ OPTIONS = {
     "array": {"ablate": {(1, None): np.arange(4.0)}},
     "mean": {"ablate": {(0, 1): "mean", (1, 2): "mean"}},
     "word": {"hide": ["cat", 0]},
-    "place": {"hide": [3, (2, 1, 1), (1, -1)]},
+    "position": {"hide": [3, (2, 1, 1), (1, -1)]},
     "edit": {"edit": {("z", 1): lambda z: z / 3}},
 }
 
@@ -46,8 +46,8 @@ def alone(model, options):
 def has(tokens, one):
     if isinstance(one, str):
         return one in tokens
-    places = one[:2] if isinstance(one, tuple) else [one]
-    return all(-len(tokens) <= place < len(tokens) for place in places)
+    positions = one[:2] if isinstance(one, tuple) else [one]
+    return all(-len(tokens) <= position < len(tokens) for position in positions)
 
 
 @pytest.mark.parametrize(

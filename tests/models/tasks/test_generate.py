@@ -510,16 +510,16 @@ def test_steps_measure_tokens_by_the_logits_that_predict_them(random: qkv.Model,
         probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
         found = [*row.measured_prompt, *row.measured]
         assert len(found) == len(ids) - 1
-        for place, one in enumerate(found):
-            token = ids[place + 1]
-            assert one.logit == pytest.approx(logits[place, token], abs=1e-4)
+        for position, one in enumerate(found):
+            token = ids[position + 1]
+            assert one.logit == pytest.approx(logits[position, token], abs=1e-4)
             assert one.log_probability == pytest.approx(
-                np.log(probabilities[place, token]), abs=1e-4
+                np.log(probabilities[position, token]), abs=1e-4
             )
-            likeliest = np.argsort(-probabilities[place], kind="stable")[:top]
+            likeliest = np.argsort(-probabilities[position], kind="stable")[:top]
             assert [token for token, _ in one.top] == likeliest.tolist()
             np.testing.assert_allclose(
-                [log for _, log in one.top], np.log(probabilities[place, likeliest]), atol=1e-4
+                [log for _, log in one.top], np.log(probabilities[position, likeliest]), atol=1e-4
             )
 
 

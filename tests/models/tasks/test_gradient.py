@@ -67,15 +67,15 @@ def test_a_row_of_the_token_table_moves_the_logit_by_its_gradient(decoder):
     grad = decoder.gradient(ids, of=of)["embed"]
     assert grad.shape == (1, 4, decoder.dim)
     step = 1e-5
-    for place, column in ((0, 0), (1, 3), (3, 1)):
+    for position, column in ((0, 0), (1, 3), (3, 1)):
         ends = []
         for sign in (1, -1):
             table = decoder.parameters["embed.weight"].copy()
-            table[ids[place], column] += sign * step
+            table[ids[position], column] += sign * step
             moved = decoder.with_parameters({**decoder.parameters, "embed.weight": table})
             ends.append(logit(moved, ids, of))
         slope = (ends[0] - ends[1]) / (2 * step)
-        assert grad[0, place, column] == pytest.approx(slope, rel=1e-6, abs=1e-9)
+        assert grad[0, position, column] == pytest.approx(slope, rel=1e-6, abs=1e-9)
 
 
 def test_integrated_gradients_sum_to_the_difference(decoder):

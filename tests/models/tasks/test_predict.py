@@ -302,8 +302,8 @@ def test_each_mask_token_has_its_guesses_in_turn(made: Any) -> None:
     logits = plain(made, tokens.ids)
     found = model.predict(TWO, top_k=3)
     assert [i for i, token in enumerate(tokens.tokens) if token == "[MASK]"] == [2, 6]
-    for row, place in zip(found, (2, 6), strict=True):
-        same(row, expected_guesses(logits[place], 3))
+    for row, position in zip(found, (2, 6), strict=True):
+        same(row, expected_guesses(logits[position], 3))
     assert len(model.predict("[MASK]")) == 1
 
 
