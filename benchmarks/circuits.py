@@ -200,8 +200,8 @@ def hooks_edges(
         for block in blocks[first:]:
             x = block(x)
             x = x[0] if isinstance(x, tuple) else x
-        place, token, other = METRIC
-        logits = model.lm_head(model.transformer.ln_f(x[:, place]))
+        position, token, other = METRIC
+        logits = model.lm_head(model.transformer.ln_f(x[:, position]))
         return from_torch(logits[:, token] - logits[:, other])
 
     found: dict[tuple[str, str], float] = {}
@@ -248,5 +248,5 @@ def hooks_edges(
 
 def of(logits: Any) -> Any:
     """Compute `METRIC` from logits (1, T, V): the difference between two tokens' logits."""
-    place, token, other = METRIC
-    return logits[0, place, token] - logits[0, place, other]
+    position, token, other = METRIC
+    return logits[0, position, token] - logits[0, position, other]

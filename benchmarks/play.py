@@ -134,7 +134,7 @@ class Texts:
         return f"{next(self.words)} {' '.join(middle)} [MASK]."
 
     @property
-    def place(self) -> int:
+    def position(self) -> int:
         """The position of the mask token."""
         return self.tokens - 3
 
@@ -259,7 +259,7 @@ def swept(page: Any, texts: Texts, name: str, most: float) -> Row:
 
     def call() -> list[list[Any]]:
         asked[0] = texts.next()
-        return page.evaluate(SWEEP, [asked[0], texts.place])
+        return page.evaluate(SWEEP, [asked[0], texts.position])
 
     def error(found: list[list[Any]]) -> float:
         model = texts.model
@@ -269,7 +269,7 @@ def swept(page: Any, texts: Texts, name: str, most: float) -> Row:
         off = []
         for layer, head, largest in found:
             trace = model.trace(asked[0], names=["pattern"], logits=True, ablate=[(layer, head)])
-            off.append(abs(trace["logits"][0, texts.place].max() - largest))
+            off.append(abs(trace["logits"][0, texts.position].max() - largest))
         return float(np.max(off))
 
     return Row(name, {"qkv": Way(call, error)}, (at_most(most), longest(page)))
@@ -294,7 +294,7 @@ def moved(page: Any, texts: Texts, chosen: list[int], name: str) -> Row:
         title = page.locator("[data-part=head] h3").first.inner_text()
         layer, head = map(int, title.split()[1].split("."))
         trace = texts.model.trace(text, names=["pattern"])
-        weights = trace["pattern", layer][0, head, texts.place - chosen[0]]
+        weights = trace["pattern", layer][0, head, texts.position - chosen[0]]
         shown = motion.locator(".motion-figure").all_inner_texts()[1:-1]
         most = np.sort(weights)[::-1]
         own = min(len(most), len(shown) - (len(shown) < len(most)))

@@ -320,13 +320,13 @@ def weights(
     choices = short_of(passages_of(found for _, found in books.read(source, ["choose"])))
     features, targets = [], []
     for example in drawn(choices, [tokenizer], count=FITTED):
-        place = place_of(example, tokenizer)
-        assert place is not None
+        position = place_of(example, tokenizer)
+        assert position is not None
         ids = tokenizer.tokenize(example.sentence).ids.astype(np.int64)
-        targets.append(int(ids[place]))
-        ids[place] = mask
-        gap = Words(ids, np.array([0, len(ids)]), np.array([place]), np.array(targets[-1:]))
-        values = [neighbours.features(ids.tolist(), place)]
+        targets.append(int(ids[position]))
+        ids[position] = mask
+        gap = Words(ids, np.array([0, len(ids)]), np.array([position]), np.array(targets[-1:]))
+        values = [neighbours.features(ids.tolist(), position)]
         values += [] if teacher is None else [logits_of(teacher, gap)]
         features.append(np.concatenate(values).astype(np.float16))
     return fitted(np.stack(features), np.array(targets))
@@ -356,25 +356,25 @@ def guessable(
     joined = {index for name, index in vocabulary.items() if name.startswith("##") or name == "'"}
     long = {index for name, index in vocabulary.items() if len(name) > 2}
     texts: list[Array] = []
-    places: list[int] = []
+    positions: list[int] = []
     for ids in tokenizer.ids_batch([*plain, *examples(wordnet)]):
         words = ids.tolist()
         usable = [
-            place
-            for place, word in enumerate(words)
+            position
+            for position, word in enumerate(words)
             if neighbours.content[word]
             and word in long
             and words.count(word) == 1
-            and joined.isdisjoint(words[max(place - 1, 0) : place + 2])
+            and joined.isdisjoint(words[max(position - 1, 0) : position + 2])
         ]
         if usable and len(words) <= recipe.length - 2:
             texts.append(ids.astype(np.int64))
-            places.append(usable[int(rng.integers(len(usable)))])
-    probabilities = neighbours.probabilities(texts, places)
+            positions.append(usable[int(rng.integers(len(usable)))])
+    probabilities = neighbours.probabilities(texts, positions)
     first, last = around(tokenizer)
     return [
-        (np.concatenate([first, ids, last]), place + len(first))
-        for ids, place, probability in zip(texts, places, probabilities, strict=True)
+        (np.concatenate([first, ids, last]), position + len(first))
+        for ids, position, probability in zip(texts, positions, probabilities, strict=True)
         if probability >= recipe.guessed
     ]
 
@@ -388,10 +388,10 @@ def carried_over(before: Model, tokenizer: Tokenizer) -> Model:
     assert before.tokenizer is not None
     old, new = before.tokenizer.vocabulary, tokenizer.vocabulary
     names = sorted(new, key=lambda name: new[name])
-    pieces = before.tokenizer.ids_batch(name.removeprefix("##") for name in names)
+    subwords = before.tokenizer.ids_batch(name.removeprefix("##") for name in names)
     rows = [
         np.array([old[name]]) if name in old else ids
-        for name, ids in zip(names, pieces, strict=True)
+        for name, ids in zip(names, subwords, strict=True)
     ]
     parameters = {
         name: np.stack([array[ids].mean(0) for ids in rows])

@@ -117,22 +117,22 @@ def place_of(example: Example, tokenizer: Tokenizer) -> int | None:
     span = (example.start, example.end)
     if len(text) > MOST_TOKENS or span not in text.offsets:
         return None
-    place = text.offsets.index(span)
-    return None if text.tokens[place] == tokenizer.unknown else place
+    position = text.offsets.index(span)
+    return None if text.tokens[position] == tokenizer.unknown else position
 
 
 def copying(model: qkv.Model, examples: Sequence[Example]) -> dict[str, Any]:
     """Count first guesses that are another content word of the sentence, and right guesses."""
     assert model.tokenizer is not None
-    places = [place_of(one, model.tokenizer) for one in examples]
+    positions = [place_of(one, model.tokenizer) for one in examples]
     ids = [model.tokenizer.tokenize(one.sentence).ids for one in examples]
-    if not ids or None in places:
+    if not ids or None in positions:
         raise ValueError(
             f"copying: the masked word is not a single token of {model.name} in "
-            f"{places.count(None)} of {len(examples)} examples: draw the examples "
+            f"{positions.count(None)} of {len(examples)} examples: draw the examples "
             "with this model's tokenizer"
         )
-    guesses = named(model, ids, [[place] for place in places if place is not None])
+    guesses = named(model, ids, [[position] for position in positions if position is not None])
     if guesses is None:
         raise ValueError(
             f"copying: {model.name} has no mask token or no language-model head: "

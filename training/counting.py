@@ -111,12 +111,12 @@ class LookUp:
             if UNKNOWN in left[:near] or UNKNOWN in right[:far]:
                 continue
             nearest, offset = (left[0], 1) if near else (right[0], -1)
-            places = self._order[self._starts[nearest] : self._starts[nearest + 1]] + offset
-            places = places[(places >= near) & (places < len(words) - far)]
+            positions = self._order[self._starts[nearest] : self._starts[nearest + 1]] + offset
+            positions = positions[(positions >= near) & (positions < len(words) - far)]
             for steps, context in ((-1, left[:near]), (1, right[:far])):
                 for distance, word in enumerate(context, 1):
-                    places = places[words[places + steps * distance] == word]
-            standing = Counter(words[places].tolist())
+                    positions = positions[words[positions + steps * distance] == word]
+            standing = Counter(words[positions].tolist())
             for number, _ in sorted(standing.items(), key=lambda one: (-one[1], one[0])):
                 name = self._names[number]
                 if name[:1].isalpha() and name not in found:

@@ -13,14 +13,14 @@ _AT_ONCE = 64  # texts in a batch
 
 
 def named(
-    model: qkv.Model, texts: Sequence[Array], places: Sequence[Sequence[int]]
+    model: qkv.Model, texts: Sequence[Array], positions: Sequence[Sequence[int]]
 ) -> list[Array] | None:
     """Return the first guess at each masked position of each text, from unadjusted logits.
 
     Args:
         model: an encoder that predicts masked words.
         texts: the token ids (T,) of each text, including special tokens.
-        places: the masked positions of each text.
+        positions: the masked positions of each text.
 
     Returns:
         For each text, the id with the largest logit at each position. None if the model has no
@@ -37,10 +37,10 @@ def named(
         ids = np.zeros((len(part), len(texts[part[-1]])), np.int64)
         for row, one in zip(ids, part, strict=True):
             row[: len(texts[one])] = texts[one]
-            row[list(places[one])] = mask
+            row[list(positions[one])] = mask
         seen = np.arange(ids.shape[1]) < np.array([[len(texts[one])] for one in part])
         logits = model(ids, seen).logits
         assert logits is not None
         for row, one in zip(logits, part, strict=True):
-            found[one] = row[list(places[one])].argmax(-1)
+            found[one] = row[list(positions[one])].argmax(-1)
     return found

@@ -62,12 +62,12 @@ def random_texts(model: qkv.Model, texts: int, words: int, seed: int = 0) -> Arr
 
 
 def place_scores(
-    places: Array, w_q: Array, w_k: Array, b_q: Array | None = None, b_k: Array | None = None
+    positions: Array, w_q: Array, w_k: Array, b_q: Array | None = None, b_k: Array | None = None
 ) -> Array:
     """Return the score of each pair of positions: (T, T).
 
     Args:
-        places: (T, D), the vectors of the positions.
+        positions: (T, D), the vectors of the positions.
         w_q: (D, d), one head's query weights.
         w_k: (D, d), its key weights.
         b_q: (d,), the biases of the queries.
@@ -77,8 +77,8 @@ def place_scores(
     array([[0., 0.],
            [6., 0.]])
     """
-    queries = places @ w_q + (0 if b_q is None else b_q)
-    keys = places @ w_k + (0 if b_k is None else b_k)
+    queries = positions @ w_q + (0 if b_q is None else b_q)
+    keys = positions @ w_k + (0 if b_k is None else b_k)
     found: Array = queries @ keys.T / np.sqrt(w_q.shape[1])
     return found
 
@@ -149,15 +149,15 @@ def forms(model: qkv.Model, ids: Array) -> dict[str, Array]:
     found: dict[str, list[list[Any]]] = {name: [] for name in (*OF_FORM, "place_scores")}
     for layer in range(model.num_layers):
         x = trace["resid_pre", layer][:, words].astype(np.float64)  # (B, T, D)
-        places = x.mean(axis=0)
+        positions = x.mean(axis=0)
         spaces = {
-            "places": directions(places),
-            "words": directions((x - places).reshape(-1, x.shape[-1])),
+            "places": directions(positions),
+            "words": directions((x - positions).reshape(-1, x.shape[-1])),
         }
         row: dict[str, list[Any]] = {name: [] for name in found}
         for head in range(model.num_heads):
             w_q, w_k, b_q, b_k = projections(model, layer, head)
-            alone = place_scores(places, w_q, w_k, b_q, b_k)
+            alone = place_scores(positions, w_q, w_k, b_q, b_k)
             q, k = (trace[name, layer][:, words, head].astype(np.float64) for name in "qk")
             scores = q @ k.transpose(0, 2, 1) / np.sqrt(w_q.shape[1])
             row["place_scores"].append(alone)

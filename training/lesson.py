@@ -82,14 +82,14 @@ class Sentence:
         model: the model.
         spelled: the sentence.
         text: the tokens of the sentence; each token is a whole word.
-        place: the position of the missing word.
+        position: the position of the missing word.
         candidate: the origin of the sentence, if it is from `stories.txt`.
     """
 
     model: Model
     spelled: str
     text: Tokenized
-    place: int
+    position: int
     candidate: Candidate | None = None
     _kept: dict[str, tuple[Array, Array]] = field(default_factory=dict)
 
@@ -125,7 +125,7 @@ class Sentence:
         trace = self.model.trace(
             [ids], names=["pattern"], logits=True, ablate=ablate, hide=hide, edit=change
         )
-        logits = trace["logits"][0, self.place].astype(np.float64)
+        logits = trace["logits"][0, self.position].astype(np.float64)
         probabilities = np.exp(logits - logits.max())
         return np.array(trace.attentions)[:, 0], probabilities / probabilities.sum()
 
@@ -139,15 +139,15 @@ class Sentence:
     def words(self) -> dict[str, list[int]]:
         """Return all words except the missing word, with their positions."""
         own: dict[str, list[int]] = {}
-        for place, token in enumerate(self.text.tokens):
+        for position, token in enumerate(self.text.tokens):
             if token.isalpha():
-                own.setdefault(token, []).append(place)
+                own.setdefault(token, []).append(position)
         return own
 
     @property
     def looks(self) -> Array:
         """Return the weights from the missing word: (layers, H, T)."""
-        return self.run([])[0][:, :, self.place]
+        return self.run([])[0][:, :, self.position]
 
     def guesses(self, edits: Sequence[Edit], count: int = 1) -> list[tuple[str, float]]:
         """Return the most probable words with their probabilities."""
@@ -172,7 +172,7 @@ class Sentence:
 
     def hidden(self, word: str) -> list[Edit]:
         """Return the edits that mask a word in all heads."""
-        return [{"op": "hide", "token": place} for place in self.words[word]]
+        return [{"op": "hide", "token": position} for position in self.words[word]]
 
     def top(self, head: Head) -> tuple[str, float]:
         """Return the token that gets a head's largest weight, and this weight.
@@ -184,7 +184,7 @@ class Sentence:
 
     def clear(self, head: Head, word: str, query: int | None = None) -> bool:
         """Return whether a query's weight on a word exceeds the query's other weights by 0.1."""
-        row = self.run([])[0][head][self.place if query is None else query]
+        row = self.run([])[0][head][self.position if query is None else query]
         own = {name: float(row[at].sum()) for name, at in self.words.items()}
         return all(own[word] >= x + APART for name, x in own.items() if name != word)
 
@@ -304,7 +304,7 @@ def _large(sentences: Sequence[Sentence]) -> Iterator[tuple[float, Sentence, Hea
             word, weight = sentence.top(head)
             if weight < LARGE or word not in _cue(sentence) or not sentence.clear(head, word):
                 continue
-            if all(abs(place - sentence.place) > 1 for place in sentence.words[word]):
+            if all(abs(position - sentence.position) > 1 for position in sentence.words[word]):
                 yield weight, sentence, head, word
 
 
@@ -317,7 +317,7 @@ def _neighbour(
     layer, number = np.unravel_index(int(means[by].argmax()), means[by].shape)
     head = int(layer), int(number)
     pattern, _ = sentence.run([])
-    own = [place for at in sentence.words.values() for place in at]
+    own = [position for at in sentence.words.values() for position in at]
     pairs = [q for q in own if q + by in own and pattern[head][q, q + by] >= LARGE]
     queries = [q for q in pairs if sentence.text.tokens[q + by] == word]
     queries = [q for q in queries if sentence.clear(head, word, q)]
@@ -356,7 +356,7 @@ def _other(sentence: Sentence, heads: Sequence[Head], word: str) -> tuple[Head, 
 
 def _causal(sentences: Sequence[Sentence]) -> Iterator[tuple[float, Sentence, Head, str]]:
     for sentence in sentences:
-        later = [x for x in _cue(sentence) if min(sentence.words[x]) > sentence.place]
+        later = [x for x in _cue(sentence) if min(sentence.words[x]) > sentence.position]
         if not later or not sentence.becomes([{"op": "causal"}]):
             continue
         looks = {x: sentence.looks[:, :, sentence.words[x]].sum(-1) for x in sorted(later)}

@@ -39,7 +39,7 @@ def _weight(given: Examples) -> Card:
         "read": f"Each word reads the others: a thick line is a large weight. You see where "
         f"*{one.text.tokens[query]}* looks. {GAP} is the missing word.",
         "ask": f"Where will {GAP} look most?",
-        **_words(one, head, one.place),
+        **_words(one, head, one.position),
         "told": f"*{word}* has the largest weight. The weight is a share: it says how much "
         f"of what {GAP} reads in this head comes from *{word}*.",
         "before": _state(one, head, query),
@@ -61,9 +61,9 @@ def _sum(given: Examples) -> Card:
             "All get more: over 100%",
         ],
         "probes": [
-            _probe(head, one.place, one.words[word]),
-            _probe(head, one.place, every),
-            _probe(head, one.place, every, hidden),
+            _probe(head, one.position, one.words[word]),
+            _probe(head, one.position, every),
+            _probe(head, one.position, every, hidden),
         ],
         "right": {"of": "change", "from": 1, "to": 2},
         "told": f"The weights of {GAP} summed to {{1}} before, and sum to {{2}} now: the softmax "
@@ -82,7 +82,10 @@ def _back(given: Examples) -> Card:
         "a query, and the other word has a key.",
         "ask": f"And how much does *{word}* look back at {GAP}?",
         "options": ["Much less", "About as much", "Much more"],
-        "probes": [_probe(head, one.place, one.words[word]), _probe(head, place, [one.place])],
+        "probes": [
+            _probe(head, one.position, one.words[word]),
+            _probe(head, place, [one.position]),
+        ],
         "right": {"of": "change", "from": 0, "to": 1},
         "told": "{1}. Each word has a query and a key with different numbers: what a word looks "
         "for differs from what it offers.",
@@ -138,7 +141,7 @@ def _other(given: Examples) -> Card | None:
         "read": f"In head {_name(given.head)} the missing word looks at *{given.word}*. Head "
         f"{_name(head)} reads the same words, with its own numbers.",
         "ask": f"Where does {GAP} look most in head {_name(head)}?",
-        **_words(one, head, one.place),
+        **_words(one, head, one.position),
         "told": f"It looks most at *{word}*. Each head looks for something different, and the "
         "model combines what all heads find.",
         "before": _state(one, given.head),
@@ -179,8 +182,8 @@ def _temperature(given: Examples) -> Card:
         "ask": f"What happens to the weight on *{word}*?",
         "options": ["It gets smaller", "It stays about the same", "It gets larger"],
         "probes": [
-            _probe(head, one.place, one.words[word]),
-            _probe(head, one.place, one.words[word], edits),
+            _probe(head, one.position, one.words[word]),
+            _probe(head, one.position, one.words[word], edits),
         ],
         "right": {"of": "change", "from": 0, "to": 1},
         "told": "{1}, and it was {0}. A high temperature makes weights even; a low one gives all "
@@ -237,7 +240,7 @@ def _equal(given: Examples) -> Card | None:
     one, word, less, more = given.equal
     heads = sorted([less, more])
     keys = one.words[word]
-    probes = [_probe(head, one.place, keys) for head in heads]
+    probes = [_probe(head, one.position, keys) for head in heads]
     probes += [{"of": "moved", "edits": _removed(head)} for head in heads]
     at = {head: f"{{{2 + heads.index(head)}}}" for head in heads}
     return {
@@ -262,7 +265,7 @@ def _worth(given: Examples) -> Card | None:
         return None
     one, seen, used = given.worth
     words = sorted([seen, used], key=lambda word: one.words[word])
-    probes = [_probe(None, one.place, one.words[word]) for word in words]
+    probes = [_probe(None, one.position, one.words[word]) for word in words]
     probes += [{"of": "moved", "edits": one.hidden(word)} for word in words]
     at = {word: f"{{{2 + words.index(word)}}}" for word in words}
     head = _strongest(one, used)
@@ -287,8 +290,8 @@ def _worth(given: Examples) -> Card | None:
 
 def _state(one: Sentence, head: Head, query: int | None = None, **more: Any) -> dict[str, Any]:
     """Return a state of the page that shows a head; the missing word is the default query."""
-    own = {"text": one.spelled, "edits": [], "position": one.place}
-    own |= {"query": one.place if query is None else query, "layer": head[0], "head": head[1]}
+    own = {"text": one.spelled, "edits": [], "position": one.position}
+    own |= {"query": one.position if query is None else query, "layer": head[0], "head": head[1]}
     return own | {"inside": False, "colouring": "pattern", "tab": "heads"} | more
 
 

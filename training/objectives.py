@@ -187,9 +187,9 @@ class Guessed(Stateless):
         at: list[int] = []
         count = 0
         while count < self.objective.tokens_per_step:
-            ids, place = self.gaps[int(rng.integers(len(self.gaps)))]
+            ids, position = self.gaps[int(rng.integers(len(self.gaps)))]
             texts.append(ids)
-            at.append(count + place)
+            at.append(count + position)
             count += len(ids)
         ids = np.concatenate(texts).astype(np.int64)
         targets = ids[at]
@@ -205,8 +205,8 @@ def logits_of(network: Network, batch: Words) -> Array:
     """Return the logits (n, V) at the targets of a batch."""
     head = network.transformer.head
     assert head is not None
-    _, place = texts_and_positions(batch.cu_lengths)
-    rows, _ = network.transformer.training_forward(batch.ids, place, batch.cu_lengths)
+    _, position = texts_and_positions(batch.cu_lengths)
+    rows, _ = network.transformer.training_forward(batch.ids, position, batch.cu_lengths)
     logits, _ = head.training_forward(rows[batch.at], np.array([0, len(batch.at)]))
     return logits
 
@@ -394,9 +394,9 @@ class Senses(Stateless):
     def __call__(self, network: Network, batch: Uses) -> tuple[float, int]:
         """Return the mean loss and the number of tokens; add to the network's gradient."""
         lengths = np.diff(batch.cu_lengths)
-        places = np.arange(len(batch.ids)) - np.repeat(batch.cu_lengths[:-1], lengths)
+        positions = np.arange(len(batch.ids)) - np.repeat(batch.cu_lengths[:-1], lengths)
         rows, saved = network.transformer.training_forward(  # (total, D)
-            batch.ids, places, batch.cu_lengths
+            batch.ids, positions, batch.cu_lengths
         )
         loss, grad = nearest(rows, batch.spans, batch.targets, self.temperature, batch.priors)
         network.add(network.transformer.backward(grad, saved))
@@ -461,7 +461,7 @@ def sentences(
     single = sorted(
         {word.lower() for use in uses for word in wordnet.synsets[use.synset].lemmas if _one(word)}
     )
-    pieces = dict(zip(single, tokenizer.ids_batch(single), strict=True))
+    subwords = dict(zip(single, tokenizer.ids_batch(single), strict=True))
     found: list[Sentence] = []
     needed: set[int] = set()
     texts = tokenizer.tokenize_batch([use.sentence for use in uses])
@@ -479,11 +479,11 @@ def sentences(
             use.synset,
             _others(wordnet, use.lemma, use.synset),
             tuple(
-                (pieces[word], _others(wordnet, word, use.synset))
+                (subwords[word], _others(wordnet, word, use.synset))
                 for word in dict.fromkeys(others)
                 if word != use.lemma
                 # the text with the synonym is not too long
-                and len(text) + len(pieces[word]) <= limit + len(at)
+                and len(text) + len(subwords[word]) <= limit + len(at)
             ),
         )
         found.append(one)

@@ -149,9 +149,9 @@ def verb_of(words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet) -> int
     """
     if words[at][0] not in AUXILIARIES:
         return None
-    for place, (word, _) in enumerate(words[at + 1 :], at + 1):
+    for position, (word, _) in enumerate(words[at + 1 :], at + 1):
         if word not in AUXILIARIES and (word, "r") not in wordnet.index:
-            return place if is_form(word, wordnet) else None
+            return position if is_form(word, wordnet) else None
     return None
 
 
@@ -170,8 +170,8 @@ def pairs_of(
     for sentence in sentences:
         words = cut(sentence)
         for at in range(len(words)):
-            for key, looks, place in _pairs_at(words, at, wordnet):
-                found[key].append((sentence, words[looks][1], words[place][1]))
+            for key, looks, position in _pairs_at(words, at, wordnet):
+                found[key].append((sentence, words[looks][1], words[position][1]))
     seen = set()
     for use in uses:
         words = cut(use.sentence)
@@ -211,9 +211,9 @@ def _pairs_at(
         ("auxiliary", word in ARTICLES, 1, AUXILIARIES.__contains__),
         ("possessor", is_possessive, -1, SUBJECTS.__contains__),
     ):
-        place = nearest(words, at, step, wanted) if good else None
-        if place is not None:
-            yield key, at, place
+        position = nearest(words, at, step, wanted) if good else None
+        if position is not None:
+            yield key, at, position
     if word in PREPOSITIONS and next_noun is not None:
         yield "preposition", at, next_noun
     if noun is not None and noun > at + 1:
@@ -239,7 +239,7 @@ def others_at(pairs: Sequence[Pair], sentences: Sequence[str], seed: int = 0) ->
     found: list[Pair | None] = []
     for text, a, b in pairs:
         spans = [span for word, span in cut(text) if word[0].isalnum()]
-        first, second = (_place(spans, span) for span in (a, b))
+        first, second = (_position(spans, span) for span in (a, b))
         other: Pair | None = None
         for number in rng.integers(len(sentences), size=TRIES):
             there = words[number]
@@ -252,7 +252,7 @@ def others_at(pairs: Sequence[Pair], sentences: Sequence[str], seed: int = 0) ->
     return found
 
 
-def _place(spans: Sequence[Span], span: Span) -> int:
+def _position(spans: Sequence[Span], span: Span) -> int:
     """Return the index of the word at the end of a span."""
     return next(k for k, (a, b) in enumerate(spans) if a < span[1] and b >= span[1])
 

@@ -49,7 +49,7 @@ from training.senses import heads, held_out_sentences, traces
 from training.wordnet import CHOSEN, FOLDER, REPORTED, WordNet, read
 
 LEAST, MORE = 0.4, 0.1
-OF_PLACES = ("previous", "next", "same")
+OF_POSITIONS = ("previous", "next", "same")
 OF_ENDS = ("first", "last")
 MOST_OF_ENDS = 3
 _HIDDEN = "hidden "
@@ -150,7 +150,7 @@ def roles(
     rows = []
     for row in heads(model, held_out_sentences(wordnet, twelfth)):
         at = row["layer"], row["head"]
-        own = {name: row[name] for name in (*OF_PLACES, *OF_ENDS) if row[name] >= LEAST}
+        own = {name: row[name] for name in (*OF_POSITIONS, *OF_ENDS) if row[name] >= LEAST}
         own |= {name: float(found[name].mean[at]) for name, good in holds.items() if good[at]}
         rows.append({"layer": at[0], "head": at[1], "roles": own})
     return rows, found

@@ -215,12 +215,12 @@ def _masked(
         count = max(1, round(MASKED * len(starts)))
         chosen = rng.choice(len(starts), count, replace=False)
         hidden.append((text.ids, [list(range(starts[k], ends[k])) for k in chosen]))
-    places = [[k for one in found for k in one] for _, found in hidden]
-    guesses = named(model, [ids for ids, _ in hidden], places)
+    positions = [[k for one in found for k in one] for _, found in hidden]
+    guesses = named(model, [ids for ids, _ in hidden], positions)
     if guesses is None:
         return None
     right = tries = 0
-    for (true, found), at, guess in zip(hidden, places, guesses, strict=True):
+    for (true, found), at, guess in zip(hidden, positions, guesses, strict=True):
         good = dict(zip(at, guess == true[at], strict=True))
         right += sum(all(good[k] for k in one) for one in found)
         tries += len(found)

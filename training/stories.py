@@ -136,7 +136,7 @@ class _Run:
 
     number: int  # of the sentence
     ids: list[int]
-    place: int  # of the mask
+    position: int  # of the mask
     hide: tuple[int, ...] = ()
     ablate: tuple[tuple[int, int], ...] = ()
 
@@ -196,7 +196,7 @@ class _Guesser:
             ablate=runs[0].ablate,
             hide=list(runs[0].hide),  # `hide` reads a tuple of two positions as a link
         )
-        rows = trace[self.last][np.arange(len(runs)), [run.place for run in runs]]
+        rows = trace[self.last][np.arange(len(runs)), [run.position for run in runs]]
         logits = self.model.unembed(rows).astype(np.float64)
         logits -= logits.max(-1, keepdims=True)
         logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -212,7 +212,7 @@ class _Guesser:
     ) -> tuple[str, float]:
         """Return the word to which the gap attends most in a head, and the weight on this word."""
         [weights] = self.model.trace([run.ids], names=["pattern"])["pattern", head[0]][:, head[1]]
-        found = {word: float(weights[run.place, list(at)].sum()) for word, at in words.items()}
+        found = {word: float(weights[run.position, list(at)].sum()) for word, at in words.items()}
         best = max(found, key=lambda word: found[word])
         return best, found[best]
 
@@ -248,7 +248,7 @@ def search(
         if good(run.number, guesser.ranked(logs)[0])
     }
     edited = [
-        _Run(run.number, run.ids, run.place, **edit)
+        _Run(run.number, run.ids, run.position, **edit)
         for run, words in runs
         if run.number in before
         for edit in _edits(model, words)
@@ -299,7 +299,7 @@ def _explained(
 def _edits(model: qkv.Model, words: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, Any]]:
     """Yield an edit for each word to mask, then for each head to ablate."""
     if len(words) > 1:
-        yield from ({"hide": places} for places in words.values())
+        yield from ({"hide": positions} for positions in words.values())
     for layer in range(model.num_layers):
         yield from ({"ablate": ((layer, head),)} for head in range(model.num_heads))
 

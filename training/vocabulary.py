@@ -3,7 +3,7 @@
 `python -m training.vocabulary -o tokenizer.json` makes the tokenizer, and prints how many of the
 everyday words it splits.
 
-Ordinary WordPiece training joins the most frequent pairs of neighbouring pieces, in all words of
+Ordinary WordPiece training joins the most frequent pairs of neighbouring subwords, in all words of
 the texts. As a result, endings and parts of names take up much of the vocabulary. Here the most
 common words of definitions and examples, including inflected words, are whole entries; the rest of
 the vocabulary is trained by the usual rule (Wu et al. 2016, section 4.1) on all other words of the
@@ -171,11 +171,11 @@ def with_whole_words(
     rest.append(" ".join(dict.fromkeys(letter for word in first for letter in word)))
     trained = train_tokenizer(rest, "wordpiece", entries - len(first))
     order = list(trained.vocabulary)
-    special, pieces = order[:_SPECIAL], order[_SPECIAL:]
-    names = list(dict.fromkeys([*special, *first, *pieces]))
+    special, subwords = order[:_SPECIAL], order[_SPECIAL:]
+    names = list(dict.fromkeys([*special, *first, *subwords]))
     kept = set(names)
     more = [word for word in words[whole:] if word not in kept][: entries - len(names)]
-    names = list(dict.fromkeys([*special, *first, *more, *pieces]))
+    names = list(dict.fromkeys([*special, *first, *more, *subwords]))
     content = json.loads(_text(trained))
     content["model"]["vocab"] = {name: number for number, name in enumerate(names)}
     return SubwordTokenizer(tokenizers.Tokenizer.from_str(json.dumps(content)))
