@@ -21,8 +21,8 @@ from .play import STILL, address, after, opened_at, ready
 from .support import STATIC, Visit, read
 
 TEXT = "She wore a crown on her [MASK]."  # 10 tokens
-PLACE, HEAD = 7, (3, 2)  # the position of [MASK]; the head on which the page opens
-START: dict[str, Any] = {"text": TEXT, "edits": [], "position": PLACE, "query": PLACE}
+POSITION, HEAD = 7, (3, 2)  # the position of [MASK]; the head on which the page opens
+START: dict[str, Any] = {"text": TEXT, "edits": [], "position": POSITION, "query": POSITION}
 START |= {"layer": HEAD[0], "head": HEAD[1]}
 STATE = START | {"inside": True}
 ROLES = {"1.1": ["previous", 0.97], "3.2": ["article to noun", 0.4049]}

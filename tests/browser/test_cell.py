@@ -13,7 +13,7 @@ from qkv.see.page.payload import payload_of, walk_payload
 from qkv.see.steps.walk import Walk
 from qkv.trace import Trace
 
-from .playing import HEAD, PLACE, TEXT, cells, go, heat_map, opened, picture, until
+from .playing import HEAD, POSITION, TEXT, cells, go, heat_map, opened, picture, until
 from .support import STATIC, Visit, press, read, whole_page
 from .test_walk_shift import agree, layer_walk
 
@@ -165,16 +165,16 @@ def test_a_score_shows_its_products_as_bars(quick: Visit, html: str, trace: Trac
     position = score_of(opened(quick, html))
     q, k = of_head(trace, "q"), of_head(trace, "k")
     weights = trace.pattern(layer=HEAD[0], head=HEAD[1])
-    key = int(weights[PLACE].argmax())
-    products = q[PLACE] * k[key]
+    key = int(weights[POSITION].argmax())
+    products = q[POSITION] * k[key]
     score = products.sum()
     names, found = rows(position)
     assert names == ["Q [MASK]", f"K {trace.tokens[key]}", "products"]
-    np.testing.assert_allclose(found, np.stack([q[PLACE], k[key], products], 1), atol=0.00051)
+    np.testing.assert_allclose(found, np.stack([q[POSITION], k[key], products], 1), atol=0.00051)
     lengths, within = bars(position)
     np.testing.assert_allclose(lengths, products, atol=within)
     best = np.argsort(-np.abs(products))[:6]
-    terms = [f"{q[PLACE, c]:.3f}*{k[key, c]:.3f}" for c in best]
+    terms = [f"{q[POSITION, c]:.3f}*{k[key, c]:.3f}" for c in best]
     rest = f"… (26 more: {np.delete(products, best).sum():.3f})"
     agree(
         position.locator(".sum-written").inner_text(), f"{' + '.join([*terms, rest])} = {score:.3f}"
@@ -182,7 +182,7 @@ def test_a_score_shows_its_products_as_bars(quick: Visit, html: str, trace: Trac
     agree(
         position.locator(".score-line").inner_text(),
         f"score {score:.3f} ÷ √32 = {score / 32**0.5:.3f} · mask open"
-        f" · softmax: weight {weights[PLACE, key]:.3f}",
+        f" · softmax: weight {weights[POSITION, key]:.3f}",
     )
 
 
@@ -205,12 +205,12 @@ def test_the_score_follows_the_selected_cell(quick: Visit, html: str, trace: Tra
         np.testing.assert_allclose(products_of(position, trace, i, j), products[i, j], atol=0.00051)
         press(page, "ArrowRight" if (i, j) == (0, 0) else "ArrowDown")
     press(page, "Escape")
-    key = int(trace.pattern(layer=HEAD[0], head=HEAD[1])[PLACE].argmax())
-    found = products_of(position, trace, PLACE, key)
-    np.testing.assert_allclose(found, products[PLACE, key], atol=0.00051)
+    key = int(trace.pattern(layer=HEAD[0], head=HEAD[1])[POSITION].argmax())
+    found = products_of(position, trace, POSITION, key)
+    np.testing.assert_allclose(found, products[POSITION, key], atol=0.00051)
     page.get_by_role("button", name="next key").click()
-    found = products_of(position, trace, PLACE, key + 1)
-    np.testing.assert_allclose(found, products[PLACE, key + 1], atol=0.00051)
+    found = products_of(position, trace, POSITION, key + 1)
+    np.testing.assert_allclose(found, products[POSITION, key + 1], atol=0.00051)
 
 
 def test_a_product_and_its_two_numbers_mark_each_other(
@@ -218,7 +218,7 @@ def test_a_product_and_its_two_numbers_mark_each_other(
 ) -> None:
     page = opened(quick, html)
     position = score_of(page)
-    key = int(trace.pattern(layer=HEAD[0], head=HEAD[1])[PLACE].argmax())
+    key = int(trace.pattern(layer=HEAD[0], head=HEAD[1])[POSITION].argmax())
     left, top, wide, tall = map(int, cells(page))
     plain = heat_map(page).astype(int)
     chart(position).focus()
@@ -227,7 +227,7 @@ def test_a_product_and_its_two_numbers_mark_each_other(
     spots = np.argwhere(marked)
     beside = spots[spots[:, 1] < left]  # Q: 32 numbers in 64 pixels, 4 pixels left of the cells
     assert abs(beside[:, 1].mean() - (left - 68 + 7)) < 1.5
-    assert abs(beside[:, 0].mean() - (top + (PLACE + 0.5) * tall)) < 1.5
+    assert abs(beside[:, 0].mean() - (top + (POSITION + 0.5) * tall)) < 1.5
     above = spots[spots[:, 1] >= left]  # K: its first number is next to the cells
     assert abs(above[:, 0].mean() - (top - 4 - 7)) < 1.5
     assert abs(above[:, 1].mean() - (left + (key + 0.5) * wide)) < 1.5
@@ -252,12 +252,12 @@ def test_changed_parts_of_a_score_are_orange(quick: Visit, html: str, trace: Tra
     page = opened(quick, html)
     line = score_of(page).locator(".score-line")
     assert line.locator(".changed").count() == 0
-    key = int(trace.pattern(layer=HEAD[0], head=HEAD[1])[PLACE].argmax())
-    mask = {"op": "mask", "query": PLACE, "key": key, "layer": HEAD[0], "head": HEAD[1]}
+    key = int(trace.pattern(layer=HEAD[0], head=HEAD[1])[POSITION].argmax())
+    mask = {"op": "mask", "query": POSITION, "key": key, "layer": HEAD[0], "head": HEAD[1]}
     go(page, edits=[mask, {"op": "scale", "value": 0.3}])
     assert line.locator(".changed").all_inner_texts() == [f" {TIMES} 0.300", "hidden"]
     weights = [0.5, *[0.0] * 8, 0.5]
-    row = {"op": "row", "layer": HEAD[0], "head": HEAD[1], "query": PLACE, "weights": weights}
+    row = {"op": "row", "layer": HEAD[0], "head": HEAD[1], "query": POSITION, "weights": weights}
     go(page, edits=[row])
     for _ in range(9 - key):
         page.get_by_role("button", name="next key").click()

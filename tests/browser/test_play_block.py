@@ -9,7 +9,7 @@ from playwright.sync_api import Locator, Page
 from qkv.models import Model
 
 from .edited import Edit, run
-from .playing import PLACE, TEXT, held, laid_out, opened, until
+from .playing import POSITION, TEXT, held, laid_out, opened, until
 from .support import Visit, after_each, pause, press, read, readout, tight
 from .test_walk_shift import numbers_in
 
@@ -93,7 +93,7 @@ def test_ribbons_are_as_wide_as_vectors_are_long(
     assert [name for name in shown if name not in more] == FULL
     assert set(more) <= set(shown)
     found, before = layer_by_formula(model, 3, edits), layer_by_formula(model, 3, [])
-    lengths = {name: float(np.linalg.norm(found[name][PLACE])) for name in VECTORS}
+    lengths = {name: float(np.linalg.norm(found[name][POSITION])) for name in VECTORS}
     wide, longest = widths(page), max(lengths.values())
     for name in VECTORS[:-1]:  # no ribbon leaves the last node
         if name in wide:  # nor a removed node
@@ -107,7 +107,7 @@ def test_ribbons_are_as_wide_as_vectors_are_long(
         form, numbers = numbers_in(said[shown.index(name)])
         expected = [lengths[name], lengths[adds]]
         if edits:
-            expected.insert(1, float(np.linalg.norm(before[adds][PLACE])))
+            expected.insert(1, float(np.linalg.norm(before[adds][POSITION])))
         assert form == f"length #: {what} {'# → #' if edits else 'added #'}"
         np.testing.assert_allclose(numbers, expected, atol=0.051)
 
@@ -123,13 +123,13 @@ def test_a_node_opens_its_matrix_and_the_sum_of_a_cell(
         choose(page, name)
         page.locator(".steps-view .map").first.focus()
         press(page, "ArrowDown", "Control+Home")
-        after_each(page, ["ArrowDown"] * PLACE)
+        after_each(page, ["ArrowDown"] * POSITION)
         told = readout(part(page))
         where, _, value = told[""].rpartition(" = ")
         column = re.search(r", ([^,]*)\]$", where)[1]
         at = int(column) if column.isdigit() else 0
         assert where.startswith(f"{name}[[MASK], ")
-        number = float(found[name][PLACE, at])
+        number = float(found[name][POSITION, at])
         assert read(value) == pytest.approx(number, abs=2e-3), name
         if name in ("Q", "V", "scores", "context", "out", "pre", "mlp", "R", "R2"):
             assert summed(told["="]) == pytest.approx(number, abs=0.02), name
@@ -175,7 +175,7 @@ def test_it_goes_from_layer_to_layer(quick: Visit, html: str, model: Model) -> N
         )
         chosen = part(page).get_by_role("tab", selected=True)
         assert chosen.inner_text().split()[-1] == "mlp"
-        value = float(layer_by_formula(model, layer, [])["mlp"][PLACE, 0])
+        value = float(layer_by_formula(model, layer, [])["mlp"][POSITION, 0])
         assert read(readout(part(page))[""].rpartition(" = ")[2]) == pytest.approx(value, abs=2e-3)
     assert buttons[0].is_disabled()
 

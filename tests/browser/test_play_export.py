@@ -24,7 +24,19 @@ from .edited import Edit
 from .engine import by_the_library, shares
 from .outcome import is_percent
 from .play import address, after, opened_at, ready
-from .playing import HEAD, PLACE, ROLES, START, STATE, TEXT, cells, like, live_page, opened, until
+from .playing import (
+    HEAD,
+    POSITION,
+    ROLES,
+    START,
+    STATE,
+    TEXT,
+    cells,
+    like,
+    live_page,
+    opened,
+    until,
+)
 from .support import Visit, pause, tight
 from .test_page import problems
 from .test_play_page import OVERLAPS
@@ -145,7 +157,7 @@ def test_the_csv_has_all_words_with_probabilities_before_and_after(
     assert sorted(order) == list(range(len(model.tokenizer.vocabulary)))
     assert [row["rank"] for row in table[:3]] == ["1", "2", "3"]
     for which, edits in (("probability_before", []), ("probability", EDITS)):
-        expected = shares(by_the_library(model, ids, edits).logits[[PLACE]])[0]
+        expected = shares(by_the_library(model, ids, edits).logits[[POSITION]])[0]
         np.testing.assert_allclose(column(table, which), expected[order], atol=1e-6, rtol=0)
     assert (np.diff(column(table, "probability")) <= 0).all()
     words = [row["word"].removeprefix("'") for row in table]

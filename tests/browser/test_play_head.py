@@ -14,7 +14,7 @@ from .edited import Edit
 from .engine import by_the_library
 from .playing import (
     HEAD,
-    PLACE,
+    POSITION,
     TEXT,
     cell_colours,
     cells,
@@ -64,12 +64,12 @@ def test_lines_and_heat_map_match_the_trace(page: Page, trace: Trace) -> None:
     weights = np.asarray(trace["pattern", LAYER][0, NUMBER], np.float64)
     assert [name for name, _ in keys(own(page))] == list(trace.tokens)
     shown = [read(value) if value.strip("·") else 0.0 for _, value in keys(own(page))]
-    np.testing.assert_allclose(shown, weights[PLACE], atol=0.00501)
-    best = weights[PLACE].argmax()
+    np.testing.assert_allclose(shown, weights[POSITION], atol=0.00501)
+    best = weights[POSITION].argmax()
     said = own(page).locator(".head-words").inner_text()
     assert (
         said
-        == f"[MASK] looks at {trace.tokens[best]}: {100 * weights[PLACE, best]:.0f}% (head 3.2)."
+        == f"[MASK] looks at {trace.tokens[best]}: {100 * weights[POSITION, best]:.0f}% (head 3.2)."
     )
     scaled = np.asarray(trace["attn_scores", LAYER][0, NUMBER], np.float64)
     raw = vectors(trace, "q") @ vectors(trace, "k").T
@@ -108,7 +108,7 @@ def step_column(page: Page, column: int) -> list[float]:
 
 @pytest.mark.parametrize(
     "edits",
-    [[], [{"op": "mask", "query": PLACE, "key": 4}, {"op": "scale", "value": 0.3}]],
+    [[], [{"op": "mask", "query": POSITION, "key": 4}, {"op": "scale", "value": 0.3}]],
     ids=["as it is", "masked, at another temperature"],
 )
 def test_the_steps_match_the_trace(
@@ -118,7 +118,7 @@ def test_the_steps_match_the_trace(
     hidden = [bool(edits) and key == 4 for key in range(10)]
     until(lambda: marks(page) == ["hidden" if away else "open" for away in hidden])
     inside = layer_with(model, trace, edits)
-    raw = inside["q"][PLACE] @ inside["k"].T
+    raw = inside["q"][POSITION] @ inside["k"].T
     scale = 0.3 if edits else 1 / math.sqrt(32)
     weights = np.where(hidden, 0, np.exp(raw * scale))
     weights /= weights.sum()
@@ -155,7 +155,7 @@ def test_operands_stand_around_the_weights(page: Page, trace: Trace) -> None:
     q, k, v, z = (vectors(trace, name) for name in "qkvz")
     at, along = np.arange(10), 2 * np.arange(32)
     like(values[np.ix_(26 * at + 12, along)], v / np.abs(v).max())
-    like(result[np.ix_([12], along)], z[PLACE] / np.abs(z).max())
+    like(result[np.ix_([12], along)], z[POSITION] / np.abs(z).max())
     (left, top, wide, tall), found = cells(page), heat_map(page)
     rows, columns = (top + (at + 0.5) * tall).astype(int), (left + (at + 0.5) * wide).astype(int)
     like(found[np.ix_(rows, int(left) - 68 + along)], q / np.abs(q).max())
@@ -164,21 +164,22 @@ def test_operands_stand_around_the_weights(page: Page, trace: Trace) -> None:
 
 def test_painting_hides_a_link_in_this_head(page: Page, model: Model) -> None:
     own(page).get_by_label("paint: drag over cells to hide them").check()
-    click(page, PLACE, 4)
-    until(lambda: masks(held(page)["edits"]) == [(PLACE, 4, *HEAD)])
+    click(page, POSITION, 4)
+    until(lambda: masks(held(page)["edits"]) == [(POSITION, 4, *HEAD)])
     ids = list(model.tokenize(TEXT).ids)
-    hidden = model.trace(ids, hide=[(PLACE, 4, *HEAD)])
+    hidden = model.trace(ids, hide=[(POSITION, 4, *HEAD)])
     shows(page, hidden["pattern", LAYER][0, NUMBER])
     left, top, wide, tall = map(int, cells(page))
-    hatched = heat_map(page)[top + PLACE * tall :, left + 4 * wide :][3 : tall - 3, 3 : wide - 3]
+    hatched = heat_map(page)[top + POSITION * tall :, left + 4 * wide :][3 : tall - 3, 3 : wide - 3]
     colours = hatched.reshape(-1, 3).astype(int)
     assert ((np.diff(colours) < -20).all(-1)).any()  # orange
     click(page, 2, 1)
     until(lambda: len(masks(held(page)["edits"])) == 2)
     shows(
-        page, model.trace(ids, hide=[(PLACE, 4, *HEAD), (2, 1, *HEAD)])["pattern", LAYER][0, NUMBER]
+        page,
+        model.trace(ids, hide=[(POSITION, 4, *HEAD), (2, 1, *HEAD)])["pattern", LAYER][0, NUMBER],
     )
-    click(page, PLACE, 4)
+    click(page, POSITION, 4)
     until(lambda: masks(held(page)["edits"]) == [(2, 1, *HEAD)])
     shows(page, model.trace(ids, hide=[(2, 1, *HEAD)])["pattern", LAYER][0, NUMBER])
 
@@ -190,9 +191,9 @@ def test_painting_elsewhere_reaches_the_layers_above(
     go(page, layer=1, head=4)
     own(page).get_by_label("paint: drag over cells to hide them").check()
     own(page).get_by_label("Hide", exact=True).select_option(scope)
-    click(page, PLACE, 4)
-    until(lambda: masks(held(page)["edits"]) == [(PLACE, 4, *where)])
-    hidden = model.trace(list(model.tokenize(TEXT).ids), hide=[(PLACE, 4, *where)])
+    click(page, POSITION, 4)
+    until(lambda: masks(held(page)["edits"]) == [(POSITION, 4, *where)])
+    hidden = model.trace(list(model.tokenize(TEXT).ids), hide=[(POSITION, 4, *where)])
     shows(page, hidden["pattern", 1][0, 4])
     page.locator("[data-part=map] [data-head='3.1']").click()
     until(lambda: held(page)["layer"] == 3)
@@ -207,13 +208,13 @@ def test_links_can_be_masked_by_keyboard_and_by_buttons(
     press(page, "ArrowDown", "Control+Home", "Home", "ArrowRight", "Enter")
     until(lambda: masks(held(page)["edits"]) == [(0, 1, *HEAD)])
     own(page).get_by_role("button", name="next query").click()
-    until(lambda: held(page)["query"] == PLACE + 1)
+    until(lambda: held(page)["query"] == POSITION + 1)
     key = own(page).locator("[aria-label=Key] .step-word").inner_text()
     own(page).get_by_role("button", name="next key").click()
     after = own(page).locator("[aria-label=Key] .step-word").inner_text()
     assert list(trace.tokens).index(after) == list(trace.tokens).index(key) + 1
     own(page).get_by_role("button", name="Hide this link").click()
-    edges = [(0, 1, *HEAD), (PLACE + 1, list(trace.tokens).index(after), *HEAD)]
+    edges = [(0, 1, *HEAD), (POSITION + 1, list(trace.tokens).index(after), *HEAD)]
     until(lambda: masks(held(page)["edits"]) == edges)
     ids = list(model.tokenize(TEXT).ids)
     shows(page, model.trace(ids, hide=edges)["pattern", LAYER][0, NUMBER])
@@ -224,7 +225,7 @@ def test_links_can_be_masked_by_keyboard_and_by_buttons(
 def test_painting_does_not_unmask_a_cell_of_another_edit(page: Page) -> None:
     go(page, edits=[{"op": "hide", "token": 4}])
     own(page).get_by_label("paint: drag over cells to hide them").check()
-    click(page, PLACE, 4)
+    click(page, POSITION, 4)
     assert "hidden by another change" in own(page).locator(".paint [role=status]").inner_text()
     assert held(page)["edits"] == [{"op": "hide", "token": 4}]
 

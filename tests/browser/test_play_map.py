@@ -15,7 +15,7 @@ from .engine import by_the_library, shares
 from .outcome import is_percent
 from .playing import (
     HEAD,
-    PLACE,
+    POSITION,
     TEXT,
     cell_colours,
     go,
@@ -195,7 +195,7 @@ def test_effects_of_removing_heads_match_the_library(
 
 
 def probabilities(model: Model, ids: list[int], edits: list[Edit]) -> np.ndarray:
-    return shares(by_the_library(model, ids, edits).logits[[PLACE]])[0]
+    return shares(by_the_library(model, ids, edits).logits[[POSITION]])[0]
 
 
 def test_the_difference_from_the_original(page: Page, model: Model, ids: list[int]) -> None:

@@ -12,7 +12,7 @@ from qkv.trace import Trace
 from .edited import Edit
 from .engine import by_the_library
 from .play import address, after, opened_at, ready
-from .playing import HEAD, PLACE, STATE, TEXT, go, held, like, opened, picture, until
+from .playing import HEAD, POSITION, STATE, TEXT, go, held, like, opened, picture, until
 from .support import Visit, pause, read, tight, token
 from .test_page import problems
 
@@ -91,17 +91,17 @@ def tall(page: Page) -> list[float]:
 
 def test_every_moment_matches_the_trace(page: Page, trace: Trace) -> None:
     q, k, v, z = (vectors(trace, name) for name in "qkvz")
-    scaled = np.asarray(trace["attn_scores", LAYER][0, NUMBER, PLACE])
-    weights = np.asarray(trace["pattern", LAYER][0, NUMBER, PLACE])
-    products = q[PLACE] * k
+    scaled = np.asarray(trace["attn_scores", LAYER][0, NUMBER, POSITION])
+    weights = np.asarray(trace["pattern", LAYER][0, NUMBER, POSITION])
+    products = q[POSITION] * k
     assert names(page) == ["[MASK]", *trace.tokens, "sum"]
     assert slider(page).input_value() == str(END)
-    like(drawn(page)[-1], z[PLACE] / np.abs(v).max(), 3)
+    like(drawn(page)[-1], z[POSITION] / np.abs(v).max(), 3)
     assert figures(page)[0] == "weight"
     np.testing.assert_allclose([read(x) for x in figures(page)[1:]], [*weights, 1], atol=0.0051)
     to(page, 10)
     assert figures(page) == [""] * 12
-    like(drawn(page)[:-1], np.stack([q[PLACE] / np.abs(q).max(), *(k / np.abs(k).max())]), 3)
+    like(drawn(page)[:-1], np.stack([q[POSITION] / np.abs(q).max(), *(k / np.abs(k).max())]), 3)
     to(page, 20)
     like(drawn(page)[1:-1], products / np.abs(products).max(), 3)
     to(page, 30)
@@ -124,8 +124,8 @@ def test_every_moment_matches_the_trace(page: Page, trace: Trace) -> None:
 
 
 def test_bars_are_as_long_as_scores_and_weights(page: Page, trace: Trace) -> None:
-    raw = (vectors(trace, "q")[PLACE] * vectors(trace, "k")).sum(-1)
-    weights = np.asarray(trace["pattern", LAYER][0, NUMBER, PLACE])
+    raw = (vectors(trace, "q")[POSITION] * vectors(trace, "k")).sum(-1)
+    weights = np.asarray(trace["pattern", LAYER][0, NUMBER, POSITION])
     for at, expected in ((30, np.abs(raw) / np.abs(raw).max()), (40, weights)):
         to(page, at)
         found = picture(motion(page).locator("canvas")).astype(int)
@@ -228,7 +228,7 @@ def test_the_animation_marks_the_readers_edits(
     edits, marked, words = CASES[case]
     page = opened(quick, html, edits=edits)
     found = by_the_library(exact, list(exact.tokenize(TEXT).ids), edits)
-    weights = found.pattern[LAYER][NUMBER][PLACE]
+    weights = found.pattern[LAYER][NUMBER][POSITION]
     shown = [0.0 if x == "hidden" else read(x) for x in figures(page)[1:-1]]
     np.testing.assert_allclose(shown, weights, atol=0.0051)
     seen = []

@@ -6,7 +6,7 @@ from playwright.sync_api import Page
 import qkv
 
 from .play import chip, part
-from .playing import PLACE, TEXT, go, held, opened, until
+from .playing import POSITION, TEXT, go, held, opened, until
 from .support import Visit, tight
 
 REGIONS = ("sentence", "changes", "map", "head", "steps", "outcome", "second")
@@ -48,7 +48,7 @@ def test_the_whole_page_is_one_click_away(visit: Visit, html: str) -> None:
     assert address is not None
     assert "only" not in address
     assert "query=3" in address
-    go(page, only=None, query=PLACE)
+    go(page, only=None, query=POSITION)
     assert seen(page) == list(REGIONS)
     assert not page.get_by_role("link", name="The whole page").is_visible()
 

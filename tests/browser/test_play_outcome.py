@@ -27,7 +27,7 @@ from .outcome import (
 from .support import Visit, said
 from .test_engine import EDITS, LISTS, TEXT
 
-PLACE = 7  # of [MASK]
+POSITION = 7  # of [MASK]
 STORIES = json.loads(files("qkv").joinpath("data/books/stories.json").read_text("utf-8"))
 CAUSES = {
     "hide": "Without bank",
@@ -193,8 +193,8 @@ def test_each_edit_alone_and_three_at_a_time(page: Page, exact: Model) -> None:
     for edits in LISTS:
         if not edits:
             continue
-        headline = follow(page, TEXT, edits, PLACE)
-        own = expected(exact, TEXT, edits, PLACE)
+        headline = follow(page, TEXT, edits, POSITION)
+        own = expected(exact, TEXT, edits, POSITION)
         told = re.split(":? (?:it|no) ", headline)[0].removeprefix("Not sure ")
         told = told[0].upper() + told[1:]
         cause = causes.get(json.dumps(edits)) or told
@@ -204,12 +204,12 @@ def test_each_edit_alone_and_three_at_a_time(page: Page, exact: Model) -> None:
         many = sum(edit.get("with") == "[MASK]" for edit in edits if edit["op"] == "swap")
         check_headline(headline, cause, own, " at ? number 2" if many else "")
         check_words(page, own, edits)
-        check_inside(page, own, PLACE)
+        check_inside(page, own, POSITION)
 
 
 def test_a_text_without_edits_shows_the_best_guess(page: Page, exact: Model) -> None:
-    headline = follow(page, TEXT, [], PLACE)
-    own = expected(exact, TEXT, [], PLACE)
+    headline = follow(page, TEXT, [], POSITION)
+    own = expected(exact, TEXT, [], POSITION)
     check_words(page, own, [])
     best = own.now.argmax()
     words, numbers = skeleton(headline)
@@ -259,16 +259,16 @@ def test_several_blanks_and_words_are_told_apart(page: Page) -> None:
 def test_the_headline_says_when_an_edit_changes_nothing(page: Page, exact: Model) -> None:
     uniform = [0.1] * 10
     edits: list[Edit] = [{"op": "row", "layer": 3, "head": 0, "query": 1, "weights": uniform}]
-    headline = follow(page, TEXT, edits, PLACE)  # of another token in the last layer
+    headline = follow(page, TEXT, edits, POSITION)  # of another token in the last layer
     assert headline == ("With your weights in head 3.0 every probability stays the same.")
     for head, query, key in itertools.product(range(6), range(10), range(10)):
         edits = [{"op": "mask", "query": query, "key": key, "layer": 2, "head": head}]
-        own = expected(exact, TEXT, edits, PLACE)
+        own = expected(exact, TEXT, edits, POSITION)
         pairs = zip(own.before, own.now, strict=True)  # formatted as in the table
         alike = all(percent(one) == percent(other) for one, other in pairs)
         if alike and 0 < np.abs(own.now - own.before).max() < 1e-4:
             break
-    headline = follow(page, TEXT, edits, PLACE)
+    headline = follow(page, TEXT, edits, POSITION)
     assert headline == "With this change no probability moves by as much as 0.1%."
 
 
@@ -279,13 +279,13 @@ def test_the_outcome_of_a_decoder_is_the_next_word(page: Page) -> None:
 
 def test_hostile_words_of_the_vocabulary_stay_text(page: Page, model: Model) -> None:
     count = len(model.tokenizer.vocabulary)
-    follow(page, TEXT, [EDITS["hide"]], PLACE, words=["<img src=x onerror=alert(1)>"] * count)
+    follow(page, TEXT, [EDITS["hide"]], POSITION, words=["<img src=x onerror=alert(1)>"] * count)
     assert page.locator(".view img").count() == 0
     assert rows(page)[0].word == "<img src=x onerror=alert(1)>"
 
 
 def test_a_head_of_the_list_can_be_chosen(page: Page) -> None:
-    follow(page, TEXT, [EDITS["hide"]], PLACE)
+    follow(page, TEXT, [EDITS["hide"]], POSITION)
     button = page.locator(".outcome-heads button").nth(1)
     layer, head = button.get_attribute("data-head").split(".")
     button.click()
@@ -294,8 +294,8 @@ def test_a_head_of_the_list_can_be_chosen(page: Page) -> None:
 
 
 def test_the_headline_is_announced_when_a_run_ends(page: Page) -> None:
-    first = follow(page, TEXT, [EDITS["hide"]], PLACE, inside=False)
+    first = follow(page, TEXT, [EDITS["hide"]], POSITION, inside=False)
     assert said(page) == first
     assert not page.locator(".outcome-more").is_visible()
-    second = follow(page, TEXT, [EDITS["causal"]], PLACE, inside=False)
+    second = follow(page, TEXT, [EDITS["causal"]], POSITION, inside=False)
     assert said(page) == second != first

@@ -26,8 +26,8 @@ TEXT, OTHER = "She wore a crown on her [MASK].", "He wore a hat on his [MASK]." 
 LONGER = "He wore a hat on his big [MASK]."
 SEA, KING = "The sea is wide.", "The king was rich and old."
 __all__ = ["open_served"]  # a fixture
-PLACE, LAYER, HEAD = 7, 2, 3
-STATE: dict[str, Any] = {"text": TEXT, "position": PLACE, "query": PLACE, "inside": True}
+POSITION, LAYER, HEAD = 7, 2, 3
+STATE: dict[str, Any] = {"text": TEXT, "position": POSITION, "query": POSITION, "inside": True}
 STATE |= {"layer": LAYER, "head": HEAD}
 FIRST = 1  # the first token that differs
 # Returns the last run with edits: the edits, the length, patterns, vectors, logits at the position.
@@ -100,7 +100,7 @@ def is_the_librarys(page: Page, model: Model, edits: list[Edit]) -> None:
         unpacked(logits).reshape(1, -1),
         [],
     )
-    agree(found, own_._replace(logits=own_.logits[PLACE : PLACE + 1]), 2e-6, 1e-4)
+    agree(found, own_._replace(logits=own_.logits[POSITION : POSITION + 1]), 2e-6, 1e-4)
     plain = numbers(model.trace(TEXT, logits=True), model.num_layers)
     assert np.abs(own_.resid - plain.resid).max() > 1e-3
 
@@ -143,7 +143,7 @@ def test_each_activation_is_patched_as_the_library_does_it(page: Page, exact: Mo
         after(page, button(page, "Patch").click)
         edit = {"op": "patch", **where, "from": OTHER}
         is_the_librarys(page, exact, [edit])
-        check_words(page, expected(exact, TEXT, [edit], PLACE), [edit])
+        check_words(page, expected(exact, TEXT, [edit], POSITION), [edit])
         said = part(page, "changes").locator(".changed button")
         assert f"as in \N{LEFT DOUBLE QUOTATION MARK}{OTHER}" in said.inner_text()
         texts.add(said.inner_text())
@@ -175,7 +175,7 @@ def test_one_press_patches_where_the_sentences_differ(page: Page, exact: Model) 
         part(page, "changes").locator(".changed").inner_text() == f"{words}\N{MULTIPLICATION SIGN}"
     )
     headline = part(page, "headline").inner_text()
-    check_headline(headline, f"With {words}", expected(exact, TEXT, [edit], PLACE))
+    check_headline(headline, f"With {words}", expected(exact, TEXT, [edit], POSITION))
     pick(page, "At", 4)
     after(page, button(page, "Patch").click)
     is_the_librarys(page, exact, [edit, edit | {"token": 4}])
@@ -252,7 +252,7 @@ def test_a_vector_steers_and_its_strength_can_be_moved(page: Page, exact: Model)
         assert f"(strength {number})" in listed
         if value:
             is_the_librarys(page, exact, changed(page))
-            check_words(page, expected(exact, TEXT, changed(page), PLACE), changed(page))
+            check_words(page, expected(exact, TEXT, changed(page), POSITION), changed(page))
     after(page, lambda: pick(page, "Before layer", 1))
     (edit,) = changed(page)
     assert edit["layer"] == 1

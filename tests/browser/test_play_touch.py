@@ -16,7 +16,7 @@ from .engine import by_the_library
 from .play import address, button, opened_at, ready
 from .playing import (
     HEAD,
-    PLACE,
+    POSITION,
     STATE,
     TEXT,
     cells,
@@ -94,11 +94,11 @@ def test_dragging_a_weight_rescales_its_row_and_updates_later_layers(
     page: Page, model: Model, trace: Trace
 ) -> None:
     go(page, layer=1, head=4)
-    expected = shared(weights_of(trace, 1, 4)[PLACE], ON, 0.6)
+    expected = shared(weights_of(trace, 1, 4)[POSITION], ON, 0.6)
     drag(page, "on", 0.3, 0.9, 0.6)
     until(lambda: given(page) and given(page)[0]["weights"][ON] == 0.6)
     (edit,) = given(page)
-    assert [edit[name] for name in ("layer", "head", "query")] == [1, 4, PLACE]
+    assert [edit[name] for name in ("layer", "head", "query")] == [1, 4, POSITION]
     np.testing.assert_allclose(edit["weights"], expected, atol=2e-7)
     assert sum(edit["weights"]) == pytest.approx(1, abs=1e-9)
     changed = by_the_library(model, list(trace.ids), [edit])
@@ -118,7 +118,7 @@ def test_dragging_a_weight_rescales_its_row_and_updates_later_layers(
 
 
 def test_a_weight_is_set_by_keyboard_or_number_and_reset(page: Page, trace: Trace) -> None:
-    before = weights_of(trace)[PLACE]
+    before = weights_of(trace)[POSITION]
     slider(page, "crown").focus()
     press(page, "ArrowRight")
     weight = round(before[CROWN] + 0.01, 2)
@@ -146,7 +146,7 @@ def test_a_weight_is_set_by_keyboard_or_number_and_reset(page: Page, trace: Trac
 def test_lowering_a_weight_of_1_shares_it_equally_among_visible_keys(
     page: Page, trace: Trace
 ) -> None:
-    go(page, edits=[{"op": "mask", "query": PLACE, "key": 2, "layer": LAYER, "head": NUMBER}])
+    go(page, edits=[{"op": "mask", "query": POSITION, "key": 2, "layer": LAYER, "head": NUMBER}])
     assert slider(page, "wore").count() == 0  # masked
     slider(page, "crown").focus()
     press(page, "End")
@@ -158,7 +158,7 @@ def test_lowering_a_weight_of_1_shares_it_equally_among_visible_keys(
     expected = np.full(10, 0.02 / 8)
     expected[[2, CROWN]] = 0, 0.98
     np.testing.assert_allclose(given(page)[0]["weights"], expected, atol=2e-7)
-    assert np.isnan(table(page)[PLACE, 2])  # still masked
+    assert np.isnan(table(page)[POSITION, 2])  # still masked
     button(page, "Undo").click()
     until(lambda: given(page)[0]["weights"][CROWN] == 1)
 
@@ -185,7 +185,7 @@ def test_a_key_pressed_between_the_result_and_its_bars_counts(page: Page, trace:
         }"""
     )
     press(page, "ArrowRight")
-    weight = round(weights_of(trace)[PLACE, CROWN] + 0.02, 2)
+    weight = round(weights_of(trace)[POSITION, CROWN] + 0.02, 2)
     until(lambda: given(page) and given(page)[0]["weights"][CROWN] == weight)
 
 
@@ -200,7 +200,7 @@ def test_the_last_weight_of_a_fast_drag_counts(quick: Visit, html: str, trace: T
     asked = page.evaluate("asked")
     drag(page, "on", *np.linspace(0.1, 0.9, 40), 0.33)
     now = [read(value) if value.strip("·") else 0.0 for _, value in keys(own(page))]
-    np.testing.assert_allclose(now, shared(weights_of(trace)[PLACE], ON, 0.33), atol=0.00501)
+    np.testing.assert_allclose(now, shared(weights_of(trace)[POSITION], ON, 0.33), atol=0.00501)
     until(lambda: given(page) and given(page)[0]["weights"][ON] == 0.33)
     assert page.evaluate("asked") - asked <= 20  # of 41 moves
     button(page, "Undo").click()
@@ -287,7 +287,7 @@ def test_a_finger_paints_and_drags(page: Page, trace: Trace) -> None:
         touch("touchMove", x + 12 * by, y + by)  # slightly slanted, as a finger moves
     touch("touchEnd")
     wide: Any = own(page).locator(".weights").bounding_box()
-    weight = weights_of(trace)[PLACE, ON] + 48 / wide["width"]
+    weight = weights_of(trace)[POSITION, ON] + 48 / wide["width"]
     until(lambda: given(page) and abs(given(page)[0]["weights"][ON] - weight) < 0.02)
     own(page).get_by_label("paint: drag over cells to hide them").check()
     own(page).get_by_role("application").scroll_into_view_if_needed()
@@ -299,13 +299,13 @@ def test_a_finger_paints_and_drags(page: Page, trace: Trace) -> None:
 
 
 def test_the_page_says_why_painting_cannot_change_a_cell(page: Page) -> None:
-    row: Edit = {"op": "row", "layer": LAYER, "head": NUMBER, "query": PLACE}
+    row: Edit = {"op": "row", "layer": LAYER, "head": NUMBER, "query": POSITION}
     go(page, edits=[{"op": "hide", "token": 2}, row | {"weights": [0.1] * 10}])
-    assert table(page)[PLACE] == pytest.approx([0.1] * 10)  # a weight set by hand is shown
+    assert table(page)[POSITION] == pytest.approx([0.1] * 10)  # a weight set by hand is shown
     assert np.isnan(table(page)[[0, 3], 2]).all()
     own(page).get_by_label("paint: drag over cells to hide them").check()
     said = own(page).locator(".paint [role=status]")
-    stroke(page, (PLACE, 4), (PLACE, 6))
+    stroke(page, (POSITION, 4), (POSITION, 6))
     assert "set by hand here" in said.inner_text()
     stroke(page, (3, 2))
     assert "hidden by another change" in said.inner_text()
@@ -350,7 +350,7 @@ def test_masked_cells_are_orange_in_a_map_of_a_long_text(quick: Visit, html: str
 def test_a_row_set_by_hand_fits_the_window_and_passes_axe(
     quick: Visit, html: str, width: int
 ) -> None:
-    row: Edit = {"op": "row", "layer": LAYER, "head": NUMBER, "query": PLACE}
+    row: Edit = {"op": "row", "layer": LAYER, "head": NUMBER, "query": POSITION}
     edits = [row | {"weights": [0.1] * 10}, {"op": "hide", "token": 2}]
     state = STATE | {"edits": edits, "tab": "heads"}
     page = ready(quick(opened_at(html, address(**state)), width=width))

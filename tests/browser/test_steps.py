@@ -15,7 +15,7 @@ from qkv.trace import Trace
 from .bundling import script_of
 from .edited import Edit
 from .engine import page_of
-from .playing import HEAD, PLACE, TEXT
+from .playing import HEAD, POSITION, TEXT
 from .support import Visit
 
 # Returns the steps of a layer of a run, with parameters and without.
@@ -59,7 +59,7 @@ def test_page_and_python_describe_each_step_alike(
     visit: Visit, model: Model, layer: int, edits: list[Edit]
 ) -> None:
     page = with_steps(visit, model)
-    found, bare = page.evaluate(STEPS, [TEXT, edits, layer, HEAD[1], PLACE])
+    found, bare = page.evaluate(STEPS, [TEXT, edits, layer, HEAD[1], POSITION])
     trace = model.trace(TEXT, edit=edits)
     if edits is CAUSAL:  # as if the model itself were causal and scaled
         arrays = {name: trace[name] for name in trace.names()}
@@ -67,7 +67,7 @@ def test_page_and_python_describe_each_step_alike(
         trace = Trace(arrays, settings={layer: {"is_causal": True, "scale": 0.3}}, **about)
     for steps, by in ((found, model), (bare, None)):
         walk = walk_head(trace, layer, HEAD[1], by)
-        assert walk.position == PLACE
+        assert walk.position == POSITION
         own = {step.name: json.loads(json.dumps(vars(step), default=str)) for step in walk.steps}
         shared = [said(step) for step in steps if step["name"] in own]
         if by is None:  # without a model, Python reads sums from the trace; a page computes them

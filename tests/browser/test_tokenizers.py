@@ -304,7 +304,7 @@ def words_apart() -> Tokenizer:
 
 
 @cache
-def pieces_of(size: int, *, fallback: bool, across: bool) -> dict[str, Any]:
+def subwords_of(size: int, *, fallback: bool, across: bool) -> dict[str, Any]:
     """Train subwords as in SentencePiece: `fallback` adds byte tokens, `across` crosses words."""
     pre = pre_tokenizers.Metaspace(prepend_scheme="never", split=not across)
     found = trained(pre, size)
@@ -318,8 +318,8 @@ def pieces_of(size: int, *, fallback: bool, across: bool) -> dict[str, Any]:
     return {"vocab": vocab, "merges": merges}
 
 
-def pieces(*, fallback: bool = True, across: bool = False, **options: Any) -> Tokenizer:
-    rules = pieces_of(600, fallback=fallback, across=across)
+def subwords(*, fallback: bool = True, across: bool = False, **options: Any) -> Tokenizer:
+    rules = subwords_of(600, fallback=fallback, across=across)
     options = {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": fallback} | options
     made = Tokenizer(models.BPE(**rules, **options))
     names = ("<unk>", "<s>", "</s>")
@@ -330,7 +330,7 @@ def pieces(*, fallback: bool = True, across: bool = False, **options: Any) -> To
 
 
 def llama2() -> Tokenizer:
-    made = pieces()
+    made = subwords()
     made.normalizer = normalizers.Sequence(
         [normalizers.Prepend(GAP), normalizers.Replace(BLANK, GAP)]
     )
@@ -340,7 +340,7 @@ def llama2() -> Tokenizer:
 
 
 def mistral(scheme: str = "first", *, cut: bool = False) -> Tokenizer:
-    made = pieces()
+    made = subwords()
     made.pre_tokenizer = pre_tokenizers.Metaspace(GAP, prepend_scheme=scheme, split=cut)
     made.post_processor = template("<s> $A </s>", ("<s>", 1), ("</s>", 2))
     return made
@@ -359,7 +359,7 @@ def metaspace_never() -> Tokenizer:
 
 
 def gemma() -> Tokenizer:
-    made = pieces(across=True)
+    made = subwords(across=True)
     made.normalizer = normalizers.Replace(BLANK, GAP)
     made.pre_tokenizer = pre_tokenizers.Split(BLANK, "merged_with_previous")
     made.post_processor = template("<s> $A", ("<s>", 1))
@@ -370,7 +370,7 @@ def gemma() -> Tokenizer:
 
 
 def unknown(*, fuse: bool) -> Tokenizer:
-    made = pieces(fallback=False, fuse_unk=fuse)
+    made = subwords(fallback=False, fuse_unk=fuse)
     made.normalizer = normalizers.Sequence(
         [
             normalizers.NFKD(),
@@ -387,7 +387,7 @@ def unknown(*, fuse: bool) -> Tokenizer:
 
 
 def compatible() -> Tokenizer:
-    made = pieces()
+    made = subwords()
     made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("``", '"')])
     return made
 

@@ -41,9 +41,9 @@ def write_snapshot(path: Path, step: int, share: float, **changes: object) -> Pa
     # positions are sines and cosines in a vector's first numbers; `turn` maps each to the previous
     waves = np.array([1.0, 0.5, 0.25, 0.125])[: head // 2]
     angles = np.arange(folder.config["max_position_embeddings"])[:, None] * waves
-    places = np.stack([np.cos(angles), np.sin(angles)], axis=-1).reshape(len(angles), -1)
+    positions = np.stack([np.cos(angles), np.sin(angles)], axis=-1).reshape(len(angles), -1)
     here = "embeddings.position_embeddings.weight"
-    folder.tensors[here][:, : places.shape[1]] = 8 * places
+    folder.tensors[here][:, : positions.shape[1]] = 8 * positions
     turn = np.zeros((head, head), np.float32)
     for k, wave in enumerate(waves):
         cos, sin = np.cos(wave), np.sin(wave)

@@ -97,12 +97,12 @@ def test_a_text_without_split_words_is_unchanged() -> None:
 def test_views_show_words_unless_subwords_are_requested(model: Model) -> None:
     trace = model.trace(FISH)
     assert trace.tokens[2:5] == ["fish", "##erm", "##an"]
-    view, pieces = show(trace), show(trace, pieces=True)
+    view, subwords = show(trace), show(trace, pieces=True)
     assert "fisherman" in view.sentence
     grid = str(view).partition("Weights of")[2]
     assert "\nfisherman " in grid
     assert "##" not in grid
-    assert "\n##erm " in str(pieces).partition("Weights of")[2]
+    assert "\n##erm " in str(subwords).partition("Weights of")[2]
     assert (view.tokens, view.weights.shape) == (trace.tokens, (9, 9))
     data = view.to_dict()
     moved = {part["token"]: part["cosine"] for part in data["movement"]}
@@ -115,8 +115,8 @@ def test_views_show_words_unless_subwords_are_requested(model: Model) -> None:
     (link,) = [link for link in data["links"] if link["weight"] == view.head.link.weight]
     assert {link["from_token"], link["to_token"]} == {"fisherman", "sat"}
     assert {link["from"], link["to"]} == {2, 5}
-    page, as_pieces = (payload_in(shown._repr_html_())["start"] for shown in (view, pieces))
-    assert (page["merge"], as_pieces["merge"]) == (True, False)
+    page, as_subwords = (payload_in(shown._repr_html_())["start"] for shown in (view, subwords))
+    assert (page["merge"], as_subwords["merge"]) == (True, False)
     assert page["query"] in (2, 5)
 
 

@@ -86,10 +86,10 @@ def test_a_gap_opens_on_the_head_that_changes_the_guess_most(text: str, model: q
         f"Without layer {layer}, head {head} the guess changes most: {word}, {before.max():.2f} → "
         f"{after[before.argmax()]:.2f}. In that head [MASK] looks most at "
     )
-    place = view.trace.tokens.index("[MASK]")
-    row = view.trace.pattern(int(layer), int(head))[place]
+    position = view.trace.tokens.index("[MASK]")
+    row = view.trace.pattern(int(layer), int(head))[position]
     assert view.sentence.endswith(f": {row.max():.2f}.")
-    assert ("the word before it" in view.sentence) is bool(row.argmax() == place - 1)
+    assert ("the word before it" in view.sentence) is bool(row.argmax() == position - 1)
 
 
 @pytest.mark.parametrize("text", [GAPS[1], SECOND[7], "I love you."])

@@ -58,11 +58,11 @@ def test_layer_head_and_query_can_be_chosen(image):
     trace = a_trace()
     view = image_view(trace, image, layer=0, head=-1, query="1,2")
     assert (view.layer, view.head, view.looking) == (0, 1, (1, 2))
-    place = 1 + 1 * COLUMNS + 2
-    pattern = trace["pattern", 0][0, :, place, 1:]
+    position = 1 + 1 * COLUMNS + 2
+    pattern = trace["pattern", 0][0, :, position, 1:]
     np.testing.assert_array_equal(view.weights.reshape(2, -1), pattern)
     assert view.sentence.startswith("The patch in row 1, column 2 (white frame) puts ")
-    assert image_view(trace, image, query=place).query == place
+    assert image_view(trace, image, query=position).query == position
     assert image_view(trace, image, query="[CLS]").query == 0
     only = image_view(trace, image, head=0)
     best = [trace["pattern", layer][0, 0, 0, 1:].max() for layer in range(2)]

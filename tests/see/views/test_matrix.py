@@ -162,13 +162,13 @@ def word_of(kind: str) -> str:
 def of_compare(view: View, kind: str, given: Given) -> str:
     found = view.to_dict()
     sides = [given.trace_a, given.trace_b]
-    places = [trace.tokens.index(word_of(kind)) for trace in sides]
+    positions = [trace.tokens.index(word_of(kind)) for trace in sides]
     rows = [
-        trace.pattern(found["layer"], found["head"])[place]
-        for trace, place in zip(sides, places, strict=True)
+        trace.pattern(found["layer"], found["head"])[position]
+        for trace, position in zip(sides, positions, strict=True)
     ]
-    for text, place, row in zip(found["texts"], places, rows, strict=True):
-        assert text["positions"] == [place]
+    for text, position, row in zip(found["texts"], positions, rows, strict=True):
+        assert text["positions"] == [position]
         kept = np.array(text["weights"], dtype=float) > 0  # the weights that top_k kept
         close(np.array(text["weights"])[kept], row[kept])
         assert kept.sum() >= min(2, (row > 0).sum())
@@ -189,8 +189,8 @@ def of_compare(view: View, kind: str, given: Given) -> str:
     if kind == "infinite":
         return "nan after the last layer"
     a, b = (
-        trace.hidden_states[-1][0, place].astype(float)
-        for trace, place in zip(sides, places, strict=True)
+        trace.hidden_states[-1][0, position].astype(float)
+        for trace, position in zip(sides, positions, strict=True)
     )
     return f"{a @ b / np.linalg.norm(a) / np.linalg.norm(b):.3f} after the last layer"
 

@@ -74,9 +74,9 @@ def books() -> Model:
 def by_word(trace: Trace, layer: int, head: int) -> tuple[list[str], np.ndarray]:
     """Return a text's words and punctuation marks, and one head's weights between them."""
     spans: list[list[int]] = []
-    for place, token in enumerate(trace.tokens):
-        if not trace.special[place]:
-            spans[-1].append(place) if token.startswith("##") else spans.append([place])
+    for position, token in enumerate(trace.tokens):
+        if not trace.special[position]:
+            spans[-1].append(position) if token.startswith("##") else spans.append([position])
     pattern = trace.pattern(layer, head).astype(np.float64)
     table = np.array([[pattern[np.ix_(a, b)].sum() / len(a) for b in spans] for a in spans])
     return ["".join(trace.tokens[i].removeprefix("##") for i in span) for span in spans], table

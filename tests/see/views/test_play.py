@@ -105,7 +105,7 @@ def test_play_opens_on_the_head_that_show_chooses(view: PlayView, small: qkv.Mod
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "hidden"),
+    ("text", "position", "hidden"),
     [
         ("the cat sat on a mat", 6, True),  # without a mask token, the last content word is guessed
         ("a [MASK] sat. the [MASK] ran", 2, True),  # the first of two masks
@@ -114,11 +114,11 @@ def test_play_opens_on_the_head_that_show_chooses(view: PlayView, small: qkv.Mod
         ("...", 1, False),
     ],
 )
-def test_opening_of_unusual_texts(small: qkv.Model, text: str, place: int, hidden: bool) -> None:
+def test_opening_of_unusual_texts(small: qkv.Model, text: str, position: int, hidden: bool) -> None:
     view = play(text, model=small)
-    assert view.opening.position == place
+    assert view.opening.position == position
     assert bool(view.opening.hidden) is hidden
-    assert place not in view.opening.hidden
+    assert position not in view.opening.hidden
     assert view.opening.after == view.opening.before or hidden
     assert ("hidden" in view.sentence) is hidden
     assert view.svg().startswith("<svg")
@@ -126,9 +126,9 @@ def test_opening_of_unusual_texts(small: qkv.Model, text: str, place: int, hidde
 
 def test_all_subwords_of_a_word_are_hidden(small: qkv.Model) -> None:
     view = play("dogs [MASK]", model=small)
-    pieces = small.tokenize("dogs [MASK]").tokens
-    assert pieces[1].startswith("d")
-    assert view.opening.hidden == list(range(1, pieces.index("[MASK]")))
+    subwords = small.tokenize("dogs [MASK]").tokens
+    assert subwords[1].startswith("d")
+    assert view.opening.hidden == list(range(1, subwords.index("[MASK]")))
     assert view.opening.word == "dogs"
 
 
@@ -161,7 +161,7 @@ def test_the_page_has_the_stories_and_roles_of_the_card(model: qkv.Model) -> Non
     assert [story["text"] for story in data["stories"]] == [one["sentence"] for one in KEPT]
     for story, kept in zip(data["stories"], KEPT, strict=True):
         tokens = model.tokenize(kept["sentence"]).tokens
-        assert [tokens[place] for place in story.get("hide", [])] == kept["hide"]
+        assert [tokens[position] for position in story.get("hide", [])] == kept["hide"]
         assert story.get("ablate", []) == kept["ablate"]
         assert story["before"] == [kept["before"]["word"], kept["before"]["probability"]]
         assert story["after"] == [kept["after"]["word"], kept["after"]["probability"]]

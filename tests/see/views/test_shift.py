@@ -48,9 +48,9 @@ def test_all_stages_are_projected_onto_the_plane_of_first_and_last(minilm: Model
         points = around @ plane.axes.T
         np.testing.assert_allclose(stage.points, points, atol=1e-10)
         assert stage.held == pytest.approx((points**2).sum() / (around**2).sum())
-        for place, (a, b) in enumerate(zip(static, state, strict=True)):
+        for position, (a, b) in enumerate(zip(static, state, strict=True)):
             expected = float(a @ b) / (np.linalg.norm(a) * np.linalg.norm(b))
-            assert stage.cosine[place] == pytest.approx(expected, abs=1e-5)
+            assert stage.cosine[position] == pytest.approx(expected, abs=1e-5)
     assert shift.of == [0] * 9 + [1] * 7
     assert shift.sentences == [BANK, MONEY]
     assert shift.labelled == list(range(16))
@@ -76,9 +76,9 @@ def test_words_that_sentences_share_are_compared(minilm: Model) -> None:
     assert pair.cosine[0] == pytest.approx(1)
     traces = [minilm.trace(text) for text in ("He repays.", "She repays.")]
     assert [pair.word for pair in shift_of_traces(traces).pairs] == ["repays"]
-    pieces = shift_of_traces(traces, pieces=True)
-    assert pieces.tokens.count("##s") == 2
-    assert [pair.word for pair in pieces.pairs] == ["repay"]
+    subwords = shift_of_traces(traces, pieces=True)
+    assert subwords.tokens.count("##s") == 2
+    assert [pair.word for pair in subwords.pairs] == ["repay"]
 
 
 def test_only_the_words_that_moved_furthest_are_labelled() -> None:
