@@ -515,7 +515,7 @@ def _written(
 
 
 def written(model: qkv.Model) -> list[str]:
-    """Continue three openings with a decoder, as the lines of a list."""
+    """Return three openings with a decoder's continuations, as the lines of a Markdown list."""
     texts = model.generate(list(SHOWN), max_new_tokens=40, temperature=0.8, top_k=40, seed=0)
     return [f"- *{one.prompt}*{one}".replace("\n", " ") for one in texts]
 

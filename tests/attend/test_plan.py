@@ -1,4 +1,4 @@
-"""Tests that the cache of plans, which calls of the same shapes share, changes no result."""
+"""Tests that results stay the same if calls of the same shapes share a cached plan."""
 
 from __future__ import annotations
 

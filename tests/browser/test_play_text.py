@@ -186,7 +186,7 @@ def test_invalid_masks_give_the_plain_page(quick: Visit, html: str, rows: list[A
     assert field(page) == TEXT
 
 
-HOSTS = {  # the address of the page: whether others can open it
+HOSTS = {  # a page's address, and whether other people can open a page at this address
     "http://example.test/docs/play.html": True,
     "https://example.test/play.html": True,
     "http://127.0.0.1/play.html": False,

@@ -11,7 +11,7 @@ from qkv.cli import main
 ROOT = Path(__file__).parents[2]
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*(?![\w-])")
 _COMMAND = re.compile(rf"\bqkv ({'|'.join(main.commands)})\b((?:\\\n|[^`\n;|])*)")
-# options of other commands that a command's help text names
+# for some commands: the options that their help texts mention but that belong to other commands
 _OTHERS = {"train": {"--model"}}
 
 

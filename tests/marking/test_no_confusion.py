@@ -57,7 +57,7 @@ def of_words(made):
 
 
 def of_masks(made):
-    """Return masked attention in which the steps `made` replace right steps.
+    """Return masked attention that uses the wrong steps in `made` instead of the correct steps.
 
     If `made` has only the step "mask", a call with a 2-D mask still uses the right step. A call
     with a mask (B, L, S) of a batch uses the step in `made`.

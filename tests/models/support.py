@@ -154,8 +154,9 @@ def _gelu(x):
 def plain_bert(tensors, config, ids, hidden=(), ablated=()):
     """Run a plain BERT in float64, one text and one head at a time.
 
-    The tokens at the positions `hidden` are masked, and the outputs of the heads `ablated`, pairs
-    (layer, head), are 0. Returns the hidden states (T, D) and each layer's weights (heads, T, T).
+    `hidden` lists the positions of masked tokens. `ablated` lists pairs (layer, head); the output
+    of each of these heads is 0. Returns the hidden states (T, D) and each layer's weights
+    (heads, T, T).
     """
     p = {name: array.astype(np.float64) for name, array in tensors.items()}
     eps, heads = config["layer_norm_eps"], config["num_attention_heads"]

@@ -149,7 +149,7 @@ def test_a_cut_that_the_files_ask_for(tmp_path: Path, width: int, options: dict[
 @pytest.mark.parametrize("default", [None, "other"])
 @pytest.mark.parametrize("include", [True, False])
 def test_prompts(tmp_path: Path, name: str, default: str | None, include: bool) -> None:
-    """Vectors agree for prompts of the methods, for the default prompt and for prompt arguments.
+    """Vectors agree for the methods' own prompts, the default prompt and prompt arguments.
 
     The vectors also agree if pooling excludes the prompt's tokens.
     """

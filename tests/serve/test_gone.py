@@ -112,7 +112,7 @@ def test_a_half_closed_connection_is_still_answered(
 def test_a_stream_that_nobody_reads_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pieces are large and endless; a client that reads nothing loses its connection."""
+    """A client that reads none of an endless stream of large pieces loses its connection."""
     model = gpt2(tmp_path, seed=1)
     computed = 0
 

@@ -98,8 +98,8 @@ def test_a_long_text_goes_on_in_another_sequence() -> None:
     assert len(ids) == 10
     whole = [*ids, end]
     found = [one.tolist() for one in sequences(["a b c d e f g h a b", "a"], tokenizer, 4)]
-    # a long text is split: each later part begins with the last token of the previous part, where
-    # this token was only a target
+    # A long text is split. The last token of a part is only a target in this part, so the next
+    # part begins with the same token.
     assert found == [whole[:5], whole[4:9], whole[8:], [ids[0], end]]
     assert [one.tolist() for one in sequences(["a b c d"], tokenizer, 4)] == [[*ids[:4], end]]
 

@@ -1,4 +1,4 @@
-"""Tests of sentences with gaps and of openings: their files, and which words fit."""
+"""Tests of the files of sentences with gaps and of openings, and of the words that fit."""
 
 from pathlib import Path
 

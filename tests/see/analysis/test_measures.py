@@ -36,7 +36,8 @@ def test_weight_on_keys() -> None:
 
 
 def test_mean_distance_is_in_tokens() -> None:
-    # by row, CAUSAL has 0, 0.6 and 0.1 * 2 + 0.7; BLIND has 0.25 + 0.25 * 2, none, and 1
+    # the distances of CAUSAL's rows are 0, 0.6 and 0.1 * 2 + 0.7; those of BLIND's first and third
+    # row are 0.25 + 0.25 * 2 and 1, and its second row has no distance
     assert measures.distance(TWO).tolist() == pytest.approx([(0 + 0.6 + 0.9) / 3, (0.75 + 1) / 2])
 
 

@@ -109,7 +109,7 @@ class Screen:
         return self.safe(text)
 
     def safe(self, text: str) -> str:
-        r"""In an untrusted text, escape characters that the terminal cannot show or would execute.
+        r"""Escape the characters of `text` that the terminal cannot show or would execute.
 
         >>> Screen().safe("a\x1b[2Jb")
         'a\\x1b[2Jb'
