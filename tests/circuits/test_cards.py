@@ -49,9 +49,9 @@ def test_a_card_has_the_words_around_each_example_shaded_by_the_activation(found
         own = plain_tokens(one.tokens, [False] * len(one.tokens))
         first, end = max(0, one.position - 12), min(len(own), one.position + 8)
         expected += [("…", (shade(0), False))] * (first > 0)
-        for place in range(first, end):
-            share = max(0.0, one.activations[place] / examples[0].value)
-            expected.append((own[place], (shade(share), place == one.position)))
+        for position in range(first, end):
+            share = max(0.0, one.activations[position] / examples[0].value)
+            expected.append((own[position], (shade(share), position == one.position)))
         expected += [("…", (shade(0), False))] * (end < len(own))
     assert words == expected
     assert all(fill == ink(box[0]) for _, fill, box in cells if box is not None)

@@ -67,7 +67,7 @@ def looped(model: qkv.Model, texts: list[Any]) -> dict[str, np.ndarray]:
         for i in range(len(ids)):
             row = np.array([layer[0, :, i].astype(np.float64) for layer in trace.attentions])
             earlier = [j for j in range(i) if ids[j] == ids[i]]
-            places = {
+            positions = {
                 "previous": [i - 1] if i > 0 else [],
                 "next": [i + 1] if i < last else [],
                 "same": earlier,
@@ -75,7 +75,7 @@ def looped(model: qkv.Model, texts: list[Any]) -> dict[str, np.ndarray]:
                 "last": [last],
                 "induction": [j + 1 for j in earlier],
             }
-            for name, keys in places.items():
+            for name, keys in positions.items():
                 sums[name] += row[..., keys].sum(axis=-1)
                 counts[name] += 1 if name != "induction" or earlier else 0
             sums["entropy"] -= np.where(row > 0, row * np.log(np.maximum(row, 1e-300)), 0).sum(-1)

@@ -34,7 +34,7 @@ def agree(found, arrays, top):
     for unit, entries in enumerate(best):
         got = found.examples(unit)
         cells = [(one.number, one.position) for one in got]
-        assert cells == [(number, place) for _, number, place in entries[:top]]
+        assert cells == [(number, position) for _, number, position in entries[:top]]
         for one, (below, number, _) in zip(got, entries, strict=False):
             np.testing.assert_allclose(one.value, -below, rtol=0, atol=1e-12)
             expected = arrays[number][:, unit]
@@ -44,7 +44,7 @@ def agree(found, arrays, top):
 
 
 @pytest.mark.parametrize(
-    ("places", "texts", "top", "kind", "of"),
+    ("positions", "texts", "top", "kind", "of"),
     [
         pytest.param(*sizes, *where, marks=[] if 0 in (this, that) else pytest.mark.attack)
         for this, sizes in enumerate([(9, 2, 3), (2048, 4096, 20), (30, 100, 1)])
@@ -58,8 +58,8 @@ def agree(found, arrays, top):
         )
     ],
 )
-def test_scanned_neurons_equal_plain_loops(small, monkeypatch, kind, of, places, texts, top):
-    monkeypatch.setattr("qkv.circuits.inputs.MOST_POSITIONS", places)
+def test_scanned_neurons_equal_plain_loops(small, monkeypatch, kind, of, positions, texts, top):
+    monkeypatch.setattr("qkv.circuits.inputs.MOST_POSITIONS", positions)
     monkeypatch.setattr("qkv.circuits.inputs.TEXTS", texts)
     model = small(kind)
     arrays = [model.trace(text)[of][0].reshape(len(text), -1) for text in TEXTS]
@@ -87,8 +87,8 @@ def test_earlier_texts_are_kept_among_equal_values(windows):
         values = np.array([[1.0 if number == 0 else 2.0, 0.0] for number in numbers])
         rows, units = best.among(values, np.array(numbers), slice(0, 2))
         if len(rows):
-            texts, places = np.array(numbers)[rows], np.zeros(len(rows), int)
-            best.add(units, values[rows, units], texts, places, [None] * len(rows))
+            texts, positions = np.array(numbers)[rows], np.zeros(len(rows), int)
+            best.add(units, values[rows, units], texts, positions, [None] * len(rows))
     assert best.numbers.tolist() == [[1, 2, 3], [-1, -1, -1]]
     assert best.values.tolist() == [[2.0, 2.0, 2.0], [0.0, 0.0, 0.0]]
 

@@ -436,9 +436,9 @@ def test_measures_on_texts(small):
         logits = model.trace(IDS, logits=True, edit=edit)["logits"]
         each = []
         for ids, text in zip(IDS, logits, strict=True):
-            for place in range(len(ids) - 1):
-                row = text[place]
-                each.append(np.log(np.exp(row).sum()) - row[ids[place + 1]])
+            for position in range(len(ids) - 1):
+                row = text[position]
+                each.append(np.log(np.exp(row).sum()) - row[ids[position + 1]])
         return np.mean(each)
 
     np.testing.assert_allclose(found["loss"], loss({}), rtol=1e-10)

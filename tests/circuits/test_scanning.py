@@ -34,7 +34,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> qkv.Model:
 
 def keys_of(name: str, ids: list[int], query: int, special: tuple[int, ...]) -> list[int]:
     """Return the keys whose weights a measure uses for one query."""
-    earlier = [place for place in range(query) if ids[place] == ids[query]]
+    earlier = [position for position in range(query) if ids[position] == ids[query]]
     last = len(ids) - 1
     return {
         "previous": [query - 1] if query else [],
@@ -42,7 +42,7 @@ def keys_of(name: str, ids: list[int], query: int, special: tuple[int, ...]) -> 
         "same": earlier,
         "first": [0],
         "last": [last],
-        "induction": [place + 1 for place in earlier],
+        "induction": [position + 1 for position in earlier],
         "strongest": [j for j in range(1, last + 1) if ids[j] not in special],
     }[name]
 
@@ -137,12 +137,14 @@ def test_the_scores_are_those_of_head_scores(bert: qkv.Model) -> None:
         np.testing.assert_array_equal(found[name], array)
 
 
-@pytest.mark.parametrize(("cells", "places", "texts"), [(1, 10**6, 2), (100, 20, 3), (10**6, 1, 1)])
+@pytest.mark.parametrize(
+    ("cells", "positions", "texts"), [(1, 10**6, 2), (100, 20, 3), (10**6, 1, 1)]
+)
 def test_how_texts_are_batched_and_cut_into_parts_changes_nothing(
-    bert: qkv.Model, monkeypatch: pytest.MonkeyPatch, cells: int, places: int, texts: int
+    bert: qkv.Model, monkeypatch: pytest.MonkeyPatch, cells: int, positions: int, texts: int
 ) -> None:
     monkeypatch.setattr("qkv.circuits.inputs.CELLS", cells)
-    monkeypatch.setattr("qkv.circuits.inputs.MOST_POSITIONS", places)
+    monkeypatch.setattr("qkv.circuits.inputs.MOST_POSITIONS", positions)
     monkeypatch.setattr("qkv.circuits.inputs.TEXTS", texts)
     agree(scan_heads(bert, TEXTS, top_k=3), of_bert(bert, TEXTS), 3, TEXTS)
 
@@ -205,7 +207,7 @@ def test_memory_does_not_grow_with_the_number_of_texts(
 
     def texts(count: int) -> Iterator[str]:
         for number in range(count):
-            yield " ".join(words[number * place % 11] for place in range(2, 6 + number % 9))
+            yield " ".join(words[number * position % 11] for position in range(2, 6 + number % 9))
 
     def peak(count: int) -> int:
         tracemalloc.start()

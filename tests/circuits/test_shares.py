@@ -17,12 +17,12 @@ def total(found):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("place", [0, 3, -1])
-def test_shares_sum_to_the_logit_before_a_soft_cap(small, kind, place):
+@pytest.mark.parametrize("position", [0, 3, -1])
+def test_shares_sum_to_the_logit_before_a_soft_cap(small, kind, position):
     model = small(kind)
     trace = model.trace(IDS, logits=True)
-    found = attribute_logits(model, trace, (place, 11))
-    logit = trace["logits"][0, place, 11]
+    found = attribute_logits(model, trace, (position, 11))
+    logit = trace["logits"][0, position, 11]
     if kind == "gemma2":  # its soft cap is 30
         logit = 30 * np.arctanh(logit / 30)
     np.testing.assert_allclose(total(found), logit, rtol=1e-10)

@@ -23,7 +23,9 @@ def by_position(model, at, metric):
     rows = []
     for layer in range(model.num_layers):
         given = np.moveaxis(clean[at, layer][0], axes, (0, 1))  # (units, T, ...)
-        cells = [(unit, place) for unit in range(given.shape[0]) for place in range(len(CLEAN))]
+        cells = [
+            (unit, position) for unit in range(given.shape[0]) for position in range(len(CLEAN))
+        ]
 
         def put_in(x, given=given, cells=cells):
             for text, cell in enumerate(cells):

@@ -72,9 +72,9 @@ def check(trace: Any, layer: int, weights: Any, lse: Any) -> None:
     order = np.argsort(-weights, axis=-1, kind="stable")[..., :top_k]
     largest = np.take_along_axis(weights, order, -1)
     shown = trace["top_weights", layer][..., : order.shape[-1]]
-    places = trace["top_indices", layer][..., : order.shape[-1]]
+    positions = trace["top_indices", layer][..., : order.shape[-1]]
     np.testing.assert_allclose(shown, largest, atol=1e-12)
-    np.testing.assert_array_equal(places, np.where(largest > 0, order, -1))
+    np.testing.assert_array_equal(positions, np.where(largest > 0, order, -1))
     np.testing.assert_allclose(trace["received", layer], weights.sum(-2), atol=1e-12)
     np.testing.assert_allclose(trace["lse", layer], lse, atol=1e-12)
 
@@ -115,15 +115,15 @@ def test_steps_with_a_cache_are_one_pass() -> None:
 def test_a_cache_that_drops_keys_outside_the_window_keeps_positions() -> None:
     layer, (query, key, value) = Layer(0), inputs()
     with qkv.record(top_k=3) as trace:
-        for place in range(7):
-            first = max(0, place - 2)
+        for position in range(7):
+            first = max(0, position - 2)
             run(
                 layer,
-                query[:, :, place : place + 1],
-                key[:, :, first : place + 1],
-                value[:, :, first : place + 1],
+                query[:, :, position : position + 1],
+                key[:, :, first : position + 1],
+                value[:, :, first : position + 1],
                 mask=object(),
-                start=place,
+                start=position,
                 first_key=first,
                 is_causal=True,
             )
@@ -278,10 +278,10 @@ def test_cross_attention_is_recorded_step_by_step(length: int) -> None:
     with qkv.record(top_k=3) as trace:
         for _ in range(2):  # a second text of the same size starts anew
             run(encoder, *words, rules=rules, mask=object(), **about)
-            for place in range(7):
-                one = query[:, :, place : place + 1]
-                seen = [x[:, :, : place + 1] for x in (key, value)]
-                run(decoder, one, *seen, mask=object(), start=place, is_causal=True)
+            for position in range(7):
+                one = query[:, :, position : position + 1]
+                seen = [x[:, :, : position + 1] for x in (key, value)]
+                run(decoder, one, *seen, mask=object(), start=position, is_causal=True)
                 run(cross, one, *words[1:], rules=rules, mask=object(), **about)
     assert trace.num_layers == 3
     assert [len(text) for text in trace.tokens] == [length, length - 2]
@@ -370,9 +370,9 @@ def test_padding_is_cut_off_on_either_side(side: str, is_causal: bool, biased: b
     ]
     weights, lse = weights_of(query, key, visible)
     for number, size in enumerate(sizes):
-        place = slice(7 - size, 7) if side == "left" else slice(0, size)
-        kept = weights[number : number + 1, :, place, place]
-        check(trace[number], 0, kept, lse[number : number + 1, :, place])
+        position = slice(7 - size, 7) if side == "left" else slice(0, size)
+        kept = weights[number : number + 1, :, position, position]
+        check(trace[number], 0, kept, lse[number : number + 1, :, position])
 
 
 def test_tokens_can_be_passed_or_set_later() -> None:

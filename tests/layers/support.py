@@ -47,16 +47,16 @@ def loops(
     for head in range(heads):
         shared = head * kv_heads // heads
         for i, query in enumerate(queries):
-            places = [j for j in range(len(context)) if visible(i, j)]
+            positions = [j for j in range(len(context)) if visible(i, j)]
             mine = query[head * d : (head + 1) * d]
             powers = []
-            for j in places:
+            for j in positions:
                 other = keys[j][shared * d : (shared + 1) * d]
                 score = math.fsum(a * b for a, b in zip(mine, other, strict=True))
                 powers.append(math.exp(score / math.sqrt(d)))
-            for j, power in zip(places, powers, strict=True):
+            for j, power in zip(positions, powers, strict=True):
                 weights[head, i, j] = power / math.fsum(powers)
             for c in range(shared * dv, (shared + 1) * dv):
-                joined[i].append(math.fsum(weights[head, i, j] * values[j][c] for j in places))
+                joined[i].append(math.fsum(weights[head, i, j] * values[j][c] for j in positions))
     out = through("out_proj", joined) if "out_proj.weight" in parameters else joined
     return np.array(out), weights

@@ -21,8 +21,8 @@ def test_rows_are_padded_by_text_and_unpadded_again(lengths: list[int]) -> None:
     rows = np.arange(2.0 * sum(lengths)).reshape(-1, 2) + 1
     wanted = np.zeros((len(lengths), max(lengths), 2))
     for text, (begin, length) in enumerate(zip(starts[:-1], lengths, strict=True)):
-        for place in range(length):
-            wanted[text, place] = rows[begin + place]
+        for position in range(length):
+            wanted[text, position] = rows[begin + position]
     found = padded(rows, starts)
     np.testing.assert_array_equal(found, wanted)
     np.testing.assert_array_equal(unpadded(found, starts), rows)

@@ -38,10 +38,10 @@ def test_parameters_are_in_one_array_with_matrices_first() -> None:
 
 def test_writing_into_the_array_changes_what_is_computed() -> None:
     net = network()
-    ids, places, cu = np.array([1, 2]), np.array([0, 1]), np.array([0, 2])
-    before = net.transformer(ids, places, cu)
+    ids, positions, cu = np.array([1, 2]), np.array([0, 1]), np.array([0, 2])
+    before = net.transformer(ids, positions, cu)
     net.parameters["blocks.1.mlp.down_proj.weight"][:] += 1
-    assert (net.transformer(ids, places, cu) != before).any()
+    assert (net.transformer(ids, positions, cu) != before).any()
 
 
 def test_a_model_is_an_independent_copy_that_can_be_saved(tmp_path) -> None:

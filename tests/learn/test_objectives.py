@@ -105,9 +105,9 @@ def test_equal_words_and_their_subwords_are_masked_together() -> None:
                 assert len(fate) == 1 or fate == {"other", "kept"}
                 seen.setdefault(word, []).append(max(fate))
             commas.append(text[","])
-        pieces = [name for name in text if name.startswith("##")]
-        if pieces and "cat" not in text:
-            assert len({fate for piece in pieces for fate in text[piece]}) == 1
+        subwords = [name for name in text if name.startswith("##")]
+        if subwords and "cat" not in text:
+            assert len({fate for subword in subwords for fate in text[subword]}) == 1
     for word, found in seen.items():
         share = 1 - found.count("seen") / len(found)
         assert share == pytest.approx(0.3, abs=0.08), (
@@ -125,11 +125,11 @@ def test_words_with_the_same_prefix_differ_unless_alike_equates_them(
     tokenizer,
 ) -> None:
     ids = [tokenizer.tokenize("mat matted mats mat").ids]
-    pieces = tokenizer.tokenize("mat matted mats mat").tokens[1:-1]
-    assert pieces[0] == pieces[-1] == pieces[1] == "mat"
+    subwords = tokenizer.tokenize("mat matted mats mat").tokens[1:-1]
+    assert subwords[0] == subwords[-1] == subwords[1] == "mat"
     whole = Masked(Sequences(ids), tokenizer, alike=str.casefold)
-    length = len(pieces)
-    ends = pieces.index("mat", 2)  # where "mats" begins
+    length = len(subwords)
+    ends = subwords.index("mat", 2)  # where "mats" begins
     expected = [0, *[1] * (ends - 1), *[2] * (length - 1 - ends), 0]
     assert whole._words(ids, str.casefold).tolist() == expected
     assert set(whole._words(ids, lambda word: word[:3]).tolist()) == {0}

@@ -108,10 +108,10 @@ def with_loops(ids, weights, config):
     def norm(row, weight):
         return row / math.sqrt(float(row @ row) / len(row) + config["rms_norm_eps"]) * weight
 
-    def turned(row, place):
+    def turned(row, position):
         row = row.copy()
         for i in range(half):
-            angle = place / config["rope_theta"] ** (2 * i / d)
+            angle = position / config["rope_theta"] ** (2 * i / d)
             a, b = row[i], row[i + half]
             row[i] = a * math.cos(angle) - b * math.sin(angle)
             row[i + half] = b * math.cos(angle) + a * math.sin(angle)
@@ -125,15 +125,15 @@ def with_loops(ids, weights, config):
             if n.startswith(f"model.layers.{layer}.")
         }
         keys, values, out = [], [], []
-        for place, x in enumerate(xs):
+        for position, x in enumerate(xs):
             h = norm(x, p["input_layernorm.weight"])
             q, k, v = (p[f"self_attn.{n}_proj.weight"] @ h for n in "qkv")
-            keys.append([turned(k[g * d : (g + 1) * d], place) for g in range(groups)])
+            keys.append([turned(k[g * d : (g + 1) * d], position) for g in range(groups)])
             values.append([v[g * d : (g + 1) * d] for g in range(groups)])
             context = []
             for head in range(heads):
                 group = head // (heads // groups)
-                query = turned(q[head * d : (head + 1) * d], place)
+                query = turned(q[head * d : (head + 1) * d], position)
                 e = np.exp([query @ key[group] / math.sqrt(d) for key in keys])
                 context.append(
                     sum(w * value[group] for w, value in zip(e / e.sum(), values, strict=True))
@@ -199,7 +199,7 @@ def in_float32(ids, weights, config):
     return Decoder()(ids, {name: a.astype(np.float32) for name, a in weights.items()}, config)
 
 
-def with_places_from_one(ids, weights, config):
+def with_positions_from_one(ids, weights, config):
     """Start positions at 1, and compute each row of logits in a separate call."""
     theta = config["rope_theta"]
     one = made(positions=lambda self, q, k, v: (rotate(q, theta, 1), rotate(k, theta, 1), v))
@@ -207,7 +207,7 @@ def with_places_from_one(ids, weights, config):
 
 
 @pytest.mark.parametrize(
-    "decoder", [Decoder(), with_loops, with_einsum, in_float32, with_places_from_one]
+    "decoder", [Decoder(), with_loops, with_einsum, in_float32, with_positions_from_one]
 )
 def test_a_right_decoder_gets_all_points(decoder):
     result = check(decoder, task="decoder")

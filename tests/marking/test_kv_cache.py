@@ -57,8 +57,8 @@ def einsum_and_a_dict(x, cache, w_q, w_k, w_v, positions=None):
         else cache
     )
     if positions is not None:
-        place = len(cache["k"]) + np.arange(len(x))
-        x = x + positions[place]
+        position = len(cache["k"]) + np.arange(len(x))
+        x = x + positions[position]
     cache["k"] = np.vstack([cache["k"], np.einsum("td,dk->tk", x, w_k)])
     cache["v"] = np.vstack([cache["v"], np.einsum("td,dk->tk", x, w_v)])
     scores = np.einsum("qd,kd->qk", x @ w_q, cache["k"]) * w_q.shape[1] ** -0.5

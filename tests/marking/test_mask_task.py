@@ -250,16 +250,16 @@ def lower_in_loops(n):
     return [[j <= i for j in range(n)] for i in range(n)]
 
 
-def lower_of_places(length):
-    places = np.arange(length)
-    return places[None, :] <= places[:, None]
+def lower_of_positions(length):
+    positions = np.arange(length)
+    return positions[None, :] <= positions[:, None]
 
 
 def to_add(length):
     return np.triu(np.full((length, length), -np.inf), k=1)
 
 
-@pytest.mark.parametrize("function", [lower, lower_in_loops, lower_of_places, to_add])
+@pytest.mark.parametrize("function", [lower, lower_in_loops, lower_of_positions, to_add])
 def test_right_causal_mask_has_all_points(function):
     result = check(function, task="mask")
     assert result.passed, str(result)
@@ -267,17 +267,17 @@ def test_right_causal_mask_has_all_points(function):
     assert result.points == 10
 
 
-def of_places(rule):
+def of_positions(rule):
     return lambda n: rule(np.arange(n)[:, None], np.arange(n)) & np.ones((n, n), dtype=bool)
 
 
 WRONG_CAUSAL = [
-    ("causal-diagonal", of_places(lambda i, j: j < i)),
-    ("causal-ahead", of_places(lambda i, j: j <= i + 1)),
-    ("causal-upper", of_places(lambda i, j: j >= i)),
+    ("causal-diagonal", of_positions(lambda i, j: j < i)),
+    ("causal-ahead", of_positions(lambda i, j: j <= i + 1)),
+    ("causal-upper", of_positions(lambda i, j: j >= i)),
     ("causal-upper", lambda n: np.tril(np.full((n, n), -np.inf), k=0)),
-    ("causal-everything", of_places(lambda i, j: j >= 0)),
-    ("causal-nothing", of_places(lambda i, j: j < 0)),
+    ("causal-everything", of_positions(lambda i, j: j >= 0)),
+    ("causal-nothing", of_positions(lambda i, j: j < 0)),
     ("causal-itself", lambda n: np.eye(n, dtype=bool)),
     ("wrong-shape", lambda n: lower(n + 1)),
     ("returns-nothing", lambda n: None),

@@ -21,10 +21,10 @@ def whole_arrays(length, dim):
 
 def loops(length, dim):
     table = []
-    for place in range(length):
+    for position in range(length):
         row = []
         for column in range(dim):
-            angle = place / math.pow(10000, 2 * (column // 2) / dim)
+            angle = position / math.pow(10000, 2 * (column // 2) / dim)
             row.append(math.cos(angle) if column % 2 else math.sin(angle))
         table.append(row)
     return table
@@ -32,11 +32,11 @@ def loops(length, dim):
 
 def by_logarithm(max_len, d_model):
     """Use exp and log, as in the Annotated Transformer; dim must be even."""
-    place = np.arange(max_len)[:, None]
+    position = np.arange(max_len)[:, None]
     speed = np.exp(np.arange(0, d_model, 2) * -(np.log(10000.0) / d_model))
     table = np.zeros((max_len, d_model), dtype=np.float32)
-    table[:, 0::2] = np.sin(place * speed)
-    table[:, 1::2] = np.cos(place * speed)[:, : d_model // 2]
+    table[:, 0::2] = np.sin(position * speed)
+    table[:, 1::2] = np.cos(position * speed)[:, : d_model // 2]
     return table
 
 
@@ -95,8 +95,8 @@ def exponent_each(length, dim):
 def exponent_each_twice(length, dim):
     """Use the exponent 2i / dim with the column number i instead of the pair number i."""
     return [
-        [(math.cos if i % 2 else math.sin)(place / 10000 ** (2 * i / dim)) for i in range(dim)]
-        for place in range(length)
+        [(math.cos if i % 2 else math.sin)(position / 10000 ** (2 * i / dim)) for i in range(dim)]
+        for position in range(length)
     ]
 
 
@@ -105,10 +105,10 @@ SPEEDS = 10000.0 ** (-np.arange(0, 32, 2) / 32)  # the speeds of the lesson, for
 
 def speeds_from_outside(length, dim):
     table = np.zeros((length, dim))
-    for place in range(length):
+    for position in range(length):
         for pair in range(dim // 2):
-            table[place, 2 * pair] = np.sin(place * SPEEDS[pair])
-            table[place, 2 * pair + 1] = np.cos(place * SPEEDS[pair])
+            table[position, 2 * pair] = np.sin(position * SPEEDS[pair])
+            table[position, 2 * pair + 1] = np.cos(position * SPEEDS[pair])
     return table
 
 

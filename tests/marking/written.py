@@ -214,11 +214,11 @@ def positions(length, dim):
         "loops": """
 def positions(n, d):
     table = np.zeros((n, d))
-    for place in range(n):
+    for position in range(n):
         for c in range(d):
             pair = c // 2
-            angle = place / 10000 ** (2 * pair / d)
-            table[place, c] = math.cos(angle) if c % 2 else math.sin(angle)
+            angle = position / 10000 ** (2 * pair / d)
+            table[position, c] = math.cos(angle) if c % 2 else math.sin(angle)
     return table
 """,
         "logarithm": """
@@ -416,11 +416,11 @@ def normed(x, weight, eps):
         out.append(row / math.sqrt(square + eps) * weight)
     return np.array(out)
 
-def turned(row, place, theta):
+def turned(row, position, theta):
     d = len(row)
     new = np.zeros(d)
     for i in range(d // 2):
-        angle = place * theta ** (-2 * i / d)
+        angle = position * theta ** (-2 * i / d)
         a, b = row[i], row[i + d // 2]
         new[i] = a * math.cos(angle) - b * math.sin(angle)
         new[i + d // 2] = a * math.sin(angle) + b * math.cos(angle)

@@ -11,18 +11,18 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from qkv.text import SubwordTokenizer
 
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "play", "##ing", "the", "cafe", "."]
+SUBWORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "play", "##ing", "the", "cafe", "."]
 
 
 def library_tokenizer() -> tokenizers.Tokenizer:
     """Return a small BERT-like tokenizer that pads to 6 and cuts at 5, as many files do."""
     built = tokenizers.Tokenizer(
-        models.WordPiece({piece: i for i, piece in enumerate(PIECES)}, unk_token="[UNK]")
+        models.WordPiece({subword: i for i, subword in enumerate(SUBWORDS)}, unk_token="[UNK]")
     )
     built.normalizer = normalizers.BertNormalizer()
     built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     built.decoder = decoders.WordPiece()
-    built.add_special_tokens([AddedToken(piece, normalized=False) for piece in PIECES[:4]])
+    built.add_special_tokens([AddedToken(subword, normalized=False) for subword in SUBWORDS[:4]])
     built.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
@@ -80,7 +80,7 @@ def test_wrapping_does_not_change_the_library_tokenizer() -> None:
     assert given.padding is not None
     assert given.truncation is not None
     given.add_tokens(["zebra"])
-    assert len(tokenizer) == len(PIECES)
+    assert len(tokenizer) == len(SUBWORDS)
 
 
 def test_unknown_is_kept_and_is_not_special() -> None:
@@ -175,7 +175,7 @@ def test_from_file(tmp_path: Path) -> None:
     assert tokenizer("the").ids.tolist() == [2, 6, 3]
     tokenizer.save(tmp_path / "again.json")
     again = SubwordTokenizer.from_file(tmp_path / "again.json")
-    assert again.vocabulary == {piece: i for i, piece in enumerate(PIECES)}
+    assert again.vocabulary == {subword: i for i, subword in enumerate(SUBWORDS)}
     assert again("The playing.").ids.tolist() == [2, 6, 4, 5, 8, 3]
 
 

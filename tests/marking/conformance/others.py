@@ -63,10 +63,10 @@ def banded(query, key, value, window=None, q_offset=0, is_causal=False):
     left, right = (None, None) if window is None else window
     out = np.zeros((B, H, L, value.shape[-1]), query.dtype)
     for i in range(L):
-        place = i + q_offset
-        begin = 0 if left is None else max(0, place - left + 1)
-        end = S if right is None else min(S, place + right + 1)
-        end = min(end, place + 1) if is_causal else end
+        position = i + q_offset
+        begin = 0 if left is None else max(0, position - left + 1)
+        end = S if right is None else min(S, position + right + 1)
+        end = min(end, position + 1) if is_causal else end
         if end <= begin:
             continue
         scores = np.einsum("bhd,bhsd->bhs", query[:, :, i], key[:, :, begin:end]) / d**0.5

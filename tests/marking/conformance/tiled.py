@@ -51,14 +51,16 @@ def kernel(*spoiled, tile=TILE):
         weights = np.zeros(full, query.dtype)
         for b in range(B):
             if q_offset is None or isinstance(q_offset, str):
-                place = S - L if q_offset == "end" else 0
+                position = S - L if q_offset == "end" else 0
             else:
-                place = int(np.broadcast_to(q_offset, B)[0 if "offset-of-row-0" in spoiled else b])
+                position = int(
+                    np.broadcast_to(q_offset, B)[0 if "offset-of-row-0" in spoiled else b]
+                )
             keys = S if key_lengths is None else int(key_lengths[b])
             if "lengths-ignored" in spoiled:
                 keys = S
             queries = L if query_lengths is None else int(query_lengths[b])
-            at = np.arange(queries)[:, None] + place
+            at = np.arange(queries)[:, None] + position
             for h in range(Hq):
                 head = h % Hkv if "heads-modulo" in spoiled else h // (Hq // Hkv)
                 q = query[b, h, :queries]
@@ -89,7 +91,7 @@ def kernel(*spoiled, tile=TILE):
                     if alibi_slopes is not None:
                         away = at - j if "alibi-signed" in spoiled else abs(at - j)
                         if "alibi-no-offset" in spoiled:
-                            away = abs(at - place - j)
+                            away = abs(at - position - j)
                         s = s - alibi_slopes[h] * away
                     seen = np.ones(s.shape, bool)
                     if mask is not None:
@@ -102,7 +104,7 @@ def kernel(*spoiled, tile=TILE):
                     if extra is not None:
                         seen &= extra[b, h, :queries, begin:end] != -np.inf
                     if is_causal:
-                        row = at - place if "causal-start" in spoiled else at
+                        row = at - position if "causal-start" in spoiled else at
                         seen &= j < row if "causal-strict" in spoiled else j <= row
                     if window is not None:
                         left, right = window
