@@ -20,18 +20,18 @@ from .test_walk_shift import agree, layer_walk
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
-def chart(position: Page | Locator) -> Locator:
+def chart(scope: Page | Locator) -> Locator:
     """Return the bars, which form one control."""
-    return position.get_by_role("slider", name=re.compile("arrow keys move$"))
+    return scope.get_by_role("slider", name=re.compile("arrow keys move$"))
 
 
-def bars(position: Page | Locator) -> tuple[np.ndarray, float]:
+def bars(scope: Page | Locator) -> tuple[np.ndarray, float]:
     """Return the drawn length of each bar, negative below the line, and its tolerance."""
-    found = str(chart(position).get_attribute("data-bars"))
+    found = str(chart(scope).get_attribute("data-bars"))
     left, wide, zero, scale = map(float, found.split())
-    pixels = picture(chart(position).locator("canvas")).astype(int)
+    pixels = picture(chart(scope).locator("canvas")).astype(int)
     colours = [list(bytes.fromhex(shade(sign)[1:])) for sign in (0.7, -0.7)]
-    number = int(str(chart(position).get_attribute("aria-valuemax")))
+    number = int(str(chart(scope).get_attribute("aria-valuemax")))
     columns = (left + (np.arange(number) + 0.5) * wide).astype(int)
     lengths = []
     for column in columns:
@@ -45,9 +45,9 @@ def bars(position: Page | Locator) -> tuple[np.ndarray, float]:
     return np.array(lengths), 2.5 / scale
 
 
-def rows(position: Page | Locator) -> tuple[list[str], np.ndarray]:
+def rows(scope: Page | Locator) -> tuple[list[str], np.ndarray]:
     """Return the bars as a table: the names of its columns and its numbers."""
-    details = position.locator("details", has_text="The bars as a table")
+    details = scope.locator("details", has_text="The bars as a table")
     if details.get_attribute("open") is None:
         details.locator("summary").click()
     names = details.locator("thead th").all_inner_texts()
@@ -94,12 +94,12 @@ def test_the_bars_are_walked_by_keyboard(visit: Visit) -> None:
     x, w = walk.arrays["X"].astype(np.float64)[i], walk.arrays["W_Q"].astype(np.float64)[:, j]
     best = int(np.abs(x * w).argmax())
 
-    def tells(position: int) -> None:
-        of, by = x[position], w[position]
-        told = f"number {position}: {of:.3f} {TIMES} {by:.3f} = {of * by:.3f}"
+    def tells(number: int) -> None:
+        of, by = x[number], w[number]
+        told = f"number {number}: {of:.3f} {TIMES} {by:.3f} = {of * by:.3f}"
         agree(page.locator(".sum-said").inner_text(), told)
         agree(str(chart(page).get_attribute("aria-valuetext")), told)
-        assert chart(page).get_attribute("aria-valuenow") == str(position + 1)
+        assert chart(page).get_attribute("aria-valuenow") == str(number + 1)
 
     chart(page).focus()
     press(page, "ArrowRight")
@@ -162,54 +162,52 @@ def of_head(trace: Trace, name: str) -> np.ndarray:
 
 
 def test_a_score_shows_its_products_as_bars(quick: Visit, html: str, trace: Trace) -> None:
-    position = score_of(opened(quick, html))
+    scope = score_of(opened(quick, html))
     q, k = of_head(trace, "q"), of_head(trace, "k")
     weights = trace.pattern(layer=HEAD[0], head=HEAD[1])
     key = int(weights[POSITION].argmax())
     products = q[POSITION] * k[key]
     score = products.sum()
-    names, found = rows(position)
+    names, found = rows(scope)
     assert names == ["Q [MASK]", f"K {trace.tokens[key]}", "products"]
     np.testing.assert_allclose(found, np.stack([q[POSITION], k[key], products], 1), atol=0.00051)
-    lengths, within = bars(position)
+    lengths, within = bars(scope)
     np.testing.assert_allclose(lengths, products, atol=within)
     best = np.argsort(-np.abs(products))[:6]
     terms = [f"{q[POSITION, c]:.3f}*{k[key, c]:.3f}" for c in best]
     rest = f"… (26 more: {np.delete(products, best).sum():.3f})"
+    agree(scope.locator(".sum-written").inner_text(), f"{' + '.join([*terms, rest])} = {score:.3f}")
     agree(
-        position.locator(".sum-written").inner_text(), f"{' + '.join([*terms, rest])} = {score:.3f}"
-    )
-    agree(
-        position.locator(".score-line").inner_text(),
+        scope.locator(".score-line").inner_text(),
         f"score {score:.3f} ÷ √32 = {score / 32**0.5:.3f} · mask open"
         f" · softmax: weight {weights[POSITION, key]:.3f}",
     )
 
 
-def products_of(position: Locator, trace: Trace, query: int, key: int) -> np.ndarray:
+def products_of(scope: Locator, trace: Trace, query: int, key: int) -> np.ndarray:
     """Return the products that the page shows, once it shows this cell."""
-    columns = position.locator("thead th")
+    columns = scope.locator("thead th")
     expect(columns.nth(0)).to_have_text(f"Q {trace.tokens[query]}")
     expect(columns.nth(1)).to_have_text(f"K {trace.tokens[key]}")
-    return rows(position)[1][:, 2]
+    return rows(scope)[1][:, 2]
 
 
 def test_the_score_follows_the_selected_cell(quick: Visit, html: str, trace: Trace) -> None:
     page = opened(quick, html)
-    position = score_of(page)
+    scope = score_of(page)
     products = of_head(trace, "q")[:, None] * of_head(trace, "k")
-    rows(position)
+    rows(scope)
     page.locator("[data-part=head]").get_by_role("application").focus()
     press(page, "ArrowDown", "Control+Home", "Home")
     for i, j in [(0, 0), (0, 1), (1, 1)]:
-        np.testing.assert_allclose(products_of(position, trace, i, j), products[i, j], atol=0.00051)
+        np.testing.assert_allclose(products_of(scope, trace, i, j), products[i, j], atol=0.00051)
         press(page, "ArrowRight" if (i, j) == (0, 0) else "ArrowDown")
     press(page, "Escape")
     key = int(trace.pattern(layer=HEAD[0], head=HEAD[1])[POSITION].argmax())
-    found = products_of(position, trace, POSITION, key)
+    found = products_of(scope, trace, POSITION, key)
     np.testing.assert_allclose(found, products[POSITION, key], atol=0.00051)
     page.get_by_role("button", name="next key").click()
-    found = products_of(position, trace, POSITION, key + 1)
+    found = products_of(scope, trace, POSITION, key + 1)
     np.testing.assert_allclose(found, products[POSITION, key + 1], atol=0.00051)
 
 
@@ -217,11 +215,11 @@ def test_a_product_and_its_two_numbers_mark_each_other(
     quick: Visit, html: str, trace: Trace
 ) -> None:
     page = opened(quick, html)
-    position = score_of(page)
+    scope = score_of(page)
     key = int(trace.pattern(layer=HEAD[0], head=HEAD[1])[POSITION].argmax())
     left, top, wide, tall = map(int, cells(page))
     plain = heat_map(page).astype(int)
-    chart(position).focus()
+    chart(scope).focus()
     press(page, "Home", "ArrowRight", "ArrowRight", "ArrowRight")  # product 3
     marked = np.abs(heat_map(page).astype(int) - plain).max(-1) > 30
     spots = np.argwhere(marked)
@@ -231,18 +229,18 @@ def test_a_product_and_its_two_numbers_mark_each_other(
     above = spots[spots[:, 1] >= left]  # K: its first number is next to the cells
     assert abs(above[:, 0].mean() - (top - 4 - 7)) < 1.5
     assert abs(above[:, 1].mean() - (left + (key + 0.5) * wide)) < 1.5
-    chart(position).blur()
+    chart(scope).blur()
     assert (np.abs(heat_map(page).astype(int) - plain).max(-1) <= 30).all()
     page.locator("[data-part=head] .map").scroll_into_view_if_needed()
     box: Any = page.locator("[data-part=head] .map").bounding_box()
-    said = position.locator(".sum-said")
+    said = scope.locator(".sum-said")
     for number, x, y in [
         (5, left - 68 + 11, top + 2.5 * tall),
         (9, left + 1.5 * wide, top - 4 - 19),
     ]:
         page.mouse.move(box["x"] + x, box["y"] + y)
         until(lambda told=f"number {number}: ": said.inner_text().startswith(told))
-    term = position.locator("[data-bar]").first
+    term = scope.locator("[data-bar]").first
     term.hover()
     assert said.inner_text().startswith(f"number {term.get_attribute('data-bar')}: ")
     assert str(term.get_attribute("class")) == "on"

@@ -22,7 +22,6 @@ from .support import Visit, pause
 from .test_play_page import check_layout
 
 TEXT = "She drank a glass of _."
-POSITION = 6
 NAME = "Here is Miss Green. Who is Miss"
 ARTICLE = Path(__file__).parents[2] / "docs" / "findings" / "repeating-a-name.md"
 
