@@ -151,15 +151,15 @@ def test_an_error_in_one_task_is_a_finding_and_the_next_is_marked(file, error, k
 
 
 def test_an_error_of_the_marker_is_the_verdict_on_the_task(file, monkeypatch):
-    from qkv.marking.files import process
+    from qkv.marking.files import mark_file
 
     def check(function, way, task, seed):
         if task == "softmax":
             raise ZeroDivisionError("ours")
         return mark(function, way, task=task, seed=seed)
 
-    mark = process.check
-    monkeypatch.setattr(process, "check", check)
+    mark = mark_file.check
+    monkeypatch.setattr(mark_file, "check", check)
     softmax, attention = check_file(file(ATTENTION + SOFTMAX))
     assert (softmax.mistakes, softmax.points) == (("not-marked",), 0)
     assert "the marker itself failed on softmax" in softmax.message

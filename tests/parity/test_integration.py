@@ -13,8 +13,9 @@ import torch
 import transformers
 
 import qkv
-from qkv.integrations.tensors import as_array, mask
+from qkv.integrations.tensors import as_array
 from qkv.integrations.transformers import attend, register
+from qkv.integrations.transformers_masks import mask
 
 from .models import double, scatter
 

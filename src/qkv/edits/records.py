@@ -34,7 +34,7 @@ def schema() -> dict[str, Any]:
     >>> schema()["$defs"]["hide"]["description"]
     'No query may attend to this token.'
     """
-    text = files("qkv.edits").joinpath("schema.json").read_text("utf-8")
+    text = files("qkv.edits").joinpath("record_schema.json").read_text("utf-8")
     return dict(json.loads(text))
 
 

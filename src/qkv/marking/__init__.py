@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from qkv.marking.conformance.report import Report
     from qkv.marking.files.class_table import ClassTable, by_file, by_roster, files_in, read_roster
     from qkv.marking.files.junit_gradescope import write_gradescope, write_junit
-    from qkv.marking.files.process import check_file
+    from qkv.marking.files.mark_file import check_file
     from qkv.marking.tasks import TASKS
 
 __all__ = [
@@ -34,7 +34,7 @@ _WHERE = {
     "TASKS": "tasks",
     "Report": "conformance.report",
     "conform": "conformance.card",
-    "check_file": "files.process",
+    "check_file": "files.mark_file",
     "ClassTable": "files.class_table",
     "by_file": "files.class_table",
     "by_roster": "files.class_table",

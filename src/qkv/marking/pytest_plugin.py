@@ -53,7 +53,7 @@ def pytest_configure(config: Any) -> None:
 def pytest_generate_tests(metafunc: Any) -> None:
     """Create one test per feature."""
     if "conformance" in metafunc.fixturenames:
-        from qkv.marking.conformance.cases import FEATURES
+        from qkv.marking.conformance.read_cases import FEATURES
 
         marker = metafunc.definition.get_closest_marker("conform")
         chosen = marker and marker.kwargs.get("features")

@@ -18,10 +18,10 @@ from qkv.models.families.static_embedding import read_static
 from qkv.models.files import read
 from qkv.models.files.config import Config, lacking
 from qkv.models.files.find import DEFAULT, find_model
+from qkv.models.files.image_preprocessor import Pixels
 from qkv.models.files.modules_json import read_routing
 from qkv.models.files.names import Names, Weights, read_weights
 from qkv.models.files.notices import read_notices
-from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.sentence import Sentence, read_sentence
 from qkv.models.files.tensors import Tensors
 from qkv.models.model import CrossEncoderModel, Model, Seq2SeqModel

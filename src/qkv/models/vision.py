@@ -10,8 +10,8 @@ import numpy as np
 
 from qkv.arrays import Array, ArrayLike, as_array, is_float, whole_number
 from qkv.edits import Ablate, Edit, Hide, edits_of
+from qkv.models.files.image_preprocessor import Pixels
 from qkv.models.files.names import Names, Weights
-from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR
 from qkv.models.files.sentence import Sentence
 from qkv.models.model import Model

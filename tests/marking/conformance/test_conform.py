@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.marking.conformance.cases import FEATURES
+from qkv.marking.conformance.read_cases import FEATURES
 
 from .tiled import kernel
 

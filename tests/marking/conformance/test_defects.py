@@ -10,8 +10,8 @@ import pytest
 
 import qkv
 from attend import loops
-from qkv.marking.conformance.cases import structured
 from qkv.marking.conformance.inputs import draw, values
+from qkv.marking.conformance.read_cases import structured
 from qkv.marking.conformance.reference import GRADIENT, LINES, defects, run
 
 from . import blind, others

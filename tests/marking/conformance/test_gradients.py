@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.marking.conformance.cases import structured
 from qkv.marking.conformance.inputs import draw, values
+from qkv.marking.conformance.read_cases import structured
 from qkv.marking.conformance.reference import run
 
 CASES = [case for case in structured(["float64"], []) if case.feature == "gradient"]

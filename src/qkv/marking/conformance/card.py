@@ -12,8 +12,8 @@ from typing import Any
 
 from qkv.arrays import whole_number
 from qkv.marking.conformance.called import LIBRARIES, Callee
-from qkv.marking.conformance.cases import FEATURES, Case, random, smaller, structured
 from qkv.marking.conformance.explain import Explainer
+from qkv.marking.conformance.read_cases import FEATURES, Case, random, smaller, structured
 from qkv.marking.conformance.report import Finding, Report, status_of
 from qkv.marking.conformance.runs import CaseResult, Runs
 from qkv.marking.conformance.worker import MEGABYTES, Worker, load, of_function

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array, DType
-from qkv.marking.conformance.cases import Case
+from qkv.marking.conformance.read_cases import Case
 from qkv.marking.conformance.reference import run
 
 Drawn = dict[str, Any]

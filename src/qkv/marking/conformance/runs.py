@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.conformance.cases import Case
 from qkv.marking.conformance.inputs import Drawn, draw, float_type, values
+from qkv.marking.conformance.read_cases import Case
 from qkv.marking.conformance.reference import Expected, run
 from qkv.marking.files.wire import unpack
 from qkv.marking.isolated import Ended, Isolated

@@ -14,8 +14,8 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.marking.conformance import adapters
 from qkv.marking.conformance.called import Callee, Library, callee, library
-from qkv.marking.conformance.cases import Case
 from qkv.marking.conformance.inputs import draw, laid
+from qkv.marking.conformance.read_cases import Case
 from qkv.marking.errors import in_words, type_name
 from qkv.marking.files.wire import Packer
 from qkv.marking.isolated import Packed, serve

@@ -1,5 +1,5 @@
 // The edits that a reader can make to a run of the model: which tokens each token sees, the output of heads, the
-// temperature, a row of weights, a word. schema.json describes edits, which are objects {op: ...}; records.js checks
+// temperature, a row of weights, a word. record_schema.json describes edits, which are objects {op: ...}; records.js checks
 // them.
 
 /** @typedef {import("./parameters.js").Sizes} Sizes */

@@ -1,8 +1,8 @@
-// Checks edits against a text and against schema.json. Python reads the required and optional fields of each edit from
+// Checks edits against a text and against record_schema.json. Python reads the required and optional fields of each edit from
 // the same file.
 
 import { axesOf } from "./edits.js";
-import schema from "../../../../edits/schema.json";
+import schema from "../../../../edits/record_schema.json";
 
 /** @typedef {import("./edits.js").Edit} Edit */
 /** @typedef {import("./edits.js").ByOp} ByOp */
