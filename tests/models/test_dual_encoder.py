@@ -117,7 +117,8 @@ def test_encode_accepts_the_options_of_other_models(model):
     last = ("resid_post", 1)
     doubled = model.encode(texts, edit={last: lambda x: x * 0})
     norm = in_files()["text_model.final_layer_norm.bias"]
-    expected = norm @ in_files()["text_projection.weight"].T  # the norm of zeros is its bias
+    # for an input of zeros, the last layer norm returns its bias
+    expected = norm @ in_files()["text_projection.weight"].T
     np.testing.assert_allclose(doubled, np.broadcast_to(expected, (3, 6)), atol=1e-12)
 
 

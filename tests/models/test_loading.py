@@ -53,7 +53,11 @@ def test_a_head_matrix_in_the_files_overrides_tied_weights(tmp_path):
 
 
 def with_head(folder, family, head, *parts, before=""):
-    """Write a model with these parts in its head; return its class prefix, the model, warnings."""
+    """Write and load a model whose class name ends with `head`.
+
+    The file has extra tensors with the names `parts`, for example those of a task head. Return the
+    class name without `head`, the model, and the warnings.
+    """
     config = CONFIGS[family]
     base = config["architectures"][0].partition("For")[0].removesuffix("LMHeadModel")
     config = {**config, "architectures": [base + head]}

@@ -56,8 +56,9 @@ class Placed:
 
         In `axes`, None stands for an axis that the array does not have.
 
-        `rows` has the offset of each row, in elements. `lengths` has, for each of the four axes,
-        how many numbers may be read: one number for all rows, or one for each row.
+        `rows` has the offset of each row, in elements. `lengths` has an item for each of the four
+        axes: the number of elements along the axis that the kernel may read. An item is an integer
+        for all rows, or an array with an integer for each row.
         """
         self.array = array
         self.rows = np.asarray(rows, np.int64)
@@ -91,7 +92,10 @@ NONE = whole(-1)
 
 
 def _rows(array: Array, inner: int) -> Array:
-    """Divide `array` into parts of its last `inner` axes; return their offsets, in elements."""
+    """Return the offset of each row in the array, in elements.
+
+    A row is a subarray over the last axes of the array. `inner` is the number of these axes.
+    """
     begins = np.zeros(array.shape[: array.ndim - inner], np.int64)
     for axis, length in enumerate(begins.shape):
         along = np.arange(length) * (array.strides[axis] // array.itemsize)
@@ -262,7 +266,9 @@ def gradient_case(name: str, case: Case, seed: int) -> bytes:
     ]
     for number, array in enumerate(expected):
         largest = max(1.0, float(np.abs(array).max(initial=0)))
-        # the gradient of a slope is a sum of changes times distances, and its terms cancel
+        # The gradient of an ALiBi slope is a sum of products: the gradient of a score times the
+        # distance between query and key. Positive and negative products cancel, so we
+        # allow more error.
         more = S if number == 4 else 1
         outputs += [block(array, np.float64), real(1e-5 * largest * more)]
     asked = _attention(name, call, per_row, 0, inputs, [judged], None)
@@ -367,7 +373,11 @@ def linear_case(
     allowed: Array,
     gap: int = 0,
 ) -> bytes:
-    """Return a case: `x (rows, in)`, `weight (in, out)` of any steps, the others `(rows, out)`."""
+    """Return the bytes of a call that computes `activation(x @ weight + bias) * gate + residual`.
+
+    The shape of `x` is `(rows, in)`. The shape of `weight` is `(in, out)`, with any strides. The
+    shape of `bias` is `(out,)`. All other arrays have the shape `(rows, out)`.
+    """
 
     def step(array: Array | None, axis: int = 0) -> int:
         return 0 if array is None else array.strides[axis] // array.itemsize
@@ -401,8 +411,8 @@ def training_case(
 ) -> bytes:
     """Return the bytes of a training call.
 
-    The call writes its results to the arrays in `found`. Give these arrays as they are before the
-    call.
+    The call writes its results to the arrays in `found`. Pass these arrays with their contents
+    from before the call.
     """
     largest = max((np.abs(array).max(initial=1) for array in expected), default=1)
     return b"".join(

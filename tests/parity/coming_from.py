@@ -127,7 +127,11 @@ def statements(code: str) -> int:
 
 
 def check_form(row: Row) -> None:
-    """Reject private names, loops over layers, and more statements than theirs without a reason."""
+    """Check the form of a row's code for qkv.
+
+    Reject private names and loops over layers. If the code has more statements than the code for
+    the other library, the row must give a reason. Otherwise, it must give none.
+    """
     for node in ast.walk(ast.parse(row.ours)):
         name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
         assert name == "_" or not name.startswith("_"), name

@@ -213,8 +213,8 @@ def by_head(change: Change, size: int) -> Change:
 def third(name: str, change: Change, size: int, heads: int) -> Change:
     """Turn a change of queries, keys or values into a change of all three, side by side.
 
-    Without `heads`, each of the three is contiguous; with `heads`, each of that many heads has its
-    query, key and value side by side.
+    If `heads` is 0, the queries of all heads come first, then all keys, then all values. Otherwise,
+    `heads` is the number of heads, and each head has its query, key and value side by side.
     """
 
     def of_all(x: torch.Tensor) -> torch.Tensor:
@@ -229,7 +229,10 @@ def third(name: str, change: Change, size: int, heads: int) -> Change:
 
 
 def at_turn(change: Change, turn: int, count: int) -> Change:
-    """Return a change that acts only in call `turn` of every `count`: layers share one module."""
+    """Return a change that acts only in layer `turn` of a model whose layers share one module.
+
+    A run calls the module `count` times, once for each layer.
+    """
     calls = itertools.count()
     return lambda x: change(x) if next(calls) % count == turn else x
 

@@ -179,7 +179,8 @@ def moved(theirs: Found, ours: Found) -> float:
 def scores(theirs: Found, ours: Found) -> float:
     """Compare the scores of heads.
 
-    Our induction scores average over fewer queries, and so may differ by one factor for all heads.
+    For induction, TransformerLens averages over all queries, and qkv averages over fewer queries.
+    The ratio of the two scores must be the same for all heads.
     """
     one, other = theirs["scores"], ours["scores"]
     few = other["induction"] / one["induction"].numpy()

@@ -1,4 +1,7 @@
-"""A tokenizer of sixty or given words, which both libraries read from the same folder."""
+"""A tokenizer that both libraries read from the same folder.
+
+The tokenizer has the sixty words in `WORDS`, unless the caller gives other words.
+"""
 
 from collections.abc import Sequence
 

@@ -43,7 +43,7 @@ def test_qkv_and_its_peers_agree_with_the_reference(
             "ways": {name: {"seconds": 2.0, "error": 1.0, "share": 0.5} for name in row.ways},
             "memory": dict.fromkeys(row.memory, 8.0),
         }
-        for goal in row.goals:  # each goal names ways that exist
+        for goal in row.goals:  # the row has all measurements that the goal needs
             assert goal.judged(everything)["value"] in (0.5, 1.0, 2.0, 8.0), goal.text
     assert rows
 

@@ -158,7 +158,10 @@ def test_each_text_alone(both):
 
 
 def test_in_batches(both):
-    """Batches of similar lengths agree; each batch has padding, but more tokens than padding."""
+    """Batches of texts with similar lengths give the same results in both libraries.
+
+    Each batch has padding, but more tokens than padding.
+    """
     ordered = sorted(both.texts, key=len)
     for start in range(0, 50, 5):
         texts = ordered[start : start + 5]

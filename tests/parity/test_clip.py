@@ -66,7 +66,10 @@ def images_of(design: Any, count: int, pair: Pair) -> Any:
 
 
 def texts_of(pair: Pair, lengths: list[int], side: str) -> tuple[Any, Any]:
-    """Return ids and a mask; all texts but the last have an end token inside, the first has two."""
+    """Return ids and a mask; put an end token in the middle of each text except the last.
+
+    The first text also ends with an end token.
+    """
     ids, mask = ids_of(pair, lengths, side)
     real = [np.flatnonzero(row) for row in mask]
     for row, positions in list(zip(ids, real, strict=True))[:-1]:

@@ -67,9 +67,10 @@ def margin(theirs: Theirs, logits: torch.Tensor) -> torch.Tensor:
 
 
 def swept(theirs: Theirs, name: str) -> torch.Tensor:
-    """Patch each position of each layer from the clean run, one per run, and return the metrics.
+    """Return the metrics of runs of the corrupted text, each with one patch from the clean text.
 
-    Of the activation "z", patch each head instead of each position.
+    A patch replaces the activation `name` at one position of one layer. If `name` is "z", a patch
+    replaces one head at all positions.
     """
     with torch.no_grad():
         clean = theirs.seen(name, text=theirs.clean)

@@ -230,8 +230,9 @@ class Small:
     def alike(self, key: str, value: Any, without: str = "") -> str:
         """Compare both libraries with this value, and return a verdict.
 
-        The verdicts are "refused", "not theirs", "unlike", "nothing", "read", and "refused, but not
-        by name" with qkv's message.
+        The verdict is "refused", "not theirs", "unlike", "nothing" or "read". If qkv raises an
+        error that does not name the key, the verdict is "refused, but not by name: ", followed by
+        the error's message.
         """
         values = {**self.values, key: value}
         values.pop(without, None)

@@ -281,7 +281,10 @@ def test_other_devices(
 
 
 def test_a_decoder_that_ranks(tmp_path: Path) -> None:
-    """`LogitScore`, which reads two logits of a decoder, is refused by its name."""
+    """qkv refuses the module `LogitScore` with an error that names the module.
+
+    `LogitScore` computes a score from two logits of a decoder.
+    """
     cross.written(tmp_path)
     CrossEncoder(str(tmp_path), device="cpu").save_pretrained(str(tmp_path / "two"))
     path = tmp_path / "two/modules.json"

@@ -42,8 +42,8 @@ LAST = {
     "gpt_neox": ("gpt_neox.final_layer_norm", "lm_head"),
 }
 Live = dict[Any, torch.Tensor]
-# Maps a receiver's name and the values so far to the tensor to add to the receiver's input, or to
-# None.
+# Takes a receiver's name and the values that the run has computed so far. Returns the tensor to add
+# to the receiver's input, or None.
 Add = Callable[[str, Live], torch.Tensor | None]
 
 

@@ -62,7 +62,10 @@ CASES |= {
 
 
 def autograd(model: Any, given: dict[str, Any], real: Any, up: Any) -> Any:
-    """Return a copy of the model whose weights are gradients of `sum(up * logits)` at tokens."""
+    """Return a copy of the model in which each weight is replaced by its gradient.
+
+    Autograd differentiates the sum of `up * logits` over the positions at which `real` is True.
+    """
     found = model(**given)
     names = ("logits", "text_embeds", "image_embeds", "pooler_output")
     logits = next(found[name] for name in names if name in found)

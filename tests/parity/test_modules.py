@@ -180,7 +180,7 @@ def test_pooling_in_the_order_of_the_file(
 
 @pytest.mark.parametrize("name", sorted({*modules.__all__} - {"Module", "InputModule", "Asym"}))
 def test_every_module_is_read_or_refused(tmp_path: Path, name: str) -> None:
-    """Modules that are not read are refused by name, in one line."""
+    """If qkv does not support a module, the error is one line and names the module."""
     if name in (*READ, "Router"):
         return
     saved(tmp_path, static())

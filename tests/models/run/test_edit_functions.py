@@ -157,7 +157,7 @@ def test_encode_says_which_texts_are_run_together(tmp_path, size):
 def test_a_stream_edits_each_batch_and_reports_its_texts(tmp_path):
     model = model_of(tmp_path, "gpt2")
     ids = texts_of(model, "gpt2", 150)
-    size = 100  # without an edit function, a batch has fewer texts
+    size = 100  # the model runs 100 texts at once only if there is an edit function
     assert size * LENGTH > POSITIONS
     swap = {"hook_full_embed": lambda x: x[::-1]}
     last = ("resid_post", -1)

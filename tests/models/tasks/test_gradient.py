@@ -126,7 +126,7 @@ def test_a_name_without_a_layer_means_all_layers(decoder):
 
 
 def test_gradients_under_edited_embeddings_match_a_scaled_table(decoder):
-    """Scaling the embeddings of each text gives the gradients of a model with a scaled table."""
+    """An edit that scales the embeddings gives the same gradients as a scaled embedding table."""
     table, ids = decoder.parameters["embed.weight"], [[3, 7, 5], [9, 4]]
     scaled = decoder.with_parameters({**decoder.parameters, "embed.weight": 0.3 * table})
     at = ["embed", ("q", 1)]

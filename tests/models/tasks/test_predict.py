@@ -184,7 +184,8 @@ def test_hide_ignores_padding_and_takes_columns_as_positions(made: Any, side: st
     found = model(ids, mask, hide="the", **edits).logits
     for number, hidden in enumerate([[1, 5], [1]]):
         there = mask[number] == 1
-        if side == "right":  # left padding shifts positions, unlike the plain BERT
+        # `plain` runs a text without padding; left padding would give its tokens later positions
+        if side == "right":
             close(found[number, there], plain(made, rows[number], hidden=hidden, ablated=[(1, 1)]))
         assert not found[number, ~there].any()
         columns = np.flatnonzero(there)[hidden]
