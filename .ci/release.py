@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 CHANGELOG = ROOT / "CHANGELOG.md"
-# each file that has the version, and its line without the version
+# each file that contains the version, and the line of the version, with {} for the number
 PLACES = {"src/qkv/__init__.py": '__version__ = "{}"', "CITATION.cff": "version: {}"}
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
-GLIBC, MUSL = "2.28", "1.2"  # the oldest of each that a wheel runs with
+GLIBC, MUSL = "2.28", "1.2"  # the oldest glibc and the oldest musl that the wheels support
 # name: (what zig calls the target, the processor, the platform tag)
 TARGETS = {
     f"{arch}-{libc}": (f"{arch}-linux-{zig}", arch, f"{tag}_{arch}")

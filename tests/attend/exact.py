@@ -23,7 +23,9 @@ class Exact(NamedTuple):
 
     loops: Loops
     out: Array  # one of NEAR, NEAR_OR_NAN, NOT_FINITE and ANYTHING for each number in loops.out
-    rows: Array  # the certainty of each log-sum-exp, and of the weights in its row
+    # NEAR, NEAR_OR_NAN or ANYTHING for each query of each head: the constant holds for the
+    # query's log-sum-exp and for its weights
+    rows: Array
 
 
 def visible(
@@ -82,7 +84,11 @@ def attention(
     scale: float | None = None,
     **rules: Any,
 ) -> Exact:
-    """Return the results of `loops.attention` for all queries, and the certainty of each number."""
+    """Return expected results like those of `loops.attention`, for all queries.
+
+    For each number, the function also returns a constant: NEAR, NEAR_OR_NAN, NOT_FINITE or
+    ANYTHING. The constant says which results of a tested function are right.
+    """
     query, key, value = (np.asarray(x).astype(np.float64) for x in (query, key, value))
     seen = visible(query, key, value, attn_mask, q_offset=q_offset, bias=bias, **rules)
     heads, L, S = (1, 1, 1, *seen.shape)[-3:] if query.ndim > 2 else (1, *seen.shape)

@@ -21,7 +21,8 @@ class Loops(NamedTuple):
     lse: Array
     visible: Array  # bool: which keys each query may see
     stages: dict[str, Array]  # the scores after each step, -inf where masked
-    largest_score: float  # the largest finite |score| of a visible key, from scaling on
+    # the largest finite |score| of a visible key, over all stages except "scores_raw"
+    largest_score: float
     largest_value: float  # the largest |finite value| that some query sees
 
 

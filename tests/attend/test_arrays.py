@@ -311,8 +311,8 @@ def test_out_must_be_writable() -> None:
     "strides",
     [
         (0, 0, 0, 4),  # the same memory for many numbers
-        (120, 60, 12, 2),  # numbers that overlap by half
-        (120, 60, 8, 4),  # rows that overlap by half
+        (120, 60, 12, 2),  # each number shares 2 of its 4 bytes with the next number
+        (120, 60, 8, 4),  # the last number of a row is the first number of the next row
         (120, 60, 4, 12),
         (60, 60, 12, 4),
         (120, 60, -8, 4),

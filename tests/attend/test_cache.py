@@ -136,7 +136,8 @@ def test_ragged_rows_stay_correct_after_a_window_drops_keys() -> None:
 def most_kept(cache: qkv.KVCache, tokens: int, rows: int) -> float:
     """Append tokens one by one, and return the cache's largest capacity in keys per row.
 
-    The capacity is the memory of the array of keys, divided by the size of one key for every row.
+    The capacity is the number of bytes in the cache's array of keys, divided by the number of bytes
+    in `key`. The array `key` holds one key for each row.
     """
     key = np.ones((rows, 4, 1, 32), np.float32)
     most = 0

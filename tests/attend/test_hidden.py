@@ -139,7 +139,8 @@ def test_a_nan_shows_where_its_weight_underflows_to_zero() -> None:
 
 
 def test_a_nan_far_away_shows_where_its_weight_underflows_to_zero() -> None:
-    # The NaN is so far from the key with all the weight that it lies in another block.
+    # In the first call, the last key gets all the weight. The NaN is so far from this key that the
+    # NaN and the key are in different blocks.
     query, key = np.full((600, 1), 1e3, np.float32), np.zeros((3000, 1), np.float32)
     key[:-1] = -1
     for place in (0, 1700):

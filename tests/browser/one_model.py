@@ -2,7 +2,7 @@
 
 A live page carries its model: 14 MB, which are read whenever the page opens. Here a stand-in
 replaces the worker that door.js would start, and forwards to one worker that all pages of a process
-share. Nothing else is shared: state, undo, scripts and view start with each page.
+share. The pages share nothing else: each page has its own state, undo history, scripts and view.
 """
 
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,7 +41,8 @@ globalThis.onconnect = ({ ports: [port] }) => {
   };
 };
 """
-# The page that starts the shared worker; `running` is the worker's URL, once the model is read.
+# The page that starts the shared worker. `running` is a promise. When the worker has read the
+# model, the promise resolves to the worker's URL.
 HOST = """<!doctype html><title>a model</title><link rel="icon" href="data:,">
 <script type="text/plain">{code}</script><script type="text/plain">{data}</script>
 <script>

@@ -117,7 +117,11 @@ def button(page: Page, name: str) -> Locator:
 
 
 def shown(page: Page) -> str:
-    """Return the page's text once all is drawn: unfolded parts are drawn in tasks of their own."""
+    """Return the page's text after the page has drawn everything.
+
+    The page draws unfolded parts later, in separate tasks of the browser. So this function waits
+    until the view stops changing.
+    """
     view = page.locator(".view")
     view.evaluate(STILL)
     return view.inner_text()

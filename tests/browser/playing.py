@@ -59,7 +59,8 @@ def go(page: Page, **state: Any) -> None:
 def held(page: Page) -> dict[str, Any]:
     """Return the state in the page's address.
 
-    The page writes its address after a run. A field that the address omits has its value in START.
+    After a run, the page writes its state into its URL, after the #. A field that the URL omits has
+    its value in START.
     """
     pairs = dict(parse_qsl(page.evaluate("location.hash").lstrip("#")))
     return START | {

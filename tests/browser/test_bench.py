@@ -26,7 +26,8 @@ def test_wrong_results_exceed_the_error_limit(
 ) -> None:
     """Each row of the benchmark detects a wrong input: its error exceeds the allowed limit.
 
-    The wrong inputs are another text, query, press or length.
+    Each wrong input is one of these: another text, another query, a press on another word, or
+    another length of the generated text.
     """
     wrong = play.KEY.replace("field.value = text", "field.value = `${text} no`")
     monkeypatch.setattr(play, "KEY", wrong)
