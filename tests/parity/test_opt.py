@@ -31,7 +31,11 @@ def projected(name: str) -> OPTConfig:
 def test_embeddings_of_another_size(
     tmp_path: Path, name: str, kind: type, dtype: torch.dtype
 ) -> None:
-    """In transformers the last hidden states are projected; in qkv the head projects them."""
+    """The last hidden states have size 20 in transformers and size 36 in qkv.
+
+    Transformers projects these states to size 20 before it returns them. In qkv, the model's head
+    does this projection.
+    """
     pair = made(tmp_path, kind, projected(name), dtype)
     compare_saved(pair, tmp_path / "saved")
     decoder = pair.theirs.model.decoder

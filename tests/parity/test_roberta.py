@@ -27,8 +27,8 @@ from .models import compare, double, made
 def test_positions_depend_on_padding_ids_and_not_on_the_mask(tmp_path: Path, name: str) -> None:
     """Each token gets the next position, except tokens with the padding id.
 
-    The attention mask does not matter: the test has tokens with the padding id whose mask is 1, and
-    other tokens whose mask is 0.
+    The attention mask has no effect on the positions. In the test, the mask is 1 for all tokens
+    with the padding id, and 0 for some tokens with other ids.
     """
     pair = made(tmp_path, RobertaForMaskedLM, FAMILIES["roberta"].config_of(name), torch.float64)
     padding = pair.theirs.config.pad_token_id

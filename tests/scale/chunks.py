@@ -1,4 +1,7 @@
-"""Arrays in random chunks, and comparisons with the formula at twice its tolerances."""
+"""Functions that cut arrays into random chunks and compare results with the formula.
+
+The allowed errors are twice the tolerances of `attend.support.tolerances`.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

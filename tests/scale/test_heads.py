@@ -1,4 +1,8 @@
-"""Tests of head scores of a corpus: any division into tasks gives the numbers of one process."""
+"""Tests of the head scores of a corpus.
+
+The scores do not depend on how the work is divided into tasks. They equal the scores that
+`qkv.circuits.head_scores` computes from all texts in one process.
+"""
 
 import csv
 import json
@@ -147,7 +151,7 @@ def test_only_requested_scores_are_returned_with_nan_without_queries(
 def test_a_csv_whose_rows_are_not_lines(
     tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # in this process, a part may begin at each row
+    # In this process, any row may be the first row of a part. The workers are not patched.
     monkeypatch.setattr("qkv.scale.counting.MARK_ROWS", 1)
     monkeypatch.setattr("qkv.scale.head_sums.ROWS", 1)
     rows = ["the cat\nsat", 'a "dog", ran', ""]

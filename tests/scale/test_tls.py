@@ -41,7 +41,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def cluster(folders: tuple[Path, Path]) -> Iterator[tuple[Any, Any]]:
-    """Yield the page's cluster and its `Security`; only the dashboard's address differs."""
+    """Yield the cluster that docs/scale.md describes, and its `Security`.
+
+    Only two settings differ from docs/scale.md: the address of the dashboard, and the folder of the
+    certificate files.
+    """
     from distributed import LocalCluster
 
     code = re.search(r"^files = .*?require_encryption=True\)$", _page(), flags=re.M | re.S)
@@ -122,8 +126,8 @@ def test_a_client_with_a_certificate_gets_an_answer(
 ) -> None:
     """A client with a certificate is let in, and gets an answer.
 
-    Therefore, the test of strangers would detect a stranger that is let in: the stranger would get
-    an answer too.
+    If the cluster let a stranger in, the stranger would get an answer instead of a refusal. Then
+    `test_a_stranger_is_not_let_in` would fail.
     """
     host, _, port = cluster[0].scheduler_address.removeprefix("tls://").partition(":")
     context = ssl.create_default_context(cafile=str(folders[0] / "ca.pem"))

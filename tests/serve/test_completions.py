@@ -372,7 +372,7 @@ def test_other_families_are_served_too(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "t5"])
 def test_a_closed_completion_continues_identically(tmp_path: Path, kind: str) -> None:
-    """A completion samples the same text if its generator is closed and started again.
+    """A completion's text stays the same if its generator is closed and a new one continues it.
 
     The test closes the generator after every piece, every 2 pieces, or every 3 pieces.
     """

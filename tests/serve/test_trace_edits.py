@@ -33,7 +33,11 @@ OCTETS = {"Accept": "application/octet-stream"}
 
 
 def lists_of(edits: dict[str, Edit]) -> list[list[Edit]]:
-    """Return each edit alone, all combinations of three, and other lists with different results."""
+    """Return each edit alone, all combinations of three edits, and seven further lists.
+
+    The further lists mask a link in one layer or one head, ablate a whole layer, change the same
+    values twice, or mask all keys of one query.
+    """
     size = len(edits["row"]["weights"])
     return [
         *([edit] for edit in edits.values()),

@@ -635,7 +635,10 @@ def test_at_most_two_pieces_are_computed_between_batches(computed):
 
 
 class Resumed:
-    """Yields pieces that continue after a close, and counts how often they were opened."""
+    """Makes generators of pieces; a new generator continues where the closed one stopped.
+
+    `opened` counts the generators that were started, and `open` those that are not closed yet.
+    """
 
     def __init__(self, count):
         self.count, self.next, self.opened, self.open = count, 0, 0, 0

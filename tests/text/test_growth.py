@@ -132,5 +132,6 @@ def test_a_long_text_is_tried_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ValueError, match="they turn its 100 characters into 6,000"):
             call("a" * 100)
     assert module.USUAL == 40
-    # 100 characters become 1,870: a word that is longer than 100, so one unknown token
+    # The 100 characters become one word of 1,870 characters, which is allowed. WordPiece turns a
+    # word of more than 100 characters into one unknown token.
     assert len(used.tokenize("b" * 70 + "a" * 30)) == 1

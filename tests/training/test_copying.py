@@ -16,7 +16,7 @@ SENTENCES = [
     "The baker put bread into ovens.",
     "Bread of the baker tastes like ovens.",
     "He put the bread on the Baker's table.",
-    "bread and bread and bread again",  # no content word occurs once
+    "bread and bread and bread again",  # "bread", the only content word, occurs three times
     "the bread is on it",  # "bread" is the only content word
     "too short",
 ]

@@ -84,7 +84,7 @@ def test_perplexity_leaves_out_unknown_words_and_punctuation(corpus: Corpus) -> 
 @pytest.mark.parametrize(
     ("before", "behind", "expected"),
     [
-        (["the", "cat"], ["on"], ["sat", "lay"]),  # both once: in vocabulary order
+        (["the", "cat"], ["on"], ["sat", "lay"]),  # both occur once; "sat" has the lower id
         (["", "the", "dog"], [], ["sat"]),
         (["by", "the"], [".", ""], ["door", "fire"]),
         (["the", "zebra"], ["by"], ["lay", "sat"]),  # an unknown word is no context

@@ -1,4 +1,7 @@
-"""Tests of the files of sentences with gaps and of openings, and of the words that fit."""
+"""Tests of two files, `gaps.txt` and `openings.txt`, and of the words that fit.
+
+`gaps.txt` contains sentences with gaps, and `openings.txt` contains the first words of sentences.
+"""
 
 from pathlib import Path
 

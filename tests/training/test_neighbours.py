@@ -78,7 +78,11 @@ def test_only_nearby_words_are_counted_together() -> None:
 
 
 def test_logits_are_the_weighted_sum_without_the_text_itself() -> None:
-    """The target's only occurrence is subtracted, so only the score of its frequency remains."""
+    """The scores from the context do not count the target's own occurrence in this text.
+
+    The target, word 6, occurs nowhere else. So all its scores from the context are 0, and only the
+    score from its frequency remains.
+    """
     text = np.array([4, 5, 6, 7])
     neighbours = Neighbours([text], CONTENT)
     neighbours.weights = np.linspace(0.5, 1.5, 1 + len(neighbours.tables), dtype=np.float32)

@@ -1,6 +1,6 @@
 """Tests of measures of prose: the surprise of words, and texts that loop.
 
-The expected surprise is computed by hand or token by token.
+The tests compare the surprise with values that were computed by hand or token by token.
 """
 
 import json
@@ -149,7 +149,7 @@ def test_tokens_without_blanks_are_named() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("he ran and he ran and he ran and she", False),  # no four words occur three times
+        ("he ran and he ran and he ran and she", False),  # no run of four words occurs 3 times
         ("he ran and he ran and he ran and he ran", True),
         ("very very very very very", False),
         ("very very very very very very", True),

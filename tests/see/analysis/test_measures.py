@@ -36,8 +36,9 @@ def test_weight_on_keys() -> None:
 
 
 def test_mean_distance_is_in_tokens() -> None:
-    # the distances of CAUSAL's rows are 0, 0.6 and 0.1 * 2 + 0.7; those of BLIND's first and third
-    # row are 0.25 + 0.25 * 2 and 1, and its second row has no distance
+    # In CAUSAL, the distances of the three rows are 0, 0.6 and 0.9, which is 0.1 * 2 + 0.7.
+    # In BLIND, the distance of row 0 is 0.75, which is 0.25 + 0.25 * 2. Row 1 attends to nothing,
+    # so it has no distance. The distance of row 2 is 1.
     assert measures.distance(TWO).tolist() == pytest.approx([(0 + 0.6 + 0.9) / 3, (0.75 + 1) / 2])
 
 

@@ -31,8 +31,8 @@ def test_heads_of_one_distance_or_one_word_do_not_stand_out() -> None:
     at_cats = {f"L0H1_{i}_5": 0.8 for i in range(8)}
     chosen, links = selection.choose_head(dogs(**previous, **at_cats, L0H2_4_5=0.6))
     assert (chosen.layer, chosen.head, chosen.link) == (0, 2, Link(0, 2, 4, 5, 0.6))
-    # "big" has weight 0.6 on the next word, "cats"
-    # "dogs", "chase" and "the" have weight 0.05 on the next word, and 0.05 on "cats"
+    # The word "big" has weight 0.6 on its next word, which is "cats". The words "dogs", "chase" and
+    # "the" each have weight 0.05 on their next word. They also have weight 0.05 on "cats".
     assert links[0].usual == pytest.approx(((0.6 + 3 * 0.05) / 4, 0.05))
     assert links[0].above == pytest.approx(0.6 - 2 * 0.1875)
     # heads that attend to positions come last, sorted by weight
@@ -230,14 +230,17 @@ def test_the_contrasting_head_is_where_links_that_stand_out_differ_most() -> Non
         [0.1, 0.0, 0.0, 0.9, 0.0],
     )
     chosen = selection.contrasting_head((a, [0]), (b, [0]))
-    # In head 1 of `a`, two pairs of words have distance 2: bank → river has 0.6, of → old has 0.
-    # Twice their mean is 0.6, so bank → river does not stand out. The same holds for 0.5 in `b`.
+    # In head 1 of `a`, two pairs of words have distance 2. The weight of "bank" → "river" is 0.6,
+    # and the weight of "of" → "old" is 0. Twice the mean of these weights is 0.6, so the link
+    # "bank" → "river" does not stand out. The same holds for the weight 0.5 in `b`.
     assert chosen.head == 0
     longer = [heads_from_rows([*part.queries.tokens[:4], "new", "big", "[SEP]"],
                               *([*row[:4], 0, 0, row[4]] for row in part.weights[0][:, 0].tolist()))
               for part in (a, b)]  # fmt: skip
     chosen = selection.contrasting_head((longer[0], [0]), (longer[1], [0]))
-    # the longer texts have four pairs at distance 2: twice the mean is 2 * 0.6 / 4 or 2 * 0.5 / 4
+    # In head 1 of each longer text, four pairs of words have distance 2. Three of them have weight
+    # 0. The link from "bank" stands out only if its weight exceeds twice the mean of the four
+    # weights. Twice the mean is 2 * 0.6 / 4 in the first text and 2 * 0.5 / 4 in the second text.
     assert (chosen.layer, chosen.head) == (0, 1)
     assert (
         "among all layers and heads, the word's links in this head differ most between the two "

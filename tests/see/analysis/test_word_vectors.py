@@ -16,7 +16,8 @@ def test_strongest_links_are_in_order_and_join_content_only() -> None:
     links = strongest_links(heads, 0, 0, 3)
     assert [(link.query, link.key) for link in links] == [(2, 1), (1, 2), (3, 1)]
     everything = strongest_links(heads, 0, 0)
-    assert len(everything) == 5  # three content words have six pairs; one pair has weight 0
+    # Each of the three content words may attend to the two others. One of these six weights is 0.
+    assert len(everything) == 5
 
 
 def test_movement_is_the_cosine_between_embedding_and_last_state() -> None:

@@ -1,4 +1,4 @@
-"""Tests of the walk: its printed lines of NumPy run, and their results equal the trace."""
+"""Tests of the walk: its printed NumPy code can be executed, and the results equal the trace."""
 
 import base64
 import json
@@ -567,11 +567,11 @@ def test_a_mask_that_was_not_traced_is_reconstructed() -> None:
 
 
 def terms(text: str) -> str | None:
-    """Return the arithmetic of a written-out sum as a Python expression, or None.
+    """Return the arithmetic in the text of a cell as a Python expression, or None.
 
-    For "C[cat, 0] = 1.000*3.000 = 3.000", the arithmetic is "1.000*3.000". Some sums contain no
-    arithmetic, only the name of a cell or column, or the word "hidden". For these sums, the result
-    is None.
+    For "C[cat, 0] = 1.000*3.000 = 3.000", the arithmetic is "1.000*3.000". Some texts contain the
+    name of a cell or column, or the word "hidden", instead of arithmetic. For these texts, the
+    result is None.
     """
     middle = text.split(" = ")[1]
     if "[" in middle or "column" in middle or middle == "hidden":
