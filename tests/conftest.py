@@ -70,7 +70,7 @@ def best_backend_alone() -> None:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a test that uses `backend` on each backend in turn.
 
-    The test stays one item of pytest. This costs less than one item for each backend.
+    The test stays one item of pytest, because a separate item for each backend would take longer.
     """
     if "backend" not in pyfuncitem.fixturenames:
         return None

@@ -107,7 +107,7 @@ def test_both_stand_on_one_axis_with_the_librarys_numbers(
     assert fields.pop("") == "crown → [MASK]"
     expected = [*cell, cell[1] - cell[0]]
     assert [read(x) for x in fields.values()] == pytest.approx(expected, abs=0.0000052)
-    for k in (0, 1):  # every heat map reads out the same cell
+    for k in (0, 1):  # the two other heat maps show the weights of the same cell
         assert read(readout(both.nth(k))["weight"]) == pytest.approx(cell[k], abs=0.0000052)
     press(page, "ArrowRight", "Home", "ArrowRight", "ArrowRight")
     assert readout(both.nth(0))[""] == "crown → the: not in the first"
@@ -202,7 +202,9 @@ def test_a_second_sentence_can_be_added_shared_and_removed(visit: Visit, html: s
     plain = shown(page)
     after(page, button(page, "Beside another sentence").click)
     field = page.get_by_label("A second sentence beside it")
-    until(lambda: field.input_value() == FIRST)  # unfolding also paints, in tasks of its own
+    # "Look inside" unfolds parts of the page, which the page draws later. `after` may return as
+    # soon as these parts are drawn, so wait until the field has the text.
+    until(lambda: field.input_value() == FIRST)
     until(lambda: field.evaluate("field => field.getRootNode().activeElement === field"))
     after(page, lambda: field.fill(SECOND))
     held = shown(page)

@@ -115,8 +115,10 @@ def test_the_pointer_reads_every_cell_and_its_colour(visit: Visit) -> None:
         page.emulate_media(color_scheme=scheme)
         page.locator(f".view[data-theme={scheme}]").wait_for()
         for (i, query), (j, key) in product(enumerate(text.queries.tokens), repeat=2):
+            # While the pointer is outside the heat map, the page shows the readout of the first
+            # cell. The result of `swept` omits this cell.
             if i == j == 0:
-                continue  # `swept` omits this cell: the page shows it while no cell is pointed at
+                continue
             x, y, now = seen[f"{query} → {key}"]
             assert now["mask"] == ("hidden" if j > i else "open")
             assert read(now["weight"]) == pytest.approx(weights[i, j], abs=STEP)

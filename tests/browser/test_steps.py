@@ -44,7 +44,11 @@ def with_steps(visit: Visit, model: Model) -> Page:
 
 
 def said(step: dict[str, Any]) -> dict[str, Any]:
-    """Return the comparable fields of a step: `from` serves only the page's picture."""
+    """Return the fields of a step that the tests compare between the page and Python.
+
+    The field `from` is omitted: the page uses this field to draw a diagram, and Python has no such
+    field.
+    """
     op = {name: value for name, value in step["op"].items() if name != "from"}
     found = {name: step[name] for name in SAID} | {"op": op}
     return found | ({"note": ""} if step["name"] in OWN_NOTES else {})

@@ -305,7 +305,10 @@ def words_apart() -> Tokenizer:
 
 @cache
 def subwords_of(size: int, *, fallback: bool, across: bool) -> dict[str, Any]:
-    """Train subwords as in SentencePiece: `fallback` adds byte tokens, `across` crosses words."""
+    """Train subwords as in SentencePiece.
+
+    `fallback` adds a token for each byte. With `across`, a subword can contain parts of two words.
+    """
     pre = pre_tokenizers.Metaspace(prepend_scheme="never", split=not across)
     found = trained(pre, size)
     names = ["<unk>", "<s>", "</s>", "<mask>" if across else "<pad>"]

@@ -27,7 +27,11 @@ def found():
 
 
 def drawn(svg):
-    """Return each text, its colour, and its box as (colour, has a frame), or None without a box."""
+    """Return a tuple (text, colour, box) for each text.
+
+    If the text has a box, `box` is a tuple: the box's colour, and whether the box has a frame. If
+    the text has no box, `box` is None.
+    """
     cells, box = [], None
     for part in ElementTree.fromstring(svg).iter():
         if part.tag == f"{SVG}rect" and part.get("rx"):

@@ -30,9 +30,10 @@ def difference(logits):
 def by_hand():
     """Return a model whose logits a reader can check: one layer, two heads, no norm, no MLP.
 
-    Vectors have the components (apple, pear, key). In head 0, queries read pear, keys read key,
-    values read apple, and the output is 3 times the value. Head 1 attends to all visible positions
-    equally, its values read pear, and its output is 5 times the value.
+    A vector has three numbers: the number of apples, the number of pears and a third number. In
+    head 0, the query is the number of pears, the key is the third number, the value is the number
+    of apples, and the output is 3 times the value. Head 1 attends to all visible positions equally.
+    Its value is the number of pears, and its output is 5 times the value.
     """
     config = CONFIGS["gpt2"]
     design, names = described(config, "config.json")
@@ -101,8 +102,8 @@ def test_estimates_by_hand():
     """Compare the estimates with slopes by hand: w (1 - w) for a score, and w for a value.
 
     In the clean run, each weight w is 1/2, so w (1 - w) is 1/4. At a fraction s of the way from the
-    clean to the corrupted text, the key is s ln 3 and there are 1 + s apples, so w is
-    3^s / (3^s + 1). The last of the five steps is the clean text.
+    clean to the corrupted text, the first token has 1 + s apples. Its key is s ln 3, so its weight
+    w is 3^s / (3^s + 1). The last of the five steps is the clean text.
     """
     model = by_hand()
     found = edges(model, **TWO, method="eap")
@@ -162,7 +163,11 @@ def looped(model, clean, corrupted, metric, share=1.0):
     found, senders = {}, ["embed"]
 
     def score(receiver, name, change):
-        """Score the edges from all senders; `change` edits `name`, with a row per sender."""
+        """Score the edge from each sender to the receiver.
+
+        The model runs a batch of clean texts with one text per sender. In each text, `change` edits
+        the activation `name` for the text's sender.
+        """
         logits = model([clean] * len(senders), edit={name: change}).logits
         for sender, one in zip(senders, logits, strict=True):
             found[sender, receiver] = float(metric(one[None])) - base

@@ -173,7 +173,7 @@ def test_gradients_through_an_sae_equal_slopes_of_small_steps(small, kind, keeps
             ends = []
             for step in (1e-6, -1e-6):
                 moved = dict(edit)
-                if name == SITE:  # the gradient at the SAE's output: move the output
+                if name == SITE:  # to test the gradient at the SAE's output, replace this output
                     array = model.trace(IDS, edit=edit)[SITE]
                     moved = {SITE: array + step * way}
                 elif name in edit:

@@ -62,7 +62,10 @@ def test_the_share_of_fitting_next_words_matches_the_card(decoder: qkv.Model) ->
 
 
 def test_it_seldom_loops_and_ends_its_sentences(decoder: qkv.Model) -> None:
-    """The counts are over a hundred prompts; processors round differently."""
+    """Count loops and finished sentences in the continuations of 100 prompts.
+
+    The limits leave room, because processors round differently.
+    """
     found = prose.continued(decoder, ())
     assert found["texts"] == 100
     assert found["loop"] <= 5

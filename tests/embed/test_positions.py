@@ -147,8 +147,8 @@ def test_eight_heads_as_the_paper_says() -> None:
         (3, [1 / 16, 1 / 256, 1 / 4]),
         # the slopes of 4 heads, then the first and third slopes of 8 heads
         (6, [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8]),
-        # the slopes of 8 heads, then every second slope of 16 heads, the first of which is
-        # sqrt(1/2)
+        # the slopes of 8 heads, then the first, third, fifth and seventh slopes of 16 heads; the
+        # first slope of 16 heads is sqrt(1/2)
         (12, [*EIGHT, 0.5**0.5, 0.5**1.5, 0.5**2.5, 0.5**3.5]),
         (16, [0.5 ** (0.5 * n) for n in range(1, 17)]),
     ],

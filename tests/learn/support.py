@@ -30,7 +30,8 @@ class Pull:
 
     Args:
         poison: the steps at which the gradient has a NaN.
-        shove: the first step from which the loss rises in each step.
+        shove: the step after which the loss rises: the next step adds 1 to the loss, the step after
+            that adds 2, and so on.
     """
 
     def __init__(self, name: str = "pull", *, poison: Any = (), shove: int | None = None) -> None:

@@ -85,7 +85,10 @@ def test_splitting_a_long_line_does_not_change_its_tokens(
 
 
 def test_the_text_tokenized_at_once_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library ignores signals, so it must not get many texts or long paragraphs at once."""
+    """Each call of the tokenizer gets only a small amount of text.
+
+    A signal such as Ctrl-C has no effect before the call ends, so the call must be short.
+    """
     tokenizer = train_tokenizer(["the cat sat on the mat\n"] * 9, "wordpiece", 300)
     lines = [Line("the cat sat on the mat\n", number == 99) for number in range(100)]
     expected = np.concatenate([ids[1:-1] for ids in paragraphs(tokenizer, 16)(lines)])

@@ -969,7 +969,7 @@ KINDS |= {"tuple-order": "conventions", "mask-per-key": "conventions"}
 
 
 def sorted_out(keys):
-    """Group the expected mistakes by kind: mistakes, fragile, conventions."""
+    """Sort the keys of findings into three groups: mistakes, fragile code, other conventions."""
     kinds = {"mistakes": (), "fragile": (), "conventions": ()}
     for key in keys.split():
         kinds[KINDS.get(key, "mistakes")] += (key,)

@@ -359,7 +359,11 @@ def without(part):
 
 
 def wired(own_options=None, cross_options=None):
-    """Return a rule that calls the parts in order, with other texts or masks for attention."""
+    """Return a block that calls its parts in the right order.
+
+    `own_options` and `cross_options` can change the inputs of self-attention and cross-attention.
+    They return keyword arguments: another source text, another mask or other parameters.
+    """
 
     def rule(x, own, cross, mlp, norms, context, mask):
         h = norms[0](x)

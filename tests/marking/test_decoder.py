@@ -277,7 +277,11 @@ def neighbours(x, theta):
 
 
 def at_speeds(speeds):
-    """Return rotary positions whose pairs rotate by the angles speeds(theta, d) per position."""
+    """Return a dict with the method "positions" of a decoder, which rotates queries and keys.
+
+    Each pair of components has its own speed. From one position to the next, the angle of pair i
+    grows by speeds(theta, d)[i].
+    """
 
     def rotated(x, theta):
         d = x.shape[-1]

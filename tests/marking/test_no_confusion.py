@@ -59,8 +59,8 @@ def of_words(made):
 def of_masks(made):
     """Return masked attention that uses the wrong steps in `made` instead of the correct steps.
 
-    If `made` has only the step "mask", a call with a 2-D mask still uses the right step. A call
-    with a mask (B, L, S) of a batch uses the step in `made`.
+    If `made` has only the step "mask", the attention uses this wrong step only if the mask has the
+    shape (B, L, S), with a mask for each text of a batch. For a 2-D mask, it uses the right step.
     """
 
     def mine(q, k, v, mask):
@@ -202,10 +202,14 @@ KNOWN = {
 
 
 def each():
-    """Yield each variant of each mistake of each task, numbered per key.
+    """Yield the variants of each mistake of each task as test cases.
 
-    A mistake with `alone=True` is called a slip. The same slip can occur in many tasks. After the
-    first task with a slip, yield only the first variant of this slip.
+    The id of a variant has the task, the mistake's key, and a number that counts from 0 for each
+    task and key.
+
+    A mistake with `alone=True` is called a slip. The same slip can occur in many tasks. At its
+    first occurrence, a slip yields all its variants. At each later occurrence, it yields only its
+    first variant.
     """
     seen, slips = Counter(), set()
     for (task, of, way), known in KNOWN.items():

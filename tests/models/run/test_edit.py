@@ -318,7 +318,10 @@ def test_encode_applies_edit_arrays_in_text_order_whatever_the_batch_size(double
 
 @pytest.mark.parametrize("side", ["left", "right", "both", "hole"])
 def test_positions_in_edits_and_hide_are_columns_including_padding(double, side):
-    """In `model(...)` with a mask, edits and `hide` count columns, padding included."""
+    """With `model(ids, mask)`, the positions in edits and in `hide` are columns of `ids`.
+
+    Columns with padding count too.
+    """
     rows = [double.tokenize(text).ids for text in ("the cat sat .", "a dog")]
     ids, mask = np.zeros((2, 9), int), np.zeros((2, 9), int)
     for number, row in enumerate(rows):
