@@ -6,7 +6,7 @@ import { el, fill, word } from "../base/elements.js";
 import { visible } from "../base/format.js";
 import { range } from "../base/arrays.js";
 import { alongside } from "../store/alongside.js";
-import { LONGEST } from "../store/state.js";
+import { LONGEST } from "../store/limits.js";
 import { reading } from "./reading.js";
 import { listOf, spelled } from "./words.js";
 

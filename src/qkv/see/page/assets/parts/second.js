@@ -7,7 +7,7 @@ import { probabilitiesOf } from "../engine/sampling.js";
 import { cosineAt } from "../store/probabilities.js";
 import { maskOf } from "../store/positions.js";
 import { partnerOf } from "../store/second.js";
-import { LONGEST } from "../store/state.js";
+import { LONGEST } from "../store/limits.js";
 import { alikeChart, alikeTable, barLegend, headList, HEADS_LISTED, outcomeOf, wordTable } from "./outcome.js";
 import { pairPart } from "./pair.js";
 import { unreadOf } from "./sentence.js";

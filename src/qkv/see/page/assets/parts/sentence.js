@@ -9,7 +9,7 @@ import { range } from "../base/arrays.js";
 import { editsOf } from "../engine/edits.js";
 import { gapsOf } from "../engine/gaps.js";
 import { maskOf } from "../store/positions.js";
-import { LONGEST } from "../store/state.js";
+import { LONGEST } from "../store/limits.js";
 import { lessonButton } from "./cards.js";
 import { pythonOf } from "./python.js";
 import { toTakeAway } from "./save.js";

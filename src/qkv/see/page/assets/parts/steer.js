@@ -2,7 +2,7 @@
 
 import { el, fill } from "../base/elements.js";
 import { count, number } from "../base/format.js";
-import { LONGEST } from "../store/state.js";
+import { LONGEST } from "../store/limits.js";
 import { oneAtATime } from "./hand.js";
 import { ALL, menu, numbered, patchPanel, tokenOptions } from "./patch.js";
 import { reading } from "./reading.js";

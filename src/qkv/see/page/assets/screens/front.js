@@ -4,7 +4,7 @@
 import { el, fill } from "../base/elements.js";
 import { range } from "../base/arrays.js";
 import { gapsOf } from "../engine/gaps.js";
-import { LONGEST } from "../store/state.js";
+import { LONGEST } from "../store/limits.js";
 import { hiding, offerOf, unreadOf } from "../parts/sentence.js";
 import { sharePart } from "../parts/share.js";
 import { stage } from "../parts/stage.js";

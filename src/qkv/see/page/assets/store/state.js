@@ -1,6 +1,7 @@
 // The state of a page, as an immutable object and as a part of an address.
 
 import { pick } from "../base/arrays.js";
+import { LONGEST, MOST_MASKS } from "./limits.js";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../engine/edits.js").ByOp} ByOp */
@@ -50,8 +51,6 @@ export const SIGHT = Object.freeze({ merge: false, skip: false, mode: "weight", 
 export const PLAIN = { text: "", second: null, edits: [], position: null, layer: 0, head: 0, query: null };
 /** @type {Record<string, any>} */
 export const FOLDED = { view: "lab", inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null, only: null, theme: null, steer: null };
-export const LONGEST = 100_000; // the largest number of characters in a text; a browser accepts an address with two such texts
-const MOST_MASKS = 4_000_000; // the largest number of masks in an address
 /** @type {Record<string, string>} */
 export const PART_OF = { temperature: "changes", motion: "head", block: "steps" }; // the region of each part that a page can show alone
 const ONLY = ["sentence", "writing", "changes", "headline", "map", "head", "steps", "outcome", "second", ...Object.keys(PART_OF)];
