@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Feature:
-    """One feature of a function: the value of the fixture `conformance`.
+    """The value of the fixture `conformance`: the result for one feature of a function.
 
     `bool(feature)` is true if the feature's status is "right".
 

@@ -63,7 +63,7 @@ class Side:
         return self.shown.queries.rows_of(self.positions)
 
     def looks_at(self, head: ChosenHead) -> Array:
-        """Return the word's weights in this head of `shown`: the mean over the word's rows."""
+        """Return the mean of the word's rows of weights in this head."""
         return attended(self.shown, head.layer, head.head, self.rows)
 
     @property
