@@ -23,8 +23,8 @@ for _name, _usual in (("INT", signal.default_int_handler), ("HUP", None), ("QUIT
     if _signal is not None and signal.getsignal(_signal) is signal.SIG_IGN:
         signal.signal(_signal, _usual or signal.SIG_DFL)
 
-# Collected tests stay in memory until the end. Searching them for garbage would take a third of the
-# time in which pytest collects the tests.
+# Collected tests stay in memory until the end. If garbage collection stayed on, it would use a
+# third of the time that pytest needs to collect the tests.
 gc.disable()
 
 
@@ -89,5 +89,5 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(autouse=True)
 def _own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reset the number of threads to its default, which an earlier test may have changed."""
+    """Reset the number of threads to the default: an earlier test may have changed the number."""
     monkeypatch.setattr(sys.modules["qkv.ops.kernel"], "_threads", None)

@@ -47,7 +47,10 @@ def read(page: Page, layer: int, head: int, edits: list[Edit]) -> dict[str, dict
 
 
 def made(steps: dict[str, dict[str, Any]], op: dict[str, Any]) -> np.ndarray | None:
-    """Compute a step's matrix from earlier steps, or return None for other kinds of operations."""
+    """Compute a step's matrix from earlier steps.
+
+    Return None if the `match` statement below has no case for the kind of the operation.
+    """
 
     def of(name: str) -> np.ndarray:
         return steps[name]["numbers"]

@@ -19,7 +19,7 @@ from .support import Visit
 ENCODERS = ("bert", "distilbert", "electra", "modernbert", "roberta")
 LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-SQUARE = {"hidden_size": 16}  # Gemma scales by its root, 4, which no dtype rounds
+SQUARE = {"hidden_size": 16}  # Gemma scales by sqrt(16) = 4, which is exact in every dtype
 # Maps the name of each test model to its family and to more fields of its config. These fields
 # are added to the family's small sizes, or replace them.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {

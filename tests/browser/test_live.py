@@ -65,7 +65,10 @@ def test_the_link_stays_where_data_is_saved_or_scripts_are_off(
 def test_a_frame_follows_the_theme_of_the_page_around_it(
     chromium: Browser, html: str, tmp_path: Path, system: str, site: str
 ) -> None:
-    """A frame follows the page's theme even if both are files, which may not access each other."""
+    """The frame follows the theme of the page around it.
+
+    The page and the frame are two files here. The browser does not let one file access another.
+    """
     href = f"play.html{address(**START | {'only': ['sentence', 'head']})}".replace("&", "&amp;")
     (tmp_path / "play.html").write_text(html, encoding="utf-8")
     (tmp_path / "lesson.html").write_text(

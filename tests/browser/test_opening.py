@@ -1,4 +1,8 @@
-"""Tests of opening.py: a reused page equals a new one, and every complaint is an error."""
+"""Tests of opening.py, which opens pages for other tests.
+
+A reused page equals a new one. A test fails if its page has an uncaught error, writes to the
+console, opens a dialog or requests another address.
+"""
 
 from pathlib import Path
 

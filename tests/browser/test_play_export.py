@@ -72,7 +72,7 @@ def menu(page: Page, name: str) -> Locator:
 
 
 def saved(page: Page, name: str, what: str) -> tuple[str, bytes]:
-    """Save a part by a button of its menu: return the file's name and content."""
+    """Click a button in a part's save menu, and return the saved file's name and content."""
     with page.expect_download() as download:
         menu(page, name).get_by_role("button", name=what, exact=True).click()
     return download.value.suggested_filename, Path(download.value.path()).read_bytes()
@@ -251,7 +251,7 @@ def test_csv_keeps_numbers_exactly_and_escapes_formulas(visit: Visit) -> None:
 def test_a_picture_has_every_word_that_is_shown(quick: Visit, html: str, name: str) -> None:
     page = opened(quick, html, edits=EDITS)
     pause(page, 500)
-    for width in (1270, 1280):  # resizing redraws every part at its width
+    for width in (1270, 1280):  # a new window width makes the page redraw every part
         page.set_viewport_size({"width": width, "height": 900})
         pause(page, 200)
     plain, shown = page.screenshot(), page.evaluate(REST)

@@ -27,7 +27,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def offline(chromium: Browser, address: str) -> Iterator[tuple[Page, list[str], list[str]]]:
-    """Yield a page in a browser without a network, the page's requests, and its complaints."""
+    """Yield a page in a browser without a network, the page's requests, and its messages.
+
+    The messages are the page's uncaught errors and its lines in the console.
+    """
     context = chromium.new_context(viewport={"width": 1280, "height": 800}, offline=True)
     requested: list[str] = []
     complaints: list[str] = []

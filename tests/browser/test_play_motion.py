@@ -75,7 +75,10 @@ def vectors(trace: Trace, name: str) -> np.ndarray:
 
 
 def tall(page: Page) -> list[float]:
-    """Return how much of each key's height its strip fills, measured in the first column."""
+    """Return the height of each key's strip, divided by `ROOM`, the height of a full strip.
+
+    The height is measured in the first column of cells.
+    """
     column = (
         motion(page)
         .locator("canvas")

@@ -59,7 +59,8 @@ def test_an_invalid_list_of_regions_gives_the_plain_page(
 ) -> None:
     page = opened(visit, html, only=only)
     assert seen(page) == list(REGIONS)
-    until(lambda: held(page).get("only") is None)  # the address is written when the page rests
+    # After a short pause, the page writes its state into its address.
+    until(lambda: held(page).get("only") is None)
 
 
 def test_the_animation_of_a_row_may_stand_alone(visit: Visit, html: str) -> None:

@@ -1,4 +1,4 @@
-"""Tests of the live page in use: one click, undo, the address, typing, keys, widths."""
+"""Tests of the live page: clicks, undo, addresses, typed texts, keyboard and window widths."""
 
 from typing import Any
 

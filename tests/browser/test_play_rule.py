@@ -1,4 +1,7 @@
-"""Tests of which head the live page opens: the Python rule's, until a reader chooses one."""
+"""Tests of the head that the live page opens.
+
+The page opens the same head as `qkv.play` in Python, until the reader chooses a head.
+"""
 
 import pytest
 from playwright.sync_api import Page

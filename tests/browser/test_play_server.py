@@ -1,4 +1,4 @@
-"""Tests of the page that a server shows: its model answers, with the library's numbers."""
+"""Tests of a page whose model runs on a server: the page gets the library's numbers."""
 
 import re
 import subprocess

@@ -71,7 +71,7 @@ def write(page: Page, other: str) -> None:
 
 
 def towards(page: Page, word: str, away: str = "") -> None:
-    """Write the texts to steer towards and away from, and wait until the page has read them."""
+    """Fill in the fields "Towards" and "Away from", and wait until the page has read both."""
     if not page.get_by_label("Towards").is_visible():
         button(page, "Steer towards a word").click()
     page.get_by_label("Towards").fill(word)

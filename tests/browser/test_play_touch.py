@@ -190,7 +190,10 @@ def test_a_key_pressed_between_the_result_and_its_bars_counts(page: Page, trace:
 
 
 def test_the_last_weight_of_a_fast_drag_counts(quick: Visit, html: str, trace: Trace) -> None:
-    """The last weight of a drag counts, even if a slow model skips most of those on the way."""
+    """After a fast drag, the page shows the result for the last weight.
+
+    The model is slow here, so the page skips most of the weights before the last.
+    """
     slow = (
         "<script>addEventListener('qkv', () => { const { run } = qkv; window.asked = 0;"
         " qkv.run = async (...all) => { asked += 1;"

@@ -31,7 +31,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def writer(folder: Path) -> Model:
-    """The model with the parameters of the page, rounded to float16, in float64."""
+    """The page's model, with computations in float64.
+
+    The parameters are rounded to float16, as in the page.
+    """
     arrays = {name: array.astype(np.float16) for name, array in qkv.load(folder).parameters.items()}
     return qkv.load(folder).with_parameters(arrays, np.float64)
 

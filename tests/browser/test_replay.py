@@ -75,7 +75,10 @@ def test_it_fits_the_window_and_passes_axe(visit: Visit, html: str, name: str, w
 
 
 def test_heads_stand_as_in_the_model_and_can_be_told_apart(visit: Visit, html: str) -> None:
-    """Heads form a row per layer and a column per head; each has name and score under a picture."""
+    """The heads form a grid: each layer is a row, and each head number is a column.
+
+    Each head shows its picture, its name and its score, from top to bottom.
+    """
     page = visit(html)
     boxes = [head.bounding_box() for head in page.locator(".heads > .head").all()]
     assert len(boxes) == 2 * 4

@@ -85,8 +85,8 @@ def test_every_cell_read_by_keyboard_matches_the_trace(
 def swept(page: Page, steps: int) -> dict[str, tuple[float, float, dict[str, str]]]:
     """Move the pointer over the heat map; return the readout of each cell, by the cell's title.
 
-    With each readout come the mean x and y of the pointer positions that gave it. While the pointer
-    is outside the heat map, the readout shows one of the cells. The result omits this cell.
+    The result also has the mean x and the mean y of the pointer positions in each cell. While the
+    pointer is outside the heat map, the readout shows one of the cells. The result omits this cell.
     """
     box = page.get_by_role("application").bounding_box()
     assert box is not None
@@ -355,7 +355,8 @@ def test_heads_are_opened_and_sorted(visit: Visit) -> None:
     assert page.locator("[data-part=map] .figure").all_inner_texts() == [
         f"{number:.2f}" for number in numbers
     ]
-    # by keyboard: from the open head, which is the tab stop, to its neighbour, and open that
+    # Use the keyboard: focus the open head, move to a neighbouring head, and open that head.
+    # The open head is the tab stop.
     position = list(order).index(6)
     heads.nth(position).focus()
     step, there = ("ArrowRight", position + 1) if position < 7 else ("ArrowLeft", position - 1)

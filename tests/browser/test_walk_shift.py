@@ -442,7 +442,7 @@ def shift_between(before: np.ndarray, after: np.ndarray, tokens: list[str]) -> S
 
 
 def many(count: int, *, seed: int = 0) -> Shift:
-    """Return a shift of points so close together that labels must give way."""
+    """Return a shift whose points are so close that labels beside the points would overlap."""
     before, after = np.random.default_rng(seed).normal(size=(2, count, 3))
     return shift_between(before * 0.1, after, [f"word{number}" for number in range(count)])
 

@@ -102,8 +102,9 @@ def test_estimates_by_hand():
     """Compare the estimates with slopes by hand: w (1 - w) for a score, and w for a value.
 
     In the clean run, each weight w is 1/2, so w (1 - w) is 1/4. At a fraction s of the way from the
-    clean to the corrupted text, the first token has 1 + s apples. Its key is s ln 3, so its weight
-    w is 3^s / (3^s + 1). The last of the five steps is the clean text.
+    clean to the corrupted text, the first token has the vector (1 + s, 0, s ln 3). The value
+    of the token is 1 + s. Its key is s ln 3, so its weight w is 3^s / (3^s + 1). The last of the
+    five steps is the clean text.
     """
     model = by_hand()
     found = edges(model, **TWO, method="eap")

@@ -1,4 +1,8 @@
-"""Tests of integrated gradients, whose sum is the difference between runs of two embeddings."""
+"""Tests of integrated gradients.
+
+The contributions sum to the logit of the text minus the logit of the baseline. If `of` names two
+tokens, the same holds for the difference of their logits.
+"""
 
 import warnings
 

@@ -81,7 +81,10 @@ def test_scanned_features_equal_plain_loops(small):
 
 @pytest.mark.parametrize("windows", [[[0, 1, 2, 3, 4, 5]], [[3], [1], [5], [0], [4], [2]]])
 def test_earlier_texts_are_kept_among_equal_values(windows):
-    """The test sets the values itself: equal texts in a batch may differ in the last bit."""
+    """The test sets the values itself.
+
+    In a model, equal texts of a batch can get values that differ in the last bit.
+    """
     best = Best(2, 3)
     for numbers in windows:
         values = np.array([[1.0 if number == 0 else 2.0, 0.0] for number in numbers])

@@ -1,4 +1,7 @@
-"""Tests of shares of a logit: their sum, and each against a run without its part."""
+"""Tests of shares: how much each part of a model contributes to a logit.
+
+The shares sum to the logit. A part's share equals the logit minus the logit without the part.
+"""
 
 from dataclasses import replace
 
@@ -35,7 +38,8 @@ def test_shares_sum_to_the_logit_before_a_soft_cap(small, kind, position):
 def test_a_share_equals_the_change_without_its_part(small, kind):
     """The share of a part is how much the logit falls without the vector of the part.
 
-    The vector is removed before the final norm. The norm keeps its scale of the full run.
+    The vector is removed before the final norm. The norm keeps the scale that it had
+    in the full run.
     """
     model = small(kind)
     trace = model.trace(IDS, names=[*model.trace(IDS).names(), "result"])

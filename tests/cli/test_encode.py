@@ -1,4 +1,8 @@
-"""Tests of `qkv encode` for many lines: windows, and an output file that is complete or missing."""
+"""Tests of `qkv encode` for many lines.
+
+The command encodes the lines in groups, which are called windows. If the command fails, it writes
+no output file.
+"""
 
 import json
 import os

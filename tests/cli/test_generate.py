@@ -128,7 +128,7 @@ def test_control_characters_are_escaped_on_a_terminal(wild: str) -> None:
         check=False,
     )
     assert done.returncode == 0
-    shown = os.read(ours, 1000).decode().replace("\r\n", "\n")  # the terminal's line ends
+    shown = os.read(ours, 1000).decode().replace("\r\n", "\n")  # a terminal ends lines with \r\n
     os.close(theirs)
     os.close(ours)
     assert shown == PROMPT + r"a\x1b[31mb\x07 \x9b2J\r\x7f\x00\u202e" + "\tc\nd \xa0\u4e16\n"

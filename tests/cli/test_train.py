@@ -28,7 +28,10 @@ QUICK = (*SMALL, "--tokens-per-step", "64")
 
 @pytest.fixture(autouse=True)
 def _curves_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write a stub instead of the drawn curves, because these tests only need their file."""
+    """Save a stub instead of the picture of the curves.
+
+    These tests only need the picture's file to exist.
+    """
     monkeypatch.setattr(Figure, "savefig", lambda _, file, **__: file.write(b"\x89PNG"))
 
 

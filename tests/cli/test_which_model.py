@@ -27,7 +27,10 @@ VERBS = READERS | PLAY | {"generate": ("generate", TEXT, "--max-new-tokens", "3"
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return the folders of small models, by name, with every kind of model that is rejected."""
+    """Return a dict from the name of each small model to its folder.
+
+    The models include one of each kind that a command rejects.
+    """
     home = tmp_path_factory.mktemp("models")
     for name in ("t5", "vit", "gemma2", "llama"):
         write_small(home / name, CONFIGS[name])

@@ -1,4 +1,4 @@
-"""Test the findings in the documentation, and that an article mentions each finding."""
+"""Tests that each finding in the documentation holds and appears in an article."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def test_each_finding_is_in_an_article() -> None:
 
 
 def test_the_calls_in_the_article_find_its_heads() -> None:
-    """Run the calls of the article; its sentences state their results."""
+    """Run the calls of the article, and check the results that the article states."""
     text = (FOLDER / "repeating-a-name.md").read_text(encoding="utf-8")
     code = [line.strip() for line in text.splitlines() if line.startswith("    ")]
     names: dict[str, Any] = {"model": qkv.load("books-decoder")}

@@ -1,4 +1,4 @@
-"""Tests of the schema of edits: a valid JSON Schema that accepts and rejects the same as Python."""
+"""Tests of the JSON Schema of edits: it is valid, and it accepts the same edits as Python."""
 
 from typing import Any
 

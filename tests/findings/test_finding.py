@@ -159,7 +159,7 @@ def test_bad_arguments(model: qkv.Model, options: dict[str, Any], said: str) -> 
 
 
 def with_first(found: qkv.Finding, by: float, name: str = "after") -> qkv.Finding:
-    """Return a finding whose most probable word has another probability."""
+    """Return a copy of a finding, with `by` added to the probability of its first listed word."""
     (word, share), *others = getattr(found, name)
     return replace(found, **{name: [(word, share + by), *others]})
 
