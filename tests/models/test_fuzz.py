@@ -65,7 +65,10 @@ def others_than(value):
 @pytest.mark.filterwarnings("ignore:1 of 1 text was cut")
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_changed_config_is_refused_or_computed(tmp_path, name):
-    """A changed value in a config is refused, or qkv gives the result of the plain model."""
+    """If one value of a config is changed, qkv refuses the config or computes the right result.
+
+    A plain model with the same changed config computes the right result.
+    """
     path, values = written(tmp_path / "model", name)
     results = {}
     for key, value in list(values.items())[1:]:  # without model_type

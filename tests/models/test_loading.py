@@ -30,7 +30,8 @@ def test_a_model_loads_without_a_head_if_its_tensors_are_missing(tmp_path):
 def test_a_head_matrix_in_the_files_overrides_tied_weights(tmp_path):
     """If the files hold a head matrix, it is used, although the config ties the head to the table.
 
-    The matrix equals the table, differs from it, or stands in the files without a table.
+    The test loads three files with a head matrix. In the first file, the head matrix equals the
+    token table. In the second file, the two differ. The third file has no token table.
     """
     config = {**CONFIGS["llama"], "tie_word_embeddings": True}
     folder = write_small(tmp_path / "model", config)
@@ -55,8 +56,8 @@ def test_a_head_matrix_in_the_files_overrides_tied_weights(tmp_path):
 def with_head(folder, family, head, *parts, before=""):
     """Write and load a model whose class name ends with `head`.
 
-    The file has extra tensors with the names `parts`, for example those of a task head. Return the
-    class name without `head`, the model, and the warnings.
+    The file has extra tensors with the names `parts`, for example those of a task head. Return
+    three values: the part of the class name before `head`, the model, and the list of warnings.
     """
     config = CONFIGS[family]
     base = config["architectures"][0].partition("For")[0].removesuffix("LMHeadModel")

@@ -204,9 +204,10 @@ def test_it_predicts_a_masked_word(model: qkv.Model) -> None:
 
 
 def test_it_seldom_predicts_a_visible_word_for_a_masked_one(model: qkv.Model) -> None:
-    """Each content word is masked once, and few guesses are another content word of the text.
+    """For a masked word, the model seldom guesses another content word of the same sentence.
 
-    The previous encoder guessed such a word in 28 of 77 cases.
+    The test masks each content word once, if the word is a single token. The previous encoder
+    guessed another content word in 28 of 77 cases.
     """
     hidden = [one for text in (*WATER, *MONEY, *OTHERS) for one in copying.examples_of(text)]
     hidden = [one for one in hidden if copying.place_of(one, model.tokenizer) is not None]

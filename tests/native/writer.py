@@ -52,12 +52,13 @@ class Placed:
     """An array over (row, key head, group, i, j), with the offsets and strides for the kernel."""
 
     def __init__(self, array: Array, axes: Sequence[int | None], rows: Any, lengths: Any) -> None:
-        """Take an array and its axes in the order (key head, group, i, j).
+        """Store an array, its axes, the offsets of its rows, and the lengths of the axes.
 
-        In `axes`, None stands for an axis that the array does not have.
+        `axes` has four items, in the order key head, group, i, j. Each item is the number of an
+        axis of the array, or None if the array does not have the axis.
 
-        `rows` has the offset of each row, in elements. `lengths` has an item for each of the four
-        axes: the number of elements along the axis that the kernel may read. An item is an integer
+        `rows` has the offset of each row, in elements. `lengths` has four items, in the order of
+        `axes`: along each axis, the kernel may read this number of elements. An item is an integer
         for all rows, or an array with an integer for each row.
         """
         self.array = array
@@ -108,7 +109,7 @@ def _native(array: Array) -> Array:
 
 
 def _unit(array: Array) -> Array:
-    """Make the last axis contiguous, because bodies require this of query, key and value."""
+    """Make the last axis contiguous: the kernel requires this for the query, key and value."""
     array = _native(array)
     if array.shape[-1] > 1 and array.strides[-1] != array.itemsize:
         return np.ascontiguousarray(array)
@@ -411,8 +412,8 @@ def training_case(
 ) -> bytes:
     """Return the bytes of a training call.
 
-    The call writes its results to the arrays in `found`. Pass these arrays with their contents
-    from before the call.
+    The call overwrites the arrays in `found` with its results. The values in `found` are the values
+    of these arrays before the call.
     """
     largest = max((np.abs(array).max(initial=1) for array in expected), default=1)
     return b"".join(

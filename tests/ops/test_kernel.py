@@ -246,7 +246,7 @@ def _assert_same(backend: str, actual: np.ndarray, expected: np.ndarray) -> None
 
 
 def _odd(array: np.ndarray) -> np.ndarray:
-    """Return a copy of an array whose numbers are not aligned in memory."""
+    """Return an unaligned copy of an array: every number of the copy has an odd address."""
     memory = np.zeros(array.nbytes + 1, np.uint8)[1:]
     shifted = memory.view(array.dtype).reshape(array.shape)
     shifted[...] = array

@@ -430,12 +430,14 @@ def test_a_small_weight_does_not_keep_the_memory_of_deleted_weights(
     gc.collect()
     small, before = [], _shelves()
     for turn in range(12):
-        # together, these weights are larger than a shelf
+        # together, these weights take more bytes than a shelf, which has 1 MiB here
         others = [sealed(np.ones((200, 300), np.float32)) for _ in range(16)]
         small.append(sealed(numbers(8, 9, seed=turn)))
         for weight in (*others, small[-1]):
             linear(np.ones((1, len(weight)), np.float32), weight)
-        if turn >= 6:  # keep these until the end, and delete the first ones at once
+        # The weights of turns 0 to 5 are deleted in the next turn. The weights of turns 6 to 11 are
+        # kept until the loop ends.
+        if turn >= 6:
             small += others
     del weight, others
     small = [weight for weight in small if weight.size == 72]

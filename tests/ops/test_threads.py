@@ -181,7 +181,7 @@ def test_calls_from_eight_threads_at_once(backend: str) -> None:
         assert all((job.result() == expected[i]).all() for i, job in jobs)
 
 
-# The test forks while threads are running, for which Python 3.12 warns.
+# This script forks its process while threads are running. Python 3.12 warns about such a fork.
 FORK = """
 import os, sys, threading, time, warnings
 warnings.simplefilter("ignore")

@@ -149,7 +149,10 @@ EXPECTED: dict[int, Expected] = {}
 
 
 def row(number: int) -> Callable[[Expected], Expected]:
-    """Mark the function that computes a row's result with torch: an array, or arrays by name."""
+    """Return a decorator that registers a function under the number of a row.
+
+    The function computes the row's result with torch, such as an array or a dictionary of arrays.
+    """
 
     def mark(expected: Expected) -> Expected:
         assert number not in EXPECTED, number

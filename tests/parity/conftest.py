@@ -1,6 +1,7 @@
 """Settings of torch and transformers for every parity test: no messages, one thread, one seed.
 
-Idle threads of two libraries wait by spinning, and so slow each other down several times over.
+Idle threads keep the processor busy while they wait. Threads of two libraries would therefore make
+each other several times slower.
 """
 
 from collections.abc import Iterator

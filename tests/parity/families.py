@@ -15,8 +15,8 @@ class Family:
     """Classes of transformers, and the configurations in which their models are compared.
 
     The names of the classes begin with `prefix`. The first class is compared in every
-    configuration. The other classes are too if `every` is set; otherwise they are compared in the
-    first configuration only.
+    configuration. If `every` is set, the other classes are also compared in every configuration.
+    Otherwise, the other classes are compared only in the first configuration.
     """
 
     prefix: str

@@ -15,7 +15,8 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 INSIDE = ("attn_scores", "pattern", "z")  # inside the attention: no torch module returns them
 
 # The module in a family's block that has an activation as its input ("in") or its output ("out").
-# "both": the block also adds this input to the residual stream later, so it is changed in place.
+# "both": the activation is the module's input, and the block uses the same tensor again in its
+# residual connection. A hook changes this tensor in place, so both uses get the changed values.
 WHERE: dict[str, dict[str, tuple[str, str]]] = {
     "gpt2": {
         "resid_pre": ("", "in"),

@@ -180,8 +180,8 @@ def compare_saved(pair: Pair, folder: Path) -> None:
 def compare(pair: Pair, *, length: int = 23, sides: tuple[str, ...] = ("right", "left")) -> None:
     """Compare all layers and padded batches, but not the files that we save.
 
-    Transformers reads the class of some models from the first column, which is meaningless with
-    padding on the left: leave "left" out of their `sides`.
+    Some models of transformers classify a text by the hidden state in the first column. With
+    padding on the left, the first column is padding: leave "left" out of `sides` for these models.
     """
     compare_layers(pair, length)
     for side in (*sides, "inside"):
@@ -189,7 +189,10 @@ def compare(pair: Pair, *, length: int = 23, sides: tuple[str, ...] = ("right", 
 
 
 def compare_all(folder: Path, kind: type, config: Any, dtype: torch.dtype = torch.float64) -> Pair:
-    """Compare a random model of class `kind` with transformers' in everything, including saving."""
+    """Compare a random model of class `kind` in qkv with the same model in transformers.
+
+    Compare every layer, padded batches, and the files that qkv saves.
+    """
     pair = made(folder / "theirs", kind, config, dtype)
     head = pair.ours.design.head
     first = head is not None and head.pool in ("cls", "cls and mean")

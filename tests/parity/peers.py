@@ -27,7 +27,7 @@ from .coming_from import PAGE, Theirs, assigned, setups
 MODULES = {
     "TransformerLens": "transformer_lens",
     "SAELens": "sae_lens",
-}  # import names that differ from the library's name
+}  # libraries whose Python module has another name
 FOLDERS = {
     '"gpt2"': "decoder",
     '"my-gpt2"': "changed",
@@ -35,13 +35,16 @@ FOLDERS = {
 }  # folders for the names that the page loads
 BOUND = 1e-4
 LOWEST = -1e30  # a score below this is masked
-HEAD = 1, 2  # the layer and the head that rows name
+HEAD = 1, 2  # the layer and the head in the page's code for `head_view`
 
 Found = dict[str, Any]
 
 
 def main() -> None:
-    """Run the other library's code of every row, in the order of the page."""
+    """For each row of the page, run the other library's code and compare its result with qkv's.
+
+    The rows are in the order of the page.
+    """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore")  # the other libraries warn
@@ -154,7 +157,11 @@ def weights(theirs: Found, ours: Found) -> float:
 
 
 def spelled(theirs: Found, ours: Found) -> float:
-    """Compare tokens, which begin with a space in theirs and with the vocabulary's `Ġ` in ours."""
+    """Compare the tokens and the position that the two libraries find.
+
+    Before a word, the other library's tokens have a space, and qkv's tokens have the vocabulary's
+    `Ġ`.
+    """
     words = [word.replace("Ġ", " ") for word in ours["words"]]
     return max(away(theirs["words"], words), away(theirs["position"], ours["position"]))
 
@@ -166,12 +173,15 @@ def guesses(theirs: Found, ours: Found) -> float:
 
 
 def written(theirs: Found, ours: Found) -> float:
-    """Compare generated texts: only theirs begins with the prompt."""
+    """Compare generated texts; the other library's text begins with the prompt, qkv's does not."""
     return float(not theirs["written"].endswith(ours["written"]))
 
 
 def moved(theirs: Found, ours: Found) -> float:
-    """Compare estimates up to a constant: theirs are changes of the metric, ours its new values."""
+    """Compare estimates, which may differ by one constant.
+
+    The other library estimates changes of the metric, and qkv estimates new values of the metric.
+    """
     one, other = theirs["estimate"].detach().numpy(), ours["estimate"]
     return away(one + (other - one)[0, 0], other)
 

@@ -183,9 +183,10 @@ def test_a_tower_is_saved_alone(tmp_path: Path, side: str) -> None:
 
 
 def test_the_second_config_of_a_tower_counts_in_older_files(tmp_path: Path) -> None:
-    """In older files with two configs per tower, the second counts, with defaults for absent keys.
+    """Older files have two configs per tower, and qkv uses the second config.
 
-    openai/clip-vit-large-patch14 has such files.
+    If the second config lacks a key that qkv needs, qkv uses the key's default. For example, the
+    model openai/clip-vit-large-patch14 has two configs per tower.
     """
     config = both(TEXT["three heads"], VISION["three heads"])
     pair = made(tmp_path, CLIPModel, config)
@@ -207,7 +208,10 @@ def test_the_second_config_of_a_tower_counts_in_older_files(tmp_path: Path) -> N
 
 
 def tokenizer() -> CLIPTokenizer:
-    """Return a tokenizer of letters, *cat* and *dog*, which knows no punctuation."""
+    """Return a tokenizer with the letters a to z and the words *cat* and *dog* as tokens.
+
+    The tokenizer knows no punctuation.
+    """
     letters = "abcdefghijklmnopqrstuvwxyz"
     names = [*letters, *(f"{letter}</w>" for letter in letters)]
     merges = [("c", "a"), ("ca", "t</w>"), ("d", "o"), ("do", "g</w>")]

@@ -105,7 +105,7 @@ def from_a_layer_on(theirs: Theirs) -> Any:
 
 
 def test_no_layer_runs_twice(theirs: Theirs) -> None:
-    """The second line of row 10 begins at the layer where the first line stops."""
+    """In row 10, the first line of code runs layer 0, and the second line runs all later layers."""
     names, ran, run = theirs.names, [], Block.run
     layers = names["model"].layers
 

@@ -44,7 +44,10 @@ def zeroed(theirs: Theirs) -> Any:
 
 @row(22)
 def averaged(theirs: Theirs) -> Any:
-    """Replace each head's output by its mean over all tokens of the texts, each run alone."""
+    """Replace each head's output by its mean over all tokens of all texts.
+
+    Each text has its own forward pass.
+    """
     with torch.no_grad():
         z = torch.cat([theirs.seen("z", text=text)["z", 1][0] for text in theirs.texts])
     mean = z.mean(0)  # (heads, d)
@@ -138,7 +141,7 @@ def knocked_out(theirs: Theirs) -> Any:
 
 @row(30)
 def swapped(theirs: Theirs) -> Any:
-    """Replace a token's embedding by running the other token's id."""
+    """Replace the embedding at position 1: run the model with another token's id there."""
     ids = theirs.ids(theirs.text)
     ids[0, 1] = theirs.answer
     with torch.no_grad():

@@ -20,8 +20,8 @@ def test_rows_are_numbered_and_name_their_library() -> None:
 def test_ours_are_formatted_as_the_repository_is() -> None:
     """The page's notebook cells pass `ruff format`.
 
-    In a Markdown file, `ruff format` skips notebook cells. So the test passes the code of the cells
-    to `ruff format` as Python code.
+    In a Markdown file, `ruff format` skips notebook cells. Therefore, the test runs `ruff format`
+    on the Python code of the cells.
     """
     setup, rows = page()
     for code in (setup, *(row.ours for row in rows.values())):

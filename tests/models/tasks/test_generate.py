@@ -1,4 +1,7 @@
-"""Tests of `generate`: a model that writes a known script, and random models by plain loops."""
+"""Tests of `generate` with a model that writes a known text, and with random models.
+
+Plain loops compute the tokens that the random models should generate.
+"""
 
 from __future__ import annotations
 

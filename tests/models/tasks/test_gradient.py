@@ -293,9 +293,9 @@ TARGETS = [
     ],
 )
 def test_gradients_of_an_activation_match_finite_differences(small, kind, of):
-    """The gradient of the activation `of` equals finite differences.
+    """Gradients of a weighted sum over one activation equal finite differences.
 
-    The gradient at a later activation is 0.
+    The parameter `of` names this activation. The gradient at a later activation is 0.
     """
     model, ids = small(kind), [3, 7, 5, 9, 12]
     names = ["embed", ("resid_pre", 0), ("pattern", 0), ("v", 0), ("z", 0), of, ("resid_post", 1)]
@@ -410,7 +410,9 @@ def test_gradients_under_arrays_ablation_and_masking_match_finite_differences(sm
     ("kind", "of"), [("gpt2", "resid_post"), ("bert", "normalized_resid_post")]
 )
 def test_gradients_under_records_match_finite_differences(small, kind, of):
-    """Under each record and under all at once, gradients equal finite differences.
+    """With each edit alone and with all edits together, gradients equal finite differences.
+
+    The edits are records: dictionaries with the key `op`.
 
     To compute finite differences, the test changes rows of the token table. No id repeats, so each
     position has its own row.
@@ -438,7 +440,10 @@ def test_gradients_under_records_match_finite_differences(small, kind, of):
 
 
 def test_gradients_after_an_edit_function_match_an_array_of_its_output(small):
-    """Gradients at and after an edit are the same for a function and for an array of its output."""
+    """An edit with a function gives the same gradients as an edit with the function's output.
+
+    The test compares the gradients at the edited activation and at later activations.
+    """
     model, ids, at = small("gpt2"), [3, 7, 5], [("resid_mid", 0), ("q", 1), ("resid_post", 1)]
     array = np.tanh(model.trace(ids)["resid_mid", 0])
     for edit in ({("resid_mid", 0): np.tanh}, {("resid_mid", 0): array}):

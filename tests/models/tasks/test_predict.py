@@ -139,7 +139,7 @@ def test_what_cannot_be_unembedded(model: qkv.Model, resid: Any, error: type, sa
         model.unembed(resid)
 
 
-# runs of ids with ablated heads or masked words
+# forward passes with ablated heads or masked words
 
 EDITS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"ablate": [(0, 1), (1, -1)]}, {"ablated": [(0, 1), (1, 2)]}),
