@@ -18,7 +18,7 @@ from .conftest import GLASS
 
 @pytest.fixture
 def files(glass: qkv.Finding, model: qkv.Model, tmp_path: Path) -> Path:
-    """A folder with two findings and an article that places the second one."""
+    """Write two findings and an article that includes the second finding; return their folder."""
     other = qkv.finding(model, "A cat drinks [MASK].", ablate=[(3, 1)])
     glass.save(tmp_path / "glass.json")
     other.save(tmp_path / "cat.json")

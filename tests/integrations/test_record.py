@@ -276,7 +276,7 @@ def test_cross_attention_is_recorded_step_by_step(length: int) -> None:
     rules = {"attn_mask": real[:, None, None, :]}
     about = {"start": 0, "padding": real}
     with qkv.record(top_k=3) as trace:
-        for _ in range(2):  # a second text of the same size starts anew
+        for _ in range(2):  # a second forward pass of the same size replaces the first
             run(encoder, *words, rules=rules, mask=object(), **about)
             for position in range(7):
                 one = query[:, :, position : position + 1]

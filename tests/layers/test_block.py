@@ -17,7 +17,10 @@ from .support import Array, loops, numbers
 
 
 def block_of(post_norm: bool, *, rms: bool = False, dtype: Any = np.float64, **attn: Any) -> Block:
-    """Make a block for vectors of 8 numbers, whose norms are not 1 and whose biases are not 0."""
+    """Make a block for vectors of 8 numbers.
+
+    The weights of its norm layers are not 1, and its biases are not 0.
+    """
     norm = RMSNorm if rms else LayerNorm
     block = Block(
         MultiHeadAttention(8, 2, bias=True, seed=0, dtype=dtype, **attn),

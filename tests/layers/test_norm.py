@@ -78,7 +78,8 @@ def test_float32_rows_keep_their_digits(centre: bool, mean: float, backend: str)
     out = layer(x)
     assert out.dtype == np.float32
     expected = np.array([exact(tuple(row.tolist()), 1e-12, centre) for row in x])
-    # A mean of 1e3 in float32 has an error of up to 3e-5, which NumPy subtracts from each number.
+    # Rounding a mean of 1e3 to float32 causes an error of up to 3e-5. NumPy subtracts the rounded
+    # mean from each number.
     allowed = 1e-4 if backend == "numpy" and centre and mean > 10 else 1e-6
     np.testing.assert_allclose(out, expected, atol=allowed, rtol=1e-6)
 

@@ -199,8 +199,8 @@ def test_weights_are_packed_once_for_prefill_and_steps(monkeypatch: pytest.Monke
     packing = sys.modules["qkv.ops.packing"]
     counting = SimpleNamespace(**{**vars(compiled), "pack": pack})
     monkeypatch.setattr(packing, "compiled", counting)
-    # Begin a new shelf (an array that holds packed weights). An old shelf also holds weights of
-    # other tests. When most of these weights are deleted, the library drops the whole shelf. It
+    # Begin a new array for packed weights. The old array also holds packed weights of other tests.
+    # When most of the weights in an array are deleted, the library deletes the whole array. It
     # would then have to pack the weights of this test again, and the test would fail.
     monkeypatch.setattr(packing, "_shelf", np.empty(0, np.float32))
     for sizes in SIZES.values():

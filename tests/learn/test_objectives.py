@@ -67,7 +67,12 @@ def test_the_same_generator_masks_the_same_words(tokenizer) -> None:
 
 
 def fates(batch, tokenizer) -> list[dict[str, set[str]]]:
-    """Return for each text the fates of tokens: "hidden", "other", "kept" or "seen"."""
+    """Return a dict for each text, which says what happened to each token of the text.
+
+    A token was replaced by [MASK] ("hidden"), replaced by another token ("other"), chosen but not
+    replaced ("kept"), or not chosen ("seen"). Each value is a set, because a token can occur more
+    than once in a text.
+    """
     names = {index: name for name, index in tokenizer.vocabulary.items()}
     plain = batch.ids.copy()
     plain[batch.at] = batch.targets
@@ -87,7 +92,11 @@ def fates(batch, tokenizer) -> list[dict[str, set[str]]]:
 
 
 def test_equal_words_and_their_subwords_are_masked_together() -> None:
-    """Equal words like "the", and the subwords of a word, share a fate; punctuation does not."""
+    """Equal words of a text are masked together; equal punctuation marks are masked separately.
+
+    For example, if one "the" is masked, every "the" in the text is masked. All subwords of a word
+    are masked together, too.
+    """
     texts = ["The cat sat on the mat, the dog, too", "mat, matted, mat"]
     tokenizer = train_tokenizer([*TEXT, ", , the dog , too"] * 3, "wordpiece", 90)
     ids = [tokenizer.tokenize(text).ids for text in texts]

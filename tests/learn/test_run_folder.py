@@ -50,7 +50,7 @@ def longer(rng: np.random.Generator, content: bytes) -> bytes:
 
 
 def relabelled(rng: np.random.Generator, content: bytes) -> bytes:
-    """Replace the type of the numbers, or a name, by another of the same size."""
+    """Replace the type F32 by another type of 4 bytes, or a name by a name of the same length."""
     before, after = ((b"F32", b"I32"), (b"mean", b"meam"), (b'"square"', b'"sphere"'))[
         rng.integers(3)
     ]

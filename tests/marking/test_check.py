@@ -560,7 +560,7 @@ def one_over(f):
 
 
 def divided_after_the_values(below):
-    """Divide by the sums after the product with the values, but without keepdims."""
+    """Multiply the exponentials by the values, then divide by sums computed without keepdims."""
 
     def function(q, k, v):
         powers = np.exp(scaled(q, k) - below(scaled(q, k)))
@@ -1014,7 +1014,11 @@ def test_mistake_is_named(keys, function):
 
 
 def mixed(a, b, c):
-    """Use projections a, b and c as query, key and value; 0 means q, 1 means k, 2 means v."""
+    """Return self-attention that exchanges or repeats the three projections of x.
+
+    The numbers a, b and c choose the projections used as the query, the key and the value. Number 0
+    chooses x @ w_q, number 1 chooses x @ w_k, and number 2 chooses x @ w_v.
+    """
 
     def function(x, w_q, w_k, w_v):
         three = x @ w_q, x @ w_k, x @ w_v

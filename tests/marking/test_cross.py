@@ -460,7 +460,7 @@ def joined(kept, *new):
 
 
 def stepping(source=None, own=None, rule=None, sees=None):
-    """Return a step function, with some of its four operations replaced."""
+    """Return a function that runs one decoder step; each argument replaces one operation."""
 
     def decoder_step(x, context, cache, parameters):
         p = parameters

@@ -33,7 +33,7 @@ def rotate(x, theta, first=0):
 
 
 class Decoder:
-    """A right decoder; wrong decoders override one of its methods."""
+    """A correct decoder; wrong decoders override methods of this class."""
 
     def __call__(self, ids, weights, config):
         self.w, self.c = weights, config
@@ -277,7 +277,7 @@ def neighbours(x, theta):
 
 
 def at_speeds(speeds):
-    """Return a dict with the method "positions" of a decoder, which rotates queries and keys.
+    """Return {"positions": method}; this method of a decoder rotates the queries and keys.
 
     Each pair of components has its own speed. From one position to the next, the angle of pair i
     grows by speeds(theta, d)[i].

@@ -59,8 +59,8 @@ def of_words(made):
 def of_masks(made):
     """Return masked attention that uses the wrong steps in `made` instead of the correct steps.
 
-    If `made` has only the step "mask", the attention uses this wrong step only if the mask has the
-    shape (B, L, S), with a mask for each text of a batch. For a 2-D mask, it uses the right step.
+    If "mask" is the only step in `made`, the attention treats a 2-D mask correctly. It uses the
+    wrong step for masks of shape (B, L, S). Such an array has one mask for each text of a batch.
     """
 
     def mine(q, k, v, mask):
@@ -207,9 +207,9 @@ def each():
     The id of a variant has the task, the mistake's key, and a number that counts from 0 for each
     task and key.
 
-    A mistake with `alone=True` is called a slip. The same slip can occur in many tasks. At its
-    first occurrence, a slip yields all its variants. At each later occurrence, it yields only its
-    first variant.
+    A mistake with `alone=True` can occur in many tasks. When such a mistake occurs for the first
+    time, the function yields all variants of the mistake. At each later occurrence, the function
+    yields only the first variant.
     """
     seen, slips = Counter(), set()
     for (task, of, way), known in KNOWN.items():
@@ -232,7 +232,7 @@ def each():
 
 EACH = [*each()]
 # Variants for which the marker names another mistake or no mistake. Most of these variants give the
-# same results as the other mistake or as right code.
+# same results as the mistake that the marker names, or as correct code.
 OTHERWISE = {
     "softmax-softmax-first-axis-0": {"softmax-columns"},  # for one row, the results are equal
     # adding 0 (visible) or -1 (masked) to scores gives the same weights as adding 1 or 0

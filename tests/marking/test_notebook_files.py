@@ -114,7 +114,7 @@ def test_an_invalid_notebook_is_reported(tmp_path, text):
 
 @pytest.mark.attack
 def test_a_cell_may_take_six_times_as_long_and_no_longer(book):
-    """A cell has six times the time limit, because some lessons train a model."""
+    """A cell of a notebook may run for 6 * `seconds`, because some lessons train a model."""
     for waits, mistakes in ((3, ()), (60, ("endless-loop",))):
         path = book(f"import time\ntime.sleep({waits})\n{SOFTMAX}")
         (result,) = check_file(path, "softmax", seconds=1)

@@ -1,4 +1,4 @@
-"""Small GPT-2 models on disk, with random weights or with weights that write a known script."""
+"""Small GPT-2 models on disk; they have random weights or predict a given list of tokens."""
 
 from __future__ import annotations
 

@@ -130,7 +130,10 @@ def damaged(draw, name, raw, other):
 
 
 def with_bomb(draw, raw):
-    """Return a tokenizer.json with a rule that would exhaust memory; return `raw` if unreadable."""
+    """Add to a tokenizer.json a rule that would exhaust memory; return the new file's bytes.
+
+    If `raw` is not a JSON object, return `raw` unchanged.
+    """
     try:
         values = json.loads(raw)
     except (ValueError, RecursionError):
@@ -250,7 +253,7 @@ def compare(found, plain, stored, values):
 
 
 def main(home, cases, number=None):
-    """Run `cases` cases; print how many models were refused and how many were read."""
+    """Load `cases` damaged models; print how many were refused and how many were loaded."""
     home = Path(home)
     originals = folders(home / "whole")
     broken = home / "broken"

@@ -38,7 +38,10 @@ def joined(x):
 
 
 def doubles(tensors, prefix):
-    """Return the tensors in float64, without the prefix of a model with a head."""
+    """Convert tensors to float64, and remove `prefix` from their names.
+
+    The names have this prefix if the model has a head.
+    """
     return {name.removeprefix(prefix): array.astype(np.float64) for name, array in tensors.items()}
 
 

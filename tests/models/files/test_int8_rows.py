@@ -122,7 +122,11 @@ def saved(model, path, **options):
 
 
 def test_saving_as_int8_again_gives_the_same_bytes(folder, tmp_path):
-    """Matrices of ignored heads become int8 too; other shapes become float16, integers stay."""
+    """Saving as int8 also converts the tensors that `load` ignores.
+
+    Float matrices become int8. Float arrays of other shapes become float16. Integer arrays do not
+    change.
+    """
     rng = np.random.default_rng(3)
     others = {
         "cls.matrix": rng.standard_normal((3, 4)),
@@ -160,7 +164,7 @@ def test_saving_as_int8_again_gives_the_same_bytes(folder, tmp_path):
 
 
 def test_each_scale_belongs_to_a_row_of_the_stored_matrix(tmp_path):
-    """Each scale belongs to one row of a matrix as the file stores it.
+    """Each scale belongs to one row of a matrix in the model's file.
 
     GPT-2's files store the weights of queries, keys and values in one matrix of shape (in, out).
     """

@@ -68,7 +68,10 @@ def test_layer_norm_after_a_static_embedding(folder):
 
 
 def routed(folder, **parameters):
-    """Write a Router with two tables, the second twice the first, and return its folder."""
+    """Write a Router with two tables, and return its folder.
+
+    Each value in the second table is twice the value in the first table.
+    """
     listed(folder, ("Router", ""))
     for name, factor in (("a", 1), ("b", 2)):
         with_table(folder, name, factor * TABLE)

@@ -519,7 +519,10 @@ def test_a_damaged_config_is_an_error_or_is_read(fuzzed, examples):
 
 
 def by_hand(*paths):
-    """Return the digest of files by its definition, without qkv's reader."""
+    """Compute the digest of files without qkv's reader.
+
+    The function follows the definition of the digest.
+    """
     tensors = {}
     for path in paths:
         raw = path.read_bytes()

@@ -255,7 +255,7 @@ def test_a_shard_that_is_a_link_out_of_the_folder(folder, tmp_path, chain):
     sharded(folder)
     shard, away = folder.path / "model-2.safetensors", tmp_path / "elsewhere.safetensors"
     shard.rename(away)
-    if chain:  # the shard links to a link in the folder
+    if chain:  # `shard` points to `inner`, and `inner` points out of the folder
         (folder.path / "inner").symlink_to(away)
         shard.symlink_to("inner")
     else:
@@ -552,7 +552,7 @@ def test_heads_that_do_not_divide(models, family, changes):
 
 
 def test_heads_of_size_zero_are_refused(tmp_path):
-    """More heads than dimensions are refused: each head would have size 0."""
+    """A model with more heads than dimensions is refused: each head would have size 0."""
     config = {**CONFIGS["llama"], "num_attention_heads": 24, "num_key_value_heads": 24}
     del config["head_dim"]
     path = write_small(tmp_path / "model", CONFIGS["llama"])

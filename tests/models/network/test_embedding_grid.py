@@ -1,4 +1,7 @@
-"""Tests of positions interpolated for another grid: by hand, invariants and gradient."""
+"""Tests of position embeddings that are interpolated for another grid.
+
+The tests compare with results computed by hand, check invariants, and check the gradient.
+"""
 
 import numpy as np
 import pytest

@@ -18,7 +18,8 @@ SCALINGS = {
         "original_max_position_embeddings": 6,
     },
 }
-LENGTHS = [20, 3, 9, 6, 14]  # speeds change above 12 tokens (dynamic) or 6 (longrope)
+# The rotary frequencies change if a text has more than 12 tokens (dynamic) or 6 tokens (longrope).
+LENGTHS = [20, 3, 9, 6, 14]
 
 
 @pytest.fixture(params=SCALINGS)
@@ -70,7 +71,7 @@ def test_a_text_gives_the_same_in_every_batch(model):
 
 
 def test_a_model_call_scales_all_texts_by_the_longest(model):
-    """A call of the model scales all texts by the longest text's length, as transformers does.
+    """The longest text in a call sets the rotary frequencies of all texts, as in transformers.
 
     `tests/parity` compares the results with those of transformers.
     """

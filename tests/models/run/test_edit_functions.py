@@ -57,7 +57,10 @@ def seen_by(call, *args, edit, **options):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_swapping_embeddings_in_trace_swaps_the_results(tmp_path, kind):
-    """Texts that swap their embeddings swap their results, even texts far apart in the list."""
+    """If an edit swaps the embeddings of two texts, the results of the two texts are swapped.
+
+    This is true even if the two texts are far apart in the list.
+    """
     model = model_of(tmp_path, kind)
     count = 2 * POSITIONS // LENGTH if kind != "vit" else POSITIONS // 2  # too many to run at once
     texts = texts_of(model, kind, count)

@@ -169,7 +169,10 @@ def test_a_trace_says_what_its_records_changed(model: Model, tmp_path: Path) -> 
 
 
 def test_records_stay_in_force_while_a_text_is_generated(tmp_path: Path) -> None:
-    """A `row` record changes only a row of the prompt; the others apply to new tokens too."""
+    """A `row` record changes only one row of the prompt's attention weights.
+
+    The other records in this test also apply to new tokens.
+    """
     model = gpt2(tmp_path, seed=2)
     prompt, size = "the cat", len(model.tokenize("the cat"))
     weights = [1.0] + [0.0] * (size - 1)

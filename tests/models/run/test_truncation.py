@@ -111,7 +111,11 @@ ACROSS = {"merges over words", "unigram over words"}
 
 @functools.cache
 def tokenizer(kind, *, framed=True):
-    """Return the tokenizer of a kind, which adds special tokens and finds added tokens in texts."""
+    """Return the tokenizer that is named `kind` in `KINDS`.
+
+    The kind "words" is a `WordTokenizer`. Each other tokenizer finds added tokens in texts. If
+    `framed` is true, it also adds the tokens [CLS] and [SEP] to each text.
+    """
     if KINDS[kind] is None:
         return WordTokenizer(CORPUS)
     inner = KINDS[kind]()
@@ -189,9 +193,9 @@ def test_truncation_reads_whole_texts_only_if_tokens_need_it(kind, monkeypatch):
 def test_subwords_over_two_words_may_depend_on_the_end_of_the_text(monkeypatch):
     """The first token may depend on whether the number of words is odd or even.
 
-    A subword here covers one or two words. If the number of words is odd, one subword covers only
-    one word. This subword may be the first. The number of words is known only at the end of the
-    text.
+    The vocabulary has a token for one word and a token for two words. If the number of words is
+    odd, the tokenizer uses the token for one word once. This token may be the first. The number of
+    words is known only at the end of the text.
     """
     subwords = [("[UNK]", -20.0), ("▁a", -1.0), ("▁a▁a", -1.0)]
     inner = Tokenizer(models.Unigram(subwords, unk_id=0, byte_fallback=False))
