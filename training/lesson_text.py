@@ -319,9 +319,9 @@ def _guesses(one: Sentence, edits: list[Edit]) -> tuple[str, str, str, dict[str,
     """Return the options for the gap: the first guess before and after the edit, and other guesses.
 
     Returns:
-        `(guess, before, after, options)`: `guess` is the likeliest word without the edit. `before` and
-            `after` are placeholders, such as `{4}`, for the probability of `guess` without and with
-            the edit. `options` is a dict with the options and probes of a card.
+        `(guess, before, after, options)`: `guess` is the likeliest word without the edit. `before`
+            and `after` are placeholders, such as `{4}`, for the probability of `guess` without and
+            with the edit. `options` is a dict with the options and probes of a card.
     """
     before = [word for word, _ in one.guesses([], 8) if word.isalpha() and word not in one.words]
     now = one.guesses(edits)[0][0]
