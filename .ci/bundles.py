@@ -39,7 +39,7 @@ def bundle(*modules: str, folder: Path, code: str = "") -> None:
         command, cwd=ASSETS, input=code, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        sys.exit(done.stderr.partition("\nnode:")[0])  # cut the stack trace of esbuild's starter
+        sys.exit(done.stderr.partition("\nnode:")[0])  # omit the stack trace of esbuild's launcher
 
 
 def bundle_all(folder: Path) -> None:

@@ -1,8 +1,9 @@
-"""Run `pip install`, print its current step in words, and a sign of life every ten seconds.
+"""Run `pip install`, and print each of its main steps in words.
 
     python .ci/install.py PYTHON ARGUMENT...
 
-pip's own output is shown only if pip fails.
+Whenever pip is silent for ten seconds, this script prints the elapsed time. pip's own output is
+shown only if pip fails.
 """
 
 import os

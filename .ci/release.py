@@ -104,7 +104,7 @@ def make(version: str) -> None:
 
 
 def main(what: str, version: str = "") -> None:
-    """Run the command of the command line."""
+    """Run the subcommand `make` or `notes`; for any other word, stop with the script's help."""
     if what == "make":
         make(version)
     elif what == "notes":

@@ -56,7 +56,11 @@ def run(*command: str | Path, **env: str) -> None:
 
 
 def copied(folder: Path) -> Path:
-    """Copy the current files that git tracks; return ROOT itself if it is no clone."""
+    """Copy the current files of ROOT into a folder, and return the folder.
+
+    Files that git ignores are not copied. If ROOT is not a git clone, this function copies nothing
+    and returns ROOT.
+    """
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
@@ -113,7 +117,8 @@ def unwinder(target: str, work: Path) -> Path:
     """Build a stand-in for libgcc_s to link with, so that the kernel uses the system's libgcc_s.
 
     glibc ends a thread by unwinding it with libgcc_s. zig would link another unwinder into the
-    kernel, and the kernel would crash when Python ends while one of its threads computes.
+    kernel. The kernel would then crash if Python ended while a Python thread was running the
+    kernel.
     """
     source, library = work / "unwinder.c", work / "libgcc_s.so.1"
     source.write_text("".join(f"void _Unwind_{name}(void) {{}}\n" for name in UNWINDER))
@@ -145,7 +150,7 @@ def inspect(wheel: Path, tag: str) -> None:
 
 
 def older(one: re.Match[str], other: re.Match[str]) -> bool:
-    """Tell whether a tag needs an older C library than another."""
+    """Tell whether tag `one` needs an older C library than tag `other`."""
     return [*map(int, one.group(2, 3))] < [*map(int, other.group(2, 3))]
 
 
