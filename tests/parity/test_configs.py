@@ -1,8 +1,9 @@
 """Tests that no key of a config is ignored: each is used, refused, or shown to change nothing.
 
-The keys of a family are all fields of transformers' config class, all aliases that it defines for
-fields, and the fields of all other families. Each key gets other values in the config.json of a
-small random model. Then transformers and qkv must compute the same, or qkv must refuse the model.
+For each family, the tests try three groups of keys: all fields of its config class in transformers,
+all aliases of these fields, and the fields of all other families. Each key gets other values in the
+config.json of a small random model. Then transformers and qkv must compute the same, or qkv must
+refuse the model.
 """
 
 from __future__ import annotations

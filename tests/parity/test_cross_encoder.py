@@ -74,7 +74,10 @@ def both(folder: Path) -> tuple[qkv.Model, CrossEncoder]:
 
 
 def compare(ours: qkv.Model, theirs: CrossEncoder, query: str = QUERY) -> None:
-    """Assert equal scores up to rounding for every document, in descending order."""
+    """Assert that both libraries give each document the same score, up to rounding.
+
+    Our model must also return the documents in descending order of score.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* were cut to", UserWarning)
         found = ours.rank(query, DOCUMENTS)

@@ -154,7 +154,10 @@ def test_a_program_gives_the_same_results_in_both_libraries(
 def test_search_functions_return_the_same_with_our_model(
     both: tuple[qkv.Model, SentenceTransformer],
 ) -> None:
-    """sentence-transformers' search functions find the same with our model and its vectors."""
+    """sentence-transformers' search functions return the same results for both libraries' models.
+
+    Each function receives a model or the vectors that the model computed.
+    """
     found = []
     for model in both:
         query, texts = model.encode_query(TEXTS[:5]), model.encode(TEXTS, convert_to_tensor=True)
@@ -221,7 +224,10 @@ def test_predict(tmp_path: Path, kind: str, classes: int, monkeypatch: pytest.Mo
 )
 @pytest.mark.parametrize("default", [None, "query"])
 def test_rank(tmp_path: Path, options: dict[str, Any], default: str | None) -> None:
-    """Scores agree for a given prompt, the files' default prompt, and another activation."""
+    """Scores equal those of sentence-transformers for several prompts and activation functions.
+
+    The caller gives the prompt's text or its name, or the model's files set a default prompt.
+    """
     folder = cross.written(tmp_path / "one")
     theirs = CrossEncoder(str(folder), device="cpu", prompts=PROMPTS, default_prompt_name=default)
     theirs.save_pretrained(str(tmp_path / "two"))

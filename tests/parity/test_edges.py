@@ -176,7 +176,7 @@ class Torch:
         return logits, live
 
     def metric(self, ids: Any, add: Add | None = None, texts: int = 1) -> Any:
-        """Run the ids `texts` times in one batch, and return `METRIC` of each run, (texts,)."""
+        """Run a batch of `texts` copies of the ids, and return `METRIC` of each copy, (texts,)."""
         with torch.no_grad():
             logits = self.run(ids, add, texts=texts)[0]
         return np.array([float(metric_of(one[None])) for one in logits])
@@ -267,7 +267,11 @@ def test_a_path_to_several_receivers(both: Both) -> None:
 
 @pytest.mark.parametrize(("method", "steps"), [("eap", 1), ("eap-ig", 5)])
 def test_estimates(both: Both, method: str, steps: int) -> None:
-    """Estimates equal a sender's change times autograd's gradient at each receiver's input."""
+    """The estimate of an edge is the dot product of its sender's change and autograd's gradient.
+
+    The gradient is taken at the receiver's input. The method eap-ig averages the gradients over
+    5 steps.
+    """
     pairs = expected_edges(both.torch.parallel)
     expected = np.zeros(len(pairs))
     with double(both.is_double):

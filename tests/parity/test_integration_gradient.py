@@ -1,4 +1,7 @@
-"""Tests of training transformers' models on qkv, against training on eager attention."""
+"""Tests that transformers' models train with qkv as they train with eager attention.
+
+The gradients and the losses must agree up to rounding.
+"""
 
 from __future__ import annotations
 

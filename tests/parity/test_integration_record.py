@@ -1,4 +1,7 @@
-"""Tests of qkv.record in models with several parts, windows or odd layers: right, or refused."""
+"""Tests of qkv.record in models with several parts, with windows, or with unusual layers.
+
+Each record is correct, or qkv raises an error.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ def images(texts: int = 2, size: int = 24) -> Any:
 
 
 def agree(trace: Any, attentions: Any, real: Any = None) -> None:
-    """Compare the weight that each key received with eager attention's, except at padding."""
+    """Compare the weight that each key receives in a trace and in eager attention. Skip padding."""
     assert trace.num_layers - len(trace.other_layers) == len(attentions)
     shown = [n for n in range(trace.num_layers) if n not in trace.other_layers]
     for layer, weights in zip(shown, attentions, strict=True):

@@ -1,4 +1,7 @@
-"""Tests of torch's transforms of functions that run qkv: each is right, or an error."""
+"""Tests of torch's transforms, such as torch.func.grad, applied to functions that run qkv.
+
+Each transform gives correct results or raises an error.
+"""
 
 from __future__ import annotations
 

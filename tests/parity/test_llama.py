@@ -97,7 +97,7 @@ def test_scalings_in_older_configs(tmp_path: Path, name: str) -> None:
 def test_keys_in_a_cache_stay_as_they_were_turned(tmp_path: Path, name: str) -> None:
     """Past the limit, generation agrees with transformers: cached keys keep their rotation.
 
-    A run of the whole text without a cache predicts other tokens.
+    Without a cache, a run of the whole text predicts tokens that differ from the generated tokens.
     """
     kinds = {
         "dynamic": {"rope_type": "dynamic", "factor": 3.0, "positions": 16},

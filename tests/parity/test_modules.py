@@ -49,7 +49,10 @@ def normed(dim: int) -> LayerNorm:
 
 @pytest.mark.parametrize("name", sorted({name.rpartition(".")[2] for name in ACTIVATIONS}))
 def test_activations(tmp_path: Path, name: str) -> None:
-    """A linear layer's activation is read by the class's long name and by its short one."""
+    """In a linear layer's config, qkv accepts both import paths of an activation class.
+
+    Examples are torch.nn.modules.activation.ReLU and torch.nn.ReLU.
+    """
     dense = Dense(16, 12, activation_function=getattr(torch.nn, name)())
     with torch.no_grad():
         dense.linear.weight *= 4  # outputs far from 0 on both sides

@@ -202,7 +202,9 @@ ALIKE = {
     **dict.fromkeys(("gemma", "mistral", "phi3", "qwen2", "qwen3"), "llama"),
     **dict.fromkeys(("gemma3", "gemma3_text"), "gemma2"),
 }
-# Families whose blocks have names of their own, or are of another kind, and where they are tested.
+# These families are in neither FAMILIES nor ALIKE: their blocks have names of their own, or the
+# blocks are of another kind, such as blocks with experts.
+# Each value names the tests of a family, or says why the family needs no test of its own.
 ELSEWHERE = {
     "modernbert": "test_a_first_layer_without_its_norm",
     "nomic_bert": "a BERT with a gate, whose parts both are held above",
@@ -249,7 +251,10 @@ def watched(model: torch.nn.Module) -> Iterator[Seen]:
 
 
 def norm_scale(module: Any, x: Any) -> Any:
-    """Return the divisor of a norm: the root of epsilon plus the variance or the mean square."""
+    """Return the divisor of a norm.
+
+    A LayerNorm divides by sqrt(variance + epsilon), an RMSNorm by sqrt(mean square + epsilon).
+    """
     if isinstance(module, torch.nn.LayerNorm):
         return np.sqrt(x.var(-1, keepdims=True) + module.eps)
     eps = module.eps if hasattr(module, "eps") else module.variance_epsilon

@@ -134,7 +134,7 @@ def shaken(module):
 def test_multi_head_attention_is_that_of_torch(heads, causal):
     theirs = shaken(torch.nn.MultiheadAttention(12, heads, batch_first=True, dtype=torch.float64))
     x, context = numbers(2, 5, 12), numbers(2, 5, 12, seed=1)
-    hidden = torch.ones(5, 5).triu(1).bool() if causal else None  # True masks in torch
+    hidden = torch.ones(5, 5).triu(1).bool() if causal else None  # in torch, True means masked
     rows = [torch.tensor(part) for part in (x, context, context)]
     expected, weights = theirs(*rows, attn_mask=hidden, average_attn_weights=False)
     ours = torch_weights(theirs, heads)

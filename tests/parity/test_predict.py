@@ -32,7 +32,7 @@ IDS = {
 
 
 def pair_of(folder: Path, kind: str, dtype: torch.dtype) -> Any:
-    """Return a random model in both libraries, whose words are w0, w1 and so on."""
+    """Return a random model in both libraries. The words of the model are w0, w1 and so on."""
     if kind == "bert":
         pair = made(folder, BertForMaskedLM, BertConfig(**SIZES), dtype)
     else:
@@ -79,7 +79,7 @@ def test_guesses(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kind", IDS)
 def test_guesses_with_an_ablated_head_and_a_masked_word(tmp_path: Path, kind: str) -> None:
-    """Guesses agree if a head is ablated and a word is masked.
+    """Both libraries make the same guesses in a run with an ablated head and a masked word.
 
     In transformers, the head's columns of the output projection are 0, and the attention mask is 0
     at the word.

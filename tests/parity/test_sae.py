@@ -1,4 +1,9 @@
-"""Tests of sparse autoencoders against torch: SAELens's formulas and folders, hooks, autograd."""
+"""Tests of sparse autoencoders against torch.
+
+The tests load folders in SAELens's layout, and compare the features with SAELens's formulas. The
+tests also splice autoencoders into models at several hooks, and compare the gradients of training
+with those of autograd.
+"""
 
 from __future__ import annotations
 

@@ -230,7 +230,10 @@ def test_tokens(both: tuple[qkv.Model, SentenceTransformer]) -> None:
 def test_everything_of_a_text(
     both: tuple[qkv.Model, SentenceTransformer], truncate_dim: int | None
 ) -> None:
-    """The outputs of a text agree by name; the test removes the batch's padding from theirs."""
+    """Each named output of a text is the same in both libraries.
+
+    The outputs of sentence-transformers contain the batch's padding, which the test removes.
+    """
     ours, theirs = both
     options: dict[str, Any] = {"output_value": None, "truncate_dim": truncate_dim}
     for mine, other in zip(

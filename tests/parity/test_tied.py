@@ -83,7 +83,7 @@ def test_the_table_twice(tmp_path: Path, family: str) -> None:
 def test_the_table_under_the_name_of_the_output_matrix(tmp_path: Path, family: str) -> None:
     is_pair = family in ("t5", "mt5")
     pair, output, table = tied(tmp_path / "theirs", family)
-    if is_pair:  # transformers never saves a separate matrix of these
+    if is_pair:  # transformers never saves an output matrix of T5 or mT5 beside the token table
         output = "lm_head.weight"
     again = changed(
         tmp_path / "theirs", pair, lambda tensors: tensors.update({output: tensors.pop(table)})

@@ -75,7 +75,10 @@ def test_random_settings_in_any_chunks_agree_with_the_formula(start: int) -> Non
 
 
 def layer(array: Any, name: str) -> dict[Any, Any]:
-    """Return the tasks of the graph's only layer whose name begins with `name`."""
+    """Return the tasks of the graph layer whose name begins with `name`.
+
+    Exactly one layer of the graph must have such a name.
+    """
     (found,) = (x for key, x in array.__dask_graph__().layers.items() if key.startswith(name))
     return dict(found)
 

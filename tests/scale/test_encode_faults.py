@@ -1,4 +1,7 @@
-"""Tests of failing workers, clients, schedulers and disks: each row once, or one error."""
+"""Tests of failing workers, clients, schedulers and disks.
+
+Each row is stored exactly once, or the run ends with one error.
+"""
 
 import json
 import os
@@ -172,7 +175,7 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of a file is set of another process")
 def test_a_full_disk(source: Path, client: Any, tmp_path: Path) -> None:
-    """A limit on the size of each worker's files stands for a full disk."""
+    """The test simulates a full disk with a limit on the size of each worker's files."""
     import resource
 
     client.wait_for_workers(2, timeout=30)

@@ -1,4 +1,4 @@
-"""Tests that the rows of files get the same numbers, however blocks and parts divide a file."""
+"""Tests that row numbers do not depend on how blocks and parts divide a file."""
 
 import bz2
 import csv

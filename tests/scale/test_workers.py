@@ -11,7 +11,10 @@ from qkv.scale.workers import _keeping_memory, connected
 
 
 def _faults(keeping: bool) -> tuple[int, int]:
-    """Count the page faults of 50 arrays of 2 MB, twice; `keeping` keeps memory the first time."""
+    """Make 50 arrays of 2 MB in each of two rounds, and count the page faults of each round.
+
+    If `keeping` is True, the process keeps the memory of freed arrays during the first round.
+    """
 
     def made() -> int:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -31,14 +31,19 @@ def run_folder(path: Path, steps: list[int] = STEPS, *, log: bool = True) -> Pat
 
 
 def write_snapshot(path: Path, step: int, share: float, **changes: object) -> Path:
-    """Write one snapshot, from random weights (`share` 0) to a previous-token head (`share` 1)."""
+    """Write the snapshot of one training step.
+
+    With `share` 0, head 2 of layer 1 has random weights. With `share` 1, this head attends to the
+    previous token.
+    """
     home = path / "snapshots" / f"step-{step:08}"
     home.mkdir(parents=True)
     folder = Folder(home)
     folder.config = CONFIG | {"hidden_size": 24, "vocab_size": len(WORDS), **changes}
     folder.tensors = bert_tensors(folder.config)
     head = int(folder.config["hidden_size"]) // folder.config["num_attention_heads"]
-    # positions are sines and cosines in a vector's first numbers; `turn` maps each to the previous
+    # The first numbers of a position vector are cosines and sines. `turn` maps these numbers to
+    # the numbers of the previous position.
     waves = np.array([1.0, 0.5, 0.25, 0.125])[: head // 2]
     angles = np.arange(folder.config["max_position_embeddings"])[:, None] * waves
     positions = np.stack([np.cos(angles), np.sin(angles)], axis=-1).reshape(len(angles), -1)

@@ -13,7 +13,7 @@ TOKENS = ["<s>", "a", "b", "."]
 
 
 class Tensor:
-    """Imitate a tensor on a GPU that requires gradients."""
+    """Imitate a tensor that requires gradients and is on a GPU."""
 
     def __init__(self, array: np.ndarray, ready: int = 0) -> None:
         self.array, self.ready, self.shape = array, ready, array.shape

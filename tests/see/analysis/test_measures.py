@@ -24,7 +24,8 @@ def test_entropy_is_in_bits_and_skips_fully_masked_queries() -> None:
 
 def test_weight_on_the_previous_and_next_token() -> None:
     previous, following = measures.on_offset(TWO, -1), measures.on_offset(TWO, 1)
-    # in BLIND, only token 2 both has a previous token and attends to any token
+    # In BLIND, token 0 has no previous token, and token 1 attends to nothing. So only token 2
+    # counts in the mean weight on the previous token.
     assert previous.tolist() == pytest.approx([(0.6 + 0.7) / 2, 1.0])
     assert following.tolist() == pytest.approx([0.0, 0.25])
     assert measures.on_offset(np.ones((1, 1, 1)), -1).tolist() == [0.0]

@@ -8,7 +8,10 @@ from qkv.see.analysis.word_vectors import fit_plane
 
 
 def by_eigenvectors(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Compute PCA as in textbooks: centre each set by itself, and use the covariance of both."""
+    """Compute PCA as in textbooks, from one covariance matrix of both sets pooled.
+
+    Each set is centred on its own mean before the sets are pooled.
+    """
     sets = [part - part.mean(axis=0) for part in (before, after)]
     together = np.concatenate(sets)
     values, vectors = np.linalg.eigh(together.T @ together)
@@ -49,7 +52,7 @@ def test_both_sets_shape_the_plane() -> None:
 
 def test_the_largest_loading_of_an_axis_is_positive() -> None:
     line = np.outer(np.arange(4.0), [1.0, -3.0, 2.0])
-    assert fit_plane(line, line).original[0, 0] > 0  # the axis points against the line
+    assert fit_plane(line, line).original[0, 0] > 0  # the axis and `line` have opposite directions
     assert fit_plane(-line, -line).original[0, 0] < 0
 
 

@@ -211,7 +211,10 @@ def test_the_headline_makes_no_claim_if_no_head_stands_out(text: str, model: qkv
 
 
 def test_other_sentences_open_on_a_link_above_the_usual_weight(model: qkv.Model) -> None:
-    """The first list of test_opening led to the threshold, so this test uses the second list."""
+    """Test the threshold on the second list of sentences in test_opening.
+
+    The threshold was chosen with the first list of that file.
+    """
     views = [qkv.show(text, model=model) for text in SECOND]
     assert sum(view.head.stands_out is True for view in views) >= 22
     for view in views:

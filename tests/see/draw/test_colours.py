@@ -18,7 +18,8 @@ from qkv.see.draw import colours, terminal
 from qkv.see.draw.terminal import Screen, cube_color
 
 THEMES = sorted(colours.THEMES)
-# The backgrounds of terminals: black, VS Code, One Dark and Ubuntu; white, Solarized and grey.
+# Backgrounds of terminals. Dark: black, and the backgrounds of VS Code, One Dark and Ubuntu.
+# Light: white, the background of Solarized Light, and a light grey.
 GROUNDS = {
     "dark": ("#000000", "#1e1e1e", "#282c34", "#300a24"),
     "light": ("#ffffff", "#fdf6e3", "#f5f5f5"),

@@ -80,7 +80,10 @@ def test_the_weight_of_a_patch_on_itself_does_not_choose_the_head(image):
 
 
 def test_the_overlay_of_a_patch_shows_its_weight():
-    """Patches without weight are grey, larger weights are lighter, and patches fill the image."""
+    """A patch without weight is grey, and a patch with more weight has a lighter colour.
+
+    The patches together fill the image.
+    """
     image = np.full((31, 42, 3), 200, np.uint8)
     weights = np.arange(12.0).reshape(ROWS, COLUMNS)
     found = laid_over(image, weights / 11).astype(float)
