@@ -13,7 +13,9 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "qkv"
 
-# A room may import rooms on lower floors; rooms on the same floor do not import each other.
+# The order of imports inside `qkv`: a subpackage or module may import only subpackages and modules
+# from earlier sets of this list. In the code, `room` means a subpackage or module, and `floor`
+# means the index of a set.
 FLOORS = [
     {"arrays", "extras", "files", "progress", "signals", "visible"},
     {"trace", "ops"},
@@ -21,17 +23,18 @@ FLOORS = [
     {"layers"},
     {"models"},
     {"learn"},
-    {"see"},  # reads the run folder that learning writes
+    {"see"},  # reads the run folder that `qkv.learn` writes
     {"circuits"},  # shows its results with `see`
     {"findings", "marking", "integrations", "measure", "scale", "serve"},
     {"cli"},
 ]
-# Rooms that may import only some of the rooms below them.
+# These parts of `qkv` may import only the listed parts of `qkv`.
 ONLY = {
     "marking": {"arrays", "attend", "extras", "files"},
     "measure": {"arrays", "attend", "ops"},
 }
-# Rooms whose files are ordered too: a file may import files of lower steps and of its own step.
+# The order of the files in a subpackage: a file must not import files from later sets. In the
+# code, `step` means the index of a set.
 STEPS = {
     "see": [
         {"analysis"},
@@ -128,7 +131,8 @@ STEPS = {
     "findings": [{"finding_files"}, {"measured"}, {""}],
     "text": [{"growth", "tokenized", "lines"}, {"tokenizer"}, {"words"}, {""}],
 }
-# The folders of the pages' scripts are floors too: a script imports its own and lower folders.
+# A script of the pages may import scripts from its own folder and from earlier folders in the list
+# `SCRIPT_FLOORS`.
 SCRIPTS = SOURCE / "see" / "page" / "assets"
 SCRIPT_FLOORS = ["base", "engine", "store", "parts", "screens", "pages"]
 # Packages that `cli` and `serve` may import at the top of a file, because decorators of these
@@ -153,7 +157,10 @@ parsed = functools.cache(ast.parse)  # several rules read each file
 
 
 def floor(room: str) -> int:
-    """Return the floor of a room; the package itself (`from qkv import ...`) is above all rooms."""
+    """Return the index of the set in `FLOORS` that contains a subpackage or module of `qkv`.
+
+    An empty string means the package itself (`from qkv import ...`). Its index is the highest.
+    """
     if room == "":
         return len(FLOORS)
     for height, rooms in enumerate(FLOORS):
@@ -303,7 +310,7 @@ def files_imported(source: str) -> set[str]:
 
 
 def wrong_steps(module: str, imported: set[str]) -> list[str]:
-    """Return a message for each import from a higher step of the same room."""
+    """Return a message for each imported file that breaks the order in `STEPS`."""
     room = room_of(module)
 
     def step(name: str) -> int:
@@ -368,7 +375,10 @@ def scripts_imported(name: str, source: str) -> set[str]:
 
 
 def scripts_upward(name: str, imported: set[str]) -> list[str]:
-    """Return a message for each script on a higher floor that the script `name` imports."""
+    """Return a message for each import that breaks the order of folders in `SCRIPT_FLOORS`.
+
+    The script `name` imports the scripts whose paths are in `imported`.
+    """
     own, *others = (SCRIPT_FLOORS.index(path.partition("/")[0]) for path in (name, *imported))
     return [
         f"{name} imports {path}: imports go downward only"

@@ -34,8 +34,9 @@ def found(path: str) -> object:
 def entries(text: str) -> dict[str, object]:
     """Return the objects that Sphinx documents, keyed by name.
 
-    For a module, these objects are the members that the page lists. If the page has no such list,
-    these objects are all members in `__all__`, except the members that the page excludes.
+    If the page lists members of a module, Sphinx documents the listed members. If the page has no
+    such list, Sphinx documents every name in the module's `__all__`, except the names that the page
+    excludes.
     """
     given: dict[str, object] = {}
     for directive in re.split(r"^\.\. ", text, flags=re.MULTILINE)[1:]:

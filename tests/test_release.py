@@ -1,4 +1,8 @@
-"""Tests of reusing a wheel's kernel if it fits, and of releases, made completely or not at all."""
+"""Tests of the scripts `.ci/kernel.py` and `.ci/release.py`.
+
+`kernel.py` reuses the kernel of a wheel only if the kernel was compiled from the current sources
+and can be loaded. `release.py` makes a complete release, or restores the clone if a step fails.
+"""
 
 import importlib.util
 import subprocess

@@ -1,4 +1,4 @@
-"""Tests of `qkv serve`: its errors at the start, its key, its pages and its end."""
+"""Tests of `qkv serve`: start-up errors, the API key, web pages and shutdown."""
 
 import signal
 import socket

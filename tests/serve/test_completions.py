@@ -63,7 +63,10 @@ def client(decoder: Served) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def here(model: qkv.Model) -> Iterator[TestClient]:
-    """A client of the same model in this process, with small limits."""
+    """A client of an app that runs in the test process.
+
+    The app serves the same model as the fixture `decoder`, but with small limits.
+    """
     limits = Limits(new_tokens=60, inputs=8, tokens=200, batch_tokens=64)
     with TestClient(create_app(model, limits), base_url="http://127.0.0.1") as found:
         yield found
@@ -372,9 +375,10 @@ def test_other_families_are_served_too(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "t5"])
 def test_a_closed_completion_continues_identically(tmp_path: Path, kind: str) -> None:
-    """A completion's text stays the same if its generator is closed and a new one continues it.
+    """A completion's text does not depend on how many generators produce it.
 
-    The test closes the generator after every piece, every 2 pieces, or every 3 pieces.
+    The test closes the generator after every piece, every 2 pieces, or every 3 pieces. A new
+    generator then continues the completion.
     """
     model = qkv.load(write_small(tmp_path / kind, CONFIGS[kind]), dtype=np.float64)
     asked: dict[str, Any] = {"prompt": ["the cat sat on", "a dog"], "n": 2, "seed": 4}

@@ -1,4 +1,4 @@
-"""Tests of slow, broken and lost clients, of errors while computing, and of an end under load."""
+"""Tests of slow, broken and lost clients, of computation errors, and of shutdown under load."""
 
 from __future__ import annotations
 
@@ -93,7 +93,10 @@ HALVES = [b"POST /v1/embed", head(100)[:-2], head(100), head(100) + b'{"input": 
 
 
 def test_requests_half_sent_are_given_up_and_keep_nobody_waiting(server: Served) -> None:
-    """Some clients stop within the head or the body; a hundred send single bytes slowly."""
+    """Four clients send only the start of a request; a hundred clients send single bytes slowly.
+
+    The first four stop in the request line, in the HTTP headers, before the body or in the body.
+    """
     with ExitStack() as stack:
         halves = [stack.enter_context(connect(server)) for _ in HALVES]
         for connection, begin in zip(halves, HALVES, strict=True):
@@ -147,7 +150,8 @@ def test_clients_that_hang_up_leave_nothing_behind(server: Served, sent: int, re
     for _ in range(50):
         connection = connect(server)
         if reset:
-            linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"  # on, 0 s: closing sends a reset
+            # SO_LINGER is on, and its timeout is 0 s. So closing the connection sends a reset.
+            linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         connection.sendall((head(len(BODY)) + BODY)[:sent])
         connection.close()

@@ -86,8 +86,8 @@ def test_a_waiting_request_is_not_computed_if_its_client_leaves(
     once = len(spied.computed)
     with server.ask(path, BODIES[path]) as good:
         assert good.recv(100).startswith(b"HTTP/1.1 200 ")
-    # The last request alone adds `once` calls. So the first count, `once`, contains the calls of
-    # one request, and no calls for the three clients that left.
+    # The last request is computed alone, and it causes `once` calls. So the first count, `once`,
+    # contains the calls of one request, and no calls for the three clients that left.
     assert len(spied.computed) == 2 * once
     assert once
 

@@ -208,7 +208,10 @@ def test_a_model_without_prompts_accepts_common_input_types(tmp_path: Path) -> N
 
 
 def test_queries_and_documents_take_their_routes(tmp_path: Path) -> None:
-    """The table of the route `document`, the default, is twice the table of `query`."""
+    """Each value in the table of the route `document` is twice the value for the route `query`.
+
+    The default route is `document`.
+    """
     model = qkv.load(routed(Folder(tmp_path), default_route="document"))
     assert [*model.routes] == ["query", "document"]
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:

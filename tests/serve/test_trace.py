@@ -169,7 +169,8 @@ def test_a_large_answer_is_refused_before_it_is_computed(
         assert response.status_code == 413
         assert "of 102 tokens would have about 124848 bytes" in response.json()["error"]["message"]
         few = {"input": "the river " * 50, "layers": [0, 1], "heads": 0}  # 102 tokens
-        assert post(small, input="the", layers=0).status_code == 500  # small, so `trace` was called
+        # The answer to this request is small, so the server calls `trace`, which raises an error.
+        assert post(small, input="the", layers=0).status_code == 500
         response = post(small, octets, **few)
         assert response.status_code == 413
         assert "for all heads" in response.json()["error"]["message"]

@@ -157,7 +157,11 @@ def by_the_library(model: Model, ids: list[int], edits: list[Edit]) -> Any:
 
 
 def scaled(model: Model, layer: int, value: float, scores: np.ndarray) -> np.ndarray:
-    """Scale raw scores by `value` instead of the usual factor; undo and redo the soft cap."""
+    """Scale raw scores by `value` instead of the usual factor.
+
+    If the model has a soft cap, remove the cap before the scaling, and apply the cap again after
+    the scaling.
+    """
     config = model.config
     usual = config.get("query_pre_attn_scalar", model.layers[layer].attn.d_query) ** -0.5
     cap = config.get("attn_logit_softcapping")

@@ -1,4 +1,8 @@
-"""Tests of the computing thread, without HTTP: vectors of `encode`, turns and faults."""
+"""Tests of the thread that computes, without HTTP.
+
+The tests compare vectors with those of `encode`. They also check the order in which requests are
+computed, limits, shutdown, errors and streams.
+"""
 
 import asyncio
 import threading
@@ -339,7 +343,7 @@ def test_a_small_batch_waits_for_more_requests_under_load(computed):
     assert computed == [["a", "b", "c", "d"]]
 
 
-# too many requests, canceled requests, and the end
+# requests above the limit, canceled requests, and requests at shutdown
 
 
 def test_requests_above_the_waiting_limit_are_refused():
@@ -604,7 +608,10 @@ def test_no_more_is_computed_than_is_read():
 
 
 def test_at_most_two_pieces_are_computed_between_batches(computed):
-    """With two pieces a turn, three streams take turns, and none waits for another's end."""
+    """Three streams together compute at most two pieces between two batches.
+
+    All three streams start before one of them ends.
+    """
 
     def named(name):
         for number in range(4):

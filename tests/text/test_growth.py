@@ -59,7 +59,11 @@ RULES = [
 
 @given(st.lists(st.sampled_from(RULES), max_size=3), st.text("abé \u0130\ufdfa", max_size=12))
 def test_no_text_grows_beyond_the_limit(chosen: list[Any], text: str) -> None:
-    """The limit holds for the library's results; rules may insert text even into an empty text."""
+    """The results of the `tokenizers` library are not longer than the limit allows.
+
+    The limit is a multiple of the text's length. An empty text counts as one character, because
+    rules may insert characters into it.
+    """
     steps = [normalizers.Replace(*one) for one in chosen]
     inner = Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
     for before in ([], [normalizers.NFKD()], [normalizers.Lowercase()], [normalizers.Prepend("▁")]):

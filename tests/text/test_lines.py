@@ -82,7 +82,7 @@ def test_a_long_line_is_cut_one_character_past_the_limit(text: str, size: int, m
 def test_bytes_that_are_not_text_are_reported_with_line_and_byte(
     content: bytes, words: str, size: int
 ) -> None:
-    """A long line is cut, but the error also reports wrong bytes after the cut."""
+    """`read_lines` cuts a long line, but also reports invalid bytes that follow the cut."""
     if content.startswith(b"\xff") and size == 100:
         words = "it is not text: byte 4 of line 1 is NUL"
     with pytest.raises(ValueError, match=words):

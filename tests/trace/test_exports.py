@@ -14,7 +14,10 @@ WHY = "it is not installed: pip install '.[tables]'"
 
 
 def made() -> Trace:
-    """Return a trace of two texts of one and three tokens, in layers 0 and 2 of a model of four."""
+    """Return a trace with the arrays of layers 0 and 2, from a model with four layers.
+
+    The trace has two texts. The first has one token, and the second has three tokens.
+    """
     rng = np.random.default_rng(0)
     arrays = {"hook_embed": rng.normal(size=(2, 3, 4))}
     for layer in (0, 2):

@@ -1,4 +1,7 @@
-"""Tests of the bias prompts, and of the measures against counts by hand."""
+"""Tests of the bias prompts and of the bias measures.
+
+The tests compare the measures with values that were counted by hand.
+"""
 
 import math
 import re

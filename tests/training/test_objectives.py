@@ -1,4 +1,7 @@
-"""Tests of the training objectives: losses by hand, gradients by differences, rules of batches."""
+"""Tests of the training objectives: their losses, gradients and batches.
+
+The tests compare losses with separate computations, and gradients with finite differences.
+"""
 
 from itertools import pairwise
 from pathlib import Path
@@ -88,9 +91,11 @@ def test_a_batch_has_each_definition_once_and_the_right_one_marked() -> None:
 
 
 def test_another_use_may_stand_for_a_definition() -> None:
-    """A drawn sentence uses a word in one of the word's senses.
+    """With `used=1.0`, another sentence with the same sense replaces a definition.
 
-    If no other sentence uses this sense, the batch contains the definition of the sense.
+    The batch contains a sentence that is chosen at random. This sentence uses a word in one of the
+    word's senses. If no other sentence uses this sense, the batch contains the definition of the
+    sense.
     """
     again = Sentence(np.array([2, 16, 10, 3]), 2, 3, 100, (200,), ())
     options = {"mask": 4, "uses": 1, "wrong": 2, "hidden": 0, "replaced": 0}

@@ -1,4 +1,4 @@
-"""Tests of measures of prose: the surprise of words, and texts that loop.
+"""Tests of measures of prose, such as the surprise of words and the number of looping texts.
 
 The tests compare the surprise with values that were computed by hand or token by token.
 """

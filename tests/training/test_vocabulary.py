@@ -52,7 +52,8 @@ def test_whole_words_come_first_and_subwords_spell_the_others() -> None:
     assert "[UNK]" not in tokenizer("matscat unsat themats").tokens
     more = with_whole_words(TEXTS, WORDS, 90, 3)
     assert len(more) <= 90
-    assert set(WORDS) <= set(more.vocabulary)  # whole words fill the entries that subwords leave
+    # The subwords do not need all 90 entries, so whole words fill the free entries.
+    assert set(WORDS) <= set(more.vocabulary)
 
 
 def test_no_subword_is_spent_on_a_whole_word() -> None:
@@ -103,7 +104,11 @@ def test_the_command_says_what_it_made(folder: Path, tmp_path: Path) -> None:
 
 
 def test_words_of_books_and_of_examples_count_by_their_shares() -> None:
-    """A word's score adds its shares in books and examples, and 1/4 of its share in definitions."""
+    """Words are sorted by the sum of three shares.
+
+    The sum contains the word's share in books, its share in examples, and 1/4 of its share in
+    definitions.
+    """
     synset = Synset("n", ("x",), "cat cat dog rug", ("pig pig pig cat",))
     small = WordNet([synset], {}, NO_FORMS, frozenset())
     found = [[["Dog pig."], ["Pig!", "1945"]]] * 6

@@ -133,7 +133,8 @@ def given() -> dict[str, Given]:
     return kinds
 
 
-# Each check compares a view's numbers with the trace's, and returns a text that outputs must have.
+# Each check compares the numbers of a view with those of a trace, and then returns a text. All
+# outputs of the view, except PNG and numbers, must contain this text.
 
 
 def close(found: Any, expected: Any) -> None:
@@ -197,7 +198,7 @@ def of_compare(view: View, kind: str, given: Given) -> str:
 
 def of_runs(view: View, kind: str, given: Given) -> str:
     found = view.to_dict()
-    if kind == "text":  # the text is given twice, so its words are compared
+    if kind == "text":  # both inputs are the same text, so each word has similarity 1
         close(found["similarity"], 1.0)
         return "1.000 after the last layer"
     lengths = np.linalg.norm(given.trace_a["resid_post", 0][0].astype(float), axis=-1)

@@ -40,7 +40,11 @@ def with_value(trace: Trace, name: str, value: float, where: Any = np.s_[0, 1]) 
 
 
 def refuses_a_plane(name: str, value: float) -> bool:
-    """Return whether `plot_shift` draws this array and must reject this value."""
+    """Return whether `plot_shift` must reject this value in this array.
+
+    `plot_shift` draws only the arrays `embed` and `resid_post`. It must reject NaN, infinity and
+    numbers beyond 1e150 in these arrays.
+    """
     return name in ("embed", "resid_post") and not abs(value) < 1e150
 
 

@@ -1,4 +1,9 @@
-"""Tests that views of ordinary sentences open on a link that positions do not explain."""
+"""Tests of the attention head that `show` displays first for ordinary sentences.
+
+For at least 23 of 24 sentences, this head must have a link of weight 0.1 or more between two
+content words. The positions of these words must not explain the link: in shuffled sentences, the
+mean weight at the same distance must be at most 0.4.
+"""
 
 import random
 import re
