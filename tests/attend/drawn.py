@@ -182,7 +182,7 @@ def _pattern(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     way = rng.integers(5)
     if way == 0 or not shape:
         return np.asarray(rng.random(shape) < _one(rng, [0.05, 0.5, 0.9]))
-    if way == 1:  # one run of keys for each query, of its own length
+    if way == 1:  # each query sees a run of keys, with a random start and length
         begin = rng.integers(0, shape[-1] + 1, (*shape[:-1], 1))
         end = begin + rng.integers(0, shape[-1] + 1, (*shape[:-1], 1))
         j = np.arange(shape[-1])

@@ -1,6 +1,7 @@
 """The formula in float64 with NumPy arrays, for cases that are too large for `loops.py`.
 
-It also marks numbers that the contract leaves open: a visible infinity may give infinity or NaN.
+This module also marks each number for which the contract allows several results. For example, if a
+query sees a value that contains infinity, the output may be infinity or NaN.
 """
 
 from typing import Any, NamedTuple
@@ -186,8 +187,9 @@ def _of_rows(given: Any, L: int, S: int, cells: tuple[int, ...]) -> Array:
 def settled(actual: Array, expected: Array, certainty: Array) -> Array:
     """Return `actual`, but with the expected number wherever the contract lets the two differ.
 
-    The caller can then compare all numbers with `expected`. A finite number that should be NaN or
-    infinite becomes NaN, so that this comparison fails.
+    The caller can then compare all numbers with `expected`. Where `certainty` is NOT_FINITE, only
+    NaN or an infinity is right, although `expected` holds a finite number. A finite number of
+    `actual` is replaced by NaN there, so that the comparison fails.
     """
     actual = np.asarray(actual).astype(np.float64)
     free = (

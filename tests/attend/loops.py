@@ -44,7 +44,12 @@ def _sum(numbers: list[float]) -> float:
 
 
 def _identity(argument: Any) -> Any:
-    """Return a key that two arguments share if and only if they are equal."""
+    """Return a dictionary key that identifies an argument.
+
+    Two arrays or lists have the same dictionary key if and only if they have the same type, shape
+    and bytes. Two other arguments have the same dictionary key if and only if they have the same
+    `repr`.
+    """
     if not isinstance(argument, np.ndarray | list):
         return repr(argument)
     array = np.asarray(argument)

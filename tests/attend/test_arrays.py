@@ -1,4 +1,4 @@
-"""Tests of the types and strides of inputs, of arrays of other libraries, and of `out`."""
+"""Test input types, input strides, arrays of other libraries, and the argument `out`."""
 
 import ml_dtypes
 import numpy as np

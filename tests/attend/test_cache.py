@@ -81,8 +81,8 @@ def test_a_window_bounds_what_is_kept() -> None:
 
 @pytest.mark.parametrize("window", [None, (3, 0)])
 def test_ragged_rows(window: tuple | None) -> None:
-    # `steps` has one list for each step: the three numbers of tokens that the step appends to the
-    # three rows. NaN pads the shorter rows of a step to the length of its longest row.
+    # For each step, `steps` lists how many tokens are appended to row 0, to row 1 and to row 2. NaN
+    # pads the shorter rows of a step to the length of its longest row.
     steps = [[4, 1, 0], [1, 1, 2], [0, 3, 1], [2, 2, 2], [1, 0, 3]]
     totals = np.sum(steps, axis=0)
     query, key, value = qkv_arrays((3,), L=max(totals), S=max(totals))
@@ -152,8 +152,9 @@ def most_kept(cache: qkv.KVCache, tokens: int, rows: int) -> float:
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_memory_over_a_long_text(rows: int) -> None:
-    # The window needs 128 keys. The cache has room for twice as many, so that it does not move
-    # them at each step; the room is a multiple of 256 keys.
+    # The window needs 128 keys. The cache allocates memory for 256 keys, twice the number that the
+    # window needs, so that the cache does not move keys at each step. The cache always rounds this
+    # memory up to a multiple of 256 keys.
     assert most_kept(qkv.KVCache(window=(127, 0)), 3000, rows) == 256
     assert 3000 * 13 // 14 <= most_kept(qkv.KVCache(), 3000, rows) <= 2 * 3000
 

@@ -16,7 +16,10 @@ POISON = 3  # this key is masked for some queries, or for all
 
 
 def _mask(float_mask: bool = False) -> np.ndarray:
-    """Return a mask of key 3 for queries 0, 2 and 4, and of two other cells."""
+    """Return an attention mask of shape (L, S) with five masked cells.
+
+    As (query, key), these cells are (0, 3), (2, 3), (4, 3), (1, 0) and (4, 6).
+    """
     mask = np.ones((L, S), bool)
     mask[::2, POISON] = False
     mask[1, 0] = mask[4, 6] = False

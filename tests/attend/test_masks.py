@@ -1,4 +1,4 @@
-"""Tests of masks and biases, boolean and added."""
+"""Test boolean masks, and the float masks and biases that qkv adds to the scores."""
 
 import warnings
 
@@ -161,7 +161,7 @@ def test_a_float_mask_of_zeros_and_ones_draws_a_warning(dtype: np.dtype) -> None
     mask = (np.random.default_rng(2).random((5, 7)) < 0.5).astype(dtype)
     with pytest.warns(UserWarning, match="bool"):
         out = qkv.attention(*qkv_arrays(), mask)
-    # The call only warns: it adds the mask to the scores, as the contract says.
+    # The call raises no error: it warns and adds the mask to the scores, as the contract says.
     expected = qkv.attention(*qkv_arrays(), bias=mask)
     np.testing.assert_allclose(out, expected, atol=4e-6)
 

@@ -1,4 +1,4 @@
-"""Tests that calls read no memory outside the inputs, and do not write to the inputs."""
+"""Check that a call reads no memory outside its inputs, and does not write to its inputs."""
 
 import signal
 import subprocess

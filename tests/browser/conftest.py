@@ -30,7 +30,11 @@ FLAGS = [
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
-    """The browser: the headless shell if installed, because it opens a page with half the work."""
+    """Start the browser: the program in QKV_CHROMIUM, else the headless shell, else Chromium.
+
+    The headless shell comes before Chromium, because Chromium does twice as much work to open a
+    page.
+    """
     found = os.environ.get("QKV_CHROMIUM") or shutil.which(SHELL) or shutil.which("chromium")
     assert found, f"there is no chromium: apt-get install {SHELL}, or name one in QKV_CHROMIUM"
     with sync_playwright() as playwright:

@@ -1,8 +1,9 @@
 """One model behind many live pages: it is read once, and each page has its own view.
 
-A live page carries its model: 14 MB, which are read whenever the page opens. Here a stand-in
-replaces the worker that door.js would start, and forwards to one worker that all pages of a process
-share. The pages share nothing else: each page has its own state, undo history, scripts and view.
+A live page carries its model: 14 MB, which are read whenever the page opens. Here, door.js starts a
+stand-in instead of the page's own worker. The stand-in forwards all messages to one worker. All
+pages that have the same model share this worker within a process. The pages share nothing else:
+each page has its own state, undo history, scripts and view.
 """
 
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

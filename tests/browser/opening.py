@@ -82,7 +82,10 @@ class Openers:
 
     @contextmanager
     def quickly(self) -> Iterator[Visit]:
-        """Yield `quick`, which opens live pages on a model that runs already."""
+        """Yield `quick`, which opens live pages.
+
+        Pages with the same model share one running copy of this model.
+        """
         with watched() as (watch, wanted):
 
             def quick(

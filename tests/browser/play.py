@@ -21,8 +21,9 @@ KEPT = """<script>
 </script>"""
 
 
-# Resolves once the page is painted and its address holds its state: the address then equals the
-# link to the whole page, except for `only`.
+# Resolves as soon as the page is painted and the address holds the state of the page. The address
+# then has the same fields as the link to the whole page. The comparison ignores the field `only`.
+# If the address has this field, the comparison also ignores `view`.
 REST = """() => new Promise((rested) => {
   const link = document.querySelector(".qkv-view").shadowRoot.querySelector(".whole");
   const fields = (address) => {

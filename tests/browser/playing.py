@@ -46,7 +46,7 @@ def live_page(model: Model) -> str:
 
 
 def opened(visit: Visit, html: str, *, width: int = 1280, **state: Any) -> Page:
-    """Open the page in a state, by default with the view of the model's inside unfolded."""
+    """Open the page in a state, by default with the parts that the button "Look inside" shows."""
     return ready(visit(opened_at(html, address(**STATE | state)), width=width))
 
 
@@ -76,7 +76,11 @@ def open_head(page: Page) -> tuple[int, int]:
 
 
 def masks(edits: list[Edit]) -> list[tuple[int, ...]]:
-    """Return an address's masks as edges: query, key, and layer and head if the mask names them."""
+    """Return the edges that are masked by edits from a page's address.
+
+    Each edge is a tuple: the query and the key, then the layer if the edit names a layer, then the
+    head if the edit names a head.
+    """
     return [
         tuple([query, key, *(edit[name] for name in ("layer", "head") if name in edit)])
         for edit in edits

@@ -25,7 +25,10 @@ STATIC = '<svg role="img" aria-label="static picture" width="120" height="80"></
 def made(
     tokens: list[str], layers: int = 2, heads: int = 4, *, seed: int = 0, **more: Any
 ) -> Heads:
-    """Return a causal text with random scores, whose weights are the softmax of the scores."""
+    """Return a text with random attention scores under a causal mask.
+
+    The attention weights are the softmax of the scores.
+    """
     random = np.random.default_rng(seed)
     size = len(tokens)
     scores = random.normal(size=(layers, heads, size, size)) * 2
@@ -124,9 +127,10 @@ def press(page: Page, *names: str) -> None:
 
 
 def pause(page: Page, milliseconds: int) -> None:
-    """Wait by the page's own clock, then for two frames, so that all earlier work is done.
+    """Wait for a timer in the page, then for two animation frames.
 
-    If a busy machine delays the page, it delays this wait as much.
+    The timer runs for `milliseconds`. When the wait ends, the page has finished all work that was
+    due earlier. If a busy machine delays the page, the machine delays this wait as much.
     """
     page.evaluate(
         """(milliseconds) => new Promise((done) => {
@@ -139,7 +143,7 @@ def pause(page: Page, milliseconds: int) -> None:
 
 def said(page: Page) -> str:
     """Return the text of the live region, once the region has announced it."""
-    pause(page, 200)  # the region waits 150 ms for the last of many changes
+    pause(page, 200)  # the region announces a text 150 ms after the last change
     return page.locator("[role=status]").first.inner_text()
 
 

@@ -24,7 +24,7 @@ def test_every_row_is_within_its_error_limit(chromium: Browser) -> None:
 def test_wrong_results_exceed_the_error_limit(
     chromium: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each row of the benchmark detects a wrong input: its error exceeds the allowed limit.
+    """With a wrong input, the error of each row of the benchmark exceeds the allowed limit.
 
     Each wrong input is one of these: another text, another query, a press on another word, or
     another length of the generated text.
