@@ -1,7 +1,8 @@
 """Tests of the scripts `.ci/kernel.py` and `.ci/release.py`.
 
 `kernel.py` reuses the kernel of a wheel only if the kernel was compiled from the current sources
-and can be loaded. `release.py` makes a complete release, or restores the clone if a step fails.
+and can be loaded. `release.py` makes a complete release, or resets the clone to the commit before
+the release if a step fails.
 """
 
 import importlib.util

@@ -1,6 +1,6 @@
 """Tests of the bias prompts and of the bias measures.
 
-The tests compare the measures with values that were counted by hand.
+The tests compare the measures with values that were counted or computed by hand.
 """
 
 import math
