@@ -70,8 +70,9 @@ def test_mistakes_of_the_second_block_are_reported_by_length(size, wrong):
 def test_a_maximum_that_the_next_block_forgets_is_fragile(size):
     result = check(text_by_text(tiled(size, largest=lambda m, new: new)))
     assert (result.passed, result.fragile, result.points) == (True, ("maximum-forgotten",), 9)
-    # The example has as few keys as possible: the first block contains scores of 2000, and the
-    # last block has only scores of 1000. With fewer keys, there would be only one block.
+    # The example has as few keys as possible. For the first query, the first block contains scores
+    # of 2000, and the last block has only scores of 1000. With fewer keys, there would be only one
+    # block.
     assert (result.example["key"][size:] == 1).all()
     assert np.isnan(result.example["yours"]).tolist() == [[True], [False]]
     # the keys with score 2000 have the values 0, 1, ...

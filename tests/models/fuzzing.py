@@ -253,7 +253,7 @@ def compare(found, plain, stored, values):
 
 
 def main(home, cases, number=None):
-    """Load `cases` damaged models; print how many were refused and how many were loaded."""
+    """Check `cases` damaged models; print how many were refused and how many were loaded."""
     home = Path(home)
     originals = folders(home / "whole")
     broken = home / "broken"

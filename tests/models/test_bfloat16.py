@@ -96,7 +96,7 @@ def test_it_is_close_to_the_plain_bert_of_the_same_weights(halves, monkeypatch, 
 
 @pytest.mark.parametrize("name", BODIES or [None])
 def test_all_products_are_of_bfloat16_with_bfloat16(halves, monkeypatch, name):
-    """The packed copies of weights are in bfloat16, not in float32.
+    """Weight matrices and their packed copies are in bfloat16, not in float32.
 
     Packed copies in float32 would take twice the memory.
     """
