@@ -121,7 +121,7 @@ def with_value(x: np.ndarray, edit: Edit, heads: int) -> np.ndarray:
 
 
 def with_source(model: Model, edit: Edit) -> Edit:
-    """Give a patch the value from its source text; return any other edit unchanged."""
+    """Return a patch with its value from the source text; return any other edit unchanged."""
     if edit["op"] != "patch":
         return edit
     plain, layer = run(model, model.tokenize(edit["from"]).ids.tolist(), []), edit["layer"]

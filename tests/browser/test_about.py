@@ -59,7 +59,7 @@ def plain(text: str) -> str:
 
 @pytest.mark.parametrize("kind", ["play", "walk"])
 def test_the_mouse_and_the_keyboard_open_it(visit: Visit, pages: dict[str, str], kind: str) -> None:
-    # `visit` opens a file. The test fails if the page requests another file: see opening.py.
+    # `visit` opens a file. The test fails if the page requests another address: see opening.py.
     page = opened(visit, pages[kind])
     assert line(page).count() == 1
     assert line(page).is_visible()
