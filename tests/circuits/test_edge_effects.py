@@ -338,7 +338,7 @@ def test_an_estimate_says_how_far_to_trust_it(small):
 
 
 def test_a_sample_stands_for_all_edges():
-    """The correlation between estimates and exact scores is nearly the same on a sample of edges.
+    """Estimates and exact scores have nearly the same correlation on a sample as on all edges.
 
     The sample consists of the edges with the largest estimates and of randomly chosen other edges.
     """

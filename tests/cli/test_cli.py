@@ -265,7 +265,7 @@ def test_open_without_a_browser_says_where_the_page_is(
 def lessons(tmp_path: Path) -> str:
     """Save a random model that knows the words of three sentences, and return its folder.
 
-    In contrast, `--model random` creates a model that knows the words of the given texts.
+    Tests use this model, because `--model random` creates a different model for different texts.
     """
     folder = tmp_path / "model"
     random_model([CAT, BANK, MONEY]).save(folder)

@@ -690,7 +690,8 @@ def test_streams_that_nobody_reads_keep_no_other_waiting():
 def test_long_streams_keep_no_other_waiting():
     """A fifth stream finishes although four long streams use all `stream_tokens`.
 
-    The server closes a long stream to free memory, even if the stream's client keeps reading.
+    To free memory, the worker closes a long stream and continues it later, even if the stream's
+    client keeps reading.
     """
 
     async def main():

@@ -89,8 +89,9 @@ def test_logits_are_the_weighted_sum_without_the_text_itself() -> None:
     batch = Words(np.concatenate([[5], text]), np.array([0, 1, 5]), np.array([3]), np.array([6]))
     found = neighbours.logits(batch)
     features = neighbours.features(text.tolist(), 2)
-    # Word 6 has six scores: three from the words at the distances -2, -1 and 1, two from the pairs
-    # of words at (-2, -1) and (-1, 1), and one from word 7, which is a nearby content word.
+    # Besides the score from its frequency, word 6 has six scores: three from the words at the
+    # distances -2, -1 and 1, two from the pairs of words at (-2, -1) and (-1, 1), and one from word
+    # 7, which is a nearby content word.
     assert (features[1:, 6] > 0).sum() == 6
     expected = neighbours.weights @ features
     expected[6] = neighbours.weights[0] * features[0, 6]
