@@ -34,7 +34,7 @@ def write_snapshot(path: Path, step: int, share: float, **changes: object) -> Pa
     """Write the snapshot of one training step.
 
     With `share` 0, head 2 of layer 1 has random weights. With `share` 1, this head attends to the
-    previous token.
+    previous token. Between 0 and 1, its weights are a mix of both.
     """
     home = path / "snapshots" / f"step-{step:08}"
     home.mkdir(parents=True)

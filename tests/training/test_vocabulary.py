@@ -52,7 +52,7 @@ def test_whole_words_come_first_and_subwords_spell_the_others() -> None:
     assert "[UNK]" not in tokenizer("matscat unsat themats").tokens
     more = with_whole_words(TEXTS, WORDS, 90, 3)
     assert len(more) <= 90
-    # The subwords do not need all 90 entries, so whole words fill the free entries.
+    # These texts need fewer than 90 entries, so there is room for all words in WORDS.
     assert set(WORDS) <= set(more.vocabulary)
 
 

@@ -198,7 +198,9 @@ def of_compare(view: View, kind: str, given: Given) -> str:
 
 def of_runs(view: View, kind: str, given: Given) -> str:
     found = view.to_dict()
-    if kind == "text":  # both inputs are the same text, so each word has similarity 1
+    # For two strings, `compare` shows one word of both texts instead of two runs. Here the texts
+    # are equal, so the similarity of the word is 1 at each layer.
+    if kind == "text":
         close(found["similarity"], 1.0)
         return "1.000 after the last layer"
     lengths = np.linalg.norm(given.trace_a["resid_post", 0][0].astype(float), axis=-1)
