@@ -62,7 +62,7 @@ def test_the_share_of_fitting_next_words_matches_the_card(decoder: qkv.Model) ->
 
 
 def test_it_seldom_loops_and_ends_its_sentences(decoder: qkv.Model) -> None:
-    """Count loops and finished sentences in the continuations of 100 prompts.
+    """Count the continuations of 100 prompts that loop, and those that end a sentence.
 
     The limits leave room, because processors round differently.
     """

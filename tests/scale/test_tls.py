@@ -126,7 +126,7 @@ def test_a_client_with_a_certificate_gets_an_answer(
 ) -> None:
     """A client with a certificate is let in, and gets an answer.
 
-    If the cluster let a stranger in, the stranger would get an answer instead of a refusal. Then
+    Therefore, if the cluster let a stranger in, the stranger would get an answer too, and
     `test_a_stranger_is_not_let_in` would fail.
     """
     host, _, port = cluster[0].scheduler_address.removeprefix("tls://").partition(":")

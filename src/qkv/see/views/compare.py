@@ -63,7 +63,7 @@ class Side:
         return self.shown.queries.rows_of(self.positions)
 
     def looks_at(self, head: ChosenHead) -> Array:
-        """Return the mean of the word's rows of weights in this head."""
+        """Return the mean of the word's rows in this head's weights of `shown`."""
         return attended(self.shown, head.layer, head.head, self.rows)
 
     @property
