@@ -111,6 +111,8 @@ class Screen:
     def safe(self, text: str) -> str:
         r"""Escape the characters of `text` that the terminal cannot show or would execute.
 
+        Use this method for untrusted texts.
+
         >>> Screen().safe("a\x1b[2Jb")
         'a\\x1b[2Jb'
         """
