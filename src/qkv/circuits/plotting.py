@@ -47,7 +47,7 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
     Args:
         result: a result of `qkv.circuits`, or an `xarray.DataArray`, for example a slice of
             `result.to_xarray()` or the difference of two DataArrays.
-        theme: "light", "dark", or "auto" for the theme of the site or system.
+        theme: "light", "dark", or "auto"; "auto" follows the theme of the site or system.
         stretch: whether the color scale of weights ends at the largest weight instead of at 1.
 
     Returns:

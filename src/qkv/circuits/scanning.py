@@ -186,7 +186,7 @@ class Scan:
             numbers: the indices of neurons or features, or a mapping from indices to card titles.
                 By default, the page shows the 24 neurons or features with the largest activations.
             top: the maximum number of texts per card.
-            theme: "light", "dark", or "auto" for the theme of the site or system.
+            theme: "light", "dark", or "auto"; "auto" follows the theme of the site or system.
 
         Returns:
             A view for notebooks and terminals, with export methods such as `to_html` and `to_png`.
@@ -347,7 +347,7 @@ class HeadScan:
         Args:
             name: the measure.
             top: the maximum number of texts per card.
-            theme: "light", "dark", or "auto" for the theme of the site or system.
+            theme: "light", "dark", or "auto"; "auto" follows the theme of the site or system.
 
         Returns:
             A view with one card per head, for the (up to) 24 heads with the largest values.

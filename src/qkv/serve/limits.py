@@ -28,8 +28,8 @@ class Limits:
             of the prompt.
         waiting: the maximum number of requests that wait to be computed.
         batch_tokens: the approximate number of tokens in a batch.
-        streams: between two batches, the server computes one piece for each of at most this
-            many streams.
+        streams: the maximum number of streams that the server continues between two batches. The
+            server computes one piece for each of these streams.
         stream_tokens: the approximate number of tokens that all streams together keep in memory.
             Above this number, some streams lose their caches. When such a stream continues, the
             server first computes the stream's earlier tokens again.

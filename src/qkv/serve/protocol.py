@@ -34,7 +34,7 @@ class Connection:
 
 
 class _Requests(HttpToolsProtocol):
-    """The requests of a connection: uvicorn's protocol with additional limits.
+    """The HTTP protocol of one connection: uvicorn's protocol with additional limits.
 
     A whole request (headers and body) must arrive within `half_sent` seconds. If the server has an
     answer to send and the client reads nothing for `unread` seconds, the server closes the
@@ -108,7 +108,7 @@ class _Requests(HttpToolsProtocol):
         return b""
 
     def _head_without_offer(self, method: bytes) -> bytes:
-        """Return the head of a request without the offer to switch to another protocol."""
+        """Return the request's head; omit the headers that offer to switch to another protocol."""
         close = any(name == b"connection" and b"close" in value for name, value in self.headers)
         kept = [header for header in self.headers if header[0] not in (b"connection", b"upgrade")]
         kept += [(b"connection", b"close")] * close

@@ -278,9 +278,9 @@ _SHOWN = {byte for byte in _BYTES if re.match("[!-~¡-¬®-ÿ]", byte)}  # uncha
 _LEVELS = _SHOWN | {chr(256 + i) for i in range(256 - len(_SHOWN))}
 _FALLBACKS = {f"<0x{byte:02X}>" for byte in range(256)}
 
-# The supported subset of Oniguruma's patterns: characters, classes without nested classes, groups,
-# lookaround and quantifiers. Anchors, names, references and possessive quantifiers are not
-# supported.
+# The supported subset of Oniguruma's patterns: characters, groups, lookaround, quantifiers, and
+# character classes. A class inside a class is not supported, and neither are anchors, names,
+# references and possessive quantifiers.
 _PROPERTY = r"\\[pP]\{(?:[LMNPSZC][a-z]?|Alphabetic|Han|Hiragana|Katakana|Hangul|Thai|Arabic)\}"
 _MARK = r"\\[rntfvsSdDwW]|\\u[\da-fA-F]{4}|\\[^\w\s]"
 _CLASS = rf"\[\^?(?:(?!\\W)(?:{_PROPERTY}|{_MARK})|[^\\\[\]&]|&(?!&))+\]"

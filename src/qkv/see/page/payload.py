@@ -27,8 +27,8 @@ from qkv.see.steps.walk import Walk
 #   `kind` is "show", "compare", "walk", "shift", "replay" or "play".
 #   `title` and `model` are strings.
 #   `theme` is "auto", "light" or "dark".
-#   `stretch` is true if scales of weights end at the largest weight when the page opens, and false
-#   if they end at 1.
+#   `stretch` is the first setting of the scales on which the page draws weights: true if the scales
+#   end at the largest weight, false if they end at 1.
 #   `texts` is a list of TEXT. A page of `show` has one TEXT, or three for an encoder-decoder: one
 #   for each of its three kinds of attention. A page of `compare` has two.
 #   `start` is the first state of the page (START), or null.
@@ -106,7 +106,7 @@ from qkv.see.steps.walk import Walk
 
 
 THEMES = ("auto", "light", "dark")
-MOST_CELLS = 4_000_000  # the largest number of weights in a page: 16 MB before base64
+MOST_CELLS = 4_000_000  # the maximum number of weights in a page; they take 16 MB before base64
 MOST_SCORES = 1_500_000
 # The largest number of weights in a summary. A summary may always hold 4 weights for each query,
 # even if it then exceeds this number.
@@ -431,7 +431,8 @@ def _held(walk: Walk, weights: Array) -> tuple[list[int] | None, list[int] | Non
     if max(length, keys) <= MOST_TOKENS:
         return None, None
     score = weights.copy()
-    score[walk.cell] = np.inf  # The page shows the sum of this cell when it opens.
+    # Keep this cell: when the page opens, it writes out the sum that gives the cell's number.
+    score[walk.cell] = np.inf
     if walk.keys is walk.tokens:  # Queries and keys share one list of positions.
         order = np.argsort(-score, axis=None, kind="stable")
         positions = dict.fromkeys(

@@ -47,9 +47,10 @@ def block_steps(walk: Walk, block: Block) -> str:
 
 
 def _compared_norm(walk: Walk, of: str, name: str, norm: Norm | None, hook: str) -> str:
-    """Add the step of a norm, and compare it with the model's own result; return the result's name.
+    """Add the step of a norm; return the name of the step's result.
 
-    If `norm` is None, add no step and return `of`.
+    The function also compares the step's result with the model's own result. If `norm` is None, add
+    no step and return `of`.
     """
     if norm is None:
         return of

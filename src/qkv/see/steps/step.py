@@ -380,8 +380,9 @@ class Walk:
     def show_units(self, steps: Sequence[int], name: str) -> list[int] | None:
         """Show only the largest hidden units (columns) of these steps.
 
-        The units are ranked by their numbers in the array `name` at the walk's position. The
-        function returns the shown units, largest first, or None if all units are shown.
+        The array `arrays[name]` has a number for each unit and position. The units are ranked by
+        the absolute values of their numbers at the walk's position. The function returns the shown
+        units, largest first, or None if all units are shown.
         """
         row = self.arrays[name][self.position]
         if len(row) <= FEW:

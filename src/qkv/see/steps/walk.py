@@ -109,7 +109,10 @@ class AttentionInputs:
                     self.known[f"{short}_{letter}"] = array
 
     def of(self, name: str, head: int) -> int:
-        """Return the index of a head's queries, keys or values, which several heads may share."""
+        """Return the index of a head's queries, keys or values.
+
+        Several heads may share keys and values; these heads have the same index for them.
+        """
         return head if name == "q" else head // self.shared
 
     def part(self, name: str, head: int) -> slice:
@@ -447,7 +450,7 @@ def _attention_steps(walk: Walk, at: AttentionInputs, query: str, key: str) -> A
 
 
 def _mask_step(walk: Walk, at: AttentionInputs, scaled: Array, hidden: Array) -> Array:
-    """Add the step that sets masked scores to -inf, or adds the numbers of a float mask."""
+    """Add the mask step, which sets masked scores to -inf or adds the numbers of a float mask."""
     values: dict[str, Any] = {"of": "scaled", "added": "", "line": "scaled", "mask": None}
     values["why"] = _why_hidden(at)
     if at.added is not None:

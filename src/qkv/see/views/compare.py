@@ -446,7 +446,7 @@ def compare(
         layer: the layer to show, counted from 0; -1 is the last layer.
         head: the head to show, counted from 0.
         pieces: whether subwords are shown separately, instead of merged into words.
-        theme: "light", "dark", or "auto" for the theme of the site or system.
+        theme: "light", "dark", or "auto"; "auto" follows the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.
 
     Raises:

@@ -127,7 +127,7 @@ def guess(
         top_k: the number of words.
         ablate: heads to ablate, as in `Model.trace`.
         hide: words and positions that no token may attend to, as in `Model.trace`.
-        theme: "light", "dark", or "auto" for the theme of the site or system.
+        theme: "light", "dark", or "auto"; "auto" follows the theme of the site or system.
 
     Raises:
         TypeError: `Model.predict` raises a TypeError, or `ablate` or `hide` is given with a story.

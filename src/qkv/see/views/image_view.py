@@ -202,7 +202,7 @@ def image_view(
         head: the head to show in the large picture, counted from 0; -1 is the last head.
         query: the token that attends: 0 or "[CLS]" for the first token, "3,4" for the patch in row
             3 and column 4.
-        theme: "light", "dark", or "auto" for the theme of the site or system.
+        theme: "light", "dark", or "auto"; "auto" follows the theme of the site or system.
         stretch: whether the scale of each head ends at the head's largest weight instead of 1. Use
             this if weights are spread over hundreds of patches.
 

@@ -106,7 +106,7 @@ class PlayView(WithModels, OneText):
         return run_name({"hide": [self.opening.word]})
 
     def panels(self) -> list[list[Panel]]:
-        """Show the likeliest words before and after a word is hidden, and the chosen head."""
+        """Show the chosen head, and the likeliest words before and after hiding a word."""
         shown, title = self.opening, "The likeliest words"
         bars: list[Panel] = [guess_bars(shown.before, title, "as it is" if shown.hidden else "")]
         if shown.hidden:
@@ -241,13 +241,13 @@ def play(
         hide: words, positions and links that are hidden when the page opens, as for `Model.trace`.
         state: the address of a page, or only the part after the #, which describes a state. The
             page opens in this state. If `state` is given, `text` and interventions must be omitted.
-        theme: "light", "dark", or "auto" for the theme of the site or system.
+        theme: "light", "dark", or "auto"; "auto" follows the theme of the site or system.
         embed: whether a notebook contains the whole page, so that no other file is needed.
 
     Raises:
         TypeError: the text is not a string, or an intervention has the wrong type.
-        ValueError: the text is empty; a page cannot compute with this model; or an intervention
-            does not match the text; the message says why.
+        ValueError: the text is empty; a page cannot run this model; or an intervention does not
+            match the text. The message gives the reason.
 
     >>> view = play("The opposite of black is [MASK].")
     >>> view.trace.tokens[view.opening.position], view.opening.word in view.text

@@ -223,7 +223,7 @@ def replay(
         text: the text, or the ids of its tokens; leave it out if `run` holds traces.
         layer: the layer to show first, counted from 0; -1 is the last layer.
         head: the head to show first, counted from 0.
-        theme: "light", "dark", or "auto" for the theme of the site or system.
+        theme: "light", "dark", or "auto"; "auto" follows the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.
 
     Raises:

@@ -177,7 +177,7 @@ def plot_shift(
         contextual: `(T, D)`, the vectors after attention.
         tokens: the T words.
         model: the model for a text, or a model's name; if omitted, the default model.
-        theme: "light", "dark", or "auto" for the theme of the site or system.
+        theme: "light", "dark", or "auto"; "auto" follows the theme of the site or system.
         pieces: whether each subword has its own arrow; otherwise a word's vector is the mean of the
             vectors of its subwords.
 

@@ -115,9 +115,9 @@ def show(
     exceeds the usual weight most. To find the usual weight, the view computes two means of the
     head's weights. The first is the mean over all pairs of words that are as far apart as the two
     words of the link, in the same direction. The second is the mean weight from other words to the
-    key of the link. The usual weight is twice the first mean, or the second mean if that is larger.
-    If one of these means is 0.4 or more, the head attends to a position rather than to words, so
-    its links do not count. Ties go to the lowest layer, then the lowest head.
+    key of the link. The usual weight is the larger of two numbers: the second mean, and twice the
+    first mean. If one of these means is 0.4 or more, the head attends to a position rather than to
+    words, so its links do not count. Ties go to the lowest layer, then the lowest head.
 
     The rule for texts without a gap also applies if the view cannot measure the guess at a gap. The
     view cannot measure the guess if the input consists of weights, if the input is a trace and no
@@ -148,7 +148,7 @@ def show(
             and `key` are given, the heads are ranked by the link between these two words.
         pieces: whether subwords are shown separately, instead of merged into words. When subwords
             are merged, the weights on them are summed, and the weights from them are averaged.
-        theme: "light", "dark", or "auto" for the theme of the site or system.
+        theme: "light", "dark", or "auto"; "auto" follows the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.
 
     Raises:
@@ -281,7 +281,7 @@ def head_view(
             function returns the view. If "return", the function always returns the view, with its
             HTML in `.data`.
         pieces: whether subwords are shown separately, instead of merged into words.
-        theme: "light", "dark", or "auto" for the theme of the site or system.
+        theme: "light", "dark", or "auto"; "auto" follows the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.
 
     Returns:

@@ -229,10 +229,10 @@ def walk(
     trace. The last steps are the final norm, the LM head, and the likeliest words, with the same
     probabilities as in `model.predict`. All steps are compared with the model's own numbers.
 
-    The walk writes out the sums of one token, and shows the guesses for it. This token is the first
-    mask token ("[MASK]"). In a text without a mask token, this token is the query of the head's
-    strongest link. A decoder guesses the word after this token. Without a language-model head, the
-    walk ends at the word vectors after the last layer.
+    The walk writes out the sums of one token, and shows the guesses for it. If the text has a mask
+    token ("[MASK]"), the walk chooses the first mask token. Otherwise, the walk chooses the query
+    of the head's strongest link. A decoder guesses the word after the chosen token. Without
+    a language-model head, the walk ends at the word vectors after the last layer.
 
     Args:
         text_or_trace: a text, or a model's trace of one text. Alternatively, a layer
@@ -246,7 +246,7 @@ def walk(
             without a model, the default is head 0.
         model: a model or the name of a model. If `model` is omitted, the default model reads the
             text.
-        theme: "light", "dark", or "auto" for the theme of the site or system.
+        theme: "light", "dark", or "auto"; "auto" follows the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.
         x: `(L, D)`, the word vectors that a layer reads.
         context: `(S, D)`, the word vectors that a layer attends to, if they differ from `x`.

@@ -1,6 +1,6 @@
 // An animation of the chosen query's row. The keys slide under the query, and the bars of the products fold together
-// into scores. The scores become weights, and each value shrinks in proportion to its weight. Finally, the values are
-// added up. A slider moves to any moment.
+// into scores. The scores become weights, and each value shrinks until its height is proportional to its weight.
+// Finally, the values are added up. A slider moves to any time of the animation.
 
 import { canvas2d, css, hatch, shade } from "../base/colours.js";
 import { el, fill, word } from "../base/elements.js";
@@ -22,7 +22,7 @@ import "./motion.css";
 const MOMENTS = ["keys", "products", "scores", "weights", "values", "sum"]; // the phases of the animation
 // In each phase, the picture moves for MOVES milliseconds and then rests for RESTS milliseconds.
 const [MOVES, RESTS] = [800, 1000];
-const TICKS = 10; // the number of slider steps in each moment
+const TICKS = 10; // the number of slider steps in each phase of the animation
 const SEPARATE = 12; // the maximum number of rows; if there are more keys, the last row stands for all other keys
 const TALL = 22; // the height of a row, in pixels
 const GAP = 6; // the gap above the sum, in pixels
@@ -241,7 +241,8 @@ function drawMoment(pen, row, colours, at, wide) {
   }
 
   /**
-   * Each value vector slides into its row, as the key did, and then shrinks in proportion to its weight.
+   * Each value vector slides into its row, as the key did. Then the vector shrinks until its height is
+   * proportional to its weight.
    * @param {number} r
    */
   function values(r) {

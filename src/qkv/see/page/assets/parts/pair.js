@@ -81,7 +81,7 @@ function sideOf(ui, { heard, onpick }) {
   }
 
   /**
-   * Updates the part after the rows in view changed.
+   * Updates the sentence and the lines, so that they show the rows that are now in view.
    * @param {boolean} aloud
    */
   function refresh(aloud, fresh = false) {

@@ -137,8 +137,9 @@ function vectorAt(resid, token, { tokens }) {
 }
 
 /**
- * The heads in which the weights of `own` in the first text and of `other` in the second text differ most, the largest
- * difference first. Weights at the same position of the shared axis are compared.
+ * The heads in which two rows of weights differ most, the largest difference first. The first row belongs to the query
+ * `own` of the first text, the second row to the query `other` of the second text. Weights at the same position of the
+ * shared axis are compared.
  * @param {Run} run
  * @param {Second} second
  * @param {number} own

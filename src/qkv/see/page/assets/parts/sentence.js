@@ -319,8 +319,9 @@ function chosenWord(store) {
 // ---- suggestions
 
 /**
- * The change that the first button makes. The text's story lists a head or some words: the button removes this head or
- * hides these words. If the text has no story, the button hides the tokens that `mostSeen` returns.
+ * The change that the first button makes. A story is a text with a head to remove or words to hide. If the text belongs
+ * to a story, the button removes the story's head or hides the story's words. For the page's first text, `data.start.hide`
+ * lists the tokens to hide instead. If no tokens are listed, the button hides the tokens that `mostSeen` returns.
  * @param {any} data
  * @param {Now} now
  * @returns {Offer | null}

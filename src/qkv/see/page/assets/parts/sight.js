@@ -1,5 +1,5 @@
-// Computes the rows, columns and numbers of a head that are shown, for all pages and all sources of numbers.
-// Also draws the small picture of a head.
+// Computes the visible rows and columns of a head, and the numbers in them. This file serves all pages and all sources of
+// numbers. It also draws the small picture of a head.
 
 import { raster } from "../base/colours.js";
 import { word } from "../base/elements.js";
@@ -31,7 +31,8 @@ import { SIGHT } from "../store/state.js";
 // ---- one head of one text
 
 /**
- * The visible part of a text: with subwords merged or not, with special tokens or not, as weights or contributions.
+ * The visible part of a text. The state says whether subwords are merged into words, whether special tokens are shown,
+ * and whether the numbers are weights or contributions.
  * Shown weights are not normalised again: `gone` is the weight on keys that the reader has excluded.
  * @param {Source} source
  * @param {Sight} state
@@ -162,7 +163,7 @@ export function arrange(seen, { l, h }) {
   };
 }
 
-// ---- a run in the form of a recorded text
+// ---- a live run, converted to the `Source` format of recorded texts
 
 const IN_SIGHT = new WeakMap(); // maps each run to {source, ways}; `ways` maps each set of options to the visible part
 

@@ -14,8 +14,8 @@ import "./stage.css";
 /** @typedef {{first: number, last: number, text: string, before: string, gap: boolean, plain: boolean}} StageWord  `plain`: no letters */
 
 const [THINNEST, PER_WEIGHT] = [1.5, 26]; // the width of a line in pixels is THINNEST + PER_WEIGHT * weight
-// Each of the FEWEST largest weights gets a line. Another weight gets a line only if it is LEAST or more. There are at most
-// MOST lines in total.
+// Lines show the largest weights. The first FEWEST lines are drawn for weights of any size; a further line is drawn only
+// for a weight of LEAST or more. There are at most MOST lines in total.
 const [LEAST, FEWEST, MOST] = [0.02, 3, 12];
 const LONG = 70; // longer sentences have smaller type
 

@@ -58,8 +58,9 @@ export function usualScale(model, layer) {
 }
 
 /**
- * Describes a factor for attention scores as a temperature of the attention softmax. (Sampling has a different
- * temperature.) If layers have different factors, no single temperature describes all of them.
+ * Converts a factor of the attention scores to a temperature of the attention softmax, and returns it in words.
+ * (Sampling has a different temperature.) If the usual factors of the layers differ, no single temperature is correct for
+ * all layers, so the words name the factor.
  * @param {any} model
  * @param {number} value
  */

@@ -100,7 +100,7 @@ export function writingPart(ui, store) {
     /** @param {Chosen} part */
     const onpart = (part) => {
       const before = textOf(tokens);
-      const whole = part.text.replace(/\ufffd+$/, ""); // a part of a character is shown only when the character is complete
+      const whole = part.text.replace(/\ufffd+$/, ""); // an incomplete character at the end is not shown yet
       const piece = whole.startsWith(before) ? whole.slice(before.length) : spelled(part.token);
       tokens.push({ ...part, piece });
       show("going");

@@ -83,8 +83,8 @@ export function labScreen(box, ui, store, shared) {
   const tabs = tabsOf(store, regions);
   const notes = (data.notes || []).map((/** @type {string} */ line) => el("p", { class: "note" }, line));
   const inside = el("button", { type: "button", class: "inside", onclick: () => store.set({ inside: !store.state.inside }) });
-  // `last`: the store's data; `told`: a copy of `last` for the parts, in which `state.inside` says whether the page is
-  // unfolded
+  // `last`: the store's data; `told`: the copy of `last` that the parts receive. In this copy, `state.inside` says whether
+  // the page is unfolded.
   /** @type {Told[]} */
   let [last, told] = [];
   const turn = inTurn();

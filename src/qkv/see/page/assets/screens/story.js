@@ -1,5 +1,5 @@
 // The story of the model's guess, in eight steps on the reader's own sentence. The text scrolls, and one picture
-// stays in view. The lab uses the same pictures. Under each step are the questions of the lesson about this step.
+// stays in view. The lab uses the same pictures. The buttons below a step open the lesson's questions about this step.
 
 import { el, fill, word } from "../base/elements.js";
 import { count, percent, visible } from "../base/format.js";

@@ -14,8 +14,8 @@ import { maskOf } from "./positions.js";
 
 /** @typedef {import("../engine/door.js").Run} Run */
 
-// a head stands out if one of its weights exceeds the usual weight by at least 0.1, or if, without the head, some words
-// gain at least 0.1 of probability in total
+// A head stands out in two cases: one of its weights exceeds the usual weight by at least 0.1, or the removal of the head
+// moves at least 0.1 of the probability to other words.
 const STANDS_OUT = 0.1;
 const OF_POSITIONS = 0.4; // a head counts as positional if its mean weight at one distance, or on one key, is at least this
 // the rule tries at most `MOST_HEADS` heads, in the last layers, and only if a text has at most `MOST_TOKENS` tokens
@@ -143,8 +143,8 @@ function linkByRule(run, spans, none, { untrained, little }) {
 
 /**
  * Two average weights of a head, to compare with the weight from `query` to `key`. The first is the mean over all pairs
- * of words, including `query` and `key`, that are as far apart as `query` and `key`, in the same direction. The second is
- * the mean weight on `key` from the other words that may attend to `key`.
+ * of words with the same distance and direction as the pair (`query`, `key`); this pair is included. The second is the
+ * mean weight on `key` from the other words that may attend to `key`.
  * @param {(query: number, key: number) => number} at
  * @param {WordSpan[]} spans
  * @param {number} query
@@ -204,8 +204,9 @@ function bareName(token) {
 }
 
 /**
- * Whether each word is a content word, and a number for each word. Equal words have the same number. If a text has
- * fewer than two content words, all words count as content words.
+ * Returns two lists with an entry for each word. `flags` says whether the word is a content word. `numbers` contains the
+ * word in lower case, so that equal words have equal entries. If a text has fewer than two different content words, all
+ * words count as content words.
  * @param {WordSpan[]} spans
  * @param {{words: string[], pieces: string[]}} little  function words, and their parts around an apostrophe
  */

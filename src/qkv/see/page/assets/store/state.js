@@ -76,8 +76,8 @@ export function toHash(state, start) {
   /** @param {any} of @param {string} name */
   const written = (of, name) => JSON.stringify(name === "edits" ? joinedMasks(of.edits) : of[name]);
   const fields = Object.keys(start).filter((name) => written(state, name) !== written(start, name));
-  // If the text or the edits differ from the page's first state, write all fields of PLAIN. If the address lacked one
-  // of these fields, the page that opens the address might choose a value for it that differs from the value in `state`.
+  // If the text or the edits differ from the page's first state, write all fields of PLAIN. If
+  // some of these fields were missing from the address, the page might give them values that differ from `state`.
   const moves = fields.some((name) => name === "text" || name === "edits");
   if (start.view !== "lab" && fields.some((name) => OF_LAB.includes(name))) fields.push("view");
   const all = [...new Set(moves ? [...Object.keys(PLAIN), ...fields] : fields)];

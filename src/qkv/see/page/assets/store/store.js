@@ -189,7 +189,7 @@ export function playStore(data, heard) {
       let runs = await runsOf(mine.signal);
       if (going !== mine) return;
       if (unruled) {
-        shown = { ...runs, state }; // the reader can read the results while the rule chooses the head
+        shown = { ...runs, state }; // show the results before the rule has chosen the head, so that the reader need not wait
         tell();
         drawn.then(() => requestAnimationFrame(() => (document.documentElement.dataset.told = state.text)));
         const own = ruled.get(state.text) ?? (await headByRule(self.engine, state.text, runs.original, model, data, mine.signal));
@@ -209,7 +209,7 @@ export function playStore(data, heard) {
   }
 
   /**
-   * The runs with the head that the rule has chosen.
+   * Puts the head that the rule has chosen into the state, and returns the runs for this state.
    * @param {Ruled | null} own
    * @param {AbortSignal} signal
    */
@@ -331,7 +331,7 @@ export function playStore(data, heard) {
 }
 
 /**
- * The door through which the parts use a page's model. In each run, the tokens have readable names.
+ * The interface through which the parts use a page's model. In each run, the tokens have readable names.
  * @param {any} qkv
  * @param {any} data
  */
