@@ -202,8 +202,8 @@ def test_a_second_sentence_can_be_added_shared_and_removed(visit: Visit, html: s
     plain = shown(page)
     after(page, button(page, "Beside another sentence").click)
     field = page.get_by_label("A second sentence beside it")
-    # "Look inside" unfolds parts of the page, which the page draws later. `after` may return as
-    # soon as these parts are drawn, so wait until the field has the text.
+    # "Look inside" unfolds parts of the page. The page may draw these parts only after the second
+    # click. `after` may return as soon as they are drawn, so wait until the field has the text.
     until(lambda: field.input_value() == FIRST)
     until(lambda: field.evaluate("field => field.getRootNode().activeElement === field"))
     after(page, lambda: field.fill(SECOND))

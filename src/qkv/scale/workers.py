@@ -135,7 +135,7 @@ def each(
         task: a function of a module that workers can import. If `model` is None, the function's
             first argument is None.
         cases: the cases, which are sent to the workers and should be small objects.
-        call: the function name with which errors begin.
+        call: the name of the calling function; error messages begin with this name.
         model: the model that each worker loads.
 
     Returns:

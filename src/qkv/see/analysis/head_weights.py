@@ -236,7 +236,9 @@ class Heads:
         return np.asarray(weights[head])
 
     def excerpt(self, layer: int, head: int, most: int) -> tuple[list[int], list[int], Array]:
-        """Return the largest of the kept links, from up to `most` queries to up to `most` keys.
+        """Return the part of a head's weights that has the largest kept links.
+
+        The part has at most `most` queries and at most `most` keys.
 
         Returns:
             `(queries, keys, weights)`: weights that were not kept are NaN.

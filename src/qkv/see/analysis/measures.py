@@ -175,7 +175,11 @@ def summarize(weights: Array, top_k: int) -> Summary:
 
 
 def _means(parts: Array, weights: Array, there: Array | bool = True) -> Array:
-    """Average numbers `(H, L)` over the queries that attend to at least one key, `(H,)`."""
+    """Return the mean of each head's numbers: `parts` is `(H, L)`, the result is `(H,)`.
+
+    The mean is over the queries that attend to at least one key and are True in `there`. The mean
+    of a head without such queries is 0.
+    """
     sees = (weights.sum(axis=-1) > 0) & there
     return np.array(
         [row[kept].mean() if kept.any() else 0.0 for row, kept in zip(parts, sees, strict=True)]

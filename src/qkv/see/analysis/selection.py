@@ -282,8 +282,8 @@ def contrasting_head(
     between the texts. If several heads have the largest difference, their weights are compared in
     the same way. Ties go to the lowest layer, then the lowest head.
 
-    The chosen head stands out if the excess of at least one of its links changes by 0.1 or more
-    from one text to the other. No head of an untrained model stands out.
+    The chosen head stands out if, for at least one of its links, the excess over the usual weight
+    differs by 0.1 or more between the two texts. No head of an untrained model stands out.
 
     If the word is the gap (the mask token) in both texts, the head with the largest effect in
     `moved` is chosen: the head whose removal changes the guesses most.

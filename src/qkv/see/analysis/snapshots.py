@@ -46,7 +46,9 @@ class Run:
 
 
 def read_run(run: Any) -> Run:
-    """Read a run from a folder, or from a mapping from step to model or trace.
+    """Read a run from a folder or a mapping.
+
+    The keys of the mapping are steps, and its values are models or traces.
 
     Raises:
         FileNotFoundError: the folder does not exist.
@@ -150,7 +152,7 @@ def _traced(model: Model, text: Text, most: int, *, again: bool) -> Trace:
         size = len(np.atleast_1d(text))
     _check_size(model.num_layers * model.num_heads, min(size, model.max_seq_length or size), most)
     with warnings.catch_warnings():
-        if again:  # the first snapshot has already warned about the cut text
+        if again:  # the first snapshot has already warned that the text was truncated
             warnings.simplefilter("ignore", UserWarning)
         names = ["pattern"] if again else ["pattern", "attn_scores"]
         trace = model.trace(text if isinstance(text, str) else np.asarray(text), names=names)

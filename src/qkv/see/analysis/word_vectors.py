@@ -79,7 +79,9 @@ def state_after(trace: Trace, layer: int) -> Array | None:
 
 @np.errstate(invalid="ignore", over="ignore")
 def cosine(a: Array, b: Array) -> Array:
-    """Compute the cosine of vectors along the last axis, in float64; 0 for a vector of length 0.
+    """Compute the cosine of vectors along the last axis, in float64.
+
+    A zero vector has the cosine 0 with every vector.
 
     >>> cosine(np.array([[1.0, 0.0], [0.0, 0.0]]), np.array([[1.0, 1.0], [1.0, 1.0]])).round(3)
     array([0.707, 0.   ])

@@ -422,7 +422,7 @@ def _width_of(word: str) -> float:
 
 @lru_cache(maxsize=1024)
 def _fonts(text: str) -> tuple[tuple[str, str], ...]:
-    """List the standard font, then fonts for the letters of `text` that it lacks."""
+    """List the standard font, then fonts for characters of `text` that the standard font lacks."""
     from matplotlib import font_manager
 
     standard = str(font_manager.findfont("DejaVu Sans"))

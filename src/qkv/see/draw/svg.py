@@ -17,7 +17,7 @@ from qkv.see.draw import panels
 from qkv.see.draw.colours import THEMES, TONES, Tone, ink, shade
 
 _GAP = 24
-_CARD = 330.0  # The width of a passage in pixels, which fits on a phone.
+_CARD = 330.0  # The width of a passage in pixels. A phone's screen is wide enough for it.
 _IMAGE, _SMALL = 300.0, 150.0  # The widths in pixels of a single image and a small image.
 SIZE = 11  # The height of a letter in pixels.
 # Characters of these bidirectional classes could reverse the direction of the following words.
@@ -104,7 +104,7 @@ def _sign(mark: str) -> str:
 
 
 def escaped(content: str) -> str:
-    """Escape words for an element or an attribute."""
+    """Escape a text for use in an SVG element or attribute."""
     return escape(readable(content), quote=True)
 
 

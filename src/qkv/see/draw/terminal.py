@@ -246,7 +246,9 @@ def _answer(terminal: int) -> bytes:
 
 
 def _theme(answer: bytes) -> str | None:
-    r"""Read "light" or "dark" from a terminal's answer, by the brightness of the colour.
+    r"""Return "light" or "dark": the brightness of the background in a terminal's answer.
+
+    The result is None if the answer contains no colour.
 
     >>> _theme(b"\x1b]11;rgb:fdfd/f6f6/e3e3\x1b\\"), _theme(b"\x1b]11;rgb:1e/1e/1e\x07")
     ('light', 'dark')

@@ -1,4 +1,4 @@
-// Controls that a reader sets, colour scales, and tables.
+// Three kinds of elements: controls for the reader, colour scales and tables.
 
 import { el, fill } from "./elements.js";
 import { number } from "./format.js";

@@ -26,7 +26,8 @@ export const MATRICES = new WeakMap(); // maps the node of each heat map to the 
  * - left, top: a vector beside each row, or above each column: {name, count, value(k, c), high, size: in pixels}
  * - onpoint(i, j) or onpoint(null); onpick(i, j, event); onfree(); onlayout(shape), with the positions of cells
  * - onnumber(c) or (null): the reader points at number c of a vector
- * - cell: {min, max, height}; bar: the name of the scale | false; say: the function that formats the scale's numbers
+ * - cell: {min, max, height}, the smallest and the largest width of a cell, and its height, in pixels
+ * - bar: the name of the scale, or false for no scale; say(x): the text of a number of the scale
  * - absent: the meaning of a grey cell, which is not in the matrix
  * @param {Ui} ui
  * @param {any} options
@@ -298,8 +299,8 @@ export function heatmap(ui, options) {
   }
 
   /**
-   * Finds the number that is under the pointer, and returns the number's index in its vector. Null if the pointer is
-   * not on a vector beside a row or above a column.
+   * Finds the number under the pointer in the vector beside a row or in the vector above a column. Returns the number's
+   * index in its vector. If the pointer is on none of these vectors, returns null.
    * @param {any} event
    */
   function numberUnder(event) {

@@ -53,7 +53,7 @@ export function inTurn() {
 }
 
 /**
- * Runs `draw`. The jobs that `draw` starts run without a pause, in the same task of the browser as `draw`.
+ * Runs `draw` and the jobs started by it. They all run in one task of the browser, without a pause.
  * @param {() => void} draw
  */
 export function atOnce(draw) {

@@ -1,6 +1,6 @@
-// The interface to the model in the page, called the door: globalThis.qkv. A worker runs the model. The worker is
-// made from the scripts in `compute` (worker.js and its imports), because a page that was opened from a file cannot
-// load a worker from another file.
+// globalThis.qkv is the interface to the model in the page. The comments of this project call the interface the door.
+// A worker runs the model. The worker is made from the scripts in `compute` (worker.js and its imports), because a page
+// that was opened from a file cannot load a worker from another file.
 
 /** @typedef {import("./edits.js").Edit} Edit */
 

@@ -1,6 +1,6 @@
-// The edits that a reader can make to a run of the model: which tokens each token sees, the output of heads, the
-// temperature, a row of weights, a word. record_schema.json describes edits, which are objects {op: ...}; records.js checks
-// them.
+// The edits that a reader can make to a run of the model. For example, an edit masks a token, replaces the output of a
+// head, sets the temperature, sets a row of weights, or replaces a word. An edit is an object {op: ...}.
+// record_schema.json describes all edits; records.js checks them.
 
 /** @typedef {import("./parameters.js").Sizes} Sizes */
 

@@ -68,7 +68,8 @@ export function embed(model, ids, first = 0) {
 }
 
 /**
- * The row in the table of positions for each token; RoBERTa counts only tokens that are not padding.
+ * Returns the index of each token's row in the table of position embeddings. RoBERTa counts only tokens that are not
+ * padding.
  * @param {number[]} ids
  * @param {number} first
  * @param {{first: number, padding: number | null}} options

@@ -80,7 +80,8 @@ function composed(form, parts) {
     const marks = marksOf(piece);
     // The form `parts` decomposes each character of the old text into one or more code points. For each code point, `firsts` has a stack
     // of flags, one for each occurrence of the code point in the decomposed text. The flag of an occurrence is 1 if a character of the old
-    // text begins there, and 0 otherwise. The flag of the code point's first occurrence is at the top of the stack.
+    // text begins there, and 0 otherwise. The top of the stack is the flag of the first occurrence of the
+    // code point.
     /** @type {Map<string, number[]>} */
     const firsts = new Map();
     for (const [mark] of [...marks].reverse())

@@ -5,8 +5,8 @@ import { readTokenizer } from "./tokenizer.js";
 /** @typedef {import("./tokenizer.js").Tokenizer} Tokenizer */
 
 /**
- * `size` is d, the size of a head's queries and keys; `next`: whether logits are for the next position; `bert`:
- * whether the layers have the same steps as BERT's layers and none of their parameters is missing; `scales`: see
+ * `size` is d, the size of a head's queries and keys. `next` is true if the logits at a position predict the next token.
+ * `bert` is true if the layers have the same steps and the same kinds of parameters as BERT's layers. For `scales`, see
  * server.js.
  * @typedef {{layers: number, heads: number, kv_heads: number, size: number, dim: number, vocabulary: number, most: number | null,
  *            next: boolean, eps: number, mask?: string | null, bert?: boolean, scales?: [string, number][]}} Sizes

@@ -123,7 +123,7 @@ export function shown(value) {
 }
 
 /**
- * The ids (T) of the tokens that the model reads after words are swapped, and their names.
+ * The T tokens that the model reads after words are swapped. Each token has its id and its name.
  * @param {Token[]} tokens
  * @param {Edit[]} edits
  * @param {Tokenizer} tokenizer

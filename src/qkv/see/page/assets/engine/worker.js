@@ -48,7 +48,7 @@ onmessage = ({ data: { read, drop, ...question } }) => {
   }
 };
 
-/** Does one step of the newest run. If no run is waiting, does one step of the newest job of another kind, such as a sweep. */
+/** Does one step of the newest run. If there are no runs, does one step of the newest job, for example a sweep. */
 function work() {
   const job = jobs.findLast(({ ask }) => ask === "run") ?? jobs.at(-1);
   working = Boolean(job);
@@ -104,8 +104,8 @@ function* run(question) {
 }
 
 /**
- * A sweep: removes each head separately, in addition to the edits. The last layers come first, because they
- * are fastest: layers below the removed head are not computed again.
+ * A sweep: removes each head separately, in addition to the edits. The sweep begins with the heads of the last layer,
+ * because their results take the least time. The layers below a removed head are not computed again.
  * @param {Question} question
  */
 function* sweep(question) {

@@ -40,7 +40,8 @@ import "./block.css";
  * @property {string[] | null} keys null: the same as the tokens
  * @property {number[] | null} rows  the positions of the queries in the page; null: all
  * @property {number[] | null} key_rows
- * @property {number[]} start  the positions [query, key] of the query and the key whose sum the page shows first
+ * @property {number[]} start  the position of a query and the position of a key. In a matrix of queries and keys, the page
+ *     first shows how the number at these two positions is computed
  * @property {FlowStep[]} steps
  * @property {(name: string) => Numbers} array
  * @property {string} [own]  the trace's name for the array "own". This array holds the model's own numbers for one
@@ -52,7 +53,7 @@ import "./block.css";
 
 const LINE = 44; // the distance between lines of nodes, in pixels
 const WIDEST = 34; // the largest width of a ribbon
-const FAR = 6; // if a ribbon ends more than this number of lines below its start, it may go around the nodes in between
+const FAR = 6; // a ribbon may go around the nodes in between if it leads down by more than this number of lines
 const THIN = 2; // the fixed width of a ribbon for numbers such as logits; the widths of other ribbons show the lengths of vectors
 const OTHER_NUMBERS = ["pre", "act", "up", "post", "raw", "logits", "probs"];
 const BESIDE = ["P", "C", "K", "V"]; // nodes on the same line as the preceding node

@@ -15,7 +15,7 @@ import "./cards.css";
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 
-const AS_MUCH = 0.1; // smaller changes count as no change; the same as in training/play_cards.py
+const AS_MUCH = 0.1; // smaller changes count as no change; training/play_cards.py has the same number
 
 /**
  * A measurement of one of three kinds: the sum of a query's weights on keys; the probability of a word at the position;

@@ -22,7 +22,7 @@ const BARS = 96; // the height of the chart of bars, in pixels
  * item holds a strip's name, its numbers, and the upper end of its colour scale (by default, the largest number)
  * @property {string} name  of the bars
  * @property {number[]} values  the length of each bar
- * @property {number | null} high  the end of the scale; null for the largest number
+ * @property {number | null} high  the upper end of the scale; if it is null, the scale ends at the largest number
  * @property {number | null} at  the index of the main bar
  * @property {(k: number) => string} called  names a bar
  * @property {(k: number) => string} tell describes a bar

@@ -67,8 +67,8 @@ export function vectorsOf(run, layer, head) {
 // ---- one head
 
 /**
- * The component for one head of the text. A page can show two elements of this component elsewhere: `title`, and `said`,
- * which describes the view.
+ * The component for one head of the text. A page can show two elements of this component elsewhere: `title` and `said`.
+ * The text of `said` describes the view.
  * @param {Ui} ui
  * @param {Store} store
  * @param {Hands | null} hands  the controls that change the head; null for a recorded text
@@ -120,7 +120,8 @@ export function headPart(ui, store, hands = null) {
   /** @type {[number | null, number, boolean, string]} */
   let [hover, key, aligned, as] = [null, 0, false, ""];
   // All three are positions of tokens. `asked` is the query in the page's latest state. `held` lists the queries that stay in view.
-  // If `held` is empty, the row under the pointer or the focus is in view; if there is no such row, the row of `cursor` is in view.
+  // If `held` is empty, one row is in view: the row under the pointer, or the row that has the focus. If there is no such row,
+  // the row of `cursor` is in view.
   /** @type {[number | null, number, number[]]} */
   let [asked, cursor, held] = [null, 0, []];
   /** @type {[number, number] | null} */
@@ -207,8 +208,8 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * Places the lines beside the heat map if both fit, so that the rows have the same height. Returns the heat map's
-   * options.
+   * Places the lines beside the heat map if both fit. Each row of the heat map is then as high as a token of the lines.
+   * Returns the heat map's options.
    */
   function layout() {
     const { state } = now;
@@ -247,7 +248,7 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * Draws vectors as rows of colours, as high as the tokens beside them.
+   * Draws each vector as a row of colours. Each row is as high as a token of the list beside the rows.
    * @param {HTMLCanvasElement} canvas
    * @param {number} count_
    * @param {(k: number, c: number) => number} value
@@ -264,7 +265,8 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * Shows the rows in view. `more` contains options of the heat map that change; `fresh` is true if the tokens or the head differ.
+   * Shows the rows in view. `more` has new values for options of the heat map. `fresh` is true if the tokens or the
+   * head have changed.
    * @param {Record<string, any>} more
    */
   function refresh(more = {}, fresh = false, aloud = false) {

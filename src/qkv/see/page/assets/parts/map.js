@@ -62,7 +62,7 @@ function headsInOrder({ layers, heads, measures }, order) {
   /** @param {OrderedHead} ordered */
   const value = ([l, h]) => /** @type {Record<string, number[][]>} */ (measures)[order][l][h];
   /** @param {OrderedHead} head */
-  const rank = (head) => value(head) ?? 1e9 * sign; // heads without a value come last
+  const rank = (head) => value(head) ?? 1e9 * sign; // heads for which the measure has no number come last
   /** @param {number | null} x */
   const short = (x) => number(x !== null && x < 0.005 ? 0 : x); // a number below 0.005 becomes 0, because 4.0e−3 is too wide
   all.sort((a, b) => a[0] - b[0] || a[1] - b[1]).sort((a, b) => sign * (rank(a) - rank(b)));

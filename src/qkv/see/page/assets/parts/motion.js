@@ -1,6 +1,7 @@
 // An animation of the chosen query's row. The keys slide under the query, and the bars of the products fold together
 // into scores. The scores become weights, and each value shrinks until its height is proportional to its weight.
-// Finally, the values are added up. A slider moves to any time of the animation.
+// Finally, the values are added up. With a slider, the reader can go to any time of
+// the animation.
 
 import { canvas2d, css, hatch, shade } from "../base/colours.js";
 import { el, fill, word } from "../base/elements.js";
@@ -416,7 +417,8 @@ export function motionPart(ui) {
   }
 
   /**
-   * Describes a moment of the animation, with the numbers of the key with the largest weight as an example.
+   * Describes a moment of the animation. The example is the key that has the largest weight: some of the descriptions
+   * contain its numbers.
    * @param {number} moment
    */
   function sentence(moment) {
