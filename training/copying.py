@@ -88,7 +88,9 @@ def drawn(
     count: int = EXAMPLES,
     seed: int = 0,
 ) -> list[Example]:
-    """Draw at most one example per sentence; every tokenizer reads its masked word as one token.
+    """Draw examples, at most one per sentence.
+
+    Every tokenizer reads the masked word of each example as one token.
 
     Args:
         sentences: the sentences to draw from.
@@ -122,7 +124,7 @@ def place_of(example: Example, tokenizer: Tokenizer) -> int | None:
 
 
 def copying(model: qkv.Model, examples: Sequence[Example]) -> dict[str, Any]:
-    """Count first guesses that are another content word of the sentence, and right guesses."""
+    """Count the right first guesses, and the first guesses that repeat a visible content word."""
     assert model.tokenizer is not None
     positions = [place_of(one, model.tokenizer) for one in examples]
     ids = [model.tokenizer.tokenize(one.sentence).ids for one in examples]

@@ -1,8 +1,10 @@
 """Measure two models that only count words: `python -m training.counting BOOKS`.
 
-The first model searches the books for the longest context around a gap or before a next word. The
-second model is an interpolated Kneser-Ney model with n-grams of up to five words. Both models read
-the training books of the included models.
+The first model guesses the word in a gap, or the next word of a text. It searches the books for the
+same context: the words around the gap, or the last words of the text. Its guesses are the words
+that occur in the books in this context; words from longer contexts come first. The second model is
+an interpolated Kneser-Ney model with n-grams of up to five words. Both models read the training
+books of the included models.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def passages(runs: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def drawn(source: Path, part: str, seed: int = 0) -> list[str]:
-    """Return in random order all passages of the books that belong to `part`."""
+    """Return the passages of all books in the part `part`, in random order."""
     found = [text for _, runs in books.read(source, [part]) for text in passages(runs)]
     return [found[one] for one in np.random.default_rng(seed).permutation(len(found))]
 
@@ -110,7 +110,11 @@ def rows_at(model: qkv.Model, texts: Sequence[str], at: tuple[str, int]) -> tupl
 
 
 def measured(model: qkv.Model, sae: SAE, texts: Sequence[str]) -> dict[str, float]:
-    """Return the result of `SAE.evaluate`, and the model's loss if zeros replace the activation."""
+    """Return the result of `SAE.evaluate`, with measurements of a zeroed activation.
+
+    "loss_zero" is the model's loss in a run in which zeros replace the activation.
+    "recovered_of_zero" is `(loss_zero - loss_spliced) / (loss_zero - loss)`.
+    """
     found = sae.evaluate(model, texts)
     zero = np.zeros((sae.dim, sae.dim))
     without = SAE(zero, zero, at=sae.at).evaluate(model, texts)["loss_spliced"]
@@ -154,10 +158,10 @@ def made(source: Path, tokens: int = TOKENS, say: Callable[[str], None] = print)
 
 
 def named(found: Any, names: Mapping[int, str], seed: int = 0) -> dict[str, Any]:
-    """Choose features at random, and return the entry "reading" of sae.json about them.
+    """Choose features at random, and return a description of these features for sae.json.
 
-    The entry lists the chosen features, counts those that have a name, and describes the first
-    `SHOWN` named features.
+    The description is the entry "reading" of this file. It lists the chosen features, counts those
+    that have a name, and describes the first `SHOWN` named features.
     """
     often = [number for number in range(len(found)) if len(found.examples(number)) >= FIRES]
     chosen = np.random.default_rng(seed).choice(often, DRAWN, replace=False).tolist()

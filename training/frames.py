@@ -25,8 +25,8 @@ class Candidate:
         family: the family's name in `stories.txt`.
         why: the reason for the guess, with {hidden} in place of the masked word.
         cue: the words of the filler in lower case.
-        right: the right words for the gap with this filler. In `stories.txt`, these words follow
-            the filler and a colon.
+        right: the right guesses for the missing word of this sentence. In `stories.txt`, these
+            words follow the filler of the sentence and a colon.
         fits: the right words of all fillers of the family, and the words that `stories.txt` lists
             after "+". The words after "+" fit the gap with any filler.
     """
@@ -118,7 +118,7 @@ class Repeats:
     _forms: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def forms(self, word: str) -> frozenset[str]:
-        """Return the words in WordNet of which this word is a form."""
+        """Return the words in WordNet whose forms include `word`."""
         if word not in self._forms:
             self._forms[word] = frozenset(
                 base

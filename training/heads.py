@@ -14,8 +14,9 @@ code calls this matrix a form. The matrix gives each pair of positions a score. 
 over the keys; `from_places` is the share of this variance that the position scores explain. W_Q and
 W_K each read a subspace of the vectors. We compare this subspace with the eight directions in which
 the vectors of positions (or of words) differ most. *Lines up* is the mean squared cosine of the
-principal angles between the subspace and these directions. For a random subspace of d in D
-dimensions the expected value is d / D.
+principal angles between the subspace and these directions. For a random subspace, the expected
+value is d / D. Here d (8 or more) is the dimension of the subspace, and D is the size of the
+vectors.
 """
 
 from __future__ import annotations
@@ -225,10 +226,10 @@ def through(
 
 
 def joined(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the results of `through` for chained runs into one result.
+    """Combine the results of chained runs into one result.
 
-    A later run starts where the previous run ended, so the first snapshot of each later run is left
-    out.
+    Each result is the data for JSON that the function `through` returns for one run. A later run
+    starts where the previous run ended, so the first snapshot of each later run is left out.
     """
     first, *later = results
     whole = {**first, "objectives": dict(first["objectives"]), "ends": [first["steps"][-1]]}

@@ -1,9 +1,8 @@
 """Train two layers of attention to copy: `python -m training.induction -o DIR`.
 
-The command makes DIR a run folder of `qkv.learn`, with two more files: replay.html shows the heads
-step by step, and induction.png shows the loss and the scores of the heads. The page *Induction* of
-the course trains
-a smaller model in the same way.
+The command trains with `qkv.learn`, which writes the run into the folder DIR. The command then adds
+two files to DIR: replay.html shows the heads step by step, and induction.png shows the loss and the
+scores of the heads. The page *Induction* of the course trains a smaller model in the same way.
 """
 
 from __future__ import annotations

@@ -5,28 +5,30 @@ for the missing word, and a filler, which replaces {} in the frame. `stories.txt
 frames and fillers. In some head, the missing word looks at a content word of the filler with a
 weight of 0.5 or more. This is the missing word's largest weight in the head, and the content word
 is not a neighbour of the missing word. Masking the content word changes the first guess, and so
-does ablating the head. If several sentences qualify, the rule prefers sentences in which
-*neighbour* and *other* (see below) are found. Of these sentences, it chooses the sentence with the
-most probable first guess. If *neighbour* and *other* are found in no sentence, the rule chooses the
-sentence with the largest weight. If a change gives a new first guess, this guess counts only if it
+does ablating the head. If several sentences qualify, the rule prefers sentences that have both
+*neighbour* and *other* (see below). Of these sentences, it chooses the sentence with the most
+probable first guess. If no sentence has both *neighbour* and *other*, the rule chooses the sentence
+with the largest weight. If a change gives a new first guess, this guess counts only if it
 consists of letters, is not a function word, and is not in the sentence. Its probability must be 2%
 or more, and exceed the second guess's probability by at least 0.0005. Each rule first searches
 sentences whose first guess has a probability of 5% or more, and then all other sentences.
 
-- *second*: a sentence for the card about masking a word. *second* and the lesson's sentence are
-  from different families, and their missing words look at different words. Of such qualifying
-  sentences, the rule chooses the sentence with the largest weight. No other card may use *second*.
+- *second*: a sentence for the card about masking a word. This sentence and the lesson's sentence
+  come from different families in `stories.txt`. The word that the missing word looks at is also
+  different in the two sentences. Of such qualifying sentences, the rule chooses the sentence with
+  the largest weight. No other card may use *second*.
 - *neighbour*: the head with the largest mean weight on the previous or the next token, over the
-  pool. In this head, the query is the word of the lesson's sentence that looks at the filler's
-  content word. The rule also chooses a replacement word. In `stories.txt`, this word is part of a
-  filler of another family. If the replacement word replaces the filler's content word, the weight
-  must change by less than 0.08.
+  pool. In the lesson's sentence, the query is a neighbour of the filler's content word. In this
+  head, the query looks at that content word. The rule also chooses a replacement word. It takes
+  this word from the filler of a sentence that belongs to another family in `stories.txt`. If
+  the replacement word replaces the filler's content word, the weight must change by less than 0.08.
 - *other*: another head for the lesson's sentence. In this head, the missing word looks most at
   another content word, with a weight of 0.4 or more. The head is not the head of *neighbour*. The
   rule prefers heads in the layer of the lesson's head, and then the head with the largest weight.
-- *causal*: a sentence in which the missing word comes before a content word of the filler, and in
-  which a causal mask changes the model's first guess. Of these sentences, the rule chooses the
-  sentence in which the original first guess loses the largest share of its probability.
+- *causal*: a sentence in which a content word comes after the missing word. This content word is
+  part of the filler (the words that replace {} in the frame). A causal mask changes the model's
+  first guess in the sentence. Of these sentences, the rule chooses the sentence in which the
+  original first guess loses the largest share of its probability.
 - *equal*: a content word and two heads. In both heads, the missing word looks most at this content
   word. Both weights are 0.4 or more, and they differ by at most 0.01. But ablating one of the two
   heads moves at least 0.1 more probability than ablating the other head. The rule first prefers
@@ -37,8 +39,9 @@ sentences whose first guess has a probability of 5% or more, and then all other 
   mean weight on the second word. But masking the second word moves at least 1.3 times as much
   probability as masking the first word, and at least 0.1 more. If several pairs qualify,
   the rule prefers pairs in which the most probable guess changes if the second word is masked, but
-  not if the first word is masked. Of the remaining pairs, it chooses the pair whose two words
-  differ most in how much probability masking them moves.
+  not if the first word is masked. Of the remaining pairs, the rule chooses the pair with the
+  largest difference in effect. The effect of a word is the amount of probability that moves when
+  the word is masked.
 """
 
 from __future__ import annotations
@@ -311,7 +314,11 @@ def _large(sentences: Sequence[Sentence]) -> Iterator[tuple[float, Sentence, Hea
 def _neighbour(
     sentences: Sequence[Sentence], sentence: Sentence, word: str, fillers: Sequence[str]
 ) -> tuple[Head, int, int, int, str] | None:
-    """Return the head that looks at neighbours, and the two queries for the card on this head."""
+    """Find the head that looks at neighbours, and the examples for the card about this head.
+
+    The result contains the head, the distance from query to key, two queries and a replacement
+    word. The result is None if the lesson's sentence has no such examples.
+    """
     means = {by: np.mean([_aside(one, by) for one in sentences], axis=0) for by in (-1, 1)}
     by = max(means, key=lambda which: means[which].max())
     layer, number = np.unravel_index(int(means[by].argmax()), means[by].shape)
@@ -340,7 +347,7 @@ def _aside(sentence: Sentence, by: int) -> Array:
 
 
 def _other(sentence: Sentence, heads: Sequence[Head], word: str) -> tuple[Head, str] | None:
-    """Return a head that looks at a content word other than `word`, and that content word.
+    """Find a head that looks at another content word than `word`; return the head and its word.
 
     The head is not in `heads`. Heads in the layer of `heads[0]` are preferred.
     """

@@ -76,7 +76,7 @@ class Unseen(Masked):
         ] = True
 
     def _order(self, words: Array, ids: Array, rng: np.random.Generator) -> Array:
-        """Return the numbers of all words in a random order; content words tend to be first.
+        """Shuffle the indices of all words, so that content words tend to come first.
 
         `batch` masks the first words of this order.
         """
@@ -88,7 +88,10 @@ class Unseen(Masked):
         return order
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
-        """Return the mean loss and the number of tokens; add to the network's gradient."""
+        """Return the mean loss and the number of tokens.
+
+        The call also adds the gradient of the loss to the gradient that `network` holds.
+        """
         return words_loss(network, batch, (*self.seen(batch), self.in_sight)), len(batch.ids)
 
     def seen(self, batch: Words) -> tuple[Array, Array]:
@@ -147,7 +150,10 @@ class Taught:
         self.batch, self.state, self.restore = objective.batch, objective.state, objective.restore
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
-        """Return the mean loss and the number of tokens; add to the network's gradient."""
+        """Return the mean loss and the number of tokens.
+
+        The call also adds the gradient of the loss to the gradient that `network` holds.
+        """
         prior = (*self.objective.seen(batch), self.objective.in_sight)
         soft = self._given(batch, prior[0], prior[1])
         return words_loss(network, batch, prior, soft), len(batch.ids)
@@ -197,7 +203,10 @@ class Guessed(Stateless):
         return Words(ids, starts_of(map(len, texts)), np.array(at), targets)
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
-        """Return the mean loss and the number of tokens; add to the network's gradient."""
+        """Return the mean loss and the number of tokens.
+
+        The call also adds the gradient of the loss to the gradient that `network` holds.
+        """
         return self.objective(network, batch)
 
 
@@ -243,10 +252,11 @@ class Uses:
             text's vector. The slice of a sentence covers the word whose sense is trained. The
             slice of a definition covers the whole definition.
         targets: (U,) the index of the right definition of each sentence.
-        priors: (U, M), the number that training adds to the logit of each sentence and definition.
-            If the definition defines a sense of the sentence's word, the number is
-            `prior * log(a / b)`; otherwise, it is 0. Here `a` is the rate at which `Senses` draws
-            this sense, and `b` is the highest rate among the senses of the word in the batch.
+        priors: (U, M), a number for each pair of a sentence and a definition. Training adds this
+            number to the logit of the pair. If the definition defines a sense of the sentence's
+            word, the number is `prior * log(a / b)`; otherwise, it is 0. Here `a` is the rate at
+            which `Senses` draws this sense, and `b` is the highest rate among the senses of the
+            word in the batch.
     """
 
     ids: Array
@@ -260,7 +270,7 @@ class Senses(Stateless):
     """Pull a word's vector towards the definition of its sense, and away from other definitions.
 
     Most senses have no example sentence. If each step drew only example sentences, the definition
-    of a sense without examples would only ever be a wrong answer. Therefore some
+    of a sense without examples could be a wrong answer, but never the right answer. Therefore some
     draws consist of a word and its own definition, with half of the definition masked. Training
     adds the log frequency of each drawn sense to the logits, so that the vectors need not learn
     this frequency.
@@ -268,7 +278,8 @@ class Senses(Stateless):
     Args:
         sentences: the uses from which a step draws.
         definitions: token ids of the definition of each synset in `sentences` and `entries`.
-        entries: words with their definitions, which are drawn instead of sentences.
+        entries: texts that consist of a word and its definition. Some draws use such a text instead
+            of a sentence.
         mask: the id of the mask token.
         uses: U, the number of sentences in a step.
         wrong: the maximum number of wrong definitions for each word. A wrong definition defines
@@ -346,7 +357,8 @@ class Senses(Stateless):
                 ids = np.concatenate([ids[: one.begin], word, ids[one.end :]])
                 end = one.begin + len(word)
             hidden = rng.random(len(ids)) < (HIDDEN_OF_ENTRIES if is_entry else self.hidden)
-            hidden[[0, *range(one.begin, end), -1]] = False  # never mask the word or special tokens
+            # Never mask the tokens of the word whose sense is trained, nor the special tokens.
+            hidden[[0, *range(one.begin, end), -1]] = False
             texts.append(np.where(hidden, self.mask, ids))
             spans.append((one.begin, end))
             targets.append(columns.setdefault(one.synset, len(columns)))
@@ -392,7 +404,10 @@ class Senses(Stateless):
         return priors
 
     def __call__(self, network: Network, batch: Uses) -> tuple[float, int]:
-        """Return the mean loss and the number of tokens; add to the network's gradient."""
+        """Return the mean loss and the number of tokens.
+
+        The call also adds the gradient of the loss to the gradient that `network` holds.
+        """
         lengths = np.diff(batch.cu_lengths)
         positions = np.arange(len(batch.ids)) - np.repeat(batch.cu_lengths[:-1], lengths)
         rows, saved = network.transformer.training_forward(  # (total, D)

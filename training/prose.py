@@ -39,7 +39,7 @@ RUN, LONG = 4, 8  # a text loops if 4 words in a row occur three times, or 8 wor
 _TOKENS = 100  # the number of tokens that suffices for `WORDS` words
 _WINDOWS = 16  # the number of windows in a batch
 _COPIES = 64  # the number of texts with repeated words or sentences
-_TWICE = 20  # the number of words that occur twice in each text
+_TWICE = 20  # the number of random words in a text, before the text repeats them
 _SENTENCE = 8, 16  # the minimum and maximum number of words in a repeated sentence
 
 _PARTS = re.compile(r"[^.!?]+[.!?]+")
@@ -364,11 +364,12 @@ def continued(
         seed: the seed of all random draws.
 
     Returns:
-        A dict. "texts" is the number of texts. "loop" is the number of texts that loop if their
-        continuations are added. "end" is the number of continuations that contain the end of a
-        sentence. "closed" is the number of continuations that the model ended before they had 40
-        words. "words" is the number of words in all continuations, and "unknown" is the number of
-        these words that are not in `known`. "continuations" is the list of the continuations.
+        A dict. "texts" is the number of texts. To count "loop", each text is joined with its
+        continuation; "loop" is the number of joined texts that loop. "end" is the number of
+        continuations that contain the end of a sentence. "closed" is the number of continuations
+        that the model ended before they had 40 words. "words" is the number of words in all
+        continuations, and "unknown" is the number of these words that are not in `known`.
+        "continuations" is the list of the continuations.
     """
     texts = beginnings() if texts is None else texts
     found = continuations(model, texts, seed)
@@ -391,7 +392,7 @@ def figures(
     known: Container[str],
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Measure a decoder, in numbers that JSON can hold.
+    """Return all measurements of a decoder, as values that JSON can store.
 
     Args:
         model: the decoder.
@@ -400,8 +401,8 @@ def figures(
         seed: the seed of all random draws.
 
     Returns:
-        "model"; "perplexity", "induction" and "continued", the results of the functions with these
-        names.
+        A dict. "model" is the name of the model. "perplexity", "induction" and "continued" are the
+        results of the functions `perplexity`, `induction` and `continued`.
     """
     sentences = [one for passages in read for passage in passages for one in passage]
     return {

@@ -85,7 +85,7 @@ def typed(sentence: str) -> str:
 
 
 def clauses(sentence: str) -> list[str]:
-    """Return the clauses of a sentence that resemble texts typed by a user of the page.
+    """Split a sentence into clauses; keep clauses that a user of the page might type.
 
     >>> clauses('"I must go," said Tom at once, and he took his hat.')
     ['said Tom at once', 'he took his hat.']

@@ -24,11 +24,12 @@ uses have the same sense, so the error of an AUC is about 0.03.
 
 We also tried the following choices, and did not keep them. The numbers are for the same three
 points of the model. With all inflected forms, *sense* is 0.294, 0.347 and 0.371, and *AUC* is
-0.625, 0.739 and 0.665. If we also leave [CLS] and [SEP] out of the mean of a definition's vectors,
-*sense* is 0.288, 0.341 and 0.368 with all inflected forms. If each use is compared with the word's
-senses in every part of speech, the score *sense* is 0.258, 0.296 and 0.317. If the word and its
-synonyms are put before each definition, the score *sense* is 0.294, 0.347 and 0.428; but then the
-text contains the word itself, so the comparison is too easy.
+0.625, 0.739 and 0.665. If we use all inflected forms, and also leave [CLS] and [SEP] out of the
+mean of a definition's vectors, the three values of *sense* are 0.288, 0.341 and 0.368. If each use
+is compared with all senses of its word, whatever their part of speech, the three values of *sense*
+are 0.258, 0.296 and 0.317. If the word and its synonyms are put before each definition, the three
+values of *sense* are 0.294, 0.347 and 0.428; but then the text contains the word itself, so the
+comparison is too easy.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def evaluate(model: qkv.Model, wordnet: WordNet, twelfth: int = REPORTED) -> dic
 
 
 def held_out_uses(wordnet: WordNet, twelfth: int = REPORTED) -> list[Use]:
-    """Return uses whose word is spelled as in WordNet, with or without an added ending."""
+    """Select the uses in which the word has WordNet's spelling, with or without an added ending."""
     return [
         use
         for use in wordnet.uses(twelfth)

@@ -119,7 +119,8 @@ def ship(
         run: the folder of an encoder's run.
         place: the folder to write; by default the folder of the included model.
         wordnet_folder: the folder of WordNet's files.
-        peer: a model to compare on senses, if it can be loaded.
+        peer: another model. If this model can be loaded, the card shows how well both models
+            distinguish the senses of words.
         earlier: a second model. The card compares how often the two models repeat a visible word in
             place of a masked word. The masked word is one token in both vocabularies.
         mean: whether to write the mean of the run's first and last weights.
@@ -170,7 +171,10 @@ def _mean(run: Path, after: str | None) -> qkv.Model:
 
 
 def keep_lesson(model: qkv.Model, place: Path) -> None:
-    """Write two files: the lesson's cards, and the roles of heads that the model card lists."""
+    """Write two files: one with the lesson's cards, and one with the roles of the model's heads.
+
+    The roles come from the model card, which must already be in `place`.
+    """
     role_file.keep(place)
     kept = play_cards.lesson(model)
     if gone := play_cards.missing(kept):

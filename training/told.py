@@ -75,8 +75,8 @@ def again(model: qkv.Model, kept: Mapping[str, Any]) -> dict[str, Any]:
 def _told(model: qkv.Model, one: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a story with the probabilities of the given model, or None.
 
-    The result is None if a guess differs from the stored guess, or if the model does not have the
-    story's head or one of its words.
+    The result is None if a guess differs from the stored guess. It is also None if the model does
+    not have the story's head, or if the model's vocabulary lacks a word of the story.
     """
     try:
         now = story(model, one)

@@ -121,9 +121,9 @@ class WordNet:
         """Return a `Use` for each example with a word of its synset; search part `twelfth`.
 
         If `twelfth` is None, search the training examples (see `may_learn`). If an example contains
-        several words of its synset, the longest compound is used. If none of these words is a
-        compound, the word that comes first in the synset is used. Only the first occurrence of the
-        word counts.
+        several words of its synset, the longest compound among these words is used. If none of
+        these words is a compound, the word that comes first in the synset is used. Only the first
+        occurrence of the word counts.
         """
         for number, synset in enumerate(self.synsets):
             for sentence in synset.examples:
@@ -177,7 +177,7 @@ def twelfth_of(sentence: str) -> int:
 
 
 def is_in(sentence: str, twelfth: int) -> bool:
-    """Return whether an example belongs to part number `twelfth`, one of the parts 0 to 11."""
+    """Return whether an example belongs to the part whose number (0 to 11) is `twelfth`."""
     return twelfth_of(sentence) == twelfth
 
 
