@@ -125,10 +125,10 @@ def parsed() -> argparse.Namespace:
 
 
 def in_the_last(result: dict[str, Any]) -> dict[str, Any]:
-    """Replace the results of claims in the last full run, and add the date to each new result.
+    """Return the last full run, in which new results replace the old results of the same claims.
 
-    If the machine has changed since the last full run, each new result also describes the current
-    machine.
+    Each new result also contains the date of its measurement. If the machine has changed since the
+    last full run, each new result also describes the current machine.
     """
     last = json.loads((RESULTS / "full.json").read_text(encoding="utf-8"))
     about = {"when": result["when"]}

@@ -61,7 +61,10 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def edge_row(model: qkv.Model, exact: qkv.Model, hooked: Any, shrink: int) -> Row:
-    """Make the row that compares how fast qkv and torch hooks compute the scores of all edges."""
+    """Make the table row for the scores of all edges.
+
+    The row compares the time of qkv with the time of a computation with torch hooks.
+    """
     clean = np.random.default_rng(0).integers(20, 500, max(4, 16 // shrink))
     corrupted = clean.copy()
     corrupted[1] += 1

@@ -122,7 +122,11 @@ def share_of_reading(least: float, way: str = "qkv") -> Goal:
 
 
 def within(most: float, way: str, of: str = "qkv") -> Goal:
-    """Make a goal: the time of implementation `way` is at most `most` times the time of `of`."""
+    """Make a goal for the ratio of the times of two implementations.
+
+    The ratio is the time of `way` divided by the time of `of`. The goal is a ratio of `most` or
+    less.
+    """
     return Goal(
         f"time of {way} relative to {of}", lambda r: seconds(r, way) / seconds(r, of), most=most
     )
@@ -134,7 +138,11 @@ def at_most(most: float, way: str = "qkv") -> Goal:
 
 
 def no_less_exact(than: str, way: str = "qkv") -> Goal:
-    """Make a goal: the error of `way` is at most as large as the error of the peer `than`."""
+    """Make a goal: an implementation is at least as exact as a peer.
+
+    `way` is the name of the implementation, and `than` is the name of the peer. The implementation
+    meets the goal if its error is not larger than the error of the peer.
+    """
 
     def ratio(row: dict[str, Any]) -> float:
         return row["ways"][way]["error"] / row["ways"][than]["error"]
@@ -160,10 +168,11 @@ def less_memory(than: str, least: float, way: str = "qkv") -> Goal:
 
 
 def beside(query, key, value, most: int = 256, **options) -> Callable[[Callable], Callable]:
-    """Compute attention in float64; return a function that makes `Way.error`.
+    """Compute attention in float64; return a function that builds error functions.
 
-    `Way.error` returns the largest difference between a result and the float64 attention. The
-    returned function takes one argument: a function that converts a result to a NumPy array.
+    An error function takes a result, and returns the largest difference between this result and the
+    float64 attention; use an error function as `error` of a `Way`. The function that builds error
+    functions takes one argument: a function that converts a result to a NumPy array.
     """
     rows = sample(query.shape[-2], most)
     truth = exact(query, key, value, rows, **options)
@@ -180,7 +189,9 @@ def ours(query, key, value) -> float:
 
 
 def measure(row: Row, threads: int, rounds: int = ROUNDS, seconds: float = 1.0) -> dict[str, Any]:
-    """Verify a row's implementations, then time them and the machine's peak rates in turn.
+    """Verify a row's implementations; then measure their times and the machine's peak rates.
+
+    In each round, each time and each peak rate is measured once, one after the other.
 
     Raises:
         ArithmeticError: an implementation returns a wrong result; the row is not timed.

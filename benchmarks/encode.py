@@ -16,7 +16,8 @@ from benchmarks.peers import needs, threads, torch
 from benchmarks.texts import sentences
 
 COUNT = 2000
-BATCHES = (1, 2, 4, 8, 16, 32)  # sizes that each peer tries; the fastest is measured
+# onnxruntime and OpenVINO try these batch sizes, and are measured with their fastest batch size
+BATCHES = (1, 2, 4, 8, 16, 32)
 COSINE = 0.9999  # the minimum cosine between vectors in bfloat16 and in float64
 APART = (2 * (1 - COSINE)) ** 0.5  # the distance of two unit vectors that have this cosine
 ENCODERS = "onnxruntime|openvino"

@@ -29,7 +29,11 @@ PROMPT, WRITTEN = 512, 128
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Yield two rows: logits for 512 prompt tokens; 128 new tokens after 16 prompt tokens."""
+    """Yield two table rows: the first for reading a prompt, the second for generation.
+
+    For the first row, the models compute the logits of 512 prompt tokens. For the second row, they
+    generate 128 new tokens after a prompt of 16 tokens.
+    """
     config = CONFIG | {"num_hidden_layers": max(1, 30 // shrink)}
     if shrink > 8:
         config |= {"vocab_size": 1000}

@@ -61,7 +61,7 @@ def forget_the_peak() -> None:
 
 
 def main() -> None:
-    """Measure the call that the command line names, and print the result."""
+    """Measure the call given on the command line, and print the result."""
     way, shape = json.loads(sys.argv[1])
     batch, heads, length, size = shape
     call_of(

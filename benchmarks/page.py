@@ -304,7 +304,7 @@ def in_units(value: float, units: tuple[tuple[float, str], ...]) -> str:
 
 
 def draw(curves: dict[str, list[dict[str, float]]], path: Path, *, dark: bool) -> None:
-    """Draw time and memory over the length in log-log plots, for a light or a dark page."""
+    """Plot times and memory against length on logarithmic axes, for a light or a dark page."""
     import matplotlib
 
     matplotlib.use("Agg")

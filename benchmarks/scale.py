@@ -17,7 +17,7 @@ from benchmarks.long_attention import on_workers
 from benchmarks.texts import sentences
 from qkv.measure import operations, random_inputs
 
-ONCE = True  # measured only on all threads, because each implementation sets its thread count
+ONCE = True  # not measured again on one thread: the rows compare fixed numbers of threads
 COUNT = 4000  # the number of texts to encode
 LONG = 262_144  # the number of tokens, for one head of size 64
 MOVED = 2**26  # the number of bytes that one worker sends to another worker

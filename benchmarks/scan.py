@@ -97,7 +97,10 @@ def row(name: str, model: qkv.Model, texts: list[Any], home: Path, *goals: Goal)
 
 
 def found_in(found: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the means (names, layers, heads) and the largest values found by qkv or by torch."""
+    """Return the mean scores (names, layers, heads) and the largest scores of a scan.
+
+    The argument `found` is the result of qkv or the result of torch.
+    """
     if not isinstance(found, HeadScan):
         return found
     means = np.array([found.scores[name] for name in NAMES])

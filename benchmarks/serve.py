@@ -40,7 +40,8 @@ CLIENTS = 64
 ALONE = 100  # the number of requests of a single client in a round
 MANY = 100_000  # the number of requests; memory is read after a tenth of them and at the end
 STARTING = 120.0  # the maximum seconds until a server has started
-# the server `infinity` needs other package versions than the extra `bench` installs
+# The server `infinity` has its own environment, because it needs other package versions than the
+# other benchmarks.
 INFINITY = ROOT / ".venv-infinity" / "bin" / "infinity_emb"
 
 PROGRAM = "from qkv.cli import main; main()"
@@ -224,7 +225,10 @@ def loaded(servers: dict[str, Server | None], ask: Ask, load: dict[str, Any]) ->
 
 
 def way(one: Loaded | None) -> Way | None:
-    """Return a `Way` that measures a server's load; None if the server is not installed."""
+    """Return the implementation of a row for one server; None if the server is not installed.
+
+    Each timed call sends all requests of a load to the server.
+    """
     return one and Way(one, one.error)
 
 

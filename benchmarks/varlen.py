@@ -16,7 +16,10 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def row(texts: int, shortest: int, longest: int, heads: int = 12, size: int = 64) -> Row:
-    """Make a row of texts whose lengths are evenly spaced, in random order."""
+    """Make the table row for texts of different lengths.
+
+    The lengths are evenly spaced from `shortest` to `longest`. The texts are in random order.
+    """
     lengths = np.linspace(shortest, longest, texts).astype(int)
     np.random.default_rng(1).shuffle(lengths)
     starts = np.concatenate([[0], np.cumsum(lengths)])

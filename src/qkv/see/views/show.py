@@ -139,7 +139,8 @@ def show(
         tokens: the L tokens, if weights are given.
         model: the model for a text, or a model's name; if omitted, the default model. A trace needs
             no `model`. If both a trace and `model` are given, the view also shows the length
-            `|v W_O|` for each key, and can measure the guess at a gap.
+            `|v W_O|` for each key, and can measure how the removal of a head changes the guess at a
+            gap.
         layer: the layer to show, counted from 0; -1 is the last layer.
         head: the head to show, counted from 0.
         query: the word that attends, or the position of its token. If `query` is given, only the
