@@ -23,7 +23,7 @@ def named_folder(folder: StrPath, call: str) -> Path:
 
 @contextmanager
 def replacing(path: StrPath) -> Iterator[BinaryIO]:
-    """Write to a new file that replaces `path` at the end; on an error, remove the new file.
+    """Write to a new file, then replace `path` with it; on an error, remove the new file.
 
     The new file gets the permissions of the old file. If the user may set the owner and the group,
     the new file also gets the old owner and group. If `path` is a link, the target of the link is

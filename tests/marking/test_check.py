@@ -1377,7 +1377,7 @@ def test_additive_masks_are_named_and_shown_as_additive():
 
 
 def test_adding_a_boolean_mask_to_the_scores_is_wrong():
-    """Adding a mask is right only if the function expects 0 and -inf, or refuses bools."""
+    """A function may add its mask only if it expects 0 and -inf, or if it rejects bools."""
 
     def refuses(q, k, v, mask=None):
         return that_adds_a_mask(q, k, v, None if mask is None else of_numbers(mask))

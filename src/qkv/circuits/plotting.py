@@ -145,7 +145,8 @@ class _Drawing:
     def sentence(self) -> str:
         """A sentence that tells the user the number furthest from `ground`, and its index.
 
-        If the numbers have tokens, the sentence tells the last number and its token instead.
+        If the numbers have tokens, the returned sentence tells the user the last number and its
+        token, not the number furthest from `ground`.
         """
         if not np.isfinite(self.values).any():
             return f"{self.title}: no number is finite."

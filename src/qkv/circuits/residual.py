@@ -23,7 +23,7 @@ INPUTS = "qkv"  # a head has three inputs: for queries, keys and values
 
 
 class Receiver(NamedTuple):
-    """An input of a head, an MLP or the logits.
+    """An input of one part of a model; the part is a head, an MLP or the logits.
 
     Attributes:
         layer: the layer of the part; for the logits, the number of layers.

@@ -99,7 +99,7 @@ def encode(
 
 @contextmanager
 def _spelled_as_typed() -> Iterator[None]:
-    """Make errors of `scale.encode` name command-line options instead of arguments."""
+    """Replace the arguments in error messages of `scale.encode` with command-line options."""
     try:
         yield
     except ValueError as error:

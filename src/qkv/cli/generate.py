@@ -86,5 +86,5 @@ def _write(text: str) -> None:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     if sys.stdout is not None and sys.stdout.isatty():
         text = _CONTROLS.sub(lambda match: visible(match[0]), text)
-    # Without color=True, click would remove text that looks like a color code.
+    # Without color=True, `click.echo` would remove text that looks like a color code.
     click.echo(text.encode(encoding, "replace").decode(encoding), nl=False, color=True)

@@ -1,4 +1,4 @@
-"""Print what a command writes to standard output and standard error."""
+"""Print a command's results to standard output, and its messages to standard error."""
 
 import json
 import sys

@@ -129,8 +129,8 @@ def read_article(path: StrPath, load: Callable[[Path, str], Item]) -> tuple[str,
 
     Args:
         path: the Markdown file. Paths of findings and pictures are relative to the file's folder.
-        load: a function that takes the path of a finding and the claim in the article, and returns
-            the finding.
+        load: a function that is called as `load(path, claim)` and returns a finding. Here `path`
+            is the finding's path, and `claim` is the text of the claim in the article.
 
     Raises:
         FileNotFoundError: the article, a finding or a picture does not exist.

@@ -265,9 +265,9 @@ def record(
     for images and one for text, `module` selects the part to record.
 
     Padding before and after each text is removed. Layers are numbered by their `layer_idx`, or in
-    the order of their calls if a `layer_idx` is missing or repeated. A forward pass that continues
-    the text with a key/value cache adds its tokens to the trace. Any other new forward pass clears
-    the trace first. Calls in other threads are not recorded.
+    the order of their calls if a `layer_idx` is missing or repeated. If a forward pass continues
+    the text with a key/value cache, the tokens of this pass are added to the trace. Any other new
+    forward pass clears the trace first. Calls in other threads are not recorded.
 
     Args:
         top_k: the number of weights to keep for each query.

@@ -132,8 +132,9 @@ _BANDS: dict[str, Any] = {
 def _known() -> dict[Any, str]:
     """Return the names of the known mask functions, keyed by their code objects.
 
-    `_BANDS` lists the mask functions and the window that each function should have. The result
-    contains a function only if the function returns the mask of its window for 9 queries and keys.
+    `_BANDS` lists the mask functions and the window that each function should have. Each function
+    is tested with 9 queries and 9 keys. If its mask differs from the mask of its window, the
+    result does not contain the function.
     """
     torch, masking = torch_module(), _masking()
     query, key = torch.arange(9)[:, None], torch.arange(9)[None]

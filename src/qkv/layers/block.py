@@ -242,7 +242,8 @@ class Block:
         rows = of_rows(record, options.get("cu"))
         keep = rows or unkept
         for name, more in of_parts.items():
-            recorder = rows if name == "mlp" else record  # The attention pads packed rows itself.
+            # `rows` pads packed rows. Attention layers get `record`, because they pad the rows.
+            recorder = rows if name == "mlp" else record
             more["record"] = recorder and recorder.under(f"{name}.")
 
         def normed(name: str | None, array: Array) -> Array:
@@ -255,7 +256,7 @@ class Block:
             return array
 
         def added(name: str, last: tuple[str, ...], array: Array, residual: Array) -> Array:
-            """Apply a part, then its output norm and scale, and add the residual."""
+            """Apply a part, its output norm and its output scale; then add the residual."""
             part, hook, more = self._parts[name], f"hook_{name}_out", of_parts.get(name, {})
             array = base.narrowed_to(array, part.parameters)
             out: Array

@@ -356,7 +356,7 @@ def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[Array]:
 
 
 def _piece(stream: BinaryIO) -> bytes:
-    """Read a line; of a very long line, read a part that ends before a space.
+    """Read a line; if the line is very long, read only a part that ends before a space.
 
     If the part has no space, the part ends after a complete character.
     """

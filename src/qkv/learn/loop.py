@@ -28,8 +28,9 @@ _MEMORY = 0.95  # The weight of the previous value in the running mean of a loss
 _SOME = 20  # After this number of steps, a running mean is reliable.
 _PRODUCTS: dict[str, Callable[[], AbstractContextManager[None]]]
 _PRODUCTS = {"float32": nullcontext, "bfloat16": products_in_bfloat16}
-_UNEASY = 1.0  # No checkpoint is written if a mean loss is 1 nat above its lowest value.
-_TOO_MUCH = 3.0  # The run ends if a mean loss is 3 nats above its lowest value.
+# Limits in nats: how far the running mean of a loss may be above its lowest value so far.
+_UNEASY = 1.0  # Above this limit, no checkpoint is written.
+_TOO_MUCH = 3.0  # Above this limit, the run ends.
 
 
 @dataclass(frozen=True)

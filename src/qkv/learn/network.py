@@ -80,7 +80,7 @@ class Network:
 
     @contextmanager
     def weighted(self, weight: float) -> Iterator[None]:
-        """Multiply all gradients that are added inside the `with` block by a weight."""
+        """Multiply each gradient by a weight if it is added inside the `with` block."""
         before, self.weight = self.weight, self.weight * weight
         try:
             yield

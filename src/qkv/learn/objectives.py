@@ -238,8 +238,8 @@ class Masked(_Filled):
         tokenizer: the tokenizer, which has the special tokens and the mask token.
         share: the fraction of tokens that the model must predict, such as 0.15.
         tokens_per_step: the minimum number of tokens in a step.
-        alike: a function that maps words to keys. Words with the same key count as equal. With
-            `str.casefold`, upper and lower case are equal.
+        alike: a function that maps words to keys. Two words are treated as equal if their keys are
+            equal. With `str.casefold`, upper and lower case are equal.
 
     Raises:
         ValueError: the tokenizer has no mask token, or `share` is not between 0 and 1.

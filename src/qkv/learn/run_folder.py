@@ -350,7 +350,7 @@ def need_same(stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path
 
 @contextmanager
 def saving(what: str, folder: Path) -> Iterator[None]:
-    """Raise each OSError again, with a message that names `what` and the last checkpoint."""
+    """Raise each OSError again; add the text `what` and the last checkpoint to its message."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Test a function on random inputs, and report the findings as points and text."""
+"""Test a function on random inputs, give it points, and describe the findings in text."""
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -338,7 +338,7 @@ def mark_values(
     Args:
         task: the name of the task.
         name: the name of the values.
-        tried: the inputs of the tests in a few words.
+        tried: a short description of the inputs of the tests, such as "three sentences".
         mistakes: the mistakes in the values.
         unread: the keys of some mistakes. If one of these mistakes is found, the values cannot be
             tested, and they get 0 points.

@@ -33,7 +33,7 @@ _START = 60.0  # The time limit for loading Python and NumPy on a busy machine.
 _PATIENCE = 20  # On a busy machine, time limits are multiplied by at most this number.
 _TICK = 0.1
 _LINE = 1 << 26  # The maximum length of a line in bytes; every verdict is shorter.
-_MOVES = 0.02  # A process that uses less CPU time per second than this counts as idle.
+_MOVES = 0.02  # If a process uses less CPU time per second than this limit, it is idle.
 _ALONE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "QKV_NUM_THREADS")
 leave = os._exit  # Saved here, because a student's code may replace `os._exit`.
 
@@ -55,10 +55,10 @@ class Isolated:
     """A child process that answers requests until its `with` block ends.
 
     Args:
-        program: a list or a function. A list consists of the name of a module and the arguments for
-            the module's function `main`, which a new process calls. `main` also receives the
-            maximum lifetime of the new process in seconds, as the last argument. A function runs in
-            a fork of this process.
+        program: a list or a function. A list contains the name of a module, followed by arguments.
+            A new process calls the module's function `main` with these arguments. `main` also
+            receives the maximum lifetime of the new process in seconds, as the last argument. A
+            function runs in a fork of this process.
         seconds: the time limit for an answer.
         waiting: a function to call several times per second during a wait.
         call: the name of the public function, for error messages.
@@ -293,8 +293,9 @@ def serve(load: Callable[[], Answer], megabytes: int, seconds: float, *, fork: b
             returns the reply to a request; it may call `tell(part)` before each part of its work.
         megabytes: the memory limit.
         seconds: the maximum lifetime of the process.
-        fork: whether to answer in a fork of this process. Without a fork, a student's code that
-            ends its parent process would end the marker.
+        fork: whether to answer in a fork of this process. Without a fork, the marker is the parent
+            of the process that runs the student's code. If this code ended its parent process, the
+            marker would end.
     """
     _limit_memory(megabytes)
     if fork:

@@ -138,9 +138,10 @@ def takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_tensors(values: Any) -> Any:
-    """Turn arrays, including arrays in tuples and mappings, into tensors that share their memory.
+    """Convert arrays to tensors; each tensor shares its memory with its array.
 
-    If torch was never imported, return the arrays themselves.
+    Arrays in tuples and dicts are converted too. If torch was never imported, return the arrays
+    themselves.
     """
     if isinstance(values, np.ndarray):
         return sys.modules["torch"].as_tensor(values) if "torch" in sys.modules else values
@@ -268,7 +269,7 @@ def muted() -> Iterator[Unread]:
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a function for messages."""
+    """Return the name that messages use for a function."""
     try:
         name = getattr(function, "__name__", None)
     except RAISED:

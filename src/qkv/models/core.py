@@ -535,7 +535,7 @@ class Core:
     def _with_means(
         self, edits: EditedRun, batch: Batch, batch_size: int | None = None, stop: int | None = None
     ) -> EditedRun:
-        """Compute the means for mean ablations, in an unedited run of all texts.
+        """Compute the averages that mean ablations need, in a run of all texts without edits.
 
         Args:
             edits: the edits, which may include mean ablations.

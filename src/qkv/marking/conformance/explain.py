@@ -232,10 +232,10 @@ class Explainer:
         """Return the score of a set of defects, a tuple of three numbers; a larger tuple is better.
 
         Some cases test other features, and the function gives right results for them. The first
-        number is the fraction of these cases for which the formula still gives the right results
-        when it has the defects. The second number is the fraction of the feature's cases that the
-        defects explain. The third number is `-n`. Here n is the number of changed lines, plus 2 for
-        each defect with a number, such as a tile size.
+        number is the fraction of these cases in which the formula with the defects also gives right
+        results. The second number is the fraction of the feature's cases that the defects explain.
+        The third number is `-n`. Here n is the number of changed lines. A defect can contain a
+        number, such as a tile size; each defect that contains a number adds 2 to n.
         """
         share = sum(case.explained(candidates) for case in seen) / len(seen)
         if candidates[-1].rough:

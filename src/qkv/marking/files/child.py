@@ -181,7 +181,7 @@ class _Submission:
         return number
 
     def _stale(self) -> list[Any]:
-        """Pack the arrays that the student's code has changed after returning the arrays."""
+        """Pack arrays that the student's code returned earlier and has changed since then."""
         changed = [n for n, (a, sent) in self.returned.items() if a.tobytes() != sent]
         stale = [[number, self._packed(self.things[number])] for number in changed]
         for number in [*self.returned][:-_WATCHED]:

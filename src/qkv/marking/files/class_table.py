@@ -294,7 +294,7 @@ def files_in(folder: StrPath) -> list[str]:
 
 
 def _handed_in(path: Path) -> bool:
-    """Is the path a file, a broken link or unreadable? Other paths are not marked."""
+    """Return True for files, broken links and unreadable paths; other paths are not marked."""
     try:
         return path.is_file() or (path.is_symlink() and not path.exists())
     except OSError:

@@ -100,8 +100,8 @@ class Remotes:
         """Copy the contents of `thing` into the object with the number `number`; return the object.
 
         If `thing` is None or the object is a proxy, the object stays unchanged. If the contents
-        cannot be copied, the number passes to another object, which is returned: a new proxy if
-        `thing` is an `Opaque`, otherwise `thing` itself.
+        cannot be copied, another object gets the number and is returned. This other object is a new
+        proxy if `thing` is an `Opaque`; otherwise it is `thing` itself.
         """
         before = self._things.get(number)
         if thing is None or isinstance(before, Elsewhere) or _write(before, thing):

@@ -18,7 +18,7 @@ from qkv.marking.tasks.task import DO, Exercise, Texts
 
 _TEXTS = Texts(__name__)
 
-# lesson 1: the weights of a recurrence; the score that a word needs to get a certain weight
+# lesson 1: the weights of a recurrence; the score that gives a word a certain weight
 
 
 def _steps(length: int) -> Array:

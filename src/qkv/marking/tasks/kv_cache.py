@@ -187,7 +187,7 @@ class StepMarking(StepwiseMarking):
         This method does nothing if an earlier test has found a mistake.
 
         Args:
-            others: runs whose first call uses different projections from all later calls.
+            others: runs that use other projections in the later calls than in the first call.
             recomputed: mistakes in which a step computes keys or values of earlier words again.
         """
         if self.wrong:
@@ -262,7 +262,7 @@ def compute(case: Run, steps: Steps) -> Array:
     kept = Kept(np.zeros((0, w_k.shape[1])), np.zeros((0, w_v.shape[1])))
     outs: list[Array] = []
     before = 0
-    words = case.arrays["x"][:0]  # the words that earlier calls read
+    words = case.arrays["x"][:0]  # the words of the earlier calls
     for x in case.pieces():
         if case.later is not None and outs:
             w_q, w_k, w_v = (case.later[name] for name in _WEIGHTS)

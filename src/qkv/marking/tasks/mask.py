@@ -129,7 +129,8 @@ def _masked(query: Any, key: Any, mask: Any) -> Case:
 # First case: the scores are [[1000, 0], [-1000, 0]], and the larger score of each row is masked.
 # Second case: the scores are [[636, 0], [-636, -636], [25, 0]], and these scores are masked: 636
 # in row 0, the second score in row 1, and 25 in row 2. Together, the cases tell two mistakes
-# apart: a finite number instead of -inf, and a maximum over masked scores.
+# apart: masked scores are set to a finite number instead of -inf, or the maximum of a row is taken
+# over all scores, including the masked scores.
 _LARGE = (
     _masked([[1000], [-1000]], [[1], [0]], [[False, True], [True, False]]),
     _masked(

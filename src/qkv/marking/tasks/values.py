@@ -121,9 +121,9 @@ _TEST = {"the wet bank": 0, "a cheap bank": 1}
 
 
 def _adjectives(more: Any) -> Iterator[str]:
-    """Yield the names of the mistakes in a learner's training sentences.
+    """Yield the names of the mistakes in the sentences that a learner chose for training a model.
 
-    `more` maps each sentence to the meaning of the word "bank" in it, 0 or 1.
+    `more` maps each sentence to 0 or 1, the meaning of the word "bank" in this sentence.
     """
     items = more.items() if isinstance(more, Mapping) else ()
     texts = {text: right for text, right in items if isinstance(text, str)}  # without `...`

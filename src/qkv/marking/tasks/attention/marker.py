@@ -122,7 +122,7 @@ class AttentionMarking(Marking):
         self.find(findings.some_lengths(wrong, [run for run in self.runs if run.is_right]))
 
     def _try_large_ones(self) -> None:
-        """Test scores of 1000 and 2000, which reveal a wrong maximum over blocks of keys."""
+        """Use scores of 1000 and 2000 to find a wrong maximum over blocks of keys."""
         if any(finding.kind == "fragile" for finding in self.findings):
             return
         self.tried.append(f"scores of 1000 and 2000 for {MOST} keys")
@@ -214,8 +214,9 @@ def adds_its_mask(
         for_numbers: whether the function clearly expects a mask of numbers.
     """
     as_bool, added = runs
-    # `where(mask, -inf, scores)` hides a key if its mask value is true. This inverts a boolean
-    # mask, in which True means visible. It is right for a mask of 0 and -inf: -inf counts as true
+    # `where(mask, -inf, scores)` hides a key if its mask value is true. In a boolean mask, True
+    # means visible, so this code inverts the mask. The code is right for a mask of 0 and -inf,
+    # because -inf counts as true
     inverted = m.explain(as_bool, pick(known, "mask-inverted"))
     if (inverted and inverted[1]) or not m.explains_more(added, as_bool, known):
         return False

@@ -267,7 +267,7 @@ def _in_three(a: Array, flipped: bool) -> list[Array]:
 def _joined(arrays: list[Array], role: str, layout: Layout) -> tuple[Array, str] | None:
     """Join the matrices of all heads into one; also return a note, such as "slices, shared".
 
-    The note names the fields of `Projections` that these matrices set to True. If the sizes of the
+    The note lists the fields of `Projections` that are True for these matrices. If the sizes of the
     matrices do not fit, the result is None.
     """
     dim, heads, flipped = layout
