@@ -77,7 +77,9 @@ def regions_of(only: str) -> list[str]:
 
 
 def position_of(word: str, text: str) -> int:
-    """Return the position of a word among the tokens of a text, or the given position.
+    """Return the position of a word among the tokens of a text.
+
+    If `word` is a number that is not a token of the text, this number is the position.
 
     Raises:
         ValueError: the text contains the word more than once, or not at all.

@@ -13,7 +13,7 @@ struct Running {
   alignas(64) float top[ROUND];    // the largest score
   alignas(64) float faded[ROUND];  // 2**(previous top - top): the factor of the previous sum
   alignas(64) double total[ROUND]; // the sum of 2**(score - top)
-  alignas(64) double given[ROUND]; // the sum of the weights after rounding by `Pair`
+  alignas(64) double given[ROUND]; // the sum of the weights; `Pair` first rounds each weight to bfloat16
 
   void start() {
     for (int i = 0; i < ROUND; ++i) top[i] = -INF, faded[i] = 1, total[i] = given[i] = 0;

@@ -206,8 +206,8 @@ def _overlaps_itself(array: Array) -> bool:
     else:
         return False  # every stride is too large for two elements to overlap
     for axis in range(array.ndim):
-        # Check whether the two halves of this axis share memory. If not, only two elements of the
-        # same half can overlap. The second half has the same strides as the first half and is not
+        # Check whether the two halves of this axis share memory. If not, two elements that overlap
+        # are in the same half. The second half has the same strides as the first half and is not
         # longer. So if two elements of the second half overlap, two elements of the first half
         # overlap too, and it is enough to continue with the first half.
         part = np.moveaxis(array, axis, 0)

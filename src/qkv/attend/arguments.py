@@ -17,7 +17,8 @@ from qkv.ops.kernel import compiled
 
 Options = Mapping[str, Any]  # The options of `qkv.attention`: each name with its value.
 MAX_SIZE = 0 if compiled is None else compiled.MAX_SIZE
-# RETURNS are the options that select results. PACKED are the options that packed rows support.
+# RETURNS lists the options that select results. PACKED lists the options that are allowed in calls
+# with packed rows.
 RETURNS = ("return_weights", "return_lse", "out")
 PACKED = (
     *("is_causal", "q_offset", "window", "softcap"),

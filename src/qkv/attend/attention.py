@@ -418,7 +418,8 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed |
     """Record the requested arrays of a call: the scores and weights, or a summary of the weights.
 
     Returns:
-        The output of attention and the weights; None if the caller must still compute the output.
+        A `Weighed`, which holds the output of attention, and the weights before and after edits.
+        None if the caller must still compute the output.
     """
     changed = record.changes(*WEIGHTS)
     if top_k is not None and not changed and record.wants(*SUMMARY):

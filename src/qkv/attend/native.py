@@ -68,7 +68,8 @@ def differentiate(body: int, call: Call | Packed, outputs: Outputs, gradients: G
     Returns:
         Booleans `(*lead, Hkv)`, or `(B, Hkv)` for packed rows: True for each key head whose
         gradients are wrong and must be recomputed with NumPy.
-        Gradients are wrong if a log-sum-exp is above `outputs.exact`, or a value is not finite.
+        Gradients are wrong in two cases. The absolute value of a log-sum-exp is above the limit
+        `outputs.exact` (-inf is allowed), or the kernel computes an infinite or NaN value.
     """
     rules = call.call if isinstance(call, Packed) else call
     grad_out, out, lse, exact = outputs

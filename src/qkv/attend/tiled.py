@@ -61,8 +61,9 @@ def tiles(call: Grouped, keys: int = KEYS) -> Iterator[Tile]:
 
 
 def _even(count: int, most: int) -> int:
-    """Split `count` items evenly, with at most `most` per part; return the largest part's size.
+    """Return the size of the largest part if `count` items are split evenly.
 
+    The items are split into as few parts as possible, and no part has more than `most` items.
     `_even(9, 8)` is 5, because 9 is split into 5 + 4.
     """
     return -(-count // max(1, -(-count // most)))

@@ -1,4 +1,7 @@
-"""The keys that a query may see: causal, window, lengths and mask combined in one rule."""
+"""The keys that a query may see.
+
+One rule combines the causal limit, the window, the lengths and the mask.
+"""
 
 import functools
 import operator

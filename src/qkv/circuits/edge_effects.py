@@ -182,8 +182,8 @@ def discover(
         A `Graph` of the kept edges.
 
     Raises:
-        TypeError: as for the function `edges`; or the argument `threshold` or `edges` is not a
-            number.
+        TypeError: as for the function `edges`. Also, if `threshold` is not a number, or if the
+            argument `edges` is not a whole number.
         ValueError: as for the function `edges`; the arguments `threshold` and `edges` are both
             given or both missing; `threshold` is below 0; the graph has fewer than `edges` edges;
             or the metric is equal in both runs.

@@ -15,11 +15,11 @@ from qkv.trace import Trace
 def rollout(trace: Trace) -> Result:
     """Attention rollout: estimate how much each token contributes to the vector of each position.
 
-    In each layer, the attention weights are averaged over the heads. The identity matrix is added
-    to this average for the residual connection, and each row is divided by its sum. The matrices of
-    all layers are then multiplied. Rollout uses only the attention weights, and ignores values and
-    MLPs. Therefore, the formula is the same for blocks that compute attention and the MLP in
-    parallel (GPT-NeoX).
+    In each layer, the attention weights are averaged over the heads. The identity matrix, which
+    stands for the residual connection, is added to this average. Then each row is divided by its
+    sum. The matrices of all layers are then multiplied. Rollout uses only the attention weights,
+    and ignores values and MLPs. Therefore, the formula is the same for blocks that compute
+    attention and the MLP in parallel (GPT-NeoX).
 
     Args:
         trace: a trace of one text or image, with the "pattern" of all layers.

@@ -126,9 +126,9 @@ def attribute_logits(
     Raises:
         TypeError: an argument has a wrong type.
         ValueError: the model does not fit: it has no LM head; its LM head is not linear (BERT's LM
-            head has a layer with an activation function); or its norms come after attention and
-            MLPs, and not before (BERT). Or an argument is wrong: the trace is from another model;
-            the position, the token or the value of `by` does not exist; `by` is "neuron", but a
+            head has a layer with an activation function); or, as in BERT, norms come only after
+            attention and MLPs. Or an argument is wrong: the trace is from another model; the
+            position, the token or the value of `by` does not exist; `by` is "neuron", but a
             block has no MLP or has a mixture of experts; or the list `of` does not have one tuple
             per text.
         KeyError: the trace lacks an activation; the message says what to trace.
@@ -215,7 +215,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
 
 
 def _check_linear(model: Model, by: Any) -> None:
-    """Check that a logit is a sum of contributions if the scales of the norms are fixed."""
+    """Raise an error unless fixed scales of the norms make a logit a sum of contributions."""
     if by not in (None, "neuron"):
         raise ValueError(f"attribute_logits: `by` is {shown(by)}: give 'neuron', or omit it")
     if by is not None and not all(isinstance(block.mlp, MLP) for block in model.layers):

@@ -115,7 +115,10 @@ class _Pairs:
         self.rows = row[self.groups]
 
     def values(self, weights: Array, shift: int) -> Array:
-        """Return, for each query, the sum of its weights on `key + shift` over its paired keys."""
+        """Return the sum of each query's weights over the pairs of the query, as (B, H, Q).
+
+        Each pair adds the weight that the query gives to the position `key + shift`.
+        """
         heads = weights.shape[1]
         sums = np.zeros((self.shape[0] * self.shape[1], heads), weights.dtype)
         if len(self.groups):

@@ -213,8 +213,8 @@ def patch(
         at: the activation. "resid_pre", "resid_mid", "resid_post", "attn_out" and "mlp_out" are
             patched at one position at a time. "z", "pattern", "q", "k" and "v" are patched in one
             head at a time. "pre" and "post" are the MLP's neurons before and after the activation
-            function, and are patched in one neuron at a time. A patch of a head or neuron covers
-            all positions. If `at` is a list, its activations are patched separately, and all
+            function; one neuron is patched at a time. A patch of a head or neuron covers all
+            positions. If `at` is a list, its activations are patched separately, and all
             results must have the same shape.
         metric: (position, token) for one logit, (position, token, other token) for the difference
             of two logits, or a function that turns logits (1, T, V) into a number. Negative

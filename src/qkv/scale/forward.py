@@ -142,7 +142,10 @@ def _attend(rules: Rules, **inputs: Array) -> Part:
 
 
 def _attend_nothing(rules: Rules, shapes: list[Shape], kind: DType, **inputs: Array) -> Part:
-    """Return the `Part` of queries that see no keys, given the shapes of query, key and value."""
+    """Return the result of attention, a `Part`, for queries that see no keys.
+
+    `shapes` holds the shapes of query, key and value.
+    """
     query, key, value = shapes
     none = [query, (*key[:-2], 0, key[-1]), (*value[:-2], 0, value[-1])]
     arrays = dict(zip(("query", "key", "value"), (np.zeros(x, kind) for x in none), strict=True))
