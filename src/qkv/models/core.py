@@ -464,11 +464,12 @@ class Core:
                 int8; by default each array keeps its dtype. With int8, each matrix `X.weight`
                 (rows, columns) is stored as int8, and a tensor `X.weight_scale` (rows,) stores one
                 float16 scale per row. When the file is loaded, each int8 number is multiplied by
-                its row's scale, as a float32. The product differs from the saved weight by at most
-                scale/2. The scale of a row is the row's largest absolute value / 127. Rows that
-                were loaded from an int8 file keep their exact values. Layers after the pooling keep
-                their dtype, and all other tensors are stored as float16. transformers cannot read
-                the scales: omit dtype if transformers should load the model.
+                its row's scale, and the product is a float32. The product differs from the saved
+                weight by at most scale/2. The scale of a row is the row's largest absolute value /
+                127. Rows that were loaded from an int8 file keep their exact values. Layers after
+                the pooling keep their dtype, and all other tensors are stored as float16.
+                transformers cannot read the scales: omit dtype if transformers should load the
+                model.
 
         Raises:
             ValueError: the name of the folder is empty; `dtype` is unknown; or a tensor has values

@@ -109,7 +109,10 @@ def _read(folder: Path, name: str, kind: DType | None) -> Model:
 
 
 def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -> Model:
-    """Read a model with a config.json, or a static model (a table of vectors) without one."""
+    """Read the model in the folder `folder / sentence.home`.
+
+    A static model (a table of vectors) needs no config.json. Any other model needs a config.json.
+    """
     home = folder / sentence.home
     if sentence.static:
         return _static(folder, name, sentence, kind)

@@ -108,7 +108,9 @@ class Model(Core):
         return first.sentence.width(first._vector_size)
 
     def get_sentence_embedding_dimension(self) -> int:
-        """Return `get_embedding_dimension()`; this old name is still widely used.
+        """Return the result of `get_embedding_dimension()`.
+
+        The old name `get_sentence_embedding_dimension` is still widely used.
 
         >>> import qkv
         >>> qkv.load("random").get_sentence_embedding_dimension()

@@ -335,7 +335,7 @@ class VisionModel(Model):
             (B, C, H, W), float32; B is 1 for one image.
 
         Raises:
-            TypeError: an image is a string or a path.
+            TypeError: a string or a path is given instead of an image.
             ValueError: an image has the wrong type or shape, or the model's folder has no
                 preprocessor_config.json.
             ImportError: an image must be resized, but Pillow is not installed.

@@ -19,7 +19,7 @@ _kept: dict[tuple[int, int, DType], tuple[weakref.ref[Array], Array]] = {}
 # pages (2 MB) only for large arrays. The processor reads small pages half as fast as large pages.
 _LARGE_PAGE = 1 << 21
 _SHELF = 1 << 24  # The number of bytes of a shelf.
-_shelf = np.empty(0, np.float32)  # The free part of the newest shelf.
+_shelf = np.empty(0, np.float32)  # The free part of the newest shared array.
 _taken: dict[int, int] = {}  # The number of used bytes of each shelf, keyed by the shelf's id.
 
 
@@ -126,7 +126,7 @@ def _count(shelf: Any, size: int) -> None:
     If only few bytes remain in use, delete the shelf. If the deleted shelf still contained packed
     weights, these weights are packed again at their next use.
     """
-    if shelf is None:  # there is no shelf yet
+    if shelf is None:  # no shared array has been made yet
         return
     with lock():
         taken = _taken.get(id(shelf), 0) + size

@@ -115,9 +115,9 @@ def one_blas_thread() -> Iterator[None]:
     """Compute NumPy's products on the calling thread inside the `with` block.
 
     With several BLAS threads, rounding errors would depend on the number of threads. If each thread
-    of `run_all` also used several BLAS threads, all of them would compete for the same cores, which
-    can be ten times slower. The limit applies to the whole process: the first caller sets the
-    limit, and the last caller restores the previous number of threads.
+    of `run_all` also used several BLAS threads, all of them would compete for the same cores, and
+    the computation could be ten times slower. The limit applies to the whole process: the first
+    caller sets the limit, and the last caller restores the previous number of threads.
     """
     global _one_blas_thread
     libraries, inside = _blas(), 0

@@ -64,8 +64,8 @@ class Operand(NamedTuple):
     """A dask array whose chunks fit the blocks of the call."""
 
     array: Any
-    # If `axes[a]` is n, entry n of an `Index` is the block's position along axis `a` of `array`. If
-    # axis `a` is not cut into blocks, `axes[a]` is None.
+    # One entry per axis of `array`: the number of the entry in an `Index` that holds the block's
+    # position along this axis, or None if the axis is not cut into blocks.
     axes: tuple[int | None, ...]
 
     def chunk(self, index: Index) -> tuple[int, ...]:

@@ -123,7 +123,7 @@ def encode(
         model: the name or the folder of a model, as for `qkv.load`; None for the default.
         sources: a path, a glob or a list of both. The files are .txt (each line is a row, even a
             blank line), .jsonl, .csv with a header, or .parquet. All except .parquet may be
-            compressed (.gz, .bz2, .xz or .zst). Paths are local, or URLs that fsspec opens.
+            compressed (.gz, .bz2, .xz or .zst). A path is a local path, or a URL that fsspec opens.
         destination: a local folder, or a folder that fsspec opens. Its files `part-*.parquet` have
             the columns id (int64, counted over the rows of all sources), source, row (counted from
             0 in the source) and vector (a list of D float32). `_manifest.json` lists the files that

@@ -1,4 +1,4 @@
-"""Find files of texts (.txt, .jsonl, .csv, .parquet), and read the texts in parts of files."""
+"""Find files of texts (.txt, .jsonl, .csv, .parquet), and read these files part by part."""
 
 import csv
 import hashlib

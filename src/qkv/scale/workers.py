@@ -283,7 +283,7 @@ def _keeping_memory() -> Iterator[None]:
 
 @cache
 def _cores() -> int:
-    """Return the number of threads of this process before `_work` changed it."""
+    """Return the number of threads that this process had before `_work` changed this number."""
     return get_num_threads()
 
 

@@ -77,7 +77,8 @@ def gpt_neo_kinds(config: Config, count: int) -> list[str]:
     """Return "global" or "local" for each layer, from the key `attention_types`.
 
     `attention_types` is a list of pairs. The first element of a pair is a list of kinds. The second
-    element is the number of times that this list occurs in a row.
+    element is the number of consecutive uses of this list: `[["global", "local"], 2]` stands for
+    global, local, global, local.
 
     >>> types = [[["global", "local"], 1], [["global"], 1]]
     >>> gpt_neo_kinds(Config({"attention_types": types}, "config.json"), 3)

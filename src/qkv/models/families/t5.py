@@ -34,7 +34,7 @@ def both(config: Config, *, scaled: bool = False) -> Design | Seq2SeqDesign:
     heads, size = config.size("num_attention_heads"), config.size("head_dim")
     buckets = config.size("relative_attention_num_buckets", least=4)
     # In the decoder, each bucket of the first half holds one distance, from 0 to buckets / 2 - 1.
-    # The other buckets hold larger distances, so the maximum must be above buckets / 2.
+    # The other buckets hold larger distances, so the maximum distance must be above buckets / 2.
     furthest = config.size("relative_attention_max_distance", least=buckets // 2 + 1)
     layers = config.layers()
     same = config.size_or_none("num_decoder_layers") is None

@@ -157,8 +157,9 @@ def _tower_values(config: Config, side: str) -> dict[str, Any]:
     """Return a tower's config, completed so that the tower can be read as a model by itself.
 
     Old files have two configs per tower, such as `text_config` and `text_config_dict`. As in
-    transformers, the keys that the design reads come only from the second config, with defaults for
-    missing keys. Any other key that the second config lacks comes from the first config.
+    transformers, the keys that the design reads come only from the second config. If the second
+    config lacks such a key, the key has its default value. Any other key that the second config
+    lacks comes from the first config.
     """
     source, family = f"{config.source}: {side}_config", _tower(side)
     merged = config.table(f"{side}_config")

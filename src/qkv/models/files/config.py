@@ -11,8 +11,8 @@ from qkv.models.files.read import CONFIG, ModelError, is_number, is_whole, plain
 
 Choice = TypeVar("Choice")
 
-# Keys that do not change a forward pass in any family. Such keys describe how a model was trained,
-# saved or used, or set options of transformers.
+# Keys that do not change a forward pass in any family. Such keys set options of transformers,
+# or describe how a model was trained, saved or used.
 HARMLESS = frozenset({
     *("_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path"),
     *("_num_labels", "architectures", "attention_dropout", "attention_probs_dropout_prob"),
@@ -26,7 +26,7 @@ HARMLESS = frozenset({
     *("sbert_ce_default_activation_function", "sentence_transformers"),  # keys for `rank`
     *("use_cache",),
 })  # fmt: skip
-# Keys that can change a forward pass, each with the values that have no effect.
+# Keys that change a forward pass, unless their value is one of the values listed here.
 NEUTRAL: Mapping[str, Collection[Any]] = {
     "add_cross_attention": (False, None),
     "cross_attention_hidden_size": (None,),

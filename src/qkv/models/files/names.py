@@ -115,8 +115,8 @@ class Family:
         defaults: the values for keys missing in a config.
         spellings: the names of each key in this family, as in `Config`.
         layout: whether files hold the linear weights of blocks as (out, in) or as (in, out).
-        prefix: the prefix, such as "bert.", that the names of the body's tensors have in the files
-            of a model with a head.
+        prefix: a prefix, such as "bert.". In the files of a model with a head, the names of the
+            body's tensors begin with this prefix.
         old_prefix: the prefix of all names in old files.
         old: maps suffixes of tensor names in old files to the suffixes in new files.
         instead: maps the name of an optional tensor to the name of a substitute. If the optional

@@ -95,7 +95,7 @@ def need_file(path: Path, most: int) -> None:
 
 
 def read_json(path: Path, kind: type[Any] = dict) -> Any:
-    """Return the contents of a JSON file, an object or a list.
+    """Return the JSON object or list that a file contains.
 
     Raises:
         ModelError: the file is missing, is not valid JSON, or holds no value of type `kind`.
@@ -122,7 +122,7 @@ def is_number(value: Any) -> TypeGuard[int | float]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the message of an error on one line."""
+    """Return an error's message as a single line of at most 200 characters."""
     return plain(" ".join(str(error).split()), 200) or type(error).__name__
 
 

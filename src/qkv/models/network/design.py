@@ -483,7 +483,10 @@ class Seq2SeqDesign:
 
 @dataclass(frozen=True)
 class DualDesign:
-    """A transformer for texts and one for images; the vectors of their heads can be compared.
+    """A transformer for texts and a transformer for images, with comparable output vectors.
+
+    Each transformer has an output head. The heads make vectors of texts and vectors of images, and
+    these vectors can be compared.
 
     Attributes:
         text: the transformer for texts.

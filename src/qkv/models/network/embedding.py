@@ -209,7 +209,7 @@ class PatchEmbedding(Embedding):
         positions: (N + 1, D), for the first token and each patch, row by row. `positions` and
             `table` may have leading dimensions of 1, e.g. (1, N + 1, D); their gradients have the
             same shape.
-        norm: the norm of the sum of vectors and positions.
+        norm: the norm layer that is applied to the sum of vectors and positions.
         weight: (D, C, h, w), the linear layer from a patch to its vector.
         bias: (D,), or None.
         grid: the grid of patches, (rows, columns), that `positions` describes. If an image

@@ -52,8 +52,8 @@ def _softplus(x: Array) -> Array:
     return softplus
 
 
-# Activations that `qkv.layers.MLP` does not have, with torch's default options. The keys are the
-# names of torch's classes in lower case.
+# Activations that `qkv.layers.MLP` does not have. Each function uses the default options of torch.
+# The keys are the names of torch's classes in lower case.
 _ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),

@@ -162,10 +162,11 @@ class Transformer:
     def spans(self, mask: Array) -> Array:
         """Return a mask (B, T) that is True for the columns to compute.
 
-        The argument `mask` (B, T) is True for unmasked tokens. Masked columns between two unmasked
-        tokens are computed too, so that the distance between the tokens does not change. In models
-        with ALiBi, the distance between two tokens counts only unmasked columns. Therefore a model
-        with ALiBi computes only unmasked columns, and the function returns `mask` unchanged.
+        The argument `mask` (B, T) is False for masked tokens, and True for all other tokens. Masked
+        columns between two unmasked tokens are computed too, so that the distance between the
+        tokens does not change. In models with ALiBi, the distance between two tokens counts only
+        unmasked columns. Therefore a model with ALiBi computes only unmasked columns, and the
+        function returns `mask` unchanged.
         """
         has_alibi = any("alibi_slopes" in options for options in self.options)
         return mask if has_alibi else without_holes(mask)
@@ -370,8 +371,9 @@ class Transformer:
     def _step_bias(self, seen: Array, count: int, lengths: Array | None) -> dict[str, Array]:
         """Return the bias of the next `count` tokens of each text.
 
-        The texts already have `seen` (B,) tokens. The bias has the shape (B, Hq, count, S), or
-        (1, Hq, count, S) if all texts have the same number of earlier tokens.
+        The array `seen` (B,) holds the number of earlier tokens of each text. The bias has the
+        shape (B, Hq, count, S), or (1, Hq, count, S) if all texts have the same number of earlier
+        tokens.
         """
         if self.bias is None or not len(seen):
             return {}

@@ -85,7 +85,11 @@ class Layout(NamedTuple):
         return filled.astype(shown.dtype, copy=False)
 
     def computed_position(self, row: int, column: int) -> int | None:
-        """Return the network's index of a caller's column; None if the network skips the column."""
+        """Convert the index of a column in a caller's array to an index in the network's array.
+
+        The network's array omits the columns that the network skips. If the network skips the given
+        column, return None.
+        """
         if self.spans is None:
             return column
         return int(self.spans[row, :column].sum()) if self.spans[row, column] else None

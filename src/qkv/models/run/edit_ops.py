@@ -58,8 +58,8 @@ class Plan:
         first: the index of the first text among all texts of the call.
         read: a function that takes a text and the name of the call (for error messages), and
             returns the ids (T,) of the text. If the model reads no texts, `read` is None.
-        sources: the activations of each text that an edit record gives in its field "from", keyed
-            by the text.
+        sources: maps each text in the field "from" of an edit record to the activations of this
+            text.
         masked: the masked keys.
         ablated: the replacement of each ablated head's output: `ablated[layer][head]`.
         changes: a list of steps for each changed activation, keyed by the activation's full name.
@@ -119,7 +119,7 @@ class Plan:
         return changed
 
     def source(self, record: Record) -> Callable[[], Array]:
-        """Return a function that computes the activation (T, ...) of the text `from`."""
+        """Return a function to compute an activation (T, ...) of the text in the field "from"."""
         text, name = record.fields["from"], self.name(record.fields["at"], record.fields["layer"])
         if self.read is None:
             way = 'an array in a "set" record, because this model reads no texts'

@@ -49,7 +49,7 @@ class Step(NamedTuple):
 
 @runtime_checkable
 class Spliced(Protocol):
-    """A layer that replaces an activation of a model, such as an autoencoder.
+    """A layer, such as an autoencoder, that replaces an activation of a model.
 
     Attributes:
         hooks: the names of the layer's own activations. Suppose that the layer computes an

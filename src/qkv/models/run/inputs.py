@@ -1,4 +1,4 @@
-"""Turn texts or token ids into batches: check ids, masks, positions and tokenizers."""
+"""Turn texts or token ids into batches, and check ids, masks, positions and tokenizers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -94,8 +94,9 @@ def counting(cut: Cut) -> Iterator[None]:
 class Truncator:
     """Split texts into tokens up to a limit, and count the texts that were too long.
 
-    If a text is much longer than the limit, only its first words are split. In any case, only about
-    the first million characters of a text are split.
+    If a text is much longer than the limit, the tokenizer usually reads only the text's first
+    words, because the tokens of later words would be dropped. The tokenizer never reads more than
+    about the first million characters of a text.
 
     Args:
         tokenizer: the model's tokenizer.

@@ -343,11 +343,11 @@ def windows(texts: Iterable[str]) -> Iterator[list[str]]:
 def chosen_prompt(
     sentence: Sentence, prompt: str | None, prompt_name: str | None, *, name: str, call: str
 ) -> str:
-    """Return the given prompt, the prompt with this name, or the default prompt.
+    """Return `prompt` if given, else the prompt named `prompt_name`, else the default prompt.
 
     Raises:
         TypeError: the prompt is not a string.
-        ValueError: no prompt has this name.
+        ValueError: no prompt has the given name.
 
     >>> chosen_prompt(Sentence(prompts={"query": "find: "}), None, "query", name="x", call="encode")
     'find: '

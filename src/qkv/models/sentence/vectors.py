@@ -13,8 +13,9 @@ from qkv.models.run.truncation import callers
 from qkv.ops.linear import multiply
 
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
-# Rounding fewer vectors than this to "int8" or "uint8" gives a warning. The steps come from the
-# range of the numbers in these vectors, and other texts may have numbers outside this range.
+# Rounding fewer vectors than this to "int8" or "uint8" gives a warning. The quantization steps
+# divide the range of the numbers in these vectors, and the vectors of other texts may have numbers
+# outside this range.
 FEW = 100
 
 
@@ -36,8 +37,9 @@ def quantized(vectors: Array, precision: str, *, call: str) -> Array:
     divided into 256 quantization steps. Each number is replaced by the index of its quantization
     step, so the shape of the result is (n, D). "binary" and "ubinary" replace each number by a bit,
     which is 1 if the number is positive. Eight bits form a byte, the highest bit first. The result
-    has the shape (n, ceil(D / 8)). The dtype is uint8; for "int8" and "binary", 128 is subtracted,
-    and the dtype is int8. "float32" returns the vectors unchanged.
+    has the shape (n, ceil(D / 8)). For "uint8" and "ubinary", the dtype is uint8. For "int8" and
+    "binary", 128 is subtracted from each index or byte, and the dtype is int8. "float32" returns
+    the vectors unchanged.
 
     Raises:
         ValueError: there is only one vector; "int8" and "uint8" need the range of several vectors.

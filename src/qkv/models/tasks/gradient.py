@@ -129,7 +129,7 @@ class Target:
 
 
 def target_of(of: Any, lengths: Sequence[int], body: Transformer, token_id: TokenId) -> Target:
-    """Convert the argument `of` of `gradient` to a target, for texts of given lengths.
+    """Convert `gradient`'s argument `of` to a target, for texts of given lengths.
 
     Raises:
         TypeError: `of` has the wrong type.
@@ -326,10 +326,10 @@ def word_id(
 def names_of(at: Any, body: Transformer, argument: str, spliced: Sequence[str] = ()) -> FullNames:
     """Map each name in `at` to the activation's full name, or to a list of full names.
 
-    If each layer has an activation, such as "z", its name without a layer is mapped to a list: its
-    full name in each layer. In error messages, `argument` is the name of the argument. The argument
-    `edit` of `gradient` may add layers, such as an `SAE`, to the model; `spliced` holds the names
-    of the activations inside these layers.
+    A name without a layer, such as "z", can stand for an activation that each layer has. Such a
+    name is mapped to a list of full names, one per layer. In error messages, `argument` is the name
+    of the argument. The argument `edit` of `gradient` may add layers, such as an `SAE`, to the
+    model; `spliced` holds the names of the activations inside these layers.
 
     Raises:
         TypeError: a name is neither a string nor a tuple.
@@ -386,7 +386,9 @@ def _unknown(name: Name, full: Sequence[str], body: Transformer, known: Sequence
 
 
 def check_functions(edit: Mapping[str, Any], names: FullNames, body: Transformer) -> None:
-    """Raise an error if a gradient would pass through a function, whose derivative is unknown.
+    """Raise an error if a gradient may need the derivative of a function that edits an activation.
+
+    The derivative of such a function is not known.
 
     Args:
         edit: the replacements of activations, keyed by full name.

@@ -57,7 +57,7 @@ def predict(
         TypeError: `text` is neither a string nor integers; or `top_k` is not an integer.
         ValueError: the model has no head that predicts words, or is an encoder-decoder model; the
             text is empty or too long, or has no mask token; several texts are given; `top_k` is
-            below 1 or above V; or for the reasons listed in `trace`.
+            below 1 or above V; or `trace` would raise a ValueError.
         FloatingPointError: the model's logits are not finite.
 
     >>> import qkv
@@ -93,7 +93,7 @@ def losses(
 
     Raises:
         TypeError: `text` is neither a string nor integers.
-        ValueError: the model is not a decoder; or for the reasons listed in `trace`.
+        ValueError: the model is not a decoder, or `trace` raises a ValueError.
 
     >>> import qkv
     >>> model = qkv.load("books-decoder")

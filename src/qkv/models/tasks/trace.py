@@ -25,7 +25,8 @@ from qkv.trace import Recorder, Seq2SeqTrace, Trace
 from qkv.trace.activations import activation, is_tuple_name, meant, parse, side_of, spellings
 from qkv.trace.recorder import kept_unasked, padded
 
-# `Name`: the name of an activation: full, short, or a tuple. `Names`: one name or several.
+# A `Name` is the full name of an activation, its short name, or a tuple such as ("pattern", 3).
+# `Names` stands for one name or several names.
 Name = str | tuple[Any, ...]
 Names = Name | Iterable[Name]
 _USUAL = ("pattern", "q", "resid_post")  # suggested in an error if no name is similar
@@ -201,8 +202,8 @@ def trace(
     the changed values. The trace holds the changed activations; `trace.changed` lists the edits.
 
     Args:
-        texts: one text or several; or token ids, (T,) integers for one text, and (B, T) or a list
-            of rows for several.
+        texts: one text, several texts, or token ids. The ids of one text are integers (T,). The ids
+            of several texts are integers (B, T) or a list of rows.
         layers: the numbers of the layers to keep; -1 is the last layer. By default, all layers are
             kept. The final norm (`ln_final`) is kept with the last layer. Layers above the last
             kept layer are run only for `logits`.
@@ -219,9 +220,9 @@ def trace(
         ablate: heads to ablate, as pairs (layer, head), or (layer, None) for all heads of a layer.
             The `hook_z` of an ablated head becomes 0, so the head adds nothing; its `hook_pattern`
             does not change. You can also pass a dict that maps each of these pairs to the new
-            `hook_z`: "zero", an array (d,), or "mean", the mean over all tokens of all these texts
-            in an unedited run. If `ablate` contains a head twice, the last entry for this head
-            applies.
+            `hook_z`. The new `hook_z` is "zero", "mean" or an array (d,). "mean" stands for the
+            mean over all tokens of all these texts in an unedited run. If `ablate` contains a head
+            twice, the last entry for this head applies.
         hide: the tokens to mask for all queries, including the tokens' own queries. Words, and
             special tokens such as "[SEP]", are masked at every occurrence; positions are masked in
             each text that is long enough, and -1 is the last position. A masked token still sees
