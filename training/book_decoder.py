@@ -1,7 +1,7 @@
 """Train the included decoder: `python -m training.book_decoder BOOKS -o DIR`.
 
-The decoder reads passages of books and WordNet's examples and definitions. From the first step on,
-the decoder also learns to copy: some texts contain random tokens or sentences twice.
+The decoder reads passages of books. It also reads the examples and definitions of WordNet. From the
+first step on, the decoder also learns to copy: some texts contain random tokens or sentences twice.
 
 DIR becomes a run of `qkv.learn`; `--resume` continues a stopped run.
 

@@ -50,15 +50,16 @@ probabilities fits the gap.
 
 We tried two more runs that start from the included model. They improved it only a little, so the
 included model does not contain them. In the first of these runs (4,154 steps, 16.2 million tokens),
-the model learned to predict masked words that counts of neighbouring words can predict. Its
-teachers were these counts and the earlier model. We averaged the weights of this run and of the
-included model. The first guess of the averaged model is right for 18.8% of the words, and at least
-one of its five guesses is right for 35.2%. In 28 of the 60 sentences, at least one of the five
-guesses fits the gap. In the second run (3,369 steps, 11.6 million tokens), each step learned senses
-from more uses of words, namely 48. We also averaged the weights of the second run and of the
-included model. The first guess of this averaged model is right for 18.9% of the words, and at least
-one of its five guesses is right for 35.2%. In 29 of the 60 sentences, at least one of the five
-guesses fits the gap. A model of this size seems to have learned all it can from these books.
+the model learned to predict those masked words that `training.neighbours` can predict. Its teachers
+were the counts of `training.neighbours` and the earlier model. We averaged the weights of this run
+and of the included model. The first guess of the averaged model is right for 18.8% of the words,
+and at least one of its five guesses is right for 35.2%. In 28 of the 60 sentences, at least one of
+the five guesses fits the gap. In the second run (3,369 steps, 11.6 million tokens), each step
+learned senses from more uses of words, namely 48. We also averaged the weights of the second run
+and of the included model. The first guess of this averaged model is right for 18.9% of the words,
+and at least one of its five guesses is right for 35.2%. In 29 of the 60 sentences, at least one of
+the five guesses fits the gap. A model of this size seems to have learned all it can from these
+books.
 """
 
 from __future__ import annotations
@@ -134,10 +135,11 @@ class Recipe:
         told: the weight of the masked word in the target distribution; the weight of the teacher's
             prediction is `1 - told`. For each word, the teacher multiplies a probability from the
             starting model by a probability from counts of neighbouring words.
-        guessed: the minimum probability that counts of neighbouring words must give to a masked
-            word. If `guessed` is above 0, one word of each text is masked, and only words that
-            reach this probability are masked (`training.objectives.Guessed`).
-        gapped: the maximum number of clauses that `guessable` tries for each short sentence.
+        guessed: the minimum probability of a masked word, estimated by `training.neighbours` from
+            counts of neighbouring words. If `guessed` is above 0, one word of each text is masked,
+            and only words that reach this probability are masked (`training.objectives.Guessed`).
+        gapped: the maximum number of clauses in `guessable`, divided by the number of short
+            sentences there.
         products: as for `qkv.learn.train`.
         seed: the seed of all random draws.
     """
@@ -312,9 +314,9 @@ def weights(
 ) -> Array:
     """Fit the weights of a sum that predicts masked words as well as possible.
 
-    The sum adds scores from counts of neighbouring words and, if `teacher` is given, the logits of
-    this model. If `teacher` is given, the last weight is the factor of this model's logits. The
-    masked words are from the books that are kept for choosing models.
+    The terms of the sum are scores from counts of neighbouring words. If `teacher` is given, its
+    logits are the last term, and the last weight is the weight of these logits. The masked words
+    are from the books that are kept for choosing models.
     """
     mask = tokenizer.vocabulary[str(tokenizer.mask)]
     choices = short_of(passages_of(found for _, found in books.read(source, ["choose"])))

@@ -38,7 +38,8 @@ _AUTHORS = {
         "Richard Harding Davis",
     ),
 }
-# maps (hash of a book's path) modulo 64 to the book's part; the part of all other books is "train"
+# If a book's author is not in `_AUTHORS`, the hash of the book's path, modulo 64, determines the
+# book's set. If this number is not a key here, the set is "train".
 _BOOKS = {0: "choose", 1: "test"}
 
 _HEADER = re.compile(r"\A.*?^-{5,}\s*$", re.DOTALL | re.MULTILINE)
@@ -101,7 +102,9 @@ def part_of(row: dict[str, str]) -> str:
 
 
 def read(source: Path, parts: Sequence[str] = PARTS) -> Iterator[tuple[Book, list[list[str]]]]:
-    """Read the books of some parts as passages, which are lists of consecutive sentences.
+    """Read the sets of books that `parts` names; yield each book with its passages.
+
+    A passage is a list of consecutive sentences.
 
     Args:
         source: a clone of the repository, or an archive of its files.

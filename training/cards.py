@@ -71,7 +71,7 @@ def recipes(abouts: Sequence[Mapping[str, Any]]) -> str:
     """Describe the recipe of the first run, and the settings that later runs changed.
 
     The text does not name the folders from which the runs started. Usually, each run continues the
-    previous run. If a run instead started from the same weights as the previous run, the text says
+    previous run. If instead a run and the previous run started from the same weights, the text says
     that the two runs were made "in parallel".
 
     >>> abouts = [{"step": n, "settings": {"recipe": {"rate": n, "seed": 0}}} for n in (1, 2)]

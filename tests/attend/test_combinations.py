@@ -111,7 +111,8 @@ def test_two_halves_merged_at_random(case: Case) -> None:
     query, key, value = case.arrays
     options = dict(case.options)
     expected = loops.attention(query, key, value, **options)
-    # A mask selects the keys of each half, so that all other options apply to both halves.
+    # A mask selects the keys of each half. Both calls get all keys, each at its own position, so
+    # options that depend on positions stay valid.
     S = key.shape[-2]
     if options.get("attn_mask") is not None:
         return

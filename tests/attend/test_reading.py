@@ -14,8 +14,8 @@ from .support import ON_ONE_BACKEND
 
 pytestmark = pytest.mark.attack
 
-# Each input has its own read-only memory pages, between two inaccessible pages. The input begins
-# at the start of its pages, or ends at their end.
+# Each input has its own read-only memory pages, between two inaccessible pages. The input
+# fills these memory pages from their first byte on, or up to their last byte.
 FENCES = """
 import ctypes, faulthandler, mmap, os, sys
 

@@ -101,10 +101,11 @@ class Openers:
 
 @contextmanager
 def watched() -> Iterator[tuple[Callable[[Page, Callable[[], None]], None], list[str]]]:
-    """Yield `watch(page, end)`, which observes a page, and a list for the URLs of the pages.
+    """Yield the function `watch(page, end)` and an empty list.
 
-    At the end, check that no page has complained (by an error, a console message or a dialog) and
-    that each has requested only itself.
+    `watch` observes a page. The caller adds the URLs of the pages to the list. At the end, check
+    that no page has complained (by an error, a console message or a dialog) and that each page has
+    requested only itself.
     """
     complaints: list[str] = []
     requested: list[str] = []

@@ -1,4 +1,4 @@
-"""Tests of the Python code that the page offers: each change as a call with the same numbers."""
+"""Tests of the page's Python code: for each edit, the code computes the page's numbers."""
 
 from pathlib import Path
 from typing import Any

@@ -339,7 +339,7 @@ def test_the_page_warns_of_a_long_address(quick: Visit, html: str) -> None:
 def test_a_damaged_steer_gives_the_plain_page(quick: Visit, html: str) -> None:
     for steer in (1, {"towards": "sea"}, {"towards": "sea", "away": "", "strength": "2"}):
         page = ready(quick(opened_at(html, address(**STATE | {"layer": 0}, steer=steer))))
-        button(page, "Look inside").wait_for()  # as it opens without an address
+        button(page, "Look inside").wait_for()  # as if the URL contained no state
 
 
 def test_patching_and_steering_work_by_keyboard_alone(page: Page, exact: Model) -> None:

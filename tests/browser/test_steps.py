@@ -74,7 +74,8 @@ def test_page_and_python_describe_each_step_alike(
         assert walk.position == POSITION
         own = {step.name: json.loads(json.dumps(vars(step), default=str)) for step in walk.steps}
         shared = [said(step) for step in steps if step["name"] in own]
-        if by is None:  # without a model, Python reads sums from the trace; a page computes them
+        if by is None:
+            # Here, Python has no model and reads sums from the trace. The page computes the sums.
             shared = [step for step in shared if step["op"]["kind"] != "sum"]
             assert {step["name"] for step in shared} >= {"X", "Q", "context", "out", "mlp", "Y"}
         else:

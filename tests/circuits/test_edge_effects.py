@@ -122,8 +122,9 @@ def test_estimates_by_hand():
 def test_a_circuit_by_hand():
     """Three edges carry the whole effect; without the edge of the keys, 3/4 of it remains.
 
-    Without this edge, head 0 has the weights of the corrupted run. Head 0 reads 3/4 apple and adds
-    2.25, so the metric is 5.75, which is 3/4 of the way from 8 to 5.
+    Without this edge, head 0 has the weights of the corrupted run. It reads 3/4 apple and adds
+    3 * 3/4 = 2.25, instead of the 4.5 of the corrupted run. So the metric falls from 8 to 5.75,
+    which is 3/4 of the way from 8 to 5.
     """
     model = by_hand()
     found = discover(model, **TWO, threshold=0.5)
@@ -166,8 +167,8 @@ def looped(model, clean, corrupted, metric, share=1.0):
     def score(receiver, name, change):
         """Score the edge from each sender to the receiver.
 
-        The model runs a batch of clean texts with one text per sender. In each text, `change` edits
-        the activation `name` for the text's sender.
+        The model runs a batch with one copy of the clean text for each sender. In each copy,
+        `change` replaces the activation `name` with the value for one sender.
         """
         logits = model([clean] * len(senders), edit={name: change}).logits
         for sender, one in zip(senders, logits, strict=True):

@@ -1,4 +1,7 @@
-"""Tests of damaged models: each is refused in one line, or matches its files.
+"""Tests of models with damaged files.
+
+qkv refuses a damaged model with an error of one line, or loads it. A loaded model has the tensors
+and the outputs that the damaged files specify.
 
 There are 400 cases, the same in every run. If QKV_ATTACK is a number (`make attack`), there are
 2,000 cases, drawn with this seed.

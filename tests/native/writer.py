@@ -58,8 +58,8 @@ class Placed:
         axis of the array, or None if the array does not have the axis.
 
         `rows` has the offset of each row, in elements. `lengths` has four items, in the order of
-        `axes`: along each axis, the kernel may read this number of elements. An item is an integer
-        for all rows, or an array with an integer for each row.
+        `axes`. Each item is the number of elements that the kernel may read along one axis. An item
+        is an integer for all rows, or an array with an integer for each row.
         """
         self.array = array
         self.rows = np.asarray(rows, np.int64)

@@ -32,7 +32,7 @@ FOLDERS = {
     '"gpt2"': "decoder",
     '"my-gpt2"': "changed",
     '"bert-base-uncased"': "encoder",
-}  # folders for the names that the page loads
+}  # model names in the page's code, and the folders that replace them
 BOUND = 1e-4
 LOWEST = -1e30  # a score below this is masked
 HEAD = 1, 2  # the layer and the head in the page's code for `head_view`

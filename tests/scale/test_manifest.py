@@ -53,7 +53,7 @@ def test_a_manifest_that_is_not_json_is_refused(data: bytes, tmp_path: Path) -> 
 def put(*names: Any) -> Callable[[Any, Any], None]:
     """Return a function that sets the entry at the path `names` to a value.
 
-    If the value is the function `put` itself, the entry is deleted instead.
+    The function `put` itself is a marker: if it is the value, the entry is deleted.
     """
 
     def change(data: Any, value: Any) -> None:

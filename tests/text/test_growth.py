@@ -1,4 +1,4 @@
-"""Tests of tokenizer rules that could make a text far too long: rejected and allowed rules."""
+"""Tests of tokenizer rules that lengthen texts: qkv accepts moderate growth and refuses more."""
 
 import base64
 from typing import Any

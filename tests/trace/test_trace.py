@@ -14,7 +14,7 @@ HEADS, SIZE = 2, 3
 
 
 def model_trace(lengths: tuple[int, ...] = (3, 5), layers: int = 2, **options: Any) -> Trace:
-    """Return a trace like a model's: every number differs, and the padding is NaN."""
+    """Return a trace like a model's: all its numbers are distinct, and the padding is NaN."""
     longest, texts = max(lengths), len(lengths)
     rng = np.random.default_rng(0)
     record = Recorder()

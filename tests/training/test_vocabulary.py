@@ -113,8 +113,9 @@ def test_words_of_books_and_of_examples_count_by_their_shares() -> None:
     small = WordNet([synset], {}, NO_FORMS, frozenset())
     found = [[["Dog pig."], ["Pig!", "1945"]]] * 6
     order, counts = commonest_of_books([*found, *[[["Pip sat."]]] * 5], small)
-    # a word's shares of the books (28 words) and of the other texts are added: dog 6/28 + 1/16,
-    # pig 12/28 + 3/4, cat 2/16 + 1/4, rug 1/16
+    # The books have 28 words. The examples have 4 words. The definitions also have 4 words, and
+    # each of these words counts a quarter of 1/4, which is 1/16. The sums are dog 6/28 + 1/16,
+    # pig 12/28 + 3/4, cat 2/16 + 1/4, rug 1/16.
     assert order == ["pig", "cat", "dog", "rug"]
     assert commonest_of_books(found, small)[0] == ["pig", "dog", "cat", "rug"]  # dog 6/18 + 1/16
     assert counts == {"pig": 15, "dog": 7, "cat": 3, "rug": 1, "pip": 5, "sat": 5}

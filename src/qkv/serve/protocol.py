@@ -12,8 +12,8 @@ from qkv.serve.limits import Limits
 
 LINGER = 0.2  # An idle connection stays open for this many seconds after the shutdown begins.
 # After a client has finished sending, the server checks repeatedly whether the client is still
-# connected. The first number is the wait before the first check, in seconds. The wait doubles after
-# each check, up to the second number.
+# connected. The two numbers are the wait before the first check and the longest wait, in seconds.
+# Each wait is twice as long as the wait before it, until the longest wait is reached.
 PROBES = 0.05, 1.0
 _INTERIM = STATUS_LINE[100] + b"\r\n"
 
@@ -91,8 +91,9 @@ class _Requests(HttpToolsProtocol):
     def _parse(self, data: bytes) -> bytes:
         """Parse bytes; return the bytes to parse next.
 
-        The result is empty, unless a request offers to switch to another protocol. Then the result
-        is the head of this request without the offer, followed by all bytes after the head.
+        The result is empty, unless a request other than CONNECT offers to switch to another
+        protocol. Then this method removes the offer from the request's headers. The result is the
+        request line, the remaining headers, and all bytes after the headers.
         """
         try:
             self.parser.feed_data(data)

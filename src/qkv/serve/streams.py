@@ -36,7 +36,7 @@ class Stream(Request):
     _told: asyncio.Queue[tuple[Any, BaseException | None]] = field(default_factory=asyncio.Queue)
 
     def tell(self, value: Any, error: BaseException | None) -> None:
-        """Store the next piece, END or an error for the client."""
+        """Store the next item for the client: a piece, END, or an error."""
         self._told.put_nowait((value, error))
 
     async def read(self) -> Any:
@@ -99,7 +99,7 @@ class Streams:
         self._parked: dict[Stream, None] = {}  # streams whose clients have too many unread pieces
         self._due, self._closed = Turns[Stream](), Turns[Stream]()
         # This order is reversed at each turn: one turn takes a closed stream first, and the next
-        # turn takes an open stream first. So neither kind of stream always comes first.
+        # turn takes an open stream first. So each kind comes first in every second turn.
         self._lines = [self._closed, self._due]
 
     def __len__(self) -> int:
@@ -146,9 +146,10 @@ class Streams:
         self._closed.clear()
 
     def _chosen(self) -> list[Stream]:
-        """Return the streams that this turn computes: open streams and closed streams.
+        """Return the streams for which this turn computes a piece.
 
-        A closed stream is chosen only if `_has_room` finds room for it; the turn then opens it.
+        Both open and closed streams can be chosen. A closed stream is chosen only if `_has_room`
+        finds room for it; the turn then opens it.
         """
         chosen, lines = list[Stream](), self._lines.copy()
         self._lines.reverse()

@@ -205,7 +205,7 @@ class Turns(Generic[Some]):
             del self._clients[client]
 
     def back(self, request: Some) -> None:
-        """Put a request back to the front of the queue, before all others of its connection."""
+        """Put a request back into the queue; it becomes the next request of the whole queue."""
         line, client = self._line(request), _client(request.connection)
         if not line or line[0] is not request:
             line.appendleft(request)

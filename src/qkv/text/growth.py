@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 GROWN = 2**24  # The maximum number of characters that the library may write in one call.
-USUAL = 40  # A long text is refused if the rules make it more than this many times longer.
+USUAL = 40  # A long text is refused if the rules multiply its length by more than this.
 
 _LONGEST = 4096  # The maximum number of characters of a token, a pattern or a replacement.
 _ADDED = 100  # The maximum number of special tokens around a text.

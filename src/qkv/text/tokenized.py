@@ -201,7 +201,8 @@ def joined_words(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
 def find_pieces(tokens: Sequence[str], pieces: Sequence[str]) -> list[list[int]]:
     """For each occurrence of a word among tokens, return the positions of its subwords.
 
-    An occurrence does not count if the word continues: "bank" is not found in "bank", "##er".
+    An occurrence does not count if the word continues. For example, the tokens "bank" and "##er"
+    are the word "banker", so the word "bank" does not occur in them.
 
     >>> find_pieces(["the", "bank", "##er", "at", "the", "bank"], ["bank"])
     [[5]]

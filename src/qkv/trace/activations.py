@@ -294,7 +294,8 @@ def unknown(name: object, kept: Sequence[str], num_layers: int) -> KeyError:
         return error
     own = layer % num_layers if is_whole_number(layer) else -1
     # Activations of different layers have the same short name. The dict `short` keeps only the last
-    # activation of each short name. So the activations of the requested layer are sorted last.
+    # activation of each short name. So the sorted list ends with the activations of the requested
+    # layer.
     ordered = sorted(kept, key=lambda full: parse(full).layer == own)
     short = {short_name(full): full for full in ordered}
     text = str(name[0] if isinstance(name, tuple) and name else name)

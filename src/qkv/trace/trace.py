@@ -264,7 +264,7 @@ class Trace:
         """Descriptions of the layers in which the queries or keys are not the tokens of this trace.
 
         If `qkv.record` recorded an encoder-decoder, each layer of cross-attention has the
-        description "cross-attention". For each other layer of the decoder, the whole description is
+        description "cross-attention". All other layers of the decoder have the description
         "the decoder's".
         """
         return dict(self._others)
@@ -501,7 +501,7 @@ class Seq2SeqTrace:
         return True
 
     def __getitem__(self, name: str | tuple[Any, ...] | int) -> Any:
-        """Return an array by its name, or the trace of a pair of texts by its number."""
+        """Return the array with a given name, or the trace of the text pair with a given number."""
         if isinstance(name, (int, np.integer)):
             return self._pair(int(name))
         if isinstance(name, tuple):

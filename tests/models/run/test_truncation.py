@@ -113,8 +113,8 @@ ACROSS = {"merges over words", "unigram over words"}
 def tokenizer(kind, *, framed=True):
     """Return the tokenizer that is named `kind` in `KINDS`.
 
-    The kind "words" is a `WordTokenizer`. Each other tokenizer finds added tokens in texts. If
-    `framed` is true, it also adds the tokens [CLS] and [SEP] to each text.
+    The kind "words" is a `WordTokenizer`. All other tokenizers find added tokens in texts. If
+    `framed` is true, these tokenizers also add the tokens [CLS] and [SEP] to each text.
     """
     if KINDS[kind] is None:
         return WordTokenizer(CORPUS)

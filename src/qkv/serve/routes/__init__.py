@@ -1,1 +1,4 @@
-"""The routes. Each file has one route: its request body, its answer, and its computation."""
+"""The routes of the server.
+
+Each file except `about` has one route, and the code that reads the request and computes the answer.
+"""

@@ -57,7 +57,7 @@ async def healthz() -> Health:
 
 @router.get("/readyz", summary="Whether the server accepts requests")
 async def readyz(request: Request) -> Health:
-    """Answer 503 until the first computation ends and after the shutdown begins, otherwise 200."""
+    """Answer 200 from the end of the first computation to the start of shutdown, otherwise 503."""
     if not request.app.state.worker.ready:
         raise Refused(503, "the server is not ready", headers={"Retry-After": "1"})
     return Health()

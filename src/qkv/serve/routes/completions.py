@@ -108,7 +108,7 @@ class CompletionsBody(Body):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with its token counts."""
+        """Whether the server sends the numbers of tokens at the end of a stream."""
         include: bool | None = self.stream_options.get("include_usage")
         return False if include is None else include
 

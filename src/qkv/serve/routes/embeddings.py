@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`: a vector for each text, with OpenAI's keys."""
+"""`POST /v1/embeddings`: compute a vector for each text; the JSON keys have OpenAI's names."""
 
 from base64 import b64encode
 from collections.abc import Sequence
@@ -129,7 +129,10 @@ class Embeddings(BaseModel):
     openapi_extra=described(EmbeddingsBody, EXAMPLE),
 )
 async def embeddings(request: Request) -> Response:
-    """Compute a vector per text or list of token ids; truncate long texts as `encode` does."""
+    """Compute a vector for each text. A text is a string or a list of token ids.
+
+    Long texts are truncated as in `encode`, unless `truncate` is false or "NONE".
+    """
     state = request.app.state
     json = await read_json(request)
     texts, most = json.get("input"), state.limits.inputs
