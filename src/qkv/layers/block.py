@@ -242,7 +242,8 @@ class Block:
         rows = of_rows(record, options.get("cu"))
         keep = rows or unkept
         for name, more in of_parts.items():
-            # `rows` pads packed rows. Attention layers get `record`, because they pad the rows.
+            # `rows` pads packed rows. Attention layers get `record`, because they pad packed rows
+            # themselves.
             recorder = rows if name == "mlp" else record
             more["record"] = recorder and recorder.under(f"{name}.")
 

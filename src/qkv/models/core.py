@@ -536,7 +536,7 @@ class Core:
     def _with_means(
         self, edits: EditedRun, batch: Batch, batch_size: int | None = None, stop: int | None = None
     ) -> EditedRun:
-        """Compute the averages that mean ablations need, in a run of all texts without edits.
+        """Compute the averages that mean ablations need, in an unedited run of all texts.
 
         Args:
             edits: the edits, which may include mean ablations.
