@@ -33,7 +33,7 @@ _START = 60.0  # The time limit for loading Python and NumPy on a busy machine.
 _PATIENCE = 20  # On a busy machine, time limits are multiplied by at most this number.
 _TICK = 0.1
 _LINE = 1 << 26  # The maximum length of a line in bytes; every verdict is shorter.
-_MOVES = 0.02  # If a process uses less CPU time per second than this limit, it is idle.
+_MOVES = 0.02  # If a process uses less CPU time per second than this limit, it counts as idle.
 _ALONE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "QKV_NUM_THREADS")
 leave = os._exit  # Saved here, because a student's code may replace `os._exit`.
 
