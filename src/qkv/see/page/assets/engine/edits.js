@@ -1,4 +1,4 @@
-// The edits that a reader can make to a run of the model. For example, an edit masks a token, replaces the output of a
+// The edits that a reader can make to a run of the model. For example, an edit hides a token, replaces the output of a
 // head, sets the temperature, sets a row of weights, or replaces a word. An edit is an object {op: ...}.
 // record_schema.json describes all edits; records.js checks them.
 

@@ -104,8 +104,8 @@ function* run(question) {
 }
 
 /**
- * A sweep: removes each head separately, in addition to the edits. The sweep begins with the heads of the last layer,
- * because their results take the least time. The layers below a removed head are not computed again.
+ * A sweep: removes each head separately, in addition to the edits. The sweep goes from the last layer to the first,
+ * because later layers take less time: the layers below a removed head are not computed again.
  * @param {Question} question
  */
 function* sweep(question) {

@@ -320,8 +320,9 @@ function chosenWord(store) {
 
 /**
  * The change that the first button makes. A story is a text with a head to remove or words to hide. If the text belongs
- * to a story, the button removes the story's head or hides the story's words. For the page's first text, `data.start.hide`
- * lists the tokens to hide instead. If no tokens are listed, the button hides the tokens that `mostSeen` returns.
+ * to a story, the button removes the story's head or, if the story has no head to remove, hides the story's words. In the
+ * page's first text, `data.start.hide` lists the tokens to hide. If there is no head to remove and no tokens are listed,
+ * the button hides the tokens that `mostSeen` returns.
  * @param {any} data
  * @param {Now} now
  * @returns {Offer | null}
