@@ -168,7 +168,7 @@ def looped(model, clean, corrupted, metric, share=1.0):
         """Score the edge from each sender to the receiver.
 
         The model runs a batch with one copy of the clean text for each sender. In each copy,
-        `change` replaces the activation `name` with the value for one sender.
+        `change` edits the activation `name` for one sender.
         """
         logits = model([clean] * len(senders), edit={name: change}).logits
         for sender, one in zip(senders, logits, strict=True):
