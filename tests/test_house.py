@@ -119,7 +119,7 @@ STEPS = {
         {""},
     ],
     "serve": [
-        {"limits", "errors"},
+        {"settings", "errors"},
         {"waiting", "guard", "bodies", "protocol"},
         {"streams", "batches"},
         {"work"},

@@ -23,8 +23,8 @@ import uvicorn
 from qkv.models import Model
 from qkv.serve.app import create_app
 from qkv.serve.guard import Guard
-from qkv.serve.limits import Limits
 from qkv.serve.protocol import Connection
+from qkv.serve.settings import Settings
 from qkv.serve.work import Worker
 
 ADDRESS = re.compile(r"at (http://\S+) ")
@@ -120,11 +120,11 @@ class Inside:
 
 
 @contextmanager
-def inside(model: Model, limits: Limits | None = None) -> Iterator[Inside]:
+def inside(model: Model, settings: Settings | None = None) -> Iterator[Inside]:
     """Serve a model as `qkv serve` does, on a thread of this process."""
-    limits = limits or Limits()
-    guard = create_app(model, limits)
-    protocol = type("OfThisTest", (Connection,), {"limits": limits})
+    settings = settings or Settings()
+    guard = create_app(model, settings)
+    protocol = type("OfThisTest", (Connection,), {"settings": settings})
     config = uvicorn.Config(guard, http=protocol, ws="none", lifespan="on", log_config=None)
     server, started = uvicorn.Server(config), threading.Event()
     found: list[asyncio.AbstractEventLoop] = []

@@ -20,7 +20,6 @@ import qkv
 from models.decoders import EOS, POSITIONS, TOKENIZER, gpt2, ids_of, writer
 from models.small_models import CONFIGS, write_small
 from qkv.serve.app import create_app
-from qkv.serve.limits import Limits
 from qkv.serve.routes.completions import (
     TOGETHER,
     Choice,
@@ -30,6 +29,7 @@ from qkv.serve.routes.completions import (
     Usage,
     joined,
 )
+from qkv.serve.settings import Settings
 
 from .conftest import Served, serve, wait_until
 
@@ -67,8 +67,8 @@ def here(model: qkv.Model) -> Iterator[TestClient]:
 
     The app serves the same model as the fixture `decoder`, but with small limits.
     """
-    limits = Limits(new_tokens=60, inputs=8, tokens=200, batch_tokens=64)
-    with TestClient(create_app(model, limits), base_url="http://127.0.0.1") as found:
+    settings = Settings(new_tokens=60, inputs=8, tokens=200, batch_tokens=64)
+    with TestClient(create_app(model, settings), base_url="http://127.0.0.1") as found:
         yield found
 
 
@@ -387,11 +387,11 @@ def test_a_closed_completion_continues_identically(tmp_path: Path, kind: str) ->
         several += [{"echo": True, "logprobs": 1, "max_tokens": size} for size in (0, 7)]
     for more in several:
         body = CompletionsBody.read({**asked, **more})
-        limits = Limits(batch_tokens=50)  # two groups or more
-        expected = of_pieces(Completion(model, body, limits).pieces())
+        settings = Settings(batch_tokens=50)  # two groups or more
+        expected = of_pieces(Completion(model, body, settings).pieces())
         assert [choice.index for choice in expected] == [0, 1, 2, 3]
         for most in (1, 2, 3):
-            completion = Completion(model, body, limits)
+            completion = Completion(model, body, settings)
             found: list[list[Choice]] = []
             while some := list(islice(pieces := completion.pieces(), most)):
                 pieces.close()
@@ -399,7 +399,7 @@ def test_a_closed_completion_continues_identically(tmp_path: Path, kind: str) ->
             again = of_pieces(found)
             assert [one.text for one in again] == [one.text for one in expected]
             assert [one.finish_reason for one in again] == [one.finish_reason for one in expected]
-            assert usage_of(completion) == usage_of(Completion(model, body, limits), whole=True)
+            assert usage_of(completion) == usage_of(Completion(model, body, settings), whole=True)
             for one, other in zip(again, expected, strict=True):
                 same_logprobs(one.logprobs, other.logprobs)
 
@@ -435,7 +435,7 @@ def test_long_prompts_are_measured_in_parts_that_are_kept(tmp_path: Path) -> Non
     """
     model = gpt2(tmp_path, seed=1)
     body = CompletionsBody.read({"prompt": [1] * 90, "max_tokens": 0, "echo": True, "logprobs": 0})
-    completion = Completion(model, body, Limits())
+    completion = Completion(model, body, Settings())
     measured = []
     while list(islice(pieces := completion.pieces(), 1)):
         pieces.close()
@@ -445,7 +445,7 @@ def test_long_prompts_are_measured_in_parts_that_are_kept(tmp_path: Path) -> Non
 
 def test_a_group_has_a_limited_number_of_completions(model: qkv.Model) -> None:
     body = CompletionsBody.read({"prompt": ["a"] * 300, "max_tokens": 1})
-    completion = Completion(model, body, Limits())
+    completion = Completion(model, body, Settings())
     sizes = [len(rows) for rows in completion._groups()]
     assert (sum(sizes), max(sizes)) == (300, TOGETHER)
     assert completion.size == TOGETHER * (len(ids_of("a")) + 1)
@@ -463,9 +463,9 @@ LARGE: list[tuple[dict[str, Any], int, str]] = [
 def test_a_large_answer_is_refused_before_it_is_computed(
     model: qkv.Model, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], status: int, said: str
 ) -> None:
-    limits = Limits(new_tokens=60, tokens=200, answer=5000)
+    settings = Settings(new_tokens=60, tokens=200, answer=5000)
     monkeypatch.setattr(model, "steps", None)
-    with TestClient(create_app(model, limits), base_url="http://127.0.0.1") as client:
+    with TestClient(create_app(model, settings), base_url="http://127.0.0.1") as client:
         response = post(client, **{"prompt": "the cat", **asked})
         assert response.status_code == status, response.text
         assert said in response.json()["error"]["message"]

@@ -20,11 +20,11 @@ from substitutions import filled
 import qkv
 from qkv.cli import main
 from qkv.serve.app import create_app, routes
-from qkv.serve.limits import Limits
 from qkv.serve.routes.completions import CompletionsBody
 from qkv.serve.routes.embeddings import EmbeddingsBody
 from qkv.serve.routes.rerank import RerankBody
 from qkv.serve.routes.trace import TraceBody
+from qkv.serve.settings import Settings
 from qkv.serve.streams import QUANTUM
 
 from .conftest import Served, serve
@@ -166,19 +166,19 @@ def test_the_page_lists_every_route_and_says_which_the_model_refuses(name: str) 
 
 
 def test_the_limits_are_those_of_the_server() -> None:
-    limits = Limits()
+    settings = Settings()
     rows = re.findall(r"^\| (`?[a-z][^|]*) \| ([\d,]+)(?: MiB)? \|", PAGE, re.M)
     said = [int(number.replace(",", "")) for _, number in rows]
     mib = 2**20
     assert said == [
-        *(limits.body // mib, limits.inputs, limits.tokens, limits.new_tokens),
-        *(limits.tokens, limits.edits, limits.sources, limits.answer // mib, limits.waiting),
-        *(limits.connections, limits.half_sent, limits.unread),
+        *(settings.body // mib, settings.inputs, settings.tokens, settings.new_tokens),
+        *(settings.tokens, settings.edits, settings.sources, settings.answer // mib),
+        *(settings.waiting, settings.connections, settings.half_sent, settings.unread),
     ]
     unwrapped = " ".join(PAGE.split())
-    assert f"a request waits at most {limits.gather * 1000:g} ms for other requests" in unwrapped
-    assert f"client_max_body_size {limits.body // mib}m;" in unwrapped
-    assert f"completions together hold up to {limits.stream_tokens:,} tokens" in unwrapped
+    assert f"a request waits at most {settings.gather * 1000:g} ms for other requests" in unwrapped
+    assert f"client_max_body_size {settings.body // mib}m;" in unwrapped
+    assert f"completions together hold up to {settings.stream_tokens:,} tokens" in unwrapped
     assert f"has generated {QUANTUM} tokens with this cache" in unwrapped
-    assert limits.streams == 4
+    assert settings.streams == 4
     assert "the next token of up to four completions" in unwrapped

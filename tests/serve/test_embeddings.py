@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 import qkv
 from qkv.models.sentence.encode import Encoder
 from qkv.serve.app import create_app
-from qkv.serve.limits import Limits
+from qkv.serve.settings import Settings
 
 TEXTS = ["The cat sat on the mat.", "I sat on the bank of the river.", "Money"]
 MODEL = qkv.load("minilm")
@@ -20,8 +20,8 @@ IDS = [MODEL.tokenize(text).ids.tolist() for text in TEXTS]
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    limits = Limits(inputs=64, tokens=2000)
-    with TestClient(create_app(MODEL, limits), base_url="http://127.0.0.1") as client:
+    settings = Settings(inputs=64, tokens=2000)
+    with TestClient(create_app(MODEL, settings), base_url="http://127.0.0.1") as client:
         yield client
 
 

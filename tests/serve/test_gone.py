@@ -15,7 +15,7 @@ from models.decoders import gpt2
 from models.support import cross_encoder
 from qkv.models.sentence.encode import Encoder
 from qkv.models.sentence.rank import Ranker
-from qkv.serve.limits import Limits
+from qkv.serve.settings import Settings
 
 from .conftest import Inside, inside, wait_until
 
@@ -123,7 +123,7 @@ def test_a_stream_that_nobody_reads_is_dropped(
             yield [(0, "x" * 2**18)]
 
     monkeypatch.setattr(model, "steps", endless)
-    with inside(model, Limits(unread=0.5)) as server:
+    with inside(model, Settings(unread=0.5)) as server:
         asked = {"prompt": "the cat", "stream": True}
         with server.ask("/v1/completions", asked, SO_RCVBUF=4096):
             wait_until(lambda: server.worker.streams == 1)

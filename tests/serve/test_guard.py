@@ -7,21 +7,21 @@ import pytest
 
 import qkv
 from qkv.serve.app import create_app
-from qkv.serve.limits import Limits
+from qkv.serve.settings import Settings
 
 
-async def ask(method: str, path: str, limits: Limits, **request: object) -> httpx.Response:
+async def ask(method: str, path: str, settings: Settings, **request: object) -> httpx.Response:
     """Send one request to an application in this process."""
-    app = create_app(qkv.load("random"), limits)
+    app = create_app(qkv.load("random"), settings)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         return await client.request(method, path, **request)
 
 
-def status(path: str, limits: Limits = Limits(), **headers: str) -> int:  # noqa: B008
+def status(path: str, settings: Settings = Settings(), **headers: str) -> int:  # noqa: B008
     import asyncio
 
-    return asyncio.run(ask("GET", path, limits, headers=headers)).status_code
+    return asyncio.run(ask("GET", path, settings, headers=headers)).status_code
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,9 @@ def test_another_host_is_refused(host: str) -> None:
 
 
 def test_a_host_that_was_allowed_is_known() -> None:
-    limits = Limits(allowed_hosts=("Models.example.org",))
-    assert status("/v1/models", limits, Host="models.example.org:443") == 200
-    assert status("/v1/models", limits, Host="example.org") == 403
+    settings = Settings(allowed_hosts=("Models.example.org",))
+    assert status("/v1/models", settings, Host="models.example.org:443") == 200
+    assert status("/v1/models", settings, Host="example.org") == 403
 
 
 @pytest.mark.parametrize(
@@ -69,22 +69,22 @@ def test_origins_other_than_the_host_are_refused(origin: str, expected: int) -> 
 
 @pytest.mark.parametrize("given", ["", "Bearer", "Bearer ", "Bearer wrong", "Basic right", "right"])
 def test_a_key_is_required(given: str) -> None:
-    limits = Limits(key="right")
+    settings = Settings(key="right")
     headers = {"Authorization": given} if given else {}
-    assert status("/v1/models", limits, **headers) == 401
-    assert status("/metrics", limits, **headers) == 401
-    assert status("/", limits, **headers) == 200
-    assert status("/healthz", limits, **headers) == 200
-    assert status("/v1/models", limits, Authorization="bearer right") == 200
+    assert status("/v1/models", settings, **headers) == 401
+    assert status("/metrics", settings, **headers) == 401
+    assert status("/", settings, **headers) == 200
+    assert status("/healthz", settings, **headers) == 200
+    assert status("/v1/models", settings, Authorization="bearer right") == 200
 
 
 def test_a_body_larger_than_the_limit_is_refused() -> None:
     import asyncio
 
-    limits = Limits(body=100)
+    settings = Settings(body=100)
     body = b'{"input": "cat"}'
     exact = asyncio.run(
-        ask("POST", "/v1/embeddings", limits, content=body + b" " * (100 - len(body)))
+        ask("POST", "/v1/embeddings", settings, content=body + b" " * (100 - len(body)))
     )
     assert exact.status_code == 200
 
@@ -93,7 +93,7 @@ def test_a_body_larger_than_the_limit_is_refused() -> None:
         yield b" " * 85
 
     for content in (body + b" " * 85, pieces()):
-        answer = asyncio.run(ask("POST", "/v1/embeddings", limits, content=content))
+        answer = asyncio.run(ask("POST", "/v1/embeddings", settings, content=content))
         assert answer.status_code == 413, answer.text
         assert "100 bytes" in answer.json()["error"]["message"]
 
@@ -107,8 +107,8 @@ def test_two_host_headers_are_refused(served) -> None:
 def test_all_bodies_together_are_bounded() -> None:
     import asyncio
 
-    limits = Limits(bodies=200)
-    app = create_app(qkv.load("random"), limits)
+    settings = Settings(bodies=200)
+    app = create_app(qkv.load("random"), settings)
 
     async def main() -> list[int]:
         asked, more = asyncio.Event(), asyncio.Event()

@@ -11,7 +11,7 @@ import qkv
 from models.support import cross_encoder
 from qkv.models.sentence.rank import Frame, Ranker
 from qkv.serve.app import create_app
-from qkv.serve.limits import Limits
+from qkv.serve.settings import Settings
 
 QUERY = "the cat sat"
 DOCUMENTS = ["a dog ran .", "the river bank", "", "a mat", "on the bank"] * 8
@@ -21,8 +21,8 @@ Served = tuple[qkv.Model, TestClient]
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     model = qkv.load(cross_encoder(tmp_path_factory.mktemp("model") / "ranks").path)
-    limits = Limits(inputs=64, tokens=550, batch_tokens=40)
-    with TestClient(create_app(model, limits), base_url="http://127.0.0.1") as client:
+    settings = Settings(inputs=64, tokens=550, batch_tokens=40)
+    with TestClient(create_app(model, settings), base_url="http://127.0.0.1") as client:
         yield model, client
 
 

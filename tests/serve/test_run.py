@@ -23,7 +23,7 @@ SMALL = """
 import sys, time
 import qkv
 from qkv.serve import app as running
-from qkv.serve.limits import Limits
+from qkv.serve.settings import Settings
 
 running.GRACE = 3
 model = qkv.load("random")
@@ -44,8 +44,8 @@ def create_app(*given):
 from fastapi import Request
 running.Request = Request
 made, running.create_app = running.create_app, create_app
-limits = Limits(port=0, half_sent=1.0, head=4096, body=100_000, connections=30)
-running.run(model, limits, lambda at: print(f"at {at} .", file=sys.stderr, flush=True))
+settings = Settings(port=0, half_sent=1.0, head=4096, body=100_000, connections=30)
+running.run(model, settings, lambda at: print(f"at {at} .", file=sys.stderr, flush=True))
 """
 GOOD = b'{"input": "cat"}'
 

@@ -16,7 +16,7 @@ import qkv
 from models.decoders import gpt2
 from models.small_models import CONFIGS, write_small
 from qkv.serve.app import create_app
-from qkv.serve.limits import Limits
+from qkv.serve.settings import Settings
 
 TEXT = "I sat on the bank of the river."
 MODEL = qkv.load("minilm")
@@ -32,8 +32,8 @@ def client() -> Iterator[TestClient]:
 @pytest.fixture(scope="module")
 def small() -> Iterator[TestClient]:
     """A client of a server with a small limit for the size of answers."""
-    limits = Limits(answer=100_000)
-    with TestClient(create_app(MODEL, limits), base_url="http://127.0.0.1") as found:
+    settings = Settings(answer=100_000)
+    with TestClient(create_app(MODEL, settings), base_url="http://127.0.0.1") as found:
         yield found
 
 
@@ -179,7 +179,7 @@ def test_a_large_answer_is_refused_before_it_is_computed(
 
 
 def test_64_megabytes_are_sent_at_most(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Limits().answer == 64 * 2**20
+    assert Settings().answer == 64 * 2**20
     octets = "application/octet-stream"
     monkeypatch.setattr(MODEL, "max_seq_length", 512)
     for tokens, expected in ((256, 200), (512, 413)):  # 19 and 75 MB

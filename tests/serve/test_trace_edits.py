@@ -23,9 +23,9 @@ from qkv.models import Model
 from qkv.models.run.batches import Layout
 from qkv.models.run.edited_run import EditedRun, Masked
 from qkv.serve.app import create_app
-from qkv.serve.limits import Limits
 from qkv.serve.routes import trace as trace_route
 from qkv.serve.routes.trace import WORK, changes_of
+from qkv.serve.settings import Settings
 
 TEXT = "the cat sat on the [MASK]"  # 8 tokens
 PATTERN = {"op": "patch", "at": "pattern", "layer": 0, "from": "the dog ran by the [MASK]"}
@@ -307,7 +307,7 @@ def test_included_arrays_count_towards_the_size_of_the_answer(encoder: Model) ->
     size = 8 * 8 * 12 * 3 * 4 + 13 * 8 * 12 * 4
     for answer, status in ((4 * size, 200), (size - 1, 413)):
         with TestClient(
-            create_app(encoder, Limits(answer=answer)), base_url="http://127.0.0.1"
+            create_app(encoder, Settings(answer=answer)), base_url="http://127.0.0.1"
         ) as client:
             asked = {"input": TEXT, "include": ["resid"]}
             assert client.post("/v1/trace", json=asked, headers=OCTETS).status_code == status
@@ -385,7 +385,7 @@ def test_the_cost_of_edits_is_counted_before_computing(
     monkeypatch.setattr(encoder, "trace", None)
     answer = (size - 1) // WORK
     with TestClient(
-        create_app(encoder, Limits(answer=answer)), base_url="http://127.0.0.1"
+        create_app(encoder, Settings(answer=answer)), base_url="http://127.0.0.1"
     ) as client:
         asked = {"input": TEXT, "layers": 0, "heads": 0, "top_k": 1, "edits": edits}
         if "row" in str(edits) or "scale" in str(edits):
@@ -439,7 +439,7 @@ def test_only_masked_scores_are_null_in_json(client: TestClient, encoder: Model)
 
 
 def test_a_text_of_too_many_tokens(encoder: Model) -> None:
-    with TestClient(create_app(encoder, Limits(tokens=7)), base_url="http://127.0.0.1") as client:
+    with TestClient(create_app(encoder, Settings(tokens=7)), base_url="http://127.0.0.1") as client:
         error = post(client, input=TEXT).json()["error"]
     assert (error["param"], error["message"]) == (
         "input",

@@ -7,8 +7,8 @@ import time
 
 import uvicorn
 
-from qkv.serve.limits import Limits
 from qkv.serve.protocol import Connection
+from qkv.serve.settings import Settings
 
 PIECE = b"x" * 65536
 
@@ -26,8 +26,8 @@ def test_an_answer_that_nobody_reads_ends_with_its_connection() -> None:
             ended.append("cancelled")
 
     async def main() -> None:
-        limits = Limits(unread=0.3)
-        protocol = type("OfThisTest", (Connection,), {"limits": limits})
+        settings = Settings(unread=0.3)
+        protocol = type("OfThisTest", (Connection,), {"settings": settings})
         config = uvicorn.Config(endless, http=protocol, ws="none", lifespan="off", log_config=None)
         server = uvicorn.Server(config)
         with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -18,7 +18,7 @@ from qkv.models import random_model
 from qkv.models.sentence.encode import Encoder
 from qkv.serve.batches import Counts
 from qkv.serve.errors import Refused
-from qkv.serve.limits import Limits
+from qkv.serve.settings import Settings
 from qkv.serve.streams import AHEAD, QUANTUM
 from qkv.serve.waiting import Texts, TextTurns
 from qkv.serve.work import Worker
@@ -38,8 +38,8 @@ def run(main):
 
 
 @asynccontextmanager
-async def working(model=MODEL, **limits):
-    worker = Worker(model, Limits(**limits))
+async def working(model=MODEL, **settings):
+    worker = Worker(model, Settings(**settings))
     try:
         yield worker
     finally:
@@ -441,7 +441,7 @@ def test_the_end_comes_when_all_is_answered():
 
 def test_it_is_ready_once_it_has_computed():
     async def main():
-        worker = Worker(MODEL, Limits())
+        worker = Worker(MODEL, Settings())
         assert not worker.ready
         worker.start()
         await worker.call(lambda: None, connection=0)

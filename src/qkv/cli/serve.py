@@ -46,7 +46,7 @@ def serve(
     from qkv.models import load
     from qkv.serve.app import run
     from qkv.serve.guard import host_name, is_loopback
-    from qkv.serve.limits import Limits
+    from qkv.serve.settings import Settings
 
     if no_key and key_file is not None:
         raise click.UsageError("--no-key and --api-key-file cannot be combined: choose one")
@@ -69,8 +69,8 @@ def serve(
             ) from None
     key = None if key_file is None else read_key(key_file)
     used = load(model)
-    limits = Limits(host=host, port=port, allowed_hosts=hosts, key=key)
-    run(used, limits, lambda address: say(f"{used.name} at {address} (Ctrl-C ends it)"))
+    settings = Settings(host=host, port=port, allowed_hosts=hosts, key=key)
+    run(used, settings, lambda address: say(f"{used.name} at {address} (Ctrl-C ends it)"))
 
 
 def read_key(path: str) -> str:

@@ -21,9 +21,9 @@ from starlette.responses import Response
 from qkv.models import Model
 from qkv.serve.errors import ERRORS, FAILED, Refused
 from qkv.serve.guard import Guard, Numbers
-from qkv.serve.limits import Limits
 from qkv.serve.protocol import Connection
 from qkv.serve.routes import about, completions, embeddings, home, rerank, trace
+from qkv.serve.settings import Settings
 from qkv.serve.work import Worker
 from qkv.signals import answering
 from qkv.visible import visible
@@ -46,21 +46,21 @@ KEEP_ALIVE = 60  # The seconds for which a connection may be idle between two re
 GRACE = 60  # The seconds that accepted requests may take after a signal to stop.
 
 
-def create_app(model: Model, limits: Limits | None = None) -> Guard:
+def create_app(model: Model, settings: Settings | None = None) -> Guard:
     """Return an ASGI application that serves a model and checks each request with a `Guard`.
 
-    Routes read the attributes of `request.app.state`: `model`, `limits`, `worker`, `numbers`,
+    Routes read the attributes of `request.app.state`: `model`, `settings`, `worker`, `numbers`,
     `routes`, and `name`. In answers, `name` is the model's name.
     """
-    limits = limits or Limits()
-    app = _with_routes(f"qkv serves {model.name}", needs_key=limits.key is not None)
+    settings = settings or Settings()
+    app = _with_routes(f"qkv serves {model.name}", needs_key=settings.key is not None)
     state = app.state
-    state.model, state.limits, state.name = model, limits, model.name
-    state.worker, state.numbers, state.routes = Worker(model, limits), Numbers(), routes()
+    state.model, state.settings, state.name = model, settings, model.name
+    state.worker, state.numbers, state.routes = Worker(model, settings), Numbers(), routes()
     for owner, watched in (state.worker, _WATCHED), (state.worker.counts, _COUNTED):
         for attribute, words in watched.items():
             state.numbers.watch(f"qkv_{attribute}", words, owner, attribute)
-    return Guard(app, limits, state.numbers)
+    return Guard(app, settings, state.numbers)
 
 
 def routes() -> list[APIRoute]:
@@ -113,24 +113,24 @@ def _with_routes(title: str, *, needs_key: bool) -> FastAPI:
     return app
 
 
-def run(model: Model, limits: Limits, ready: Callable[[str], None]) -> None:
+def run(model: Model, settings: Settings, ready: Callable[[str], None]) -> None:
     """Serve a model until a signal arrives; a second signal stops the server immediately.
 
     Args:
         model: the model to serve.
-        limits: the address and the limits.
+        settings: the address and the limits.
         ready: a function that is called with the address as soon as the server accepts requests.
 
     Raises:
         OSError: the server cannot listen at the address.
     """
-    with listening(limits.host, limits.port) as listener:
+    with listening(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        app = create_app(model, limits)
+        app = create_app(model, settings)
         config = uvicorn.Config(
             app,
-            http=type("OfThisServer", (Connection,), {"limits": limits}),
+            http=type("OfThisServer", (Connection,), {"settings": settings}),
             ws="none",
             lifespan="on",
             log_config=None,

@@ -6,7 +6,7 @@ from typing import Any
 
 from qkv.models.sentence.encode import EmptyText, Encoder
 from qkv.serve.errors import Refused
-from qkv.serve.limits import Limits
+from qkv.serve.settings import Settings
 from qkv.serve.waiting import Numbered, QueuedText, Texts, TextTurns
 from qkv.text.tokenizer import check_text
 
@@ -30,7 +30,7 @@ class Batches:
 
     Args:
         limit: the maximum number of tokens of a text; None for no limit.
-        limits: the maximum sizes of a batch and of a request.
+        settings: the maximum sizes of a batch and of a request.
         tell: a function `tell(request, error)` that is called when a request is finished. `error`
             is None if the request succeeded.
 
@@ -39,9 +39,9 @@ class Batches:
         counts: the numbers of computed texts and tokens, and of errors.
     """
 
-    def __init__(self, limit: int | None, limits: Limits, tell: Tell) -> None:
-        self._limits, self._tell = limits, tell
-        self.waiting = TextTurns(limits.batch_tokens, limit)
+    def __init__(self, limit: int | None, settings: Settings, tell: Tell) -> None:
+        self._settings, self._tell = settings, tell
+        self.waiting = TextTurns(settings.batch_tokens, limit)
         self.counts = Counts()
 
     def checked(self, texts: Sequence[Any], encoder: Encoder, *, whole: bool) -> Numbered:
@@ -54,7 +54,7 @@ class Batches:
                 a prompt, which cannot be put before ids; or `whole` is true and a list of ids is
                 longer than the limit.
         """
-        most, checked, tokens = self._limits.inputs, Numbered(), 0
+        most, checked, tokens = self._settings.inputs, Numbered(), 0
         if len(texts) > most:
             raise too_many(len(texts), most)
         for number, text in enumerate(texts):
@@ -76,7 +76,7 @@ class Batches:
         for alike in _alike(uncut, lambda piece: (id(piece.request.encoder), piece.request.whole)):
             self._cut(alike)
         pieces = [piece for piece in taken if not piece.request.dropped]
-        room, fits = self._limits.batch_tokens, 0
+        room, fits = self._settings.batch_tokens, 0
         while fits < len(pieces) and (not fits or len(pieces[fits].text) <= room):
             room -= len(pieces[fits].text)
             fits += 1
@@ -140,7 +140,7 @@ class Batches:
 
     def _check_tokens(self, tokens: int) -> None:
         """Raise an error if a request has too many tokens."""
-        most = self._limits.tokens
+        most = self._settings.tokens
         if tokens > most:
             raise _refused(f"input has more than {most:,} tokens: send it in several requests")
 

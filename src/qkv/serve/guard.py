@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qkv.serve.errors import FAILED, Refused
-from qkv.serve.limits import Limits
+from qkv.serve.settings import Settings
 from qkv.visible import visible
 
 # Requests for these two paths need no key, and may name any host.
@@ -77,19 +77,19 @@ class Guard:
 
     Args:
         app: the guarded application.
-        limits: the allowed hosts, the key, and the maximum sizes of bodies.
+        settings: the allowed hosts, the key, and the maximum sizes of bodies.
         numbers: the metrics in which requests are counted.
 
     Attributes:
         ending: whether the server is shutting down.
     """
 
-    def __init__(self, app: ASGIApp, limits: Limits, numbers: Numbers) -> None:
-        self.app, self._limits, self._numbers = app, limits, numbers
+    def __init__(self, app: ASGIApp, settings: Settings, numbers: Numbers) -> None:
+        self.app, self._settings, self._numbers = app, settings, numbers
         self.ending = False
         self._held = 0  # bytes of all bodies in memory
-        self._hosts = frozenset(map(host_name, limits.allowed_hosts))
-        self._key = None if limits.key is None else _digest(limits.key.encode())
+        self._hosts = frozenset(map(host_name, settings.allowed_hosts))
+        self._key = None if settings.key is None else _digest(settings.key.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, or a message about the start or end of the server."""
@@ -104,10 +104,10 @@ class Guard:
             message = await receive()
             more = len(message.get("body", b""))
             size, self._held = size + more, self._held + more
-            if size > self._limits.body:
+            if size > self._settings.body:
                 raise self._too_large()
-            if self._held > self._limits.bodies:
-                most = self._limits.bodies
+            if self._held > self._settings.bodies:
+                most = self._settings.bodies
                 problem = f"all requests together hold more than {most} bytes: try again later"
                 raise Refused(503, problem, headers={"Retry-After": "1"})
             return message
@@ -161,7 +161,7 @@ class Guard:
         if path.startswith(_FILES) and path not in ASSETS:  # /docs loads only the files in `ASSETS`
             raise Refused(404, "this path does not exist: GET / lists the routes")
         size = values.get(b"content-length", b"0")
-        if size.isdigit() and int(size) > self._limits.body:
+        if size.isdigit() and int(size) > self._settings.body:
             raise self._too_large()
 
     def knows(self, host: str) -> bool:
@@ -185,7 +185,7 @@ class Guard:
             )
 
     def _too_large(self) -> Refused:
-        most = f"the allowed {self._limits.body} bytes"
+        most = f"the allowed {self._settings.body} bytes"
         message = f"the body is larger than {most}: send several requests"
         return Refused(413, message, code="body_too_large")
 

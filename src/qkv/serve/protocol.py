@@ -8,7 +8,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from qkv.serve.errors import Refused
-from qkv.serve.limits import Limits
+from qkv.serve.settings import Settings
 
 LINGER = 0.2  # An idle connection stays open for this many seconds after the shutdown begins.
 # After a client has finished sending, the server checks repeatedly whether the client is still
@@ -24,10 +24,10 @@ class Connection:
     The class does not inherit from `asyncio.Protocol`, because the types of some methods differ.
     """
 
-    limits: Limits  # `qkv.serve.app` makes a subclass for each server and sets this attribute
+    settings: Settings  # `qkv.serve.app` makes a subclass for each server and sets this attribute
 
     def __init__(self, **of_server: Any) -> None:
-        requests = _Requests(self.limits, **of_server)
+        requests = _Requests(self.settings, **of_server)
         self.connection_made, self.connection_lost = requests.begin, requests.connection_lost
         self.data_received, self.eof_received = requests.data_received, requests.half_close
         self.pause_writing, self.resume_writing = requests.pause_writing, requests.resume_writing
@@ -48,9 +48,9 @@ class _Requests(HttpToolsProtocol):
     ignores offers to switch to another protocol.
     """
 
-    def __init__(self, limits: Limits, **of_server: Any) -> None:
+    def __init__(self, settings: Settings, **of_server: Any) -> None:
         super().__init__(**of_server)
-        self.limits = limits
+        self.settings = settings
         self._late: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -61,7 +61,7 @@ class _Requests(HttpToolsProtocol):
     def begin(self, transport: asyncio.Transport) -> None:
         """Begin to read; refuse the connection if too many connections are open."""
         super().connection_made(transport)
-        if len(self.connections) > self.limits.connections:
+        if len(self.connections) > self.settings.connections:
             self._refuse(Refused(503, "there are too many connections: try again later"))
         else:
             self._begin()
@@ -84,8 +84,9 @@ class _Requests(HttpToolsProtocol):
         while data and not self.transport.is_closing():
             data = self._parse(data)
         is_arriving = self._late is not None and not self.transport.is_closing()
-        if is_arriving and self._head > self.limits.head:
-            message = f"the request line and headers exceed {self.limits.head} bytes: shorten them"
+        if is_arriving and self._head > self.settings.head:
+            most = self.settings.head
+            message = f"the request line and headers exceed {most} bytes: shorten them"
             self._refuse(Refused(431, message, code="head_too_large"))
 
     def _parse(self, data: bytes) -> bytes:
@@ -189,7 +190,7 @@ class _Requests(HttpToolsProtocol):
             else:
                 self.transport.abort()
 
-        self._unread = self.loop.call_later(self.limits.unread, look)
+        self._unread = self.loop.call_later(self.settings.unread, look)
 
     def _stop_waiting(self) -> None:
         if self._unread is not None:
@@ -219,7 +220,7 @@ class _Requests(HttpToolsProtocol):
 
     def _begin(self) -> None:
         if self._late is None:
-            self._late = self.loop.call_later(self.limits.half_sent, self._too_late)
+            self._late = self.loop.call_later(self.settings.half_sent, self._too_late)
 
     def _stop(self) -> None:
         if self._late is not None:
@@ -231,7 +232,7 @@ class _Requests(HttpToolsProtocol):
         if self._answering:  # the late request must wait until the earlier answer is finished
             self._begin()
         elif self._begun:
-            message = f"the request had not arrived after {self.limits.half_sent:g} s"
+            message = f"the request had not arrived after {self.settings.half_sent:g} s"
             self._refuse(Refused(408, f"{message}: send it without pauses", code="request_timeout"))
         elif not self.transport.is_closing():
             self.transport.close()

@@ -17,7 +17,7 @@ from qkv.models import Model
 from qkv.models.sentence.encode import Encoder
 from qkv.serve.batches import Batches
 from qkv.serve.errors import Refused
-from qkv.serve.limits import Limits
+from qkv.serve.settings import Settings
 from qkv.serve.streams import END, Stream, Streams
 from qkv.serve.waiting import Request, Single, Task, Texts, Turns
 
@@ -43,13 +43,13 @@ class Worker:
     """Computes all requests on a separate thread.
 
     While the thread computes one batch, the texts of the next batch arrive. A batch takes one text
-    from each connection in turn, up to `limits.batch_tokens` tokens, and packs the texts into rows.
-    Between two batches, the thread calls the function of one `Task`. Then the thread computes the
-    next piece of up to `limits.streams` streams.
+    from each connection in turn, up to `settings.batch_tokens` tokens, and packs the texts into
+    rows. Between two batches, the thread calls the function of one `Task`. Then the thread computes
+    the next piece of up to `settings.streams` streams.
 
     Args:
         model: the model that computes.
-        limits: the maximum sizes of the queue and of a batch.
+        settings: the maximum sizes of the queue and of a batch.
 
     Attributes:
         ready: whether the thread has finished its first computation, so that the server accepts
@@ -57,8 +57,8 @@ class Worker:
         counts: the numbers of batches, texts and tokens computed so far, and of errors.
     """
 
-    def __init__(self, model: Model, limits: Limits) -> None:
-        self.model, self.limits = model, limits
+    def __init__(self, model: Model, settings: Settings) -> None:
+        self.model, self.settings = model, settings
         self.ready = False
         self._encoder = None if model.tokenizer is None else model.text_encoder()
         # keyed by prompt and task
@@ -66,10 +66,10 @@ class Worker:
         if self._encoder is not None:
             self._encoders[None, None] = self._encoder
         limit = None if self._encoder is None else self._encoder.limit
-        self._batches = Batches(limit, limits, self._embedded)
+        self._batches = Batches(limit, settings, self._embedded)
         self.counts = self._batches.counts
         self._texts, self._tasks = self._batches.waiting, Turns[Task]()
-        self._streams = Streams(limits.streams, limits.stream_tokens)
+        self._streams = Streams(settings.streams, settings.stream_tokens)
         self._lines: dict[type[Request], Any] = {Texts: self._texts, Task: self._tasks}
         self._lines[Stream] = self._streams
         self._usual = 1  # the number of requests in the last batch
@@ -216,7 +216,7 @@ class Worker:
         """
         if self._stopping:
             raise Refused(503, "the server is stopping: try again", headers={"Retry-After": "1"})
-        if self.waiting >= self.limits.waiting:
+        if self.waiting >= self.settings.waiting:
             message = f"{self.waiting} requests wait, which is the limit: try again in a second"
             raise Refused(429, message, headers={"Retry-After": "1"})
         self.start()
@@ -266,13 +266,13 @@ class Worker:
         return True
 
     def _gather(self) -> None:
-        """Wait for more requests, until `limits.gather` seconds after the first arrival.
+        """Wait for more requests, until `settings.gather` seconds after the first arrival.
 
         The wait ends earlier if the number of waiting requests reaches half of the number in the
         last batch. A single request does not wait.
         """
         while 1 < len(self._texts) < self._usual / 2:
-            left = self._texts.oldest + self.limits.gather - time.monotonic()
+            left = self._texts.oldest + self.settings.gather - time.monotonic()
             if left <= 0:
                 return
             try:

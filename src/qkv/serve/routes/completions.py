@@ -23,7 +23,7 @@ from qkv.models.tasks.spelling import Spelling, spelled
 from qkv.serve.bodies import Body, Ids, described, read_json, shown
 from qkv.serve.errors import FAILED, Refused
 from qkv.serve.guard import in_one_line
-from qkv.serve.limits import Limits
+from qkv.serve.settings import Settings
 
 router = APIRouter()
 
@@ -112,7 +112,7 @@ class CompletionsBody(Body):
         include: bool | None = self.stream_options.get("include_usage")
         return False if include is None else include
 
-    def check(self, model: Model, limits: Limits) -> None:
+    def check(self, model: Model, settings: Settings) -> None:
         """Refuse a request that this model or server cannot answer, without reading its prompts.
 
         Raises:
@@ -137,12 +137,12 @@ class CompletionsBody(Body):
             raise self.refused("stream_options", problem)
         if self.stream_options and not self.stream:
             raise self.refused("stream_options", "is only for streams: also give stream true")
-        if self.max_tokens > limits.new_tokens and "max_tokens" in self.model_fields_set:
-            most = limits.new_tokens
+        if self.max_tokens > settings.new_tokens and "max_tokens" in self.model_fields_set:
+            most = settings.new_tokens
             raise self.refused("max_tokens", f"is {self.max_tokens}: give at most {most}")
-        if self.prompts * self.n > limits.inputs:
+        if self.prompts * self.n > settings.inputs:
             key, times = ("n", f" and n is {self.n}") if self.n > 1 else ("prompt", "")
-            way = f"ask for at most {limits.inputs} completions"
+            way = f"ask for at most {settings.inputs} completions"
             raise self.refused(key, f"of {self.prompts} prompts{times}: {way}")
         if self.echo and self.logprobs is not None and not model.continues:
             problem = f"cannot be given with logprobs: {model.name} does not predict the prompt"
@@ -189,9 +189,9 @@ class Completion:
         Refused: 400, if a prompt is invalid, too long for the model or too long for the server.
     """
 
-    def __init__(self, model: Model, body: CompletionsBody, limits: Limits) -> None:
-        self.body, self._model, self._limits = body, model, limits
-        new_tokens = min(body.max_tokens, limits.new_tokens)
+    def __init__(self, model: Model, body: CompletionsBody, settings: Settings) -> None:
+        self.body, self._model, self._settings = body, model, settings
+        new_tokens = min(body.max_tokens, settings.new_tokens)
         try:
             self.rows: list[Row] = model.rows(
                 body.prompt, usual=new_tokens, copies=body.n, stop=body.stops, seed=body.seed
@@ -209,9 +209,9 @@ class Completion:
                     f"tokens, but {model.name} takes at most {model.design.max_seq_length} tokens "
                     f"in all: set max_tokens to at most {row.max_new_tokens}",
                 )
-        if total > limits.tokens:
+        if total > settings.tokens:
             problem = f"has {total} tokens, counting each text once per completion: "
-            raise body.refused("prompt", f"{problem}send at most {limits.tokens}")
+            raise body.refused("prompt", f"{problem}send at most {settings.tokens}")
         self._check_size(total)
         self._writers = [_Writer(model, row, body) for row in self.rows]
 
@@ -221,19 +221,19 @@ class Completion:
         Raises:
             Refused: 400 or 413.
         """
-        body, limits = self.body, self._limits
+        body, settings = self.body, self._settings
         new = sum(row.max_new_tokens for row in self.rows)
-        if new > limits.tokens:
+        if new > settings.tokens:
             each = f"is {self.rows[0].max_new_tokens} for {len(self.rows)} completions"
-            problem = f"{each}, {new:,} new tokens: ask for at most {limits.tokens:,}"
+            problem = f"{each}, {new:,} new tokens: ask for at most {settings.tokens:,}"
             raise body.refused("max_tokens", problem)
         size = sum(len(row.prompt) for row in self.rows) * body.echo
         if body.logprobs is not None:
             size += (new + prompts * body.echo) * (1 + body.logprobs) * MEASURED
-        if size > limits.answer:
+        if size > settings.answer:
             message = (
                 f"completions: the answer would have about {size:,} bytes, and this server allows "
-                f"{limits.answer:,}: leave out logprobs or echo, or ask for fewer completions"
+                f"{settings.answer:,}: leave out logprobs or echo, or ask for fewer completions"
             )
             raise Refused(413, message, code="answer_too_large")
 
@@ -295,7 +295,7 @@ class Completion:
         """Yield groups of rows; each group is computed in one batch."""
         group: list[Row] = []
         for row in self.rows:
-            full = len(group) == TOGETHER or _tokens([*group, row]) > self._limits.batch_tokens
+            full = len(group) == TOGETHER or _tokens([*group, row]) > self._settings.batch_tokens
             if group and full:
                 yield group
                 group = []
@@ -467,8 +467,8 @@ async def completions(request: Request) -> Response:
     """Continue prompts (texts or token ids); send one answer, or a stream of events."""
     state = request.app.state
     body = CompletionsBody.read(await read_json(request))
-    body.check(state.model, state.limits)
-    completion = await asyncio.to_thread(Completion, state.model, body, state.limits)
+    body.check(state.model, state.settings)
+    completion = await asyncio.to_thread(Completion, state.model, body, state.settings)
     head = {
         "id": f"cmpl-{uuid.uuid4().hex}",
         "object": "text_completion",

@@ -135,7 +135,7 @@ async def embeddings(request: Request) -> Response:
     """
     state = request.app.state
     json = await read_json(request)
-    texts, most = json.get("input"), state.limits.inputs
+    texts, most = json.get("input"), state.settings.inputs
     if isinstance(texts, list) and len(texts) > most and not isinstance(texts[0], int):
         raise too_many(len(texts), most)  # checked before `Body.read` copies the texts
     body = EmbeddingsBody.read(json)

@@ -75,7 +75,7 @@ async def rerank(request: Request) -> dict[str, Any]:
     """Rank documents as `model.rank` does, with a cross-encoder; refuse any other model."""
     state = request.app.state
     body = RerankBody.read(await read_json(request))
-    count, most = len(body.documents), state.limits.inputs
+    count, most = len(body.documents), state.settings.inputs
     if count > most:
         raise body.refused("documents", f"has {count} texts: send at most {most} in one request")
     try:
@@ -84,12 +84,12 @@ async def rerank(request: Request) -> dict[str, Any]:
         message = f"{state.name} does not rank documents: compare vectors of /v1/embeddings"
         raise Refused(400, message, param="model", code="model_does_not_rank") from error
     pairs: list[Pair] = []
-    parts = pairs_of(ranker, body.query, body.documents, state.limits.tokens)
+    parts = pairs_of(ranker, body.query, body.documents, state.settings.tokens)
     while part := await asyncio.to_thread(next, parts, None):
         pairs += part
     scores = np.empty(len(pairs))
     # Between two batches of pairs, the worker can compute other requests.
-    for numbers in by_length(pairs, state.limits.batch_tokens):
+    for numbers in by_length(pairs, state.settings.batch_tokens):
         scores[numbers] = await state.worker.call(
             partial(ranker.scores, [pairs[number] for number in numbers]), connection=request.client
         )

@@ -21,7 +21,7 @@ from qkv.models.run.truncation import Truncator
 from qkv.models.vision import VisionModel
 from qkv.serve.bodies import Body, described, read_json
 from qkv.serve.errors import Refused, not_finite
-from qkv.serve.limits import Limits
+from qkv.serve.settings import Settings
 from qkv.text import Tokenized
 from qkv.trace.activations import activation, parse
 
@@ -170,10 +170,10 @@ async def trace(request: Request) -> Response:
         problem = f"trace: {state.model.name} reads images, not text"
         message = f"{problem}: call qkv.load(...).trace(image) in Python"
         raise Refused(400, message, param="model", code="model_reads_no_text")
-    changes = await asyncio.to_thread(changed, state.model, body, state.limits)
+    changes = await asyncio.to_thread(changed, state.model, body, state.settings)
     text = changes.text
     wanted = wanted_of(state.model, body, changes)
-    limit = state.limits.answer
+    limit = state.settings.answer
     check_size(state.model, wanted, changes, kind, limit)
     arrays = await state.worker.call(
         lambda: arrays_of(state.model, changes, wanted), connection=request.client
@@ -233,7 +233,7 @@ def tokens_of(model: Model, body: TraceBody) -> Tokenized:
         raise Refused(400, f"trace: {problem}", param="input") from error
 
 
-def changed(model: Model, body: TraceBody, limits: Limits) -> "Changes":
+def changed(model: Model, body: TraceBody, settings: Settings) -> "Changes":
     """Return the tokens of the input, and the edits of the forward pass.
 
     Raises:
@@ -241,17 +241,17 @@ def changed(model: Model, body: TraceBody, limits: Limits) -> "Changes":
             does not fit the model or text; the request has too many tokens or edits; the edits take
             activations from too many texts.
     """
-    if (count := len(body.edits)) > limits.edits:
-        problem = f"has {count:,} edits: send at most {limits.edits:,} in one request"
+    if (count := len(body.edits)) > settings.edits:
+        problem = f"has {count:,} edits: send at most {settings.edits:,} in one request"
         raise body.refused("edits", problem)
     records = [edit for edit in body.edits if isinstance(edit, dict)]
     sources = {str(edit["from"]) for edit in records if "from" in edit}
-    if (count := len(sources)) > limits.sources:
+    if (count := len(sources)) > settings.sources:
         problem = f"take activations from {count} texts, and each text needs a forward pass"
-        raise body.refused("edits", f"{problem}: use at most {limits.sources} texts")
+        raise body.refused("edits", f"{problem}: use at most {settings.sources} texts")
     text = tokens_of(model, body)
-    if len(text) > limits.tokens:
-        problem = f"has {len(text):,} tokens: send at most {limits.tokens:,}"
+    if len(text) > settings.tokens:
+        problem = f"has {len(text):,} tokens: send at most {settings.tokens:,}"
         raise body.refused("input", problem)
     try:
         return changes_of(model, text, body.edits)

@@ -1,11 +1,11 @@
-"""The settings of a server: the address, the key, and the limits of requests."""
+"""The settings of a server: its address, its key, how it batches requests, and its limits."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The settings and limits of one server.
+class Settings:
+    """The settings of one server, with their defaults.
 
     Attributes:
         host: the address where the server listens.
