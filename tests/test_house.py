@@ -13,10 +13,9 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "qkv"
 
-# The order of imports inside `qkv`: a subpackage or module may import only subpackages and modules
-# from earlier sets of this list. In the code, `room` means a subpackage or module, and `floor`
-# means the index of a set.
-FLOORS = [
+# The levels of the packages of `qkv`, from the lowest: a package may import only packages on lower
+# levels. As in ARCHITECTURE.md, a single file of `src/qkv` is a package too.
+LEVELS = [
     {"arrays", "extras", "files", "progress", "signals", "visible"},
     {"trace", "ops"},
     {"text", "embed", "attend", "edits"},
@@ -132,9 +131,9 @@ STEPS = {
     "text": [{"growth", "tokenized", "lines"}, {"tokenizer"}, {"words"}, {""}],
 }
 # A script of the pages may import scripts from its own folder and from earlier folders in the list
-# `SCRIPT_FLOORS`.
+# `SCRIPT_LEVELS`.
 SCRIPTS = SOURCE / "see" / "page" / "assets"
-SCRIPT_FLOORS = ["base", "engine", "store", "parts", "screens", "pages"]
+SCRIPT_LEVELS = ["base", "engine", "store", "parts", "screens", "pages"]
 # Packages that `cli` and `serve` may import at the top of a file, because decorators of these
 # packages declare the commands, the routes and the types of the routes' bodies. Only the `qkv`
 # script imports `cli`; only `qkv serve` imports `serve`.
@@ -156,21 +155,21 @@ AT_THE_TOP = {
 parsed = functools.cache(ast.parse)  # several rules read each file
 
 
-def floor(room: str) -> int:
-    """Return the index of the set in `FLOORS` that contains a subpackage or module of `qkv`.
+def level(package: str) -> int:
+    """Return the level of a package of `qkv`: its index in `LEVELS`.
 
-    An empty string means the package itself (`from qkv import ...`). Its index is the highest.
+    An empty string means `qkv` itself (`from qkv import ...`), which has the highest level.
     """
-    if room == "":
-        return len(FLOORS)
-    for height, rooms in enumerate(FLOORS):
-        if room in rooms:
-            return height
-    raise AssertionError(f"qkv.{room} has no floor: give it one in {Path(__file__).name}")
+    if package == "":
+        return len(LEVELS)
+    for number, packages in enumerate(LEVELS):
+        if package in packages:
+            return number
+    raise AssertionError(f"qkv.{package} has no level: give it one in {Path(__file__).name}")
 
 
-def room_of(module: str) -> str:
-    """Return the room of a module: `attend` for `qkv.attend.formula`, empty for `qkv`."""
+def package_of(module: str) -> str:
+    """Return the package of a module: `attend` for `qkv.attend.formula`, empty for `qkv`."""
     return module.partition(".")[2].partition(".")[0]
 
 
@@ -188,7 +187,7 @@ def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[str,
                 base = ".".join([*parent, *filter(None, [base])])
             for name in node.names:
                 # `from qkv import attend` counts as an import of `qkv.attend`, not of `qkv`
-                whole = base == "qkv" and is_room(name.name)
+                whole = base == "qkv" and is_in_qkv(name.name)
                 yield (f"{base}.{name.name}" if whole else base), at_top
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             at_top = False
@@ -200,32 +199,32 @@ def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[str,
     yield from visit(tree, True)
 
 
-def is_room(name: str) -> bool:
+def is_in_qkv(name: str) -> bool:
     return (SOURCE / name).is_dir() or (SOURCE / f"{name}.py").is_file() or name == "_kernel"
 
 
 def broken_rules(module: str, source: str, *, is_package: bool = False) -> list[str]:
     """Return a message for each import of a module that breaks a rule."""
     broken = []
-    room = room_of(module)
+    package = package_of(module)
     for target, at_top in imports(parsed(source), module, is_package):
         top = target.partition(".")[0]
         if top == "qkv":
-            there = room_of(target)
+            there = package_of(target)
             if target == "qkv._kernel":
                 if module != "qkv.ops.kernel":
                     broken.append(f"{module}: only qkv.ops.kernel may import qkv._kernel")
             elif module == "qkv.attend.formula":
                 broken.append(f"{module} imports {target}: the formula stands on its own")
-            elif module != "qkv" and there != room:
-                if floor(there) >= floor(room):
+            elif module != "qkv" and there != package:
+                if level(there) >= level(package):
                     broken.append(f"{module} imports {target}: imports go downward only")
-                elif there not in ONLY.get(room, {there}):
-                    broken.append(f"{module} imports {target}: {room} may not")
+                elif there not in ONLY.get(package, {there}):
+                    broken.append(f"{module} imports {target}: {package} may not")
         elif (
             at_top
             and top not in sys.stdlib_module_names
-            and top not in {"numpy", *AT_THE_TOP.get(room, ())}
+            and top not in {"numpy", *AT_THE_TOP.get(package, ())}
         ):
             broken.append(f"{module} imports {top} at the top: do it in the function that uses it")
     return broken
@@ -311,16 +310,16 @@ def files_imported(source: str) -> set[str]:
 
 def wrong_steps(module: str, imported: set[str]) -> list[str]:
     """Return a message for each imported file that breaks the order in `STEPS`."""
-    room = room_of(module)
+    package = package_of(module)
 
     def step(name: str) -> int:
-        part = name.removeprefix(f"qkv.{room}").lstrip(".").partition(".")[0]
-        return next(number for number, parts in enumerate(STEPS[room]) if part in parts)
+        part = name.removeprefix(f"qkv.{package}").lstrip(".").partition(".")[0]
+        return next(number for number, parts in enumerate(STEPS[package]) if part in parts)
 
     return [
-        f"{module} imports {target}: imports go downward inside {room} too"
+        f"{module} imports {target}: imports go downward inside {package} too"
         for target in sorted(imported)
-        if room in STEPS and room_of(target) == room and step(target) > step(module)
+        if package in STEPS and package_of(target) == package and step(target) > step(module)
     ]
 
 
@@ -348,13 +347,17 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert not circles(files_and_imports())
 
 
-@pytest.mark.parametrize("room", STEPS)
-def test_imports_inside_a_room_go_one_way(room: str) -> None:
-    graph = {name: found for name, found in files_and_imports().items() if room_of(name) == room}
+@pytest.mark.parametrize("package", STEPS)
+def test_imports_inside_a_package_go_one_way(package: str) -> None:
+    graph = {
+        name: imported
+        for name, imported in files_and_imports().items()
+        if package_of(name) == package
+    }
     assert not [line for module in graph for line in wrong_steps(module, graph[module])]
 
 
-def test_a_wrong_step_and_a_circle_inside_a_room_are_seen() -> None:
+def test_a_wrong_step_and_a_circle_inside_a_package_are_seen() -> None:
     source = "if TYPE_CHECKING:\n    from qkv.models.sentence import encode"
     found = files_imported(source)
     assert found == {"qkv.models.sentence.encode"}
@@ -375,11 +378,11 @@ def scripts_imported(name: str, source: str) -> set[str]:
 
 
 def scripts_upward(name: str, imported: set[str]) -> list[str]:
-    """Return a message for each import that breaks the order of folders in `SCRIPT_FLOORS`.
+    """Return a message for each import that breaks the order of folders in `SCRIPT_LEVELS`.
 
     The script `name` imports the scripts whose paths are in `imported`.
     """
-    own, *others = (SCRIPT_FLOORS.index(path.partition("/")[0]) for path in (name, *imported))
+    own, *others = (SCRIPT_LEVELS.index(path.partition("/")[0]) for path in (name, *imported))
     return [
         f"{name} imports {path}: imports go downward only"
         for path, there in zip(imported, others, strict=True)
@@ -425,8 +428,8 @@ def test_a_script_that_imports_upward_is_seen() -> None:
     assert line == "engine/engine.js imports parts/map.js: imports go downward only"
 
 
-def test_a_room_without_a_floor_is_seen() -> None:
-    with pytest.raises(AssertionError, match="has no floor"):
+def test_a_package_without_a_level_is_seen() -> None:
+    with pytest.raises(AssertionError, match="has no level"):
         broken_rules("qkv.cellar", "from qkv.layers import Block")
 
 

@@ -15,9 +15,9 @@ def test_dir_lists_exactly_the_public_names_before_their_first_use() -> None:
     assert {"attention", "compare", "learn", "load", "record", "replay", "show", "walk"} <= offered
     # names that only the module itself uses are not offered
     assert not {"Any", "TYPE_CHECKING", "import_module", "_SEEING"} & offered
-    rooms = {"attend", "circuits", "embed", "findings", "integrations", "layers", "learn", "models"}
-    rooms |= {"scale", "see", "text"}
-    assert {*qkv.__all__, *rooms, "__version__"} == offered
+    packages = {"attend", "circuits", "embed", "findings", "integrations", "layers", "learn"}
+    packages |= {"models", "scale", "see", "text"}
+    assert {*qkv.__all__, *packages, "__version__"} == offered
 
 
 def test_every_name_in_dir_exists() -> None:

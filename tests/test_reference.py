@@ -7,7 +7,7 @@ from pathlib import Path
 import qkv
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference.md"
-ROOMS = (
+PACKAGES = (
     "attend",
     "circuits",
     "embed",
@@ -19,7 +19,7 @@ ROOMS = (
     "scale",
     "see",
 )
-ROOMS += ("text", "trace")
+PACKAGES += ("text", "trace")
 
 
 def found(path: str) -> object:
@@ -58,8 +58,8 @@ def entries(text: str) -> dict[str, object]:
 def test_no_public_name_is_left_out() -> None:
     known = [id(one) for one in entries(REFERENCE.read_text(encoding="utf-8")).values()]
     public = [(qkv, name) for name in qkv.__all__]
-    for room in ROOMS:
-        module = import_module(f"qkv.{room}")
+    for package in PACKAGES:
+        module = import_module(f"qkv.{package}")
         public += [(module, name) for name in module.__all__]
     for name in ("chroma", "langchain", "sklearn"):  # `TextEncoder` inherits from it
         public.append((import_module(f"qkv.integrations.{name}"), "Encoding"))
