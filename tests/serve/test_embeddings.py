@@ -55,6 +55,14 @@ def test_vectors_are_those_of_encode(client: TestClient, given: Any, encoding_fo
     assert (answer["object"], answer["model"]) == ("list", "minilm")
 
 
+def test_white_space_around_a_text_counts() -> None:
+    model = qkv.load("books-decoder")
+    with TestClient(create_app(model, Settings()), base_url="http://127.0.0.1") as client:
+        answer = asked(client, input=["hi", "hi\n", " "])
+    assert answer["usage"]["prompt_tokens"] == 2 + 3 + 1
+    assert np.abs(vectors_of(answer) - model.encode(["hi", "hi\n", " "])).max() < 1e-6
+
+
 @pytest.mark.parametrize("dimensions", [1, 5, 383, 384])
 @pytest.mark.parametrize("encoding_format", ["float", "base64"])
 def test_dimensions_keep_the_first_numbers(

@@ -371,10 +371,10 @@ def _encoded(model: Model, good: list[Any], bad: list[Any]) -> Any:
         try:
             return model.encode([text for _, text in good], show_progress_bar=False)
         except EmptyText as error:
-            empty = good[error.number][1].strip()
+            empty = good[error.number][1]
             reason = Bad(f"is empty: {error.reason}")
-            bad += [(row, reason) for row, text in good if text.strip() == empty]
-            good[:] = [(row, text) for row, text in good if text.strip() != empty]
+            bad += [(row, reason) for row, text in good if text == empty]
+            good[:] = [(row, text) for row, text in good if text != empty]
 
 
 def _parquet(part: Part, rows: list[int], vectors: Any) -> bytes:

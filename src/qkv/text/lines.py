@@ -54,8 +54,8 @@ def read_lines(stream: BinaryIO, name: str, most: int) -> Iterator[str]:
     Args:
         stream: the source of the bytes, read as they arrive.
         name: the name of the source. Each error message begins with this name.
-        most: the maximum length of a line, not counting spaces at its start and end. A longer line
-            is cut to `most` + 1 characters, so that the caller sees that the line is too long.
+        most: the maximum length of a line. A longer line is cut to `most` + 1 characters, so that
+            the caller sees that the line is too long.
 
     Raises:
         ValueError: the bytes are not text. The message names the line and the byte.
@@ -113,10 +113,7 @@ def each_line(stream: Any, most: int | None, at_begin: bool = True) -> Iterator[
             if most is None:
                 text += more
             elif len(text) <= most:
-                text += more
-                if len(text) > most:
-                    bare = text.lstrip()
-                    text = bare[:most] + bare[most:].lstrip()[:1]
+                text = (text + more)[: most + 1]
         if ended:
             if bad:
                 decoder.reset()

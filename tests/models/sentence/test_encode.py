@@ -140,8 +140,9 @@ def test_a_limit_counts_the_prompt(folder):
         warnings.simplefilter("error")
         rows = tokens_of(model, ["a cat the cat"])[0]
         close(found, rows[3:].mean(0))
-    with pytest.raises(ValueError, match="text 0 is empty: there is no token after the prompt's 6"):
-        model.encode("the cat", prompt="the cat sat on the ")
+    with pytest.warns(UserWarning, match=r"cut to 6 tokens \(it has 9\)"):
+        found = model.encode("the cat", prompt="the cat sat on the ")
+    close(found, tokens_of(model, ["the cat sat on"])[0][5])  # of [SEP]
 
 
 def test_include_prompt_is_true_or_false(folder):
@@ -154,8 +155,7 @@ def test_include_prompt_is_true_or_false(folder):
 # other options in the files
 
 
-def test_blanks_around_a_text_are_no_part_of_it(folder, monkeypatch):
-    """Blanks around a text are removed, because some tokenizers turn them into tokens."""
+def test_the_tokenizer_gets_texts_with_the_white_space_around_them(folder, monkeypatch):
     model, seen = load(folder.write()), []
     tokenize = model.tokenizer.tokenize_batch
     monkeypatch.setattr(
@@ -163,7 +163,43 @@ def test_blanks_around_a_text_are_no_part_of_it(folder, monkeypatch):
     )
     model.encode(["  the cat \n", "sat"])
     model.encode(" on ", prompt=" a: ")
-    assert seen == ["the cat", "sat", "a:  on"]
+    assert seen == ["  the cat \n", "sat", " a:  on "]
+
+
+def test_white_space_around_a_text_has_tokens_and_counts():
+    """The decoder has the tokens " h", "i", " " and a line feed, and adds no special tokens."""
+    model = load("books-decoder")
+    h, i, blank, line = (model.tokenizer.vocabulary[token] for token in ("Ġh", "i", "Ġ", "Ċ"))
+    expected = [
+        model(np.array([ids])).last_hidden_state[0].mean(0)
+        for ids in ([h, i], [h, i, line], [h, i, blank], [blank])
+    ]
+    close(model.encode(["hi", "hi\n", "hi ", " "]), expected)
+    with pytest.raises(ValueError, match="text 1 is empty: there is no token in it"):
+        model.encode([" ", ""])
+
+
+@pytest.mark.parametrize("mode", ["mean", "weightedmean", "lasttoken", "cls", "max"])
+def test_a_text_whose_only_token_is_shared_with_the_prompt(folder, mode):
+    """The prompt "a " has 2 tokens; with the text "c", the tokens are "a" and " c", also 2.
+
+    As in sentence-transformers, the mean of no tokens is 0. A maximum would be -inf.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    folder.write()
+    folder.sentence({"pooling_mode": mode, "include_prompt": False})
+    words = {"[UNK]": 0, "a": 1, "Ġ": 2, "c": 3, "Ġc": 4}
+    tokenizer = Tokenizer(models.BPE(words, [("Ġ", "c")], unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    folder.text("tokenizer.json", tokenizer.to_str())
+    model = load(folder.path)
+    if mode == "max":
+        with pytest.raises(ValueError, match="0 is empty: there is no token after the prompt's 2"):
+            model.encode("c", prompt="a ")
+        return
+    first = model(np.array([[1, 4]])).last_hidden_state[0, 0]
+    close(model.encode("c", prompt="a "), first if mode == "cls" else np.zeros(12))
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "xlm-roberta"])

@@ -14,7 +14,15 @@ from qkv.models.files import read
 from qkv.models.files.config import Config
 from qkv.models.files.modules_json import STEPS, Module
 from qkv.models.files.tensors import FLOATS, Tensors
-from qkv.models.network.pooling import POOLING, Dense, LengthOne, Norm, Step, to_length_one
+from qkv.models.network.pooling import (
+    POOLING,
+    POOLING_NOTHING,
+    Dense,
+    LengthOne,
+    Norm,
+    Step,
+    to_length_one,
+)
 from qkv.ops.packing import frozen
 
 # Files that may set the maximum number of tokens; qkv reads only the first file that exists.
@@ -46,8 +54,7 @@ class Sentence:
         include_prompt: whether pooling includes the tokens of a prompt.
         steps: the modules after the pooling, in order.
         static: whether token vectors are rows of a table, as in `StaticEmbedding`. A static model
-            keeps the spaces around a text and adds no special tokens. A static model returns a
-            zero vector for a text without tokens.
+            adds no special tokens, and returns a zero vector for a text without tokens.
         max_seq_length: the maximum number of tokens in a text. If no file sets this number, the
             limit is `model_max_length` in tokenizer_config.json, as in sentence-transformers.
             Without modules.json, only the number of positions limits the length of texts.
@@ -120,20 +127,15 @@ class Sentence:
         """Return the text for the tokenizer, in lower case if `lowercase` is True."""
         return text.lower() if self.lowercase else text
 
-    def stripped(self, text: str) -> str:
-        """Remove the white space around a text, unless the model is static."""
-        return text if self.static else text.strip()
-
     def pool(self, rows: Array, unread: int = 0) -> Array:
         """Pool the token vectors (T, D) of a text to one vector, with D numbers for each mode.
 
         The first `unread` tokens belong to a prompt and are not pooled.
         """
-        if self.static and not len(rows):
-            return np.zeros(rows.shape[1], rows.dtype)
+        pooling = POOLING if len(rows) > unread else POOLING_NOTHING
         if len(self.modes) == 1:
-            return POOLING[self.modes[0]](rows, unread)
-        return np.concatenate([POOLING[mode](rows, unread) for mode in self.modes])
+            return pooling[self.modes[0]](rows, unread)
+        return np.concatenate([pooling[mode](rows, unread) for mode in self.modes])
 
     def finish(
         self, vectors: Array, *, normalize: bool | None = None, truncate_dim: int | None = None

@@ -36,6 +36,11 @@ POOLING: Mapping[str, Callable[[Array, int], Array]] = {
     "weightedmean": lambda rows, unread: _weighted_mean(rows[unread:], unread),
     "lasttoken": lambda rows, unread: rows[-1],
 }
+# The same, for a text without vectors after the prompt, as in sentence-transformers.
+POOLING_NOTHING: Mapping[str, Callable[[Array, int], Array]] = {
+    **dict.fromkeys(POOLING, lambda rows, unread: np.zeros(rows.shape[1], rows.dtype)),
+    "cls": lambda rows, unread: rows[0],
+}
 
 _SELU = 1.6732632423543772, 1.0507009873554805  # Alpha and scale of SELU (Klambauer et al. 2017).
 EPS = 1e-5  # The default `eps` of LayerNorm in torch.

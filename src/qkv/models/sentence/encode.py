@@ -107,8 +107,13 @@ class Encoder:
         )
         self._unread = 0  # the number of prompt tokens that pooling leaves out
         if self._before and not self.sentence.include_prompt:
-            [alone] = self.tokenizer.tokenize_batch(self._whole([""]))
-            ending = len(alone) > 0 and self.tokenizer.is_special(int(alone.ids[-1]))
+            [alone] = Truncator(self.tokenizer, self.limit)(self._whole([""]))
+            # as in sentence-transformers, a special or unknown token at the end does not count
+            known = self.tokenizer
+            ending = any(
+                known.is_special(index) or known.token(index) == known.unknown
+                for index in alone.ids[-1:].tolist()
+            )
             self._unread = len(alone) - ending
 
     def all(self, sentences: Any, show: bool | None = None, edits: Edits | None = None) -> Any:
@@ -226,9 +231,14 @@ class Encoder:
         return np.concatenate([row[: self.limit - kept], row[len(row) - kept :]])
 
     def check(self, ids: Array, number: int) -> None:
-        """Raise an `EmptyText` if the ids of text `number` include no token to pool."""
-        if len(ids) <= self._unread and not self.sentence.static:
-            raise EmptyText(number, self._unread, self.call)
+        """Raise an `EmptyText` if the ids of text `number` include no token to pool.
+
+        As in sentence-transformers, a text that has only tokens of the prompt can be pooled, except
+        by a maximum: its mean is 0.
+        """
+        least = self._unread if "max" in self.sentence.modes else 0
+        if len(ids) <= least and not self.sentence.static:
+            raise EmptyText(number, least, self.call)
 
     def pooled(self, batch: Sequence[Array], **options: Any) -> Array:
         """Run one batch of ids, and return one pooled vector per text, (n, width), without scaling.
@@ -295,9 +305,8 @@ class Encoder:
         ]
 
     def _whole(self, texts: Sequence[str]) -> list[str]:
-        """Put the prompt before each text, and remove white space at the ends of the result."""
-        sentence = self.sentence
-        return [sentence.prepared(sentence.stripped(self._before + text)) for text in texts]
+        """Put the prompt before each text."""
+        return [self.sentence.prepared(self._before + text) for text in texts]
 
 
 def by_length(batch: Sequence[Sized], most: int) -> Iterator[list[int]]:
@@ -393,7 +402,7 @@ def encode(
     """Return a vector for each text, pooled and scaled as the model's files say.
 
     Texts of similar length run together, without padding. A text longer than `max_seq_length` is
-    truncated as in `trace`. White space around a text is removed.
+    truncated as in `trace`. The tokenizer decides what white space around a text means.
 
     Args:
         inputs: one text or any iterable of texts.

@@ -198,7 +198,7 @@ class Ranker:
             ValueError: no text has a token, or the limit is too small for a token.
         """
         firsts = [self._whole(text) for text in firsts]
-        known = (text for text in (*firsts, *seconds) if text.strip())
+        known = (text for text in (*firsts, *seconds) if len(self.tokenizer.ids_batch([text])[0]))
         frame = self._frame(next(known, ""))
         truncator, pairs = Truncator(self.tokenizer, None), list[Pair]()
         for start in range(0, len(firsts), TEXTS):
@@ -209,7 +209,7 @@ class Ranker:
 
     def _whole(self, text: str) -> str:
         """Put the prompt before the first of two texts."""
-        return self.model.sentence.prepared((self.before + text).strip())
+        return self.model.sentence.prepared(self.before + text)
 
     def _frame(self, text: str) -> Frame:
         """Return the special tokens around two texts.
@@ -227,7 +227,7 @@ class Ranker:
 
     def _ids(self, truncator: Truncator, texts: Sequence[str]) -> list[Array]:
         """Return the ids (T,) of each text, without special tokens."""
-        tokens = truncator([self.model.sentence.prepared(text.strip()) for text in texts])
+        tokens = truncator([self.model.sentence.prepared(text) for text in texts])
         return [text.ids[~np.array(text.special, bool)] for text in tokens]
 
     def parts(self, pairs: Sequence[Pair], batch_size: int) -> Iterator[list[int]]:
