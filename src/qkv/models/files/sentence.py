@@ -14,15 +14,7 @@ from qkv.models.files import read
 from qkv.models.files.config import Config
 from qkv.models.files.modules_json import STEPS, Module
 from qkv.models.files.tensors import FLOATS, Tensors
-from qkv.models.network.pooling import (
-    POOLING,
-    POOLING_NOTHING,
-    Dense,
-    LengthOne,
-    Norm,
-    Step,
-    to_length_one,
-)
+from qkv.models.network.pooling import EMPTY, POOLING, Dense, LengthOne, Norm, Step, to_length_one
 from qkv.ops.packing import frozen
 
 # Files that may set the maximum number of tokens; qkv reads only the first file that exists.
@@ -132,7 +124,7 @@ class Sentence:
 
         The first `unread` tokens belong to a prompt and are not pooled.
         """
-        pooling = POOLING if len(rows) > unread else POOLING_NOTHING
+        pooling = POOLING if len(rows) > unread else EMPTY
         if len(self.modes) == 1:
             return pooling[self.modes[0]](rows, unread)
         return np.concatenate([pooling[mode](rows, unread) for mode in self.modes])

@@ -37,7 +37,7 @@ POOLING: Mapping[str, Callable[[Array, int], Array]] = {
     "lasttoken": lambda rows, unread: rows[-1],
 }
 # The same, for a text without vectors after the prompt, as in sentence-transformers.
-POOLING_NOTHING: Mapping[str, Callable[[Array, int], Array]] = {
+EMPTY: Mapping[str, Callable[[Array, int], Array]] = {
     **dict.fromkeys(POOLING, lambda rows, unread: np.zeros(rows.shape[1], rows.dtype)),
     "cls": lambda rows, unread: rows[0],
 }
