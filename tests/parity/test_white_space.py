@@ -140,8 +140,9 @@ def write(folder: Path, kind: Any, model: type = BertModel, **sentence: Any) -> 
     return folder
 
 
-def theirs_of(folder: Path, kind: type = SentenceTransformer) -> Any:
-    return kind(str(folder), device="cpu", local_files_only=True)
+def both(folder: Path, kind: type = SentenceTransformer) -> tuple[qkv.Model, Any]:
+    """Load a folder with both libraries."""
+    return qkv.load(folder), kind(str(folder), device="cpu", local_files_only=True)
 
 
 def change(path: Path, **values: Any) -> None:
@@ -160,13 +161,25 @@ def test_ids(tmp_path: Path, kind: Any) -> None:
             assert ours.trace(text).tokens == file.encode(text).tokens
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_lower_case(tmp_path: Path, kind: Any) -> None:
+    """Special tokens keep their capitals, and a final capital sigma becomes the usual small one."""
+    ours, theirs = both(write(tmp_path, kind, do_lower_case=True))
+    for text in [*TEXTS, *CAPITALS]:
+        assert ours.tokenize(text).ids.tolist() == theirs.tokenizer(text)["input_ids"], repr(text)
+    for name in ("encode", "encode_query"):
+        close(getattr(ours, name)(CAPITALS), getattr(theirs, name)(CAPITALS))
+    ours.save(tmp_path / "saved")
+    close(both(tmp_path / "saved")[1].encode(CAPITALS), ours.encode(CAPITALS))
+
+
 @pytest.mark.parametrize("include", [True, False])
 @pytest.mark.parametrize("model", [BertModel, LlamaModel])
 @pytest.mark.parametrize("kind", KINDS)
 def test_vectors(tmp_path: Path, kind: Any, model: type, include: bool) -> None:
     write(tmp_path, kind, model)
     change(tmp_path / "1_Pooling/config.json", include_prompt=include)
-    ours, theirs = qkv.load(tmp_path), theirs_of(tmp_path)
+    ours, theirs = both(tmp_path)
     texts = [text for text in TEXTS if len(ours.tokenize(text))]
     for name in ("encode", "encode_query", "encode_document"):
         close(getattr(ours, name)(texts), getattr(theirs, name)(texts))
@@ -182,7 +195,7 @@ def test_prompts_that_share_their_last_token_with_the_text(
     """With "hi " left out, "hi a" has no token left: its last token is " a", the second of two."""
     write(tmp_path, byte_level, model, max_seq_length=7)
     change(tmp_path / "1_Pooling/config.json", include_prompt=False, pooling_mode=mode)
-    ours, theirs = qkv.load(tmp_path), theirs_of(tmp_path)
+    ours, theirs = both(tmp_path)
     for prompt in ("hi ", "hi hi hi hi hi hi hi hi"):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".* cut to 7 tokens", UserWarning)
@@ -193,7 +206,7 @@ def test_prompts_that_share_their_last_token_with_the_text(
 @pytest.mark.parametrize("kind", KINDS)
 def test_pairs(tmp_path: Path, kind: Any) -> None:
     write(tmp_path, kind, BertForSequenceClassification)
-    ours, theirs = qkv.load(tmp_path), theirs_of(tmp_path, CrossEncoder)
+    ours, theirs = both(tmp_path, CrossEncoder)
     texts = [*TEXTS, "", "hi [SEP] a", " [CLS]"]
     pairs = [*zip(texts, reversed(texts), strict=True), *(("hi\n", text) for text in texts)]
     logits = {"activation_fn": torch.nn.Identity()}

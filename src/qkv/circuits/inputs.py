@@ -204,7 +204,7 @@ class _Reader:
 
     def __call__(self, window: Sequence[str | Array], first: int) -> list[Read]:
         """Return texts with their token ids; `first` is the index of the first text."""
-        strings = [self.model.prepared(text) for text in window if isinstance(text, str)]
+        strings = [text for text in window if isinstance(text, str)]
         cut = iter(self.truncator(strings) if self.truncator else ())
         texts = [
             Read(number, text, next(cut).ids if isinstance(text, str) else text)

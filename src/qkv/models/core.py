@@ -428,10 +428,6 @@ class Core:
         """
         return self.reader.tokenize(text)
 
-    def prepared(self, text: str) -> str:
-        """Return the text for the tokenizer, in lower case if the model's files require it."""
-        return self.sentence.prepared(text)
-
     def decode(self, ids: ArrayLike) -> str:
         """Decode token ids (T,) to text, without special tokens.
 

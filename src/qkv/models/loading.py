@@ -141,7 +141,7 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -
         config=values,
         design=design,
         weights=weights,
-        tokenizer=_tokenizer(home / read.TOKENIZER),
+        tokenizer=_tokenizer(home / read.TOKENIZER, lowercase=sentence.lowercase),
         sentence=sentence,
         generation=read.read_json(home / read.GENERATION)
         if (home / read.GENERATION).is_file()
@@ -220,7 +220,7 @@ def load_for(texts: Iterable[str], name_or_path: StrPath | None = None) -> Model
 
 
 def _tokenizer(
-    path: Path, kind: type[SubwordTokenizer] = SubwordTokenizer
+    path: Path, kind: type[SubwordTokenizer] = SubwordTokenizer, *, lowercase: bool = False
 ) -> SubwordTokenizer | None:
     """Read and test the tokenizer in a file; return None if the file does not exist."""
     if not path.is_file():
@@ -228,6 +228,7 @@ def _tokenizer(
     read.need_file(path, read.MOST_TOKENIZER)
     try:
         tokenizer = kind.from_file(path)
+        tokenizer = tokenizer.lowercased() if lowercase else tokenizer
         tokenizer.tokenize("a")  # Some broken files raise an error only in this call.
     except BaseException as error:
         # A panic in the tokenizers library is a BaseException, but not an Exception.

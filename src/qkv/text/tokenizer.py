@@ -286,6 +286,22 @@ class SubwordTokenizer(Tokenizer):
         tokenizer._take(inner, factor)
         return tokenizer
 
+    def lowercased(self) -> "SubwordTokenizer":
+        """Return a tokenizer that converts texts to lower case before it applies its own rules.
+
+        Special tokens in a text stay as they are.
+        """
+        import tokenizers as library
+
+        rules = self.rules
+        own = rules["normalizer"] or {"type": "Sequence", "normalizers": []}
+        steps = own["normalizers"] if own["type"] == "Sequence" else [own]
+        lower = {"type": "Lowercase"}
+        if lower in steps:
+            return self
+        rules["normalizer"] = {"type": "Sequence", "normalizers": [lower, *steps]}
+        return SubwordTokenizer(library.Tokenizer.from_str(json.dumps(rules)))
+
 
 class BareTokenizer(SubwordTokenizer):
     """Cut a text into subwords, without special tokens at the start and end.

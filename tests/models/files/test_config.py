@@ -323,7 +323,16 @@ def test_do_lower_case_lowercases_texts(folder):
     folder.text("tokenizer.json", text.replace('"lowercase":true', '"lowercase":false'))
     assert load(folder.path).tokenize("The CAT").tokens == ["[CLS]", "[UNK]", "[UNK]", "[SEP]"]
     folder.json("sentence_bert_config.json", {"do_lower_case": True})
-    assert load(folder.path).tokenize("The CAT").tokens == ["[CLS]", "the", "cat", "[SEP]"]
+    model = load(folder.path)
+    assert model.tokenize("The CAT").tokens == ["[CLS]", "the", "cat", "[SEP]"]
+    # a special token stays special; the final sigma is not a special case, and offsets are those
+    # of the original text, in which a capital may be one letter of two
+    assert model.tokenize("The[SEP]CAT").tokens == ["[CLS]", "the", "[SEP]", "cat", "[SEP]"]
+    assert model.tokenizer._inner.normalizer.normalize_str("ΟΔΟΣ") == "οδοσ"
+    assert model.tokenize("\u0130 CAT").offsets[-2] == (2, 5)
+    model.save(folder.path.parent / "saved")
+    again = load(folder.path.parent / "saved")
+    assert again.tokenizer.rules == model.tokenizer.rules
 
 
 @pytest.mark.parametrize(

@@ -179,17 +179,19 @@ def test_an_unsupported_tokenizer_is_refused(
         engine_payload(model)
 
 
-def test_models_with_no_tokenizer_or_with_lowercasing_before_it_are_refused(tmp_path: Path) -> None:
+def test_the_page_converts_texts_to_lower_case_first_if_the_model_does(tmp_path: Path) -> None:
+    lower = Folder(tmp_path / "lower")
+    mask_bert(lower.path)
+    lower.json("sentence_bert_config.json", {"do_lower_case": True})
+    steps = engine_payload(qkv.load(lower.path))["tokenizer"]["normalizer"]["normalizers"]
+    assert [step["type"] for step in steps] == ["Lowercase", "BertNormalizer"]
+
+
+def test_models_with_no_tokenizer_are_refused(tmp_path: Path) -> None:
     home = folder(tmp_path / "small")
     (home / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match="play: small has no tokenizer"):
         engine_payload(qkv.load(home))
-    lower = Folder(tmp_path / "lower")
-    mask_bert(lower.path)
-    lower.sentence({"pooling_mode_mean_tokens": True}, limit=8)
-    lower.json("sentence_bert_config.json", {"max_seq_length": 8, "do_lower_case": True})
-    with pytest.raises(ValueError, match="play: lower lowercases texts before its tokenizer"):
-        engine_payload(qkv.load(lower.path))
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, 70_000.0])

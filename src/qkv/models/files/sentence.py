@@ -50,7 +50,7 @@ class Sentence:
         max_seq_length: the maximum number of tokens in a text. If no file sets this number, the
             limit is `model_max_length` in tokenizer_config.json, as in sentence-transformers.
             Without modules.json, only the number of positions limits the length of texts.
-        lowercase: whether a text is converted to lower case before the tokenizer reads it.
+        lowercase: whether the tokenizer converts a text to lower case first.
         prompts: the prompts for texts, keyed by name. As in sentence-transformers, the prompts
             "query" and "document" always exist; a prompt that no file defines is empty.
         default_prompt: the name of the prompt to use if the user gives no prompt.
@@ -114,10 +114,6 @@ class Sentence:
         except (ValueError, RecursionError) as error:
             raise read.ModelError(f"{path}: it is not valid JSON: {error}") from error
         return Config(values if isinstance(values, dict) else {}, path)
-
-    def prepared(self, text: str) -> str:
-        """Return the text for the tokenizer, in lower case if `lowercase` is True."""
-        return text.lower() if self.lowercase else text
 
     def pool(self, rows: Array, unread: int = 0) -> Array:
         """Pool the token vectors (T, D) of a text to one vector, with D numbers for each mode.

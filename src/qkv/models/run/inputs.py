@@ -304,7 +304,7 @@ class TextReader:
         """Return the tokens of a whole text, as `Model.tokenize` does."""
         text = check_text(text, call="tokenize", name="text")
         truncator = Truncator(self.need_tokenizer("tokenize"), None, self.mask)
-        [tokens] = truncator([self.sentence.prepared(text)])
+        [tokens] = truncator([text])
         truncator.cut.warn()
         return tokens
 
@@ -337,7 +337,7 @@ class TextReader:
         single, strings, batch = self.split(texts, call, first)
         if strings:
             truncator = Truncator(self.need_tokenizer(call), self.limit, self.mask)
-            batch = truncator([self.sentence.prepared(text) for text in strings])
+            batch = truncator(strings)
             for number, tokens in enumerate(batch, first):
                 if all(tokens.special):
                     where = "the text" if single else f"text {number}"

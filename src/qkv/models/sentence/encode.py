@@ -306,7 +306,7 @@ class Encoder:
 
     def _whole(self, texts: Sequence[str]) -> list[str]:
         """Put the prompt before each text."""
-        return [self.sentence.prepared(self._before + text) for text in texts]
+        return [self._before + text for text in texts]
 
 
 def by_length(batch: Sequence[Sized], most: int) -> Iterator[list[int]]:

@@ -209,7 +209,7 @@ class Ranker:
 
     def _whole(self, text: str) -> str:
         """Put the prompt before the first of two texts."""
-        return self.model.sentence.prepared(self.before + text)
+        return self.before + text
 
     def _frame(self, text: str) -> Frame:
         """Return the special tokens around two texts.
@@ -227,8 +227,7 @@ class Ranker:
 
     def _ids(self, truncator: Truncator, texts: Sequence[str]) -> list[Array]:
         """Return the ids (T,) of each text, without special tokens."""
-        tokens = truncator([self.model.sentence.prepared(text) for text in texts])
-        return [text.ids[~np.array(text.special, bool)] for text in tokens]
+        return [text.ids[~np.array(text.special, bool)] for text in truncator(texts)]
 
     def parts(self, pairs: Sequence[Pair], batch_size: int) -> Iterator[list[int]]:
         """Yield the indices of the pairs in each batch; pairs in a batch have similar lengths."""

@@ -251,7 +251,7 @@ def _read_prompts(model: Core, prompt: Any) -> tuple[bool, list[str], list[Token
             )
     if strings:
         tokenizer = model.reader.need_tokenizer("generate")
-        batch = tokenizer.tokenize_batch([model.sentence.prepared(text) for text in strings])
+        batch = tokenizer.tokenize_batch(strings)
     return single, strings, batch
 
 

@@ -308,7 +308,7 @@ def word_id(
             f"{call}: {argument} has the token {word!r:.60} and {model.name} has no "
             "tokenizer: give the token's id"
         )
-    [ids] = tokenizer.ids_batch([model.prepared(word)])
+    [ids] = tokenizer.ids_batch([word])
     names = [tokenizer.token(int(token)) for token in ids]
     if len(ids) == 1 and names[0] != tokenizer.unknown:
         return int(ids[0])

@@ -215,7 +215,7 @@ def _one_text(model: Core, text: Any) -> Tokenized:
     text = check_text(text, call="predict", name="text")
     # a decoder predicts the word after the whole text, so the text may not be truncated
     truncator = Truncator(tokenizer, None if model.generates else limit, mask)
-    [tokens] = truncator([reader.sentence.prepared(text)])
+    [tokens] = truncator([text])
     if truncator.cut.gaps and mask not in tokens.tokens:
         raise ValueError(
             f"predict: the gap is beyond the first {limit} tokens, and {model.name} reads only "

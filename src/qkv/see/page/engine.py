@@ -248,8 +248,6 @@ def _reasons(model: Model) -> Iterator[str]:
     for name, array in model.parameters.items():
         if not np.isfinite(array).all() or np.abs(array).max() > np.finfo(np.float16).max:
             yield f"has numbers in {name} that float16 does not hold"
-    if model.prepared("A") != "A":
-        yield "lowercases texts before its tokenizer reads them"
     if model.tokenizer is None:
         yield "has no tokenizer"
     else:

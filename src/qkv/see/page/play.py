@@ -191,7 +191,7 @@ def _start(model: Model, mask: str | None) -> dict[str, Any]:
     """Choose the text that the page shows first, a position in it, and the word to hide first."""
     text = TEXT.format(mask or "head")
     tokens = model.tokenize(text)
-    first = model.prepared(text).find(HIDDEN)
+    first = text.find(HIDDEN)
     hide = [
         position
         for position, (begin, end) in enumerate(tokens.offsets)

@@ -224,7 +224,7 @@ def tokens_of(model: Model, body: TraceBody) -> Tokenized:
             return parsed[1][0]
         if model.tokenizer is None:
             raise ValueError(f"input is text and {model.name} has no tokenizer: give ids")
-        [tokens] = Truncator(model.tokenizer, limit, model.mask)([model.prepared(text)])
+        [tokens] = Truncator(model.tokenizer, limit, model.mask)([text])
         if all(tokens.special):
             raise ValueError("the text is empty: give a text with at least one word")
         return tokens
