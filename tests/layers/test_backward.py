@@ -324,6 +324,17 @@ def test_head(pool: Any, activation: str | None, width: int | None) -> None:
     check(built, lambda run: run(x, CU), {"x": x, **parameters})
 
 
+def test_a_head_that_reads_the_last_token_before_padding_tokens() -> None:
+    head = Head(5, pool="lasttoken", padding=9)
+    parameters = {name: numbers(*shape, seed=7) for name, shape in head.shapes(6)}
+    built, x = head.build(parameters, norm=lambda own, name: None), numbers(8, 6)
+    ids = np.array([4, 9, 9, 9, 3, 9, 2, 9])
+    check(built, lambda run: run(x, CU, ids), {"x": x, **parameters})
+    rows = np.stack([x[0], np.zeros(6), x[6], x[7]])  # a text without tokens gives zeros
+    expected = rows @ parameters["head.out_proj.weight"]
+    np.testing.assert_allclose(built(x, CU, ids), expected, rtol=1e-12)
+
+
 def test_unsupported_training_calls_are_refused() -> None:
     layer = MultiHeadAttention(4, seed=0)
     x = np.ones((1, 3, 4), np.float32)

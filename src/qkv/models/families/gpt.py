@@ -47,7 +47,9 @@ def head(config: Config, *, bias: bool = False, tokens: bool = False) -> Head | 
     if config.head() == "CausalLM":
         return Head(config.size("vocab_size"), tied=config.flag("tie_word_embeddings"), bias=bias)
     if config.head() == "SequenceClassification":
-        return Head(config.labels(), pool="lasttoken")
+        padding = config.values.get("pad_token_id", config.defaults.get("pad_token_id"))
+        config.need(padding is None or is_whole(padding), "pad_token_id", padding, "a whole number")
+        return Head(config.labels(), pool="lasttoken", padding=padding)
     if tokens and config.head() == "TokenClassification":
         return Head(config.labels(), bias=True, classes=True)
     return None

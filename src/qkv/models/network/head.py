@@ -45,6 +45,9 @@ class Head:
             token with this id; if a text does not have the id, the head reads the text's first
             token. If `end` is None, the head reads the token with the largest id; if several tokens
             have this id, the head reads the first of them.
+        padding: for the pooling "lasttoken", the id of the padding token. The head reads the last
+            token with another id; if a text has only padding tokens, the head reads the text's
+            first token. If `padding` is None, the head reads the last token.
         classes: whether each token gets logits for classes instead of words.
         embeds: whether the head pools and gives one vector per text instead of logits.
         projects: whether the head has a last projection.
@@ -64,6 +67,7 @@ class Head:
     bias: bool = False
     pool: Literal["cls", "lasttoken", "mean", "patches", "cls and mean", "end"] | None = None
     end: int | None = None
+    padding: int | None = None
     classes: bool = False
     embeds: bool = False
     projects: bool = True
@@ -120,7 +124,7 @@ class BuiltHead:
     def __call__(self, rows: Array, cu: Array, ids: Array | None = None) -> Array:
         """Return the logits of packed rows (total, D); texts begin at the rows `cu` (B + 1,).
 
-        `ids` (total,) are the token ids; only a head with the pooling "end" needs ids.
+        `ids` (total,) are the token ids, which the pooling "end" and the attribute `padding` need.
         """
         return self._run(rows, cu, ids)[0]
 
@@ -135,9 +139,9 @@ class BuiltHead:
     def _run(self, rows: Array, cu: Array, ids: Array | None = None) -> tuple[Array, Saved]:
         """Run the forward pass; also return the values of each step for `backward`."""
         steps, saved = self.steps, Saved(cu=cu, shape=rows.shape)
-        if steps.pool == "end":
+        if steps.pool == "end" or steps.padding is not None:
             assert ids is not None
-            saved["ends"] = _ends(ids, cu, steps.end)
+            saved["ends"] = _ends(ids, cu, steps)
             rows = _at(rows, saved["ends"])
         elif steps.pool is not None:
             rows = _pooled(rows, cu, steps.pool)
@@ -187,7 +191,7 @@ class BuiltHead:
             grad = activation_grad(saved["activation"], grad, steps.activation)
         if steps.dense:
             grad = project_back(saved["dense"], self.parameters, "head.dense_proj", grad, gradients)
-        if steps.pool == "end":
+        if "ends" in saved:
             grad = _at_back(grad, saved["ends"], saved["shape"])
         elif steps.pool is not None:
             grad = _unpooled(grad, saved["cu"], steps.pool, saved["shape"])
@@ -199,16 +203,25 @@ class BuiltHead:
         return linear(narrowed(rows, weight), weight, bias, wide=True)
 
 
-def _ends(ids: Array, cu: Array, end: int | None) -> Array:
-    """Return the row number of each text's end token, (B,); -1 for a text without tokens.
+def _ends(ids: Array, cu: Array, steps: Head) -> Array:
+    """Return the row number of the token that the head reads in each text, (B,).
 
-    >>> _ends(np.array([3, 9, 5, 9, 4, 4]), np.array([0, 4, 4, 6]), 9).tolist()
+    The row number is -1 for a text without tokens. `Head` describes the pooling "end" and the
+    attribute `padding`.
+
+    >>> ids, cu = np.array([3, 9, 5, 9, 4, 4]), np.array([0, 4, 4, 6])
+    >>> _ends(ids, cu, Head(2, pool="end", end=9)).tolist()
     [1, -1, 4]
+    >>> _ends(ids, cu, Head(2, pool="lasttoken", padding=9)).tolist()
+    [2, -1, 5]
     """
     ends = np.full(len(cu) - 1, -1)
     for text in np.flatnonzero(np.diff(cu)):
         own = ids[cu[text] : cu[text + 1]]
-        ends[text] = cu[text] + np.argmax(own if end is None else own == end)
+        if steps.pool == "lasttoken":
+            ends[text] = cu[text] + np.flatnonzero(own != steps.padding).max(initial=0)
+        else:
+            ends[text] = cu[text] + np.argmax(own if steps.end is None else own == steps.end)
     return ends
 
 

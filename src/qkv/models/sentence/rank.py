@@ -238,8 +238,9 @@ class Ranker:
         options = {}
         if self.tells_texts_apart:
             options["segments"] = np.concatenate([pair.segments for pair in pairs])
-        rows, cu_lengths = self.model.network.packed([pair.ids for pair in pairs], **options)
-        logits = self.head(rows, cu_lengths)
+        ids = [pair.ids for pair in pairs]
+        rows, cu_lengths = self.model.network.packed(ids, **options)
+        logits = self.head(rows, cu_lengths, np.concatenate(ids))
         scores = applied(self.activation, logits, self.call)
         return scores[:, 0] if self.classes == 1 else scores
 

@@ -1,0 +1,64 @@
+"""Tests of the token that a decoder's classification head reads, against transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from models.sizes import SMALL
+from qkv.models.families import FAMILIES
+
+from .models import Pair, double, made
+
+DECODERS = {
+    name: kinds[1]
+    for name, (_, kinds) in SMALL.items()
+    if kinds[0].endswith(("ForCausalLM", "LMHeadModel"))
+}
+
+
+def pair_of(folder: Path, name: str, **changes: Any) -> Pair:
+    """Return a small classifier of a family in both libraries, in float64."""
+    kind = getattr(transformers, DECODERS[name])
+    config = kind.config_class(**{**SMALL[name][0], "num_labels": 3, **changes})
+    return made(folder, kind, config, torch.float64)
+
+
+def logits_of(pair: Pair, ids: list[int]) -> Any:
+    """Return the logits of transformers for one text without padding."""
+    with torch.inference_mode(), double(True):
+        return pair.theirs(torch.tensor([ids])).logits
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_head_reads_the_last_token_that_is_not_the_padding_token(
+    tmp_path: Path, name: str
+) -> None:
+    pair = pair_of(tmp_path, name, pad_token_id=5)
+    texts = [[3, 4, 5, 6, 5, 5], [7, 5], [3, 4, 6], [5, 5, 5], [5]]
+    for ids in texts:
+        pair.near(pair.ours([ids]).logits, logits_of(pair, ids), str(ids))
+    longest = max(map(len, texts))
+    padded = np.array([ids + [5] * (longest - len(ids)) for ids in texts])
+    mask = np.array([[1] * len(ids) + [0] * (longest - len(ids)) for ids in texts])
+    with torch.inference_mode(), double(True):
+        theirs = pair.theirs(torch.tensor(padded), attention_mask=torch.tensor(mask)).logits
+    pair.near(pair.ours(padded, mask).logits, theirs, "a padded batch")
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_head_reads_the_last_token_without_a_padding_token(tmp_path: Path, name: str) -> None:
+    pair = pair_of(tmp_path, name, pad_token_id=None)
+    for ids in ([3, 4, 0, 1], [0, 0]):
+        pair.near(pair.ours([ids]).logits, logits_of(pair, ids), str(ids))
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_family_has_the_default_padding_token_of_transformers(name: str) -> None:
+    default = transformers.CONFIG_MAPPING[name]().pad_token_id
+    assert FAMILIES[name].defaults.get("pad_token_id") == default
