@@ -196,6 +196,21 @@ def test_a_completion_ends_at_a_stop_string_or_end_token(tmp_path: Path, stream:
             assert answers[-1]["usage"]["completion_tokens"] == count
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_rules_of_generation_config_apply(tmp_path: Path, stream: bool) -> None:
+    rules = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "suppress_tokens": [5, 6]}
+    model = gpt2(tmp_path / "ruled", seed=2, generation=rules)
+    expected = str(model.generate("the the the", max_new_tokens=15))
+    plain = gpt2(tmp_path / "plain", seed=2)
+    assert expected != plain.generate("the the the", max_new_tokens=15)
+    asked = {"prompt": "the the the", "temperature": 0, "max_tokens": 15, "stream": stream}
+    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
+        response = post(client, **asked)
+        answers = events(response) if stream else [response.json()]
+    choices = [choice for answer in answers for choice in answer["choices"]]
+    assert "".join(choice["text"] for choice in choices) == expected
+
+
 def events(response: httpx.Response) -> list[Any]:
     """Return the data of a stream's events, without the last event."""
     assert response.headers["content-type"].startswith("text/event-stream")

@@ -12,6 +12,7 @@ from qkv.arrays import Array, ArrayLike, as_array, is_float, whole_number
 from qkv.edits import Edits
 from qkv.files import StrPath
 from qkv.layers import Block
+from qkv.models.files.generation_config import Penalties
 from qkv.models.files.modules_json import Routing
 from qkv.models.files.names import Weights
 from qkv.models.files.read import GENERATION, ModelError, is_whole
@@ -151,6 +152,8 @@ class Core:
             fills_gaps=not self.generates,
         )
         self._eos_ids = end_ids(config, self._generation, name)
+        rules = self._generation if self.generates else {}
+        self._penalties = Penalties.read(rules, f"{GENERATION} of {name}", self._eos_ids)
         if tokenizer is not None:
             check_tokenizer(tokenizer, self.reader.rows, self.max_seq_length, name)
 

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import qkv
+from models.decoders import gpt2
 from models.small_models import CONFIGS, write_small
 from models.support import Folder, mask_bert
 from qkv.models import Model
@@ -221,3 +223,12 @@ def test_large_pages_draw_a_warning_and_huge_pages_are_refused(
     monkeypatch.setattr(engine, "MOST", letters // 3)
     with pytest.raises(ValueError, match=expected):
         engine.need_engine(small)
+
+
+def test_the_page_names_the_rules_that_it_ignores(tmp_path: Path) -> None:
+    model = gpt2(tmp_path, seed=2, generation={"repetition_penalty": 1.3, "min_length": 4})
+    with pytest.warns(UserWarning, match="^play: the page ignores repetition_penalty, min_length "):
+        engine_payload(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine_payload(qkv.load("books-decoder"))

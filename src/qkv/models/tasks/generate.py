@@ -11,6 +11,7 @@ import numpy as np
 from qkv.arrays import Array, is_whole_number, shown, whole_number
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.models.core import Core
+from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
 from qkv.models.other_libraries import GENERATING, advising
 from qkv.models.run.batches import Layout
@@ -28,6 +29,7 @@ DECODER = (
     "a decoder with an LM head (its config.json names an architecture such as LlamaForCausalLM)"
 )
 AT_ONCE = 32  # The maximum number of prompt tokens whose logits are in memory at once.
+NONE_LEFT = "the rules of its generation_config.json suppress every token: remove one of them"
 DEFAULT_NEW = 64  # The default number of new tokens.
 
 
@@ -107,7 +109,9 @@ def generate(
     config.json), before a stop string, or after `max_new_tokens`. If the temperature is above 0,
     tokens are sampled as in transformers. First, the logits are divided by the temperature. Second,
     only the tokens with the `top_k` largest logits are kept. Third, only the most likely of these
-    tokens are kept: as few as possible with a total probability of `top_p` or more.
+    tokens are kept: as few as possible with a total probability of `top_p` or more. The penalties,
+    suppressed and forced tokens and minimum lengths of generation_config.json apply first, as in
+    transformers; arguments replace its do_sample, temperature, top_k, top_p and maximum lengths.
 
     Args:
         prompt: one text or several; or token ids, (T,) integers for one text, and (B, T) or a list
@@ -343,6 +347,14 @@ class Row:
             self.finish_reason = "stop"
         return piece
 
+    def penalised(self, model: Core, logits: Array) -> Array:
+        """Apply the rules of generation_config.json to the logits (V,) of the next token."""
+        if not model._penalties.rules:
+            return logits
+        network, before = model.network, self.prompt_tokens.ids.tolist()
+        before = [network.first] if isinstance(network, EncoderDecoder) else before
+        return model._penalties(logits, [*before, *self.ids], len(before), self.max_new_tokens)
+
     def added(self, tokenizer: Tokenizer | None, begin: int = 0) -> Tokenized:
         """Return the new tokens, with offsets in a text whose new part begins at `begin`."""
         end = begin + len(self.stream.text)
@@ -428,7 +440,9 @@ def steps(
                 continue
             count = len(row.prompt_tokens) + len(row.ids)
             _check_finite(logits[number], count, edited.why)
-            token = sampling(logits[number], row.rng)
+            scores = row.penalised(model, logits[number])
+            _check_finite(scores, count, NONE_LEFT)
+            token = sampling(scores, row.rng)
             if top is not None:
                 row.measured.append(measured(logits[number], token, top))
             if piece := row.add(token, eos_ids):

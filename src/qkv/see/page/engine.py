@@ -72,7 +72,8 @@ def need_engine(model: Model, call: str = "play") -> None:
 def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
     """Pack a model for a page that runs it.
 
-    If the page will be large, issue a warning whose message begins with `call`.
+    If the page will be large or ignores rules of generation_config.json, issue a warning whose
+    message begins with `call`.
 
     Raises:
         ValueError: the model is neither a decoder nor an encoder with a language-model head; the
@@ -102,6 +103,13 @@ def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
     described = _sized(model, size, call)
     if size > LARGE:
         warnings.warn(f"{described}, which takes long to open", UserWarning, stacklevel=callers())
+    if model._penalties.rules:
+        warnings.warn(
+            f"{call}: the page ignores {', '.join(model._penalties.rules)} of {model.name}'s "
+            "generation_config.json, so the page may write other texts than model.generate",
+            UserWarning,
+            stacklevel=callers(),
+        )
     return {
         "name": model.name,
         "exact": all(

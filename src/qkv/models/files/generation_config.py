@@ -1,0 +1,143 @@
+"""Read generation_config.json: the rules that change logits before a token is chosen."""
+
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.models.files.config import Config
+from qkv.models.files.read import is_whole, plain
+
+# Keys that change no text, or that arguments of `generate` replace.
+HARMLESS = frozenset({
+    *("_commit_hash", "_from_model_config", "assistant_confidence_threshold", "bos_token_id"),
+    *("assistant_early_exit", "assistant_ensemble_weight", "assistant_lookbehind", "cache_config"),
+    *("cache_implementation", "compile_config", "continuous_batching_config", "disable_compile"),
+    *("decoder_start_token_id", "do_sample", "early_stopping", "eos_token_id", "is_assistant"),
+    *("length_penalty", "low_memory", "max_cache_len", "max_length", "max_matching_ngram_size"),
+    *("max_new_tokens", "num_assistant_tokens", "num_assistant_tokens_schedule", "output_scores"),
+    *("output_attentions", "output_hidden_states", "output_logits", "pad_token_id", "use_cache"),
+    *("prefill_chunk_size", "prompt_lookup_num_tokens", "renormalize_logits", "speculation_type"),
+    *("return_dict_in_generate", "target_lookbehind", "temperature", "top_k", "top_p", "use_mtp"),
+    *("transformers_version",),
+})  # fmt: skip
+# Keys that qkv does not apply, with the values that change nothing.
+NEUTRAL: Mapping[str, Collection[Any]] = {
+    "diversity_penalty": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "guidance_scale": (1,),
+    "num_beam_groups": (1,),
+    "num_beams": (1,),
+    "num_return_sequences": (1,),
+    "penalty_alpha": (0,),
+    "remove_invalid_values": (False,),
+    "token_healing": (False,),
+    "typical_p": (1,),
+}
+
+
+_NOTHING = {"repetition_penalty": 1.0}  # The default of any other key changes nothing: 0 or ().
+
+
+@dataclass(frozen=True)
+class Penalties:
+    """The rules of generation_config.json that change logits, applied as in transformers.
+
+    Attributes:
+        rules: the value of each key that changes logits.
+        ends: the tokens that end a text.
+    """
+
+    rules: Mapping[str, Any]
+    ends: frozenset[int]
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any], source: str, ends: frozenset[int]) -> Self:
+        """Read the rules, and warn about keys that qkv does not apply.
+
+        Raises:
+            ModelError: a value is invalid.
+        """
+        given = {key: value for key, value in values.items() if value is not None}
+        config = Config(given, source)
+        rules: dict[str, Any] = {"repetition_penalty": config.positive("repetition_penalty", 1.0)}
+        for key in ("no_repeat_ngram_size", "min_length", "min_new_tokens"):
+            rules[key] = config.whole(key, 0)
+        for key in ("forced_bos_token_id", "forced_eos_token_id"):
+            value = config.value(key, [])
+            rules[key] = _tokens(config, key, [value] if is_whole(value) else value)
+        for key in ("suppress_tokens", "begin_suppress_tokens"):
+            rules[key] = _tokens(config, key, config.value(key, []))
+        words = config.value("bad_words_ids", [])
+        config.need(isinstance(words, list), "bad_words_ids", words, "a list of lists of token ids")
+        words = [_tokens(config, "bad_words_ids", word) for word in words]
+        rules["bad_words_ids"] = [w for w in words if w and not (len(w) == 1 and w[0] in ends)]
+        left_out = [
+            key
+            for key, value in given.items()
+            if key not in HARMLESS | config.used and value not in NEUTRAL.get(key, ())
+        ]
+        if left_out:
+            warnings.warn(
+                f"{source}: qkv does not apply {plain(', '.join(left_out), 300)}: generated texts "
+                "may differ from those of transformers",
+                UserWarning,
+                stacklevel=2,
+            )
+        return cls({key: x for key, x in rules.items() if x and x != _NOTHING.get(key)}, ends)
+
+    def __call__(self, logits: Array, ids: Sequence[int], prompt: int, most: int) -> Array:
+        """Return the changed logits (V,) of the next token.
+
+        Args:
+            logits: (V,), the logits of the model.
+            ids: the tokens of the text, with its prompt.
+            prompt: the number of tokens in the prompt.
+            most: the maximum number of new tokens.
+        """
+        rule, logits, row = self.rules.get, logits.copy(), np.array(ids, np.int64)
+        seen = np.unique(row[row < len(logits)])
+        by = rule("repetition_penalty", 1.0)
+        logits[seen] = np.where(logits[seen] < 0, logits[seen] * by, logits[seen] / by)
+        banned = [word[-1] for word in rule("bad_words_ids", ()) if _ends_with(ids, word[:-1])]
+        size, new = rule("no_repeat_ngram_size", 0), len(ids) - prompt
+        if 0 < size <= len(ids):
+            grams = np.lib.stride_tricks.sliding_window_view(row, size)  # (n, size)
+            same = (grams[:, :-1] == row[len(row) + 1 - size :]).all(axis=1)
+            banned += grams[same, -1].tolist()
+        least = rule("min_new_tokens", 0)
+        if new < least or (not least and len(ids) < rule("min_length", 0)):
+            banned += self.ends
+        forced = rule("forced_bos_token_id", ()) if len(ids) == 1 else ()
+        forced = (rule("forced_eos_token_id") if new == most - 1 else None) or forced
+        if forced:
+            logits[:], banned = -np.inf, []
+            logits[_inside(forced, logits)] = 0
+        banned += rule("suppress_tokens", ())
+        late = bool(rule("forced_bos_token_id")) and prompt == 1
+        banned += rule("begin_suppress_tokens", ()) if new == late else ()
+        logits[_inside(banned, logits)] = -np.inf
+        return logits
+
+
+def _ends_with(ids: Sequence[int], end: Sequence[int]) -> bool:
+    """Return whether a text ends with certain tokens; every text ends with no tokens."""
+    return list(ids[len(ids) - len(end) :]) == list(end)
+
+
+def _inside(tokens: Sequence[int], logits: Array) -> list[int]:
+    """Return the tokens that have a logit."""
+    return [token for token in tokens if 0 <= token < len(logits)]
+
+
+def _tokens(config: Config, key: str, value: Any) -> list[int]:
+    """Return a list of token ids; any other value is an error."""
+    fine = isinstance(value, list) and all(map(is_whole, value))
+    config.need(fine, key, value, "a list of token ids")
+    return list(value)
