@@ -1,7 +1,7 @@
 """Read generation_config.json: the rules that change logits before a token is chosen."""
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -9,39 +9,19 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.models.files.config import Config
-from qkv.models.files.read import is_whole, plain
+from qkv.models.files.read import is_whole
 
-# Keys that change no text, or that arguments of `generate` replace.
-HARMLESS = frozenset({
-    *("_commit_hash", "_from_model_config", "assistant_confidence_threshold", "bos_token_id"),
-    *("assistant_early_exit", "assistant_ensemble_weight", "assistant_lookbehind", "cache_config"),
-    *("cache_implementation", "compile_config", "continuous_batching_config", "disable_compile"),
-    *("decoder_start_token_id", "do_sample", "early_stopping", "eos_token_id", "is_assistant"),
-    *("length_penalty", "low_memory", "max_cache_len", "max_length", "max_matching_ngram_size"),
-    *("max_new_tokens", "num_assistant_tokens", "num_assistant_tokens_schedule", "output_scores"),
-    *("output_attentions", "output_hidden_states", "output_logits", "pad_token_id", "use_cache"),
-    *("prefill_chunk_size", "prompt_lookup_num_tokens", "renormalize_logits", "speculation_type"),
-    *("return_dict_in_generate", "target_lookbehind", "temperature", "top_k", "top_p", "use_mtp"),
-    *("transformers_version",),
-})  # fmt: skip
-# Keys that qkv does not apply, with the values that change nothing.
-NEUTRAL: Mapping[str, Collection[Any]] = {
-    "diversity_penalty": (0,),
-    "encoder_no_repeat_ngram_size": (0,),
-    "encoder_repetition_penalty": (1,),
-    "epsilon_cutoff": (0,),
-    "eta_cutoff": (0,),
-    "guidance_scale": (1,),
-    "num_beam_groups": (1,),
-    "num_beams": (1,),
-    "num_return_sequences": (1,),
-    "penalty_alpha": (0,),
-    "remove_invalid_values": (False,),
-    "token_healing": (False,),
-    "typical_p": (1,),
+# Keys that change texts in transformers and that qkv does not apply, with the values that change
+# nothing. Arguments of `generate` replace do_sample, temperature, top_k, top_p and max_new_tokens.
+_ONE = ("encoder_repetition_penalty", "guidance_scale", "num_beam_groups", "num_beams", "typical_p")
+_ZERO = ("diversity_penalty", "encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff")
+_NONE = ("constraints", "dola_layers", "exponential_decay_length_penalty", "force_words_ids")
+_RARE = ("max_time", "min_p", "sequence_bias", "stop_strings", "top_h", "watermarking_config")
+LEFT_OUT: Mapping[str, Any] = {
+    **dict.fromkeys((*_ONE, "num_return_sequences"), 1),
+    **dict.fromkeys((*_ZERO, "penalty_alpha", "remove_invalid_values", "token_healing"), 0),
+    **dict.fromkeys(_NONE + _RARE),
 }
-
-
 _NOTHING = {"repetition_penalty": 1.0}  # The default of any other key changes nothing: 0 or ().
 
 
@@ -78,14 +58,10 @@ class Penalties:
         config.need(isinstance(words, list), "bad_words_ids", words, "a list of lists of token ids")
         words = [_tokens(config, "bad_words_ids", word) for word in words]
         rules["bad_words_ids"] = [w for w in words if w and not (len(w) == 1 and w[0] in ends)]
-        left_out = [
-            key
-            for key, value in given.items()
-            if key not in HARMLESS | config.used and value not in NEUTRAL.get(key, ())
-        ]
+        left_out = [key for key, value in given.items() if value != LEFT_OUT.get(key, value)]
         if left_out:
             warnings.warn(
-                f"{source}: qkv does not apply {plain(', '.join(left_out), 300)}: generated texts "
+                f"{source}: qkv does not apply {', '.join(left_out)}: generated texts "
                 "may differ from those of transformers",
                 UserWarning,
                 stacklevel=2,
@@ -105,7 +81,8 @@ class Penalties:
         seen = np.unique(row[row < len(logits)])
         by = rule("repetition_penalty", 1.0)
         logits[seen] = np.where(logits[seen] < 0, logits[seen] * by, logits[seen] / by)
-        banned = [word[-1] for word in rule("bad_words_ids", ()) if _ends_with(ids, word[:-1])]
+        words = rule("bad_words_ids", ())  # A word's last token is banned after its other tokens.
+        banned = [word[-1] for word in words if [*ids][len(ids) + 1 - len(word) :] == word[:-1]]
         size, new = rule("no_repeat_ngram_size", 0), len(ids) - prompt
         if 0 < size <= len(ids):
             grams = np.lib.stride_tricks.sliding_window_view(row, size)  # (n, size)
@@ -124,11 +101,6 @@ class Penalties:
         banned += rule("begin_suppress_tokens", ()) if new == late else ()
         logits[_inside(banned, logits)] = -np.inf
         return logits
-
-
-def _ends_with(ids: Sequence[int], end: Sequence[int]) -> bool:
-    """Return whether a text ends with certain tokens; every text ends with no tokens."""
-    return list(ids[len(ids) - len(end) :]) == list(end)
 
 
 def _inside(tokens: Sequence[int], logits: Array) -> list[int]:
