@@ -17,6 +17,7 @@ from models.support import mask_bert
 from qkv.models.files.find import shipped
 from qkv.see import PlayView, play
 from qkv.see.page.html import POLICY
+from qkv.see.page.play import OPENING
 
 from ..page.reading import Page
 
@@ -143,6 +144,32 @@ def test_a_cut_text_draws_one_warning(small: qkv.Model) -> None:
         view = play("the [MASK] " + "cat " * 30, model=small)
     assert len(told) == 1
     assert len(view.trace.tokens) == 16
+
+
+@pytest.mark.parametrize(
+    ("text", "decoder_text"),
+    [
+        ("The oak is a small tree.", "The oak is a small tree."),
+        ("Is it a small tree ?", "Is it a small tree ?"),  # a question mark at the end is no gap
+        ("The oak is a small _.", OPENING),
+        ("The oak is a small [MASK].", OPENING),
+        (None, OPENING),
+    ],
+)
+def test_the_decoder_opens_on_the_given_text_unless_the_text_has_a_gap(
+    text: str | None, decoder_text: str
+) -> None:
+    view = play(text)
+    assert view.text == (text or "She drank a glass of [MASK].")
+    assert view.other is not None
+    assert view.other.text == decoder_text
+
+
+def test_only_a_page_without_a_chosen_model_has_a_decoder(
+    small: qkv.Model, model: qkv.Model
+) -> None:
+    assert play(SMALL, model=small).other is None
+    assert play(OPPOSITE, model=model).other is None
 
 
 def test_play_without_text_opens_on_a_sentence_with_a_mask_token(model: qkv.Model) -> None:
