@@ -149,7 +149,7 @@ class Core:
             self.reader,
             limit=min(limits, default=None),
             rows=len(self.network.embedding.table),
-            fills_gaps=not self.generates,
+            fills_gaps=self.network.predicts and not self.generates,
         )
         self._eos_ids = end_ids(config, self._generation, name)
         rules = self._generation if self.generates else {}
@@ -406,7 +406,7 @@ class Core:
 
     @property
     def mask(self) -> str | None:
-        """The token that replaces gaps in texts; None for decoders and models without a mask token.
+        """The token that replaces gaps in texts; None if the model does not predict masked words.
 
         A gap is "[MASK]", "[mask]", or one or more "_" without a letter or digit on either side. A
         "?" after a space is also a gap if more text follows. In texts for `encode` and `rank`, gaps

@@ -3,11 +3,14 @@
 A gap beyond the token limit is reported, and so is a word that the model does not know.
 """
 
+import json
 import warnings
 
 import pytest
+from click.testing import CliRunner
 
 import qkv
+from qkv.cli import main
 from text.odd_gaps import ODD
 
 
@@ -46,6 +49,24 @@ def test_decoders_and_encode_do_not_replace_gaps(books: qkv.Model) -> None:
     assert "[MASK]" not in decoder.tokenize("bank: a ? _.").tokens
     one, other = books.encode(["A small _.", "A small [MASK]."])
     assert abs(one - other).max() > 1e-3  # as in sentence-transformers, `encode` replaces no gap
+
+
+def test_a_model_without_a_masked_word_head_reads_gaps_as_they_are() -> None:
+    minilm, text = qkv.load("minilm"), "a small ?. a ___ [mask] [MASK]"
+    assert minilm.mask is None
+    # BERT's tokenizer splits punctuation into single characters, and knows [MASK] as a token
+    read = ["[CLS]", *"a small ? . a _ _ _ [ mask ]".split(), "[MASK]", "[SEP]"]
+    compared = qkv.compare(text, "a small ?", model=minilm, word="small")
+    for seen in (
+        minilm.tokenize(text),
+        minilm.trace(text, names=["embed"]),
+        minilm.trace(["a", text], names=["embed"])[1],
+        qkv.show(text, model=minilm).trace,
+        compared.sides[0].trace,
+    ):
+        assert seen.tokens == read
+    shown = CliRunner().invoke(main, ["show", text, "--model", "minilm", "--json"])
+    assert json.loads(shown.output)["tokens"] == read
 
 
 def test_a_gap_beyond_the_token_limit_is_reported(books: qkv.Model) -> None:

@@ -257,7 +257,8 @@ class TextReader:
         sentence: the settings for texts, read from the model's files.
         limit: the maximum number of tokens in a text, including special tokens; None for no limit.
         rows: the number of rows in the token table.
-        fills_gaps: whether the mask token replaces each "[MASK]" or "___" in a text.
+        fills_gaps: whether the mask token replaces each "[MASK]" or "___" in a text; True if the
+            model predicts masked words.
         has_images: whether the model also reads images; if so, errors say how to give images.
     """
 

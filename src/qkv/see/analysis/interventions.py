@@ -61,11 +61,10 @@ class Removal:
 
 def gap_of(model: Model | None, trace: Trace) -> int | None:
     """Return the position of the first mask token; None if no word can be guessed there."""
-    mask = None if model is None or model.tokenizer is None else model.tokenizer.mask
-    if model is None or mask not in trace.tokens or trace.changed or not trace.ids:
+    mask = None if model is None else model.mask
+    if mask not in trace.tokens or trace.changed or not trace.ids:
         return None
-    fills = model.continues and not model.generates and model.network.predicts
-    return trace.tokens.index(mask) if fills and len(trace.tokens) <= MOST_TOKENS else None
+    return trace.tokens.index(mask) if len(trace.tokens) <= MOST_TOKENS else None
 
 
 def removed_in_turn(model: Model) -> list[int]:

@@ -82,7 +82,7 @@ def known_of(model: Model) -> dict[str, Any]:
     stories = _kept(folder, FILE).get("stories", [])
     return {
         "next": model.generates,
-        "guesses": model.mask is not None and model.network.predicts and model.continues,
+        "guesses": model.mask is not None,
         "mask": model.mask,
         "stories": [_story(model, story) for story in stories],
         "roles": _kept(folder, ROLES),
