@@ -208,3 +208,20 @@ def test_a_gpt2_folder_is_one_file_that_works_offline(visit: Visit, tmp_path: Pa
     assert shown.replace("…", "").startswith(f"a b{text}")
     assert "Ġ" not in shown
     assert "Ã" not in shown
+
+
+def test_a_character_that_the_prompt_begins_is_in_the_new_text(
+    visit: Visit, tmp_path: Path
+) -> None:
+    text = "☃é the"
+    model = decoders.writer(tmp_path / "gpt2", "a b", text)
+    ids = decoders.ids_of(f"a b{text}")
+    page = ready(visit(in_lab(qkv.play("a bcd", model=str(tmp_path / "gpt2"))._document())))
+    for count, begin in ((3, 0), (4, 0), (5, 0), (6, 1), (7, 1), (8, 2)):  # bytes of the prompt
+        names = [decoders.TOKENIZER.id_to_token(token) for token in ids[:count]]
+        swaps = [{"op": "swap", "token": n, "with": name} for n, name in enumerate(names)]
+        made = page.evaluate(
+            "([text, edits]) => qkv.generate(text, {}, edits)", ["x" * count, swaps]
+        )
+        assert made["ids"][:-1] == ids[count:]
+        assert made["text"] == text[begin:] == model.generate(ids[:count])

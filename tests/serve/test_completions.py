@@ -272,6 +272,31 @@ def test_log_probabilities_are_the_models_own(
                 assert name in text[at:]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_a_character_that_the_prompt_begins_is_in_the_completion(
+    tmp_path: Path, logprobs: int | None, stream: bool
+) -> None:
+    text = "a\u4e16\U0001f389b"  # the bytes of the characters are at 0, 1 to 3, 4 to 7 and 8
+    model, whole = writer(tmp_path, "Say: ", text), ids_of("Say: " + text)
+    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
+        for count, begin in ((1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (7, 2), (8, 3)):
+            for echo in (False, True):
+                asked = {"prompt": whole[: 5 + count], "temperature": 0, "logprobs": logprobs}
+                response = post(client, **asked, stream=stream, echo=echo)
+                answers = events(response) if stream else [response.json()]
+                choices = [choice for answer in answers for choice in answer["choices"]]
+                found = "".join(choice["text"] for choice in choices)
+                assert found == "Say: " * echo + text[0 if echo else begin :]
+                if logprobs:
+                    offsets = [at for choice in choices for at in choice["logprobs"]["text_offset"]]
+                    new = [number for number, mark in enumerate(text) for _ in mark.encode()][
+                        count:
+                    ]
+                    begins = 5 if echo else -begin
+                    assert offsets[-1 - len(new) : -1] == [begins + number for number in new]
+
+
 def test_names_of_tokens_add_up_to_the_text(tmp_path: Path) -> None:
     text = "the cat, na\u00efve the"
     model = writer(tmp_path, "Say: ", text)

@@ -55,7 +55,7 @@ def test_a_model_without_a_masked_word_head_reads_gaps_as_they_are() -> None:
     minilm, text = qkv.load("minilm"), "a small ?. a ___ [mask] [MASK]"
     assert minilm.mask is None
     # BERT's tokenizer splits punctuation into single characters, and knows [MASK] as a token
-    read = ["[CLS]", *"a small ? . a _ _ _ [ mask ]".split(), "[MASK]", "[SEP]"]
+    read = "[CLS] a small ? . a _ _ _ [ mask ] [MASK] [SEP]"
     compared = qkv.compare(text, "a small ?", model=minilm, word="small")
     for seen in (
         minilm.tokenize(text),
@@ -64,9 +64,9 @@ def test_a_model_without_a_masked_word_head_reads_gaps_as_they_are() -> None:
         qkv.show(text, model=minilm).trace,
         compared.sides[0].trace,
     ):
-        assert seen.tokens == read
+        assert " ".join(seen.tokens) == read
     shown = CliRunner().invoke(main, ["show", text, "--model", "minilm", "--json"])
-    assert json.loads(shown.output)["tokens"] == read
+    assert " ".join(json.loads(shown.output)["tokens"]) == read
 
 
 def test_a_gap_beyond_the_token_limit_is_reported(books: qkv.Model) -> None:

@@ -81,6 +81,29 @@ def test_an_incomplete_final_character_becomes_the_replacement_character(tmp_pat
     assert list(model.generate(HELLO, max_new_tokens=4, stream=True)) == ["ab\ufffd"]
 
 
+CUT = "a\u4e16\u00e9\U0001f389b"  # characters of 1, 3, 2, 4 and 1 bytes
+
+
+@pytest.mark.parametrize("count", range(1, len(CUT.encode())))
+def test_a_character_that_the_prompt_begins_is_in_the_new_text(tmp_path: Path, count: int) -> None:
+    whole = CUT.encode()  # one byte is one token
+    model, ids = writer(tmp_path, HELLO, CUT), ids_of(HELLO + CUT)[: len(HELLO) + count]
+    prompt = HELLO + whole[:count].decode(errors="ignore")
+    result = model.generate([ids])[0]
+    assert (result.prompt, result) == (prompt, (HELLO + CUT).removeprefix(prompt))
+    assert "".join(piece for _, piece in model.generate([ids], stream=True)) == result
+    traced = model.generate([ids], trace=True)[0].trace
+    assert traced.text == HELLO + CUT
+
+
+def test_an_incomplete_character_that_nothing_completes_stays_in_the_prompt(tmp_path: Path) -> None:
+    ids = [*ids_of(HELLO), *ids_of("\u4e16")[:2]]
+    model = gpt2(tmp_path, script=[ids_of("b")[0]] * len(ids) + [EOS] * (POSITIONS - len(ids)))
+    result = model.generate(ids, max_new_tokens=1)
+    assert (result.prompt, result) == (f"{HELLO}\ufffd", "b")
+    assert list(model.generate(ids, max_new_tokens=1, stream=True)) == ["b"]
+
+
 def test_ids_without_a_token_add_no_text(tmp_path: Path) -> None:
     script = [ids_of("a")[0], VOCABULARY - 1, ids_of("b")[0]] + [EOS] * (POSITIONS - 3)
     result = gpt2(tmp_path, script=script).generate("x")

@@ -18,7 +18,7 @@ from qkv.models.run.batches import Layout
 from qkv.models.run.edited_run import CANNOT, EditedRun
 from qkv.models.run.truncation import MOST
 from qkv.models.tasks.sampling import Measured, Sampling, measured
-from qkv.models.tasks.spelling import TextStream, check_stop, spelled
+from qkv.models.tasks.spelling import BROKEN, TextStream, check_stop, spelled
 from qkv.models.tasks.trace import after_start, as_trace, traced_pair
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Seq2SeqTrace, Trace
@@ -305,7 +305,7 @@ class Row:
     """A prompt and its new tokens.
 
     Attributes:
-        prompt: the text of the prompt.
+        given: the text of the prompt.
         prompt_tokens: the tokens of the prompt.
         max_new_tokens: the maximum number of new tokens.
         stream: converts new tokens to text.
@@ -316,7 +316,7 @@ class Row:
         finish_reason: as in `Generated`, after the text has ended.
     """
 
-    prompt: str
+    given: str
     prompt_tokens: Tokenized
     max_new_tokens: int
     stream: TextStream
@@ -329,6 +329,18 @@ class Row:
     def __post_init__(self) -> None:
         if not self.max_new_tokens:
             self.finish_reason = "length"
+
+    @property
+    def prompt(self) -> str:
+        """The text of the prompt, without an incomplete character that new tokens complete."""
+        completed = self.stream.spelling.prompt
+        return self.given if completed is None else completed
+
+    @property
+    def may_complete_prompt(self) -> bool:
+        """Whether the next tokens may complete the last character of the prompt."""
+        is_open = self.given.endswith(BROKEN) and not self.stream.spelling.spans
+        return is_open and self.finish_reason is None
 
     @property
     def is_measured(self) -> bool:

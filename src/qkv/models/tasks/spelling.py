@@ -7,8 +7,9 @@ from typing import Any
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_text
 
-CONTEXT = 8  # New tokens are decoded together with at most this many preceding tokens.
-_BROKEN = "\ufffd"  # `decode` returns this for an incomplete character.
+CONTEXT = 8  # The name of a token is decoded together with at most this many preceding tokens.
+BROKEN = "\ufffd"  # `decode` returns this for an incomplete character.
+_BYTES = 4  # the maximum number of bytes of a character in UTF-8
 
 # Letters of scripts without spaces between words, such as Thai, Burmese, Khmer and Chinese.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -16,28 +17,34 @@ _LAST_WORD = re.compile(rf"\s*[^\s{_UNSPACED}]*\Z")
 
 
 class Spelling:
-    """Converts tokens to text as soon as a character is complete.
+    r"""Converts tokens to text as soon as a character is complete.
 
     Args:
         decode: a function that returns the text of ids.
-        before: the tokens that precede the text.
+        before: the tokens that precede the text. If they end inside a character, the text begins
+            with this character.
 
     Attributes:
         spans: for each decoded token, where its characters begin and end in the text. If
             several tokens form one character, they have the same span.
+        prompt: the text of `before`, if `before` ends inside a character that the new tokens
+            complete; this character is not in `prompt`. Otherwise None.
 
     >>> spelling = Spelling(lambda ids: bytes(ids).decode(errors="replace"))
     >>> [spelling.add(byte) for byte in "né".encode()], spelling.spans
     (['n', '', 'é'], [(0, 1), (1, 2), (1, 2)])
+    >>> Spelling(lambda ids: bytes(ids).decode(errors="replace"), b"n\xc3").add(0xA9)
+    'é'
     """
 
     def __init__(self, decode: Callable[[list[int]], str], before: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._ids = [int(token) for token in before[-CONTEXT:]]
+        self._ids = [int(token) for token in before]
         # The ids from `_done` on are not yet converted to text. The next call decodes all ids from
         # `_first` on, because the text of an id can depend on the ids before it.
         self._first, self._done = 0, len(self._ids)
         self.spans: list[tuple[int, int]] = []
+        self.prompt: str | None = None
 
     def add(self, token: int) -> str:
         """Add a token, and return the text that this token completes."""
@@ -52,20 +59,38 @@ class Spelling:
         """Decode the ids that are not yet text; return "" if a character is incomplete."""
         before = self._decode(self._ids[self._first : self._done])
         whole = self._decode(self._ids[self._first :])
-        new = whole[len(before) :]
-        if not final and (not new or new.endswith(_BROKEN)):
+        is_completed = before.endswith(BROKEN) and not whole.startswith(before)
+        known = self._complete(whole) if is_completed else len(before)
+        new = whole[known:]
+        if not final and (not new or new.endswith(BROKEN)):
             return ""
         begin = self.spans[-1][1] if self.spans else 0
         self.spans += [(begin, begin + len(new))] * (len(self._ids) - self._done)
-        self._first, self._done = self._done, len(self._ids)
+        if is_completed:  # these tokens complete a character that began in the prompt
+            self.prompt = whole[:known]
+        else:
+            self._first = self._done
+        self._done = len(self._ids)
         return new
+
+    def _complete(self, whole: str) -> int:
+        """Return how many characters of `whole` the prompt's tokens spell completely."""
+        cuts = range(max(0, self._done - _BYTES), self._done + 1)
+        return max(_shared(whole, self._decode(self._ids[:cut])) for cut in cuts)
 
     def named(self, token: int) -> str:
         """Return the text of a possible next token; "" for special tokens or partial characters."""
         before = self._ids[-CONTEXT:]
         known, whole = self._decode(before), self._decode([*before, token])
         new = whole[len(known) :]
-        return "" if new.endswith(_BROKEN) or not whole.startswith(known) else new
+        return "" if new.endswith(BROKEN) or not whole.startswith(known) else new
+
+
+def _shared(a: str, b: str) -> int:
+    """Return the number of characters with which both texts begin."""
+    return next(
+        (at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(min(a, b, key=len))
+    )
 
 
 class TextStream:

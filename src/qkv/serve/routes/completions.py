@@ -332,7 +332,7 @@ class _Writer:
         row, with_logs = self.row, self.body.logprobs is not None
         text, logs = self.held + text, _empty()
         if self.echoing:
-            if with_logs and not row.is_measured:
+            if (with_logs and not row.is_measured) or row.may_complete_prompt:
                 self.held = text
                 return None
             self.echoing = False
@@ -361,7 +361,7 @@ class _Writer:
             text += names.add(token)
         text += names.finish()
         starts = [start for start, _ in names.spans]
-        if text != row.prompt:  # for example, if the tokenizer converts the prompt to lower case
+        if text != row.given:  # for example, if the tokenizer converts the prompt to lower case
             starts = np.maximum.accumulate(
                 [start for start, _ in row.prompt_tokens.offsets]
             ).tolist()

@@ -2,6 +2,7 @@
 // A request is for a run, for the continuation of a text, or for a sweep that removes each head separately.
 // The worker splits its work into steps. Between two steps it reads new requests, so that the newest run always goes first.
 
+import { range } from "../base/arrays.js";
 import { forward, handedOn, logitsAt } from "./engine.js";
 import { Cache, written } from "./generate.js";
 import { Memory } from "./memory.js";
@@ -24,7 +25,7 @@ let model;
 let jobs = []; // the newest job is the last
 let working = false;
 const [memory, cache] = [new Memory(), new Cache()];
-const BEFORE = 8; // the number of tokens from the end of the prompt that are decoded together with new tokens
+const BYTES = 4; // the maximum number of bytes of a character in UTF-8
 const MOST_PATTERNS = 256; // up to this number of tokens, a run returns all patterns
 // the worker sends itself a message before each step, so that it reads messages from the page between two steps
 const next = new MessageChannel();
@@ -135,9 +136,8 @@ function* generate(question) {
   const chosen = [];
   const name = (/** @type {number} */ id) => model.tokenizer.names[id] ?? String(id);
   const textOf = (/** @type {number[]} */ new_) => {
-    const before = ids.slice(-BEFORE);
     const plain = new_.filter((id) => !model.design.ends.includes(id) && id in model.tokenizer.names);
-    return decode(model.tokenizer, [...before, ...plain]).slice(decode(model.tokenizer, before).length);
+    return added(ids, decode(model.tokenizer, [...ids, ...plain]));
   };
   for (const one of written(model, memory, cache, ids, yield* withSources(model, memory, ids, own), choice)) {
     if (one) {
@@ -148,6 +148,22 @@ function* generate(question) {
   }
   const all = [...choice.begun, ...chosen.map(({ id }) => id)];
   return { tokens: all.map(name), ids: all, text: textOf(all), probabilities: chosen.map(({ probability }) => probability) };
+}
+
+/**
+ * The text that new tokens add to a prompt. If the prompt ends inside a character that the new tokens complete, the
+ * added text begins with this character, as in models/tasks/spelling.py.
+ * @param {number[]} prompt
+ * @param {string} whole  the text of the prompt and the new tokens
+ */
+function added(prompt, whole) {
+  const before = decode(model.tokenizer, prompt);
+  if (!before.endsWith("\ufffd") || whole.startsWith(before)) return whole.slice(before.length);
+  const known = range(0, BYTES).map((cut) => {
+    const text = decode(model.tokenizer, prompt.slice(0, prompt.length - cut));
+    return range(0, text.length).find((at) => text[at] !== whole[at]) ?? text.length;
+  });
+  return whole.slice(Math.max(...known));
 }
 
 /**
