@@ -79,6 +79,23 @@ def test_every_result_knows_its_axes(small) -> None:
     }
 
 
+def test_key_heads_and_query_heads_are_one_axis_if_they_are_equally_many(small) -> None:
+    sites = ["z", "q", "k", "v", "pattern"]
+    model = small("gpt2")
+    found = patch(model, IDS, OTHERS, at=sites, metric=(-1, 11))
+    assert (found.axes, found.shape) == (("site", "layer", "head"), (5, 2, 3))
+    z, v = (patch(model, IDS, OTHERS, at=at, metric=(-1, 11)) for at in ("z", "v"))
+    np.testing.assert_array_equal(found[[0, 3]], [z, v])
+    assert (z.to_xarray() - v.to_xarray()).dims == ("layer", "head")
+    traced = model.trace(IDS, names=["k", "z"])
+    assert traced.to_xarray()["blocks.1.attn.hook_k"].dims == ("text", "token", "head", "d")
+    assert "head" in model.trace(IDS, names="k").to_pandas("k")
+    with pytest.raises(ValueError, match=r"\('layer', 'kv_head'\) and shape \(2, 2\)"):
+        patch(small("llama"), IDS, OTHERS, at=sites, metric=(-1, 11))
+    grouped = small("llama").trace(IDS, names="k").to_xarray()
+    assert grouped["blocks.0.attn.hook_k"].dims == ("text", "token", "kv_head", "d")
+
+
 def test_tokens_are_coordinates() -> None:
     model = qkv.load("books-decoder")
     clean, corrupted = "The queen spoke", "The king spoke"

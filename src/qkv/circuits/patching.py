@@ -281,7 +281,9 @@ def _result(pairs: Sequence[Pair], values: list[Array], name: str, normalize: bo
     """Join the metrics (layers, ...) of all pairs; pad the metrics of shorter texts with NaN."""
     at = pairs[0].at
     unit = "token" if at in POSITIONS else "neuron" if at in NEURONS else "head"
-    axes = ["layer", "kv_head" if at in ("k", "v") else unit, "token"][: values[0].ndim]
+    if at in ("k", "v") and values[0].shape[1] < pairs[0].model.num_heads:
+        unit = "kv_head"
+    axes = ["layer", unit, "token"][: values[0].ndim]
     of, words = "share restored" if normalize else "metric", None
     ground = 0.0 if normalize else float(np.mean([pair.low for pair in pairs]))
     if normalize:

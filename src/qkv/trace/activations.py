@@ -221,15 +221,21 @@ def spellings(full: str) -> set[str]:
     return names | {of_side(*side_of(full)), f"{side}.{local}"} if side else names
 
 
-def axes(full: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+def axes(full: str, shape: tuple[int, ...], heads: int | None = None) -> tuple[str, ...]:
     """Return a name for each axis of an array in a trace.
+
+    If there are as many key heads as query heads (`heads`), both axes are named "head".
 
     >>> axes("blocks.0.attn.hook_pattern", (1, 2, 7, 7))
     ('text', 'head', 'query', 'key')
     >>> axes("scores", (2, 7, 7))
     ('head', 'query', 'key')
+    >>> axes("blocks.0.attn.hook_k", (1, 7, 2, 4), heads=2)
+    ('text', 'token', 'head', 'd')
     """
     known = activation(full).axes
+    if "kv_head" in known and shape[-2:-1] == (heads,):
+        known = tuple("head" if axis == "kv_head" else axis for axis in known)
     if full.startswith(("scores", "pattern", "out")):  # an intermediate of `qkv.attention`
         known = ("head", "query", "dv" if full == "out" else "key")
     if len(known) == len(shape):

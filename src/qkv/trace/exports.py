@@ -11,9 +11,10 @@ import numpy as np
 from qkv.arrays import Array, Arrays
 from qkv.extras import need
 from qkv.files import StrPath, replacing
-from qkv.trace.activations import WORDS, axes, parse
+from qkv.trace.activations import WORDS, parse
 
 Unpack = Callable[[Arrays, Mapping[str, Any]], Any]
+AxesOf = Callable[[str], tuple[str, ...]]
 
 
 def write_trace(path: StrPath, kind: str, arrays: Arrays, about: Mapping[str, Any]) -> None:
@@ -57,11 +58,14 @@ _EXTRA = "tables"
 _SHOWN = 40  # the maximum number of tokens that a notebook shows
 
 
-def dataset(arrays: Arrays, tokens: Sequence[Sequence[str]], about: Mapping[str, Any]) -> Any:
+def dataset(
+    arrays: Arrays, axes: AxesOf, tokens: Sequence[Sequence[str]], about: Mapping[str, Any]
+) -> Any:
     """Return an `xarray.Dataset` with a variable for each array; arrays are not copied.
 
     Args:
         arrays: the arrays by name.
+        axes: a function that takes the name of an array and returns the names of its axes.
         tokens: the tokens of each text.
         about: the attributes of the dataset.
     """
@@ -72,7 +76,7 @@ def dataset(arrays: Arrays, tokens: Sequence[Sequence[str]], about: Mapping[str,
         # A second axis named "token" with another size, such as 7, is renamed to "token_7".
         named = [
             axis if sizes.setdefault(axis, size) == size else f"{axis}_{size}"
-            for axis, size in zip(axes(name, array.shape), array.shape, strict=True)
+            for axis, size in zip(axes(name), array.shape, strict=True)
         ]
         variables[name] = (tuple(named), array)
     longest = max(map(len, tokens), default=0)
@@ -87,12 +91,15 @@ def dataset(arrays: Arrays, tokens: Sequence[Sequence[str]], about: Mapping[str,
     return xarray.Dataset(variables, coords=coordinates, attrs=dict(about))
 
 
-def frame(rows: Iterable[tuple[int, str, Array]], tokens: Sequence[Sequence[str]]) -> Any:
+def frame(
+    rows: Iterable[tuple[int, str, Array]], axes: AxesOf, tokens: Sequence[Sequence[str]]
+) -> Any:
     """Return a `pandas.DataFrame` with a row for each element of the arrays.
 
     Args:
         rows: tuples `(text, name, array)`: the number of a text, the full name of an activation,
             and the activation's array (1, ...) for the text, without padding.
+        axes: as in `dataset`.
         tokens: the tokens of each text.
     """
     pandas = need("pandas", _EXTRA)
@@ -103,7 +110,7 @@ def frame(rows: Iterable[tuple[int, str, Array]], tokens: Sequence[Sequence[str]
         own: dict[str, Any] = {"text": np.full(array.size, text)}
         own |= {} if layer is None else {"layer": np.full(array.size, layer)}
         indices: tuple[Array, ...] = np.indices(shape, sparse=True)
-        for axis, index in zip(axes(full, shape)[1:], indices[1:], strict=True):
+        for axis, index in zip(axes(full)[1:], indices[1:], strict=True):
             own[axis] = np.broadcast_to(index, shape).ravel()
         words = np.array(tokens[text], dtype=object)
         for axis in [axis for axis in WORDS if axis in own]:

@@ -19,7 +19,10 @@ _LAST = "ln_final.hook_normalized"
 _SETTING = "attention.{}.{}"
 # The arguments of `Trace` that have one entry per text, and the arguments that describe the run.
 _PER_TEXT = ("tokens", "ids", "offsets", "special", "texts")
-_OF_RUN = ("single", "model", "changed", "last_is_normed", "others", "num_layers", "untrained")
+_OF_RUN = (
+    *("single", "model", "changed", "last_is_normed", "others"),
+    *("num_layers", "untrained", "query_heads"),
+)
 _KIND = "qkv.trace"  # The key of the metadata in the file of a `Trace`.
 _OF_PAIRS = "qkv.seq2seq"  # The key of the metadata in the file of a `Seq2SeqTrace`.
 SIDES = ("encoder", "decoder")
@@ -56,6 +59,7 @@ class Trace:
             value describes the layer, for example "cross-attention".
         num_layers: the number of layers of the model; by default the number of kept layers.
         untrained: whether the model's projections of queries and keys are random.
+        query_heads: the number of query heads of each layer; by default, the arrays show it.
 
     >>> trace = Trace({"blocks.0.attn.hook_pattern": np.ones((1, 2, 1, 1))}, tokens=[["hi"]])
     >>> trace.tokens, trace["pattern", 0].shape, trace.pattern(layer=0, head=1)
@@ -79,6 +83,7 @@ class Trace:
         others: Mapping[int, str] | None = None,
         num_layers: int | None = None,
         untrained: bool = False,
+        query_heads: Sequence[int] = (),
     ) -> None:
         self._arrays = {name: read_only(array) for name, array in arrays.items()}
         self._num_layers = num_layers
@@ -96,6 +101,7 @@ class Trace:
         self._last_is_normed = last_is_normed
         self._others = dict(others or {})
         self.untrained = untrained
+        self._query_heads = [int(heads) for heads in query_heads]
 
     def __repr__(self) -> str:
         texts = f"{len(self)} texts, " if self._tokens else ""
@@ -162,7 +168,8 @@ class Trace:
     def to_xarray(self) -> Any:
         """Return an `xarray.Dataset` with a variable for each array; arrays are not copied.
 
-        The axes are named `text`, `token`, `query`, `key`, `head` and `kv_head`. The last
+        The axes are named `text`, `token`, `query`, `key` and `head`. The axis of key heads is
+        named `kv_head` if several query heads share a key head, and otherwise `head`. The last
         axis of an array of vectors is named `d`, `dv`, `D`, `F` or `V`. The coordinates
         `token_text`, `query_text` and `key_text` (B, T) hold the tokens. In the padding, each token
         is "". The coordinate `length` (B,) holds the number of tokens of each text.
@@ -171,7 +178,7 @@ class Trace:
             ImportError: xarray is not installed.
         """
         about = {"model": self.model, "num_layers": self.num_layers}
-        return exports.dataset(self._arrays, self._tokens, about)
+        return exports.dataset(self._arrays, self._axes, self._tokens, about)
 
     def to_pandas(self, name: str | tuple[Any, ...] = "pattern") -> Any:
         """Return a `pandas.DataFrame` with a row per element of an activation, without padding.
@@ -197,7 +204,7 @@ class Trace:
         texts = [self[number] for number in range(len(self))] or [self]
         words = self._tokens or [[]]
         rows = ((n, full, one[full]) for full in names for n, one in enumerate(texts))
-        return exports.frame(rows, words)
+        return exports.frame(rows, self._axes, words)
 
     @property
     def tokens(self) -> list[Any]:
@@ -282,10 +289,9 @@ class Trace:
     @property
     def num_heads(self) -> int:
         """The number of query heads of the first traced layer."""
-        for name, array in self._arrays.items():
-            sizes = dict(zip(activations.axes(name, array.shape), array.shape, strict=True))
-            if "head" in sizes:
-                return int(sizes["head"])
+        for layer in (*self.layers, None):
+            if heads := self._heads(layer):
+                return heads
         raise KeyError(
             "trace: no activation of a head was traced, so the number of heads is unknown"
         )
@@ -418,6 +424,20 @@ class Trace:
     @property
     def _one(self) -> bool:
         return self._single and len(self._tokens) == 1
+
+    def _heads(self, layer: int | None) -> int | None:
+        """Return the number of query heads of a layer; None if the trace does not show it."""
+        if layer is not None and layer < len(self._query_heads):
+            return self._query_heads[layer]
+        for name, array in self._arrays.items():
+            sizes = dict(zip(activations.axes(name, array.shape), array.shape, strict=True))
+            if parse(name).layer == layer and "head" in sizes:
+                return int(sizes["head"])
+        return None
+
+    def _axes(self, name: str) -> tuple[str, ...]:
+        """Return the names of the axes of an array."""
+        return activations.axes(name, self._arrays[name].shape, self._heads(parse(name).layer))
 
     def _find(self, name: object) -> str | None:
         names = meant(name, self.num_layers)

@@ -436,6 +436,7 @@ def as_trace(
         last_is_normed=model.design.last_is_normed,
         num_layers=len(body.layers),
         untrained=body.untrained,
+        query_heads=[layer.attn.num_heads for layer in body.layers],
         **others,
     )
 
