@@ -281,6 +281,15 @@ def test_folders_of_other_versions(tmp_path):
     np.testing.assert_allclose(new(X[0]), decoded, rtol=0, atol=1e-4)
 
 
+def test_a_topk_folder_without_k_has_the_default_of_saelens(tmp_path):
+    rng = np.random.default_rng(0)
+    wide = {"W_enc": rng.standard_normal((D, 150)), "W_dec": rng.standard_normal((150, D))}
+    arrays = {**wide, "b_enc": np.full(150, 9.0)}
+    found = SAE.load(written(tmp_path / "sae", {"architecture": "topk"}, **arrays))
+    assert found.k == 100
+    assert ((found.encode(X[0]) > 0).sum(-1) == 100).all()
+
+
 @pytest.mark.parametrize(
     ("config", "arrays", "words"),
     [
@@ -305,6 +314,22 @@ def test_folders_of_other_versions(tmp_path):
         ),
         ({}, {"W_skip": B_ENC}, "also has W_skip: an autoencoder"),
         ({}, {"scaling_factor": 2 * B_ENC}, "scaling_factor is not 1 everywhere"),
+        ({"apply_b_dec_to_input": "false"}, {}, "apply_b_dec_to_input is 'false', which"),
+        (
+            {"architecture": "topk", "k": 3, "rescale_acts_by_decoder_norm": "true"},
+            {},
+            "rescale_acts_by_decoder_norm is 'true', which",
+        ),
+        ({"d_in": 21}, {}, r"d_in is 21, but W_enc in .* has the shape \(12, 20\): the two"),
+        ({"d_sae": "20"}, {}, "d_sae is '20', but W_enc"),
+        ({"architecture": "topk", "k": None}, {}, "k is missing, so the number of active"),
+        ({"activation_fn": "topk"}, {}, "k is missing, so the number of active"),
+        ({"architecture": "topk", "k": "3"}, {}, "k is '3'"),
+        ({"architecture": "topk"}, {}, "k is 100"),
+        ({"architecture": ["topk"]}, {}, r"architecture is \['topk'\], which"),
+        ({"metadata": ["x"]}, {}, r"metadata is \['x'\]: give an object"),
+        ({"hook_name": 7}, {}, "`at` is 7: give a full name"),
+        ({}, {"b_enc": B_ENC[1:]}, r"b_enc has shape \(19,\) and the encoder has"),
     ],
 )
 def test_folders_that_are_refused(tmp_path, config, arrays, words):

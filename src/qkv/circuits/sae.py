@@ -13,6 +13,7 @@ from qkv.circuits.inputs import check_model, one_site, rows_of
 from qkv.circuits.sae_files import ARCHITECTURES, read_folder, write_folder
 from qkv.circuits.sae_training import largest, measures, trained
 from qkv.files import StrPath
+from qkv.models.files.read import ModelError
 from qkv.models.model import Model
 from qkv.ops.linear import linear
 from qkv.ops.packing import frozen
@@ -221,11 +222,16 @@ class SAE:
 
         Raises:
             FileNotFoundError: the folder or a file in it does not exist.
-            ModelError: a file is broken; or its architecture, activation function or normalization
-                of activations is not supported. The message names the problem.
+            ModelError: a file is broken; its architecture, activation function or normalization
+                of activations is not supported; the sizes in the two files differ; or "k" is
+                missing in a file that SAELens wrote before version 6. (In later files, a missing
+                "k" means 100, as in SAELens.) The message names the problem.
         """
         about, arrays = read_folder(folder, "SAE.load")
-        return cls(arrays.pop("W_enc"), arrays.pop("W_dec"), **arrays, **about)
+        try:
+            return cls(arrays.pop("W_enc"), arrays.pop("W_dec"), **arrays, **about)
+        except (TypeError, ValueError) as error:
+            raise ModelError(f"{folder}: {error}") from error
 
     def save(self, folder: StrPath, *, dtype: Any = None) -> None:
         """Write the autoencoder to a folder that SAELens can read.

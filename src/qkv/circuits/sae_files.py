@@ -29,9 +29,12 @@ _FORMER = {
     "hook_point_head_index": "hook_head_index",
     "activation_fn_str": "activation_fn",
 }
-# Options in cfg.json that can change the computation. Each option is listed with the values that
-# leave the computation unchanged. Other values are not supported.
-_PLAIN: dict[str, tuple[Any, ...]] = {
+_K = 100  # The default of `k` in SAELens, whose `TopKSAEConfig` documents it.
+# Options in cfg.json that can change the computation, with all supported values.
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "architecture": tuple(ARCHITECTURES),
+    "apply_b_dec_to_input": (True, False),
+    "rescale_acts_by_decoder_norm": (False, True),
     "normalize_activations": ("none", None, False),
     "reshape_activations": ("none", "hook_z", None),
     "finetuning_scaling_factor": (False, None),
@@ -62,33 +65,47 @@ def read_folder(folder: StrPath, call: str) -> tuple[dict[str, Any], dict[str, A
                 f"{CONFIG} and {WEIGHTS}"
             )
     config = {_FORMER.get(name, name): value for name, value in read_json(path / CONFIG).items()}
-    metadata = config.get("metadata")
-    metadata = dict(metadata) if isinstance(metadata, Mapping) else {}
-    about = {"architecture": "standard", "activation_fn": "relu", **metadata, **config}
+    metadata = config.get("metadata") or {}
+    if not isinstance(metadata, Mapping):
+        raise ModelError(f"{path / CONFIG}: metadata is {shown(metadata)}: give an object")
+    about: dict[str, Any] = {"architecture": "standard", "activation_fn": "relu"}
+    about |= {"apply_b_dec_to_input": True, "rescale_acts_by_decoder_norm": False}
+    about |= {**metadata, **config}
     if (about["architecture"], about["activation_fn"]) == ("standard", "topk"):
         # SAELens before version 3.17 wrote a TopK autoencoder as the architecture "standard" with
         # the activation function "topk".
-        about |= {"architecture": "topk", "activation_fn": "relu"}
+        about = {"activation_fn_kwargs": {}, **about, "architecture": "topk"}
+        about["activation_fn"] = "relu"
     architecture = about["architecture"]
-    supported = {"architecture": tuple(ARCHITECTURES), "activation_fn": ("relu", architecture)}
-    for name, values in (supported | _PLAIN).items():
+    for name, values in (_SUPPORTED | {"activation_fn": ("relu", architecture)}).items():
         if about.get(name) not in values:
             raise ModelError(
                 f"{path / CONFIG}: {name} is {shown(about[name])}, which {call} does not support: "
                 f"it supports {', '.join(json.dumps(value) for value in values)}"
             )
     arrays = _arrays(path / WEIGHTS, architecture)
+    for name, size in zip(("d_in", "d_sae"), arrays["W_enc"].shape, strict=False):
+        if about.get(name, size) != size:
+            raise ModelError(
+                f"{path / CONFIG}: {name} is {shown(about[name])}, but W_enc in {WEIGHTS} has the "
+                f"shape {arrays['W_enc'].shape}: the two files must belong together"
+            )
     if architecture == "topk":
-        kwargs = about.get("activation_fn_kwargs")
-        arrays["k"] = about.get("k", kwargs.get("k") if isinstance(kwargs, Mapping) else None)
-        if about.get("rescale_acts_by_decoder_norm"):
+        former = about.get("activation_fn_kwargs", {"k": _K})  # before version 6
+        arrays["k"] = about.get("k", former.get("k") if isinstance(former, Mapping) else None)
+        if arrays["k"] is None:
+            raise ModelError(
+                f"{path / CONFIG}: k is missing, so the number of active features is unknown: add "
+                "the k with which the autoencoder was trained"
+            )
+        if about["rescale_acts_by_decoder_norm"]:
             lengths = np.linalg.norm(arrays["W_dec"], axis=1)
             arrays["W_dec"] = arrays["W_dec"] / lengths[:, None]
             arrays["W_enc"], arrays["b_enc"] = arrays["W_enc"] * lengths, arrays["b_enc"] * lengths
     own = {name: about[name] for name in ("model_name", "prepend_bos") if name in about}
-    subtracts = bool(about.get("apply_b_dec_to_input", True))
-    about = {"at": about.get("hook_name"), "subtracts_bias": subtracts, "metadata": metadata or own}
-    return about, arrays
+    subtracts = bool(about["apply_b_dec_to_input"])
+    own = dict(metadata) or own
+    return {"at": about.get("hook_name"), "subtracts_bias": subtracts, "metadata": own}, arrays
 
 
 def _arrays(path: Path, architecture: str) -> dict[str, Any]:
