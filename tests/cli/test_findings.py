@@ -101,6 +101,11 @@ def test_bad_requests_exit_with_2(files: Path, tmp_path: Path) -> None:
         ("position", 99, "position is 99 and the text has 9 tokens"),
         ("edits", [{"op": "hide", "token": "cat"}], "edits[0] (hide) has token 'cat'"),
         ("edits", [7], "edits[0] is 7: give a record"),
+        (
+            "edits",
+            [{"op": "scale", "value": 2**70}],
+            f"edits[0] (scale) has value {2**70}: give a finite number that fits in 64 bits",
+        ),
     ):
         bad.write_text(json.dumps({**held, name: value}))
         line = refused(run("verify", str(bad), "--model", str(files / "small")), "verify")

@@ -292,6 +292,17 @@ def test_an_invalid_request_gets_an_error_that_names_its_key(
     assert error["message"].startswith("trace: ")
 
 
+@pytest.mark.parametrize("written", ["1" + 400 * "0", str(2**70), 5000 * "9"], ids=len)
+def test_a_scale_beyond_64_bits_is_refused(client: TestClient, written: str) -> None:
+    body = (
+        f'{{"input": "the \\"value\\": {2**70}", "edits": [{{"op": "scale", "value": {written}}}]}}'
+    )
+    error = client.post("/v1/trace", content=body).json()["error"]
+    assert error["param"] == "edits"
+    assert error["message"].startswith(f"trace: edits have the value {written[:22]}")
+    assert error["message"].endswith("...: give a number that fits in 64 bits")
+
+
 @pytest.mark.parametrize("kind", ["minilm", "t5"])
 def test_a_model_that_gives_no_logits(tmp_path: Path, kind: str) -> None:
     folder = write_small(tmp_path / kind, CONFIGS[kind]) if kind in CONFIGS else kind

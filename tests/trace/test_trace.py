@@ -392,3 +392,24 @@ def test_a_recorder_keeps_only_wanted_names_and_reports_them_in_advance() -> Non
     inner("hook_q", np.zeros(1))
     record("hook_embed", np.zeros(1))
     assert list(record.arrays) == ["blocks.1.attn.hook_q"]
+
+
+def test_arrays_with_the_wrong_axes_are_refused(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    trace = qkv.load("random").trace(["I love you", "I"])  # (2, 3, ...), with 2 heads
+    arrays, about = trace.packed()
+    pattern, z = (f"blocks.0.attn.hook_{name}" for name in ("pattern", "z"))
+    wrong = {
+        "five axes": (pattern, (2, 1, 2, 3, 3), "it must have \\(2, 2, 3, 3\\)"),
+        "three axes": (pattern, (2, 3, 3), "it must have \\(2, 2, 3, 3\\)"),
+        "another number of keys": (pattern, (2, 2, 3, 4), "it must have"),
+        "another number of texts": (z, (1, 3, 2, 4), "it must have \\(2, 3, 2, 4\\)"),
+        "another number of tokens": ("hook_embed", (2, 4, 8), "it must have \\(2, 3, D\\)"),
+        "another number of heads": (z, (2, 3, 4, 4), "it must have \\(2, 3, 2, 4\\)"),
+    }
+    for name, shape, says in wrong.values():
+        damaged = {**arrays, name: np.zeros(shape, np.float32)}
+        save_file(damaged, tmp_path / "wrong", {"qkv.trace": json.dumps(about)})
+        with pytest.raises(ValueError, match=f"wrong is not a trace .*{name} has .*{says}"):
+            Trace.load(tmp_path / "wrong")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array, is_whole_number
+from qkv.arrays import Array, Arrays, is_whole_number
 
 WORDS = ("token", "query", "key")  # axes with an index for each token
 
@@ -243,6 +243,26 @@ def axes(full: str, shape: tuple[int, ...], heads: int | None = None) -> tuple[s
     if len(known) > len(shape):
         return known[len(known) - len(shape) :]
     return (*(f"batch_{number}" for number in range(len(shape) - len(known))), *known)
+
+
+def check_shapes(arrays: Arrays, texts: int, queries: int, keys: int) -> None:
+    """Raise a ValueError if an array of a trace does not have the axes that `TABLE` lists.
+
+    `queries` and `keys` count the tokens of the longest text. Arrays that no model has are ignored.
+    """
+    same: dict[tuple[str, str], int] = {}  # sizes that are equal in a part of a layer
+    for name, array in arrays.items():
+        one, part = activation(name), name.rpartition(".")[0]
+        if parse(name).layer is None and not name.startswith(("hook_", "ln_final.", "logits")):
+            continue
+        sizes = {"text": texts, "query": queries, "key": keys, "one": 1}
+        sizes["token"] = keys if one.of_keys else queries
+        pairs = [*zip(one.axes, array.shape, strict=False)]
+        inner = {"head", "kv_head", "d", "dv", "F"}
+        sizes |= {axis: same.setdefault((part, axis), n) for axis, n in pairs if axis in inner}
+        if array.ndim != len(one.axes) or any(sizes.get(axis, n) != n for axis, n in pairs):
+            shape = ", ".join(str(sizes.get(axis, axis)) for axis in one.axes)
+            raise ValueError(f"{name} has shape {array.shape}: it must have ({shape})")
 
 
 def cut(name: str, array: Array, queries: int, keys: int) -> Array:

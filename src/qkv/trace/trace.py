@@ -404,7 +404,8 @@ class Trace:
         """Build a trace from the arrays and values that `packed` returned.
 
         Raises:
-            ValueError: an array lacks the axis for texts, or the number of layers is below 0.
+            ValueError: an array lacks the axis for texts, or does not have the axes of its
+                activation; or the number of layers is below 0.
         """
         num_layers = about.get("num_layers")
         if num_layers is not None:
@@ -419,6 +420,10 @@ class Trace:
         others = {int(layer): str(text) for layer, text in about.get("others", ())}
         own = {name: about[name] for name in (*_PER_TEXT, *_OF_RUN) if name in about}
         kept = {name: arrays[name] for name in about["names"]}
+        if about["tokens"]:
+            longest = max(map(len, about["tokens"]))
+            own_layers = {n: a for n, a in kept.items() if parse(n).layer not in others}
+            activations.check_shapes(own_layers, len(about["tokens"]), longest, longest)
         return cls(kept, settings=settings, **own | {"others": others})
 
     @property
@@ -619,6 +624,8 @@ class Seq2SeqTrace:
         for number, mask in parts[_MASK].items():
             settings[int(number)][_MASK] = mask
         cross = {name: parts["cross"][name] for name in about["cross"]}
+        longest = decoder.lengths.max(initial=0), encoder.lengths.max(initial=0)
+        activations.check_shapes(cross, len(encoder), *map(int, longest))
         return cls(encoder, decoder, cross, settings=settings)
 
     def _pair(self, index: int) -> "Seq2SeqTrace":

@@ -296,6 +296,13 @@ def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
             r"\(4,\)",
         ),
         ({"op": "scale", "value": float("nan")}, r"\(scale\) has value nan: give a finite number"),
+        *(
+            (
+                {"op": "scale", "value": value},
+                r"\(scale\) has value \d+(\.\.\.)?: give a .* fits in 64",
+            )
+            for value in (10**400, 2**70)
+        ),
         ({"op": "scale", "value": [1]}, r"\(scale\) has value \[1\]: give a finite number"),
         (
             RECORDS["row"] | {"weights": [1]},

@@ -411,7 +411,8 @@ def _in_model(record: Record, body: Transformer, call: str) -> Record:
             size = body.layers[fields["layer"]].attn.d_value
             fields[name] = _output(record, fields[name], size, call)
         elif about.kind == "number" and not are_numbers(fields[name], ()):
-            raise wrong(call, record, name, "a finite number")
+            fits = " that fits in 64 bits" * isinstance(fields[name], int)
+            raise wrong(call, record, name, f"a finite number{fits}")
     return Record(fields, source)
 
 

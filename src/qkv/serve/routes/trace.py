@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -38,6 +39,7 @@ _NumberOrNumbers = Annotated[
     _Numbers,
     BeforeValidator(lambda n: [n] if type(n) is int else n, json_schema_input_type=int | _Numbers),
 ]
+_LONG = re.compile(rb'"value"\s*:\s*(-?\d{20,})\s*[,}]')  # a string holds \" in place of "
 _FEWER = "ask for fewer layers or heads, or give top_k"
 COPIES = 6  # The number of copies of a layer's attention weights that an edit keeps in memory.
 
@@ -164,6 +166,9 @@ async def trace(request: Request) -> Response:
     safetensors file with the named arrays; its metadata has the other fields as JSON.
     """
     state = request.app.state
+    if long := _LONG.search(await request.body()):  # orjson would round this number
+        problem = f"have the value {long[1][:28].decode()}...: give a number that fits in 64 bits"
+        raise TraceBody.refused("edits", problem)
     body = TraceBody.read(await read_json(request))
     kind = kind_of(request.headers.get("accept", ""))
     if isinstance(state.model, VisionModel):
