@@ -42,22 +42,30 @@ class Rules:
     Most masks are described by options such as `is_causal`, `window` and `key_lengths`. For any
     other mask, the only option is `attn_mask`, an array with the mask itself.
 
+    The rules keep no tensor of the caller: a cache adds to its `q_offset` in place, and a mask
+    function may read tensors that change, before the first layer reads the mask.
+
     Args:
         request: the arguments with which transformers requested the mask.
     """
 
     def __init__(self, request: dict[str, Any]) -> None:
-        self.request = request
         self.length, self.keys = request["q_length"], request["kv_length"]
         self.start, self.first_key = int(request["q_offset"]), int(request["kv_offset"])
         self.windows = windows(request["mask_function"])
         self.changed = False  # whether other code may have changed the mask
         padding = request["attention_mask"]
+        padding = None if padding is None else padding.detach().clone()
+        self.request = request | {"q_offset": self.start, "kv_offset": self.first_key}
+        self.request["attention_mask"] = padding
         self.padding: Array | None = None  # (B, T), True for tokens
         if padding is not None and padding.ndim == 2:
-            self.padding = padding.detach().bool().numpy()
+            self.padding = padding.bool().numpy()
         elif padding is not None:
             self.windows.append(None)  # no option such as `window` describes this mask
+        self.visible: Any = None  # (B, 1, L, S), for a mask that no other option describes
+        if None in self.windows:
+            self.visible = _masking().sdpa_mask(**self.request)
 
     @property
     def is_causal(self) -> bool:
@@ -67,10 +75,9 @@ class Rules:
     @functools.cached_property
     def options(self) -> dict[str, Any]:
         """Arguments of `qkv.attention`."""
-        known = [window for window in self.windows if window is not None]
-        if len(known) < len(self.windows):
-            return {"attn_mask": _masking().sdpa_mask(**self.request).numpy()}
-        sides = zip(*known, strict=True)
+        if self.visible is not None:
+            return {"attn_mask": self.visible.numpy()}
+        sides = zip(*(window for window in self.windows if window is not None), strict=True)
         left, right = (min((n for n in side if n is not None), default=None) for side in sides)
         offset = self.start - self.first_key
         if left is not None and offset + self.length - 1 - left <= 0:
@@ -100,7 +107,8 @@ class Rules:
     @functools.cached_property
     def numbers(self) -> Any:
         """The whole mask as a tensor, for code that reads its numbers."""
-        return _masking().eager_mask(**self.request)
+        computed = {"mask_function": lambda *_: self.visible, "use_vmap": False}
+        return _masking().eager_mask(**self.request | ({} if self.visible is None else computed))
 
 
 def windows(function: Any) -> list[Window | None]:
