@@ -237,7 +237,7 @@ def test_no_autograd_function_runs_without_gradients() -> None:
     model.set_attn_implementation("qkv")
     result = model(**words([9])).last_hidden_state
     assert result.requires_grad
-    with mock.patch("qkv.integrations.transformers._function", side_effect=AssertionError):
+    with mock.patch("qkv.integrations.transformers._functions", side_effect=AssertionError):
         with torch.no_grad():
             assert torch.equal(model(**words([9])).last_hidden_state, result)
         model.requires_grad_(False)
@@ -372,18 +372,81 @@ def test_padding_changed_before_the_backward_pass_has_no_effect() -> None:
     near(gradients(model, inputs, "qkv", loss), expected, 1e-5)
 
 
-def test_returned_attention_weights_have_no_gradient() -> None:
-    model = made("bert", TEXTS["bert"])
-    inputs = words([9]) | {"output_attentions": True}
-    compare(model, inputs)
-    model.set_attn_implementation("qkv")
-    found = model(**inputs).attentions[1]
-    assert torch.isfinite(found).all()
-    reason = (
-        "BertSelfAttention: qkv computes no gradient of the weights that output_attentions returns"
-    )
+def weights_and_loss(name: str, implementation: str) -> tuple[Any, Any]:
+    """Return the weights that a model returns, and a loss of the model's other result."""
+    model = made(name, {**TEXTS, **PAIRS}[name], torch.float64)
+    model.set_attn_implementation(implementation)
+    inputs = words([9, 6]) | {"output_attentions": True}
+    if name in PAIRS:
+        inputs["decoder_input_ids"] = words([5, 5])["input_ids"]
+    with double(True):
+        result = model(**inputs)
+    weights = result.encoder_attentions if name in PAIRS else result.attentions
+    return weights, (result.last_hidden_state**2).sum()
+
+
+def retained(weights: Any, loss: Any) -> list[Any]:
+    for one in weights:
+        one.retain_grad()
+    loss.backward()
+    return [one.grad for one in weights]
+
+
+def asked_for(weights: Any, loss: Any) -> list[Any]:
+    return [*torch.autograd.grad(loss, weights)]
+
+
+def hooked(weights: Any, loss: Any) -> list[Any]:
+    seen: dict[int, Any] = {}
+    for number, one in enumerate(weights):
+        one.register_hook(lambda grad, number=number: seen.update({number: grad.clone()}))
+    loss.backward()
+    return [seen[number] for number in range(len(weights))]
+
+
+@pytest.mark.parametrize("way", [retained, asked_for, hooked])
+@pytest.mark.parametrize("name", ["bert", "gemma2", "gpt_oss", "llama", "t5"])
+def test_the_gradient_of_returned_weights_is_that_of_eager_attention(name: str, way: Any) -> None:
+    found, expected = (way(*weights_and_loss(name, which)) for which in ("qkv", "eager"))
+    numbered = [dict(enumerate(each)) for each in (found, expected)]
+    near(*numbered, BOUND[torch.float64])
+
+
+def test_weights_that_are_returned_change_no_gradient_of_a_parameter() -> None:
+    model = made("llama", TEXTS["llama"])
+    alone = gradients(model, words([9]), "qkv")
+    shown = gradients(model, words([9]) | {"output_attentions": True}, "qkv")
+    assert all(torch.equal(shown[name], alone[name]) for name in alone)
+
+
+@pytest.mark.parametrize("how", ["a loss of them", "a part of the loss", "a hook", "after a loss"])
+def test_a_loss_of_returned_weights_is_an_error(how: str) -> None:
+    weights, loss = weights_and_loss("bert", "qkv")
+    assert torch.isfinite(weights[1]).all()
+    if how == "a loss of them":
+        loss = weights[1][..., 0].sum()
+    elif how == "a part of the loss":
+        loss = loss + weights[1][..., 0].sum()
+    elif how == "a hook":
+        weights[1].register_hook(lambda grad: 2 * grad)
+    else:
+        torch.autograd.grad(loss, weights, retain_graph=True)
+        loss = weights[1][..., 0].sum()
+    reason = "BertSelfAttention: the loss depends on the weights that output_attentions returns"
     with pytest.raises(NotImplementedError, match=reason):
-        found[..., 0].sum().backward()
+        loss.backward()
+
+
+def test_a_scale_changed_before_the_backward_pass_has_no_effect() -> None:
+    tensors, scale = drawn(**HEADS), torch.tensor(0.5, dtype=torch.float64)
+    asked = {"attention_mask": None, "is_causal": False}
+    out, _ = attend(torch.nn.Module(), **tensors, scaling=scale, **asked)
+    again, _ = attend(torch.nn.Module(), **tensors, scaling=0.5, **asked)
+    scale.fill_(7)
+    for found, expected in zip(
+        *(torch.autograd.grad(x.sum(), [*tensors.values()]) for x in (out, again)), strict=True
+    ):
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,22 @@ def test_padding_counts_where_a_model_makes_its_own_mask() -> None:
     assert positional.lengths.tolist() == [6, 3]
 
 
+@pytest.mark.parametrize("name", ["bert", "layoutlm"])  # layoutlm makes its own mask
+def test_padding_and_tokens_changed_after_a_pass_do_not_change_its_record(name: str) -> None:
+    model = made(name, {})
+    model.set_attn_implementation("qkv")
+    tokens, inputs = [list("abcde"), list("fgh")], words([5, 3])
+    inputs["attention_mask"] = inputs["attention_mask"].bool()
+    if name == "layoutlm":
+        inputs["bbox"] = torch.tensor([5, 5, 9, 9]).repeat(2, 5, 1)
+    with qkv.record(tokens=tokens) as trace:
+        model(**inputs)
+        inputs["attention_mask"].fill_(True)
+        tokens[0].clear()
+        tokens.pop()
+    assert trace.tokens == [list("abcde"), list("fgh")]
+
+
 def test_one_attention_that_is_run_in_two_halves_is_one_layer() -> None:
     model = made("diffllama", {"num_key_value_heads": 2, "head_dim": 8, "num_hidden_layers": 2})
     inputs = words([9, 5])

@@ -214,7 +214,7 @@ class Recording(Trace):
         if isinstance(tokens, str):
             raise TypeError("record: `tokens` is a string: give a list of tokens")
         if not self._spans:
-            self._asked = tokens
+            self._asked = [text if isinstance(text, str) else list(text) for text in tokens]
             return
         texts = [tokens] if tokens and isinstance(tokens[0], str) else list(tokens)
         if len(texts) != len(self._spans):

@@ -93,6 +93,8 @@ def attend(
     options, numbers, ran = _options(module, query, key, attention_mask, is_causal)
     if torch.is_tensor(scaling) and scaling.requires_grad:
         query, scaling = query * scaling.to(query.dtype), 1.0
+    elif torch.is_tensor(scaling):
+        scaling = scaling.clone()  # the backward pass reads it again
     options |= {"scale": scaling} | ({} if softcap is None else {"softcap": softcap})
     if numbers is not None and numbers.requires_grad:  # a learned bias
         position_bias = numbers if position_bias is None else position_bias + numbers
@@ -104,32 +106,42 @@ def attend(
     inputs = {n: x for n, x in inputs.items() if x is not None}
     weights = bool(others.get("output_attentions")) or _collects_weights()
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs.values()):
-        out, shown = _function().apply((name, [*inputs], options, ran, weights), *inputs.values())
-        return out, shown
+        attention, used = _functions()
+        sent: list[Any] = []
+        request = name, [*inputs], options, ran, weights, sent
+        out, shown = attention.apply(request, *inputs.values())
+        return out if shown is None else used.apply(sent, out, shown, value), shown
     arrays = {n: as_array(x) for n, x in inputs.items()}
     out, shown, _ = _answer(arrays | options, ran, weights)
     return out, shown
 
 
 @functools.cache
-def _function() -> Any:
-    """Return attention as a function of torch's autograd, with forward and backward passes."""
+def _functions() -> tuple[Any, Any]:
+    """Return two functions of torch's autograd: attention, and the use of its weights.
+
+    The second function returns attention's output unchanged. It makes the output depend on the
+    weights in torch's graph, so that torch finds their gradient, `grad @ value.T`.
+    """
     torch = torch_module()
 
     def forward(ctx: Any, request: tuple[Any, ...], *inputs: Any) -> Any:
-        name, names, options, ran, weights = request
+        name, names, options, ran, weights, sent = request
         arrays = dict(zip(names, map(as_array, inputs), strict=True))
         out, shown, lse = _answer(arrays | options, ran, weights, lse=True)
-        ctx.request = name, names, options
+        ctx.request, ctx.sent = (name, names, options), sent
         ctx.save_for_backward(*inputs, out, lse)
         ctx.set_materialize_grads(False)
         return out, shown
 
     def backward(ctx: Any, grad: Any, grad_weights: Any) -> Any:
         name = ctx.request[0]
-        if grad_weights is not None:
+        # `gradient` computes with `grad` alone, which implies the gradient that `send` sent
+        expected = None if grad is None or not ctx.sent else ctx.sent.pop()
+        if grad_weights is not expected:
             raise NotImplementedError(
-                f"{name}: qkv computes no gradient of the weights that output_attentions returns: "
+                f"{name}: the loss depends on the weights that output_attentions returns, or a "
+                "hook changes their gradient, which qkv does not support: "
                 'load the model with attn_implementation="eager"'
             )
         if grad is None:  # the loss does not depend on the result
@@ -137,6 +149,17 @@ def _function() -> Any:
         check_readable(name, grad)
         needed = ctx.needs_input_grad[1:]
         return None, *gradients.apply(ctx.request, needed, grad, *ctx.saved_tensors)
+
+    def use(ctx: Any, sent: list[Any], out: Any, weights: Any, value: Any) -> Any:
+        ctx.sent = sent
+        ctx.save_for_backward(value)
+        return out.view_as(out)
+
+    def send(ctx: Any, grad: Any) -> Any:
+        (value,) = ctx.saved_tensors
+        grouped = grad.transpose(1, 2).unflatten(1, (value.shape[1], -1))  # (B, Hkv, G, L, dv)
+        ctx.sent[:] = [(grouped @ value.mT.unsqueeze(2)).flatten(1, 2)]  # (B, Hq, L, S)
+        return None, grad, ctx.sent[0], None
 
     def gradient(ctx: Any, request: Any, needed: Any, grad: Any, *saved: Any) -> Any:
         ctx.name, names, options = request
@@ -160,7 +183,7 @@ def _function() -> Any:
         return type(name, (torch.autograd.Function,), own)
 
     gradients = step("AttentionGradient", gradient, refuse)
-    return step("Attention", forward, backward)
+    return step("Attention", forward, backward), step("UsedWeights", use, send)
 
 
 def _check(module: Any, inputs: list[Any], dropout: float, others: dict[str, Any]) -> None:
@@ -335,6 +358,6 @@ def located(ran: Ran, query: Array, key: Array) -> Ran:
     if ran.mask is None and length == key.shape[-2]:  # no mask of qkv was passed
         for mask in (one.argument("attention_mask") for one in inside):
             if mask is not None and tuple(mask.shape) == (texts, length):
-                about |= {"start": 0, "padding": mask.detach().bool().numpy()}
+                about |= {"start": 0, "padding": mask.detach().bool().numpy().copy()}
                 break
     return replace(ran, mask=calls[-1].kwargs, **about)
