@@ -40,6 +40,8 @@ def computed(case: Case, seed: int) -> tuple[Array, Array, Array]:
         # NumPy may warn about visible infinities, and qkv about a float mask of only 0 and 1
         warnings.simplefilter("ignore")
         found = scale.attention(*arrays, **options, return_weights=True, return_lse=True)
+        for result in found:
+            result.__dask_graph__().validate()
         return dask.compute(*found)
 
 
@@ -116,6 +118,30 @@ def test_fully_masked_blocks_make_no_task(options: dict[str, Any], blocks: int) 
     assert len(tasks) == len(met) + len(joined) + 10 - len(rows)
     expected = qkv.attention(*[np.asarray(x, F64)] * 3, **options)
     assert np.abs(out.compute() - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True},
+        {"window": (0, 0), "q_offset": 35},
+        {"window": (0, 0), "q_offset": 1000},
+        {"query_lengths": 0},
+        {"key_lengths": 0},
+        {"key_lengths": 0, "sinks": np.zeros(1)},
+        {"is_causal": True, "q_offset": -1000, "bias": np.zeros((40, 40))},
+    ],
+)
+def test_dask_finds_the_graph_valid_even_if_blocks_see_nothing(options: dict[str, Any]) -> None:
+    arrays = [da.from_array(numbers((1, 40, 4), n), chunks=(1, 10, 4)) for n in range(3)]
+    results = scale.attention(*arrays, **options, return_weights=True, return_lse=True)
+    expected = qkv.attention(
+        *map(np.asarray, arrays), **options, return_weights=True, return_lse=True
+    )
+    for found, theirs in zip(results, expected, strict=True):
+        found.__dask_graph__().validate()
+        np.testing.assert_allclose(found, theirs, rtol=0, atol=1e-5)
 
 
 def test_key_chunks_that_no_query_attends_to_are_not_computed() -> None:
