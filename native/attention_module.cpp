@@ -56,8 +56,10 @@ struct Call {
     kept_.reserve(32);
     need(query && key && value && out, "an array is missing");
     need(is_working_float(query.type()) && key.type() == query.type() &&
-             value.type() == query.type() && out.type() == query.type(),
-         "query, key, value and out are not of one working type");
+             value.type() == query.type(),
+         "query, key and value are not of one working type");
+    need(out.type() == query.type() || out.type() == Type::float32,
+         "out is neither float32 nor of the type of query");
     need_contiguous_rows({&query, &key, &value, &out});
     a.size = query.length(-1);
     a.value_size = value.length(-1);

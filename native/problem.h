@@ -44,7 +44,7 @@ struct Attention {
   double softcap = 0;  // 0 means no softcap
   double scale = 1;
 
-  Cells out;      // the type of query; axis j has length 1
+  Cells out;      // the type of query, or float32; axis j has length 1
   Cells lse;      // float64, optional; axis j is not used
   Cells weights;  // float32, optional; all 0 before the call, which writes the weights here
 

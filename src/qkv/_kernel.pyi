@@ -23,7 +23,7 @@ def attend(
     query: Array,  # (..., Hq, L, d), d from 1 to MAX_SIZE
     key: Array,  # (..., Hkv, S, d)
     value: Array,  # (..., Hkv, S, dv)
-    out: Array,  # (..., Hq, L, dv)
+    out: Array,  # (..., Hq, L, dv), of the type of query or float32
     lse: Array | None,  # (..., Hq, L, 1) float64
     mask: Array | None,  # (..., Hq, L, S), any axis of length 1; bool or float
     bias: Array | None,  # the same, float

@@ -59,12 +59,16 @@ def answer(
     return result, *extra, rounded(sums[..., 0], call.plan.kind)
 
 
-def solve(calls: Sequence[Call], *, weights: bool = False, lse: bool = False) -> list[Result]:
+def solve(
+    calls: Sequence[Call], *, weights: bool = False, lse: bool = False, exact: bool = False
+) -> list[Result]:
     """Compute checked calls with the kernel if possible, otherwise with NumPy.
 
     The kernel computes one call after the other. NumPy computes the tiles of all calls in parallel.
+    If `exact` is true, the output is never rounded to half precision: its dtype is `plan.kind`.
     """
-    begun = [_begun(call, weights, lse, None) for call in calls]
+    outs = (np.empty(call.plan.out, call.plan.kind) if exact else None for call in calls)
+    begun = [_begun(call, weights, lse, out) for call, out in zip(calls, outs, strict=True)]
     run_all(tiled.attend, [case for *_, cases in begun for case in cases])
     return [Result(out, sums, shown) for out, sums, shown, _ in begun]
 

@@ -65,8 +65,8 @@ def attention_grad(
         value: `(..., Hkv, S, dv)`.
         grad_out: `(..., Hq, L, dv)`, the gradient for the output.
         attn_mask: as for `qkv.attention`; it has no gradient.
-        forward: `(out, lse)`, the result of `qkv.attention(..., return_lse=True)`. If None, the
-            forward pass is computed again.
+        forward: `(out, lse)`, the result of `qkv.attention(..., return_lse=True)`. If None, or if
+            `out` is in half precision, the forward pass is computed again.
         options: the options of `qkv.attention`, except `return_weights`, `return_lse` and `out`.
 
     Returns:
@@ -148,7 +148,7 @@ def varlen_attention_grad(
         cu_query_lengths: `(B + 1,)`, as for `qkv.varlen_attention`.
         cu_key_lengths: `(B + 1,)`, as for `qkv.varlen_attention`.
         forward: `(out, lse)`, the result of `qkv.varlen_attention(..., return_lse=True)`. If None,
-            the forward pass is computed again.
+            or if `out` is in half precision, the forward pass is computed again.
         options: `is_causal`, `q_offset`, `window`, `softcap`, `alibi_slopes`, `sinks` and `scale`
             of `qkv.varlen_attention`.
 
@@ -178,24 +178,29 @@ def varlen_attention_grad(
 
 
 def _outputs(call: Call | Packed, shape: Shape, grad_out: Any, forward: Any, name: str) -> Outputs:
-    """Check the shapes of `grad_out` and `forward`; compute `forward` if it is None."""
+    """Check the shapes of `grad_out` and `forward`; compute `forward` if it is None or rounded.
+
+    If a query gives nearly all its weight to one key, `dP - sum(grad_out * O)` is the difference of
+    nearly equal numbers, and an O in half precision would leave only its rounding error.
+    """
     plan = call.plan
     grad_out = _checked(grad_out, "grad_out", shape, plan.dtype, name)
-    if forward is None:
-        if isinstance(call, Packed):
-            out, lse = attend_rows(call, lse=True)
-        else:
-            out, lse, _ = solve([call], lse=True)[0]
-        assert lse is not None
-        return Outputs(grad_out, out, lse, EXACT_WIDE)
-    if not isinstance(forward, (tuple, list)) or len(forward) != 2:
-        raise TypeError(
-            f"{name}: `forward` is {shown(forward)}: give (out, lse), "
-            "the result of attention with return_lse=True"
-        )
-    out = _checked(forward[0], "forward[0]", shape, plan.dtype, name)
-    lse = _checked(forward[1], "forward[1]", shape[:-1], plan.kind, name)
-    return Outputs(grad_out, out, lse[..., None], EXACT)
+    if forward is not None:
+        if not isinstance(forward, (tuple, list)) or len(forward) != 2:
+            raise TypeError(
+                f"{name}: `forward` is {shown(forward)}: give (out, lse), "
+                "the result of attention with return_lse=True"
+            )
+        out = _checked(forward[0], "forward[0]", shape, plan.dtype, name)
+        lse = _checked(forward[1], "forward[1]", shape[:-1], plan.kind, name)
+        if out.dtype.itemsize >= plan.kind.itemsize:
+            return Outputs(grad_out, out, lse[..., None], EXACT)
+    if isinstance(call, Packed):
+        out, sums = attend_rows(call, lse=True, exact=True)
+    else:
+        out, sums, _ = solve([call], lse=True, exact=True)[0]
+    assert sums is not None
+    return Outputs(grad_out, out, sums, EXACT_WIDE)
 
 
 def _result(
@@ -294,7 +299,7 @@ def _by_kernel(call: Call | Packed, outputs: Outputs, gradients: Gradients) -> A
     grad_out, out, lse, _ = outputs
     if grad_out.dtype == np.float64:
         grad_out = grad_out.astype(plan.kind)
-    out, lse = out.astype(plan.dtype, copy=False), lse.astype(np.float64, copy=False)
+    out, lse = out.astype(plan.kind, copy=False), lse.astype(np.float64, copy=False)
     outputs = outputs._replace(grad_out=grad_out, out=out, lse=lse)
     return native.differentiate(chosen, call, outputs, gradients)
 

@@ -40,8 +40,8 @@ class Outputs(NamedTuple):
 def attend(body: int, call: Call, out: Array, lse: Array | None, weights: Array | None) -> None:
     """Compute a call in float32 or half precision; write to `out`, `lse` and `weights`.
 
-    `out (*lead, Hq, L, dv)` must have a contiguous last axis, `lse (*lead, Hq, L, 1)` must be
-    float64, and `weights (*lead, Hq, L, S)` must be float32 zeros.
+    `out (*lead, Hq, L, dv)` must have a contiguous last axis and the dtype of the call or float32,
+    `lse (*lead, Hq, L, 1)` must be float64, and `weights (*lead, Hq, L, S)` must be float32 zeros.
     """
     compiled.attend(*_arguments(body, call, out, lse, weights))
 

@@ -115,16 +115,17 @@ def answer_packed(packed: Packed, *, lse: bool) -> tuple[Array, ...]:
     return (out,) if sums is None else (out, rounded(sums[..., 0], plan.kind))
 
 
-def attend_rows(packed: Packed, *, lse: bool) -> tuple[Array, Array | None]:
+def attend_rows(packed: Packed, *, lse: bool, exact: bool = False) -> tuple[Array, Array | None]:
     """Return `(out, lse)`: the output `(total, Hq, dv)` and the log-sum-exp `(total, Hq, 1)`.
 
-    The dtype of the output is `plan.dtype` if the kernel computes the output, otherwise
-    `plan.kind`. `lse` is float64.
+    The dtype of the output is `plan.dtype` if the kernel computes the output and `exact` is false,
+    otherwise `plan.kind`. `lse` is float64.
     """
     plan = packed.plan
     chosen = body() if plan.is_native else None
     shape = (plan.length, plan.heads)
-    out = np.empty((*shape, plan.out[-1]), plan.kind if chosen is None else plan.dtype)
+    kind = plan.kind if exact or chosen is None else plan.dtype
+    out = np.empty((*shape, plan.out[-1]), kind)
     sums = np.empty((*shape, 1), np.float64) if lse else None
     if chosen is not None:
         native.attend_packed(chosen, packed, out, sums)
