@@ -8,8 +8,10 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from qkv import scale
 from qkv.scale import counting
 from qkv.scale.counting import blocks_of, count, cut
 from qkv.scale.sources import Bad, described, find_sources, rows_of
@@ -84,6 +86,26 @@ def test_row_groups(tmp_path: Path) -> None:
     [source] = find_sources(tmp_path / "x.parquet", "n", "t")
     with pytest.raises(ValueError, match="column 'n' is int64: give a column of strings"):
         described(source, "t")
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "dictionary"])
+def test_parquet_rows_without_valid_text_are_bad(kind: str, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    data, ends = pa.py_buffer(b"thea\xff\xfecat"), np.int32([0, 3, 6, 9])
+    texts = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(ends.tobytes()), data])
+    texts = pa.concat_arrays([texts, pa.array([None], pa.string())])
+    texts = texts.dictionary_encode() if kind == "dictionary" else texts.cast(getattr(pa, kind)())
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"text": texts}), path)
+    invalid, missing = Bad("is not UTF-8: byte 2 is 0xff"), Bad("has no 'text'")
+    assert read(path, 1) == ["the", invalid, "cat", missing]
+    done = scale.encode("random", str(path), tmp_path / "out", on_error="skip")
+    assert done.rows == 2
+    assert done.skipped == [(str(path), 1, invalid.reason), (str(path), 3, missing.reason)]
+    with pytest.raises(ValueError, match=r"encode: .*x.parquet, row 1 is not UTF-8: byte 2"):
+        scale.encode("random", str(path), tmp_path / "other")
 
 
 def test_invalid_sources_are_named(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def _count(_: None, case: tuple[Block, bool]) -> Count:
 def count(block: Block, check: bool = True) -> Count:
     """Count the rows that begin in a block. If `check` is true, also find the first bad row."""
     if block.source.kind == ".parquet":
-        return _count_group(block)
+        return _count_group(block, check)
     if block.source.packed or block.end is None:
         return _count_stream(block.source, check)
     with block.source.open() as stream:
@@ -198,16 +198,16 @@ class _Seen:
         return int(self._begins[line]) if line < len(self._begins) else self._size
 
 
-def _count_group(block: Block) -> Count:
+def _count_group(block: Block, check: bool) -> Count:
     """Count the rows of a row group of a Parquet file."""
     texts = block.source.group(block.begin)
-    digest = digest_of(json.dumps(texts).encode())
-    bad = next((row for row, text in enumerate(texts) if text is None), None)
-    sizes = np.array([len(text or "") for text in texts], np.int64)
+    digest = digest_of(json.dumps(texts, default=str).encode())
+    numbered = enumerate(texts if check else ())
+    bad = next(((row, text.reason) for row, text in numbered if isinstance(text, Bad)), None)
+    sizes = np.array([0 if isinstance(text, Bad) else len(text) for text in texts], np.int64)
     marks = _marks(np.cumsum(sizes) - sizes)
     marks[:, 1] = marks[:, 0]
-    reason = None if bad is None else (bad, block.source.missing)
-    return Count(len(texts), marks, len(texts), digest, reason)
+    return Count(len(texts), marks, len(texts), digest, bad)
 
 
 def _first_bad(source: Source, data: bytes, at_begin: bool) -> tuple[int, str] | None:

@@ -65,10 +65,22 @@ class Source:
         except need("pyarrow", "scale").ArrowInvalid as error:
             raise ValueError(f"{self.path} is not a Parquet file: {error}") from None
 
-    def group(self, number: int) -> list[str | None]:
-        """Return the texts of a row group of a Parquet file."""
+    def group(self, number: int) -> list[str | Bad]:
+        """Return the texts of a row group of a Parquet file, with a `Bad` for each bad row."""
         column = self.parquet().read_row_group(number, columns=[self.column]).column(0)
-        return cast("list[str | None]", column.to_pylist())
+        try:
+            values = column.to_pylist()
+        except UnicodeDecodeError:
+            values = column.cast(need("pyarrow", "scale").large_binary()).to_pylist()
+        return [self._cell(value) for value in values]
+
+    def _cell(self, value: str | bytes | None) -> str | Bad:
+        """Return the text of a row of a Parquet file."""
+        try:
+            text = value.decode() if isinstance(value, bytes) else value
+        except UnicodeDecodeError as error:
+            return Bad(f"is not UTF-8: byte {error.start + 1} is 0x{error.object[error.start]:02x}")
+        return Bad(self.missing) if text is None else text
 
     def rows(self, lines: Iterable[str | ValueError]) -> Iterator[str | Bad]:
         """Return the text of each row in `lines`, or a `Bad` with the reason for a bad row."""
@@ -233,8 +245,7 @@ def rows_of(part: Part, most: int) -> Iterator[str | Bad]:
     """
     source = part.source
     if part.group is not None:
-        for text in source.group(part.group)[part.begin : part.end]:
-            yield Bad(source.missing) if text is None else text
+        yield from source.group(part.group)[part.begin : part.end]
         return
     with source.open() as stream:
         stream.seek(part.begin)
