@@ -1,4 +1,4 @@
-"""Write files completely or not at all."""
+"""Open files that users name, and write files completely or not at all."""
 
 import io
 import os
@@ -19,6 +19,20 @@ def named_folder(folder: StrPath, call: str) -> Path:
             f'{call}: the name of the folder is empty: give a name, or "." for the current folder'
         )
     return Path(folder)
+
+
+def ordinary(path: StrPath) -> Path:
+    """Return a path that is about to be read.
+
+    Every reader of a file that a user or a model names calls this function first, because a pipe
+    blocks its reader, and a device may have no end.
+
+    Raises:
+        ValueError: the path is a pipe, a socket or a device.
+    """
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise ValueError(f"{path} is a pipe, a socket or a device: copy its content to a file")
+    return Path(path)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ The command encodes the lines in groups, which are called windows. If the comman
 no output file.
 """
 
+import gzip
 import json
 import os
 import signal
@@ -74,6 +75,112 @@ def test_a_pipe_is_read_once(name: str | None, text: str, model: str, tmp_path: 
         assert done.exit_code == 2
         assert str(pipe) in done.stderr
         assert ("is empty" in done.stderr) if not text else ("line 2" in done.stderr)
+
+
+ROWS = {
+    ".txt": "the cat sat\n the mat \n",
+    ".jsonl": '{"n": 1, "said": "the cat sat"}\n{"said": " the mat ", "n": 2}\n',
+    ".csv": 'n,said\n1,the cat sat\n2," the mat "\n',
+}
+
+
+def written(path: Path) -> Path:
+    """Write the texts "the cat sat" and " the mat " into a file of the path's kind."""
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(ROWS[path.with_suffix("").suffix].encode()))
+    elif path.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = pa.table({"n": [1, 2], "said": ["the cat sat", " the mat "]})
+        pq.write_table(table, path, row_group_size=1)
+    else:
+        path.write_text(ROWS[path.suffix])
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["a.txt", "a.jsonl", "A.csv", "a.parquet", "a.jsonl.gz", "a.csv.gz"]
+)
+def test_each_kind_of_file_gives_its_texts(name: str, model: str, tmp_path: Path) -> None:
+    file, target = written(tmp_path / name), tmp_path / "out.jsonl"
+    done = encode(str(file), "-o", str(target), "--model", model, "--column", "said")
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [row["text"] for row in rows] == ["the cat sat", " the mat "]
+    vectors = qkv.load(model).encode(["the cat sat", " the mat "])
+    np.testing.assert_array_equal(np.float32([row["vector"] for row in rows]), vectors)
+
+
+def test_lines_json_and_csv_need_no_extra(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("dask", "distributed", "fsspec", "pyarrow"):
+        monkeypatch.setitem(sys.modules, module, None)
+    target = str(tmp_path / "out.npy")
+    for kind in ROWS:
+        file = written(tmp_path / f"a{kind}")
+        done = encode(str(file), "-o", target, "--model", model, "--column", "said")
+        assert done.exit_code == 0, done.output
+    for name in ("a.parquet", "a.csv.gz"):
+        (tmp_path / name).write_bytes(b"")
+        done = encode(str(tmp_path / name), "-o", target, "--model", model)
+        assert "is not installed: pip install '.[scale]'" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["notes.md", "notes", "a.tsv"])
+def test_a_file_of_another_kind_is_refused(name: str, model: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("the cat\n")
+    done = encode(str(tmp_path / name), "-o", str(tmp_path / "out.npy"), "--model", model)
+    assert done.exit_code == 2
+    assert "give a .txt, .jsonl or .csv file" in done.stderr
+    assert ".parquet" in done.stderr
+
+
+def test_a_row_without_a_text_is_named(model: str, tmp_path: Path) -> None:
+    target = str(tmp_path / "out.npy")
+    for name, content, said in (
+        (
+            "a.jsonl",
+            '{"text": "the cat"}\n{"text": 3}\n',
+            "a.jsonl, row 1 has a 'text' that is int",
+        ),
+        ("b.jsonl", '{"text": "the cat"}\nthe mat\n', "b.jsonl, row 1 is not JSON"),
+        ("a.csv", "n,text\n1,the cat\n2\n", "a.csv, row 1 has no 'text'"),
+        ("b.csv", 'text\nthe cat\n" "\n', "b.csv, row 1: the text is empty"),
+        ("c.csv", "n,said\n1,the cat\n", "choose one of the columns 'n', 'said'"),
+    ):
+        (tmp_path / name).write_text(content)
+        done = encode(str(tmp_path / name), "-o", target, "--model", model)
+        assert done.exit_code == 2
+        assert said in done.stderr
+
+
+def test_a_stream_of_lines_has_no_column(model: str, tmp_path: Path) -> None:
+    target = str(tmp_path / "out.npy")
+    done = encode("-", "-o", target, "--model", model, "--column", "text", stdin=b"the cat\n")
+    assert done.exit_code == 2
+    assert "standard input is read line by line and has no column 'text'" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the paths of open files are those of Linux")
+def test_a_redirected_file_of_any_name_is_read_by_lines(model: str, tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("the cat\non the mat\n")
+    with (tmp_path / "notes").open() as file:
+        path = f"/dev/fd/{file.fileno()}"
+        done = encode(path, "-o", str(tmp_path / "out.npy"), "--model", model)
+    assert done.exit_code == 0, done.output
+    assert "2 texts" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no named pipes in folders there")
+@pytest.mark.parametrize("kind", [".jsonl", ".csv", ".parquet"])
+def test_a_pipe_of_rows_is_refused(kind: str, model: str, tmp_path: Path) -> None:
+    pipe = tmp_path / f"pipe{kind}"
+    os.mkfifo(pipe)
+    done = encode(str(pipe), "-o", str(tmp_path / "out.npy"), "--model", model)
+    assert done.exit_code == 2
+    assert f"{pipe} is a pipe" in done.stderr
 
 
 def test_windows_keep_texts_beside_their_vectors(model: str, tmp_path: Path) -> None:
@@ -192,7 +299,7 @@ def test_an_input_that_shrinks_is_named(
     done = encode(str(file), "-o", str(tmp_path / f"out.{suffix}"), "--model", model)
     assert done.exit_code == 2
     assert done.stderr == (
-        f"qkv encode: {file} changed while it was read: it had 23 lines and now has 7 lines: "
+        f"qkv encode: {file} changed while it was read: it had 23 texts and now has 7 texts: "
         "read a copy of the file\n"
     )
     assert not (tmp_path / f"out.{suffix}").exists()

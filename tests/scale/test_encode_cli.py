@@ -79,7 +79,7 @@ def test_no_resume_replaces_the_vectors_of_changed_sources(
     assert "601 rows, " in errors
 
 
-@pytest.mark.parametrize("option", [["--column", "x"], ["--on-error", "skip"], ["--no-resume"]])
+@pytest.mark.parametrize("option", [["--on-error", "skip"], ["--no-resume"]])
 def test_options_for_many_files_need_a_cluster(
     option: list[str], files: list[str], tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from qkv.cli.options import json_option, model_option, writable
 from qkv.cli.output import print_json, say
 from qkv.files import replacing
-from qkv.text.lines import Lines, lines_of, read_lines
+from qkv.text.lines import Texts, lines_of, read_lines
 
 if TYPE_CHECKING:
     from qkv.models import Model
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # replaces each of these arguments by its option.
 _OPTIONS = {'on_error="skip"': "--on-error skip", "resume=False": "--no-resume"}
 _EMPTY = "{} is empty: write one text per line"
+_STREAMS = ("/dev/", "/proc/")  # the folders of standard input and of process substitutions
 
 
 @click.command()
@@ -46,7 +47,7 @@ _EMPTY = "{} is empty: write one text per line"
 @click.option(
     "--column",
     metavar="NAME",
-    help="With --cluster: the column that contains the texts. Default: text.",
+    help="The column of a .jsonl, .csv or .parquet file that contains the texts. Default: text.",
 )
 @click.option(
     "--on-error",
@@ -68,13 +69,14 @@ _EMPTY = "{} is empty: write one text per line"
 def encode(
     files: tuple[str, ...], output: str | None, cluster: str | None, as_json: bool, **options: Any
 ) -> None:
-    """Write a vector for each line of FILE (- for standard input).
+    """Write a vector for each text of FILE.
 
-    The command reads and writes FILE batch by batch, so FILE may be larger than the memory.
-    The output file appears only when it is complete.
+    FILE is a .txt with a text per line, or a .jsonl, .csv or .parquet with the texts in a column.
+    Standard input (-) and pipes have a text per line. The command reads and writes FILE batch by
+    batch, so FILE may be larger than the memory. The output file appears only when it is complete.
 
-    With --cluster, the input can be many FILEs (.txt, .jsonl, .csv, .parquet), and the output is a
-    folder of Parquet parts. An interrupted run continues where it stopped.
+    With --cluster, the input can be many FILEs, and the output is a folder of Parquet parts. An
+    interrupted run continues where it stopped.
     """
     context = click.get_current_context()
     if output is None and not (cluster and options["dry_run"]):
@@ -85,7 +87,7 @@ def encode(
         if as_json:
             print_json(result)
         return
-    model = options.pop("model")
+    model, column = options.pop("model"), options.pop("column")
     for name, value in options.items():
         if value:
             message = f"--{name.replace('_', '-')} is for many files: add --cluster local"
@@ -94,7 +96,7 @@ def encode(
         raise click.UsageError(f"{len(files)} files are given: add --cluster local", context)
     option = next(option for option in context.command.params if option.name == "output")
     writable(".npy", ".jsonl")(context, option, output)
-    _one_file(files[0], str(output), model, as_json)
+    _one_file(files[0], str(output), model, column, as_json)
 
 
 @contextmanager
@@ -141,25 +143,34 @@ def _many(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
-def _one_file(file: str, output: str, model: str | None, as_json: bool) -> None:
-    """Encode the lines of a file, or of standard input."""
+def _one_file(file: str, output: str, model: str | None, column: str | None, as_json: bool) -> None:
+    """Encode the texts of a file, or the lines of standard input."""
     from qkv.models import load_for
     from qkv.models.run.truncation import MOST
     from qkv.models.sentence.encode import EmptyText
+    from qkv.scale.sources import described, find_sources, texts_of
 
-    name = "standard input" if file == "-" else file
-    path = Path(file)
+    name, has_rows = "standard input" if file == "-" else file, False
     texts: Iterable[str]
     if file == "-":
         if sys.stdin is None:
             raise ValueError("standard input is closed: give a file")
         texts = read_lines(sys.stdin.buffer, name, MOST)
-    elif path.exists() and not (path.is_file() or path.is_dir()):  # a pipe can be read only once
+    elif _is_stream(file):
         texts = lines_of(file, MOST)
     else:
-        texts = Lines(file, MOST)
+        [source, *others] = find_sources(file, column or "text", "encode")
+        if others:
+            raise ValueError(f"{file} matches {len(others) + 1} files: add --cluster local")
+        source, has_rows = described(source, "encode"), source.kind != ".txt"
+        texts = Texts(file, lambda: texts_of(source, MOST))
         if not len(texts):
             raise ValueError(_EMPTY.format(file))
+    if column is not None and not isinstance(texts, Texts):
+        raise ValueError(
+            f"{name} is read line by line and has no column {column!r:.80}: give a .jsonl, .csv or "
+            ".parquet file, or omit --column"
+        )
     if isinstance(texts, Iterator) and model == "random":
         texts = list(texts)  # the random model builds its vocabulary from all texts
         if not texts:
@@ -168,12 +179,18 @@ def _one_file(file: str, output: str, model: str | None, as_json: bool) -> None:
     try:
         count, size = write_vectors(output, used, texts, name)
     except EmptyText as error:
-        raise ValueError(
-            f"{name}, line {error.number + 1}: the text is empty: {error.reason}"
-        ) from error
+        where = f"row {error.number}" if has_rows else f"line {error.number + 1}"
+        raise ValueError(f"{name}, {where}: the text is empty: {error.reason}") from error
     say(f"{used.name}: {_many(count, 'text')}, {size} numbers each, wrote {output}")
     if as_json:
         print_json({"model": used.name, "texts": count, "size": size, "output": output})
+
+
+def _is_stream(file: str) -> bool:
+    """Return whether a path is a pipe or a standard stream, whose lines are read only once."""
+    path = Path(file)
+    is_special = path.exists() and not (path.is_file() or path.is_dir())
+    return (is_special and path.suffix in ("", ".txt")) or file.startswith(_STREAMS)
 
 
 class Kept:

@@ -4,12 +4,15 @@ import csv
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import IO, Any, cast
+from itertools import chain, islice
+from typing import IO, Any
 
 from qkv.extras import need
-from qkv.text.lines import each_line
+from qkv.files import ordinary
+from qkv.text.lines import each_line, read_lines
 
 KINDS = (".txt", ".jsonl", ".csv", ".parquet")
 PACKED = (".gz", ".bz2", ".xz", ".zst")
@@ -43,6 +46,8 @@ class Source:
 
     def open(self) -> Any:
         """Open a stream of the file's bytes, decompressed."""
+        if not self.packed and "://" not in self.path:  # this needs no optional package
+            return ordinary(self.path).open("rb")
         return need("fsspec", "scale").open(self.path, "rb", compression="infer").open()
 
     @property
@@ -171,13 +176,15 @@ def _found(path: Any, column: str, call: str) -> Iterator[Source]:
     name = os.fspath(path)
     if not name:
         raise ValueError(f"{call}: the name of a source is empty: give a path or a glob")
-    files, inside = need("fsspec", "scale").core.url_to_fs(name)
-    names = [name]
+    names, local, is_glob = [name], "://" not in name, any(mark in name for mark in "*?[")
+    files: Any = os.path  # this needs no optional package
+    inside = str(ordinary(name)) if local else name
+    if not local or (is_glob and not files.isfile(name)):
+        files, inside = need("fsspec", "scale").core.url_to_fs(name)
     if not files.isfile(inside):
         if files.isdir(inside):
             raise IsADirectoryError(f"{call}: {name} is a folder: give {name.rstrip('/')}/*.txt")
-        matches = sorted(files.glob(inside)) if any(mark in name for mark in "*?[") else []
-        local = "://" not in name
+        matches = sorted(files.glob(inside)) if is_glob else []
         names = [match if local else files.unstrip_protocol(match) for match in matches]
         names = [match for match in names if files.isfile(match)]
         if not names:
@@ -253,6 +260,30 @@ def rows_of(part: Part, most: int) -> Iterator[str | Bad]:
         kept = most if source.kind == ".txt" else None
         at_begin = part.begin == 0 and source.kind != ".csv"
         yield from source.rows(each_line(piece, kept, at_begin=at_begin))
+
+
+def texts_of(source: Source, most: int) -> Iterator[str]:
+    """Yield all texts of a source, as `described` returned it.
+
+    Args:
+        source: the file.
+        most: the maximum number of characters of a .txt line, as in `read_lines`.
+
+    Raises:
+        ValueError: a row is bad; the message names the file and the row.
+    """
+    if source.kind == ".txt":
+        with source.open() as stream:
+            yield from read_lines(stream, source.path, most)
+        return
+    is_parquet, header = source.kind == ".parquet", int(source.kind == ".csv")
+    groups = range(source.parquet().num_row_groups) if is_parquet else [None]
+    parts = (Part(source, 0, 0, 0, 0, 0, sys.maxsize, group) for group in groups)
+    rows = chain.from_iterable(rows_of(part, most) for part in parts)
+    for row, text in enumerate(islice(rows, header, None)):
+        if isinstance(text, Bad):
+            raise ValueError(f"{source.path}, row {row} {text.reason}: correct it")
+        yield text
 
 
 class _Piece:

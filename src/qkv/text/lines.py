@@ -1,7 +1,7 @@
 """Read the lines of a text file; lines may have any length."""
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -9,34 +9,34 @@ from typing import Any, BinaryIO
 _BLOCK = 2**18  # the maximum number of bytes to read at once
 
 
-class Lines:
-    """The lines of a UTF-8 file, including blank lines; each iteration reads the file again.
+class Texts:
+    """The texts of a file, such as its lines; each iteration reads the file again.
 
     Args:
         file: its path.
-        most: the maximum number of characters of a line, as in `read_lines`.
+        read: a function that reads the file from its beginning and yields the texts.
 
     Raises:
-        ValueError: the file is not text, or now has fewer lines than when it was first read. Lines
-            that were appended to the file are ignored.
+        ValueError: the file now has fewer texts than when it was first read. Texts that were
+            appended to the file are ignored.
     """
 
-    def __init__(self, file: str, most: int) -> None:
-        self.file, self._most = file, most
-        self._count = sum(1 for _ in lines_of(file, most))
+    def __init__(self, file: str, read: Callable[[], Iterator[str]]) -> None:
+        self.file, self._read = file, read
+        self._count = sum(1 for _ in read())
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[str]:
         left = self._count
-        for text in islice(lines_of(self.file, self._most), left):
+        for text in islice(self._read(), left):
             left -= 1
             yield text
         if left:
             raise ValueError(
-                f"{self.file} changed while it was read: it had {self._count} lines and now has "
-                f"{self._count - left} lines: read a copy of the file"
+                f"{self.file} changed while it was read: it had {self._count} texts and now has "
+                f"{self._count - left} texts: read a copy of the file"
             )
 
 
