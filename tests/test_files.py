@@ -1,8 +1,10 @@
-"""Tests of writing a file completely or not at all."""
+"""Tests of writing a file completely or not at all, and of files that must not be opened."""
 
 import errno
+import json
 import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -150,3 +152,83 @@ def test_two_files_at_once_in_one_folder(tmp_path: Path) -> None:
         one.write(b"1")
         two.write(b"2")
     assert [(tmp_path / name).read_bytes() for name in ("one", "two")] == [b"1", b"2"]
+
+
+# A program that opens a pipe to which nobody writes, through every reader of files of strangers.
+PIPES = """
+import json, os, sys
+from pathlib import Path
+
+from click.testing import CliRunner
+
+import qkv
+from qkv.circuits import SAE
+from qkv.cli import main
+from qkv.models.files.find import cached
+from qkv.text import SubwordTokenizer
+
+home = Path(sys.argv[1])
+
+def pipe(*names):
+    home.joinpath(*names).parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(home.joinpath(*names))
+    return str(home.joinpath(*names))
+
+def with_pipe(name):
+    folder = home / name.replace(".", "-")
+    qkv.load("random").save(folder)
+    (folder / name).unlink(missing_ok=True)
+    pipe(folder.name, name)
+    return folder
+
+def command(*arguments):
+    done = CliRunner().invoke(main, list(arguments))
+    raise RuntimeError(f"exit {done.exit_code}: {done.stderr}")
+
+(home / "picture.md").write_text("![a](a.png)")
+(home / "finding.md").write_text("![a](a.json)")
+(home / "mine.py").write_text("def softmax(x): ...")
+pipe("a.png"), pipe("a.json")
+out = str(home / "out.html")
+(home / "sae").mkdir()
+(home / "sae" / "cfg.json").write_text("{}")
+os.environ["HF_HUB_CACHE"] = str(home / "hub")
+readers = {
+    "weights": lambda: qkv.load(with_pipe("model.safetensors")),
+    "config": lambda: qkv.load(with_pipe("config.json")),
+    "tokenizer": lambda: SubwordTokenizer.from_file(pipe("tokenizer.json")),
+    "reference": lambda: cached("a/b", pipe("hub", "models--a--b", "refs", "v1") and "v1"),
+    "autoencoder": lambda: SAE.load(Path(pipe("sae", "sae_weights.safetensors")).parent),
+    "trace": lambda: qkv.Trace.load(pipe("trace.safetensors")),
+    "finding": lambda: qkv.Finding.load(home / "a.json"),
+    "verify": lambda: command("verify", str(home / "a.json")),
+    "article": lambda: command("publish", pipe("article.md"), "-o", out),
+    "picture": lambda: command("publish", str(home / "picture.md"), "-o", out),
+    "finding of an article": lambda: command("publish", str(home / "finding.md"), "-o", out),
+    "check": lambda: command("check", pipe("hers.py")),
+    "check_file": lambda: qkv.marking.check_file(pipe("theirs.py")),
+    "roster": lambda: command("check", str(home / "mine.py"), "--roster", pipe("roster.csv")),
+    "key": lambda: command("serve", "--api-key-file", pipe("key")),
+    "corpus": lambda: command("train", pipe("corpus.txt"), "-o", out, "--objective", "causal"),
+    "rows": lambda: command("encode", pipe("rows.jsonl"), "-o", str(home / "out.npy")),
+    "onnx": lambda: command("conform", pipe("attention.onnx")),
+}
+for name, read in readers.items():
+    try:
+        found = read()
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+    print(json.dumps([name, str(found)]), flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no named pipes in folders there")
+def test_no_reader_waits_for_a_pipe(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PIPES, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    said = dict(map(json.loads, done.stdout.splitlines()))
+    expected = dict.fromkeys(said, "is a pipe, a socket or a device")
+    expected |= dict.fromkeys(("weights", "config"), "it is not an ordinary file")
+    expected |= {"autoencoder": "has no sae_weights", "corpus": "is not a regular file"}
+    assert len(said) == 18
+    assert not {name: text for name, text in said.items() if expected[name] not in text}

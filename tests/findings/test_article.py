@@ -103,3 +103,27 @@ def test_files_that_are_not_there_or_too_large(
         ValueError, match=r"the picture b\.png has 8 bytes: give a picture of at most 3 bytes"
     ):
         parts_of(tmp_path, "![b](b.png)")
+
+
+@pytest.mark.parametrize("way", ["..", "absolute", "link", "folder"])
+@pytest.mark.parametrize("name", ["b.png", "b.json"])
+def test_files_outside_the_folder_are_refused(name: str, way: str, tmp_path: Path) -> None:
+    folder, outside = tmp_path / "article", tmp_path / "private" / name
+    folder.mkdir()
+    outside.parent.mkdir()
+    outside.write_bytes(PIXEL)
+    (folder / name).symlink_to(outside)
+    (folder / "inner").symlink_to(outside.parent)
+    paths = {"..": f"../private/{name}", "absolute": f"{outside}", "link": name}
+    source = paths.get(way, f"inner/{name}")
+    with pytest.raises(ValueError, match=rf"article\.md: {source} is outside the folder of the"):
+        parts_of(folder, f"![a]({source})")
+
+
+def test_links_within_the_folder_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "article" / "inner").mkdir(parents=True)
+    (tmp_path / "article" / "inner" / "b.png").write_bytes(PIXEL)
+    (tmp_path / "article" / "a.png").symlink_to("inner/b.png")
+    (tmp_path / "link").symlink_to("article")
+    _, [html] = parts_of(tmp_path / "link", "![a](a.png) ![b](inner/b.png)")
+    assert html.count(base64.b64encode(PIXEL).decode()) == 2

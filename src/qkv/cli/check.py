@@ -10,6 +10,7 @@ import click
 from qkv.cli.errors import FAILED
 from qkv.cli.options import json_option, writable
 from qkv.cli.output import print_json, tell
+from qkv.files import ordinary
 from qkv.visible import visible
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def _unwritten(table: "ClassTable", paths: Mapping[str, Any]) -> Iterator[str]:
 
 def _readable(file: str) -> None:
     """Raise an error if a file cannot be read."""
-    with open(file, "rb"):
+    with open(ordinary(file), "rb"):
         pass
 
 

@@ -1,11 +1,10 @@
 """`qkv serve`, which serves a model over HTTP."""
 
-from pathlib import Path
-
 import click
 
 from qkv.cli.options import model_option
 from qkv.cli.output import say
+from qkv.files import ordinary
 
 
 @click.command()
@@ -80,7 +79,7 @@ def read_key(path: str) -> str:
         ValueError: the file does not contain exactly one word of ASCII characters.
         OSError: the file cannot be read.
     """
-    text = Path(path).read_bytes()
+    text = ordinary(path).read_bytes()
     try:
         key = text.decode("ascii").strip()
     except UnicodeDecodeError:

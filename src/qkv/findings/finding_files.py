@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from qkv.arrays import shown
 from qkv.edits import edits_of, schema as edits_schema
-from qkv.files import StrPath, replacing
+from qkv.files import StrPath, ordinary, replacing
 
 _MOST = 2**26  # The maximum size of a file in bytes; the edits in a file may contain large arrays.
 _TYPES: dict[str, Any] = {
@@ -44,7 +44,7 @@ def read(path: StrPath) -> dict[str, Any]:
         FileNotFoundError: the file does not exist.
         ValueError: the file is not a finding; the message gives the field and the broken rule.
     """
-    size = Path(path).stat().st_size
+    size = ordinary(path).stat().st_size
     if size > _MOST:
         raise ValueError(
             f"{path}: the file has {size} bytes: give a finding of at most {_MOST} bytes"
@@ -134,14 +134,15 @@ def read_article(path: StrPath, load: Callable[[Path, str], Item]) -> tuple[str,
 
     Raises:
         FileNotFoundError: the article, a finding or a picture does not exist.
-        ValueError: the article is not UTF-8; a finding is in a paragraph with other text; or a
-            picture is not a local file or is too large.
+        ValueError: the article is not UTF-8; a finding is in a paragraph with other text; a finding
+            or a picture is outside the article's folder; or a picture is not a local file or is too
+            large.
     """
     from markdown_it import MarkdownIt
 
     folder = Path(path).parent
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        text = ordinary(path).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: it is not UTF-8: {error.reason} at byte {error.start}") from None
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
@@ -157,7 +158,8 @@ def read_article(path: StrPath, load: Callable[[Path, str], Item]) -> tuple[str,
     for is_finding, some in groupby(tokens, key=lambda token: token.type == "finding"):
         if is_finding:
             images = [image for token in some for image in token.children or ()]
-            parts += [load(folder / _target(image), image.content) for image in images]
+            paths = [_inside(folder, _target(image), path) for image in images]
+            parts += map(load, paths, (image.content for image in images))
         else:
             parts.append(markdown.renderer.render(list(some), markdown.options, {}))
     headings = (inner for before, inner in pairwise(tokens) if before.type == "heading_open")
@@ -193,6 +195,19 @@ def _folded(tokens: "list[Token]", path: str) -> "Iterator[Token]":
             yield from filter(None, (token, inline))
 
 
+def _inside(folder: Path, name: str, path: StrPath) -> Path:
+    """Return the path of a file that an article names; refuse files outside its folder.
+
+    A stranger's article could otherwise publish private files.
+    """
+    file = ordinary(folder / name)
+    if not file.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"{path}: {name} is outside the folder of the article: copy the file into the folder"
+        )
+    return file
+
+
 def _embedded(folder: Path, source: str, path: str) -> str:
     """Return a picture as a data URL."""
     kind = mimetypes.guess_type(source)[0] or ""
@@ -203,7 +218,7 @@ def _embedded(folder: Path, source: str, path: str) -> str:
             f"{path}: the picture {source} is not a local picture file, but the page must work "
             "offline: name a .png, .svg, .jpg or .gif file"
         )
-    content = (folder / unquote(source)).read_bytes()
+    content = _inside(folder, unquote(source), path).read_bytes()
     if len(content) > _LARGEST_PICTURE:
         raise ValueError(
             f"{path}: the picture {source} has {len(content)} bytes: give a picture of at most "

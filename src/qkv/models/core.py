@@ -471,8 +471,8 @@ class Core:
                 model.
 
         Raises:
-            ValueError: the name of the folder is empty; `dtype` is unknown; or a tensor has values
-                too large for this dtype.
+            ValueError: the name of the folder is empty; `dtype` is unknown; a tensor has values
+                too large for this dtype; or a JSON file of the model is a link out of its folder.
             OSError: the folder cannot be written.
 
         >>> import qkv, tempfile
@@ -484,8 +484,13 @@ class Core:
         >>> bool(np.abs(same.parameters["embed.weight"] - table).max() < np.abs(table).max() / 250)
         True
         """
-        kind = storage_type(dtype)
-        for model in reversed(self._all_routes()):
+        kind, models = storage_type(dtype), self._all_routes()
+        if linked := next(filter(None, (model.sentence.linked for model in models)), None):
+            raise ModelError(
+                f"save: {linked} is a link to a file outside the model's folder, whose content "
+                "`save` would copy: replace the link by the file and load the model again"
+            )
+        for model in reversed(models):
             save_model(
                 folder,
                 config=None if model.sentence.static else model.config,

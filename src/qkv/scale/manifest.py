@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from qkv.arrays import is_whole_number, shown
 from qkv.extras import need
-from qkv.files import replacing
+from qkv.files import ordinary, replacing
 from qkv.models.files.read import first_line
 
 # Programs that read a folder of Parquet files skip names that begin with "_" or ".".
@@ -66,6 +66,8 @@ class Folder:
         """Read a file; return None if it does not exist."""
         files, path = self._there
         try:
+            if self.is_local:
+                return ordinary(self.path_of(name)).read_bytes()
             return cast("bytes", files.cat_file(f"{path.rstrip('/')}/{name}"))
         except FileNotFoundError:
             return None

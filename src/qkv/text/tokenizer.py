@@ -5,14 +5,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from qkv.arrays import Array, as_array
-from qkv.files import StrPath, replacing
+from qkv.files import StrPath, ordinary, replacing
 from qkv.text.growth import GROWN, USUAL, growth
 from qkv.text.tokenized import Tokenized, from_bytes
 
@@ -266,7 +265,7 @@ class SubwordTokenizer(Tokenizer):
         """
         import tokenizers as library
 
-        path = Path(path)
+        path = ordinary(path)
         if not path.exists():
             raise FileNotFoundError(f"SubwordTokenizer.from_file: there is no file {path}")
         if path.is_dir():

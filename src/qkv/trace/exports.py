@@ -3,14 +3,13 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array, Arrays
 from qkv.extras import need
-from qkv.files import StrPath, replacing
+from qkv.files import StrPath, ordinary, replacing
 from qkv.trace.activations import WORDS, parse
 
 Unpack = Callable[[Arrays, Mapping[str, Any]], Any]
@@ -41,7 +40,7 @@ def read_trace(path: StrPath, kinds: Mapping[str, Unpack], *, call: str, what: s
     """
     from safetensors import SafetensorError, safe_open
 
-    if not Path(path).is_file():
+    if not ordinary(path).is_file():
         raise FileNotFoundError(f"{call}: there is no file {path}")
     broken = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
     try:

@@ -295,6 +295,42 @@ def test_links_of_the_hugging_face_cache_are_followed(folder, tmp_path, shared):
     np.testing.assert_array_equal(load(snapshot)(IDS).last_hidden_state, expected)
 
 
+@pytest.mark.parametrize("name", ["special_tokens_map.json", "generation_config.json"])
+def test_save_copies_no_file_from_outside_the_folder(folder, tmp_path, name):
+    secret = tmp_path / "secret.json"
+    secret.write_text('{"password": "swordfish"}')
+    folder.write()
+    (folder.path / name).symlink_to(secret)
+    model = load(folder.path)
+    with pytest.raises(ModelError, match=rf"save: .*{name} is a link to a file outside"):
+        model.save(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+def test_a_model_with_links_of_the_hugging_face_cache_is_saved(folder, tmp_path):
+    expected = load(folder.write())(IDS).last_hidden_state
+    (folder.path / "special_tokens_map.json").write_text("{}")
+    home = tmp_path / "models--some--model"
+    snapshot = home / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (home / "blobs").mkdir()
+    for path in folder.path.iterdir():
+        path.rename(home / "blobs" / f"of-{path.name}")
+        (snapshot / path.name).symlink_to(f"../../blobs/of-{path.name}")
+    load(snapshot).save(tmp_path / "saved")
+    np.testing.assert_array_equal(load(tmp_path / "saved")(IDS).last_hidden_state, expected)
+    assert (tmp_path / "saved" / "special_tokens_map.json").read_text() == "{}"
+
+
+def test_weights_that_are_a_link_to_another_disk(folder, tmp_path):
+    expected = load(folder.write())(IDS).last_hidden_state
+    weights = folder.path / "model.safetensors"
+    weights.rename(tmp_path / "weights")
+    weights.symlink_to(tmp_path / "weights")
+    load(folder.path).save(tmp_path / "saved")
+    np.testing.assert_array_equal(load(tmp_path / "saved")(IDS).last_hidden_state, expected)
+
+
 def test_a_shard_that_is_a_link_to_itself(folder):
     sharded(folder)
     shard = folder.path / "model-2.safetensors"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.files import ordinary
 from qkv.marking.conformance import adapters
 from qkv.marking.conformance.called import Callee, Library, callee, library
 from qkv.marking.conformance.inputs import draw, laid
@@ -46,7 +47,7 @@ def load(target: str, names: Mapping[str, str] | None) -> Callee:
     if target in adapters.BUILT_IN:
         return adapters.BUILT_IN[target]()
     if target.endswith(".onnx"):
-        return adapters.onnx_file(target, names)
+        return adapters.onnx_file(str(ordinary(target)), names)
     where, colon, name = target.rpartition(":")
     if not colon:
         built_in = ", ".join(adapters.BUILT_IN)

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from qkv.files import StrPath, replacing
+from qkv.files import StrPath, ordinary, replacing
 from qkv.marking.files.source import NOTEBOOK
 from qkv.marking.files.verdicts import not_marked
 from qkv.marking.result import CheckResult
@@ -60,7 +60,7 @@ def read_roster(path: StrPath) -> list[tuple[str, str]]:
         ValueError: a column is missing, an id occurs twice, or the file is not CSV in UTF-8.
         OSError: the file cannot be read.
     """
-    with open(path, newline="", encoding="utf-8-sig") as lines:
+    with open(ordinary(path), newline="", encoding="utf-8-sig") as lines:
         try:
             reader = csv.DictReader(lines)
             named = {(name or "").strip().lower(): name for name in reader.fieldnames or ()}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qkv.arrays import whole_number
-from qkv.files import StrPath
+from qkv.files import StrPath, ordinary
 from qkv.marking.errors import type_name, words_of
 from qkv.marking.files.library_calls import answers
 from qkv.marking.files.remote import Remotes, StudentFunction
@@ -85,7 +85,7 @@ def check_file(
         if limit is not None and not limit > 0:
             raise ValueError(f"check_file: {name} is {limit}: give a positive number")
     whole_number(seed, call="check_file", name="seed", least=0)
-    with open(path, "rb"):  # `open` raises an error if the path is a folder or unreadable
+    with open(ordinary(path), "rb"):  # `open` raises an error if the path is a folder or unreadable
         pass
     file = _File(str(Path(path).resolve()), seed, seconds)
     results: list[_Verdict] = []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.extras import need
-from qkv.files import StrPath
+from qkv.files import StrPath, ordinary
 from qkv.models.files.config import lacking
 from qkv.models.files.read import CONFIG, MODULES, NEEDED, ModelError, first_line, shards
 from qkv.models.files.short_names import SHORT_NAMES, Known
@@ -157,7 +157,7 @@ def cached(hub_id: str, revision: str | None = None) -> Path | None:
     commit = revision
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
         reference = home / "refs" / revision
-        commit = reference.read_text(encoding="utf-8", errors="replace").strip()
+        commit = ordinary(reference).read_text(encoding="utf-8", errors="replace").strip()
     if not re.fullmatch(r"\w+", commit):
         return None
     snapshot = home / "snapshots" / commit

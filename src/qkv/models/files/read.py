@@ -1,6 +1,7 @@
 """Read a model's files: file names, `ModelError`, JSON, and the list of shards."""
 
 import json
+import math
 import os
 import stat
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -66,9 +67,12 @@ def shards(folder: Path) -> dict[str, str] | None:
     return dict(names)
 
 
-def stays(path: Path) -> bool:
-    """Return whether the target of `path` is in the same folder or in the Hugging Face cache."""
-    real, home = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
+def stays(path: Path, folder: Path | None = None) -> bool:
+    """Return whether the target of `path` is in `folder` or in the Hugging Face cache.
+
+    If `folder` is None, it is the folder of `path`.
+    """
+    real, home = (Path(os.path.realpath(one)) for one in (path, folder or path.parent))
     roots = [home]
     for above in home.parents:
         if above.name == "snapshots":  # A snapshot's files are links into the folder "blobs".
@@ -76,8 +80,8 @@ def stays(path: Path) -> bool:
     return any(real.is_relative_to(root) for root in roots)
 
 
-def need_file(path: Path, most: int) -> None:
-    """Check that a path is a regular file of at most `most` bytes.
+def need_file(path: Path, most: float = math.inf) -> None:
+    """Check that a path is a regular file of at most `most` bytes, before it is opened.
 
     Raises:
         ModelError: the file is missing, too large, or not a regular file.

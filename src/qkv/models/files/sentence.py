@@ -33,6 +33,7 @@ SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 # `TOP` into the model's folder.
 BESIDE = (*LIMITS, TOKENIZER_CONFIG, "special_tokens_map.json")
 TOP = (read.PROMPTS, read.MODULES)
+_COPIED = (read.CONFIG, read.TOKENIZER, read.GENERATION, read.PREPROCESSOR, read.PROCESSOR)
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Sentence:
         activation: torch's name for the activation that a cross-encoder applies to its logits. If
             `activation` is None, config.json may name the activation.
         files: the contents of the files that were read, keyed by their path in the model's folder.
+        linked: the first JSON file that is a link out of the model's folder. `save` refuses to copy
+            such a file, because its content may be private.
     """
 
     home: str = ""
@@ -76,6 +79,7 @@ class Sentence:
     truncate_dim: int | None = None
     activation: str | None = None
     files: dict[str, bytes] = field(default_factory=dict)
+    linked: Path | None = None
 
     @property
     def pair_limit(self) -> int | None:
@@ -244,7 +248,9 @@ def read_sentence(folder: Path, modules: Sequence[Module], listed: Sequence[str]
         if (folder / name).is_file():
             read.need_file(folder / name, read.MOST_JSON)
             contents[name] = (folder / name).read_bytes()
-    return Sentence(**fields, files=contents)
+    files += [str(PurePosixPath(home, name)) for name in _COPIED]
+    linked = next((folder / name for name in files if not read.stays(folder / name, folder)), None)
+    return Sentence(**fields, files=contents, linked=linked)
 
 
 def _pooling(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type
 from qkv.models.files.config import lacking
-from qkv.models.files.read import INDEX, WEIGHTS, ModelError, first_line, shards
+from qkv.models.files.read import INDEX, WEIGHTS, ModelError, first_line, need_file, shards
 
 SCALE = "_scale"  # The scales of the matrix X have the name X + "_scale".
 MOST = 127  # The largest int8 number in a row.
@@ -269,6 +269,7 @@ def header(path: Path) -> dict[str, Stored]:
     """Check the header of a file with the safetensors library, and return the file's tensors."""
     from safetensors import SafetensorError, safe_open
 
+    need_file(path)
     try:
         with safe_open(path, framework="numpy"), path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
