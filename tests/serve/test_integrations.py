@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 import subprocess
 import sys
@@ -84,6 +85,21 @@ def test_chroma_tells_queries_from_documents(prompted: str) -> None:
     assert isinstance(function, chromadb.EmbeddingFunction)
     assert not function.is_legacy()
     assert ForChroma.build_from_config(function.get_config()).get_config() == {"model": prompted}
+
+
+def test_chroma_stores_paths_and_numbers_of_numpy(prompted: str) -> None:
+    options = {"truncate_dim": np.int64(20), "normalize_embeddings": np.bool_(True)}
+    function = ForChroma(Path(prompted), **options)
+    client = chromadb.EphemeralClient()
+    texts = client.create_collection("numbers", embedding_function=function)
+    texts.add(ids=["river", "loan", "cat"], documents=TEXTS)
+    kept = texts.get(include=["embeddings"])["embeddings"]
+    model = qkv.load(prompted)
+    expected = model.encode_document(TEXTS, truncate_dim=20, normalize_embeddings=True)
+    np.testing.assert_allclose(kept, expected, atol=1e-6)
+    config = {"model": prompted, "truncate_dim": 20, "normalize_embeddings": True}
+    assert json.loads(json.dumps(function.get_config())) == config
+    client.delete_collection("numbers")
 
 
 def test_a_store_of_langchain() -> None:

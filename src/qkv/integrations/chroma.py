@@ -3,9 +3,13 @@
 The class is created on first use, so that Chroma is not imported earlier.
 """
 
+import os
 from functools import cache
 from typing import Any
 
+import numpy as np
+
+from qkv.files import StrPath
 from qkv.models import load
 
 
@@ -20,8 +24,11 @@ class Encoding:
     3
     """
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
-        self._model, self._options, self._config = load(model), options, {"model": model, **options}
+    def __init__(self, model: StrPath | None = None, **options: Any) -> None:
+        self._model, self._options = load(model), options
+        # Chroma stores this dict as JSON, which has neither paths nor NumPy's numbers.
+        given = {"model": model if model is None else os.fspath(model), **options}
+        self._config = {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
 
     def __call__(self, input: list[str]) -> Any:
         """Return one vector, (D,), per document."""

@@ -3,6 +3,7 @@
 from functools import cache
 from typing import Any
 
+from qkv.files import StrPath
 from qkv.models import load
 
 
@@ -17,7 +18,7 @@ class Encoding:
     3
     """
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
+    def __init__(self, model: StrPath | None = None, **options: Any) -> None:
         self._model, self._options = load(model), options
 
     def embed_documents(self, texts: list[str]) -> Any:
