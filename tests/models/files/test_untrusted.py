@@ -15,6 +15,7 @@ from qkv.models import ModelError, load
 from qkv.models.families import FAMILIES, PUBLISHED
 from qkv.models.families.rope import read_rotary
 from qkv.models.files.config import Config
+from qkv.models.files.tensors import Tensors
 
 from ..small_models import CONFIGS, write_small
 from ..support import CONFIG, Folder, bert_tensors, tokenizer_json
@@ -96,6 +97,17 @@ def test_a_shape_that_contradicts_its_byte_range_is_refused(folder, shape, name)
     header[name]["shape"] = shape
     put_header(path, header, numbers)
     refused(folder.path, "model.safetensors")
+
+
+def test_a_header_of_very_many_tensors_is_refused(folder, monkeypatch):
+    path = folder.write() / "model.safetensors"
+    header, numbers = taken_apart(path)
+    empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    put_header(path, header | {f"t{number}": empty for number in range(200_000)}, numbers)
+    monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("the header was parsed"))
+    monkeypatch.setattr("safetensors.safe_open", lambda *_, **__: pytest.fail("it was opened"))
+    with pytest.raises(ModelError, match=r"its header has \d+ bytes: the maximum is 8388608 bytes"):
+        Tensors(folder.path)
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,7 @@ KINDS = {np.dtype(kind).name: name for name, kind in TYPES.items()}
 KINDS |= {"uint16": "U16", "bfloat16": "BF16"}
 FLOATS = ("F64", "F32", "F16", "BF16")
 _MOST_DIMENSIONS = 32
+_MOST_HEADER = 8 * 2**20  # In bytes. Reading a header of 200,000 tensors takes seconds.
 _MOST_NUMBERS = 2**59  # The product of a tensor's non-zero dimensions must be below this limit.
 
 
@@ -271,11 +272,20 @@ def header(path: Path) -> dict[str, Stored]:
 
     need_file(path)
     try:
-        with safe_open(path, framework="numpy"), path.open("rb") as stream:
+        with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
+            if _MOST_HEADER < length < path.stat().st_size:
+                raise ModelError(
+                    f"{path}: its header has {length} bytes: the maximum is {_MOST_HEADER} bytes, "
+                    "enough for 50,000 tensors: split the file into shards"
+                )
+            with safe_open(path, framework="numpy"):
+                pass
             header = json.loads(stream.read(length), object_pairs_hook=_once)
         # The operating system reads values from the disk only when NumPy uses the values.
         numbers = np.memmap(path, np.uint8, mode="r").view(np.ndarray)[8 + length :]
+    except ModelError:
+        raise
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
             f"{path}: the file is truncated or not a safetensors file: {first_line(error)}: "
