@@ -44,6 +44,23 @@ def test_csv_escapes_names_that_look_like_formulas(tmp_path, sign):
     assert [row[0] for row in rows(tmp_path / "c")] == ["file", f"'{sign}1+1.py", f"a{sign}.py"]
 
 
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        *((f"{sign}1+1", f"'{sign}1+1") for sign in "\uff1d\uff0b\uff0d\uff20"),
+        *((f"Ann;{sign}1+1", f"Ann;'{sign}1+1") for sign in "=+-@\uff1d\uff0b\uff0d\uff20"),
+        ("=1;=2; \uff1d3", "'=1;'=2;' \uff1d3"),
+        ("Ann\t=1\n=2", "Ann\t'=1\n'=2"),
+        ("Ann; Bob-Lee", "Ann; Bob-Lee"),
+        ("a\uff1db", "a\uff1db"),
+    ],
+)
+def test_csv_escapes_formulas_of_any_spreadsheet(tmp_path, name, written):
+    """Some spreadsheets separate cells at semicolons, and read full-width signs as formulas."""
+    ClassTable([(name, (RIGHT,))]).write_csv(tmp_path / "c")
+    assert rows(tmp_path / "c")[1][0] == written
+
+
 def test_a_name_that_is_not_utf_8_is_written_all_the_same(tmp_path):
     name = b"caf\xe9.py".decode("utf-8", "surrogateescape")
     table = ClassTable([(name, (WRONG,))])

@@ -20,6 +20,8 @@ from qkv.marking.tasks import TASKS
 
 Marked = tuple[str, Sequence[CheckResult]]  # the name and the verdicts of a file
 _COLUMNS = ("id", "name")
+# The start of a cell, and a sign with which a formula begins, also in its full-width form.
+_FORMULA = re.compile(r"(^|[;\t\r\n])(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r])")
 
 
 @dataclass(frozen=True)
@@ -269,8 +271,11 @@ def _points(results: Sequence[CheckResult]) -> int:
 
 
 def _plain(name: str) -> str:
-    """Prefix a name with `'` if a spreadsheet would treat the name as a formula."""
-    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
+    """Put a `'` before each part of a name that a spreadsheet would treat as a formula.
+
+    Some spreadsheets also separate cells at semicolons, and read full-width signs like `=`.
+    """
+    return _FORMULA.sub(r"\1'", name)
 
 
 def files_in(folder: StrPath) -> list[str]:
