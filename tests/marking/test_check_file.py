@@ -178,7 +178,7 @@ BROKEN = [
     ("exits", "import os\nos._exit(3)", "exit code 3"),
     ("file-raises", "x = 1 / 0", "line 1: ZeroDivisionError"),
     ("asks-for-input", "name = input()\n" + SOFTMAX, "line 1: EOFError"),
-    ("no-function", "def soft_max(x):\n    return x", "it defines soft_max;"),
+    ("no-function", "def mine(q, k, v):\n    return v", "it defines mine;"),
     ("no-function", "", "it defines nothing;"),
     ("process-died", SOFTMAX + "\nimport os\nos.abort()", "SIGABRT"),
     ("out-of-memory", SOFTMAX + "\nx = np.ones((1 << 20, 1 << 20))", "MemoryError"),
@@ -417,10 +417,41 @@ def test_writes_to_other_file_descriptors_do_not_disturb(file):
 
 @pytest.mark.usefixtures("quick")
 def test_a_missing_function_verdict_lists_the_defined_functions(file):
-    result = only(file("def soft_max(x):\n    return x"), "softmax")
+    result = only(file("def soft_max(x):\n    return x\ndef other(): ..."), "softmax")
     assert result.mistakes == ("missing-function",)
     assert "the file has no softmax" in result.message
-    assert "it has soft_max" in result.message
+    assert "it has other, soft_max" in result.message
+
+
+LONE = SOFTMAX.replace("softmax", "mine")
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("task", ["softmax", None])
+def test_a_lone_function_of_any_name_is_marked(file, task):
+    """Without a requested task, only the task softmax gives a function the parameter `x` alone."""
+    right = only(file(LONE), task)
+    assert (right.task, right.points) == ("softmax", 10)
+    wrong = only(file("def mine(x):\n    return x / x.sum(axis=-1, keepdims=True)"), task)
+    assert (wrong.task, wrong.mistakes) == ("softmax", ("no-exp",))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_lone_function_is_marked_for_the_requested_task(file):
+    mine = file("def mine(query, key, value):\n    return value")
+    assert only(mine).mistakes == ("no-function",)  # its parameters fit several tasks
+    assert "missing-function" not in only(mine, "attention").mistakes
+    mask = file("def mine(n):\n    return [[j <= i for j in range(n)] for i in range(n)]")
+    assert only(mask, "causal_mask").points == 10
+    assert only(mask, "mask").points == 10
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "source", [LONE + "\ndef other(x): ...", SOFTMAX, "class Mine:\n    pass", "mine = 3"]
+)
+def test_a_function_that_may_belong_to_another_task_is_not_marked(file, source):
+    assert only(file(source), "closeness").mistakes == ("missing-function",)
 
 
 @pytest.mark.attack

@@ -34,7 +34,7 @@ def points(marked: tuple[CheckResult, ...]) -> dict[str | None, int]:
 def test_the_cells_run_in_order_in_one_module(book):
     first, rest = SOFTMAX.split("\n", 1)
     assert points(check_file(book(first, rest))) == {"softmax": RIGHT}
-    (late,) = check_file(book("softmax = later", SOFTMAX.replace("softmax", "later")))
+    (late,) = check_file(book("softmax = later", SOFTMAX.replace("softmax", "later"), "def f(): 0"))
     assert late.mistakes == ("missing-function",)
     assert "Code cell 1 fails: NameError: name 'later' is not defined" in late.message
 

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 
 from qkv.marking.errors import in_words, line_of, type_name, words_of
 from qkv.marking.files.library_calls import Watch
-from qkv.marking.files.source import NOTEBOOK, defined, read_notebook, tasks_in
+from qkv.marking.files.source import NOTEBOOK, defined, read_notebook, tasks_for, tasks_in
 from qkv.marking.files.verdicts import no_function, of_error
 from qkv.marking.files.wire import Packed, Packer, unpack
 from qkv.marking.isolated import leave, serve
@@ -94,12 +94,17 @@ class _Submission:
                 cells_of = [*tasks, *(made_for or ())]
                 tell(cells_of)
                 failures = book.run(self.module, Path(self.file).name, lambda: tell(cells_of))
-            if not tasks:  # the file defines no function that a task asks for
-                return {"result": _verdict(no_function(names))}
         except BaseException as error:
             return {"result": _verdict(of_error(error, self.file))}
-        own = [name for name, thing in vars(self.module).items() if _is_of_the_file(thing)]
-        return {"tasks": tasks, "failures": failures, "own": own}
+        own = {name: thing for name, thing in vars(self.module).items() if _is_of_the_file(thing)}
+        lone = [name for name, thing in own.items() if type(thing) is FunctionType]
+        if made_for or len(lone) > 1 or tasks_in({*lone}):
+            lone = []  # only a file's single function may have a name that no task looks for
+        elif lone and not tasks and len(fitting := tasks_for(own[lone[0]])) == 1:
+            tasks = fitting
+        if not tasks:  # the file defines no function that a task asks for
+            return {"result": _verdict(no_function(names))}
+        return {"tasks": tasks, "failures": failures, "own": [*own], "lone": lone}
 
     def _value(self, request: Packed) -> Any:
         """Return information about the file or about one of its objects."""

@@ -38,6 +38,9 @@ def check_file(
 ) -> tuple[CheckResult, ...]:
     r"""Mark the functions of a Python file or a Jupyter notebook in a separate process.
 
+    If the file has a single function, the function may have any name, provided that `task` is given
+    or that the parameters fit only one task.
+
     A lesson's notebook is marked only for the tasks of the lesson. Functions that the lesson itself
     defines are not marked. The code cells run in order, but magics such as `%time` are removed. If
     a cell fails, the verdict names the cell, and the following cells still run.
@@ -150,14 +153,14 @@ class _File(NamedTuple):
             if "result" in read:
                 return [(_unpacked(read["result"]), "")], []
             tasks = [task if task in tasks else task_of(task).name for task in read["tasks"]]
-            failures, own = [*map(str, read["failures"])], [*map(str, read["own"])]
+            failures, own, lone = ([*map(str, read[name])] for name in ("failures", "own", "lone"))
         except Ended as end:
             return [(not_marked(end.key, end.shows, None), "")], []
         for number, name in enumerate(tasks):
             remotes = Remotes(process.ask)
             process.begin(self.limit([name]))
             try:
-                result, helper = self._verdict(remotes, name, own)
+                result, helper = self._verdict(remotes, name, own, lone)
             except Ended as end:
                 results.append((not_marked(end.key, end.shows, name), ""))
                 return results, tasks[number + 1 :]
@@ -169,7 +172,7 @@ class _File(NamedTuple):
             results.append((result, helper))
         return results, []
 
-    def _verdict(self, remotes: Remotes, name: str, own: list[str]) -> _Verdict:
+    def _verdict(self, remotes: Remotes, name: str, own: list[str], lone: list[str]) -> _Verdict:
         """Mark a function or values for a task; if the marker fails, the verdict reports this."""
         try:
             task = task_of(name)
@@ -179,7 +182,8 @@ class _File(NamedTuple):
                     return _missing(task, values, task.name, own), ""
                 return check(values, task=task.name), ""
             by_task = name == task.name  # `name` is the name of a task or of a function
-            target = remotes.find([*task.looks_for, *task.also] if by_task else [name])
+            wanted = [*task.looks_for, *task.also] if by_task else [name]
+            target = remotes.find([*wanted, *lone])
             if target is None:
                 return _missing(task, names_of(task) if by_task else name, name, own), ""
             result = self._checked(task, target, name)

@@ -9,13 +9,14 @@ import tokenize
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 from qkv.marking.errors import in_words
 from qkv.marking.outcome import RAISED
 from qkv.marking.tasks import TASKS
 
 NOTEBOOK = ".ipynb"
+_CALL = re.compile(r"\w\(([^()]+)\)")  # The parameters in the signature of a task.
 _LIVE = "live"  # The tag of notebook cells that only show a page.
 _PYTHON = re.compile(r"%%(time|timeit|capture|prun)\b")  # Cell magics that run the cell as Python.
 _MAGIC = re.compile(r"^([ \t]*)(?:[%!].*|\?.*|[\w.]+\?\??[ \t]*)$", re.MULTILINE)
@@ -70,6 +71,19 @@ def tasks_in(names: set[str]) -> list[str]:
     """
     asked = {name: task for name, task in TASKS.items() if not task.by_name}
     return [name for name, task in asked.items() if names.intersection(task.looks_for)]
+
+
+def tasks_for(function: FunctionType) -> list[str]:
+    """Return the tasks that give a function all parameters it has, and need no others."""
+    code = function.__code__
+    names = {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}
+
+    def fits(call: str) -> bool:
+        needed = {name for name in call.split(", ") if "=" not in name}
+        return needed <= names <= {name.partition("=")[0] for name in call.split(", ")}
+
+    asked = {name: task for name, task in TASKS.items() if not task.by_name}
+    return [name for name, task in asked.items() if any(map(fits, _CALL.findall(task.signature)))]
 
 
 @dataclass(frozen=True)
