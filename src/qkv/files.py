@@ -22,13 +22,9 @@ def named_folder(folder: StrPath, call: str) -> Path:
 
 
 def ordinary(path: StrPath) -> Path:
-    """Return a path that is about to be read.
+    """Return the path of a file to read; raise a ValueError for a pipe, a socket or a device.
 
-    Every reader of a file that a user or a model names calls this function first, because a pipe
-    blocks its reader, and a device may have no end.
-
-    Raises:
-        ValueError: the path is a pipe, a socket or a device.
+    Every reader of a named file calls this function: a pipe blocks, and a device may have no end.
     """
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise ValueError(f"{path} is a pipe, a socket or a device: copy its content to a file")

@@ -196,10 +196,7 @@ def _folded(tokens: "list[Token]", path: str) -> "Iterator[Token]":
 
 
 def _inside(folder: Path, name: str, path: StrPath) -> Path:
-    """Return the path of a file that an article names; refuse files outside its folder.
-
-    A stranger's article could otherwise publish private files.
-    """
+    """Return the path of a file that an article names; refuse private files outside its folder."""
     file = ordinary(folder / name)
     if not file.resolve().is_relative_to(folder.resolve()):
         raise ValueError(

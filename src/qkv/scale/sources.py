@@ -263,15 +263,7 @@ def rows_of(part: Part, most: int) -> Iterator[str | Bad]:
 
 
 def texts_of(source: Source, most: int) -> Iterator[str]:
-    """Yield all texts of a source, as `described` returned it.
-
-    Args:
-        source: the file.
-        most: the maximum number of characters of a .txt line, as in `read_lines`.
-
-    Raises:
-        ValueError: a row is bad; the message names the file and the row.
-    """
+    """Yield all texts of a source; raise an error that names the file and the row of a bad row."""
     if source.kind == ".txt":
         with source.open() as stream:
             yield from read_lines(stream, source.path, most)

@@ -20,7 +20,7 @@ from qkv.marking.tasks import TASKS
 
 Marked = tuple[str, Sequence[CheckResult]]  # the name and the verdicts of a file
 _COLUMNS = ("id", "name")
-# The start of a cell, and a sign with which a formula begins, also in its full-width form.
+# The start of a cell, also after a semicolon, and the sign of a formula, also in full width.
 _FORMULA = re.compile(r"(^|[;\t\r\n])(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r])")
 
 
@@ -271,10 +271,7 @@ def _points(results: Sequence[CheckResult]) -> int:
 
 
 def _plain(name: str) -> str:
-    """Put a `'` before each part of a name that a spreadsheet would treat as a formula.
-
-    Some spreadsheets also separate cells at semicolons, and read full-width signs like `=`.
-    """
+    """Put a `'` before each part of a name that a spreadsheet might treat as a formula."""
     return _FORMULA.sub(r"\1'", name)
 
 

@@ -68,10 +68,7 @@ def shards(folder: Path) -> dict[str, str] | None:
 
 
 def stays(path: Path, folder: Path | None = None) -> bool:
-    """Return whether the target of `path` is in `folder` or in the Hugging Face cache.
-
-    If `folder` is None, it is the folder of `path`.
-    """
+    """Return whether the target of a path is in `folder`, by default its own, or in the cache."""
     real, home = (Path(os.path.realpath(one)) for one in (path, folder or path.parent))
     roots = [home]
     for above in home.parents:
