@@ -29,7 +29,7 @@ LEVELS = [
 ]
 # These parts of `qkv` may import only the listed parts of `qkv`.
 ONLY = {
-    "marking": {"arrays", "attend", "extras", "files"},
+    "marking": {"arrays", "attend", "extras", "files", "signals"},
     "measure": {"arrays", "attend", "ops"},
 }
 # The order of the files in a subpackage: a file must not import files from later sets. In the

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from typing import Any
 
 import pytest
 
-from qkv.signals import ENDING, answering, leave
+from qkv import signals
+from qkv.signals import ENDING, answering, end_with_parent, leave
 
 
 @pytest.mark.parametrize("one", ENDING)
@@ -53,3 +56,29 @@ def test_another_thread_takes_no_signals() -> None:
     thread.start()
     thread.join()
     assert seen == [signal.getsignal(signal.SIGTERM)] != [leave]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps the number of a dead parent")
+def test_end_with_parent_waits_until_the_parent_is_another_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(signals, "_PARENT_CHECK", 0.001)
+    asked, ended = threading.Event(), threading.Event()
+    parent = [7]
+
+    def getppid() -> int:
+        asked.set()
+        return parent[0]
+
+    monkeypatch.setattr(os, "getppid", getppid)
+    end_with_parent(7, ended.set)
+    assert asked.wait(10)
+    assert not ended.wait(0.05)
+    parent[0] = 1
+    assert ended.wait(10)
+
+
+def test_end_with_parent_ends_at_once_if_the_parent_has_already_ended() -> None:
+    ended = threading.Event()
+    end_with_parent(os.getppid() + 1, ended.set)
+    assert ended.wait(10)

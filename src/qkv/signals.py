@@ -1,8 +1,10 @@
-"""The signals that end a program, and functions that handle them."""
+"""The signals that end a program, and functions that end programs and their child processes."""
 
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -11,6 +13,9 @@ from typing import Any, NoReturn
 # Ctrl-Break sends SIGBREAK. SIGBREAK exists only on Windows; SIGHUP and SIGQUIT exist only on Unix.
 _NAMES = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK")
 ENDING = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+
+
+_PARENT_CHECK = 0.2  # seconds between two checks of whether the parent process has ended
 
 
 class Interrupted(KeyboardInterrupt):
@@ -28,6 +33,27 @@ class Interrupted(KeyboardInterrupt):
 def leave(number: int, _: Any = None) -> NoReturn:
     """End the program with an exception, so that unfinished files are removed."""
     sys.exit(128 + number)  # the exit code of a program that was terminated by a signal
+
+
+def end_with_parent(parent: int, end: Callable[[], Any] = lambda: os._exit(1)) -> None:
+    """End this process soon after its parent process ends, for example by SIGKILL.
+
+    A process whose parent has ended gets another parent. A thread checks the parent's id. The
+    thread needs the global interpreter lock: it cannot run while a call in C holds the lock. If
+    this process runs foreign code, start a thread in the process's parent that ends both processes.
+    On Windows, the function has no effect: there, the parent's id never changes.
+
+    Args:
+        parent: the id of the parent process.
+        end: the function that ends this process, and other processes.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_CHECK)
+        end()
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager

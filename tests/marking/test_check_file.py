@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from processes import ends
+from processes import ends, ends_with_its_parent
 from qkv.marking import CheckResult, check_file, isolated, write_junit
 
 from .forked import Forks
@@ -467,6 +467,20 @@ def softmax(x):
     assert only(file(source), seconds=1).mistakes == ("endless-loop",)
     for number in note.read_text().split():
         assert ends(int(number))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps the number of a dead parent")
+@pytest.mark.parametrize(
+    "busy",
+    ["while True: pass", "import itertools; sum(itertools.repeat(0))"],
+    ids=["a loop", "a call that never yields to other threads"],
+)
+def test_a_busy_process_ends_when_the_marker_is_killed(busy, file, tmp_path):
+    note = tmp_path / "child"
+    source = f"import os\nopen({str(note)!r}, 'w').write(str(os.getpid()))\n{busy}"
+    path = str(file(source))
+    program = f"from qkv.marking import check_file; check_file({path!r}, seconds=600)"
+    assert ends_with_its_parent(program, note)
 
 
 def test_files_in_the_working_folder_do_not_shadow_libraries(file, tmp_path, monkeypatch):

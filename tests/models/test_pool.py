@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+import sys
 
 import numpy as np
 import pytest
 
+from processes import ends_with_its_parent
 from qkv.models import Pool, load
 
 from .support import Folder, tokenizer_json
@@ -126,3 +128,18 @@ def test_a_pool_that_is_gone(model):
     assert not os.path.exists(folder)
     with pytest.raises(RuntimeError, match="encode: the pool was closed"):
         model.encode(["a"], pool=pool)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps the number of a dead parent")
+@pytest.mark.parametrize("busy", ["while True: pass", ""], ids=["a loop", "waiting for texts"])
+def test_the_processes_of_a_pool_end_when_its_process_is_killed(busy, tmp_path):
+    note = tmp_path / "child"
+    work = f"import os\nopen({str(note)!r}, 'w').write(str(os.getpid()))\n{busy}"
+    program = (
+        "import time, qkv\n"
+        "from qkv.models import Pool\n"
+        "pool = Pool(qkv.load('random'), 1)\n"
+        f"pool._executor.submit(exec, {work!r})\n"
+        "time.sleep(600)"
+    )
+    assert ends_with_its_parent(program, note)

@@ -150,10 +150,11 @@ def test_encoding_resumes_after_a_signal_ends_the_client(
             code = program.wait(100)
         finally:
             program.kill()
-            psutil.wait_procs(children, timeout=10)
-            for child in children:
-                if child.is_running():
-                    child.kill()
+            _, alive = psutil.wait_procs(children, timeout=30)
+            for child in alive:
+                child.kill()
+    assert children
+    assert not alive
     number = getattr(signal, name)
     assert code == (-number if name == "SIGKILL" else 128 + number)
     written, known = parts(out), listed(out)

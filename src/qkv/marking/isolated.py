@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from qkv.marking.outcome import getpid
+from qkv.signals import end_with_parent
 
 Packed = dict[str, Any]
 Action = Callable[[], None]
@@ -285,21 +286,17 @@ def processor(pid: int) -> tuple[bool, float]:
         return False, 0.0
 
 
-def serve(load: Callable[[], Answer], megabytes: int, seconds: float, *, fork: bool = True) -> None:
-    """Answer requests in the child process, then end the process.
+def serve(load: Callable[[], Answer], megabytes: int, seconds: float) -> None:
+    """Answer requests in a fork of the child process, then end both processes.
 
     Args:
         load: a function without arguments that returns a function `answer(request, tell)`. `answer`
             returns the reply to a request; it may call `tell(part)` before each part of its work.
         megabytes: the memory limit.
         seconds: the maximum lifetime of the process.
-        fork: whether to answer in a fork of this process. Without a fork, the marker is the parent
-            of the process that runs the student's code. If this code ended its parent process, the
-            marker would end.
     """
     _limit_memory(megabytes)
-    if fork:
-        _go_on_in_a_child()
+    _go_on_in_a_child()
     if hasattr(signal, "alarm"):  # Windows has no alarm
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(int(seconds))
@@ -318,12 +315,23 @@ def serve(load: Callable[[], Answer], megabytes: int, seconds: float, *, fork: b
 
 
 def _go_on_in_a_child() -> None:
-    """Fork and continue in the child; the parent waits, and exits with the child's exit code."""
+    """Fork and continue in the child; the parent waits, and exits with the child's exit code.
+
+    If the student's code ends its parent process, the marker does not end. If the marker ends, the
+    parent process ends the child, even if a call in C holds the child's interpreter lock.
+    """
     if not hasattr(os, "fork"):  # Windows cannot fork
         return
+    marker = os.getppid()
     child = os.fork()
     if not child:
         return
+
+    def end() -> None:
+        os.kill(child, signal.SIGKILL)  # the student's code may have left the process group
+        os.killpg(0, signal.SIGKILL)
+
+    end_with_parent(marker, end)
     for number in (0, 1, 2):  # only the child keeps the pipes open
         os.close(number)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

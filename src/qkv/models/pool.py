@@ -1,6 +1,7 @@
 """Encode texts in several processes, each of which loads the same model."""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -14,6 +15,7 @@ from qkv.models.run.truncation import Cut, counting
 from qkv.models.sentence.encode import OPTIONS, EmptyText, Encoder, checked_texts
 from qkv.ops.kernel import get_num_threads, set_num_threads
 from qkv.progress import progress
+from qkv.signals import end_with_parent
 
 MOST = 5000  # The default chunk size is at most this number, as in sentence-transformers.
 CHUNKS = 10  # Chunks per process. Small chunks keep all processes busy until the end.
@@ -63,7 +65,7 @@ class Pool:
             self.processes,
             mp_context=multiprocessing.get_context("spawn"),  # "fork" would copy only one thread
             initializer=_begin,
-            initargs=(self._folder.name, model.name, limits, threads),
+            initargs=(os.getpid(), self._folder.name, model.name, limits, threads),
         )
 
     def __enter__(self) -> Self:
@@ -130,9 +132,10 @@ class Pool:
 _model: Any = None  # the model of this process, if a pool started the process
 
 
-def _begin(folder: str, name: str, limits: Sequence[int | None], threads: int) -> None:
+def _begin(parent: int, folder: str, name: str, limits: Sequence[int | None], threads: int) -> None:
     """Load the model in a new process; `limits` holds the token limit of each route."""
     global _model
+    end_with_parent(parent)
     set_num_threads(threads)
     _model = load(folder)
     for model, limit in zip(_model._all_routes(), limits, strict=True):

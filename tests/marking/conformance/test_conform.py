@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import qkv
+from processes import ends_with_its_parent
 from qkv.marking.conformance.read_cases import FEATURES
 
 from .tiled import kernel
@@ -252,3 +253,22 @@ def test_a_report_is_written_as_json_junit_and_a_page(tmp_path):
     page = (tmp_path / "card.html").read_text("utf-8")
     assert "<ins>+ if is_causal: seen = seen &amp; (j &lt;= i)</ins>" in page
     assert "http" not in page
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps the number of a dead parent")
+@pytest.mark.parametrize("function", ["stuck", "'{file}:stuck'"], ids=["an object", "a name"])
+@pytest.mark.parametrize(
+    "busy",
+    ["while True: pass", "import itertools; sum(itertools.repeat(0))"],
+    ids=["a loop", "a call that never yields to other threads"],
+)
+def test_a_busy_function_ends_when_the_judging_process_is_killed(busy, function, tmp_path):
+    note, file = tmp_path / "child", tmp_path / "mine.py"
+    file.write_text(
+        f"def stuck(q, k, v):\n"
+        f"    import os; open({str(note)!r}, 'w').write(str(os.getpid()))\n"
+        f"    {busy}\n"
+    )
+    given = function.format(file=file)
+    program = f"{file.read_text()}\nimport qkv\nqkv.conform({given}, seconds=600)"
+    assert ends_with_its_parent(program, note)

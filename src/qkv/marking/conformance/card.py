@@ -167,7 +167,7 @@ def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolate
 
     def fork() -> None:
         worker = Worker(task, loaded)
-        serve(lambda: worker.answer, MEGABYTES, 1e5, fork=False)
+        serve(lambda: worker.answer, MEGABYTES, 1e5)
 
     return lambda: Isolated(fork, **limits)
 
