@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 import qkv
 from qkv.models import Model
 
-from .play import after, changed, opened_at, ready
+from .play import address, after, changed, opened_at, ready
 from .support import Visit
 from .test_play_page import check_layout
 
@@ -81,6 +81,32 @@ def test_break_it(visit: Visit, html: str, exact: Model) -> None:
     after(page, head.click)
     expect(head).to_have_attribute("aria-pressed", "true")
     expect(say).to_contain_text("1 head off")
+
+
+def test_break_it_compares_with_the_run_that_keeps_the_other_changes(
+    visit: Visit, html: str, exact: Model
+) -> None:
+    hide = {"op": "hide", "token": exact.tokenize(TEXT).tokens.index("glass")}
+    page = ready(visit(opened_at(html, address(view="break", text=TEXT, edits=[hide]))))
+    say = page.locator(".break .say")
+    was = guess_of(exact, TEXT, hide=["glass"])
+    assert was != guess_of(exact, TEXT)
+    expect(say).to_contain_text(f"The model says {was}")
+    for layer, head in ((0, 0), (1, 4)):
+        now = guess_of(exact, TEXT, hide=["glass"], ablate=[(layer, head)])
+        after(page, page.get_by_role("button", name=f"head {layer}.{head} off").click)
+        told = f"1 head off. It still says {was}." if now == was else f"{was} has become {now}."
+        expect(say).to_contain_text(told)
+        after(page, page.get_by_role("button", name="All heads on").click)
+    assert now != was
+
+
+def test_break_it_needs_a_gap(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, address(view="break", text="The cat sat on the mat."))))
+    expect(page.locator(".break .say")).to_have_text("Write a sentence with a gap first.")
+    expect(page.get_by_role("button", name="Show me")).to_be_disabled()
+    after(page, page.get_by_role("button", name="head 0.0 off").click)
+    expect(page.locator(".break .say")).to_have_text("Write a sentence with a gap first.")
 
 
 def test_watch_a_word_change_its_mind(visit: Visit, html: str, exact: Model) -> None:

@@ -8,7 +8,7 @@ import { plainName } from "../base/tokens.js";
 import { editsOf } from "../engine/edits.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import { cosineAt, movedShare } from "../store/probabilities.js";
-import { maskOf } from "../store/positions.js";
+import { isGap, maskOf } from "../store/positions.js";
 import { lineChart } from "./chart.js";
 import { numberOf } from "./sight.js";
 import { activationWords, heatWords, listOf, nameIn, plainOf, spelled } from "./words.js";
@@ -128,7 +128,7 @@ function wordlessHeadline(now) {
 function whereOf(now) {
   const there = { word: nameAt(now, now.state.position) };
   if (now.model.next) return [" after ", there];
-  if (!isBlank(now)) return [" at ", there];
+  if (!isGap(now)) return [" at ", there];
   const all = masks(now);
   return all.length > 1 ? [` at ? number ${all.indexOf(now.state.position) + 1}`] : [];
 }
@@ -139,11 +139,6 @@ function whereOf(now) {
  */
 function masks({ run, model }) {
   return run.tokens.flatMap((token, position) => (token === maskOf(model) ? [position] : []));
-}
-
-/** @param {Looked} now */
-function isBlank(now) {
-  return !now.model.next && masks(now).includes(now.state.position);
 }
 
 /**

@@ -5,6 +5,7 @@ import { el, fill, word } from "../base/elements.js";
 import { plainName } from "../base/tokens.js";
 import { range } from "../base/arrays.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
+import { isGap } from "../store/positions.js";
 import { isRemoved } from "../parts/map.js";
 import { stage } from "../parts/stage.js";
 
@@ -12,7 +13,6 @@ import { stage } from "../parts/stage.js";
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../store/store.js").Now} Now */
 /** @typedef {import("../store/store.js").Told} Told */
-/** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/store.js").LiveStore} LiveStore */
 /** @typedef {import("./lab.js").Screen} Screen */
 
@@ -34,8 +34,8 @@ export function breakScreen(ui, store) {
   let asked = ""; // the text and the edits of the page's last search, without ablated heads
 
   /** @param {Edit} edit */
-  const isHead = ({ op, head }) => op === "ablate" && head !== undefined;
-  const others = () => store.state.edits.filter((edit) => !isHead(edit));
+  const isHead = ({ op, head }) => op === "ablate" && Number.isInteger(head);
+  const others = (edits = store.state.edits) => edits.filter((edit) => !isHead(edit));
 
   /** @param {number} layer @param {number} head */
   function flip(layer, head) {
@@ -47,16 +47,18 @@ export function breakScreen(ui, store) {
   /** @param {Float32Array} logits */
   const firstOf = (logits) => likeliestOf(probabilitiesOf(logits), 1)[0];
 
-  /** Searches for a small set of heads: each step removes the head whose removal makes the guess least probable. */
-  async function search() {
+  /**
+   * Searches for a small set of heads: each step removes the head whose removal makes the guess least probable.
+   * @param {Edit[]} kept  the other changes
+   * @param {number} word_  the guess with these changes
+   */
+  async function search(kept, word_) {
     const { state } = last;
-    const [kept, at] = [others(), [/** @type {number} */ (state.position)]];
-    const key = JSON.stringify([state.text, kept]);
+    const [at, key] = [[/** @type {number} */ (state.position)], JSON.stringify([state.text, kept])];
     if (key === asked) return;
     [asked, best] = [key, null];
     fill(par, "The page is looking for its own answer …");
     const engine = /** @type {Door} */ (store.engine);
-    const word_ = firstOf((await engine.run(state.text, kept, { at })).logits);
     /** @type {Edit[]} */
     const out = [];
     while (out.length < MOST) {
@@ -90,7 +92,7 @@ export function breakScreen(ui, store) {
   async function update(now) {
     if (!now.run) return;
     last = /** @type {Now} */ (now);
-    const { run, state, model, original } = last;
+    const { run, state, model } = last;
     picture.update(last);
     if (!switches.children.length)
       fill(switches, range(0, model.layers).reverse().map((layer) => el("div", {}, el("span", { "aria-hidden": "true" }, `layer ${layer}`),
@@ -101,18 +103,22 @@ export function breakScreen(ui, store) {
     }
     show.disabled = !best;
     clear.disabled = !state.edits.some(isHead);
-    if (!run.logits.length || state.position === null) {
+    if (!run.logits.length || state.position === null || !(model.next || isGap(last))) {
       fill(say, "Write a sentence with a gap first.");
+      fill(par);
       return;
     }
-    const [was, is] = [original, run].map(({ logits }) => firstOf(logits));
-    const off = state.edits.filter(isHead).length;
+    const kept = others(state.edits);
+    const off = state.edits.length - kept.length;
+    const before = off ? await /** @type {Door} */ (store.engine).run(state.text, kept, { at: [state.position] }) : run;
+    if (last !== now) return;
+    const [was, is] = [before, run].map(({ logits }) => firstOf(logits));
     const heads = `${off} head${off === 1 ? "" : "s"} off`;
     const name = (/** @type {number} */ id) => word(plainName(model.words[id]));
     fill(say, !off ? ["The model says ", name(is), ". Press a head to turn it off."]
       : is === was ? [`${heads}. It still says `, name(is), "."]
       : [el("b", {}, "Broken! "), `${heads}: `, name(was), " has become ", name(is), "."]);
-    search().catch(reportError);
+    search(kept, was).catch(reportError);
   }
   return { node, update };
 }

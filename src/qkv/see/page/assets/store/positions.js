@@ -118,6 +118,14 @@ export function maskOf(model) {
 }
 
 /**
+ * Whether the model guesses a missing word: at the position there is a mask token.
+ * @param {{run: Run, state: PlayState, model: any}} now
+ */
+export function isGap({ run, state, model }) {
+  return !model.next && run.tokens[state.position ?? -1] === maskOf(model);
+}
+
+/**
  * The position of the first mask token or, in a text without a mask token, of the last word with letters or
  * digits; null if there is no such word. For a decoder, the position of the last token.
  * @param {string} text
