@@ -221,21 +221,27 @@ def test_the_decoder_continues_the_readers_text(page: Page) -> None:
     expect(stage(page).locator(".words")).to_contain_text("The old man looked at the")
 
 
-def test_the_bars_of_a_temperature_are_its_softmax(visit: Visit, html: str) -> None:
+def test_a_next_word_has_the_models_probability_and_the_share_of_its_draws(
+    visit: Visit, html: str
+) -> None:
     page = ready(visit(opened_at(html, "#model=decoder")))
     logits = qkv.load("books-decoder", dtype=np.float64).trace(OPENING, logits=True)["logits"][
         0, -1
     ]
-    for temperature in (0.3, 0.8, 2.0):
+    own = np.sort(np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum())[::-1]
+    for temperature in (0.3, 0.8, 2.0, 0):
         page.get_by_label("Temperature").fill(str(temperature))
         largest = np.sort(logits)[::-1][:40]
-        shares = np.exp((largest - largest[0]) / temperature)
+        shares = np.exp((largest - largest[0]) / (temperature or 1e-9))
         shares /= shares.sum()
         shown = page.locator(".drawn b").all_inner_texts()
         assert len(shown) == 5
-        assert all(is_percent(one, share) for one, share in zip(shown, shares, strict=False))
-    page.get_by_label("Temperature").fill("0")
-    assert page.locator(".drawn b").all_inner_texts() == ["100%"]
+        assert all(is_percent(one, share) for one, share in zip(shown, own, strict=False))
+        notes = page.locator(".drawn small").all_inner_texts()
+        for note, share in zip(notes, shares, strict=False):
+            assert is_percent(note.removeprefix(f"drawn at {temperature:.1f}: "), share)
+    headline = page.locator("[data-part=headline]").inner_text()
+    assert shown[0] in headline  # the same word has the same probability
 
 
 def test_the_picture_and_the_page_can_be_saved(visit: Visit, html: str, tmp_path: Path) -> None:

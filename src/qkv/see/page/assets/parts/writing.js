@@ -61,17 +61,16 @@ export function writingPart(ui, store) {
     if (told) showDrawn();
   }
 
-  /** The tokens that can be drawn at this temperature, with their probabilities. */
+  /** The likeliest next tokens: the model's probability of each, and how often it is drawn at this temperature. */
   function showDrawn() {
     const { run, state, model } = told;
-    const known = run.logits.length > 0 && state.position === run.tokens.length - 1;
-    drawn.hidden = !known;
-    if (!known) return;
+    drawn.hidden = !(run.logits.length > 0 && state.position === run.tokens.length - 1);
+    if (drawn.hidden) return;
     const temperature = Number(heat.value);
-    const all = temperature ? probabilitiesOf(run.logits, temperature) : probabilitiesOf(run.logits);
-    const ids = likeliestOf(all, temperature ? AMONG : 1);
-    const total = ids.reduce((sum, id) => sum + all[id], 0);
-    fill(drawn, ids.slice(0, SHOWN).map((id) => el("li", { style: { "--share": String(all[id] / total) } }, el("bdi", {}, visible(plainName(model.words[id]))), el("b", {}, percent(all[id] / total)))));
+    const [own, all] = [1, temperature || 1].map((one) => probabilitiesOf(run.logits, one));
+    const ids = likeliestOf(own, AMONG);
+    const total = temperature ? ids.reduce((sum, id) => sum + all[id], 0) : all[ids[0]];
+    fill(drawn, ids.slice(0, SHOWN).map((id, i) => el("li", { style: { "--share": String(own[id]) } }, el("bdi", {}, visible(plainName(model.words[id]))), el("b", {}, percent(own[id])), el("small", {}, `drawn at ${fixed(temperature, 1)}: ${percent(temperature || !i ? all[id] / total : 0)}`))));
   }
 
   /** Whether the part has received the text and the edits that the reader requested. */
