@@ -85,6 +85,52 @@ def test_twelve_questions_stand_at_their_steps(page: Page) -> None:
     expect(page.locator(".story .big")).to_contain_text("drank")
 
 
+def told(page: Page) -> list[str]:
+    """Return the texts of all steps."""
+    return page.locator(".story .step > p:not(.asks)").all_inner_texts()
+
+
+@pytest.mark.parametrize(
+    ("hash_", "here", "fits"),
+    [
+        (f"#text={TEXT}&", "the gap", "is missing"),
+        ("#text=The cat sat on the mat.&", "mat", "fits there"),
+        ("#model=decoder&", "and", "may come next"),
+    ],
+)
+def test_only_a_sentence_with_a_gap_has_a_gap_in_its_story(
+    visit: Visit, html: str, hash_: str, here: str, fits: str
+) -> None:
+    page = ready(visit(opened_at(html, f'{hash_}view="story"')))
+    steps = told(page)
+    gap = here == "the gap"
+    assert ("some word stands here" in steps[1]) == gap
+    assert f"The vector of {here} " in steps[1]
+    assert steps[6].endswith(f"it says which word {fits}.")
+    assert ("gap" in " ".join(steps[:5] + steps[6:])) == gap
+
+
+def test_the_step_on_heads_tells_the_measured_roles(page: Page, exact: Model) -> None:
+    roles = [role for role, _ in qkv.play()._payload()["roles"].values()]
+    total = exact.num_layers * exact.num_heads
+    said = told(page)[5]
+    first = roles.count("first")
+    assert first == max(map(roles.count, roles))
+    assert f"The model has {total}." in said
+    assert f"In {first}, a word usually looks at the start of the text;" in said
+    assert f"{total - len(roles)} have no measured role." in said
+    assert "switch" not in at(page, 5).inner_text()
+    page.get_by_role("button", name="Lab", exact=True).click()
+    page.get_by_role("button", name="Look inside").click()
+    expect(page.locator(".lab [data-part=map]")).to_contain_text("Its switch turns it off.")
+
+
+def test_a_model_without_measured_heads_names_no_roles(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, '#model=decoder&view="story"')))
+    heads = qkv.load("books-decoder").num_layers * qkv.load("books-decoder").num_heads
+    assert told(page)[5] == f"That was one head. The model has {heads}."
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 def test_axe_finds_nothing_and_the_picture_hides_no_text(
     visit: Visit, html: str, width: int

@@ -292,10 +292,10 @@ export function mapPart(ui, store) {
   /** The description of the current colouring and its unit. */
   function explained() {
     const { state, run } = now;
-    const opens = !state.only || state.only.includes("head") ? ["Choose one to open it."] : [];
-    const switches = live ? ["Its switch turns it off."] : [];
+    const told = state.view === "story"; // the story has no switches, and no region of one head
+    const opens = !told && (!state.only || state.only.includes("head")) ? " Choose one to open it." : "";
     if (state.colouring === "pattern")
-      return ["Each square is a head: rows are queries, columns are keys.", ...opens, ...switches].join(" ");
+      return `Each square is a head: rows are queries, columns are keys.${opens}${live && !told ? " Its switch turns it off." : ""}`;
     if (state.colouring === "change")
       return state.edits.length
         ? "Weights now minus weights before: blue for more, red for less. The number is the share of a row's weight that moved, on average (half the sum of the absolute differences)."

@@ -5,8 +5,9 @@ import { el, fill, word } from "../base/elements.js";
 import { count, percent, visible } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
+import { isGap } from "../store/positions.js";
 import { openCard } from "../parts/cards.js";
-import { mapPart } from "../parts/map.js";
+import { mapPart, usually } from "../parts/map.js";
 import { motionPart } from "../parts/motion.js";
 import { stage } from "../parts/stage.js";
 import { strips } from "../parts/strips.js";
@@ -22,10 +23,11 @@ import "./story.css";
 /**
  * A step of the story: its title, its text (`say`), its picture (`shows`), the part of the animation that it plays
  * (`moments`), and the names of its questions (`asks`). `say` gets the page's data, the word whose vector the story
- * follows (`here`), the model's guess (`best`) and the probability of the guess (`share`).
+ * follows (`here`) and whether it is a gap (`gap`), the model's guess (`best`) and the probability of the guess
+ * (`share`), and the roles of the heads.
  * @typedef {object} Step
  * @property {string} title
- * @property {(now: Now, named: {here: any, best: any, share: string}) => any} say
+ * @property {(now: Now, named: {here: any, gap: boolean, best: any, share: string, roles: Record<string, [string, number]>}) => any} say
  * @property {"words" | "vectors" | "motion" | "map" | "layers" | "guess"} shows
  * @property {[number, number]} [moments]
  * @property {string[]} [asks]
@@ -43,7 +45,7 @@ const STEPS = [
   {
     title: "Vectors",
     shows: "vectors",
-    say: ({ model }, { here }) => ["Each token becomes a vector of ", String(model.dim), " numbers, one stripe each: its meaning and its position. For ", here, " it says only “some word stands here”."],
+    say: ({ model }, { here, gap }) => ["Each token becomes a vector of ", String(model.dim), " numbers, one stripe each. The vector of ", here, gap ? " says only “some word stands here”." : " tells nothing yet of the other words."],
   },
   {
     title: "A query meets the keys",
@@ -70,13 +72,13 @@ const STEPS = [
     title: "Heads",
     shows: "map",
     asks: ["position", "heads", "remove", "equal"],
-    say: ({ model }) => `That was one head. The model has ${model.layers * model.heads}, and each looks for something else: the word before, the verb, the end.`,
+    say: ({ model }, { roles }) => `That was one head. The model has ${model.layers * model.heads}.${rolesSaid(roles, model.layers * model.heads)}`,
   },
   {
     title: "Layers",
     shows: "layers",
     asks: ["worth"],
-    say: ({ model }, { here }) => ["Layer after layer adds to the vector of ", here, `. After ${model.layers} of them it says what should stand there.`],
+    say: ({ model }, { here, gap }) => ["Layer after layer adds to the vector of ", here, `. After ${model.layers} of them it says which word ${model.next ? "may come next" : gap ? "is missing" : "fits there"}.`],
   },
   {
     title: "The guess",
@@ -193,8 +195,7 @@ export function storyScreen(ui, store, { outcome }) {
       outcome.update(told);
       if (outcome.node.parentNode !== guess) guess.append(outcome.node);
     }
-    const { here, best, share } = namedIn(last);
-    says.forEach((node, k) => fill(node, STEPS[k].say(last, { here: here(), best: best(), share })));
+    says.forEach((node, k) => fill(node, STEPS[k].say(last, { ...namedIn(last), roles: store.data.roles ?? {} })));
   }
 
   /** @param {Told} now */
@@ -212,9 +213,27 @@ export function storyScreen(ui, store, { outcome }) {
  * and the probability of the likeliest word.
  * @param {Now} now
  */
-function namedIn({ run, state, model }) {
+function namedIn(now) {
+  const { run, state, model } = now;
   const probabilities = probabilitiesOf(run.logits);
   const [id] = likeliestOf(probabilities, 1);
-  const own = run.tokens[state.position ?? 0];
-  return { here: () => (model.next ? word(own) : own === model.mask ? "the gap" : word(own)), best: () => word(plainName(model.words[id])), share: percent(probabilities[id]) };
+  const [own, gap] = [run.tokens[state.position ?? 0], isGap(now)];
+  return { here: gap ? "the gap" : word(own), gap, best: word(plainName(model.words[id])), share: percent(probabilities[id]) };
+}
+
+const ROLES_SAID = 3; // the number of roles in the sentence about the heads
+
+/**
+ * A sentence about the roles that most heads share; empty if the model's heads were not measured.
+ * @param {Record<string, [string, number]>} roles
+ * @param {number} heads
+ */
+function rolesSaid(roles, heads) {
+  const known = Object.values(roles).map(([role]) => usually(role));
+  if (!known.length) return "";
+  /** @type {[number, string][]} */
+  const counted = [...new Set(known)].map((said) => [known.filter((one) => one === said).length, said]);
+  const most = counted.sort(([one], [other]) => other - one).slice(0, ROLES_SAID);
+  const listed = most.map(([n, said]) => `in ${n}, ${said.replace(/^usually/, "a word usually")}`).join("; ");
+  return ` I${listed.slice(1)}. ${heads - known.length} have no measured role.`;
 }
