@@ -258,6 +258,44 @@ def test_no_two_labels_of_arrows_meet(seed: int, n: int, crowded: bool) -> None:
             assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_label_is_nearest_to_its_own_point_or_joined_to_it(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = 12
+    before = rng.normal(size=(n, 2))
+    after = np.repeat(rng.normal(size=(n // 2, 2)), 2, axis=0) + rng.normal(size=(n, 2)) * 0.02
+    root = parsed(of(arrows(before, after, names := [f"word{i}" for i in range(n)], range(n))))
+    dots = {
+        fill: np.array(
+            [
+                (float(e.get("cx", 0)), float(e.get("cy", 0)))
+                for e in root.iter(f"{NAMESPACE}circle")
+                if e.get("fill") == fill
+            ]
+        )
+        for fill in (BEFORE, AFTER)
+    }
+    lines = {
+        (e.get("stroke"), *map(float, re.findall(r"[\d.]+", e.get("d", ""))[:2]))
+        for e in root.iter(f"{NAMESPACE}path")
+        if e.get("stroke-width")
+    }
+    checked = 0
+    for element in root.iter(f"{NAMESPACE}text"):
+        fill, name = element.get("fill", ""), element.text or ""
+        if name not in names:
+            continue
+        own = dots[fill][names.index(name)]
+        x, y = float(element.get("x", 0)), float(element.get("y", 0))
+        low, high = (x - 2, y + 4 - svg.SIZE - 3), (x + svg.label_width(name) + 2, y + 4)
+        points = np.stack([own, *dots[BEFORE], *dots[AFTER]])
+        away = np.hypot(*(points - np.clip(points, low, high)).T)
+        joined = (fill, *own) in lines
+        assert joined or (away[0] <= away + 0.3).all(), name
+        checked += 1
+    assert checked == 2 * n
+
+
 def test_arrows_without_names_are_small() -> None:
     points = np.array([[0.0, 0.0], [1.0, 1.0]])
     text = of(arrows(points, points + 1, ["cat", "mat"], [0]))

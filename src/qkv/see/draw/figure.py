@@ -302,7 +302,7 @@ def _label(figure: Figure, axes: Axes, panel: panels.Arrows, tone: Tone) -> None
     axes.autoscale(False)
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]  # Agg's, see _figure_class
     to_pixels, to_data = axes.transData, axes.transData.inverted()
-    points = to_pixels.transform(panels.on_arrows(panel.before, panel.after))
+    before, after_ = (to_pixels.transform(points) for points in (panel.before, panel.after))
     area, pixel = axes.get_window_extent(renderer), figure.dpi / 72
     texts, wanted = [], []
     for (x, y), name, after in panel.labels:
@@ -312,7 +312,7 @@ def _label(figure: Figure, axes: Axes, panel: panels.Arrows, tone: Tone) -> None
         texts.append(text)
         point = tuple(to_pixels.transform((x, y)))
         wanted.append((point, (extent.width + 2 * pixel, extent.height + pixel)))
-    spots = panels.placed(wanted, points, area.extents, pixel)
+    spots = panels.placed(wanted, before, after_, area.extents, pixel)
     for text, (point, _), spot in zip(texts, wanted, spots, strict=True):
         if spot is None:
             text.remove()

@@ -602,24 +602,28 @@ _DIRECTIONS = (0, 8, 4, 12, 2, 14, 6, 10, 1, 15, 7, 9, 3, 5, 11, 13)
 _FAR = 14.0  # at larger distances, a line joins the label to its point
 
 
-def placed(labels: Sequence[Label], points: Array, area: Box, unit: float = 1.0) -> Iterator[Spot]:
+def placed(
+    labels: Sequence[Label], before: Array, after: Array, area: Box, unit: float = 1.0
+) -> Iterator[Spot]:
     """Place labels near their points; yield `(box, line end)`, or None if a label does not fit.
 
     The method is greedy: each label takes the nearest position that overlaps no earlier label.
-    A label close to its own point never covers any of `points`. If there is no such position, the
-    label is placed farther from its point, where it may cover some of `points`. If a label is far
-    from its point, a line joins the label to the point, and meets the box at `line end`. Without a
-    line, `line end` is None.
+    A label close to its own point covers no arrow. If there is no such position, the label is
+    placed farther from its point, where it may cover arrows. If a label is far from its point, a
+    line joins the label to the point, and meets the box at `line end`. Without a line, `line end`
+    is None, and no other end of an arrow is closer to the label.
 
     Args:
         labels: the point, the width and the height of each label.
-        points: `(n, 2)`, the points that labels should not cover.
+        before: `(n, 2)`, the starts of the arrows, which labels should not cover.
+        after: `(n, 2)`, the ends of the arrows.
         area: the left, lower, right and upper edges of the area for labels.
         unit: the size of a pixel.
     """
     taken: list[Box] = []
+    points, dots = on_arrows(before, after), np.concatenate([before, after])
     for label in labels:
-        box, point = _free_box(label, points, area, unit, taken), label[0]
+        box, point = _free_box(label, points, dots, area, unit, taken), label[0]
         if box is None:
             yield None
             continue
@@ -629,7 +633,7 @@ def placed(labels: Sequence[Label], points: Array, area: Box, unit: float = 1.0)
 
 
 def _free_box(
-    label: Label, points: Array, area: Box, unit: float, taken: Sequence[Box]
+    label: Label, points: Array, dots: Array, area: Box, unit: float, taken: Sequence[Box]
 ) -> Box | None:
     """Find a free box in the area for a label, as near to the label's point as possible."""
     (x, y), (width, height) = label
@@ -648,8 +652,12 @@ def _free_box(
             inside = (points > (left - margin, low - margin)) & (
                 points < (right + margin, high + margin)
             )
+            away = np.stack([(x, y), *dots])
+            away = np.hypot(*(away - np.clip(away, (left, low), (right, high))).T)
             if ring < 12 and inside.all(axis=1).any():
                 continue
+            if away.min() < away[0] - 0.1 * unit and away[0] <= _FAR * unit:
+                continue  # without a line, the label would seem to name another point
             return box
     return None
 

@@ -390,7 +390,7 @@ def _arrows(panel: panels.Arrows, tone: Tone) -> Drawing:
     wanted = [(tuple(xy(point).tolist()), name, after) for point, name, after in panel.labels]
     sizes = [(point, (label_width(name) + 4, SIZE + 3.0)) for point, name, _ in wanted]
     area = 0.0, 0.0, side, side
-    spots = panels.placed(sizes, panels.on_arrows(starts, ends), area)
+    spots = panels.placed(sizes, starts, ends, area)
     for (point, name, after), spot in zip(wanted, spots, strict=True):
         if spot is None:
             continue
