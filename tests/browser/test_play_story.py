@@ -57,6 +57,19 @@ def test_each_step_shows_the_numbers_of_the_library(page: Page, exact: Model) ->
     assert f"{len(exact.embedding.table):,} words" in said
 
 
+@pytest.mark.parametrize("text", [f"{'Very ' * 20}{TEXT}", f"{TEXT} {'So it is. ' * 12}"])
+def test_the_gap_of_a_long_sentence_is_among_the_vectors(
+    visit: Visit, html: str, text: str, exact: Model
+) -> None:
+    page = ready(visit(opened_at(html, f'#text={text}&view="story"')))
+    tokens = exact.tokenize(text).tokens
+    picture = at(page, 1)
+    names = picture.locator(".strip bdi").all_inner_texts()
+    assert "[MASK]" in names
+    assert "".join(names) in "".join(tokens)
+    expect(picture).to_contain_text(f"14 of {len(tokens)} are shown.")
+
+
 def test_the_moments_of_a_query_are_three_steps(page: Page) -> None:
     page.emulate_media(reduced_motion="reduce")
     slider = page.locator(".story .motion-at")
@@ -65,10 +78,26 @@ def test_the_moments_of_a_query_are_three_steps(page: Page) -> None:
         expect(slider).to_have_value(str(moment))
 
 
-def test_it_plays_all_steps_and_scrolling_turns_to_them(page: Page) -> None:
+def test_it_plays_as_long_as_reading_takes(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, '#view="story"'), alone=True))
+    page.clock.install()
+    story, slider = page.locator(".story"), page.locator(".story .motion-at")
+    words = [len(text.split()) for text in told(page)]
     page.get_by_role("button", name="▶ Play", exact=True).click()
-    expect(page.locator(".story")).to_have_attribute("data-step", "7", timeout=60_000)
-    expect(page.locator(".play-story")).to_have_text("▶ Play", timeout=10_000)
+    seconds: dict[str, float] = {}
+    ends: dict[str, str] = {}  # the last moment of each step
+    while page.locator(".play-story").inner_text() != "▶ Play":
+        step = str(story.get_attribute("data-step"))
+        seconds[step] = seconds.get(step, 0) + 0.5
+        ends[step] = slider.input_value() if slider.count() else ""
+        page.clock.run_for(500)
+    assert list(seconds) == list("01234567")
+    for time, count in zip(seconds.values(), words, strict=True):
+        assert time >= count / 4  # at most four words a second
+    assert [ends[step] for step in "234"] == ["30", "40", "60"]
+
+
+def test_scrolling_turns_to_the_steps(page: Page) -> None:
     page.locator(".story .step").nth(3).evaluate("(step) => step.scrollIntoView({block: 'center'})")
     expect(page.locator(".story")).to_have_attribute("data-step", "3")
     box = page.locator(".story figure").bounding_box()

@@ -64,6 +64,14 @@ export function visible(token) {
 }
 
 /**
+ * The milliseconds that reading a text takes.
+ * @param {string} text
+ */
+export function readingTime(text) {
+  return 300 * text.split(" ").length;
+}
+
+/**
  * A text cut to at most n characters.
  * @param {string} text
  * @param {number} n

@@ -5,7 +5,7 @@
 
 import { canvas2d, css, hatch, shade } from "../base/colours.js";
 import { el, fill, word } from "../base/elements.js";
-import { count, number, percent, visible } from "../base/format.js";
+import { count, number, percent, readingTime, visible } from "../base/format.js";
 import { hiddenBy, scaleOf, setRow } from "../engine/edits.js";
 import { vectorsOf } from "./head.js";
 import { isRemoved } from "./map.js";
@@ -287,9 +287,9 @@ function drawMoment(pen, row, colours, at, wide) {
 /**
  * The animation of the chosen query, below the lines of its head. It plays when a query is chosen, but not after a
  * change. If the reader prefers reduced motion, the end is shown at once. `play(from, to)` plays from one moment to
- * another without pauses.
+ * another, pauses until each description can be read, and returns how long this takes, in milliseconds.
  * @param {Ui} ui
- * @returns {Part & {play: (from: number, to: number) => void}}
+ * @returns {Part & {play: (from: number, to: number) => number}}
  */
 export function motionPart(ui) {
   const still = window.matchMedia("(prefers-reduced-motion: reduce)");
@@ -319,9 +319,9 @@ export function motionPart(ui) {
   let colours = null;
   /** @type {[CanvasRenderingContext2D, number, number, boolean, boolean, number]} */
   let [pen, wide, at, playing, inView, before] = [/** @type {any} */ (null), 0, last, false, false, 0];
-  // end: the moment at which the animation ends; rests: the length of the pause at a moment, in milliseconds; rested: how
-  // long the current pause has lasted
-  let [end, rests, rested] = [last, RESTS, 0];
+  // end: the moment at which the animation ends; reads: whether a pause lasts until the description can be read; rested:
+  // how long the current pause has lasted
+  let [end, reads, rested] = [last, false, 0];
   /** @type {[number, number] | null} */
   let asked = null; // the arguments of a call of `play` that waits until there is a row to show
   let [figures, told] = ["", -1]; // the current numbers, and their description
@@ -350,15 +350,15 @@ export function motionPart(ui) {
   /** @param {number} by  milliseconds */
   function advance(by) {
     const next = Math.min(end, Math.floor(at) + 1);
-    if (Number.isInteger(at) && at > 0 && rested < rests) rested += by;
+    if (Number.isInteger(at) && at > 0 && rested < (reads ? readingTime(said.textContent) : RESTS)) rested += by;
     else at = Math.min(next, at + by / MOVES);
     if (at === next) rested = 0;
   }
 
   /** @param {number} from */
-  function play(from, to = last, pause = RESTS) {
+  function play(from, to = last, reading = false) {
     const runs = playing;
-    [at, playing, before, end, rests, rested] = [from, true, 0, to, pause, pause];
+    [at, playing, before, end, reads, rested] = [from, true, 0, to, reading, Infinity];
     fill(button, "❚❚ Pause");
     show();
     if (!runs && inView) requestAnimationFrame(frame);
@@ -500,11 +500,15 @@ export function motionPart(ui) {
     /** @param {number} from @param {number} to */
     play(from, to) {
       asked = row ? null : [from, to];
-      if (!row) return;
-      if (!still.matches) return play(from, to, 0);
+      if (!row) return 0;
+      if (!still.matches) {
+        play(from, to, true);
+        return MOMENTS.slice(from, to).reduce((sum, _, i) => sum + MOVES + readingTime(fill(el("p", {}), sentence(from + i)).textContent), 0);
+      }
       at = to;
       stop();
       show();
+      return 0;
     },
   };
   return part;

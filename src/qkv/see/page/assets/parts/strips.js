@@ -13,16 +13,16 @@ const MOST = 14; // the largest number of strips
 /** @param {Ui} ui */
 export function strips(ui) {
   const node = el("div", { class: "strips" });
-  /** @type {[string, Float32Array][]} */
-  let rows = [];
+  /** @type {[[string, Float32Array][], number]} */
+  let [rows, all] = [[], 0]; // the shown strips, and the number of all vectors
 
   function draw() {
     const high = Math.max(1e-9, ...rows.flatMap(([, vector]) => [...vector].map(Math.abs)));
     fill(node, rows.map(([name, vector]) => {
       const canvas = el("canvas", { "aria-hidden": "true" });
       queueMicrotask(() => paint(canvas, vector, high));
-      return el("div", { class: "strip" }, el("bdi", {}, name), canvas);
-    }));
+      return el("div", { class: "strip" }, el("bdi", {}, visible(name)), canvas);
+    }), all > rows.length ? el("p", { class: "note" }, `${rows.length} of ${all} are shown.`) : null);
   }
 
   /** @param {any} canvas @param {Float32Array} vector @param {number} high */
@@ -39,9 +39,13 @@ export function strips(ui) {
   ui.redraw(draw);
   return {
     node,
-    /** @param {[string, Float32Array][]} next  names, and vectors (D) */
-    update(next) {
-      rows = next.slice(0, MOST).map(([name, vector]) => [visible(name), vector]);
+    /**
+     * @param {[string, Float32Array][]} next  names, and vectors (D)
+     * @param {number} at  this vector is shown in any case
+     */
+    update(next, at) {
+      const first = Math.max(0, Math.min(at - MOST / 2, next.length - MOST));
+      [rows, all] = [next.slice(first, first + MOST), next.length];
       draw();
     },
   };

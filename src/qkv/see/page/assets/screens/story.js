@@ -2,7 +2,7 @@
 // stays in view. The lab uses the same pictures. The buttons below a step open the lesson's questions about this step.
 
 import { el, fill, word } from "../base/elements.js";
-import { count, percent, visible } from "../base/format.js";
+import { count, percent, readingTime, visible } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import { isGap } from "../store/positions.js";
@@ -33,7 +33,6 @@ import "./story.css";
  * @property {string[]} [asks]
  */
 
-const EACH = 1450; // the milliseconds of each step while the story plays; 8 steps take 11.6 s
 const JUMP = 1000; // a jump to a step scrolls for at most this many milliseconds
 /** @type {Step[]} */
 const STEPS = [
@@ -119,6 +118,7 @@ export function storyScreen(ui, store, { outcome }) {
     el("h2", { tabindex: -1 }, "How does it do that?"), el("div", { class: "telling" }, el("div", { class: "steps-told" }, texts, end), figure));
   /** @type {[number, any, number]} */
   let [at, playing, landed] = [-1, null, 0]; // the current step; the timer of the next step; the time when the last jump ends
+  let moves = 0; // the milliseconds that the animation of the current step takes
   /** @type {Now} */
   let last;
 
@@ -149,12 +149,13 @@ export function storyScreen(ui, store, { outcome }) {
     const begin = at >= STEPS.length - 1 || at < 0 ? 0 : at;
     fill(play, "❚❚ Pause");
     goTo(begin);
+    const wait = () => (playing = setTimeout(next, readingTime(says[at].textContent) + moves));
     const next = () => {
       if (at + 1 >= STEPS.length || !node.isConnected) return halt();
       goTo(at + 1);
-      playing = setTimeout(next, EACH);
+      wait();
     };
-    playing = setTimeout(next, EACH);
+    wait();
   }
 
   function halt() {
@@ -177,6 +178,7 @@ export function storyScreen(ui, store, { outcome }) {
     const { shows, moments } = STEPS[at];
     if (picture.firstChild !== pictures[shows]) fill(picture, pictures[shows]);
     node.dataset.step = String(at);
+    moves = 0;
     const { run, state } = last;
     const [T, position] = [run.tokens.length, state.position ?? 0];
     const told = { ...last, state: Object.freeze({ ...state, inside: true, query: position }) };
@@ -184,11 +186,11 @@ export function storyScreen(ui, store, { outcome }) {
     const vector = (resid, t) => resid.subarray((t * resid.length) / T, ((t + 1) * resid.length) / T);
     sentence.update(last, !["motion", "map"].includes(shows));
     if (shows === "words") fill(chips, run.tokens.map((token, t) => el("li", {}, el("bdi", {}, visible(token)), el("small", {}, String(run.ids[t])))));
-    if (shows === "vectors") vectors.update(run.tokens.map((token, t) => [token, vector(run.resid[0], t)]));
-    if (shows === "layers") layers.update(run.resid.map((resid, l) => [l ? `after layer ${l - 1}` : "at first", vector(resid, position)]));
+    if (shows === "vectors") vectors.update(run.tokens.map((token, t) => [token, vector(run.resid[0], t)]), position);
+    if (shows === "layers") layers.update(run.resid.map((resid, l) => [l ? `after layer ${l - 1}` : "at first", vector(resid, position)]), run.resid.length);
     if (shows === "motion") {
       motion.update(told);
-      if (moments) motion.play(...moments);
+      moves = motion.play(.../** @type {[number, number]} */ (moments));
     }
     if (shows === "map") map.update(told);
     if (shows === "guess") {
