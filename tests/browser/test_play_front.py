@@ -221,6 +221,44 @@ def test_the_decoder_continues_the_readers_text(page: Page) -> None:
     expect(stage(page).locator(".words")).to_contain_text("The old man looked at the")
 
 
+# Lets the model answer only after `answer()` is called.
+HELD = """<script>
+  const held = new Promise((answered) => { window.answer = answered; });
+  addEventListener("qkv", () => {
+    const { run } = qkv;
+    qkv.run = async (...asked) => (await held, run(...asked));
+  });
+</script>"""
+
+
+@pytest.mark.parametrize("hash_", ["", "#model=decoder", '#view="lab"', '#view="story"'])
+def test_until_the_first_answer_the_page_says_that_it_is_loading(
+    visit: Visit, html: str, hash_: str
+) -> None:
+    page = visit(opened_at(html, hash_).replace("<head>", f"<head>{HELD}", 1))
+    loading = page.get_by_text("The model is loading")
+    expect(loading).to_be_visible()
+    page.evaluate(
+        """() => {
+          const room = document.querySelector(".qkv-view").shadowRoot.querySelector(".room");
+          if (!room.lastElementChild.previousElementSibling.inert) throw Error("controls work");
+          for (const one of room.querySelectorAll("button:not(.ways *), input")) one.click();
+        }"""
+    )  # even a press by a script throws no error
+    expect(loading).to_be_visible()
+    page.evaluate("() => answer()")
+    ready(page)
+    expect(loading).to_be_hidden()
+    assert page.locator("[inert]").count() == 0
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_an_empty_sentence_has_no_story(visit: Visit, html: str, side: str) -> None:
+    page = ready(visit(opened_at(html, f'#model={side}&text=&view="story"')))
+    expect(page.locator(".story")).to_contain_text("There is no guess to explain")
+    expect(page.locator(".story .step").first).to_be_hidden()
+
+
 def test_a_next_word_has_the_models_probability_and_the_share_of_its_draws(
     visit: Visit, html: str
 ) -> None:

@@ -121,7 +121,8 @@ function pageOf(box, room, data, ui) {
   const screens = {}; // the screens that the reader has opened
   const ways = wayBar(store);
   const whole = el("a", { class: "whole", target: "_blank", rel: "noopener" }, "The whole page");
-  room.append(ways.node, whole);
+  const loading = el("p", { class: "loading", role: "status" }, "The model is loading …");
+  room.append(ways.node, loading, whole);
   inFrame(store);
   ui.theme(store.state.theme);
   const undo = (/** @type {any} */ event) => {
@@ -131,6 +132,7 @@ function pageOf(box, room, data, ui) {
     event.preventDefault();
   };
   room.addEventListener("keydown", undo);
+  for (const kind of ["click", "input", "change"]) room.addEventListener(kind, (/** @type {any} */ event) => event.target.closest("[inert]") && event.stopPropagation(), true); // presses by scripts too
 
   /** @param {Told} now */
   function update(now) {
@@ -146,6 +148,8 @@ function pageOf(box, room, data, ui) {
       if (before) /** @type {HTMLElement | null} */ (screen.node.querySelector("h2"))?.focus({ preventScroll: true });
       window.scrollTo({ top: Math.min(window.scrollY, box.getBoundingClientRect().top + window.scrollY) });
     }
+    loading.hidden = now.run !== null || now.error !== null;
+    screen.node.inert = !loading.hidden; // before the first run, the screen's controls have nothing to act on
     ways.update(view);
     whole.hidden = state.only === null;
     whole.href = store.address(state.only === null ? {} : { only: null, view: "lab" }); // the lab shows all regions

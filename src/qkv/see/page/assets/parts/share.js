@@ -28,8 +28,8 @@ export function sharePart(ui, store) {
     : button("Save this page with your changes", savePage);
   const node = el("section", { class: "share", "data-part": "share", "aria-label": "Share", hidden: true },
     card, el("div", { class: "acts" }, button("Copy the picture", copy), button("Save the picture", save), page, el("button", { type: "button", onclick: () => (node.hidden = true) }, "Close")), done, paper.node);
-  /** @type {Now} */
-  let last;
+  /** @type {Now | null} */
+  let last = null;
 
   /** @param {() => any} act */
   async function attempt(act) {
@@ -40,7 +40,7 @@ export function sharePart(ui, store) {
     }
   }
 
-  const png = () => pngOf(pictureOf(ui, card, `${last.model.name} · qkv, attention you can read, see and run`));
+  const png = () => pngOf(pictureOf(ui, card, `${last?.model.name} · qkv, attention you can read, see and run`));
 
   async function copy() {
     const blob = await png();
@@ -81,7 +81,7 @@ export function sharePart(ui, store) {
     update,
     toggle() {
       node.hidden = !node.hidden;
-      if (!node.hidden) update(last);
+      if (last) update(last);
       return !node.hidden;
     },
   };

@@ -25,7 +25,7 @@ const [LINES, FAINTEST] = [8, 0.02]; // the number of drawn lines, and the least
 /** @param {Ui} ui @param {LiveStore} store @returns {Part} */
 export function writingPart(ui, store) {
   if (!store.data.next) return { node: el("div", { hidden: true }), update: () => {} };
-  const write = el("button", { type: "button", class: "on primary", "data-qkv-first": true, onclick: () => begin() }, "Write on");
+  const write = el("button", { type: "button", class: "on primary", disabled: true, "data-qkv-first": true, onclick: () => begin() }, "Write on");
   const stop = el("button", { type: "button", onclick: () => going?.abort(STOPPED) }, "Stop");
   const again = el("button", { type: "button", onclick: () => [(seed += 1), go([])] }, "Another try");
   const take = el("button", { type: "button", onclick: () => store.set({ text: told.sentence + textOf(tokens) }) }, "Use as the sentence");

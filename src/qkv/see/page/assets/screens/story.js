@@ -114,8 +114,9 @@ export function storyScreen(ui, store, { outcome }) {
       el("button", { type: "button", onclick: () => store.set({ view: "front" }) }, "Hide another word"),
       el("button", { type: "button", onclick: () => store.set({ view: "games" }) }, "Play a game"),
       el("button", { type: "button", onclick: () => store.set({ view: "lab" }) }, "Open the lab")));
-  const node = el("div", { class: "story", "data-part": "story" },
-    el("h2", { tabindex: -1 }, "How does it do that?"), el("div", { class: "telling" }, el("div", { class: "steps-told" }, texts, end), figure));
+  const none = el("p", { class: "say", hidden: true }, "There is no guess to explain: write a sentence first.");
+  const telling = el("div", { class: "telling" }, el("div", { class: "steps-told" }, texts, end), figure);
+  const node = el("div", { class: "story", "data-part": "story" }, el("h2", { tabindex: -1 }, "How does it do that?"), none, telling);
   /** @type {[number, any, number]} */
   let [at, playing, landed] = [-1, null, 0]; // the current step; the timer of the next step; the time when the last jump ends
   let moves = 0; // the milliseconds that the animation of the current step takes
@@ -203,6 +204,9 @@ export function storyScreen(ui, store, { outcome }) {
   /** @param {Told} now */
   async function update(now) {
     if (!now.run) return;
+    none.hidden = now.run.logits.length > 0;
+    telling.hidden = !none.hidden;
+    if (telling.hidden) return;
     last = /** @type {Now} */ (now);
     if (at < 0) turnTo(0);
     else show();

@@ -184,7 +184,7 @@ export function playStore(data, heard) {
     going?.abort(new Error("superseded"));
     const mine = new AbortController();
     going = mine;
-    const late = setTimeout(tell, 150); // if a run takes longer than 150 ms, the page shows that it is computing
+    const late = setTimeout(tell, shown ? 150 : 0); // if a run takes longer than 150 ms, the page shows that it is computing
     try {
       let runs = await runsOf(mine.signal);
       if (going !== mine) return;
