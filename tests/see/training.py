@@ -48,7 +48,7 @@ def write_snapshot(path: Path, step: int, share: float, **changes: object) -> Pa
     angles = np.arange(folder.config["max_position_embeddings"])[:, None] * waves
     positions = np.stack([np.cos(angles), np.sin(angles)], axis=-1).reshape(len(angles), -1)
     here = "embeddings.position_embeddings.weight"
-    folder.tensors[here][:, : positions.shape[1]] = 8 * positions
+    folder.tensors[here][:, : positions.shape[1]] = 16 * positions
     turn = np.zeros((head, head), np.float32)
     for k, wave in enumerate(waves):
         cos, sin = np.cos(wave), np.sin(wave)

@@ -106,9 +106,9 @@ def test_the_head_whose_score_rose_most_is_shown() -> None:
     course = view.replay.values[:, 0, 1, 1]
     most = int(np.argmax(np.diff(course)))
     assert view.sentence == (
-        "Layer 0, head 1 becomes an induction head: its weight on the token after an earlier "
-        f"occurrence of the same token rises from {course[0]:.2f} at step 0 to {course[-1]:.2f} "
-        f"at step 800, the largest part between steps {STEPS[most]} and {STEPS[most + 1]}."
+        "In layer 0, head 1 the weight on the token after an earlier occurrence of the same token "
+        f"rises from {course[0]:.2f} at step 0 to {course[-1]:.2f} at step 800, the largest part "
+        f"between steps {STEPS[most]} and {STEPS[most + 1]}."
     )
     assert view.head.reason == (
         "its weight on the token after an earlier occurrence of the same token rose most among "
@@ -183,6 +183,26 @@ def test_a_single_snapshot_is_reported_as_the_only_one() -> None:
     assert ElementTree.fromstring(view.svg()).tag.endswith("svg")
 
 
+def random_tokens(front: list[int], ids: list[int], count: int, back: list[int]) -> np.ndarray:
+    """Draw the 10 sequences on which heads are tested before a sentence names them."""
+    rng = np.random.default_rng(0)
+    drawn = [rng.choice(ids, count, replace=len(ids) < count).tolist() for _ in range(10)]
+    return np.array([[*front, *part, *part, *back] for part in drawn])
+
+
+def test_a_head_of_an_untrained_model_is_no_induction_head() -> None:
+    words = "the cat sat on mat dog ran far hill tree"
+    models = {step: qkv.models.random_model(words, seed=14 + step) for step in (0, 1)}
+    view = replay(models, "the cat the")
+    patterns = [model.trace("the cat the").pattern(0, 0) for model in models.values()]
+    before, after = (float(pattern[2, 1]) for pattern in patterns)
+    assert before < 0.5 < after
+    assert view.sentence == (
+        "In layer 0, head 0 the weight on the token after an earlier occurrence of the same token "
+        f"rises from {before:.2f} at step 0 to {after:.2f} at step 1."
+    )
+
+
 # The folder of a run
 
 
@@ -190,7 +210,20 @@ def test_a_folder_gives_the_same_weights_as_its_models(view: ReplayView, folder:
     assert view.steps == STEPS
     assert view.tokens == ["[CLS]", *TEXT.split(), "[SEP]"]
     assert (view.head.layer, view.head.head) == (1, 2)
-    assert view.sentence.startswith("Layer 1, head 2 becomes a previous-token head: its weight")
+    ends = [qkv.load(folder / "snapshots" / f"step-{step:08}") for step in (0, 800)]
+    texts = random_tokens([2], [1, *range(4, 19)], 7, [3])  # 16 positions with [CLS] and [SEP]
+    before, after = (
+        np.mean([score(model.trace(ids).pattern(1, 2), np.eye(16, k=-1) > 0) for ids in texts])
+        for model in ends
+    )
+    pattern = ends[1].trace(TEXT).pattern(1, 2)
+    assert view.sentence.startswith("Layer 1, head 2 becomes a previous-token head: its weight on ")
+    assert f" to {score(pattern, np.eye(12, k=-1) > 0):.2f} at step 800, " in view.sentence
+    assert before < 0.5 <= after
+    assert view.sentence.endswith(
+        "On 10 sequences of 7 random tokens, each repeated once, this weight rises from "
+        f"{before:.2f} to {after:.2f}."
+    )
     for n, step in enumerate(STEPS):
         model = qkv.load(folder / "snapshots" / f"step-{step:08}")
         np.testing.assert_array_equal(view.weights[n], model.trace(TEXT).pattern(1, 2))
@@ -205,12 +238,14 @@ def test_replay_also_accepts_models_and_traces(view: ReplayView, folder: Path) -
     for other in (
         replay(models, TEXT),
         replay(models, ids),
-        replay(traces),
         qkv.replay(models, TEXT),
+        replay(traces),
     ):
         assert other.steps == STEPS
         np.testing.assert_array_equal(other.replay.values, view.replay.values)
-        assert other.sentence == view.sentence
+        named = "Layer 1, head 2 becomes" in other.sentence
+        assert named == (other.replay.controls is not None)
+        assert not named or other.sentence == view.sentence
         assert other.replay.losses == []
     assert replay is qkv.replay
     assert traces[0].model == models[0].name  # replay does not change the given traces

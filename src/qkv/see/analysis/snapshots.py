@@ -15,9 +15,8 @@ from qkv.models import Model, load
 from qkv.models.run.truncation import callers
 from qkv.progress import progress
 from qkv.see.analysis import measures, selection
-from qkv.see.analysis.head_weights import Heads, heads_of
+from qkv.see.analysis.head_weights import Axis, Heads, heads_of
 from qkv.see.analysis.inputs import one_text, texts_of
-from qkv.see.analysis.measures import Measure
 from qkv.see.analysis.selection import ChosenHead
 from qkv.trace import Trace
 
@@ -199,7 +198,12 @@ def _few(value: Any, most: int = 60) -> str:
 # 4 MB before base64.
 MOST_CELLS = 2_000_000
 MOST_LOSSES = 400
-BECOMES = 0.5  # a head with at least this score is named after the measure, e.g. an induction head
+# A head is named after a measure, for example an induction head, if its score on random tokens is
+# at least BECOMES. In a short text, a head can reach such a score by chance.
+BECOMES = 0.5
+# The random tokens: CONTROLS sequences of CONTROL_TOKENS tokens, each repeated once. If the model
+# reads fewer than 2 * _LEAST_TOKENS tokens, heads get no names.
+CONTROLS, CONTROL_TOKENS, _LEAST_TOKENS = 10, 20, 5
 
 
 class Score(NamedTuple):
@@ -224,6 +228,14 @@ INDUCTION = Score(
     "an induction head",
 )
 FIRST = Score("first", "weight on the first token", "a first-token head")
+# Each measure computes one number per head, `(H,)`, from the weights (H, L, L) of a layer and from
+# the cells that `measures.after_copies` marks.
+_MEASURES: dict[Score, Callable[[Array, Array], Array]] = {
+    PREVIOUS: lambda layer, copies: measures.on_offset(layer, -1),
+    NEXT: lambda layer, copies: measures.on_offset(layer, 1),
+    INDUCTION: measures.on_cells,
+    FIRST: lambda layer, copies: measures.on_keys(layer, [0]),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,6 +253,10 @@ class Replay:
         weights: the attention weights of the shown snapshots, `(shown, layers, heads, L, L)`.
         hidden: the masked cells, `(layers, heads, L, L)`, if they are known.
         losses: a pair (training step, loss) for each logged loss.
+        controls: the value of each measure on random tokens (see `CONTROLS`) at the first and the
+            last snapshot, `(2, layers, heads, scores)`; None if the run holds traces, or the model
+            reads too few tokens.
+        control_tokens: the number of random tokens in each of these sequences.
     """
 
     run: str
@@ -253,6 +269,13 @@ class Replay:
     weights: Array
     hidden: Array | None
     losses: list[tuple[int, float]]
+    controls: Array | None
+    control_tokens: int
+
+    @property
+    def control(self) -> str:
+        """Describe the random tokens on which `controls` was measured."""
+        return f"{CONTROLS} sequences of {self.control_tokens} random tokens, each repeated once"
 
     @property
     def layers(self) -> list[int]:
@@ -298,12 +321,13 @@ def replay_of(run: Run, text: Text) -> Replay:
     """Trace a text with each snapshot of a run, and score each head.
 
     If a page cannot hold the weights of all snapshots, only the weights of some snapshots are kept.
-    Snapshots with weights that are not finite are left out, with a warning.
+    Snapshots with weights that are not finite are left out, with a warning. The heads of the first
+    and the last snapshot are also scored on random tokens.
 
     Raises:
         ValueError: no snapshot has finite weights; or an argument is wrong (see `traces`).
     """
-    first: tuple[Trace, Heads, dict[Score, Measure]] | None = None
+    first: tuple[Trace, Heads, list[Score]] | None = None
     steps: list[int] = []
     shown: list[int] = []
     values: list[Array] = []
@@ -321,8 +345,7 @@ def replay_of(run: Run, text: Text) -> Replay:
             shown.append(len(steps))
             kept.append(weights)
         steps.append(step)
-        scored = [[measure(layer) for layer in weights] for measure in first[2].values()]
-        values.append(np.array(scored).transpose(1, 2, 0))
+        values.append(_measured(first[2], weights, heads.queries))
     if first is None or not shown:
         raise ValueError(
             "replay: no snapshot has finite weights: the run diverged before its first snapshot"
@@ -335,19 +358,62 @@ def replay_of(run: Run, text: Text) -> Replay:
             stacklevel=callers(),
         )
     trace, heads, scores = first
+    controls, count = _controls(run, (steps[0], steps[-1]), trace, scores)
     hidden = [np.isneginf(heads.scores[n]) for n in heads.layers if n in heads.scores]
     return Replay(
         run.name,
         trace,
         heads,
         steps,
-        [*scores],
+        scores,
         np.array(values),
         shown,
         np.array(kept),
         np.array(hidden) if len(hidden) == len(heads.layers) else None,
         run.losses,
+        controls,
+        count,
     )
+
+
+def _measured(scores: Sequence[Score], weights: Array, tokens: Axis) -> Array:
+    """Compute the value of each measure from weights (layers, H, L, L): (layers, H, scores)."""
+    copies = measures.after_copies(tokens.tokens, tokens.special)
+    values = [[_MEASURES[score](layer, copies) for layer in weights] for score in scores]
+    return np.array(values).transpose(1, 2, 0)
+
+
+def _controls(
+    run: Run, steps: Sequence[int], trace: Trace, scores: Sequence[Score]
+) -> tuple[Array | None, int]:
+    """Measure the heads on random tokens at these steps, and return `controls` and their length.
+
+    The special tokens at the ends of the text also surround the random tokens.
+    """
+    models = [run.open(step) for step in steps]
+    if any(isinstance(model, Trace) for model in models) or not len(trace.ids):
+        return None, 0
+    limit, tokenizer = models[0].max_seq_length, models[0].tokenizer
+    special_ids = frozenset() if tokenizer is None else tokenizer.special_ids
+    plain = [position for position, n in enumerate(trace.ids) if n not in special_ids]
+    plain = plain or list(range(len(trace.ids)))
+    front, back = trace.ids[: plain[0]], trace.ids[plain[-1] + 1 :]
+    available = 2 * CONTROL_TOKENS if limit is None else limit - len(front) - len(back)
+    count = min(CONTROL_TOKENS, available // 2)
+    ids = [n for n in range(len(models[0].embedding.table)) if n not in special_ids]
+    if count < _LEAST_TOKENS or len(ids) < 2 * _LEAST_TOKENS:
+        return None, 0
+    rng, values = (
+        np.random.default_rng(0),
+        np.zeros((2, len(trace.layers), trace.num_heads, len(scores))),
+    )
+    for _ in range(CONTROLS):
+        drawn = rng.choice(ids, count, replace=len(ids) < count).tolist()
+        text = np.array([*front, *drawn, *drawn, *back])
+        for value, model in zip(values, models, strict=True):
+            heads = heads_of(model.trace(text, names=["pattern"]))
+            value += _measured(scores, np.array(heads.weights), heads.queries) / CONTROLS
+    return values, count
 
 
 def spread(count: int, most: int) -> list[int]:
@@ -360,18 +426,17 @@ def spread(count: int, most: int) -> list[int]:
     return [int(index) for index in np.rint(indices)]
 
 
-def _scores(heads: Heads) -> dict[Score, Measure]:
+def _scores(heads: Heads) -> list[Score]:
     """Choose the measures to compute for this text; induction, e.g., needs a repeated token."""
-    measured: dict[Score, Measure] = {}
+    chosen = [FIRST]
+    if measures.after_copies(heads.queries.tokens, heads.queries.special).any():
+        chosen.insert(0, INDUCTION)
     if len(heads.queries.tokens) > 1:
-        measured[PREVIOUS] = lambda layer: measures.on_offset(layer, -1)
         scores = (heads.scores.get(layer, np.zeros((1, 2, 2))) for layer in heads.layers)
         if not all(np.isneginf(np.diagonal(part, 1, axis1=1, axis2=2)).all() for part in scores):
-            measured[NEXT] = lambda layer: measures.on_offset(layer, 1)
-    copies = measures.after_copies(heads.queries.tokens, heads.queries.special)
-    if copies.any():
-        measured[INDUCTION] = lambda layer: measures.on_cells(layer, copies)
-    return measured | {FIRST: lambda layer: measures.on_keys(layer, [0])}
+            chosen.insert(0, NEXT)
+        chosen.insert(0, PREVIOUS)
+    return chosen
 
 
 def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[ChosenHead, int]:
@@ -410,8 +475,13 @@ def in_words(replay: Replay, head: ChosenHead, score: int) -> str:
     if len(steps) > 2:
         most = int(np.argmax(np.diff(course) * (1 if last > first else -1)))
         went += f", the largest part between steps {steps[most]:,} and {steps[most + 1]:,}"
-    if last >= BECOMES > first:
-        return f"L{where[1:]} becomes {what.head}: its {went}."
+    if replay.controls is not None and last > first:
+        before, after = replay.controls[:, replay.layers.index(head.layer), head.head, score]
+        if after >= BECOMES > before:
+            return (
+                f"L{where[1:]} becomes {what.head}: its {went}. On {replay.control}, this weight "
+                f"rises from {before:.2f} to {after:.2f}."
+            )
     return f"In {where} the {went}."
 
 

@@ -234,14 +234,16 @@ def check_theme(theme: str, call: str) -> str:
 #   `shown` lists the snapshots whose weights the page has, as indices into `steps`.
 #   `weights` holds the weights of these snapshots, packed as shares: (shown, layers, H, L, L).
 #   `hidden` is an array of bits, or null.
-#   `scores` is a list of measures. Each measure has four entries. `name` is its name. `of` is a
+#   `scores` is a list of measures. Each measure has five entries. `name` is its name. `of` is a
 #   phrase that describes the averaged weight. `head` is a name for heads with a high score, such as
 #   "an induction head". `values` has one list for each step. This list holds the scores of all
-#   heads, layer by layer.
+#   heads, layer by layer. `controls` is null, or holds two such lists: the scores on random tokens
+#   at the first and at the last step.
 #   `score` is the index in `scores` of the measure that the page shows first. The entry `sentence`
 #   of START describes how this measure changes.
-#   `becomes` is a threshold. If a head's score reaches the threshold, the page says that the head
-#   becomes, for example, "an induction head" (the entry `head` of the measure).
+#   `becomes` is a threshold. If a head's score on random tokens reaches the threshold, the page
+#   says that the head becomes, for example, "an induction head" (the entry `head` of the measure).
+#   `control` is a phrase that describes the random tokens.
 #   `losses` is a list of [step, loss].
 #   `logged` lists the loss at each of the `steps`; an unknown loss is null.
 #   `knots` lists steps. Charts place these steps at equal distances on the axis, even if the steps
@@ -251,7 +253,7 @@ def check_theme(theme: str, call: str) -> str:
 
 def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
     """Pack a replay."""
-    left_out = []
+    controls, left_out = replay.controls, []
     if len(replay.shown) < len(replay.steps):
         left_out.append(
             f"This page has the weights of {len(replay.shown)} of the {len(replay.steps)} "
@@ -269,11 +271,16 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
         "weights": pack_shares(replay.weights),
         "hidden": None if replay.hidden is None else pack_flags(replay.hidden),
         "scores": [
-            each._asdict() | {"values": replay.values[..., index].reshape(len(replay.steps), -1)}
+            each._asdict()
+            | {
+                "values": replay.values[..., index].reshape(len(replay.steps), -1),
+                "controls": None if controls is None else controls[..., index].reshape(2, -1),
+            }
             for index, each in enumerate(replay.scores)
         ],
         "score": score,
         "becomes": BECOMES,
+        "control": replay.control,
         "knots": replay.knots,
         "losses": thinned(replay.losses, MOST_LOSSES),
         "logged": [replay.loss_at(step) for step in replay.steps],

@@ -21,9 +21,10 @@ import "./replay.css";
  * @property {number[]} shown  the snapshots with weights, as indices into `steps`
  * @property {{b64: string, bits: 16, per: number}} weights  (shown, layers, H, L, L): each weight times `per`
  * @property {{b64: string, bits: number, shape: number[]} | null} hidden  bits, 1 for masked cells
- * @property {{of: string, head: string, values: number[][]}[]} scores  `values`: for each step, the scores of all heads
+ * @property {{of: string, head: string, values: number[][], controls: number[][] | null}[]} scores  `values`: for each step, the scores of all heads
  * @property {number} score  the index in `scores` of the score that the sentence describes
  * @property {number} becomes
+ * @property {string} control  describes the random tokens of `controls`
  * @property {[number, number][]} losses  a step and its loss
  * @property {(number | null)[]} logged  the loss at each of `steps`
  * @property {number[]} knots
@@ -94,7 +95,7 @@ export const start = starting((box, payload, ui) => {
    */
   function words(l, h) {
     if (layers[l] === first.layer && h === first.head) return first.sentence;
-    const { of, head } = scores[risen(l, h)];
+    const { of, head, controls } = scores[risen(l, h)];
     const values = course(risen(l, h), l, h);
     const [a, b, where] = [values[0], values.at(-1), called(l, h)];
     if (steps.length < 2) return `At ${step(0)}, the only snapshot, the ${of} of ${where} is ${share(b)}.`;
@@ -103,7 +104,9 @@ export const start = starting((box, payload, ui) => {
     const most = parts.indexOf(Math.max(...parts));
     const part = parts.length > 1 ? `, the largest part between steps ${count(steps[most])} and ${count(steps[most + 1])}` : "";
     const went = `${of} ${b > a ? "rises" : "falls"} from ${share(a)} at ${step(0)} to ${share(b)} at ${step(steps.length - 1)}${part}`;
-    return b >= data.becomes && a < data.becomes ? `L${where.slice(1)} becomes ${head}: its ${went}.` : `In ${where} the ${went}.`;
+    const [before, after] = controls?.map((values) => values[l * H + h]) ?? [];
+    if (!(b > a && before < data.becomes && after >= data.becomes)) return `In ${where} the ${went}.`;
+    return `L${where.slice(1)} becomes ${head}: its ${went}. On ${data.control}, this weight rises from ${share(before)} to ${share(after)}.`;
   }
 
   // ---- charts over the steps
