@@ -25,7 +25,7 @@ POSITION, HEAD = 7, (3, 2)  # the position of [MASK]; the head on which the page
 START: dict[str, Any] = {"text": TEXT, "edits": [], "position": POSITION, "query": POSITION}
 START |= {"layer": HEAD[0], "head": HEAD[1]}
 STATE = START | {"inside": True}
-ROLES = {"1.1": ["previous", 0.97], "3.2": ["article to noun", 0.4049]}
+ROLES = {"1.1": ["previous", 0.97], "3.2": ["preposition to noun", 0.4049]}
 # Returns the height, the width and the pixels (base64) of a canvas.
 PIXELS = """(canvas) => {
   const copy = canvas.cloneNode();

@@ -9,9 +9,10 @@ import { heatmap } from "../base/heatmap.js";
 import { fixed, percent, visible } from "../base/format.js";
 import { inTurn } from "../base/turns.js";
 import { maskOf } from "../store/positions.js";
+import { measured, rolesIn, usually } from "../store/roles.js";
 import { SIGHT } from "../store/state.js";
 import { heldWith, lines, LISTED, ROW, rowsInView } from "./lines.js";
-import { isRemoved, measured, usually } from "./map.js";
+import { isRemoved } from "./map.js";
 import { arrange, cellNumbers, differenceFrom, endOfScale, seenIn, withDifference, wordsOfRows } from "./sight.js";
 import "./head.css";
 
@@ -310,9 +311,10 @@ export function headPart(ui, store, hands = null) {
    * @param {Now} now
    * @param {string} name
    */
-  function titleOf({ state }, name) {
+  function titleOf(now, name) {
     if (holds) return visible(shown.head.source.text.name || "");
-    const role = store.data?.roles?.[name];
+    const { state } = now;
+    const role = rolesIn(store.data?.roles ?? {}, now, store.data?.little?.words ?? [])[name];
     const removed = isRemoved(state.edits, state.layer, state.head) ? el("span", { class: "changed" }, " · removed: it adds nothing") : null;
     return [`Head ${name}`, el("span", { class: "dim", title: role ? measured(role) : null }, role ? ` · ${usually(role[0])}` : ""), removed];
   }

@@ -11,6 +11,7 @@ import { inTurn } from "../base/turns.js";
 import { editsOf } from "../engine/edits.js";
 import { probabilitiesOf } from "../engine/sampling.js";
 import { movedProbability, movedShare } from "../store/probabilities.js";
+import { measured, rolesIn, usually } from "../store/roles.js";
 import { differenceOf, endOfScale, numberOf, seenIn, thumbnail } from "./sight.js";
 import "./map.css";
 
@@ -29,7 +30,7 @@ import "./map.css";
  *     probability that moves to other words. `word` is the likeliest word before the removal. `from` is its probability
  *     before the removal, and `to` is its probability after the removal
  * @typedef {{value: number | null, text: string, said: string}} Value  the value of a head in a colouring
- * @typedef {{layer: number, head: number, name: string, called: string, said: string, term: string, figure_: string, thumb: HTMLElement,
+ * @typedef {{layer: number, head: number, name: string, called: string, said: string, term: string, figure_: string, role: HTMLElement, thumb: HTMLElement,
  *            figure: HTMLElement, button: HTMLElement, power: HTMLElement, node: HTMLElement}} Cell
  */
 
@@ -67,30 +68,6 @@ function headsInOrder({ layers, heads, measures }, order) {
   const short = (x) => number(x !== null && x < 0.005 ? 0 : x); // a number below 0.005 becomes 0, because 4.0e−3 is too wide
   all.sort((a, b) => a[0] - b[0] || a[1] - b[1]).sort((a, b) => sign * (rank(a) - rank(b)));
   return { all: all.map((head) => [head[0], head[1], short(value(head))]), wide: Math.min(heads, 16) };
-}
-
-/** @type {Record<string, string>} */
-const LOOKS_AT = { previous: "word before", next: "word after", same: "same word", first: "start of the text", last: "end of the text" };
-/** @type {Record<string, string>} */
-const LITTLE = { possessive: "my, his, her", article: "a, an, the", preposition: "in, on, of", auxiliary: "is, has, will" };
-
-/**
- * The role of a head in plain words: what the head looks at, on average over many sentences.
- * @param {string} role  the name in roles.json, for example "previous", "noun to article" or "hidden verb to object"
- */
-export function usually(role) {
-  if (LOOKS_AT[role]) return `usually looks at the ${LOOKS_AT[role]}`;
-  const [from, to] = role.replace("hidden ", "").split(" to ").map((name) => LITTLE[name] ?? `the ${name}`);
-  const gap = role.startsWith("hidden ");
-  return `${gap ? "the gap" : from} usually look${gap || from.startsWith("the ") ? "s" : ""} at ${to}`;
-}
-
-/**
- * The role of a head, and the mean weight that was measured for the role.
- * @param {[string, number]} role
- */
-export function measured([role, value]) {
-  return `${role}, mean weight ${percent(value)}`;
 }
 
 // ---- removing and restoring heads
@@ -239,15 +216,13 @@ export function mapPart(ui, store) {
     const name = `${text.layers[layer]}.${head}`;
     const thumb = el("span", { class: "thumb" });
     const figure = el("b", { class: "figure" }, figure_);
-    const [role, value] = roles[name] ?? [usual, null];
-    const said = figure_ || (value === null ? role : usually(role));
-    const term = value === null ? "" : measured([role, value]);
+    const role = el("span", {});
     const asked = store.data?.start?.heads?.includes(head);
-    const button = el("button", { type: "button", class: `cell-head${asked ? " asked" : ""}`, "data-i": i, "data-head": name, title: [`head ${name}`, term || said].filter(Boolean).join(": ") },
-      thumb, el("span", { class: "cell-words" }, el("span", { class: "cell-name" }, name), role ? el("span", { class: value === null ? "role dim" : "role" }, said) : null, figure));
+    const button = el("button", { type: "button", class: `cell-head${asked ? " asked" : ""}`, "data-i": i, "data-head": name },
+      thumb, el("span", { class: "cell-words" }, el("span", { class: "cell-name" }, name), role, figure));
     const power = el("button", { type: "button", class: "power", role: "switch", "aria-label": `head ${name} takes part`, onclick: () => flip(layer, head) },
       el("span", { class: "power-word" }));
-    return { layer, head, name, called: live ? `head ${name}` : `layer ${text.layers[layer]}, head ${head}`, said, term, figure_, thumb, figure, button, power, node: el("div", { class: "cell" }, button, live ? power : null) };
+    return { layer, head, name, called: live ? `head ${name}` : `layer ${text.layers[layer]}, head ${head}`, said: figure_, term: "", figure_, role, thumb, figure, button, power, node: el("div", { class: "cell" }, button, live ? power : null) };
   }
 
   /** Scrolls the chosen head into view if the map is a box that scrolls. */
@@ -310,8 +285,15 @@ export function mapPart(ui, store) {
     const { state, model } = now;
     const values = cells.map(valueOf);
     const high = state.colouring === "pattern" ? endOfScale(seen, state) : Math.max(1e-9, ...values.map(({ value }) => value ?? 0));
+    const here = rolesIn(roles, now, store.data?.little?.words ?? []);
     cells.forEach((cell, i) => {
       const { said, text } = values[i];
+      const role = here[cell.name];
+      cell.term = role ? measured(role) : "";
+      cell.said = cell.figure_ || (role ? usually(role[0]) : roles[cell.name] ? "" : usual);
+      cell.button.title = [`head ${cell.name}`, cell.term || cell.said].filter(Boolean).join(": ");
+      cell.role.className = role ? "role" : "role dim";
+      fill(cell.role, cell.figure_ ? "" : cell.said);
       const removed = isRemoved(state.edits, cell.layer, cell.head);
       const own = state.edits.some((edit) => edit.op !== "ablate" && edit.layer === cell.layer && (edit.head ?? cell.head) === cell.head);
       const now_ = state.layer === cell.layer && state.head === cell.head;

@@ -1,0 +1,71 @@
+// The measured roles of heads, in words, and whether a role can apply in a sentence. training/pairs.py defines the
+// relations of words, and training/roles.py measures the roles.
+
+import { percent } from "../base/format.js";
+import { maskOf } from "./positions.js";
+
+/** @typedef {[role: string, value: number]} Role  the name in roles.json, such as "hidden verb to object", and the mean weight */
+
+/** @type {Record<string, string>} */
+const LOOKS_AT = { previous: "word before", next: "word after", same: "same word", first: "start of the text", last: "end of the text" };
+/** @type {Record<string, string>} */
+const LITTLE = { possessive: "my, his, her", article: "a, an, the", preposition: "in, on, of", auxiliary: "is, has, will" };
+/** @type {[string, string][]} */
+const LETTERS = Object.entries({
+  h: "his her my your our their its",
+  a: "the a an this that these those some",
+  p: "of in on at by for with about against between into onto through during before after above below to toward towards from down off over under across along around behind beside near within without upon inside outside",
+  s: "i you he she it we they who",
+  x: "is are was were be been being has have had do does did will would can could may might must shall should",
+});
+/**
+ * The sentences in which the word Q can have a role. A letter stands for a word: h, a, p, s and x for the words above,
+ * f for other function words, w for content words, and a full stop for other tokens. A gap is a w.
+ * @type {Record<string, RegExp>}
+ */
+const SENTENCES = {
+  "verb to object": /Q[ah]w{1,3}(?!w)/, "object to verb": /w[ah]w{0,2}Q(?!w)/,
+  "preposition to noun": /Q[ah]w{1,3}(?!w)/, "noun to preposition": /p[ah]w{0,2}Q(?!w)/,
+  "article to noun": /Qw{2,3}(?!w)/, "noun to article": /[ah]w{1,2}Q(?!w)/,
+  "adjective to noun": /[ah]w?Qw(?!w)/, "noun to adjective": /[ah]w{1,2}Q(?!w)/,
+  "possessive to noun": /Qw{1,3}(?!w)/, "noun to possessive": /hw{0,2}Q(?!w)/,
+  "possessive to subject": /s[^.]*Qw/, "subject to possessive": /Q[^.]*hw/,
+  "preposition to subject": /s[^.]*Q/, "subject to preposition": /Q[^.]*p/,
+  "preposition to verb": /w[^.]*Q/, "verb to preposition": /Q[^.]*p/,
+  "article to auxiliary": /Q[^.]*x/, "auxiliary to article": /[ah][^.]*Q/,
+  "auxiliary to verb": /Qx*w/, "verb to auxiliary": /xw?Q/,
+};
+
+/**
+ * The role of a head in plain words: what the head looks at, on average over many sentences.
+ * @param {string} role
+ */
+export function usually(role) {
+  if (LOOKS_AT[role]) return `usually looks at the ${LOOKS_AT[role]}`;
+  const [from, to] = role.replace("hidden ", "").split(" to ").map((name) => LITTLE[name] ?? `the ${name}`);
+  if (role.startsWith("hidden ")) return `a gap in place of ${from} usually looks at ${to}`;
+  return `${from} usually look${from.startsWith("the ") ? "s" : ""} at ${to}`;
+}
+
+/** @param {Role} role */
+export function measured([role, value]) {
+  return `${role}, mean weight ${percent(value)}`;
+}
+
+/**
+ * The roles that heads can have in this sentence: a head that connects two kinds of words has a role only if the
+ * sentence can contain both.
+ * @param {Record<string, Role>} roles
+ * @param {import("./store.js").Now} now
+ * @param {string[]} little  the function words
+ */
+export function rolesIn(roles, { run, model }, little) {
+  const words = run.tokens.map((token, t) => {
+    if (token === maskOf(model)) return "w";
+    const found = LETTERS.find(([, known]) => known.split(" ").includes(token));
+    return found?.[0] ?? (little.includes(token) ? "f" : token.startsWith("##") ? "" : run.special[t] || !/[\p{L}\p{N}]/u.test(token) ? "." : "w");
+  });
+  const gap = run.tokens.indexOf(maskOf(model));
+  return Object.fromEntries(Object.entries(roles).filter(([, [role]]) =>
+    LOOKS_AT[role] || words.some((word, t) => word && (!role.startsWith("hidden ") || t === gap) && SENTENCES[role.replace("hidden ", "")].test(`${words.slice(0, t).join("")}Q${words.slice(t + 1).join("")}`))));
+}
