@@ -9,6 +9,7 @@ from playwright.sync_api import Page
 
 import qkv
 from qkv.models import random_model
+from qkv.see.page.html import picture
 
 from .support import WORDS, Visit, keys, made, page_of, part_of, pause, sentence, tight, token
 
@@ -114,6 +115,34 @@ def test_the_theme_follows_the_switch_of_a_site_around_it(visit: Visit) -> None:
         page.evaluate("name => { document.body.dataset.theme = name; }", site)
         page.wait_for_function(f"{themes}[0] === '{seen}'")
         assert page.evaluate(themes) == [seen, "light"]
+
+
+def test_the_theme_follows_jupyterlab_and_vs_code(visit: Visit) -> None:
+    view = qkv.show("The cat sat", model="random")
+    still = picture(
+        "a title", ["a line"], view.panels(), "auto"
+    )  # what a page without scripts shows
+    page = visit(f"<main>{view._repr_html_()}{still}</main>")
+    drawn = "getComputedStyle(document.querySelector('.qkv-picture [fill^=var]')).fill"
+    colours = {}
+    for name, value, seen in (
+        ("jpThemeLight", "false", "dark"),
+        ("jpThemeLight", "true", "light"),
+        ("vscodeThemeKind", "vscode-dark", "dark"),
+        ("vscodeThemeKind", "vscode-high-contrast", "dark"),
+        ("vscodeThemeKind", "vscode-light", "light"),
+        ("vscodeThemeKind", "vscode-high-contrast-light", "light"),
+    ):
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            page.evaluate(
+                "([name, value]) => { document.body.dataset[name] = value; }", [name, value]
+            )
+            page.locator(f".view[data-theme={seen}]").wait_for()
+            colours.setdefault(seen, set()).add(page.evaluate(drawn))
+            page.evaluate("name => { delete document.body.dataset[name]; }", name)
+    assert [len(found) for found in colours.values()] == [1, 1]
+    assert colours["dark"] != colours["light"]
 
 
 def test_the_theme_follows_the_system(visit: Visit) -> None:

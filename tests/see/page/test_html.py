@@ -147,12 +147,15 @@ def test_a_picture_has_the_colours_of_both_themes() -> None:
     text = html.picture("a title", ["a line"], panels(), "auto")
     alone = {name: html.picture("a title", ["a line"], panels(), name) for name in THEMES}
     css, body = text.split("</style>")
+    by_system, by_site = re.findall(r"body:(?:not|is)\([^)]*\) \.qkv-picture(?={--)", css)
     rules = {
         "light": variables(css, "body .qkv-picture"),
-        "dark": variables(css, "body:not([data-theme=light]) .qkv-picture"),
+        "dark": variables(css, by_system),
     }
-    assert variables(css, "body[data-theme=dark] .qkv-picture") == rules["dark"]
-    assert "@media (prefers-color-scheme:dark){body:not([data-theme=light]) .qkv-picture{" in css
+    assert by_system.startswith("body:not([data-theme=light],")
+    assert by_site.startswith("body:is([data-theme=dark],")
+    assert variables(css, by_site) == rules["dark"]
+    assert f"@media (prefers-color-scheme:dark){{{by_system}{{" in css
     for name, colors in rules.items():
         found = re.sub(r"var\((--[^)]*)\)", lambda part, own=colors: own[part[1]], body)
         # both themes' images are in the body, and each theme shows its own image

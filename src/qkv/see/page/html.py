@@ -22,6 +22,12 @@ POLICY = (
 )
 WITH_WORKER = f"{POLICY}; worker-src blob:"  # the content security policy of a page with a model
 _WITH_TOKENS = ("walk", "shift", "replay")
+# How the page around a picture names its own theme: the documentation's site, JupyterLab, VS Code.
+_LIGHT = "[data-theme=light],[data-jp-theme-light=true],[data-vscode-theme-kind$=light]"
+_DARK = (
+    "[data-theme=dark],[data-jp-theme-light=false],[data-vscode-theme-kind=vscode-dark],"
+    "[data-vscode-theme-kind=vscode-high-contrast]"
+)
 # The parts of a picture that differ between themes.
 _PAINTED = re.compile("#[0-9a-f]{6}\\b|<image [^>]*/>")
 # Characters that can end a script or one of its lines, and surrogates, which UTF-8 cannot encode.
@@ -110,9 +116,9 @@ def _in_both_themes(light: str, dark: str) -> tuple[str, str]:
     more = (
         rules(False, "body ")
         + "@media (prefers-color-scheme:dark){"
-        + rules(True, "body:not([data-theme=light]) ")
+        + rules(True, f"body:not({_LIGHT}) ")
         + "}"
-        + rules(True, "body[data-theme=dark] ")  # the documentation site has its own theme switch
+        + rules(True, f"body:is({_DARK}) ")
     )
     return "".join(body), more
 

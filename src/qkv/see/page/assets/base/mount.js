@@ -52,9 +52,11 @@ function mount(host, data, styles, view) {
   /** @type {"light" | "dark" | null} */
   let asked = null;
   const paint = () => {
-    const wanted = [asked, data.theme, document.body.dataset.theme].find((name) => name === "light" || name === "dark");
-    const theme = wanted ?? (dark.matches ? "dark" : "light");
-    box.dataset.theme = theme;
+    const { theme, jpThemeLight, vscodeThemeKind } = document.body.dataset; // of a site, JupyterLab and VS Code
+    const jupyter = { true: "light", false: "dark" }[jpThemeLight ?? ""];
+    const code = vscodeThemeKind && (/light$/.test(vscodeThemeKind) ? "light" : "dark");
+    const wanted = [asked, data.theme, theme, jupyter, code].find((name) => name === "light" || name === "dark");
+    box.dataset.theme = wanted ?? (dark.matches ? "dark" : "light");
     colours.clear();
     ramps.clear();
     turn(box.clientWidth ? drawers : []);
@@ -103,7 +105,7 @@ function mount(host, data, styles, view) {
   width = box.clientWidth;
   atOnce(paint);
   dark.addEventListener("change", paint);
-  new MutationObserver(paint).observe(document.body, { attributeFilter: ["data-theme"] }); // the site has its own theme switch
+  new MutationObserver(paint).observe(document.body, { attributeFilter: ["data-theme", "data-jp-theme-light", "data-vscode-theme-kind"] });
   new ResizeObserver(() => {
     if (box.clientWidth === width) return;
     width = box.clientWidth;
