@@ -513,7 +513,7 @@ def test_a_text_that_just_fits_is_whole(model):
 
 
 def test_a_text_of_100000_words(model):
-    with pytest.warns(UserWarning, match=r"cut to 16 tokens \(it has 399,999 characters\)"):
+    with pytest.warns(UserWarning, match=r"cut to 16 tokens \(it has 400,000 characters\)"):
         assert model.encode("cat " * 100_000).shape == (12,)
 
 

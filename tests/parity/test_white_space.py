@@ -134,7 +134,7 @@ def write(folder: Path, kind: Any, model: type = BertModel, **sentence: Any) -> 
         "config_sentence_transformers.json": {"prompts": {"query": "hi a: ", "document": " a\n"}},
         "1_Pooling/config.json": {"embedding_dimension": 24, "pooling_mode": "mean"},
     }
-    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling").mkdir(parents=True)
     for name, values in files.items():
         (folder / name).write_text(json.dumps(values))
     return folder

@@ -144,7 +144,10 @@ class Core:
         self.reader = self._new_reader(name, tokenizer, sentence or Sentence())
         self._build()
         self.sentence.width(self._vector_size)  # raises an error unless the modules' sizes match
-        limits = filter(None, (design.max_seq_length, self.sentence.max_seq_length))
+        # without a position table, a file may set a limit above the number of positions
+        passes = self.sentence.passes_positions
+        most = self.network.embedding.max_positions if passes else design.max_seq_length
+        limits = filter(None, (most, self.sentence.max_seq_length))
         self.reader = replace(
             self.reader,
             limit=min(limits, default=None),
@@ -155,7 +158,8 @@ class Core:
         rules = self._generation if self.generates else {}
         self._penalties = Penalties.read(rules, f"{GENERATION} of {name}", self._eos_ids)
         if tokenizer is not None:
-            check_tokenizer(tokenizer, self.reader.rows, self.max_seq_length, name)
+            for limit in (self.max_seq_length, *self.sentence.task_limits.values()):
+                check_tokenizer(tokenizer, self.reader.rows, limit, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; in qkv's own classes, raise an error if the name is unknown."""

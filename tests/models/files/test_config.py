@@ -7,6 +7,8 @@ import pytest
 
 from qkv.models import ModelError, load
 
+from ..sizes import DECODER
+from ..small_models import write_small
 from ..support import Folder
 
 
@@ -286,6 +288,17 @@ def test_max_seq_length_is_capped_by_the_positions(folder, limit, expected):
     assert load(folder.path).max_seq_length == expected
 
 
+@pytest.mark.parametrize(("limit", "expected"), [(8, 8), (50, 50), (None, 32)])
+def test_max_seq_length_may_exceed_the_positions_of_a_rotary_model(tmp_path, limit, expected):
+    """The model has 32 positions, and its rotations go on after them."""
+    path = write_small(tmp_path / "model", {"model_type": "llama", **DECODER})
+    (path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": limit}))
+    model = load(path)
+    assert model.max_seq_length == expected
+    with pytest.warns(UserWarning, match=f"1 text was cut to {expected} tokens"):
+        assert len(model.trace("the cat " * 40).tokens) == expected
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [(8, 8), (8.0, 8), (10**9, 16), (int(1e30), 16), (1e30, 16), (None, 16)],
@@ -333,6 +346,112 @@ def test_do_lower_case_lowercases_texts(folder):
     model.save(folder.path.parent / "saved")
     again = load(folder.path.parent / "saved")
     assert again.tokenizer.rules == model.tokenizer.rules
+
+
+def bert_config(folder, values, config="sentence_bert_config.json"):
+    """Load an encoder whose sentence_bert_config.json has these values."""
+    folder.write()
+    folder.sentence({"pooling_mode": "mean"})
+    folder.json(config, values)
+    return load(folder.path)
+
+
+@pytest.mark.parametrize(
+    ("values", "limits"),
+    [
+        ({"query_length": 5, "document_length": 7}, (16, 5, 7)),
+        ({"max_seq_length": 9, "query_length": 12}, (9, 12, 9)),
+        ({"max_seq_length": 9, "query_length": 99}, (9, 16, 9)),  # there are 16 positions
+        ({"max_seq_length": 9, "processor_kwargs": {"model_max_length": 6}}, (6, 6, 6)),
+        ({"tokenizer_args": {"model_max_length": 6}, "document_length": 4}, (6, 6, 4)),
+        ({"query_length": 5, "processing_kwargs": {"text": {"max_length": 8}}}, (8, 8, 8)),
+        ({"max_seq_length": 9, "processing_kwargs": {"common": {"max_length": 8}}}, (8, 8, 8)),
+        ({"query_length": None, "document_length": None, "processing_kwargs": {}}, (16, 16, 16)),
+    ],
+)
+def test_lengths_in_sentence_bert_config(folder, values, limits):
+    """The lengths are those of texts without a task, of queries and of documents."""
+    model = bert_config(folder, values)
+    assert model.max_seq_length == limits[0]
+    calls = (model.encode, model.encode_query, model.encode_document)
+    for encode, limit in zip(calls, limits, strict=True):
+        with pytest.warns(UserWarning, match=f"1 text was cut to {limit} tokens"):
+            assert len(encode("the cat " * 10, output_value="token_embeddings")) == limit
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"transformer_task": "fill-mask"}, "transformer_task is 'fill-mask'"),
+        ({"modality_config": {"message": {"method": "forward"}}}, "'message', so .* chat template"),
+        ({"modality_config": {"text": {"method_output_name": ["hidden_states", -2]}}}, "_states'"),
+        ({"modality_config": {"text": {"method": "encode"}}}, "text.method is 'encode'"),
+        ({"processing_kwargs": {"text": {"truncation": False}}}, "text.truncation is False"),
+        (
+            {"query_expansion": {"strategy": "fixed", "length": 32}},
+            "query_expansion.strategy is 'f",
+        ),
+        ({"tokenizer_name_or_path": "bert-base-cased"}, "tokenizer_name_or_path is 'bert-base"),
+        ({"query_length": 0}, "query_length is 0"),
+        ({"document_length": "9"}, "document_length is '9'"),
+        ({"query_length": 2}, "reads at most 2 tokens of a text, and its tokenizer adds 2"),
+        ({"processor_kwargs": {"model_max_length": 0.5}}, "model_max_length is 0.5"),
+        (
+            {
+                "tokenizer_args": {"model_max_length": 4},
+                "processor_kwargs": {"model_max_length": 5},
+            },
+            "processor_kwargs.model_max_length is 5 and tokenizer_args.model_max_length is 4",
+        ),
+    ],
+)
+def test_values_of_sentence_bert_config_that_qkv_does_not_support(folder, values, words):
+    with pytest.raises(ModelError, match=words):
+        bert_config(folder, values)
+
+
+@pytest.mark.parametrize(
+    ("values", "unknown"),
+    [
+        ({"processing_kwargs": {"text": {"add_special_tokens": False}}}, "text.add_special_tokens"),
+        ({"processor_kwargs": {"truncation_side": "left"}}, "processor_kwargs.truncation_side"),
+        ({"tokenizer_args": {"strip_accents": True}}, "tokenizer_args.strip_accents"),
+        ({"config_args": {"num_hidden_layers": 1}}, "config_args.num_hidden_layers"),
+        ({"model_kwargs": {"subfolder": "onnx"}}, "model_kwargs.subfolder"),
+        ({"max_length": 8, "processing_kwargs": [1]}, "max_length, processing_kwargs"),
+    ],
+)
+def test_other_keys_of_sentence_bert_config_are_named_in_a_warning(folder, values, unknown):
+    with pytest.warns(UserWarning, match=rf"_bert_config.json: qkv does not know .*{unknown}: unk"):
+        bert_config(folder, values)
+
+
+def test_keys_of_sentence_bert_config_that_change_no_vector(folder):
+    """A warning would be an error here."""
+    text = {"method": "forward", "method_output_name": "last_hidden_state"}
+    values = {
+        "transformer_task": "feature-extraction",
+        "modality_config": {"text": text, "image": {"method": "forward"}},
+        "module_output_name": "token_embeddings",
+        "unpad_inputs": False,
+        "processing_kwargs": {
+            "text": {"padding": True, "truncation": True},
+            "image": {"size": 3},
+            "chat_template": {"add_generation_prompt": True},
+        },
+        "model_args": {"torch_dtype": "float16", "attn_implementation": {"": "eager"}},
+        "tokenizer_args": {"use_fast": True, "trust_remote_code": True},
+        "config_args": {},
+        "do_lower_case": None,
+    }
+    assert bert_config(folder, values).max_seq_length == 16
+
+
+def test_a_pooling_key_that_is_unknown_is_named_in_a_warning(folder):
+    folder.write()
+    folder.sentence({"pooling_mode": "mean", "embedding_dimension": 12, "weights": [1]})
+    with pytest.warns(UserWarning, match="1_Pooling/config.json: qkv does not know weights: unkn"):
+        load(folder.path)
 
 
 @pytest.mark.parametrize(

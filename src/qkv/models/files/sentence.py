@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -51,6 +52,10 @@ class Sentence:
         max_seq_length: the maximum number of tokens in a text. If no file sets this number, the
             limit is `model_max_length` in tokenizer_config.json, as in sentence-transformers.
             Without modules.json, only the number of positions limits the length of texts.
+        passes_positions: whether `max_seq_length` comes from a file that may set a limit above the
+            number of positions, for a model that has no position table.
+        task_limits: the maximum number of tokens in a text with a task ("query" or "document"),
+            keyed by task; other tasks have the limit `max_seq_length`.
         lowercase: whether the tokenizer converts a text to lower case first.
         prompts: the prompts for texts, keyed by name. As in sentence-transformers, the prompts
             "query" and "document" always exist; a prompt that no file defines is empty.
@@ -72,6 +77,8 @@ class Sentence:
     steps: tuple[Step, ...] = ()
     static: bool = False
     max_seq_length: int | None = None
+    passes_positions: bool = False
+    task_limits: Mapping[str, int] = field(default_factory=dict)
     lowercase: bool = False
     prompts: Mapping[str, str] = field(default_factory=lambda: dict(NO_PROMPTS))
     default_prompt: str | None = None
@@ -197,6 +204,37 @@ _KEYS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _OTHER_KEYS = ("word_embedding_dimension", "embedding_dimension", "include_prompt")
+# Keys of sentence_bert_config.json. A dot separates a key from the key of the object around it.
+# `_LENGTHS` lists limits, the more important first; `_SPELLINGS`, the names of a key in different
+# versions; `_ONLY`, the values that qkv supports; `_HARMLESS`, keys that change neither the tokens
+# nor the vectors of texts.
+_LENGTHS = (
+    *("processing_kwargs.common.max_length", "processing_kwargs.text.max_length"),
+    *("model_max_length", "max_seq_length", "query_length", "document_length"),
+)
+_SPELLINGS = {
+    "model_max_length": ("processor_kwargs.model_max_length", "tokenizer_args.model_max_length"),
+}
+_ONLY: Mapping[str, Sequence[Any]] = {
+    "transformer_task": ("feature-extraction", "sequence-classification"),
+    "modality_config.text.method": ("forward", "get_text_features"),
+    "modality_config.text.method_output_name": (
+        *("last_hidden_state", "pooler_output", "logits", None),
+    ),
+    "processing_kwargs.text.truncation": ("longest_first", True),
+    "processing_kwargs.common.truncation": ("longest_first", True),
+    "query_expansion.strategy": (None,),
+    "tokenizer_name_or_path": (None,),
+}
+_HARMLESS = re.compile(
+    r"module_output_name|unpad_inputs|modality_config\.(?!text\.|message\.).*"
+    r"|processing_kwargs\.(audio|image|video|chat_template)\..*"
+    r"|processing_kwargs\.(text|common)\.(padding|padding_side|pad_to_multiple_of|return_tensors)"
+    r"|(model|processor|tokenizer|config)_(kwargs|args)\."
+    r"(add_pooling_layer|attn_implementation|cache_dir|device_map|dtype|local_files_only"
+    r"|low_cpu_mem_usage|padding_side|token|torch_dtype|trust_remote_code|use_cache|use_fast"
+    r"|use_safetensors)(\..*)?"
+)
 _CLASSES = {
     **{name: f"activation.{name}" for name in ("Tanh", "Sigmoid", "ReLU", "SiLU", "GELU", "ELU")},
     **{name: f"activation.{name}" for name in ("LeakyReLU", "SELU", "CELU", "ReLU6", "Mish")},
@@ -264,6 +302,7 @@ def _pooling(path: Path) -> dict[str, Any]:
         modes.sort(key=[*POOLING, *modes].index)
     else:
         modes = [str(mode) for mode in chosen] if isinstance(chosen, list) else [str(chosen)]
+        config.finish((*_KEYS, *_OTHER_KEYS, "pooling_mode"))
     if not modes or not set(modes) <= set(POOLING):
         raise read.ModelError(
             f"{path}: the pooling is {', '.join(modes) or 'none':.200}: "
@@ -343,21 +382,59 @@ def _arrays(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, 
     return {name: tensors[name].read().astype(wide, copy=False) for name in expected}
 
 
-def _limit(home: Path, modules: bool) -> dict[str, Any]:
-    """Return the fields `max_seq_length` and `lowercase` of `Sentence`.
+def _flat(values: Mapping[str, Any], depth: int = 2) -> dict[str, Any]:
+    """Replace each object in `values`, down to a depth, by its entries, with dots in their keys.
 
-    As in sentence-transformers, `model_max_length` is the limit if modules.json exists and
-    `max_seq_length` is missing.
+    >>> _flat({"a": 1, "b": {"c": {"d": 2}, "e": {}}})
+    {'a': 1, 'b.c.d': 2}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if depth and isinstance(value, dict):
+            inner = _flat(value, depth - 1)
+            flat |= {f"{key}.{name}": own for name, own in inner.items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def _limit(home: Path, modules: bool) -> dict[str, Any]:
+    """Return the fields of `Sentence` that sentence_bert_config.json sets.
+
+    As in sentence-transformers, `max_length` takes precedence over all other limits, and
+    `model_max_length` over `max_seq_length`. If these keys are missing and modules.json exists, the
+    limit is `model_max_length` in tokenizer_config.json.
+
+    Raises:
+        ModelError: a value is wrong, or needs a feature that qkv does not support.
     """
     path = next((home / name for name in LIMITS if (home / name).is_file()), None)
-    config = Config({}, "") if path is None else Config.read(path)
+    flat = {} if path is None else _flat(read.read_json(path))
+    kept = {key: value for key, value in flat.items() if not _HARMLESS.fullmatch(key)}
+    config = Config(kept, str(path), spellings=_SPELLINGS)
+    for key, allowed in _ONLY.items():
+        config.only(key, *allowed)
+    if any(key.startswith("modality_config.message") for key in kept):
+        raise read.ModelError(
+            f"{path}: modality_config has 'message', so sentence-transformers puts each text into "
+            "the chat template, which qkv does not support: remove 'message' to encode plain texts"
+        )
     lowercase = config.values.get("do_lower_case") is not None
-    lowercase = lowercase and config.flag("do_lower_case", False)
-    limit = config.size_or_none("max_seq_length", most=math.inf)
+    lowercase = config.flag("do_lower_case", False) if lowercase else False
+    lengths = [config.size_or_none(key, most=math.inf) for key in _LENGTHS]
+    common, text, processor, usual, query, document = lengths
+    config.finish(("do_lower_case",))
+    limit = common or text or processor or usual
+    tasks = {} if common or text else {"query": query, "document": document}
+    fields = {
+        "lowercase": lowercase,
+        "passes_positions": limit is not None,
+        "task_limits": {task: own for task, own in tasks.items() if own},
+    }
     path = home / TOKENIZER_CONFIG
     if limit is None and modules and path.is_file():
         limit = tokenizer_limit(Config.read(path))
-    return {"max_seq_length": limit, "lowercase": lowercase}
+    return fields | {"max_seq_length": limit}
 
 
 def _prompts(path: Path) -> dict[str, Any]:

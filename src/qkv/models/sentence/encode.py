@@ -84,6 +84,8 @@ class Encoder:
         model = self.model
         self.tokenizer = model.reader.need_tokenizer(self.call)
         self.sentence, self.limit = model.sentence, model.max_seq_length
+        if (own := self.sentence.task_limits.get(self.task or "")) is not None:
+            self.limit = min(filter(None, (own, model.network.embedding.max_positions)))
         self.run, self.dtype = model.network.packed, model.network.dtype
         size = whole_number(self.batch_size, call=self.call, name="batch_size", least=1)
         self.batch_size = size
@@ -107,7 +109,7 @@ class Encoder:
         )
         self._unread = 0  # the number of prompt tokens that pooling leaves out
         if self._before and not self.sentence.include_prompt:
-            [alone] = Truncator(self.tokenizer, self.limit)(self._whole([""]))
+            [alone] = Truncator(self.tokenizer, model.max_seq_length)(self._whole([""]))
             # as in sentence-transformers, a special or unknown token at the end does not count
             known = self.tokenizer
             ending = any(
@@ -402,7 +404,8 @@ def encode(
     """Return a vector for each text, pooled and scaled as the model's files say.
 
     Texts of similar length run together, without padding. A text longer than `max_seq_length` is
-    truncated as in `trace`. The tokenizer decides what white space around a text means.
+    truncated as in `trace`; the model's files may set other limits for queries and documents
+    (`task`). White space around a text stays, and the tokenizer decides whether it has tokens.
 
     Args:
         inputs: one text or any iterable of texts.
