@@ -15,7 +15,7 @@ from qkv.layers import base
 from qkv.models import Model, ModelError, load, random_model
 
 from .small_models import CONFIGS, write_small
-from .support import WORDS, Folder, plain_bert, tokenizer_json
+from .support import Folder, mask_bert, plain_bert, tokenizer_json
 
 TEXTS = [
     "the cat sat on the mat.",
@@ -609,12 +609,29 @@ def test_a_model_without_a_tokenizer_runs_on_ids(folder):
         model.decode([4])
 
 
-def test_a_tokenizer_with_more_ids_than_the_table_has_rows(folder):
-    folder.write()
-    words = [f"w{number}" for number in range(12)]
-    folder.text("tokenizer.json", tokenizer_json([*WORDS, *words]))
-    with pytest.raises(ModelError, match="ids up to 30, but the token table has only 30 rows"):
-        load(folder.path)
+def test_a_token_without_a_row_is_an_error_when_a_text_has_it(folder):
+    mask_bert(folder.path)
+    text = "the cat sat [MASK]"
+    expected = load(folder.path).encode(text)
+    tokenizer = Tokenizer.from_file(str(folder.path / "tokenizer.json"))
+    tokenizer.add_tokens([f"w{number}" for number in range(20, 32)])
+    tokenizer.save(str(folder.path / "tokenizer.json"))
+    with pytest.warns(UserWarning, match="ids up to 31, but the token table has only 30 rows"):
+        model = load(folder.path)
+    np.testing.assert_array_equal(model.encode(text), expected)
+    assert model.tokenize("w29").ids.tolist()[1] == 29
+    message = "the token 'w31' has the id 31, but the token table has only 30 rows"
+    for call in (model.trace, model.encode, model.tokenize, model.predict):
+        with pytest.raises(ValueError, match=message):
+            call("the w31 [MASK]")
+    with pytest.raises(ValueError, match=message):
+        model.tokenizer.pair("the bank", "w31")
+    with pytest.raises(ValueError, match="there is no token 31: the ids run from 0 to 29"):
+        model.trace([[2, 31, 3]])
+    with pytest.raises(ValueError, match="one entry of the vocabulary"):
+        model.trace(text, edit=[{"op": "swap", "token": 1, "with": "w31"}])
+    with pytest.raises(ValueError, match="has tokens without a row in the token table"):
+        qkv.play(model=model)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "not json", '{"model": 3}', "[1]", "\x00" * 9])

@@ -9,15 +9,23 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
     AlbertForMaskedLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
     GPTNeoXForCausalLM,
     NomicBertForMaskedLM,
     NomicBertModel,
     Phi3ForCausalLM,
+    PreTrainedTokenizerFast,
 )
 
 import qkv
+from models.sizes import SMALL
 
 from .families import FAMILIES
 from .models import Pair, compare_layers, compare_saved, made
@@ -129,3 +137,42 @@ def test_tensor_prefix_of_nomic_bert_2048(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found(ids).logits, expected.logits)
     np.testing.assert_array_equal(found(ids).last_hidden_state, expected.last_hidden_state)
     compare_saved(Pair(found, pair.theirs, pair.bound), tmp_path / "ours")
+
+
+def test_an_index_that_names_wrong_files_loads_as_in_transformers(tmp_path: Path) -> None:
+    pair = made(tmp_path, BertForMaskedLM, BertConfig(**SMALL["bert"][0]))
+    pair.theirs.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    index = tmp_path / "shards" / "model.safetensors.index.json"
+    values = json.loads(index.read_text())
+    where = values["weight_map"]
+    first, last = min(where.values()), max(where.values())
+    assert first != last
+    bias = "bert.embeddings.LayerNorm.bias"
+    where |= {"cls.predictions.decoder.weight": last, "bert.embeddings.position_ids": first}
+    where[bias] = first if where[bias] == last else last
+    index.write_text(json.dumps(values))
+    theirs = BertForMaskedLM.from_pretrained(tmp_path / "shards", attn_implementation="eager")
+    with pytest.warns(UserWarning, match="it names the wrong file for "):
+        ours = qkv.load(tmp_path / "shards")
+    compare_layers(Pair(ours, theirs.eval(), pair.bound), 23)
+
+
+def test_a_tokenizer_with_more_tokens_than_rows_loads_as_in_transformers(tmp_path: Path) -> None:
+    pair = made(tmp_path, BertForMaskedLM, BertConfig(**SMALL["bert"][0]))
+    words = ["[PAD]", "[UNK]", *(f"w{number}" for number in range(2, 120))]
+    ids = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(WordLevel(ids, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="ids up to 119, but the token table has only 40 rows"):
+        ours = qkv.load(tmp_path)
+    read = AutoTokenizer.from_pretrained(tmp_path)
+    with torch.inference_mode():
+        given = read("w5 w39 w7", return_tensors="pt")
+        assert given["input_ids"].tolist() == [[5, 39, 7]]
+        theirs = pair.theirs(**given, output_hidden_states=True).hidden_states[-1]
+        with pytest.raises(IndexError):
+            pair.theirs(**read("w5 w40", return_tensors="pt"))
+    pair.near(ours.trace("w5 w39 w7").hidden_states[-1], theirs, "last")
+    with pytest.raises(ValueError, match="the token 'w40' has the id 40, but the token table has"):
+        ours.trace("w5 w40")

@@ -31,8 +31,11 @@ class Tokenizer:
 
     Attributes:
         unknown: the token for unknown words, if any.
+        rows: the number of rows of the model's token table, if some tokens have no row; otherwise
+            None. A text with a token without a row is an error.
     """
 
+    rows: int | None = None
     _frames = True  # whether the class adds special tokens around a text
 
     def __init__(self, inner: "tokenizers.Tokenizer", factor: float = 1.0) -> None:
@@ -61,8 +64,9 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """A copy of the vocabulary: each token and its id, in the order of the ids."""
-        return dict(sorted(self._inner.get_vocab().items(), key=lambda item: item[1]))
+        """A copy of the vocabulary: each token (with a row) and its id, in the order of the ids."""
+        known = sorted(self._inner.get_vocab().items(), key=lambda item: item[1])
+        return {token: index for token, index in known if self.rows is None or index < self.rows}
 
     @property
     def rules(self) -> dict[str, Any]:
@@ -98,7 +102,8 @@ class Tokenizer:
         check_text(text, call="tokenize", name="text")
         with _said("tokenize"):
             self._check_growth(text, "tokenize")
-            return _tokenized(self._inner.encode(text, add_special_tokens=self._frames))
+            encoding = self._inner.encode(text, add_special_tokens=self._frames)
+        return _tokenized(self._with_rows(encoding, "tokenize"))
 
     def tokenize_batch(self, texts: Iterable[str]) -> list[Tokenized]:
         """Cut each of several texts into tokens, as `tokenize` does.
@@ -137,6 +142,7 @@ class Tokenizer:
             self._check_growth(text, "pair")
         with _said("pair"):
             pair = self._inner.encode(first, second)
+        self._with_rows(pair, "pair")
         return np.array(pair.ids, np.int64), np.array(pair.type_ids, np.int64), pair.sequence_ids
 
     def _encodings(self, texts: Any, call: str, **options: Any) -> "Iterator[tokenizers.Encoding]":
@@ -146,7 +152,17 @@ class Tokenizer:
                 for text in part:
                     self._check_growth(text, call)
                 encodings = self._inner.encode_batch(part, **options)
-            yield from encodings
+            yield from (self._with_rows(encoding, call) for encoding in encodings)
+
+    def _with_rows(self, encoding: "tokenizers.Encoding", call: str) -> "tokenizers.Encoding":
+        """Return an encoding; raise an error if one of its tokens has no row (see `rows`)."""
+        last = 0 if self.rows is None else max(encoding.ids, default=0)
+        if self.rows is not None and last >= self.rows:
+            raise ValueError(
+                f"{call}: the token {self.token(last)!r:.80} has the id {last}, but the token "
+                f"table has only {self.rows} rows: leave the token out, or add a row to the table"
+            )
+        return encoding
 
     def _check_growth(self, text: str, call: str) -> None:
         """Raise an error if the rules make a long text more than `USUAL` times longer."""

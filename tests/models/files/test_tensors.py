@@ -315,14 +315,29 @@ def test_a_tensor_in_two_shards(folder):
     one_line(caught, name, "is also in")
 
 
-def test_a_tensor_that_is_not_in_its_shard(folder):
+def test_an_index_that_names_wrong_files_gives_a_warning(folder):
+    expected = hidden(folder.write())
     where = sharded(folder)
     name, file = next(iter(where.items()))
     where[name] = next(value for value in where.values() if value != file)
-    folder.json("model.safetensors.index.json", {"weight_map": where})
-    with pytest.raises(ModelError) as caught:
+    names = {"cls.predictions.decoder.weight": file, "embeddings.position_ids": file}
+    folder.json("model.safetensors.index.json", {"weight_map": {**where, **names}})
+    with pytest.warns(UserWarning, match=f"wrong file for {', '.join([name, *names])}: qkv reads"):
+        found = hidden(folder.path)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_needed_tensor_that_only_the_index_names_is_an_error(folder):
+    where = sharded(folder)
+    name, file = next(iter(where.items()))
+    folder.weights(
+        file, {n: folder.tensors[n] for n, f in where.items() if f == file and n != name}
+    )
+    with (
+        pytest.raises(ModelError, match=f"the tensor {name} is missing"),
+        pytest.warns(UserWarning, match=f"wrong file for {name}: "),
+    ):
         load(folder.path)
-    one_line(caught, f"the tensor {name} is not in {where[name]}")
 
 
 @pytest.mark.parametrize(

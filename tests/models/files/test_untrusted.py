@@ -371,12 +371,6 @@ def test_a_shard_that_is_no_file(folder):
     refused(folder.path, "model-2.safetensors")
 
 
-def test_an_indexed_tensor_missing_from_its_shard_is_refused(folder):
-    where = sharded(folder)
-    folder.json("model.safetensors.index.json", {"weight_map": {**where, "more": where[BIAS]}})
-    refused(folder.path, "the tensor more is not in")
-
-
 def test_a_pickle_listed_as_a_shard_is_refused(folder, tmp_path):
     class Trap:
         def __reduce__(self):

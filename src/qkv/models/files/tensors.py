@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,15 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type
 from qkv.models.files.config import lacking
-from qkv.models.files.read import INDEX, WEIGHTS, ModelError, first_line, need_file, shards
+from qkv.models.files.read import (
+    INDEX,
+    WEIGHTS,
+    ModelError,
+    first_line,
+    need_file,
+    plain,
+    shards,
+)
 
 SCALE = "_scale"  # The scales of the matrix X have the name X + "_scale".
 MOST = 127  # The largest int8 number in a row.
@@ -197,9 +206,14 @@ class Tensors(dict[str, Stored]):
                 self[name] = tensor
         if index is not None:
             self.source = str(folder / INDEX)
-            for name, shard in index.items():
-                if name not in self or self[name].path.name != shard:
-                    raise ModelError(f"{self.source}: the tensor {name} is not in {shard}")
+            wrong = [n for n, file in index.items() if n not in self or self[n].path.name != file]
+            if wrong:
+                warnings.warn(
+                    f"{self.source}: it names the wrong file for {plain(', '.join(wrong), 300)}: "
+                    "qkv reads the tensors that the files hold",
+                    UserWarning,
+                    stacklevel=2,
+                )
         for name in [name for name in self if name + SCALE in self]:
             self[name] = self._scaled(name, self[name], self.pop(name + SCALE))
 

@@ -1,5 +1,6 @@
 """Turn texts or token ids into batches, and check ids, masks, positions and tokenizers."""
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -187,16 +188,11 @@ def check_ids(ids: Array, rows: int, call: str) -> None:
 
 
 def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: str) -> None:
-    """Check that each id has a row in the token table, and that `limit` leaves room for words.
+    """Warn about tokens without a row in the token table; check that `limit` leaves room for words.
 
     `limit` is the maximum number of tokens of a text. The special tokens that the tokenizer adds
     to a text must be fewer than `limit`.
     """
-    if len(tokenizer) > rows:
-        raise ModelError(
-            f"load: the tokenizer of {name} has ids up to {len(tokenizer) - 1}, but the token "
-            f"table has only {rows} rows: take the tokenizer and the table from one model"
-        )
     added = tokenizer.tokenize("")
     around = len(added)
     if len(added.ids) != around:
@@ -213,6 +209,14 @@ def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: st
         raise ModelError(
             f"load: {name} reads at most {limit} tokens of a text, and its tokenizer adds {around} "
             "tokens to each text: no room is left for words"
+        )
+    if len(tokenizer) > rows:
+        tokenizer.rows = rows
+        warnings.warn(
+            f"load: the tokenizer of {name} has ids up to {len(tokenizer) - 1}, but the token "
+            f"table has only {rows} rows: a text with a token from id {rows} on is an error",
+            UserWarning,
+            stacklevel=2,
         )
 
 

@@ -258,6 +258,8 @@ def _reasons(model: Model) -> Iterator[str]:
             yield f"has numbers in {name} that float16 does not hold"
     if model.tokenizer is None:
         yield "has no tokenizer"
+    elif model.tokenizer.rows is not None:
+        yield "has tokens without a row in the token table"
     else:
         yield from reasons_of_tokenizer(model.tokenizer)
 
