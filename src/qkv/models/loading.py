@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -24,6 +24,7 @@ from qkv.models.files.names import Names, Weights, read_weights
 from qkv.models.files.notices import read_notices
 from qkv.models.files.sentence import Sentence, read_sentence
 from qkv.models.files.tensors import Tensors
+from qkv.models.files.tokenizer_config import configure
 from qkv.models.model import CrossEncoderModel, Model, Seq2SeqModel
 from qkv.models.network.design import Design, DualDesign, Seq2SeqDesign, VisionDesign
 from qkv.models.other_libraries import LOADING, advising
@@ -141,7 +142,9 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -
         config=values,
         design=design,
         weights=weights,
-        tokenizer=_tokenizer(home / read.TOKENIZER, lowercase=sentence.lowercase),
+        tokenizer=_configured(
+            _tokenizer(home / read.TOKENIZER, lowercase=sentence.lowercase), sentence, home, values
+        ),
         sentence=sentence,
         generation=read.read_json(home / read.GENERATION)
         if (home / read.GENERATION).is_file()
@@ -237,6 +240,15 @@ def _tokenizer(
         # The message of `error` begins with the name of a call; the message of its cause does not.
         reason = read.first_line(error.__cause__ or error)
         raise read.ModelError(f"{path}: does not work as a tokenizer: {reason}") from error
+    return tokenizer
+
+
+def _configured(
+    tokenizer: SubwordTokenizer | None, sentence: Sentence, home: Path, values: Mapping[str, Any]
+) -> SubwordTokenizer | None:
+    """Apply the files beside tokenizer.json to a tokenizer; return the tokenizer."""
+    if tokenizer is not None:
+        configure(tokenizer, sentence._tokenizer_config(), home, values["model_type"])
     return tokenizer
 
 

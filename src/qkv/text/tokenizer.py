@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -31,10 +31,12 @@ class Tokenizer:
 
     Attributes:
         unknown: the token for unknown words, if any.
+        cuts_left: whether a text that is too long loses its first tokens instead of its last.
         rows: the number of rows of the model's token table, if some tokens have no row; otherwise
             None. A text with a token without a row is an error.
     """
 
+    cuts_left = False
     rows: int | None = None
     _frames = True  # whether the class adds special tokens around a text
 
@@ -243,6 +245,10 @@ class SubwordTokenizer(Tokenizer):
     Args:
         tokenizer: a tokenizer of the `tokenizers` library; it is copied.
 
+    Attributes:
+        truncation: the rule in the tokenizer.json for texts that are too long, if another class
+            or side needs it. The tokenizer does not apply this rule, but `save` writes the rule.
+
     Example:
         >>> from tokenizers import Tokenizer, models
         >>> library = Tokenizer(models.WordPiece({"[UNK]": 0, "play": 1, "##ing": 2}))
@@ -264,6 +270,9 @@ class SubwordTokenizer(Tokenizer):
 
     def _take(self, inner: "tokenizers.Tokenizer", factor: float) -> None:
         """Use the tokenizer `inner` without copying, and switch off its padding and truncation."""
+        cut: dict[str, Any] | None = inner.truncation
+        self.cuts_left = cut is not None and cut["direction"] == "left"
+        self.truncation = None if self._frames and not self.cuts_left else cut
         inner.no_padding()
         inner.no_truncation()
         if getattr(inner.model, "dropout", None) is not None:
@@ -317,26 +326,13 @@ class SubwordTokenizer(Tokenizer):
         rules["normalizer"] = {"type": "Sequence", "normalizers": [lower, *steps]}
         return SubwordTokenizer(library.Tokenizer.from_str(json.dumps(rules)))
 
+    def add_tokens(self, tokens: Sequence[Mapping[str, Any]]) -> None:
+        """Add tokens, given as arguments of `tokenizers.AddedToken`, or change their options."""
+        import tokenizers as library
 
-class BareTokenizer(SubwordTokenizer):
-    """Cut a text into subwords, without special tokens at the start and end.
-
-    Attributes:
-        truncation: the rule in the tokenizer.json for texts that are too long. The tokenizer does
-            not apply this rule, but `save` writes the rule to the new file.
-
-    >>> from tokenizers import Tokenizer, models, processors
-    >>> library = Tokenizer(models.WordPiece({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "play": 3}))
-    >>> library.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
-    >>> BareTokenizer(library)("play").tokens, SubwordTokenizer(library)("play").tokens
-    (['play'], ['[CLS]', 'play', '[SEP]'])
-    """
-
-    _frames = False
-
-    def _take(self, inner: "tokenizers.Tokenizer", factor: float) -> None:
-        self.truncation: dict[str, Any] | None = inner.truncation
-        super()._take(inner, factor)
+        if tokens:
+            self._inner.add_tokens([library.AddedToken(**token) for token in tokens])
+            Tokenizer.__init__(self, self._inner, GROWN / self._at_once)
 
     @property
     def rules(self) -> dict[str, Any]:
@@ -350,9 +346,22 @@ class BareTokenizer(SubwordTokenizer):
         return super().rules | {"truncation": spelled}
 
     def save(self, path: StrPath) -> None:
-        """Write a tokenizer.json, which `BareTokenizer.from_file` reads."""
+        """Write a tokenizer.json, which `from_file` reads."""
         with replacing(path) as file:
             file.write(json.dumps(self.rules, indent=2, ensure_ascii=False).encode("utf-8"))
+
+
+class BareTokenizer(SubwordTokenizer):
+    """Cut a text into subwords, without special tokens at the start and end.
+
+    >>> from tokenizers import Tokenizer, models, processors
+    >>> library = Tokenizer(models.WordPiece({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "play": 3}))
+    >>> library.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    >>> BareTokenizer(library)("play").tokens, SubwordTokenizer(library)("play").tokens
+    (['play'], ['[CLS]', 'play', '[SEP]'])
+    """
+
+    _frames = False
 
 
 @contextmanager

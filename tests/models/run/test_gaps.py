@@ -75,10 +75,10 @@ def test_a_gap_beyond_the_token_limit_is_reported(books: qkv.Model) -> None:
             ValueError, match=r"^predict: the gap is beyond the first 64 tokens, and"
         ):
             books.predict(f"{'word ' * 70}{gap} .")
-    with pytest.warns(UserWarning, match=r"; the gap is beyond the first 64 tokens and is not r"):
+    with pytest.warns(UserWarning, match=r"; the gap is in the part that was cut and is not r"):
         books.trace("word " * 70 + "_ .", names=["embed"])
     with pytest.warns(
-        UserWarning, match="^2 of 3 texts were .*; in 1 of these texts, a gap is beyond the f"
+        UserWarning, match="^2 of 3 texts were .*; in 1 of these texts, a gap is in the p"
     ):
         books.trace(["a _ b", "word " * 70, "a _ " + "word " * 70 + "_ ."], names=["embed"])
     with pytest.warns(UserWarning, match=r"it has 74\)$"):  # no mention of a gap

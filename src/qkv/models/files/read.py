@@ -20,13 +20,14 @@ SENTENCE = "sentence_bert_config.json"
 PROMPTS = "config_sentence_transformers.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ADDED = "added_tokens.json"
 CARD = "README.md"
 LICENCES = ("LICEN[CS]E*", "NOTICE*", "COPYING*")
 
 _FILES = (
     *(CONFIG, TOKENIZER, GENERATION, PREPROCESSOR, PROCESSOR, MODULES, ROUTER, SENTENCE, PROMPTS),
     *(INDEX, "*.safetensors", "tokenizer_config.json", "special_tokens_map.json"),
-    "*sentence_*_config.json",
+    *("*sentence_*_config.json", ADDED),
 )
 NEEDED = [*_FILES, *(f"*/{name}" for name in _FILES), CARD, *LICENCES]  # to download
 

@@ -32,7 +32,7 @@ SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 # `save` writes the files listed in `BESIDE` into the folder of config.json, and the files listed in
 # `TOP` into the model's folder.
-BESIDE = (*LIMITS, TOKENIZER_CONFIG, "special_tokens_map.json")
+BESIDE = (*LIMITS, TOKENIZER_CONFIG, "special_tokens_map.json", read.ADDED)
 TOP = (read.PROMPTS, read.MODULES)
 _COPIED = (read.CONFIG, read.TOKENIZER, read.GENERATION, read.PREPROCESSOR, read.PROCESSOR)
 

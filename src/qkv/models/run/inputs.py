@@ -210,7 +210,7 @@ def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: st
             f"load: {name} reads at most {limit} tokens of a text, and its tokenizer adds {around} "
             "tokens to each text: no room is left for words"
         )
-    if len(tokenizer) > rows:
+    if len(tokenizer) > rows and tokenizer.rows is None:
         tokenizer.rows = rows
         warnings.warn(
             f"load: the tokenizer of {name} has ids up to {len(tokenizer) - 1}, but the token "

@@ -71,9 +71,8 @@ class Cut:
         cut[f"{MOST:,} characters"] = self.torn
         parts = [f"{n} of {self.total} {texts} cut to {what}" for what, n in cut.items() if n]
         if self.gaps:
-            first = f"{MOST:,} characters" if self.limit is None else f"{self.limit} tokens"
             whose = "the gap" if self.total == 1 else f"in {self.gaps} of these texts, a gap"
-            parts[-1] += f"; {whose} is beyond the first {first} and is not read"
+            parts[-1] += f"; {whose} is in the part that was cut and is not read"
         if parts:
             warnings.warn(" and ".join(parts), UserWarning, stacklevel=callers())
 
@@ -118,8 +117,8 @@ class Truncator:
         read, cuts = [masked(text, self._mask) for text in texts], self._cuts
         batch = self._cut([one.text for one in read])
         if self._cuts > cuts:
-            ends = (max((end for _, end in tokens.offsets), default=0) for tokens in batch)
-            lost = (one.starts[-1:] >= [end] for one, end in zip(read, ends, strict=True))
+            counts = (tokens.tokens.count(self._mask or "") for tokens in batch)
+            lost = (len(one.starts) > count for one, count in zip(read, counts, strict=True))
             self.cut.gaps += sum(lost)
         return [
             replace(tokens, offsets=one.original_spans(tokens.offsets)) if one.gaps else tokens
@@ -146,7 +145,8 @@ class Truncator:
         cut.longest = max([cut.longest, *map(len, batch)])
         cut.total += len(batch)
         cut.count += sum(len(text) > limit for text in batch)
-        return [_shortened(text, limit) for text in batch]
+        left = self._tokenizer.cuts_left
+        return [_shortened(text, limit, left) for text in batch]
 
     def _beginning(self, text: str) -> Tokenized:
         """Return the first tokens of a long text; if possible, tokenize only its beginning.
@@ -158,8 +158,8 @@ class Truncator:
         Later words may then change earlier tokens, so this method tokenizes the whole text, up to
         `MOST` characters.
         """
-        cut, limit = self.cut, self.cut.limit
-        if limit is not None and self._tokenizer.keeps_words_apart:
+        cut, limit, left = self.cut, self.cut.limit, self._tokenizer.cuts_left
+        if limit is not None and not left and self._tokenizer.keeps_words_apart:
             most = ROOM * limit
             while 2 * most <= min(len(text), MOST):
                 first, second = _word_end(text, most), _word_end(text, 2 * most)
@@ -176,7 +176,10 @@ class Truncator:
                     return long
         if len(text) > MOST:
             cut.unread, cut.torn = max(cut.unread, len(text)), cut.torn + 1
-            text = text[: _word_end(text, MOST) or MOST]
+            kept = text[-MOST:] if left else text[: _word_end(text, MOST) or MOST]
+            tokens, before = self._tokenizer.tokenize(kept), len(text) - len(kept) if left else 0
+            spans = [(a + before, b + before) if b else (a, b) for a, b in tokens.offsets]
+            return replace(tokens, offsets=spans)
         return self._tokenizer.tokenize(text)
 
 
@@ -201,15 +204,30 @@ def _tail(text: Tokenized) -> int:
     return sum(1 for _ in takewhile(bool, reversed(text.special)))
 
 
-def _shortened(text: Tokenized, limit: float) -> Tokenized:
-    """Return the first tokens of a text, followed by its last special tokens."""
+def _shortened(text: Tokenized, limit: float, left: bool) -> Tokenized:
+    """Return the tokens of a text that a truncation keeps."""
     if len(text) <= limit:
         return text
-    tail = _tail(text)
-    keep = [*range(int(limit) - tail), *range(len(text) - tail, len(text))]
+    keep = kept(text.special, int(limit), left)
     return Tokenized(
         ids=text.ids[keep],
         tokens=[text.tokens[i] for i in keep],
         offsets=[text.offsets[i] for i in keep],
         special=[text.special[i] for i in keep],
     )
+
+
+def kept(special: Sequence[bool], limit: int, left: bool) -> list[int]:
+    """Return the indices of the tokens that a truncation to `limit` tokens keeps.
+
+    The truncation keeps the first tokens and the special tokens at the end; if `left` is True, it
+    keeps the special tokens at the start and the last tokens.
+
+    >>> kept([True, False, False, False, True], 3, False)
+    [0, 1, 4]
+    >>> kept([True, False, False, False, True], 3, True)
+    [0, 3, 4]
+    """
+    around = sum(1 for _ in takewhile(bool, special if left else reversed(special)))
+    first = around if left else limit - around
+    return [*range(first), *range(len(special) - limit + first, len(special))]

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from itertools import islice, pairwise, takewhile
+from itertools import islice, pairwise
 from operator import length_hint
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +19,7 @@ from qkv.models.run.batches import Layout
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.fit_edits import check
 from qkv.models.run.inputs import check_device, check_ids
-from qkv.models.run.truncation import MOST, Truncator, callers
+from qkv.models.run.truncation import MOST, Truncator, callers, kept
 from qkv.models.sentence.vectors import as_tensors, check_precision, quantized
 from qkv.progress import progress
 from qkv.text.tokenizer import check_no_mapping, check_text, check_texts, parts_of
@@ -200,7 +200,7 @@ class Encoder:
     def checked_ids(self, ids: Any, name: str, *, whole: bool = False) -> Array:
         """Check ids (T,) that a user gives instead of a text, and truncate them to the limit.
 
-        The ids include special tokens. Truncation keeps the special tokens at the end.
+        The ids include special tokens. `kept` says which ids the truncation keeps.
 
         Args:
             ids: integers in one row.
@@ -228,9 +228,8 @@ class Encoder:
             return row
         if whole:
             raise ValueError(f"{name} {self._too_long()}")
-        tail = takewhile(self.tokenizer.is_special, reversed(row[-self.limit :].tolist()))
-        kept = sum(1 for _ in tail)
-        return np.concatenate([row[: self.limit - kept], row[len(row) - kept :]])
+        special = [*map(self.tokenizer.is_special, row.tolist())]
+        return row[kept(special, self.limit, self.tokenizer.cuts_left)]
 
     def check(self, ids: Array, number: int) -> None:
         """Raise an `EmptyText` if the ids of text `number` include no token to pool.

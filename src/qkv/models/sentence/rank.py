@@ -59,10 +59,12 @@ class Frame:
         segments: five segments, each 0 or 1. They belong to five groups of ids, in this order: the
             ids before the texts, the first text, the ids between the texts, the second text, and
             the ids after the texts.
+        left: whether a text that is cut loses its first tokens.
     """
 
     around: tuple[Array, Array, Array]
     segments: tuple[int, int, int, int, int]
+    left: bool = False
 
     def __len__(self) -> int:
         return sum(map(len, self.around))
@@ -72,7 +74,9 @@ class Frame:
         room = (math.inf if limit is None else limit) - len(self)
         sizes = shortened(len(first), len(second), room)
         before, between, after = self.around
-        sections = (before, first[: sizes[0]], between, second[: sizes[1]], after)
+        texts = zip((first, second), sizes, strict=True)
+        one, two = (ids[len(ids) - n :] if self.left else ids[:n] for ids, n in texts)
+        sections = (before, one, between, two, after)
         segments = np.repeat(self.segments, [len(section) for section in sections])
         whole = sizes == (len(first), len(second))
         return Pair(np.concatenate(sections), segments, whole)
@@ -114,7 +118,7 @@ def frame_of(tokenizer: Tokenizer, text: str, name: str, call: str) -> Frame:
         raise ValueError(f"{call}: the tokenizer of {name} assigns several segments to one text")
     before, between, after = (ids[section] for section in sections[::2])
     one, two, three, four, five = (kind.pop() for kind in kinds)
-    return Frame((before, between, after), (one, two, three, four, five))
+    return Frame((before, between, after), (one, two, three, four, five), tokenizer.cuts_left)
 
 
 @dataclass

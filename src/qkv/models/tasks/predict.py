@@ -218,8 +218,8 @@ def _one_text(model: Core, text: Any) -> Tokenized:
     [tokens] = truncator([text])
     if truncator.cut.gaps and mask not in tokens.tokens:
         raise ValueError(
-            f"predict: the gap is beyond the first {limit} tokens, and {model.name} reads only "
-            "these: shorten the text"
+            f"predict: the gap is beyond the {'last' if tokenizer.cuts_left else 'first'} {limit} "
+            f"tokens, and {model.name} reads only these: shorten the text"
         )
     truncator.cut.warn()
     if all(tokens.special) and mask not in tokens.tokens:

@@ -260,6 +260,8 @@ def _reasons(model: Model) -> Iterator[str]:
         yield "has no tokenizer"
     elif model.tokenizer.rows is not None:
         yield "has tokens without a row in the token table"
+    elif model.tokenizer._inner.encode_special_tokens or model.tokenizer.cuts_left:
+        yield "splits special tokens of texts, or truncates texts on the left"
     else:
         yield from reasons_of_tokenizer(model.tokenizer)
 
