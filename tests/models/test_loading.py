@@ -114,3 +114,71 @@ def test_a_question_answering_llama_is_loaded_from_prefixed_tensors(tmp_path):
     plain = qkv.load(write_small(tmp_path / "plain", CONFIGS["llama"]))
     ids = [[5, 6, 7]]
     np.testing.assert_array_equal(model(ids).last_hidden_state, plain(ids).last_hidden_state)
+
+
+# parts that qkv does not read
+
+
+def test_an_adapter_beside_a_model_is_named(tmp_path):
+    folder = write_small(tmp_path / "model", CONFIGS["llama"])
+    expected = qkv.load(folder)([[5, 6]]).logits
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "some/llama"}')
+    save_file({"lora_A.weight": np.ones((2, 2))}, folder / "adapter_model.safetensors")
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    with pytest.warns(UserWarning, match=r"adapter_config\.json: it is a PEFT adapter, which qkv "):
+        model = qkv.load(folder)
+    np.testing.assert_array_equal(model([[5, 6]]).logits, expected)
+
+
+@pytest.mark.parametrize("config", [True, False])
+def test_an_adapter_alone_is_not_a_model(tmp_path, config):
+    folder = write_small(tmp_path / "model", CONFIGS["llama"])
+    (folder / "model.safetensors").unlink()
+    if not config:
+        (folder / "config.json").unlink()
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "some/llama"}')
+    save_file({"lora_A.weight": np.ones((2, 2))}, folder / "adapter_model.safetensors")
+    message = r"holds only a PEFT adapter .*merge it into its base model \(some/llama\) with peft"
+    with pytest.raises(qkv.ModelError, match=message):
+        qkv.load(folder)
+
+
+def test_heads_for_other_vectors_are_named(tmp_path):
+    folder = write_small(tmp_path / "model", CONFIGS["xlm-roberta"])
+    for name in ("sparse_linear.pt", "colbert_linear.pt"):
+        (folder / name).write_bytes(b"")
+    with (
+        pytest.warns(UserWarning, match=r"sparse_linear\.pt: .* qkv computes only dense vectors"),
+        pytest.warns(UserWarning, match=r"colbert_linear\.pt: .* qkv computes only dense vectors"),
+    ):
+        qkv.load(folder)
+
+
+@pytest.mark.parametrize("name", ["LlamaEncoderModel", "LlamaBiModel"])
+def test_a_bidirectional_class_of_a_decoder_is_named(tmp_path, name):
+    config = {**CONFIGS["llama"], "architectures": [name]}
+    with pytest.warns(UserWarning, match=f"{name} is not a class of transformers: attention is c"):
+        qkv.load(write_small(tmp_path / "model", config))
+    config["auto_map"] = {"AutoModel": f"modeling.{name}"}
+    with (
+        pytest.warns(UserWarning, match="the code that auto_map names; decoders stay causal"),
+        pytest.warns(UserWarning, match="attention is causal"),
+    ):
+        qkv.load(write_small(tmp_path / "model", config))
+
+
+@pytest.mark.parametrize("family", ["t5", "mt5"])
+def test_an_encoder_whose_config_names_a_decoder_runs_alone(tmp_path, family):
+    folder = write_small(tmp_path / "model", CONFIGS[family])
+    ids = [[5, 6, 7]]
+    expected = qkv.load(folder)(ids, decoder_input_ids=[[0]]).encoder_last_hidden_state
+    arrays = arrays_of(CONFIGS[family])
+    save_file({n: x for n, x in arrays.items() if "decoder" not in n}, folder / "model.safetensors")
+    with pytest.warns(
+        UserWarning, match="names M?T5ForConditionalGeneration, but the files hold no"
+    ):
+        model = qkv.load(folder)
+    np.testing.assert_array_equal(model(ids).last_hidden_state, expected)
+    model.save(tmp_path / "saved")
+    again = qkv.load(tmp_path / "saved")
+    np.testing.assert_array_equal(again(ids).last_hidden_state, expected)

@@ -1,6 +1,7 @@
 """`load`: find and read a model."""
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -35,6 +36,13 @@ from qkv.text.tokenizer import BareTokenizer
 
 # The name of a model class without a head, such as BertModel, ends with one of these words.
 _BARE = ("Model", "Encoder", "Backbone")
+# Files beside a model that qkv does not read, and what the model lacks without them.
+_UNREAD = {
+    read.ADAPTER: "a PEFT adapter, which qkv does not apply: merge it into the model with peft "
+    "(merge_and_unload), and save the result",
+    "sparse_linear.pt": "a layer for sparse vectors: qkv computes only dense vectors",
+    "colbert_linear.pt": "a layer for one vector per token: qkv computes only dense vectors",
+}
 
 
 @advising("load", LOADING)
@@ -122,6 +130,20 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -
     values = read.read_json(home / read.CONFIG)
     design, names = described(values, home / read.CONFIG)
     tensors = Tensors(home)
+    is_pair, named = isinstance(design, Seq2SeqDesign), Config(values, "").architecture()
+    if is_pair and not any(name.startswith("decoder.") for name in tensors):
+        what = f"config.json names {named:.80}, but the files hold no decoder"
+        _warn(f"{tensors.source}: {what}: the encoder runs alone and gives vectors")
+        values = {**values, "architectures": [f"{values['model_type'].upper()}EncoderModel"]}
+        design, names = described(values, home / read.CONFIG)
+    layers = design.layers if isinstance(design, Design) else ()
+    if re.search("Bi[A-Z]|Encoder", named) and any(one.options.get("is_causal") for one in layers):
+        _warn(
+            f"{home / read.CONFIG}: {named:.80} is not a class of transformers: attention is causal"
+        )
+    for file, what in _UNREAD.items():
+        if (home / file).is_file():
+            _warn(f"{home / file}: it is {what}")
     bare = not isinstance(design, DualDesign) and design.head is None
     design = _with_what_is_there(design, names, tensors)
     weights = read_weights(names, design, tensors, kind)
@@ -189,11 +211,9 @@ def _with_what_is_there(design: Any, names: Names, tensors: Tensors) -> Any:
     there = {names.family.today(tensor) for tensor in tensors}
     if not missing or not there.isdisjoint(missing):
         return design
-    warnings.warn(
+    _warn(
         f"{tensors.source}: config.json names a head, but the tensor {missing[0]} is "
-        "missing: the model runs without a head and gives no logits",
-        UserWarning,
-        stacklevel=2,
+        "missing: the model runs without a head and gives no logits"
     )
     return replace(design, head=None)
 
@@ -203,15 +223,18 @@ def _warn_of_left_out(config: Config, weights: Weights) -> None:
     parts = sorted({name.removesuffix(".weight").removesuffix(".bias") for name in weights.heads})
     is_bare = config.architecture().endswith(_BARE)
     if config.head() or (config.architecture() and not is_bare and parts):
-        warnings.warn(
+        _warn(
             f"{config.source}: qkv does not compute the head of "
             f"{read.plain(config.architecture(), 80)} (ignored tensors: "
             f"{read.plain(', '.join(parts), 200) or 'none, because the files lack the head'}): "
             "the rest of the model works and gives vectors (trace, encode), but no logits "
-            "(predict, rank, generate)",
-            UserWarning,
-            stacklevel=2,
+            "(predict, rank, generate)"
         )
+
+
+def _warn(message: str) -> None:
+    """Warn about a part of a model that qkv leaves out."""
+    warnings.warn(message, UserWarning, stacklevel=3)
 
 
 def load_for(texts: Iterable[str], name_or_path: StrPath | None = None) -> Model:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from qkv.models.files.read import CONFIG, ModelError, is_number, is_whole, plain, read_json
+from qkv.models.files.read import ADAPTER, CONFIG, ModelError, is_number, is_whole, plain, read_json
 
 Choice = TypeVar("Choice")
 
@@ -278,9 +278,11 @@ class Config:
             key for key, value in self.values.items() if key not in known and value is not None
         ]
         if unknown:
+            why = "unknown keys are ignored"
+            if "auto_map" in unknown:
+                why += ", and so is the code that auto_map names; decoders stay causal"
             warnings.warn(
-                f"{self.source}: qkv does not know {plain(', '.join(unknown), 300)}: "
-                "unknown keys are ignored",
+                f"{self.source}: qkv does not know {plain(', '.join(unknown), 300)}: {why}",
                 UserWarning,
                 stacklevel=2,
             )
@@ -321,6 +323,12 @@ def lacking(folder: Path, file: Path | None = None) -> str:
 
     If the user gave a file instead of a folder, `file` is this file, and `folder` contains it.
     """
+    if (folder / ADAPTER).is_file():
+        base = plain(str(read_json(folder / ADAPTER).get("base_model_name_or_path")), 80)
+        return (
+            f"holds only a PEFT adapter ({ADAPTER}), not a model: merge it into its base model "
+            f"({base}) with peft (merge_and_unload), save the result, and load its folder"
+        )
     files = [] if file is None else [file]
     files += sorted(path for path in folder.glob("*") if path.is_file())
     pickles = [path.name for path in files if path.suffix.lower() in _PICKLES]

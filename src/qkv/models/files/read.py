@@ -21,13 +21,14 @@ PROMPTS = "config_sentence_transformers.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADDED = "added_tokens.json"
+ADAPTER = "adapter_config.json"  # The settings of a PEFT adapter, such as a LoRA.
 CARD = "README.md"
 LICENCES = ("LICEN[CS]E*", "NOTICE*", "COPYING*")
 
 _FILES = (
     *(CONFIG, TOKENIZER, GENERATION, PREPROCESSOR, PROCESSOR, MODULES, ROUTER, SENTENCE, PROMPTS),
     *(INDEX, "*.safetensors", "tokenizer_config.json", "special_tokens_map.json"),
-    *("*sentence_*_config.json", ADDED),
+    *("*sentence_*_config.json", ADAPTER, ADDED, "sparse_linear.pt"),
 )
 NEEDED = [*_FILES, *(f"*/{name}" for name in _FILES), CARD, *LICENCES]  # to download
 

@@ -275,6 +275,7 @@ def _files(folder: Path, index: Mapping[str, str] | None) -> list[Path]:
     if not paths:
         whole = folder / WEIGHTS
         paths = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
+        paths = [path for path in paths if path.name != "adapter_model.safetensors"]
     if paths:
         return paths
     raise ModelError(f"{folder}: {lacking(folder)}")
