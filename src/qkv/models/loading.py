@@ -3,7 +3,7 @@
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -149,6 +149,9 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -
     weights = read_weights(names, design, tensors, kind)
     if bare:
         _warn_of_left_out(Config(values, str(home / read.CONFIG)), weights)
+    tokenizer = _tokenizer(home / read.TOKENIZER, lowercase=sentence.lowercase)
+    if tokenizer is not None:
+        configure(tokenizer, sentence._tokenizer_config(), home, values["model_type"])
     kind_of: Callable[..., Model] = Model
     if isinstance(design, Seq2SeqDesign):
         kind_of = Seq2SeqModel
@@ -164,9 +167,7 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -
         config=values,
         design=design,
         weights=weights,
-        tokenizer=_configured(
-            _tokenizer(home / read.TOKENIZER, lowercase=sentence.lowercase), sentence, home, values
-        ),
+        tokenizer=tokenizer,
         sentence=sentence,
         generation=read.read_json(home / read.GENERATION)
         if (home / read.GENERATION).is_file()
@@ -263,15 +264,6 @@ def _tokenizer(
         # The message of `error` begins with the name of a call; the message of its cause does not.
         reason = read.first_line(error.__cause__ or error)
         raise read.ModelError(f"{path}: does not work as a tokenizer: {reason}") from error
-    return tokenizer
-
-
-def _configured(
-    tokenizer: SubwordTokenizer | None, sentence: Sentence, home: Path, values: Mapping[str, Any]
-) -> SubwordTokenizer | None:
-    """Apply the files beside tokenizer.json to a tokenizer; return the tokenizer."""
-    if tokenizer is not None:
-        configure(tokenizer, sentence._tokenizer_config(), home, values["model_type"])
     return tokenizer
 
 

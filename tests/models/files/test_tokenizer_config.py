@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, normalizers
+from tokenizers import Tokenizer, models, normalizers
 
 import qkv
 from qkv.models.run import truncation
 from qkv.models.sentence.encode import text_encoder
 
+from ..small_models import CONFIGS, write_small
 from ..support import Folder, mask_bert, tokenizer_json
 
 
@@ -63,6 +65,21 @@ def test_lower_case_that_the_tokenizer_does_not_have_is_named(tmp_path: Path) ->
     qkv.load(tmp_path)  # a warning is an error
     folder.json("tokenizer_config.json", {**values, "do_lower_case": False})
     with pytest.warns(UserWarning, match="qkv does not apply do_lower_case: the ids of texts may"):
+        qkv.load(tmp_path)
+
+
+def test_a_space_before_the_texts_of_a_llama_is_named(tmp_path: Path) -> None:
+    write_small(tmp_path, CONFIGS["llama"])
+    tokenizer = Tokenizer(models.BPE({"▁": 0, "a": 1, "<s>": 2}, []))
+    tokenizer.normalizer = normalizers.Prepend("▁")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    values = {"tokenizer_class": "LlamaTokenizerFast", "add_prefix_space": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))
+    qkv.load(tmp_path)  # a warning is an error
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({**values, "add_prefix_space": False})
+    )
+    with pytest.warns(UserWarning, match="qkv does not apply add_prefix_space: the ids of texts"):
         qkv.load(tmp_path)
 
 

@@ -1,8 +1,10 @@
 """Read generation_config.json: the rules that change logits before a token is chosen."""
 
+import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -11,17 +13,7 @@ from qkv.arrays import Array
 from qkv.models.files.config import Config
 from qkv.models.files.read import is_whole
 
-# Keys that change texts in transformers and that qkv does not apply, with the values that change
-# nothing. Arguments of `generate` replace do_sample, temperature, top_k, top_p and max_new_tokens.
-_ONE = ("encoder_repetition_penalty", "guidance_scale", "num_beam_groups", "num_beams", "typical_p")
-_ZERO = ("diversity_penalty", "encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff")
-_NONE = ("constraints", "dola_layers", "exponential_decay_length_penalty", "force_words_ids")
-_RARE = ("max_time", "min_p", "sequence_bias", "stop_strings", "top_h", "watermarking_config")
-LEFT_OUT: Mapping[str, Any] = {
-    **dict.fromkeys((*_ONE, "num_return_sequences"), 1),
-    **dict.fromkeys((*_ZERO, "penalty_alpha", "remove_invalid_values", "token_healing"), 0),
-    **dict.fromkeys(_NONE + _RARE),
-}
+_LEFT_OUT = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 _NOTHING = {"repetition_penalty": 1.0}  # The default of any other key changes nothing: 0 or ().
 
 
@@ -58,7 +50,8 @@ class Penalties:
         config.need(isinstance(words, list), "bad_words_ids", words, "a list of lists of token ids")
         words = [_tokens(config, "bad_words_ids", word) for word in words]
         rules["bad_words_ids"] = [w for w in words if w and not (len(w) == 1 and w[0] in ends)]
-        left_out = [key for key, value in given.items() if value != LEFT_OUT.get(key, value)]
+        unless = dict.fromkeys(_LEFT_OUT["always"]) | _LEFT_OUT["unless"]
+        left_out = [key for key, value in given.items() if value != unless.get(key, value)]
         if left_out:
             warnings.warn(
                 f"{source}: qkv does not apply {', '.join(left_out)}: generated texts "

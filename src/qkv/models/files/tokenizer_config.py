@@ -1,7 +1,8 @@
 """Apply tokenizer_config.json to the tokenizer of a tokenizer.json, as transformers does."""
 
+import tomllib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +10,7 @@ from qkv.models.files.config import Config
 from qkv.models.files.read import ADDED
 from qkv.text import SubwordTokenizer
 
-# For each option that a class of transformers takes from tokenizer_config.json: the attribute of a
-# step of the tokenizer that the option sets. Other classes take these options from tokenizer.json.
-_LOWER, _SPACE = {"do_lower_case": "lowercase"}, {"add_prefix_space": "add_prefix_space"}
-_BERT = {"strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"}
-_SCHEME = {"add_prefix_space": "prepend_scheme"}
-_OPTIONS: Mapping[str, Mapping[str, str]] = {
-    **dict.fromkeys(("Bert", "DistilBert", "Electra", "MPNet"), _LOWER | _BERT),
-    **dict.fromkeys(("GPT2", "GPTNeoX", "Qwen2", "Roberta"), _SPACE),
-    **dict.fromkeys(("Camembert", "XLMRoberta"), _SCHEME),
-    "Albert": _LOWER | _SCHEME,
-}
-# The classes that transformers chooses by the family if the key `tokenizer_class` is missing.
-_FAMILIES = {
-    **{"nomic_bert": "Bert", "gpt_neo": "GPT2", "gptj": "GPT2", "opt": "GPT2", "qwen3": "Qwen2"},
-    **{name.lower(): name for name in _OPTIONS},
-    **{"gpt_neox": "GPTNeoX", "xlm-roberta": "XLMRoberta"},
-}
+_OPTIONS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 _NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -43,9 +28,10 @@ def configure(tokenizer: SubwordTokenizer, config: Config, home: Path, family: s
         ModelError: a value is invalid.
     """
     values, inner = config.values, tokenizer._inner
-    kind = str(values.get("tokenizer_class") or "").removesuffix("Fast").removesuffix("Tokenizer")
-    options, left_out = _OPTIONS.get(kind or _FAMILIES.get(family, ""), {}), []
-    for key in options.keys() & values.keys():
+    kind = str(values.get("tokenizer_class") or family).removesuffix("Fast")
+    kind = kind.removesuffix("Tokenizer").lower().replace("-", "").replace("_", "")
+    options, left_out = _OPTIONS.get(_OPTIONS["like"].get(kind, kind), {}), []
+    for key in (key for key in options if key in values):
         value, name = values[key], options[key]
         if value is None and key != "strip_accents":
             continue
@@ -55,8 +41,13 @@ def configure(tokenizer: SubwordTokenizer, config: Config, home: Path, family: s
         for step in steps:
             spelled = "always" if value else "never"
             setattr(step, name, spelled if name == "prepend_scheme" else value)
-        if not steps and (key not in _LOWER or value != ("Lowercase()" in str(inner.normalizer))):
+        if not steps and (
+            key != "do_lower_case" or value != ("Lowercase()" in str(inner.normalizer))
+        ):
             left_out.append(key)
+    begun = "".join(inner.encode("a", add_special_tokens=False).tokens).startswith("▁")
+    if kind == family == "llama" and values.get("add_prefix_space") is False and begun:
+        left_out.append("add_prefix_space")
     inner.encode_special_tokens = config.flag("split_special_tokens", False)
     sides = {"left": True, "right": False}
     tokenizer.cuts_left = config.choice(
