@@ -210,6 +210,21 @@ def test_a_gpt2_folder_is_one_file_that_works_offline(visit: Visit, tmp_path: Pa
     assert "Ã" not in shown
 
 
+def test_a_swap_names_a_token_by_its_text_or_as_in_the_vocabulary(
+    visit: Visit, tmp_path: Path
+) -> None:
+    decoders.gpt2(tmp_path / "gpt2", seed=1)  # knows "the", "Ġthe" and single bytes
+    page = ready(visit(in_lab(qkv.play("a bcd", model=str(tmp_path / "gpt2"))._document())))
+    swapped = """with_ => qkv.run("a b", [{op: "swap", token: 2, with: with_}])
+        .then(({tokens}) => tokens[2]).catch(({message}) => message)"""
+    expected = {" the": "Ġthe", "Ġthe": "Ġthe", "c": "c", "Ã": "Ã", " ": "Ġ"}
+    assert {word: page.evaluate(swapped, word) for word in expected} == expected
+    said = 'run: edits[0] (swap) has with "the": give " the", because the vocabulary has both'
+    assert page.evaluate(swapped, "the") == said
+    for word in (" c", "Ġc", "two", " two"):
+        assert "give one entry of the vocabulary" in page.evaluate(swapped, word)
+
+
 def test_a_character_that_the_prompt_begins_is_in_the_new_text(
     visit: Visit, tmp_path: Path
 ) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -83,9 +83,9 @@ class ImageReader(TextReader):
     design: VisionDesign = field(kw_only=True)
 
     @property
-    def known_subwords(self) -> Callable[[str], list[list[str]]]:
-        """The method `subwords`, which accepts the names of patches, such as "0,1"."""
-        return self.subwords
+    def knows_words(self) -> bool:
+        """True: a word is the name of a patch, such as "0,1"."""
+        return True
 
     def need_tokenizer(self, call: str) -> Tokenizer:
         """Raise a ValueError: images have no tokenizer."""

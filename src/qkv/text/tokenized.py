@@ -35,18 +35,29 @@ class Tokenized:
         """Return the positions of a token, in order.
 
         Args:
-            token: the id of the token, or the token as spelled by the vocabulary or by
-                `plain_tokens`.
+            token: the id of the token; or its text, such as " cat"; or the token as spelled by the
+                vocabulary, such as "Ġcat", or by `plain_tokens`. "cat" names the token with or
+                without a space before it.
 
-        >>> text = Tokenized(np.array([5, 7, 5]), ["the", "cat", "the"], [], [False] * 3)
-        >>> text.positions("the"), text.positions(7), text.positions("dog")
-        ([0, 2], [1], [])
+        Raises:
+            ValueError: the text does not contain the token, or contains "cat" both with and
+                without a space before it.
+
+        >>> text = Tokenized(np.array([5, 7, 5]), ["Ġthe", "Ġcat", "Ġthe"], [], [False] * 3)
+        >>> text.positions("the"), text.positions(" the"), text.positions(7)
+        ([0, 2], [0, 2], [1])
         """
-        if not isinstance(token, str):
-            return [int(position) for position in np.flatnonzero(self.ids == token)]
-        plain = plain_tokens(self.tokens, self.special)
-        both = zip(self.tokens, plain, strict=True)
-        return [position for position, names in enumerate(both) if token in names]
+        if isinstance(token, str):
+            copies = find_word(token, self.tokens, self.special, call="positions", what="`token`")
+            found = [position for copy in copies for position in copy]
+        else:
+            found = np.flatnonzero(self.ids == token).tolist()
+        if not found:
+            known = ", ".join(dict.fromkeys(self.tokens))
+            raise ValueError(
+                f"positions: the text has no token {token!r:.60}: its tokens are {known:.200}"
+            )
+        return found
 
     def unknown(self) -> list[str]:
         """List the distinct parts of the text that the tokenizer does not know."""
@@ -123,7 +134,7 @@ def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
             before = ""
             continue
         text = from_bytes(token) if not token.startswith("▁") else token
-        begins = token.startswith(_BLANKS)
+        begins = token.startswith(BLANKS)
         plain = text.replace("▁", " ").strip(" ") or text
         joined = not begins and before[-1:].isalnum() and plain[:1].isalnum()
         joined = joined and not without_blanks(before[-1] + plain[0])
@@ -148,12 +159,12 @@ def without_blanks(text: str) -> bool:
     >>> [without_blanks(text) for text in ("river", "река", "天气", "ねこ", "แมว", "고양이")]
     [False, False, True, True, True, False]
     """
-    return any(unicodedata.name(mark, "").startswith(_NO_BLANKS) for mark in text)
+    return any(unicodedata.name(mark, "").startswith(_NOBLANKS) for mark in text)
 
 
 def marks_blanks(tokens: Sequence[str]) -> bool:
     """Return whether any token begins with the mark of a space or of a newline."""
-    return any(token.startswith((*_BLANKS, _NEWLINE)) for token in tokens)
+    return any(token.startswith((*BLANKS, _NEWLINE)) for token in tokens)
 
 
 def from_bytes(token: str, errors: str = "strict") -> str:
@@ -167,6 +178,15 @@ def from_bytes(token: str, errors: str = "strict") -> str:
         return token
 
 
+def to_bytes(text: str) -> str:
+    """Return the byte-level token of a text.
+
+    >>> to_bytes(" café")
+    'ĠcafÃ©'
+    """
+    return "".join(_LETTERS[byte] for byte in text.encode())
+
+
 def _letters_of_bytes() -> dict[str, int]:
     """Map each letter of byte-level tokens to the byte that the letter stands for."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -176,11 +196,12 @@ def _letters_of_bytes() -> dict[str, int]:
     }
 
 
-_BLANKS = ("Ġ", "▁")
-_NO_BLANKS = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
+BLANKS = ("Ġ", "▁")
+_NOBLANKS = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
 _NEWLINE = "Ċ"
 _END = "</w>"
 _BYTES = _letters_of_bytes()
+_LETTERS = {byte: letter for letter, byte in _BYTES.items()}
 
 
 def joined_words(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
@@ -214,3 +235,76 @@ def find_pieces(tokens: Sequence[str], pieces: Sequence[str]) -> list[list[int]]
         if list(tokens[i : i + n]) == list(pieces)
         and not (i + n < len(tokens) and is_piece(tokens[i + n]))
     ]
+
+
+def text_of(token: str) -> str:
+    """Return the text of a token that the vocabulary or a user spells.
+
+    >>> [text_of(token) for token in ("Ġcat", "▁cat", " cat", "cat", "ĠcafÃ©")]
+    [' cat', ' cat', ' cat', 'cat', ' café']
+    """
+    return from_bytes(token).replace("▁", " ")
+
+
+def find_word(
+    word: str,
+    tokens: Sequence[str],
+    special: Sequence[bool],
+    splits: Sequence[Sequence[str]] | None = None,
+    *,
+    marks: bool | None = None,
+    call: str,
+    what: str,
+) -> list[list[int]]:
+    """For each occurrence of a word in a text, return the positions of its subwords.
+
+    If no subwords form the word, find the tokens that the vocabulary spells like the word.
+
+    Args:
+        word: " cat", "Ġcat" or "▁cat" for the word after a space; "cat" for the word with or
+            without a space before it.
+        tokens: the tokens of the text, as the vocabulary spells them.
+        special: True for tokens that the tokenizer added.
+        splits: the ways to split the word into readable subwords; by default one subword.
+        marks: whether the vocabulary marks the space before a word; by default, whether a token of
+            the text has such a mark.
+        call: the name of the public call, for errors.
+        what: the name of the argument, for errors.
+
+    Raises:
+        ValueError: `word` does not begin with a space, and is in the text both with and without a
+            space before it.
+
+    >>> tokens = ["a", "Ġcat", "Ġor", "Ġa", "Ġkit", "ten"]
+    >>> options = {"special": [False] * 6, "call": "find", "what": "`word`"}
+    >>> find_word(" a", tokens, **options), find_word("cat", tokens, **options)
+    ([[3]], [[1]])
+    >>> find_word("kitten", tokens, splits=[["kit", "##ten"]], **options)
+    [[4, 5]]
+    """
+    marks = marks_blanks(tokens) if marks is None else marks
+    front = [BLANKS[0]] * marks  # tells `plain_tokens` that the vocabulary marks spaces
+    plain = plain_tokens([*front, *tokens], [*map(bool, front), *special])[len(front) :]
+    cuts = [[text_of(word).strip(" ")]] if splits is None else splits
+    copies = [copy for cut in cuts for copy in find_pieces(plain, cut)]
+    copies = by_space(word, copies, tokens, marks=marks, call=call, what=what)
+    both = zip(tokens, plain, strict=True)
+    return copies or [[position] for position, names in enumerate(both) if word in names]
+
+
+def by_space(
+    word: str, copies: list[list[int]], tokens: Sequence[str], *, marks: bool, call: str, what: str
+) -> list[list[int]]:
+    """Return the occurrences of a word that have a space before them if the word has one.
+
+    The arguments are as for `find_word`; `copies` are all occurrences of the word.
+    """
+    after_space = [copy for copy in copies if tokens[copy[0]].startswith(BLANKS)]
+    if text_of(word).startswith(" ") and marks:
+        return after_space
+    if 0 < len(after_space) < len(copies):
+        raise ValueError(
+            f"{call}: {what} is {word!r}, but the text has both {word!r} without a space before it "
+            f"and {f' {word}'!r}: give {f' {word}'!r}, or give positions"
+        )
+    return copies

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from qkv.arrays import Array, as_array
 from qkv.files import StrPath, ordinary, replacing
 from qkv.text.growth import GROWN, USUAL, growth
-from qkv.text.tokenized import Tokenized, from_bytes
+from qkv.text.tokenized import BLANKS, Tokenized, from_bytes, text_of, to_bytes
 
 if TYPE_CHECKING:
     import tokenizers
@@ -90,6 +90,40 @@ class Tokenizer:
         """
         spelled = (from_bytes(token, "replace") for token in self._inner.get_vocab())
         return not any(map(_ACROSS.search, spelled))
+
+    @cached_property
+    def blank(self) -> str:
+        """The mark of a space before a word: "Ġ" or "▁"; "" if the vocabulary has no such mark."""
+        tokens = self._inner.encode("a a", add_special_tokens=False).tokens
+        return next((token[0] for token in tokens if token.startswith(BLANKS)), "")
+
+    def entries(self, word: str) -> dict[str, int]:
+        """Return the tokens of the vocabulary that a word names, with their ids.
+
+        " cat" and "Ġcat" (or "▁cat") name the token of the word after a space. "cat" names both
+        this token and the token without a space. The result is empty if the word is not one token.
+
+        >>> from tokenizers import Tokenizer, models
+        >>> library = Tokenizer(models.WordPiece({"[UNK]": 0, "play": 1, "##ing": 2}))
+        >>> tokenizer = SubwordTokenizer(library)
+        >>> [tokenizer.entries(word) for word in (" play", "##ing", "playing")]
+        [{'play': 1}, {'##ing': 2}, {}]
+        """
+        text = text_of(check_text(word, call="entries", name="the word"))
+        names = [word] * (getattr(self._inner.model, "end_of_word_suffix", None) is None)
+        if self.blank:
+            spelled = to_bytes if self.blank == BLANKS[0] else str
+            both = [text] if text.startswith(" ") else [text, f" {text}"]
+            names = [spelled(one).replace(" ", self.blank) for one in both]
+        ids = {name: self._inner.token_to_id(name) for name in names}
+        if found := {name: index for name, index in ids.items() if index is not None}:
+            return found
+        [row] = self.ids_batch([text])  # for example, if the tokenizer ignores case
+        name = self.token(int(row[0])) if len(row) == 1 else None
+        if name is not None and name != self.unknown:
+            return {name: int(row[0])}
+        known = self._inner.token_to_id(word)
+        return {} if known is None else {word: known}
 
     def tokenize(self, text: str) -> Tokenized:
         """Cut one text into tokens.

@@ -102,6 +102,8 @@ class Trace:
         self._others = dict(others or {})
         self.untrained = untrained
         self._query_heads = [int(heads) for heads in query_heads]
+        # If `tokens` are readable names, the tokens of the only text as the vocabulary spells them.
+        self.spelled: list[str] | None = None
 
     def __repr__(self) -> str:
         texts = f"{len(self)} texts, " if self._tokens else ""
@@ -150,7 +152,7 @@ class Trace:
                 "were given: give one name for each token"
             )
         other = copy.copy(self)
-        other._tokens = [list(text) for text in tokens]
+        other._tokens, other.spelled = [list(text) for text in tokens], None
         return other
 
     def names(self) -> list[str]:

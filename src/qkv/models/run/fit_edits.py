@@ -17,7 +17,7 @@ from qkv.models.run.edit_ops import OPS, Plan, are_numbers, shape_of, wrong
 from qkv.models.run.edited_run import At, EditedRun, Masked, Spliced, is_number
 from qkv.models.run.inputs import Batch, TextReader
 from qkv.text import Tokenized, Tokenizer
-from qkv.text.tokenized import find_pieces, joined_words, plain_tokens
+from qkv.text.tokenized import joined_words, plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 from qkv.trace.activations import NotInLayer, activation, counted, meant, parse
 from qkv.trace.trace import SIDES
@@ -89,7 +89,7 @@ def fit(
             OPS[record.op](plan, record)
     hides = [hide_value(record) for record in records if record.is_hide_argument]
     limits = [sum(pair) for pair in zip(lengths, more or [0] * len(texts), strict=True)]
-    masking = _Masking(call, texts, limits, reader.known_subwords, first, absent)
+    masking = _Masking(call, texts, limits, reader, first, absent)
     others = (record for record in records if not record.is_hide_argument and record.op in _HIDES)
     asked: dict[str, Sequence[Any]] = {
         "edit": list(dict.fromkeys((*plan.changes, *changes))),
@@ -322,8 +322,10 @@ def plain(
     for record in (_in_model(record, body, call) for record in edits.records):
         if not record.is_hide_argument:
             records.append({name: _as_json(value) for name, value in record.fields.items()})
+            if record.op == "swap":
+                records[-1]["with"] = _entry(record, reader.tokenizer, call)[0]
             continue
-        masking = _Masking(call, [text], [len(text)], reader.known_subwords)
+        masking = _Masking(call, [text], [len(text)], reader)
         for _, query, key, layer, head in masking.keys([hide_value(record)]):
             edge = {"query": query, "key": key, "layer": layer, "head": head}
             edge = {name: number for name, number in edge.items() if number is not None}
@@ -356,17 +358,25 @@ def swapped(edits: Edits, batch: Batch, tokenizer: Tokenizer | None, first: int)
     """
     texts = list(batch)
     swaps = [record for record in edits.records if record.op == "swap"]
-    vocabulary = tokenizer.vocabulary if swaps and tokenizer is not None else {}
     for record in swaps:
-        entry, token = record.fields["with"], record.fields["token"]
-        if not isinstance(entry, str) or entry not in vocabulary:
-            raise wrong(edits.call, record, "with", "one entry of the vocabulary")
+        (entry, index), token = _entry(record, tokenizer, edits.call), record.fields["token"]
         _check_tokens(record, texts, first, edits.call)
         for number, text in enumerate(texts):
             ids, tokens = text.ids.copy(), list(text.tokens)
-            ids[token], tokens[token] = vocabulary[entry], entry
+            ids[token], tokens[token] = index, entry
             texts[number] = replace(text, ids=ids, tokens=tokens)
     return texts
+
+
+def _entry(record: Record, tokenizer: Tokenizer | None, call: str) -> tuple[str, int]:
+    """Return the token of the vocabulary that a "swap" record names, and its id."""
+    word = record.fields["with"]
+    found = {} if tokenizer is None or not isinstance(word, str) else tokenizer.entries(word)
+    if len(found) > 1:
+        raise wrong(call, record, "with", f"{f' {word}'!r}, because the vocabulary has both")
+    if not found:
+        raise wrong(call, record, "with", "one entry of the vocabulary")
+    return next(iter(found.items()))
 
 
 def hide_value(record: Record) -> Any:
@@ -474,8 +484,7 @@ class _Masking:
         call: the name of the public call, for errors.
         batch: the texts.
         limits: the maximum number of tokens in each text, including tokens that the run adds.
-        subwords: a function that returns the ways to split a word into subwords; None if the model
-            has no tokenizer.
+        reader: the model's reader of texts.
         first: the index of the first text among all texts of the call.
         absent: as in `fit`.
     """
@@ -483,7 +492,7 @@ class _Masking:
     call: str
     batch: Batch
     limits: Sequence[int]
-    subwords: Callable[[str], list[list[str]]] | None
+    reader: TextReader
     first: int = 0
     absent: set[Any] | None = None
 
@@ -499,23 +508,18 @@ class _Masking:
     def _of_words(self, words: Sequence[str]) -> list[Masked]:
         """Return the keys to mask: all occurrences of words or special tokens such as "[SEP]"."""
         call, batch, absent = self.call, self.batch, self.absent
-        if self.subwords is None:
+        if not self.reader.knows_words:
             raise ValueError(
                 f"{call}: `hide` has {words[0]!r} but the model has no tokenizer "
                 "to find words: give positions, such as hide=[3]"
             )
         keys: list[set[int]] = [set() for _ in batch]
         for word in words:
-            splits = self.subwords(word)
-            is_found = False
+            find, is_found = self.reader.finder(word), False
             for text, row in zip(batch, keys, strict=True):
-                tokens = plain_tokens(text.tokens, text.special)
-                hits = [match for cut in splits for match in find_pieces(tokens, cut)]
-                marks = zip(text.tokens, text.special, strict=True)
-                hits.append([i for i, (token, mark) in enumerate(marks) if mark and token == word])
-                positions = [*chain.from_iterable(hits)]
-                row.update(positions)
-                is_found |= bool(positions)
+                hits = find(text.tokens, text.special, call=call, what="`hide`")
+                row.update(chain.from_iterable(hits))
+                is_found |= bool(hits)
             if absent is not None:
                 absent.difference_update([word] * is_found)
             elif not is_found:

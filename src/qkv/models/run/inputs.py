@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from qkv.models.network.embedding import Embedding
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.truncation import Truncator
 from qkv.text import Tokenized, Tokenizer
-from qkv.text.tokenized import marks_blanks, plain_tokens
+from qkv.text.tokenized import find_word, plain_tokens, text_of
 from qkv.text.tokenizer import check_text, check_texts
 
 Batch = Sequence[Tokenized]
@@ -280,9 +281,9 @@ class TextReader:
         return self.tokenizer.mask if self.fills_gaps and self.tokenizer is not None else None
 
     @property
-    def known_subwords(self) -> Callable[[str], list[list[str]]] | None:
-        """The method `TextReader.subwords`, or None if the model has no tokenizer."""
-        return None if self.tokenizer is None else self.subwords
+    def knows_words(self) -> bool:
+        """Whether the reader can find the tokens of a word."""
+        return self.tokenizer is not None
 
     @property
     def known_ids(self) -> Callable[[str, str], Array] | None:
@@ -370,8 +371,8 @@ class TextReader:
 
     def subwords(self, word: str) -> list[list[str]]:
         """Return the ways to split a word into subwords, as `Model.subwords` does."""
-        unknown = self.need_tokenizer("subwords").unknown
-        before = ["Ġ"] if marks_blanks(self.tokenize("a a").tokens) else []
+        tokenizer = self.need_tokenizer("subwords")
+        unknown, before = tokenizer.unknown, ["Ġ"] * bool(tokenizer.blank)
         splits = []
         for text in (word, f" {word}"):
             tokens = self.tokenize(text)
@@ -382,6 +383,12 @@ class TextReader:
             if names and unknown not in words and names not in splits:
                 splits.append(names)
         return splits
+
+    def finder(self, word: str) -> Callable[..., list[list[int]]]:
+        """Return `find_word` for a word: a function of the tokens of a text."""
+        marks = self.tokenizer is not None and bool(self.tokenizer.blank)
+        splits = self.subwords(text_of(word).strip(" ") if marks else word)
+        return partial(find_word, word, splits=splits, marks=marks)
 
     def run(self, network: Transformer, batch: Batch, **options: Any) -> tuple[Array, Array]:
         """Run the network on texts; return `(rows, cu_lengths)` as `Transformer.packed` does.

@@ -47,7 +47,8 @@ def gradient(
         of: the number to differentiate. `(position, token)` is the logit of a token at a position
             of each text; `(position, token, other)` is the difference between the logits of two
             tokens. -1 is the last position. A token is an id, or a string that is one token of the
-            vocabulary (GPT-2 knows "the" and " the"). With an array of floats (B, T, V), the
+            vocabulary: " the" and "Ġthe" are the same token, and "the" is this token or the token
+            without a space, if only one of them exists. With an array of floats (B, T, V), the
             number is a weighted sum of the logits in `trace(..., logits=True)`, and the array holds
             the weights. With a mapping `{activation: array}`, the number is a weighted sum of
             activations; for a single neuron, the array is 1 at the neuron and 0 elsewhere.
@@ -289,12 +290,13 @@ def word_id(
 ) -> int:
     """Return the id of a token; `word` is the token's id, or a string that is one token.
 
-    Ids are below `words`. A string may also be a token as the vocabulary spells it ("##s", "Ġthe").
-    In error messages, `call` names the function, and `argument` the argument.
+    Ids are below `words`. " the" and "Ġthe" name the same token; "the" names this token or the
+    token without a space, if only one of them exists. In error messages, `call` names the
+    function, and `argument` the argument.
 
     Raises:
         TypeError: `word` is neither an integer nor a string.
-        ValueError: the id does not exist, or the string is not one token.
+        ValueError: the id does not exist, or the string is not one token or names two tokens.
     """
     if is_whole_number(word):
         if not 0 <= word < words:
@@ -308,14 +310,17 @@ def word_id(
             f"{call}: {argument} has the token {word!r:.60} and {model.name} has no "
             "tokenizer: give the token's id"
         )
-    [ids] = tokenizer.ids_batch([word])
-    names = [tokenizer.token(int(token)) for token in ids]
-    if len(ids) == 1 and names[0] != tokenizer.unknown:
-        return int(ids[0])
-    known = tokenizer.vocabulary.get(word)
-    if known is not None:
-        return known
-    cut = "not in the vocabulary" if tokenizer.unknown in names else f"{len(ids)} tokens"
+    found = tokenizer.entries(word)
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if found:
+        ids = " and ".join(map(str, found.values()))
+        raise ValueError(
+            f"{call}: {argument} is {word!r:.60}, but {model.name} has both {word!r:.60} and "
+            f"{f' {word}'!r:.60} (ids {ids}): give {f' {word}'!r:.60}, or an id"
+        )
+    names = [tokenizer.token(int(token)) for token in tokenizer.ids_batch([word])[0]]
+    cut = "not in the vocabulary" if tokenizer.unknown in names else f"{len(names)} tokens"
     spelled = f" ({' '.join(map(str, names))})" if names else ""
     raise ValueError(
         f"{call}: {word!r:.60} is {cut} of {model.name}{spelled:.200}: give a string that is one "

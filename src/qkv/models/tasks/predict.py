@@ -17,7 +17,7 @@ from qkv.models.run.truncation import Truncator, callers
 from qkv.models.tasks.trace import trace
 from qkv.ops.loss import cross_entropy
 from qkv.text import Tokenized, Tokenizer
-from qkv.text.tokenized import marks_blanks, plain_tokens, told_unknown
+from qkv.text.tokenized import plain_tokens, told_unknown
 from qkv.text.tokenizer import check_text
 
 # `Ranked` is a list of pairs (id, probability) for each position; `Guesses` is a list of pairs
@@ -284,7 +284,7 @@ def in_words(ranked: Ranked, before: list[list[str]], tokenizer: Tokenizer | Non
         before: for each position, a list with the token before it; an empty list at the start.
         tokenizer: the model's tokenizer.
     """
-    marks = tokenizer is not None and marks_blanks(tokenizer.tokenize("a a").tokens)
+    marks = tokenizer is not None and bool(tokenizer.blank)
 
     def word(token: int, last: Sequence[str]) -> str:
         name = None if tokenizer is None else tokenizer.token(token)

@@ -12,7 +12,7 @@ from qkv.models.vision import VisionModel
 from qkv.see.analysis.head_weights import LONG, Axis, Heads
 from qkv.see.analysis.word_vectors import similarity_by_layer
 from qkv.see.analysis.words import bare, is_special, spans_of, words_of
-from qkv.text.tokenized import find_pieces, plain_tokens
+from qkv.text.tokenized import by_space, find_pieces, find_word, marks_blanks, plain_tokens, text_of
 from qkv.text.tokenizer import check_text
 from qkv.trace import Seq2SeqTrace, Trace
 
@@ -83,12 +83,13 @@ def positions_in(
     """Return the positions of all tokens that spell a word; if `word` is a position, check it.
 
     Raises:
-        ValueError: the word is not in the text; the message lists the words of the text.
+        ValueError: the word is not in the text, and the message lists the words of the text; or
+            `word` has no space, and the text contains it with and without a space before it.
         IndexError: the position is out of range.
     """
     size = len(trace.tokens)
     if isinstance(word, str):
-        copies = _found(trace, model, word) or [[i] for i in range(size) if trace.tokens[i] == word]
+        copies = _found(trace, model, word, call, name)
         if not copies:
             words = _listed(words_of(trace.tokens, trace.special))
             raise ValueError(f"{call}: {word!r} is not in the text: its words are {words}")
@@ -112,7 +113,7 @@ def positions_of(model: Model | None, word: str | None, a: Trace, b: Trace) -> C
     words = [words_of(trace.tokens, trace.special) for trace in (a, b)]
     if word is None:
         return _shared(model, a, b, words)
-    copies = [_found(trace, model, word) for trace in (a, b)]
+    copies = [_found(trace, model, word, "compare", "word") for trace in (a, b)]
     missing = [number for number, positions in enumerate(copies) if not positions]
     if len(missing) == 2:
         raise ValueError(
@@ -125,7 +126,7 @@ def positions_of(model: Model | None, word: str | None, a: Trace, b: Trace) -> C
             f"compare: {word!r} is not in the {name} text: its words are "
             f"{_listed(words[missing[0]])}"
         )
-    return word, "it was requested", copies
+    return text_of(word).strip(" ") or word, "it was requested", copies
 
 
 def _shared(model: Model | None, a: Trace, b: Trace, words: list[list[str]]) -> Chosen:
@@ -133,7 +134,7 @@ def _shared(model: Model | None, a: Trace, b: Trace, words: list[list[str]]) -> 
     kept = [words_of(trace.tokens, trace.special, only_content=True) for trace in (a, b)]
     for what, (first, second) in (("content word", kept), ("word", words)):
         both = (word for word in first if word in second)
-        positions = {word: [_found(trace, model, word) for trace in (a, b)] for word in both}
+        positions = {word: [_copies(trace, model, word) for trace in (a, b)] for word in both}
         shared = [word for word, copies in positions.items() if all(copies)]
         if len(shared) == 1:
             return shared[0], f"it is the only {what} that both texts share", positions[shared[0]]
@@ -160,8 +161,22 @@ def _last(similarity: Array) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def _found(trace: Trace, model: Model | None, word: str) -> list[list[int]]:
-    """Find the tokens of each occurrence of a word, by the model's tokenizer or by spelling."""
+def _found(trace: Trace, model: Model | None, word: str, call: str, name: str) -> list[list[int]]:
+    """Find the tokens of each occurrence of a word, by the model's tokenizer or by spelling.
+
+    Raises:
+        ValueError: as in `positions_in`.
+    """
+    tokens, what = trace.spelled or list(trace.tokens), f"`{name}`"
+    if model is not None:
+        return model.reader.finder(word)(tokens, trace.special, call=call, what=what)
+    copies, marks = _spelled(trace, text_of(word).strip(" ")), marks_blanks(tokens)
+    copies = by_space(word, copies, tokens, marks=marks, call=call, what=what)
+    return copies or find_word(word, tokens, trace.special, (), marks=marks, call=call, what=what)
+
+
+def _copies(trace: Trace, model: Model | None, word: str) -> list[list[int]]:
+    """Find the tokens of each occurrence of a word, with and without a space before the word."""
     if model is None:
         return _spelled(trace, word)
     cuts = (find_pieces(trace.tokens, cut) for cut in model.subwords(word))
@@ -225,7 +240,9 @@ def readable_trace(trace: Trace) -> Trace:
     """Remove tokenizer marks, such as "Ġ", from the tokens of a trace."""
     tokens, special = trace[0].tokens, trace[0].special
     names = plain_tokens(tokens, special)
-    return trace if names == tokens else trace.with_tokens([names])
+    readable = trace.with_tokens([names])
+    readable.spelled = trace.spelled or tokens
+    return readable
 
 
 # The rounding error of a weight near 0 or 1 after a softmax in half precision.

@@ -15,7 +15,7 @@ export const BYTE_OF = new Map(BYTES.map((mark, byte) => [mark, byte]));
  * contains only some of the bytes of a letter is also returned unchanged.
  * @param {string} name
  */
-function fromBytes(name) {
+export function fromBytes(name) {
   const bytes = Array.from(name, (letter) => BYTE_OF.get(letter));
   try {
     if (bytes.every((byte) => byte !== undefined)) return new TextDecoder("utf-8", { fatal: true }).decode(Uint8Array.from(bytes)).replaceAll("\n", "⏎");

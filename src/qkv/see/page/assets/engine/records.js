@@ -1,7 +1,9 @@
 // Checks edits against a text and against record_schema.json. Python reads the required and optional fields of each edit from
 // the same file.
 
+import { BYTES, fromBytes } from "../base/tokens.js";
 import { axesOf } from "./edits.js";
+import { tokenize } from "./tokenizer.js";
 import schema from "../../../../edits/record_schema.json";
 
 /** @typedef {import("./edits.js").Edit} Edit */
@@ -86,7 +88,7 @@ function isArray(value, [size, ...rest]) {
  * @param {Model} model
  * @returns {(kind: string, value: any) => string}
  */
-function rulesFor(edit, T, { sizes, tokenizer: { ids } }) {
+function rulesFor(edit, T, { sizes, tokenizer }) {
   const { layers, heads, size, dim } = sizes;
   /** @type {(count: number, what: string) => (value: any) => string} */
   const below = (count, what) => (value) => Number.isInteger(value) && value >= 0 && value < count ? "" : `0 to ${count - 1}, because ${what}`;
@@ -107,7 +109,10 @@ function rulesFor(edit, T, { sizes, tokenizer: { ids } }) {
       return isArray(value, shape) ? "" : `finite numbers (${shape.join(", ")})`;
     },
     vector: numbers(dim, "the size of a vector"),
-    entry: (value) => (ids.has(value) ? "" : "one entry of the vocabulary"),
+    entry: (value) => {
+      const { length } = entriesOf(value, tokenizer);
+      return length > 1 ? `${shown(` ${value}`)}, because the vocabulary has both` : length ? "" : "one entry of the vocabulary";
+    },
   };
   return (kind, value) => {
     const { enum: choices, type } = DEFINED[kind];
@@ -128,9 +133,28 @@ export function shown(value) {
  * @param {Edit[]} edits
  * @param {Tokenizer} tokenizer
  */
-export function swapped(tokens, edits, { ids }) {
+export function swapped(tokens, edits, tokenizer) {
   const replaced = tokens.map(({ id, token }) => ({ id, token }));
-  for (const edit of /** @type {ByOp["swap"][]} */ (edits.filter(({ op }) => op === "swap")))
-    replaced[edit.token] = { id: /** @type {number} */ (ids.get(edit.with)), token: edit.with };
+  for (const edit of /** @type {ByOp["swap"][]} */ (edits.filter(({ op }) => op === "swap"))) {
+    const [token] = entriesOf(edit.with, tokenizer);
+    replaced[edit.token] = { id: /** @type {number} */ (tokenizer.ids.get(token)), token };
+  }
   return replaced;
+}
+
+/**
+ * The tokens of the vocabulary that a word names, as `entries` of text/tokenizer.py: " cat" and "Ġcat" name the token of
+ * the word after a space, and "cat" names this token and the token without a space.
+ * @param {any} word
+ * @param {Tokenizer} tokenizer
+ */
+function entriesOf(word, tokenizer) {
+  if (typeof word !== "string") return [];
+  const text = fromBytes(word).replaceAll("▁", " ");
+  const blank = tokenize(tokenizer, "a a", Infinity).tokens.map(({ token }) => token[0]).find((mark) => mark === "Ġ" || mark === "▁");
+  const spelled = blank === "Ġ" ? Array.from(new TextEncoder().encode(text), (byte) => BYTES[byte]).join("") : text.replaceAll(" ", "▁");
+  const names = !blank ? [word, word.trimStart()] : text.startsWith(" ") ? [spelled] : [spelled, blank + spelled];
+  const known = names.filter((name) => tokenizer.ids.has(name));
+  if (!known.length && tokenizer.ids.has(word)) return [word];
+  return blank ? known : known.slice(0, 1);
 }

@@ -279,7 +279,9 @@ function chosenWord(store) {
   /** @param {string} put */
   function swapFor(put) {
     if (gapsOf(` ${put} .`)[0]?.end === put.length + 1 && known.has(maskOf(now.model))) put = maskOf(now.model);
-    const entry = [put, put.toLowerCase()].find((one) => known.has(one));
+    const [blank = ""] = /^[Ġ▁]/u.exec(now.run.tokens[span.tokens[0]]) ?? []; // a swap keeps the space before the word
+    const isOne = (/** @type {string} */ one) => known.has(one) && (/^[Ġ▁]/u.test(one) || !(known.has(`Ġ${one}`) || known.has(`▁${one}`)));
+    const entry = [put, put.toLowerCase()].flatMap((one) => [blank + one, one]).find(isOne);
     if (entry && positions().length === 1) store.set({ edits: swapping(store.state.edits, span.token, entry) });
     else writeInstead(put);
   }
