@@ -83,7 +83,7 @@ def results(decoder: qkv.Model) -> dict[str, Any]:
         "copying": circuits.copying_scores(decoder),
         "rollout": circuits.rollout(trace),
         "values": circuits.value_weighted(trace, -1),
-        "integrated": circuits.integrated_gradients(decoder, TEXT, of=(-1, 11), baseline="a"),
+        "integrated": circuits.integrated_gradients(decoder, TEXT, of=(-1, 11), baseline=" a"),
         "part": circuits.rollout(trace).to_xarray().isel(layer=-1),
         "graph": graph_of(3, 2, chain(3, 2)),
     }

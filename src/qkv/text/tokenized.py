@@ -287,9 +287,13 @@ def find_word(
     plain = plain_tokens([*front, *tokens], [*map(bool, front), *special])[len(front) :]
     cuts = [[text_of(word).strip(" ")]] if splits is None else splits
     copies = [copy for cut in cuts for copy in find_pieces(plain, cut)]
+    # if a separate token spells the space before a word, the word is found with and without it
+    sizes = {copy[-1]: len(copy) for copy in sorted(copies, key=len)}
+    copies = [copy for copy in copies if len(copy) == sizes[copy[-1]]]
     copies = by_space(word, copies, tokens, marks=marks, call=call, what=what)
-    both = zip(tokens, plain, strict=True)
-    return copies or [[position] for position, names in enumerate(both) if word in names]
+    both = enumerate(zip(tokens, plain, strict=True))
+    text = text_of(word)
+    return copies or [[i] for i, names in both if word in names or text == text_of(names[0])]
 
 
 def by_space(
@@ -305,6 +309,6 @@ def by_space(
     if 0 < len(after_space) < len(copies):
         raise ValueError(
             f"{call}: {what} is {word!r}, but the text has both {word!r} without a space before it "
-            f"and {f' {word}'!r}: give {f' {word}'!r}, or give positions"
+            f"and {f' {word}'!r}: give {f' {word}'!r}, or the number of the token"
         )
     return copies

@@ -113,7 +113,7 @@ class Tokenizer:
         names = [word] * (getattr(self._inner.model, "end_of_word_suffix", None) is None)
         if self.blank:
             spelled = to_bytes if self.blank == BLANKS[0] else str
-            both = [text] if text.startswith(" ") else [text, f" {text}"]
+            both = [text] if text.startswith(" ") or not text else [text, f" {text}"]
             names = [spelled(one).replace(" ", self.blank) for one in both]
         ids = {name: self._inner.token_to_id(name) for name in names}
         if found := {name: index for name, index in ids.items() if index is not None}:

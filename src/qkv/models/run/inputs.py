@@ -387,7 +387,7 @@ class TextReader:
     def finder(self, word: str) -> Callable[..., list[list[int]]]:
         """Return `find_word` for a word: a function of the tokens of a text."""
         marks = self.tokenizer is not None and bool(self.tokenizer.blank)
-        splits = self.subwords(text_of(word).strip(" ") if marks else word)
+        splits = self.subwords(text_of(word).strip(" "))
         return partial(find_word, word, splits=splits, marks=marks)
 
     def run(self, network: Transformer, batch: Batch, **options: Any) -> tuple[Array, Array]:

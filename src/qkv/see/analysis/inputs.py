@@ -170,7 +170,8 @@ def _found(trace: Trace, model: Model | None, word: str, call: str, name: str) -
     tokens, what = trace.spelled or list(trace.tokens), f"`{name}`"
     if model is not None:
         return model.reader.finder(word)(tokens, trace.special, call=call, what=what)
-    copies, marks = _spelled(trace, text_of(word).strip(" ")), marks_blanks(tokens)
+    bare, marks = text_of(word).strip(" "), marks_blanks(tokens)
+    copies = _spelled(trace, bare) or _spelled(trace.with_tokens([tokens]), bare)
     copies = by_space(word, copies, tokens, marks=marks, call=call, what=what)
     return copies or find_word(word, tokens, trace.special, (), marks=marks, call=call, what=what)
 

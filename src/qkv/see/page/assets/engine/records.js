@@ -153,7 +153,7 @@ function entriesOf(word, tokenizer) {
   const text = fromBytes(word).replaceAll("▁", " ");
   const blank = tokenize(tokenizer, "a a", Infinity).tokens.map(({ token }) => token[0]).find((mark) => mark === "Ġ" || mark === "▁");
   const spelled = blank === "Ġ" ? Array.from(new TextEncoder().encode(text), (byte) => BYTES[byte]).join("") : text.replaceAll(" ", "▁");
-  const names = !blank ? [word, word.trimStart()] : text.startsWith(" ") ? [spelled] : [spelled, blank + spelled];
+  const names = !blank ? [word, word.trimStart()] : text.startsWith(" ") || !text ? [spelled] : [spelled, blank + spelled];
   const known = names.filter((name) => tokenizer.ids.has(name));
   if (!known.length && tokenizer.ids.has(word)) return [word];
   return blank ? known : known.slice(0, 1);
