@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,13 +36,11 @@ class Tokenized:
         """Return the positions of a token, in order.
 
         Args:
-            token: the id of the token; or its text, such as " cat"; or the token as spelled by the
-                vocabulary, such as "Ġcat", or by `plain_tokens`. "cat" names the token with or
-                without a space before it.
+            token: the id of the token; or its text (" cat"); or the token as spelled by the
+                vocabulary ("Ġcat") or by `plain_tokens`. "cat" is either token.
 
         Raises:
-            ValueError: the text does not contain the token, or contains "cat" both with and
-                without a space before it.
+            ValueError: the token is not in the text, or "cat" is in it with and without a space.
 
         >>> text = Tokenized(np.array([5, 7, 5]), ["Ġthe", "Ġcat", "Ġthe"], [], [False] * 3)
         >>> text.positions("the"), text.positions(" the"), text.positions(7)
@@ -49,7 +48,7 @@ class Tokenized:
         """
         if isinstance(token, str):
             copies = find_word(token, self.tokens, self.special, call="positions", what="`token`")
-            found = [position for copy in copies for position in copy]
+            found = [copy[0] for copy in copies if len(copy) == 1]
         else:
             found = np.flatnonzero(self.ids == token).tolist()
         if not found:
@@ -179,11 +178,7 @@ def from_bytes(token: str, errors: str = "strict") -> str:
 
 
 def to_bytes(text: str) -> str:
-    """Return the byte-level token of a text.
-
-    >>> to_bytes(" café")
-    'ĠcafÃ©'
-    """
+    """Return the byte-level token of a text: "ĠcafÃ©" for " café"."""
     return "".join(_LETTERS[byte] for byte in text.encode())
 
 
@@ -238,11 +233,7 @@ def find_pieces(tokens: Sequence[str], pieces: Sequence[str]) -> list[list[int]]
 
 
 def text_of(token: str) -> str:
-    """Return the text of a token that the vocabulary or a user spells.
-
-    >>> [text_of(token) for token in ("Ġcat", "▁cat", " cat", "cat", "ĠcafÃ©")]
-    [' cat', ' cat', ' cat', 'cat', ' café']
-    """
+    """Return the text of a token: " cat" for " cat", "Ġcat" and "▁cat"."""
     return from_bytes(token).replace("▁", " ")
 
 
@@ -253,62 +244,55 @@ def find_word(
     splits: Sequence[Sequence[str]] | None = None,
     *,
     marks: bool | None = None,
+    either: bool = False,
     call: str,
     what: str,
 ) -> list[list[int]]:
     """For each occurrence of a word in a text, return the positions of its subwords.
 
-    If no subwords form the word, find the tokens that the vocabulary spells like the word.
+    " cat", "Ġcat" and "▁cat" are the word after a space; "cat" is the word with or without a space.
+    If there is no such word, find the tokens that the vocabulary spells in this way.
 
-    Args:
-        word: " cat", "Ġcat" or "▁cat" for the word after a space; "cat" for the word with or
-            without a space before it.
-        tokens: the tokens of the text, as the vocabulary spells them.
-        special: True for tokens that the tokenizer added.
-        splits: the ways to split the word into readable subwords; by default one subword.
-        marks: whether the vocabulary marks the space before a word; by default, whether a token of
-            the text has such a mark.
-        call: the name of the public call, for errors.
-        what: the name of the argument, for errors.
+    `tokens` are spelled as in the vocabulary. `splits` are the ways to split the word into readable
+    subwords, by default any way. `marks` says whether the vocabulary marks spaces; by default, the
+    tokens tell. In errors, `call` names the public call and `what` the argument.
 
     Raises:
-        ValueError: `word` does not begin with a space, and is in the text both with and without a
-            space before it.
+        ValueError: the text has the word "cat" with and without a space, and `either` is False.
 
-    >>> tokens = ["a", "Ġcat", "Ġor", "Ġa", "Ġkit", "ten"]
-    >>> options = {"special": [False] * 6, "call": "find", "what": "`word`"}
-    >>> find_word(" a", tokens, **options), find_word("cat", tokens, **options)
-    ([[3]], [[1]])
-    >>> find_word("kitten", tokens, splits=[["kit", "##ten"]], **options)
-    [[4, 5]]
+    >>> tokens = ["a", "Ġcat", "Ġa", "Ġkit", "ten"]
+    >>> [find_word(x, tokens, [False] * 5, call="", what="") for x in (" a", "cat", "kitten")]
+    [[[2]], [[1]], [[3, 4]]]
     """
-    marks = marks_blanks(tokens) if marks is None else marks
+    marks, text = marks_blanks(tokens) if marks is None else marks, text_of(word)
     front = [BLANKS[0]] * marks  # tells `plain_tokens` that the vocabulary marks spaces
     plain = plain_tokens([*front, *tokens], [*map(bool, front), *special])[len(front) :]
-    cuts = [[text_of(word).strip(" ")]] if splits is None else splits
-    copies = [copy for cut in cuts for copy in find_pieces(plain, cut)]
+    if splits is None:
+        splits = _splits(text.strip(" "), plain)
+    copies = [copy for cut in splits for copy in find_pieces(plain, cut)]
     # if a separate token spells the space before a word, the word is found with and without it
     sizes = {copy[-1]: len(copy) for copy in sorted(copies, key=len)}
     copies = [copy for copy in copies if len(copy) == sizes[copy[-1]]]
-    copies = by_space(word, copies, tokens, marks=marks, call=call, what=what)
-    both = enumerate(zip(tokens, plain, strict=True))
-    text = text_of(word)
-    return copies or [[i] for i, names in both if word in names or text == text_of(names[0])]
-
-
-def by_space(
-    word: str, copies: list[list[int]], tokens: Sequence[str], *, marks: bool, call: str, what: str
-) -> list[list[int]]:
-    """Return the occurrences of a word that have a space before them if the word has one.
-
-    The arguments are as for `find_word`; `copies` are all occurrences of the word.
-    """
-    after_space = [copy for copy in copies if tokens[copy[0]].startswith(BLANKS)]
-    if text_of(word).startswith(" ") and marks:
-        return after_space
-    if 0 < len(after_space) < len(copies):
+    spaced = [copy for copy in copies if tokens[copy[0]].startswith(BLANKS)]
+    if text.startswith(" ") and marks:
+        copies = spaced
+    elif 0 < len(spaced) < len(copies) and not either:
         raise ValueError(
             f"{call}: {what} is {word!r}, but the text has both {word!r} without a space before it "
             f"and {f' {word}'!r}: give {f' {word}'!r}, or the number of the token"
         )
-    return copies
+    both = enumerate(zip(tokens, plain, strict=True))
+    return copies or [[i] for i, names in both if word in names or text == text_of(names[0])]
+
+
+def _splits(word: str, plain: Sequence[str]) -> list[list[str]]:
+    """Return the readable subwords of a word in a text; if necessary, ignore its case."""
+    starts = [i for i, name in enumerate(plain) if not is_piece(name)]
+    cuts = [[*plain[i:j]] for i, j in pairwise([*starts, len(plain)])]
+    for spell in (str, str.lower):
+        found = [
+            cut for cut in cuts if spell(joined_words(cut, [False] * len(cut))[0]) == spell(word)
+        ]
+        if found:
+            return [cut for at, cut in enumerate(found) if cut not in found[:at]]
+    return []

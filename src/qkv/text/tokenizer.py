@@ -102,12 +102,6 @@ class Tokenizer:
 
         " cat" and "Ġcat" (or "▁cat") name the token of the word after a space. "cat" names both
         this token and the token without a space. The result is empty if the word is not one token.
-
-        >>> from tokenizers import Tokenizer, models
-        >>> library = Tokenizer(models.WordPiece({"[UNK]": 0, "play": 1, "##ing": 2}))
-        >>> tokenizer = SubwordTokenizer(library)
-        >>> [tokenizer.entries(word) for word in (" play", "##ing", "playing")]
-        [{'play': 1}, {'##ing': 2}, {}]
         """
         text = text_of(check_text(word, call="entries", name="the word"))
         names = [word] * (getattr(self._inner.model, "end_of_word_suffix", None) is None)
@@ -119,11 +113,10 @@ class Tokenizer:
         if found := {name: index for name, index in ids.items() if index is not None}:
             return found
         [row] = self.ids_batch([text])  # for example, if the tokenizer ignores case
-        name = self.token(int(row[0])) if len(row) == 1 else None
-        if name is not None and name != self.unknown:
-            return {name: int(row[0])}
-        known = self._inner.token_to_id(word)
-        return {} if known is None else {word: known}
+        name = self.token(int(row[0])) if len(row) == 1 else self.unknown
+        name = word if name == self.unknown else str(name)
+        known = self._inner.token_to_id(name)
+        return {} if known is None else {name: known}
 
     def tokenize(self, text: str) -> Tokenized:
         """Cut one text into tokens.

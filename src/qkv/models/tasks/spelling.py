@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from os.path import commonprefix
 from typing import Any
 
 from qkv.text import Tokenizer
@@ -76,7 +77,8 @@ class Spelling:
     def _complete(self, whole: str) -> int:
         """Return how many characters of `whole` the prompt's tokens spell completely."""
         cuts = range(max(0, self._done - _BYTES), self._done + 1)
-        return max(_shared(whole, self._decode(self._ids[:cut])) for cut in cuts)
+        texts = [[whole, self._decode(self._ids[:cut])] for cut in cuts]
+        return max(map(len, map(commonprefix, texts)))
 
     def named(self, token: int) -> str:
         """Return the text of a possible next token; "" for special tokens or partial characters."""
@@ -84,13 +86,6 @@ class Spelling:
         known, whole = self._decode(before), self._decode([*before, token])
         new = whole[len(known) :]
         return "" if new.endswith(BROKEN) or not whole.startswith(known) else new
-
-
-def _shared(a: str, b: str) -> int:
-    """Return the number of characters with which both texts begin."""
-    return next(
-        (at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(min(a, b, key=len))
-    )
 
 
 class TextStream:

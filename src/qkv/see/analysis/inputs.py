@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ from qkv.models import Model, load_for
 from qkv.models.vision import VisionModel
 from qkv.see.analysis.head_weights import LONG, Axis, Heads
 from qkv.see.analysis.word_vectors import similarity_by_layer
-from qkv.see.analysis.words import bare, is_special, spans_of, words_of
-from qkv.text.tokenized import by_space, find_pieces, find_word, marks_blanks, plain_tokens, text_of
+from qkv.see.analysis.words import is_special, words_of
+from qkv.text.tokenized import find_word, plain_tokens, text_of
 from qkv.text.tokenizer import check_text
 from qkv.trace import Seq2SeqTrace, Trace
 
@@ -132,9 +133,10 @@ def positions_of(model: Model | None, word: str | None, a: Trace, b: Trace) -> C
 def _shared(model: Model | None, a: Trace, b: Trace, words: list[list[str]]) -> Chosen:
     """Choose a word that both texts share; return the same tuple as `positions_of`."""
     kept = [words_of(trace.tokens, trace.special, only_content=True) for trace in (a, b)]
+    found = partial(_found, call="compare", name="word", either=True)
     for what, (first, second) in (("content word", kept), ("word", words)):
         both = (word for word in first if word in second)
-        positions = {word: [_copies(trace, model, word) for trace in (a, b)] for word in both}
+        positions = {word: [found(trace, model, word) for trace in (a, b)] for word in both}
         shared = [word for word, copies in positions.items() if all(copies)]
         if len(shared) == 1:
             return shared[0], f"it is the only {what} that both texts share", positions[shared[0]]
@@ -161,41 +163,13 @@ def _last(similarity: Array) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def _found(trace: Trace, model: Model | None, word: str, call: str, name: str) -> list[list[int]]:
-    """Find the tokens of each occurrence of a word, by the model's tokenizer or by spelling.
-
-    Raises:
-        ValueError: as in `positions_in`.
-    """
-    tokens, what = trace.spelled or list(trace.tokens), f"`{name}`"
-    if model is not None:
-        return model.reader.finder(word)(tokens, trace.special, call=call, what=what)
-    bare, marks = text_of(word).strip(" "), marks_blanks(tokens)
-    copies = _spelled(trace, bare) or _spelled(trace.with_tokens([tokens]), bare)
-    copies = by_space(word, copies, tokens, marks=marks, call=call, what=what)
-    return copies or find_word(word, tokens, trace.special, (), marks=marks, call=call, what=what)
-
-
-def _copies(trace: Trace, model: Model | None, word: str) -> list[list[int]]:
-    """Find the tokens of each occurrence of a word, with and without a space before the word."""
-    if model is None:
-        return _spelled(trace, word)
-    cuts = (find_pieces(trace.tokens, cut) for cut in model.subwords(word))
-    return next(filter(None, cuts), [])
-
-
-def _spelled(trace: Trace, word: str) -> list[list[int]]:
-    """Find a word among the tokens of an unknown tokenizer; compare only the spelling.
-
-    >>> _spelled(Trace({}, tokens=[["a", "b", "##c"]]), "BC")
-    [[1, 2]]
-    """
-    spans = spans_of(trace.tokens, trace.special)
-    for spell in (str, str.lower):
-        copies = [list(range(i, j)) for i, j, name in spans if spell(bare(name)) == spell(word)]
-        if copies:
-            return copies
-    return []
+def _found(
+    trace: Trace, model: Model | None, word: str, call: str, name: str, *, either: bool = False
+) -> list[list[int]]:
+    """Find the tokens of each occurrence of a word; see `find_word`."""
+    find = partial(find_word, word) if model is None else model.reader.finder(word)
+    tokens = trace.spelled or list(trace.tokens)
+    return find(tokens, trace.special, either=either, call=call, what=f"`{name}`")
 
 
 def _listed(words: list[str], most: int = 20) -> str:

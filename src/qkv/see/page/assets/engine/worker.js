@@ -151,8 +151,7 @@ function* generate(question) {
 }
 
 /**
- * The text that new tokens add to a prompt. If the prompt ends inside a character that the new tokens complete, the
- * added text begins with this character, as in models/tasks/spelling.py.
+ * The text that new tokens add to a prompt. It begins with the character that the prompt begins and these tokens complete.
  * @param {number[]} prompt
  * @param {string} whole  the text of the prompt and the new tokens
  */
