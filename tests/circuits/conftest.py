@@ -27,6 +27,7 @@ GPT_OSS = {  # sinks, windows, experts
 KINDS = {
     **CONFIGS,
     **{"bert": BERT, "bloom": BLOOM, "gpt_oss": GPT_OSS},
+    "opt_projected": {**CONFIGS["opt"], "word_embed_proj_dim": 10},  # and hidden_size is 24
     "modernbert": {**CONFIGS["modernbert"], "architectures": ["ModernBertForMaskedLM"]},
     "headless": CONFIG,
     "classes": CONFIGS["modernbert"],

@@ -23,7 +23,8 @@ def margin(model, embed=None):
 
 
 @pytest.mark.parametrize(
-    "kind", ["gpt2", "bert", pytest.param("parallel", marks=pytest.mark.attack)]
+    "kind",
+    ["gpt2", "bert", pytest.param("parallel", marks=pytest.mark.attack)],
 )
 def test_shares_sum_to_the_difference(small, kind):
     model = small(kind)
@@ -37,6 +38,15 @@ def test_shares_sum_to_the_difference(small, kind):
         assert found.dtype == np.float64
         assert found.sum() == pytest.approx(expected, rel=1e-6), name
         assert abs(expected) > 1e-2
+
+
+@pytest.mark.parametrize(("kind", "size"), [("albert", 8), ("opt_projected", 10)])
+def test_shares_of_embeddings_that_are_narrower_than_the_layers(small, kind, size):
+    model = small(kind)
+    found = integrated_gradients(model, IDS, of=OF, baseline=2, steps=300)
+    expected = margin(model) - margin(model, model.trace([2] * len(IDS))["embed"][0])
+    assert found.shape == (len(IDS), size)
+    assert found.sum() == pytest.approx(expected, rel=5e-3)  # OPT's ReLU has kinks
 
 
 def test_a_token_equal_to_the_baseline_has_no_share(small):

@@ -12,7 +12,7 @@ from models.small_models import WRITERS
 from qkv.circuits import attribute_logits
 
 IDS = [3, 7, 1, 9, 4, 7]
-KINDS = [*WRITERS, "parallel"]
+KINDS = [*WRITERS, "parallel", "opt_projected"]
 
 
 def total(found):

@@ -244,8 +244,6 @@ class Small:
             return "refused" if refused else "not theirs"
         if isinstance(ours, str):
             return f"refused, but not by name: {ours}"
-        if key == "word_embed_proj_dim":  # in qkv, the head projects the states
-            ours, theirs = ours[1:], theirs[1:]
         if not all(map(near, ours, theirs)):
             return "unlike"
         same = all(map(near, self.base, theirs))

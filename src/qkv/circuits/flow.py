@@ -241,6 +241,8 @@ def copying_scores(model: Model) -> Result:
             "so a head's contribution to the logits is not a product of matrices: use a decoder"
         )
     embed, out = model.parameters["embed.weight"], unembedding(model)  # (V, D), (D, V)
+    if (wide := model.parameters.get("embed_proj.weight")) is not None:
+        embed = embed @ wide  # (V, E) -> (V, D)
     there_and_back = out.astype(np.float64) @ embed.astype(np.float64)  # (D, D)
     scores = np.empty((model.num_layers, model.num_heads))
     for layer in range(model.num_layers):

@@ -80,9 +80,13 @@ def has_linear_head(model: Model) -> bool:
 
 
 def unembedding(model: Model) -> Array:
-    """Return the LM head's matrix (D, V), which may be the transposed token embeddings."""
-    weight = model.parameters.get("head.out_proj.weight")
-    return model.parameters["embed.weight"].T if weight is None else weight
+    """Return the LM head's matrix (D, V), which may be the transposed token embeddings.
+
+    The matrix includes the final projection, if the model has one.
+    """
+    weight, own = model.parameters.get("head.out_proj.weight"), model.network.final_proj
+    weight = model.parameters["embed.weight"].T if weight is None else weight
+    return own["final_proj.weight"] @ weight if own else weight
 
 
 def attribute_logits(

@@ -423,7 +423,7 @@ class Stream:
             before = self.pair.handed(self.pair.clean, len(self.layers))[: self.span.start]
             whole = (np.concatenate([before, one]) for one in x)
             return np.concatenate([self.pair.values(one[None]) for one in whole])
-        rows = x[:, 0] if self.body.final_norm is None else self.body.final_norm.run(x[:, 0])[0]
+        rows, _ = self.body.finish(x[:, 0])
         logits = self._head(rows, np.arange(len(rows) + 1))
         return self.pair.metric._replace(tokens=[*range(len(self.pair.metric.tokens))]).of(logits)
 

@@ -139,6 +139,12 @@ def project(
     return linear(x, weight, bias, residual=residual, wide=is_wide(residual), **more)
 
 
+def project_wide(x: Array, parameters: Arrays, name: str) -> Array:
+    """Apply a linear layer; the result is float32 for weights in half precision."""
+    weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
+    return linear(narrowed(x, weight), weight, bias, wide=True)
+
+
 def narrowed_to(x: Array, parameters: Arrays) -> Array:
     """Return `x`; if all parameters are bfloat16, convert it to bfloat16."""
     first, *others = parameters.values()

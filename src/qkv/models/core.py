@@ -376,7 +376,7 @@ class Core:
     @property
     def _vector_size(self) -> int:
         """The size of a text's vector directly after pooling."""
-        return self.dim if self._embedder is None else self._embedder.steps.outputs
+        return self.network.out_dim if self._embedder is None else self._embedder.steps.outputs
 
     @property
     def generates(self) -> bool:

@@ -208,7 +208,7 @@ def _with_what_is_there(design: Any, names: Names, tensors: Tensors) -> Any:
         return design
     if design.head.embeds:
         return design
-    missing = [names.tensor_of(name)[0] for name, _ in design.head.shapes(design.dim)]
+    missing = [names.tensor_of(name)[0] for name, _ in design.head.shapes(design.out_dim)]
     there = {names.family.today(tensor) for tensor in tensors}
     if not missing or not there.isdisjoint(missing):
         return design

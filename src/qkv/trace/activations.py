@@ -120,8 +120,8 @@ class Parsed(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Whether the activation belongs to the final norm, which follows the last layer."""
-        return self.local.startswith("ln_final.")
+        """Whether the activation follows the last layer: in the final norm or projection."""
+        return self.local.startswith(("ln_final.", "hook_final_proj"))
 
 
 def meant(name: object, num_layers: int) -> list[str]:

@@ -69,7 +69,8 @@ def dataset(
         about: the attributes of the dataset.
     """
     xarray = need("xarray", _EXTRA)
-    sizes: dict[str, int] = {}
+    full = arrays.get("hook_full_embed")  # the embeddings before it may have another size than D
+    sizes: dict[str, int] = {} if full is None else {"D": full.shape[-1]}
     variables = {}
     for name, array in arrays.items():
         # A second axis named "token" with another size, such as 7, is renamed to "token_7".

@@ -13,7 +13,7 @@ from qkv.trace import activations, exports
 from qkv.trace.activations import cut, is_tuple_name, meant, numbers_of, of_side, parse, unknown
 from qkv.trace.exports import Unpack, read_trace, write_trace
 
-_LAST = "ln_final.hook_normalized"
+_LAST = ("ln_final.hook_normalized", "hook_final_proj")
 # If an option of a layer's attention is an array, the file of a trace stores the array under this
 # key, which contains the number of the layer and the name of the option.
 _SETTING = "attention.{}.{}"
@@ -324,12 +324,14 @@ class Trace:
     def hidden_states(self) -> tuple[Array, ...]:
         """The first layer's input and all layers' outputs, `(B, T, D)` each, as in `transformers`.
 
+        The last array is the output of the final norm and projection, if the model has them.
+
         Raises:
             KeyError: some layers were not kept; the message names the kept layers.
         """
         after = list(of_all(self, "hidden_states", "resid_post", "normalized_resid_post"))
-        if _LAST in self and self._last_is_normed:  # as in transformers
-            after[-1] = self[_LAST]
+        if (last := [name for name in _LAST if name in self]) and self._last_is_normed:
+            after[-1] = self[last[-1]]
         return (self["resid_pre", 0], *after)
 
     def stack(self, name: str) -> Array:

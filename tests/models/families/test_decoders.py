@@ -174,11 +174,6 @@ def test_dynamic_scaling_removes_the_length_limit() -> None:
         ("qwen3_moe", {"num_experts": 7}, ["num_experts_per_tok is 8", "num_experts is 7"]),
         ("qwen3_moe", {"mlp_only_layers": [0.5]}, ["mlp_only_layers is [0.5]"]),
         ("olmo2", {"num_key_value_heads": 3}, ["num_attention_heads is 32", "heads is 3"]),
-        (
-            "opt",
-            {"word_embed_proj_dim": 12, "architectures": ["OPTModel"]},
-            ["proj_dim is 12 and hidden_size is 24", "OPTForCausalLM"],
-        ),
         ("opt", {"layer_norm_elementwise_affine": False}, ["layer_norm_elementwise_affine is"]),
         ("phi3", {"attention_bias": True}, ["attention_bias is True"]),
         ("phi3", {"partial_rotary_factor": 1.5}, ["partial_rotary_factor is 1.5", "12 dimensions"]),

@@ -8,6 +8,7 @@ import qkv
 from qkv.models import load, random_model
 
 from .. import decoders
+from ..small_models import CONFIGS, write_small
 from ..support import plain_bert
 
 TEXT = "the cat sat on the mat."
@@ -799,3 +800,50 @@ def test_trace_stream_applies_edits_from_iterators_to_every_batch(double):
     for found, wanted in zip(stream, expected, strict=True):
         assert found.changed == wanted.changed
         close(found["normalized_resid_post", 1], wanted["normalized_resid_post", 1])
+
+
+# embeddings of another size than the layers
+
+
+@pytest.mark.parametrize(
+    ("kind", "narrow", "sizes"),
+    [
+        ("albert", ["embed", "pos_embed", "token_type_embed"], (8, 12)),
+        ("opt", ["embed"], (10, 24)),
+    ],
+)
+def test_narrow_embeddings_are_edited_in_their_own_shape(tmp_path, kind, narrow, sizes):
+    config = CONFIGS[kind] | {"word_embed_proj_dim": 10} if kind == "opt" else CONFIGS[kind]
+    model = load(str(write_small(tmp_path / kind, config)), dtype="float64")
+    ids, others = [3, 7, 1, 9], [4, 7, 8, 2]
+    run = model.trace(ids)
+    assert (run["embed"].shape[-1], run["full_embed"].shape[-1]) == sizes
+    for name in ("embed", *narrow):
+        wide = np.zeros_like(run["full_embed"])
+        with pytest.raises(ValueError, match=rf"hook_{name}, whose shape is \(1, 4, {sizes[0]}\)"):
+            model.trace(ids, edit={name: wide})
+    close(
+        model.trace(ids, edit={"embed": model.trace(others)["embed"]}, logits=True)["logits"],
+        model.trace(others, logits=True)["logits"],
+    )
+    weights = {"embed": np.ones_like(run["embed"])}
+    found = model.gradient(ids, of=weights, at=["embed"])["embed"]
+    np.testing.assert_array_equal(found, weights["embed"])
+
+
+def test_the_final_projection_is_an_activation(tmp_path):
+    config = CONFIGS["opt"] | {"word_embed_proj_dim": 10}
+    model = load(str(write_small(tmp_path / "opt", config)), dtype="float64")
+    trace = model.trace([3, 7, 1, 9], logits=True)
+    weight = model.parameters["final_proj.weight"]
+    close(trace["final_proj"], trace["ln_final.normalized"] @ weight)
+    close(trace["logits"], trace["final_proj"] @ model.parameters["embed.weight"].T)
+    assert trace.hidden_states[-1] is trace["final_proj"]
+    gradient = model.gradient([3, 7, 1, 9], of=(2, 5), at=["final_proj", "ln_final.normalized"])
+    expected = np.zeros((1, 4, 10))
+    expected[0, 2] = model.parameters["embed.weight"][5]
+    close(gradient["final_proj"], expected)
+    close(gradient["ln_final.normalized"], expected @ weight.T)
+    zeros = model.trace([3, 7], edit={"final_proj": np.zeros((1, 2, 10))}, logits=True)
+    assert not zeros["logits"].any()
+    assert model.unembed(trace["resid_post", -1]).shape == trace["logits"].shape

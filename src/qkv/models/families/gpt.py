@@ -151,17 +151,8 @@ def gpt_neox(config: Config) -> Design:
 def opt(config: Config) -> Design:
     """Return the design of an OPT: positions skip masked tokens and begin at row 2 of the table."""
     plain = decoder(config, hidden=config.size("intermediate_size"))
-    dim, first, top = plain.dim, 2, plain.head
-    embedded = config.size_or_none("word_embed_proj_dim") or dim
-    projects = embedded != dim
-    if projects and top is None:
-        raise ModelError(
-            f"{config.source}: word_embed_proj_dim is {embedded} and hidden_size is {dim}: if a "
-            "model has no head, qkv supports only equal sizes: load the model with its head "
-            "(architectures: OPTForCausalLM)"
-        )
-    if projects and top is not None:
-        top = replace(top, dense=True, width=embedded, dense_bias=False)
+    first, embedded = 2, config.size_or_none("word_embed_proj_dim") or plain.dim
+    projects = embedded != plain.dim
     config.only("layer_norm_elementwise_affine", True)
     before, bias = config.flag("do_layer_norm_before"), config.flag("enable_bias")
     removed = config.flag("_remove_final_layer_norm")
@@ -178,7 +169,6 @@ def opt(config: Config) -> Design:
         qkv_bias=bias,
         out_bias=bias,
         mlp_bias=bias,
-        head=top,
     )
 
 

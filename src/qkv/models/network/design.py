@@ -140,7 +140,8 @@ class Design:
             given, a projection from E to D follows the norm of the embeddings.
         embed_bias: whether the projection from E to D has a bias.
         projects_first: whether the projection applies only to the rows of the token table. Rows of
-            the other tables have size D and are added after the projection.
+            the other tables have size D and are added after the projection. Then a second
+            projection, from D to E, follows the final norm.
         embed_scale: a factor for the rows of the token table.
         embed_norm: whether the sum of the embeddings is normalised.
         norms: where the norms of a block are. "before": a norm precedes the attention and the MLP.
@@ -229,8 +230,15 @@ class Design:
                     yield f"blocks.{number}.{name}", shape
         if self.final_norm:
             yield from self._norm_shapes("final_norm", self.dim)
+        if self.projects_first:
+            yield "final_proj.weight", (self.dim, self.out_dim)
         if self.head is not None:
-            yield from self.head.shapes(self.dim)
+            yield from self.head.shapes(self.out_dim)
+
+    @property
+    def out_dim(self) -> int:
+        """The size of the last hidden states: D, or E if a projection follows the final norm."""
+        return self.embed_dim if self.projects_first and self.embed_dim else self.dim
 
     def build(self, parameters: Arrays) -> Transformer:
         """Return the transformer with these parameters, which are not copied."""
@@ -261,6 +269,7 @@ class Design:
             if self.buckets is None
             else self.buckets.with_table(parameters["relative_bias.weight"]),
             final_norm=self.norm(parameters, "final_norm"),
+            final_proj={n: a for n, a in parameters.items() if n.startswith("final_proj.")},
             head=None if self.head is None else self.head.build(parameters, norm=self.norm),
         )
 

@@ -8,9 +8,8 @@ import numpy as np
 
 from qkv.arrays import Array, Arrays, compute_type
 from qkv.layers.attention import Norm
-from qkv.layers.base import ByName, for_parameters, part_back, project_back
+from qkv.layers.base import ByName, for_parameters, part_back, project_back, project_wide
 from qkv.layers.norm import NormSaved
-from qkv.ops.kernel import narrowed
 from qkv.ops.linear import linear, linear_grad
 from qkv.trace import Recorder
 from qkv.trace.recorder import unkept
@@ -81,6 +80,12 @@ class Embedding:
         positions = ["hook_pos_embed"] * (self.positions is not None)
         return ["hook_embed", *segments, *positions, "hook_full_embed"]
 
+    @property
+    def widths(self) -> dict[str, int]:
+        """The size of a vector in each activation before the projection."""
+        before = self.hooks[:1] if self.projects_first else self.hooks[:-1]
+        return dict.fromkeys(before, int(self.table.shape[1]))
+
     def __call__(
         self, ids: Array, at: Array, record: Recorder | None = None, segments: Array | None = None
     ) -> tuple[Array, EmbeddingSaved]:
@@ -98,7 +103,7 @@ class Embedding:
         x = keep("hook_embed", x)
         narrow = None
         if self.projects_first:
-            narrow, x = x, self._projected(x)
+            narrow, x = x, project_wide(x, self.projection, _PROJECTION)
         if self.token_types is not None:
             chosen = self.token_types[0 if segments is None else segments]
             x = x + keep("hook_token_type_embed", np.broadcast_to(chosen, x.shape))
@@ -109,7 +114,7 @@ class Embedding:
         if self.norm is not None:
             x, norm = self.norm.run(x)
         if self.projection and not self.projects_first:
-            narrow, x = x, self._projected(x)
+            narrow, x = x, project_wide(x, self.projection, _PROJECTION)
         x = keep("hook_full_embed", x)
         return x, EmbeddingSaved(rows, at, norm, segments, narrow)
 
@@ -150,12 +155,6 @@ class Embedding:
         if gradients is None:
             return {}
         return gradients | self._rows_back(grad.reshape(-1, grad.shape[-1]), saved.rows)
-
-    def _projected(self, x: Array) -> Array:
-        """Project vectors (..., E) to (..., D)."""
-        weight = self.projection[f"{_PROJECTION}.weight"]
-        bias = self.projection.get(f"{_PROJECTION}.bias")
-        return linear(narrowed(x, weight), weight, bias, wide=True)
 
     def _rows(self, ids: Array) -> tuple[Array, Any]:
         """Return the row (..., D) of each token or patch, and the values for `_rows_back`."""

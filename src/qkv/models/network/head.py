@@ -14,12 +14,11 @@ from qkv.layers.base import (
     need_single,
     part_back,
     project_back,
+    project_wide,
     shapes_of,
 )
 from qkv.models.network.pooling import POOLING, activated
 from qkv.ops.activation import activation_grad
-from qkv.ops.kernel import narrowed
-from qkv.ops.linear import linear
 from qkv.trace import Recorder
 
 _BOTH = "cls and mean"
@@ -147,7 +146,7 @@ class BuiltHead:
             rows = _pooled(rows, cu, steps.pool)
         if steps.dense:
             saved["dense"] = rows
-            rows = self._linear("head.dense_proj", rows)
+            rows = project_wide(rows, self.parameters, "head.dense_proj")
         if steps.activation is not None:
             saved["activation"] = rows
             rows = activated(rows, steps.activation)
@@ -158,7 +157,7 @@ class BuiltHead:
         out = rows
         if steps.projects:
             saved["out"] = rows
-            out = self._linear("head.out_proj", rows)
+            out = project_wide(rows, self.parameters, "head.out_proj")
         if steps.softcap is not None:
             cap = out.dtype.type(steps.softcap)
             out = saved["softcap"] = np.tanh(out / cap) * cap
@@ -196,11 +195,6 @@ class BuiltHead:
         elif steps.pool is not None:
             grad = _unpooled(grad, saved["cu"], steps.pool, saved["shape"])
         return Gradient(grad, gradients or {})
-
-    def _linear(self, name: str, rows: Array) -> Array:
-        """Apply a linear layer of the head; the result is float32 for weights in half precision."""
-        weight, bias = self.parameters[f"{name}.weight"], self.parameters.get(f"{name}.bias")
-        return linear(narrowed(rows, weight), weight, bias, wide=True)
 
 
 def _ends(ids: Array, cu: Array, steps: Head) -> Array:

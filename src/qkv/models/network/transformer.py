@@ -9,11 +9,20 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
-from qkv.arrays import Array, DType, compute_type
+from qkv.arrays import Array, Arrays, DType, compute_type
 from qkv.attend import KVCache
 from qkv.layers import Block
 from qkv.layers.attention.forward import Norm, Positions
-from qkv.layers.base import ByName, for_parameters, need_single, part_back, quiet, starts_of
+from qkv.layers.base import (
+    ByName,
+    for_parameters,
+    need_single,
+    part_back,
+    project_back,
+    project_wide,
+    quiet,
+    starts_of,
+)
 from qkv.layers.block import BlockSaved
 from qkv.layers.norm import NormSaved
 from qkv.layers.stepping import Steps, made_of, steps_for
@@ -25,6 +34,7 @@ from qkv.trace import Recorder
 from qkv.trace.recorder import of_rows, padded, texts_and_positions
 
 _LAST = "ln_final"  # The name of the final norm in a trace.
+_PROJECTION, _PROJECTED = "final_proj", "hook_final_proj"
 # `stretch` returns about 1 for a random matrix (at most 1.08 for small matrices), and more than 1.3
 # for a trained matrix.
 LEARNED = 1.2
@@ -41,6 +51,7 @@ class Saved(NamedTuple):
     embedding: EmbeddingSaved
     layers: list[BlockSaved]
     final_norm: NormSaved | None
+    wide: Array | None  # (total, D), the input of the final projection
     cu: Array  # (B + 1,), the index of each text's first row, then the number of rows
 
 
@@ -81,6 +92,8 @@ class Transformer:
         same_as: for each layer, the number of the first layer with the same parameters.
         bias: a bias that every layer adds to its attention scores.
         final_norm: the norm after the last layer.
+        final_proj: the linear layer after the final norm: "final_proj.weight" (D, E). In most
+            models, the dict is empty, and the last vectors have size D.
         head: the head, which turns the last vectors of packed texts into logits.
     """
 
@@ -90,6 +103,7 @@ class Transformer:
     same_as: list[int]
     bias: RelativeBias | None = None
     final_norm: Norm | None = None
+    final_proj: Arrays = field(default_factory=dict)
     head: BuiltHead | None = None
     _steps: tuple[tuple[int | None, int], Steps | None, list[Any]] | None = field(
         default=None, init=False
@@ -105,6 +119,16 @@ class Transformer:
         return self.embedding.dim
 
     @property
+    def out_dim(self) -> int:
+        """The size of the last vectors: D, or E if the model has a final projection."""
+        return next((int(weight.shape[1]) for weight in self.final_proj.values()), self.dim)
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The size of a vector in each activation outside the layers whose size may not be D."""
+        return {**self.embedding.widths, _PROJECTED: self.out_dim}
+
+    @property
     def dtype(self) -> DType:
         """The dtype of the vectors; it is float32 if the parameters are in half precision."""
         return compute_type(self.embedding.table.dtype)
@@ -118,7 +142,8 @@ class Transformer:
             for hook in layer.hooks
         ]
         last = () if self.final_norm is None else self.final_norm.hooks
-        return [*self.embedding.hooks, *blocks, *(f"{_LAST}.{hook}" for hook in last)]
+        projected = [_PROJECTED] * bool(self.final_proj)
+        return [*self.embedding.hooks, *blocks, *(f"{_LAST}.{hook}" for hook in last), *projected]
 
     @cached_property
     def untrained(self) -> bool:
@@ -191,7 +216,7 @@ class Transformer:
             index of each text's first row, then the number of rows.
         """
         if not mask.any():
-            return np.zeros((0, self.dim), self.dtype), np.zeros(len(ids) + 1, np.int64)
+            return np.zeros((0, self.out_dim), self.dtype), np.zeros(len(ids) + 1, np.int64)
         text = self.spans(mask)
         starts = starts_of(text.sum(1))
         masks = options.get("masks") or {}
@@ -230,10 +255,10 @@ class Transformer:
         rows = of_rows(options.get("record"), cu)
         x, embedding = self.embedding(ids, at, rows, options.get("segments"))  # (total, D)
         x, layers = self.run_layers(x, cu, **options)
-        final_norm = None
+        last: tuple[NormSaved | None, Array | None] = (None, None)
         if options.get("stop") is None:
-            x, final_norm = self._last(x, rows)
-        return x, Saved(embedding, layers, final_norm, cu)
+            x, last = self.finish(x, rows)
+        return x, Saved(embedding, layers, *last, cu)
 
     @quiet
     def run_layers(
@@ -277,6 +302,9 @@ class Transformer:
         """
         gradients, rows = for_parameters(record), of_rows(record, saved.cu)
         longest = int(np.diff(saved.cu).max(initial=0))
+        if saved.wide is not None:
+            grad = grad if rows is None else rows(_PROJECTED, grad)
+            grad = project_back(saved.wide, self.final_proj, _PROJECTION, grad, gradients)
         if saved.final_norm is not None:
             last = rows and rows.under(f"{_LAST}.")
             grad = part_back(
@@ -318,10 +346,8 @@ class Transformer:
 
     @quiet
     def unembed(self, rows: Array, *, norm: bool) -> Array:
-        """Return the logits (n, V) of vectors (n, D), after the final norm if `norm` is True."""
-        if norm and self.final_norm is not None:
-            rows, _ = self.final_norm.run(rows)
-        return self.logits(rows)
+        """Return the logits (n, V) of vectors (n, D); `norm`: whether to apply the final norm."""
+        return self.logits(self.finish(rows, norm=norm)[0])
 
     def begin(self, texts: Sequence[Array]) -> Start:
         """Return the arguments of `step` for texts: empty caches, ids (B, n) and lengths (B,)."""
@@ -358,7 +384,7 @@ class Transformer:
             token_positions = np.minimum(token_positions, limit - 1)  # for padding
         x, _ = self.embedding(ids, token_positions, record)
         if quick is not None and ids.shape[1] == 1:
-            return self._last(quick(x, token_positions, caches, lengths), None)[0]
+            return self.finish(quick(x, token_positions, caches, lengths))[0]
         more = self._step_bias(np.broadcast_to(seen, len(ids)), ids.shape[1], lengths)
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=False)):
             own = {**self.options[number], **more, "top_k": options.get("top_k")}
@@ -366,7 +392,7 @@ class Transformer:
             if masks and number in masks:
                 own["attn_mask"] = masks[number]
             x, _ = layer.run(x, cache=cache, lengths=lengths, **own)
-        return x if len(caches) < len(self.layers) else self._last(x, record)[0]
+        return x if len(caches) < len(self.layers) else self.finish(x, record)[0]
 
     def _step_bias(self, seen: Array, count: int, lengths: Array | None) -> dict[str, Array]:
         """Return the bias of the next `count` tokens of each text.
@@ -395,11 +421,17 @@ class Transformer:
             self._steps = last = backend, steps, parts
         return last[1]
 
-    def _last(self, x: Array, record: Recorder | None) -> tuple[Array, NormSaved | None]:
-        """Apply the final norm, if there is one."""
-        if self.final_norm is None:
-            return x, None
-        return self.final_norm.run(x, record=record and record.under(f"{_LAST}."))
+    def finish(
+        self, x: Array, record: Recorder | None = None, *, norm: bool = True
+    ) -> tuple[Array, tuple[NormSaved | None, Array | None]]:
+        """Apply the final norm and the final projection; also return values for `backward`."""
+        normed = wide = None
+        if norm and self.final_norm is not None:
+            x, normed = self.final_norm.run(x, record=record and record.under(f"{_LAST}."))
+        if self.final_proj:
+            wide, x = x, project_wide(x, self.final_proj, _PROJECTION)
+            x = x if record is None else record(_PROJECTED, x)
+        return x, (normed, wide)
 
 
 def unpacked(rows: Array, mask: Array, dtype: DType | None = None) -> Array:

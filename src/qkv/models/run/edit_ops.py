@@ -286,7 +286,7 @@ def shape_of(at: Parsed, body: Transformer, queries: int, keys: int, features: i
     """
     row = activation(at.local)
     sizes = {"query": queries, "key": keys, "token": keys if row.of_keys else queries}
-    sizes |= {"one": 1, "D": body.dim, "feature": features}
+    sizes |= {"one": 1, "D": body.widths.get(at.local, body.dim), "feature": features}
     part = at.local.rpartition(".")[0]
     block: Any = None if at.layer is None else body.layers[at.layer]
     if part == "mlp":

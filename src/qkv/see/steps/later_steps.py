@@ -1,6 +1,7 @@
 """The steps after the heads: the rest of the block, the later blocks, and the predicted words."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,9 @@ def word_head(model: Model) -> BuiltHead | None:
     if not isinstance(design, Design) or design.head is None:
         return None
     head = design.head.build(model.parameters, norm=design.norm)
+    for weight in model.network.final_proj.values():  # shown as the head's first layer
+        own = {**head.parameters, "head.dense_proj.weight": weight}
+        head = replace(head, steps=replace(head.steps, dense=True), parameters=own)
     return head if head.predicts else None
 
 

@@ -272,6 +272,7 @@ export function logitsAt(model, x, positions) {
   let rows = new Float64Array(positions.length * D); // (T, D) -> (n, D)
   positions.forEach((t, n) => rows.set(x.subarray(t * D, (t + 1) * D), n * D));
   rows = norm(model, "final_norm", rows);
+  if (p["final_proj.weight"]) rows = project(model, "final_proj", rows, positions.length); // (n, D) -> (n, E)
   if (p["head.dense_proj.weight"]) rows = project(model, "head.dense_proj", rows, positions.length);
   if (head.activation) rows = rows.map(ACTIVATIONS[head.activation]);
   rows = norm(model, "head.norm", rows).map((value) => value * head.scale);
