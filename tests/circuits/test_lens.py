@@ -87,3 +87,12 @@ def test_unsupported_models_and_traces_are_refused(small):
         match=r"no \('resid_post', 0\): call trace\(\) without names=, or add 'resid_post'",
     ):
         logit_lens(model, model.trace(IDS, names=[("resid_pre", 0)]))
+
+
+def test_the_last_row_holds_the_logits_of_an_edited_run(small):
+    for kind, name in (("gpt2", "ln_final.hook_normalized"), ("opt_projected", "final_proj")):
+        model = small(kind)
+        trace = model.trace([3, 7, 1, 9], edit={name: lambda x: 2 * x}, logits=True)
+        found, plain = logit_lens(model, trace), logit_lens(model, model.trace([3, 7, 1, 9]))
+        np.testing.assert_allclose(found[-1], trace["logits"][0], rtol=0, atol=1e-12)
+        np.testing.assert_array_equal(found[:-1], plain[:-1])

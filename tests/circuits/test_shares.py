@@ -200,3 +200,53 @@ def test_norms_after_the_parts_are_refused_even_with_a_linear_head(small):
     plain.design = replace(bert.design, head=head)
     with pytest.raises(ValueError, match=r"has norms after its parts, so each norm rescales"):
         attribute_logits(plain, bert.trace(IDS), (-1, 4))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gemma2", "parallel", "gpt_oss", "opt_projected"])
+@pytest.mark.parametrize(
+    "at", ["resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "ln_final", "head"]
+)
+def test_the_share_of_edits_is_what_they_add(small, kind, at):
+    """What an edit adds to the stream, times the direction of the logit, is the share "edit"."""
+    model = small(kind)
+    last = model.num_layers - 1
+    if at == "resid_mid" and ("resid_mid", last) not in model.trace(IDS):
+        return
+    vector = np.random.default_rng(1).standard_normal(model.dim)
+    name = {"ln_final": "ln_final.hook_normalized", "head": ("z", last)}.get(at, (at, last))
+    edit = {name: (lambda z: 2 * z) if at == "head" else (lambda x: x + vector)}
+    trace = model.trace(IDS, logits=True, edit=edit)
+    found = attribute_logits(model, trace, (-1, 11))
+    logit = trace["logits"][0, -1, 11]
+    if kind == "gemma2":  # its soft cap is 30
+        logit = 30 * np.arctanh(logit / 30)
+    np.testing.assert_allclose(total(found) + found["edit"], logit, rtol=1e-10)
+    # the direction of the logit, by differences at the frozen scale of the final norm
+    frozen = {"ln_final.hook_scale": trace["ln_final.hook_scale"]}
+    if at in ("ln_final", "head"):
+        expected = 0 if at == "head" else None
+    else:
+        before = trace["resid_post", last]
+        pairs = (before, before - vector)
+        one, other = (
+            model(IDS, edit={("resid_post", last): x, **frozen}).logits[0, -1, 11] for x in pairs
+        )
+        if kind == "gemma2":
+            one, other = (30 * np.arctanh(x / 30) for x in (one, other))
+        expected = one - other
+    if expected is not None:
+        np.testing.assert_allclose(found["edit"], expected, rtol=0, atol=1e-9)
+    assert "edit" not in attribute_logits(model, model.trace(IDS), (-1, 11))
+
+
+def test_shares_of_several_edited_texts(small):
+    model, edits = small("gpt2"), {"edit": {("resid_post", 0): lambda x: x + 1}, "hide": [1]}
+    texts = [IDS, IDS[:3]]
+    trace = model.trace(texts, logits=True, ablate=[(0, 1)], **edits)
+    found = attribute_logits(model, trace, (-1, 11), by="neuron")
+    logits = [trace[number]["logits"][0, -1, 11] for number in (0, 1)]
+    parts = [found["embed"], found["heads"].sum((1, 2)), found["mlp"].sum(1), found["bias"]]
+    np.testing.assert_allclose(sum(parts) + found["edit"], logits, rtol=1e-10)
+    assert not found["heads"][:, 0, 1].any()
+    trace = model.trace(IDS, hide=[1])
+    assert attribute_logits(model, trace, (-1, 11))["edit"] == pytest.approx(0, abs=1e-12)

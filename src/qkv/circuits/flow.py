@@ -64,7 +64,8 @@ def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> R
     """Multiply attention weights by the norms of the value vectors.
 
     For example, a head that does nothing gives a large weight to a token whose value vector is near
-    0, such as [CLS]: the weight is large, but the head's output is small.
+    0, such as [CLS]: the weight is large, but the head's output is small. Edits of the weights and
+    values count; ablated heads and edits of "z" do not.
 
     Args:
         trace: a trace of one text, with "pattern" and "v" of the layer.
@@ -241,8 +242,8 @@ def copying_scores(model: Model) -> Result:
             "so a head's contribution to the logits is not a product of matrices: use a decoder"
         )
     embed, out = model.parameters["embed.weight"], unembedding(model)  # (V, D), (D, V)
-    if (wide := model.parameters.get("embed_proj.weight")) is not None:
-        embed = embed @ wide  # (V, E) -> (V, D)
+    for weight in model.network.final_proj.values():  # OPT: (V, E), (E, V) -> (V, D), (D, V)
+        embed, out = embed @ model.parameters["embed_proj.weight"], weight @ out
     there_and_back = out.astype(np.float64) @ embed.astype(np.float64)  # (D, D)
     scores = np.empty((model.num_layers, model.num_heads))
     for layer in range(model.num_layers):

@@ -8,12 +8,15 @@ import numpy as np
 
 from qkv.arrays import Array, as_array, is_float, shown, whole_number
 from qkv.circuits.inputs import Logit, Target, check_logit, check_trace, check_words, for_each, kept
+from qkv.circuits.residual import mlp_parts
 from qkv.circuits.results import Result, words_of
 from qkv.layers import MLP, LayerNorm
+from qkv.layers.base import narrowed_to
 from qkv.models.model import Model, handed_on
 from qkv.models.network.design import Design
 from qkv.models.tasks.gradient import word_id
 from qkv.trace import Trace
+from qkv.trace.activations import parse
 
 
 def logit_lens(model: Model, trace: Trace) -> Result:
@@ -28,7 +31,8 @@ def logit_lens(model: Model, trace: Trace) -> Result:
             the last layer ("resid_post", or "normalized_resid_post" for BERT).
 
     Returns:
-        An array (layers + 1, T, V) of float32, or of float64 for a float64 model.
+        An array (layers + 1, T, V) of float32, or of float64 for a float64 model. The last entry
+        holds the logits, also of an edited run.
         Entry 0 is computed from the embeddings. Entry 1 is computed from the output of layer 0, and
         so on. For several texts, the array is (B, layers + 1, T, V), and its entries in the padding
         are 0.
@@ -60,6 +64,10 @@ def logit_lens(model: Model, trace: Trace) -> Result:
     lens[:, 0] = first
     for row, vectors in enumerate(hidden[1:], 1):
         lens[:, row] = model.unembed(vectors)
+    if any(parse(name).is_last for name in trace.changed.get("edit", ())):
+        last = _last(model, trace, "logit_lens")
+        rows = model.network.logits(last.reshape(-1, last.shape[-1]))
+        lens[:, -1] = rows.reshape(first.shape)
     words = {"layer": ["embeddings", *(f"after layer {layer}" for layer in layers)]}
     if model.tokenizer is not None:
         spelled = map(model.tokenizer.token, range(lens.shape[-1]))
@@ -82,11 +90,16 @@ def has_linear_head(model: Model) -> bool:
 def unembedding(model: Model) -> Array:
     """Return the LM head's matrix (D, V), which may be the transposed token embeddings.
 
-    The matrix includes the final projection, if the model has one.
+    If the model has a final projection, the matrix is (E, V).
     """
-    weight, own = model.parameters.get("head.out_proj.weight"), model.network.final_proj
-    weight = model.parameters["embed.weight"].T if weight is None else weight
-    return own["final_proj.weight"] @ weight if own else weight
+    weight = model.parameters.get("head.out_proj.weight")
+    return model.parameters["embed.weight"].T if weight is None else weight
+
+
+def _last(model: Model, trace: Trace, call: str) -> Array:
+    """Return the vectors (B, T, D or E) that the LM head reads."""
+    own = [name for name in model.network.hook_names if parse(name).is_last]
+    return kept(trace, call, own[-1] if own else handed_on(model, model.num_layers - 1)[0])
 
 
 def attribute_logits(
@@ -106,7 +119,9 @@ def attribute_logits(
     for a block without an MLP. "bias" is the contribution of the other biases: those of the
     attention layers' output projections, of the final norm and of the LM head. With `by="neuron"`,
     the result also has "neurons": the contribution of each neuron of each MLP. The contributions of
-    an MLP's neurons and of its output bias sum to the contribution of the MLP.
+    an MLP's neurons and of its output bias sum to the contribution of the MLP. An edited run also
+    has "edit": what the edits of the residual stream and of the outputs of its parts add. Edits
+    inside a head or MLP change the contribution of this part.
 
     Args:
         model: a decoder with norms before attention and MLPs (GPT-2, Llama), and with an LM head
@@ -115,8 +130,8 @@ def attribute_logits(
             (GPT-NeoX).
         trace: a trace of one or several texts from this model. The trace must contain "full_embed",
             "z" (or "result"), "mlp_out" and the scales of the norms, for all layers. For
-            `by="neuron"`, the trace must also contain "post". A trace that was recorded without
-            `names=` contains all of these activations.
+            `by="neuron"`, the trace must also contain "post"; for an edited run, also the final
+            norm and "resid_mid". A trace that was recorded without `names=` contains all of these.
         of: (position, token), or (position, token, other token) for the difference of two logits.
             Negative positions count from the end of each text. A token is an id or a one-token
             string. For several texts, a list may give each text its own tuple.
@@ -174,11 +189,12 @@ def attribute_logits(
 
 def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dict[str, Array]:
     """Return the contributions of `attribute_logits`, (B, ...), keyed by name."""
+    call = "attribute_logits"
     cells = np.arange(len(logits)), [logit.position for logit in logits]
 
     def at(*names: Any) -> Array:
         """Return the activation (B, ...) at the position of each text's logit."""
-        return _wide(kept(trace, "attribute_logits", *names)[cells])
+        return _wide(kept(trace, call, *names)[cells])
 
     def through(norm: Any, name: str, towards: Array) -> tuple[Array, Any]:
         """Return factors and bias: `(norm(x) * towards).sum() == (x * factors).sum() + bias`."""
@@ -190,7 +206,12 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
         added = norm.parameters.get("bias")
         return before, 0.0 if added is None else towards @ _wide(added)
 
-    towards, bias = _from_head(model, logits)  # (B, D), (B,)
+    towards, bias = _from_head(model, logits)  # (B, D or E), (B,)
+    edited = trace.changed.get("edit", ())
+    if trace.changed:
+        whole = (_wide(_last(model, trace, call)[cells]) * towards).sum(-1) + bias
+    for weight in model.network.final_proj.values():
+        towards = towards @ _wide(weight).T
     design = model.design
     assert isinstance(design, Design)
     final = design.norm(model.parameters, "final_norm")
@@ -209,12 +230,20 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
         if "out_proj.bias" in block.attn.parameters:
             bias += own @ _wide(block.attn.parameters["out_proj.bias"])
         out = 0 if block.mlp is None else at(("mlp_out", layer))
+        if f"blocks.{layer}.hook_mlp_out" in edited:  # compute the MLP's own output again
+            out = kept(trace, call, ("resid_pre" if block.parallel else "resid_mid", layer))[cells]
+            for part in mlp_parts(block):
+                out = part.run(narrowed_to(out, part.parameters))[0]
         mlps.append((out * towards).sum(-1))
         if by is not None:
             own, _ = through(block.out_norm2, name.format(2), towards)
             neurons.append(at(("post", layer)) * _back(block.mlp, "down_proj", own))
     embed = (at("full_embed", ("resid_pre", 0)) * towards).sum(-1)
     shares = {"embed": embed, "heads": np.stack(heads, 1), "mlp": np.stack(mlps, 1), "bias": bias}
+    if trace.changed:
+        shares["edit"] = whole - sum(
+            share.reshape(len(bias), -1).sum(1) for share in shares.values()
+        )
     return shares if by is None else shares | {"neurons": np.stack(neurons, 1)}
 
 

@@ -362,7 +362,11 @@ class Trace:
         return np.stack(layers)
 
     def attention_inputs(self, layer: int) -> dict[str, Any]:
-        """Return the arguments with which `qkv.attention(**inputs)` computes this layer again."""
+        """Return the arguments with which `qkv.attention(**inputs)` computes this layer again.
+
+        Edits of queries, keys and values, and masked tokens, count; edits of "attn_scores",
+        "pattern" and "z", ablated heads and the edit "scale" do not.
+        """
         query, key = (
             self[f"rot_{name}", layer] if (f"rot_{name}", layer) in self else self[name, layer]
             for name in ("q", "k")

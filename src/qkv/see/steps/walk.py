@@ -321,7 +321,11 @@ def _contexts(walk: Walk, at: AttentionInputs, context: Array) -> list[Array]:
 
 def _refuse_edits(trace: Trace, layer: int, model: Model | None) -> None:
     """Raise an error if the run was edited at an activation that the walk recomputes."""
-    own = [f"blocks.{layer}.", *["hook_"] * (layer == 0), *["ln_final."] * (model is not None)]
+    own = [
+        f"blocks.{layer}.",
+        *["hook_"] * (layer == 0),
+        *["ln_final.", "hook_final_proj"] * (model is not None),
+    ]
     for name in trace.changed.get("edit", ()):
         if name.startswith(tuple(own)):
             raise ValueError(
