@@ -52,6 +52,9 @@ OTHERS: dict[str, list[Edit]] = {
     "set of a head": [
         {"op": "set", "at": "q", "layer": 2, "head": 4, "value": [[0.5, -0.25] * 16] * 10}
     ],
+    "set of a residual stream": [
+        {"op": "set", "at": "resid_post", "layer": 1, "token": 3, "value": [0.5, -0.25] * 96}
+    ],
     "set of a row": [
         {"op": "set", "at": "pattern", "layer": 0, "head": 4, "token": 3, "value": [0.1] * 10}
     ],
@@ -90,6 +93,12 @@ WRONG: list[tuple[Any, str]] = [
         "(patch) has head 1: give no head, because mlp_out belongs to no head",
     ),
     ([EDITS["set"] | {"value": [[1]]}], "(set) has value [[1]]: give finite numbers (192)"),
+    (
+        [EDITS["set"] | {"at": "mlp.post"}],
+        '(set) has at "mlp.post": give one of resid_pre, attn_out, mlp_out, z, q, k, v, pattern, '
+        "resid_post: the page sets no other activation",
+    ),
+    ([EDITS["set"] | {"layer": None}], '(set) has at "attn_out": give the layer too'),
     ([EDITS["swap"] | {"with": "two words"}], "give one entry of the vocabulary"),
 ]
 

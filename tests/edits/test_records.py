@@ -14,6 +14,8 @@ RIGHT: list[dict[str, Any]] = [
     {"op": "mask", "query": 4, "key": 0, "layer": 1},
     {"op": "ablate", "layer": 0},
     {"op": "ablate", "layer": 0, "head": 1, "with": [0.5, -1]},
+    {"op": "set", "at": "ln1.normalized", "layer": 0, "value": [[1, 2]]},
+    {"op": "set", "at": "embed", "value": [[1, 2]]},
 ]
 WRONG: list[Any] = [
     None,
@@ -26,6 +28,8 @@ WRONG: list[Any] = [
     {"op": "mask", "query": 4, "key": 0, "head": 1},
     {"op": "ablate", "head": 1},
     {"op": "ablate", "layer": 0, "haed": 1},
+    {"op": "set", "at": "z", "head": 1, "value": [[1, 2]]},
+    {"op": "patch", "at": "resid_post", "layer": 0, "from": "a dog"},
 ]
 
 

@@ -104,6 +104,24 @@ def test_an_array_for_all_layers_becomes_one_record_per_layer(model: qkv.Model) 
     alike(found.after, model.predict(GLASS, ablate=[(n, None) for n in range(4)])[0])
 
 
+@pytest.mark.parametrize("name", ["resid_post", "post", "embed", "attn_scores"])
+def test_an_array_for_any_activation_becomes_a_record(
+    model: qkv.Model, name: str, tmp_path: Path
+) -> None:
+    key: Any = name if name == "embed" else (name, 2)
+    edit = {key: model.trace(GLASS.replace("glass", "cup"))[key]}
+    found = qkv.finding(model, GLASS, edit=edit)
+    [record] = found.edits
+    assert record == {
+        **{"op": "set", "at": name},
+        **({} if name == "embed" else {"layer": 2}),
+        "value": edit[key][0].tolist(),
+    }
+    alike(found.after, model.predict(GLASS, edit=edit)[0])
+    found.save(tmp_path / "finding.json")
+    assert qkv.Finding.load(tmp_path / "finding.json").verify(model).holds
+
+
 def test_invalid_edits_are_refused(model: qkv.Model) -> None:
     def refused(edit: Any, said: str) -> None:
         with pytest.raises((ValueError, TypeError), match=said) as raised:
@@ -114,9 +132,7 @@ def test_invalid_edits_are_refused(model: qkv.Model) -> None:
         {("z", 2): lambda z: z}, r"^finding: `edit` has a function for blocks\.2\.attn\.hook_z, but"
     )
     refused(
-        {"embed": np.zeros((1, 9, 192))},
-        "^finding: `edit` has an array for hook_embed, but no record can express this edit: "
-        "give an array for",
+        {"embed": np.zeros((1, 9, 191))}, r"^finding: `edit` has shape \(1, 9, 191\) for hook_e"
     )
     refused({("z", 2): np.zeros((1, 8, 6, 32))}, r"^finding: `edit` has shape \(1, 8, 6, 32\) for")
     refused(

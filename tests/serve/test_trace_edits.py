@@ -292,6 +292,23 @@ def test_an_invalid_request_gets_an_error_that_names_its_key(
     assert error["message"].startswith("trace: ")
 
 
+def test_records_set_any_activation(tmp_path: Path) -> None:
+    model = gpt2(tmp_path / "gpt2", seed=0)
+    other = model.trace("the dog")
+    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
+        for name in ("hook_embed", "blocks.1.mlp.hook_post", "ln_final.hook_normalized"):
+            record = {
+                "op": "set",
+                "at": name.rpartition("hook_")[2],
+                "value": other[name][0].tolist(),
+            }
+            record |= {"layer": 1} if "blocks" in name else {}
+            record |= {"at": "ln_final.normalized"} if "final" in name else {}
+            found = post(client, input="the cat", edits=[record], at=[2]).json()["logits"][0]
+            expected = model.trace("the cat", edit={name: other[name]}, logits=True)["logits"]
+            np.testing.assert_allclose(found, expected[0, 2], rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("written", ["1" + 400 * "0", str(2**70), 5000 * "9"], ids=len)
 def test_a_scale_beyond_64_bits_is_refused(client: TestClient, written: str) -> None:
     body = (

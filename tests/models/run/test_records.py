@@ -13,6 +13,7 @@ from browser.edited import Edit, examples, run
 from qkv.edits import schema
 from qkv.models import Model
 from qkv.see.analysis.words import run_name
+from qkv.trace.activations import activation, parse
 
 from ..decoders import gpt2
 from ..small_models import CONFIGS, write_small
@@ -91,6 +92,36 @@ def test_patch_and_set_records_replace_an_activation(
         for found in trace["logits"]:
             np.testing.assert_allclose(found, expected.logits, atol=1e-10)
     assert np.abs(expected.logits - run(model, ids, []).logits).max() > 1e-6
+
+
+def test_every_editable_activation_has_a_record(model: Model) -> None:
+    """A record replaces an activation as an array does, which `test_edit.py` tests."""
+    names = [name for name in model.network.hook_names if activation(name).editable]
+    trace = model.trace(OTHER, names=names)
+    for name in names:
+        layer, local = parse(name).layer, parse(name).local.replace("hook_", "")
+        where = {} if layer is None else {"layer": layer}
+        record = {"op": "set", "at": local, **where, "value": trace[name][0].tolist()}
+        found, expected = (
+            model.trace(TEXT, edit=edit, logits=True)["logits"]
+            for edit in ([record], {name: trace[name]})
+        )
+        np.testing.assert_array_equal(found, expected)
+        if activation(name).axes[1] == "token":
+            one = {**record, "token": 3, "value": record["value"][3]}
+            part = model.trace(TEXT, names=[name], edit=[one])[name]
+            np.testing.assert_array_equal(part[0, 3], trace[name][0, 3])
+    for record, says in (
+        ({"at": "embed", "layer": 0}, "at 'embed': give an activation of the layer, or one outs"),
+        ({"at": "z"}, "at 'z': give the layer too, or one outside the layers, as 'embed'"),
+        ({"at": "top_weights", "layer": 0}, "at 'top_weights': give an activation of the layer"),
+        ({"at": 7}, "at 7: give the layer too"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            model.trace(TEXT, edit=[{"op": "set", **record, "value": [0.0]}])
+    record = {"op": "set", "at": "embed", "value": trace["embed"][0].tolist()}
+    with pytest.raises(ValueError, match="changes embed, but only layers 0 to 1 run"):
+        model.run_layers(trace["full_embed"], 0, edit=[record])
 
 
 @pytest.mark.parametrize("at", schema()["$defs"]["stream"]["enum"])

@@ -83,12 +83,21 @@ class Plan:
         """Mask a key in each text; see `Masked`."""
         self.masked += [Masked(text, query, key, layer, head) for text in range(len(self.lengths))]
 
-    def name(self, short: str, layer: int) -> str:
-        """Return the full name of an activation of a layer, without the prefix."""
-        known = self.body.hook_names
-        return next(name for name in meant((short, layer), len(self.body.layers)) if name in known)
+    def name(self, short: str, layer: int | None) -> str:
+        """Return the full name of an activation without the prefix, or "" if there is none."""
+        known = filter(lambda name: activation(name).editable, self.body.hook_names)
+        names = {name for name in known if parse(name).layer == layer}
+        return next((x for x in meant((short, layer), len(self.body.layers)) if x in names), "")
 
-    def change(self, short: str, layer: int, do: Change, back: Change) -> None:
+    def site(self, record: Record) -> str:
+        """Return the full name of the activation that a record changes, without the prefix."""
+        name = self.name(record.fields["at"], record.fields.get("layer"))
+        if not name:
+            way = "an activation of the layer" if "layer" in record.fields else "the layer too"
+            raise wrong(self.call, record, "at", f"{way}, or one outside the layers, as 'embed'")
+        return name
+
+    def change(self, short: str, layer: int | None, do: Change, back: Change) -> None:
         """Add a step that changes a layer's activation; the step that was added first runs first.
 
         `back` multiplies the gradient by the transposed Jacobian of `do`.
@@ -101,7 +110,7 @@ class Plan:
         The result maps the name of each axis to `(length, index)`. The record changes only the
         entries at `index`, or the whole axis if `index` is `slice(None)`.
         """
-        fields, name = record.fields, self.name(record.fields["at"], record.fields["layer"])
+        fields, name = record.fields, self.site(record)
         axes = activation(name).axes[1:]
         changed: dict[str, tuple[int, Any]] = {}
         sizes = shape_of(parse(name), self.body, tokens, tokens)
@@ -120,7 +129,7 @@ class Plan:
 
     def source(self, record: Record) -> Callable[[], Array]:
         """Return a function to compute an activation (T, ...) of the text in the field "from"."""
-        text, name = record.fields["from"], self.name(record.fields["at"], record.fields["layer"])
+        text, name = record.fields["from"], self.site(record)
         if self.read is None:
             way = 'an array in a "set" record, because this model reads no texts'
             raise wrong(self.call, record, "from", way)
@@ -149,7 +158,7 @@ class Plan:
             value: a function that takes an index and returns the new part. The index selects the
                 replaced part in the activation of one text.
         """
-        at, layer = record.fields["at"], record.fields["layer"]
+        at, layer = record.fields["at"], record.fields.get("layer")
         index = tuple(chosen for _, chosen in self.part(record, 0).values())
 
         def change(array: Array, at: At) -> Array:
@@ -224,6 +233,7 @@ def add(plan: Plan, record: Record) -> None:
     if not are_numbers(fields["vector"], (dim,)):
         raise wrong(plan.call, record, "vector", f"{dim} finite numbers, the size of a vector")
     vector, token = np.asarray(fields["vector"]), fields.get("token")
+    plan.site(record)
 
     def steer(array: Array, at: At) -> Array:  # (B, T, D)
         array[at.positions >= 0 if token is None else at.positions == token] += vector

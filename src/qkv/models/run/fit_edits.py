@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, Shape, as_array, is_whole_number, shown
-from qkv.edits import Edits, Record, operations, schema
+from qkv.edits import Edits, Record, operations
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.edit_ops import OPS, Plan, are_numbers, shape_of, wrong
@@ -19,7 +19,7 @@ from qkv.models.run.inputs import Batch, TextReader
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import joined_words, plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
-from qkv.trace.activations import NotInLayer, activation, counted, meant, parse
+from qkv.trace.activations import NotInLayer, activation, counted, parse
 from qkv.trace.trace import SIDES
 
 Fitted = tuple[list[Tokenized], EditedRun]  # The texts of a run, and its interventions.
@@ -301,24 +301,26 @@ def plain(
         reader: the model's reader of texts.
 
     Raises:
-        ValueError: an edit is a function, which no record can express; an edit replaces an
-            activation that no record can replace; or a layer, head, word or position does not
-            exist.
+        ValueError: an edit is a function, which no record can express; or a layer, head, word or
+            position does not exist.
     """
     call = edits.call
-    sites = schema()["$defs"]["site"]["enum"]
     records: list[dict[str, Any]] = []
+    plan = Plan(call, body, [])
     for name, change in _named(edits.changes, body, False, call).items():
-        layer = parse(name).layer
-        at = [site for site in sites if name in meant((site, layer), len(body.layers))]
-        if callable(change) or not at:
+        _, layer, local = parse(name)
+        whole = local.replace("hook_", "")
+        inner = whole.removeprefix("attn.").removeprefix("mlp.")
+        at = next((at for at in (inner, whole) if plan.name(at, layer) == name), None)
+        if callable(change) or at is None:
             what = "a function" if callable(change) else "an array"
             raise ValueError(
-                f"{call}: `edit` has {what} for {name}, but no record can express this edit: give "
-                f"an array for {', '.join(sites[:-1])} or {sites[-1]}, or records such as "
+                f"{call}: `edit` has {what} for {name}, but no record can express this edit: "
+                "give an array, or records such as "
                 '[{"op": "add", "at": "resid_post", "layer": 0, "vector": [...]}]'
             )
-        records.append({"op": "set", "at": at[0], "layer": layer, "value": change[0].tolist()})
+        where = {} if layer is None else {"layer": layer}
+        records.append({"op": "set", "at": at, **where, "value": change[0].tolist()})
     for record in (_in_model(record, body, call) for record in edits.records):
         if not record.is_hide_argument:
             records.append({name: _as_json(value) for name, value in record.fields.items()})

@@ -216,10 +216,11 @@ def run_layers(
         raise ValueError(f"{_CALL}: {swaps[0]} needs tokens, but resid has none: omit this edit")
     _, edited = model._fit(edits, [blank] * texts)
     for record in edits.records:
-        layer = record.fields.get("layer", begin)
-        if not begin <= layer < end:
+        layer = record.fields.get("layer", None if "at" in record.fields else begin)
+        if layer is None or not begin <= layer < end:
+            changes = record.fields["at"] if layer is None else f"layer {layer}"
             raise ValueError(
-                f"{_CALL}: {record.source} changes layer {layer}, but only layers {begin} to "
+                f"{_CALL}: {record.source} changes {changes}, but only layers {begin} to "
                 f"{end - 1} run: give one of these layers"
             )
     for name in edited.changes:

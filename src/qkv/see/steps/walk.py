@@ -23,6 +23,7 @@ from qkv.see.steps.later_steps import block_steps, normed, parallel_steps, trace
 from qkv.see.steps.step import PHRASES, Step, Walk, biased, phrase
 from qkv.text.tokenizer import MASKS
 from qkv.trace import Trace
+from qkv.trace.activations import parse
 
 __all__ = ["Step", "Walk", "walk_head", "walk_layer"]
 
@@ -321,13 +322,9 @@ def _contexts(walk: Walk, at: AttentionInputs, context: Array) -> list[Array]:
 
 def _refuse_edits(trace: Trace, layer: int, model: Model | None) -> None:
     """Raise an error if the run was edited at an activation that the walk recomputes."""
-    own = [
-        f"blocks.{layer}.",
-        *["hook_"] * (layer == 0),
-        *["ln_final.", "hook_final_proj"] * (model is not None),
-    ]
+    own = (f"blocks.{layer}.", *["hook_"] * (layer == 0))
     for name in trace.changed.get("edit", ()):
-        if name.startswith(tuple(own)):
+        if name.startswith(own) or (model is not None and parse(name).is_last):
             raise ValueError(
                 f"walk: this run was edited at {name}, but a walk recomputes the model's own "
                 "numbers: "

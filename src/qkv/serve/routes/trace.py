@@ -338,6 +338,8 @@ def arrays_of(model: Model, changes: "Changes", wanted: Wanted) -> dict[str, Arr
         kept: dict[str, Any] = {"names": [*names, *_more(model, wanted)]}
     else:
         kept = {"layers": layers, "top_k": wanted.top_k}
+    if ends := wanted.at and any(parse(name).is_last for name in changes.run.changed):
+        kept["logits"] = True
     trace = model.trace([changes.text.ids.tolist()], edit=changes.records, **kept)
     weights = ["pattern"] if wanted.top_k is None else ["top_indices", "top_weights"]
     arrays = {n: np.stack([trace[n, layer][0, heads] for layer in layers]) for n in weights}
@@ -345,7 +347,8 @@ def arrays_of(model: Model, changes: "Changes", wanted: Wanted) -> dict[str, Arr
     if wanted.resid:
         arrays["resid"] = np.stack([trace[name][0] for name in stream])
     if wanted.at is not None:
-        arrays["logits"] = model.unembed(trace[stream[-1]][0, wanted.at])
+        rows = trace["logits" if ends else stream[-1]][0, wanted.at]
+        arrays["logits"] = rows if ends else model.unembed(rows)
     for layer in wanted.inside:
         for name, where in _inside(model, layer).items():
             arrays[f"inside.{layer}.{name}"] = trace[where][0]

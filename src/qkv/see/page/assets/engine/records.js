@@ -16,6 +16,7 @@ import schema from "../../../../edits/record_schema.json";
 const DEFINED = schema.$defs;
 /** @type {(reference: {$ref: string}) => string} */
 const nameOf = ({ $ref }) => $ref.split("/").at(-1);
+const SET = [...DEFINED.site.enum, "resid_post"]; // Python also sets other activations
 const OPS = schema.items.oneOf.map(nameOf);
 
 /**
@@ -109,6 +110,7 @@ function rulesFor(edit, T, { sizes, tokenizer }) {
       return isArray(value, shape) ? "" : `finite numbers (${shape.join(", ")})`;
     },
     vector: numbers(dim, "the size of a vector"),
+    activation: (value) => (SET.includes(value) ? (edit.layer === undefined ? "the layer too" : "") : `one of ${SET.join(", ")}: the page sets no other activation`),
     entry: (value) => {
       const { length } = entriesOf(value, tokenizer);
       return length > 1 ? `${shown(` ${value}`)}, because the vocabulary has both` : length ? "" : "one entry of the vocabulary";

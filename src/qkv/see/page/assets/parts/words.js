@@ -87,6 +87,7 @@ const OF_HEADS = { z: "output", q: "queries", k: "keys", v: "values", pattern: "
  */
 function activationOf({ at = "", layer = 0, head }, { heads, kv_heads = heads }) {
   if (at in STREAMS) return STREAMS[at](layer);
+  if (!(at in OF_HEADS)) return at; // only a server or Python edits these activations
   const kind = ["k", "v"].includes(at) && kv_heads < heads ? "key-value head" : "head";
   return head === undefined ? `the ${OF_HEADS[at]} of all heads of layer ${layer}` : `the ${OF_HEADS[at]} of ${kind} ${layer}.${head}`;
 }
