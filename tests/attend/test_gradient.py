@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -182,6 +183,50 @@ def test_masked_nan_does_not_show(dtype: Any) -> None:
     assert (found.value[:, :, 7] == 0).all()
 
 
+def masks(queries: int, keys: int) -> np.ndarray:
+    """Return a mask (L, S) that masks keys 7 and 200, and all keys of query 5."""
+    mask = np.random.default_rng(0).random((queries, keys)) < 0.7
+    mask[:, [7, 200]] = mask[5] = False
+    return mask
+
+
+MASK = masks(30, 280)
+LOWEST = np.where(MASK, 0.25, -np.inf).astype(F32)
+SINKS = np.array([0.3, 0.1, 0.2, -1.0], F32)
+# Options, and the keys and queries that they mask for all queries and keys.
+HIDING: dict[str, tuple[dict[str, Any], list[int], list[int]]] = {
+    "bool mask": ({"attn_mask": MASK}, [7, 200], [5]),
+    "padding mask": ({"attn_mask": MASK.any(0)}, [7, 200], []),
+    "float mask": ({"attn_mask": LOWEST}, [7, 200], [5]),
+    "bias": ({"bias": LOWEST}, [7, 200], [5]),
+    "mask and sinks": ({"attn_mask": MASK, "sinks": SINKS, "softcap": 3.0}, [7, 200], [5]),
+    "causal": ({"is_causal": True, "q_offset": 0}, [30, 31, 279], []),
+    "window": ({"window": (3, 4), "q_offset": 30}, [0, 5, 26, 64, 279], []),
+    "window before the keys": ({"window": (3, 4), "q_offset": -10}, [90, 279], [0, 5]),
+    "lengths": ({"key_lengths": [200, 250], "query_lengths": [20, 25]}, [250, 279], [25, 29]),
+}
+
+
+@pytest.mark.parametrize("dtype", [F16, BFLOAT16, F32, F64], ids=str)
+@pytest.mark.parametrize("name", HIDING)
+def test_masked_numbers_change_no_bit_of_a_gradient(name: str, dtype: Any) -> None:
+    options, keys, queries = HIDING[name]
+    arrays = qkv_arrays(heads=4, kv_heads=2, L=30, S=280, d=16, dv=8, dtype=dtype)
+    arrays += (numbers((2, 4, 30, 8), 5, dtype),)
+
+    def with_masked(number: float) -> list[np.ndarray]:
+        for array, at in zip(arrays, (queries, keys, keys, queries), strict=True):
+            array[:, :, at] = number
+        forward = qkv.attention(*arrays[:3], **options, return_lse=True)
+        both = (qkv.attention_grad(*arrays, **options, forward=x) for x in (None, forward))
+        return [x for gradients in both for x in gradients if x is not None]
+
+    expected = with_masked(0)
+    for number in (np.nan, np.inf, -np.inf, float(ml_dtypes.finfo(dtype).max), 7.0):
+        for found, zero in zip(with_masked(number), expected, strict=True):
+            assert found.tobytes() == zero.tobytes(), number
+
+
 def test_a_fully_masked_query_has_gradient_0_even_with_sinks() -> None:
     query, key, value = qkv_arrays(L=4, S=5, dtype=F64)
     mask = np.ones((4, 5), bool)
@@ -205,6 +250,72 @@ def test_other_types_agree_with_float64(dtype: type) -> None:
         if truth is not None:
             assert np.abs(ours - truth).max() < bound * max(1, np.abs(truth).max())
     assert [x.dtype for x in found[:3]] == [dtype] * 3
+
+
+def in_own_type(arrays: Any, scale: float) -> list[np.ndarray]:
+    """Compute the gradients for query, key and value; round each step to the arrays' own type."""
+
+    def rounded(x: np.ndarray) -> np.ndarray:
+        return x.astype(arrays[0].dtype).astype(F32)
+
+    def transposed(x: np.ndarray) -> np.ndarray:
+        return np.swapaxes(x, -1, -2)
+
+    query, key, value, grad_out = (x.astype(F32) for x in arrays)
+    scores = rounded(rounded(query @ transposed(key)) * F32.type(scale))
+    exps = np.exp(scores - scores.max(-1, keepdims=True))
+    weights = rounded(exps / exps.sum(-1, keepdims=True))
+    above = rounded(grad_out @ transposed(value))
+    change = weights * (above - (weights * above).sum(-1, keepdims=True))
+    change = rounded(rounded(change) * F32.type(scale))
+    return [
+        rounded(x)
+        for x in (change @ key, transposed(change) @ query, transposed(weights) @ grad_out)
+    ]
+
+
+def saturated(dtype: Any, gap: float | None, seed: int) -> list[np.ndarray]:
+    """Draw query, key, value and grad_out; nearly all the weight of a query is on one key.
+
+    Each query's largest score exceeds its other scores by `gap`. If `gap` is None, the scores are
+    normal numbers with standard deviation 100.
+    """
+    shape = (1, 2, 64, 64)
+    query, key = numbers(shape, seed, size=100.0), numbers(shape, seed + 1)
+    if gap is not None:
+        key = np.broadcast_to(np.eye(64, dtype=F32), shape)
+        query = key * F32.type(gap * 8)  # 8 is the square root of the head size
+    value, grad_out = numbers((1, 2, 64, 16), seed + 2), numbers((1, 2, 64, 16), seed + 3)
+    return [x.astype(dtype) for x in (query, key, value, grad_out)]
+
+
+@pytest.mark.parametrize("with_forward", [False, True])
+@pytest.mark.parametrize("gap", [2.0, 6.0, 10.0, 14.0, None])
+@pytest.mark.parametrize("dtype", [F16, BFLOAT16], ids=str)
+def test_gradients_of_half_precision_where_softmax_saturates(
+    dtype: Any, gap: float | None, with_forward: bool
+) -> None:
+    for seed in (0, 10):
+        arrays = saturated(dtype, gap, seed)
+        forward = qkv.attention(*arrays[:3], return_lse=True) if with_forward else None
+        found = qkv.attention_grad(*arrays, forward=forward)
+        truth = qkv.attention_grad(*(x.astype(F64) for x in arrays))
+        reference = in_own_type(arrays, 1 / 8)
+        for ours, own, expected in zip(found[:3], reference, truth[:3], strict=True):
+            error, allowed = (np.abs(x.astype(F64) - expected).max() for x in (ours, own))
+            assert error <= 2 * allowed
+            assert error <= 0.05 * np.abs(expected).max()
+
+
+def test_a_forward_pass_in_float32_is_used_for_half_precision() -> None:
+    arrays = saturated(BFLOAT16, 10.0, 0)
+    out, lse = qkv.attention(*(x.astype(F32) for x in arrays[:3]), return_lse=True)
+    found = qkv.attention_grad(*arrays, forward=(out, lse))
+    changed = qkv.attention_grad(*arrays, forward=(out + 1, lse))
+    truth = qkv.attention_grad(*(x.astype(F64) for x in arrays))
+    for ours, other, expected in zip(found[:2], changed[:2], truth[:2], strict=True):
+        assert np.abs(ours - expected).max() <= 0.01 * np.abs(expected).max()
+        assert not np.array_equal(other, ours)
 
 
 @pytest.mark.parametrize("size", [1.0, 60.0])

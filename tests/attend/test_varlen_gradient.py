@@ -16,7 +16,7 @@ from qkv.ops.kernel import BACKENDS
 
 from . import loops
 from .support import BFLOAT16, ON_ONE_BACKEND, numbers
-from .test_gradient import terms
+from .test_gradient import saturated, terms
 
 F16, F32, F64 = (np.dtype(f"f{size}") for size in (2, 4, 8))
 QUERIES, KEYS = [3, 1, 0, 40, 2, 2, 7, 2], [4, 6, 2, 33, 5, 5, 7, 0]
@@ -356,3 +356,46 @@ def test_bad_input(change: dict[str, Any], error: type[Exception], message: str)
     given |= {"cu_query_lengths": [0, 2], "cu_key_lengths": [0, 2]} | change
     with pytest.raises(error, match="varlen_attention_grad: .*" + message):
         qkv.attend.varlen_attention_grad(**given)
+
+
+@pytest.mark.parametrize("dtype", [F32, BFLOAT16], ids=str)
+@pytest.mark.parametrize(
+    ("options", "keys", "queries"),
+    [
+        ({"is_causal": True, "q_offset": 0}, [21, 199, 231], []),
+        ({"window": (3, 4), "q_offset": 30}, [0, 5, 26, 100, 199, 299], []),
+        ({"window": (3, 4), "q_offset": -10}, [50, 150, 299], [0, 1, 21]),
+        ({"window": (3, 4), "q_offset": -10, "sinks": np.ones(4)}, [50, 150, 299], [0, 1, 21]),
+    ],
+)
+def test_masked_numbers_change_no_bit_of_a_gradient(
+    options: dict[str, Any], keys: list[int], queries: list[int], dtype: Any
+) -> None:
+    *arrays, starts, key_starts = packed([20, 15], [200, 100], dtype=dtype)
+
+    def with_masked(number: float) -> list[np.ndarray]:
+        for array, at in zip(arrays, (queries, keys, keys, queries), strict=True):
+            array[at] = number
+        gradients = qkv.attend.varlen_attention_grad(*arrays, starts, key_starts, **options)
+        return [x for x in gradients if x is not None]
+
+    expected = with_masked(0)
+    for number in (np.nan, np.inf, -3e38, 7.0):
+        for found, zero in zip(with_masked(number), expected, strict=True):
+            assert found.tobytes() == zero.tobytes(), number
+
+
+@pytest.mark.parametrize("dtype", [F16, BFLOAT16], ids=str)
+@pytest.mark.parametrize("with_forward", [False, True])
+def test_gradients_of_half_precision_where_softmax_saturates(
+    with_forward: bool, dtype: Any
+) -> None:
+    rows = [x[0].swapaxes(0, 1) for x in saturated(dtype, 10.0, 0)]
+    starts = [0, len(rows[0])]
+    forward = None
+    if with_forward:
+        forward = qkv.varlen_attention(*rows[:3], starts, starts, return_lse=True)
+    found = qkv.attend.varlen_attention_grad(*rows, starts, starts, forward=forward)
+    truth = qkv.attend.varlen_attention_grad(*(x.astype(F64) for x in rows), starts, starts)
+    for ours, expected in zip(found[:3], truth[:3], strict=True):
+        assert np.abs(ours - expected).max() <= 0.01 * np.abs(expected).max()

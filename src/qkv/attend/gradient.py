@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,13 +13,14 @@ from qkv.attend.attention import scores_and_weights, solve
 from qkv.attend.formula import weigh
 from qkv.attend.grouped import Grouped, grouped
 from qkv.attend.native import Gradients, Outputs
-from qkv.attend.tiled import QUERIES, Tile, capped_of, exp_sums, key_blocks, masked
+from qkv.attend.tiled import QUERIES, Tile, capped_of, exp_sums, key_blocks, masked, tiles
 from qkv.attend.varlen import as_batch, as_call, attend_rows, check_packed, equal_runs
 from qkv.ops.kernel import body
 from qkv.ops.threads import Case, one_blas_thread, run_all
 from qkv.trace.activations import PATTERN, SCORES
 
 Keep = Callable[[str, Array], Array]  # a `Recorder`, or `unkept`
+_Calls = TypeVar("_Calls", Call, Packed)
 _NOT_PACKED = {*arguments.OPTIONS} - {*arguments.PACKED} | {"return_lse"}
 # The weights `exp(score - lse)` are accurate if the log-sum-exp `lse` is at most EXACT in float32,
 # or at most EXACT_WIDE in float64.
@@ -92,8 +93,61 @@ def attention_grad(
         options, call=name, without=arguments.RETURNS, why=": it returns only gradients"
     )
     call = arguments.check_call(query, key, value, attn_mask, call=name, **options)
-    gradients = _gradients(call, _outputs(call, call.plan.out, grad_out, forward, name))
+    grad_out = _checked(grad_out, "grad_out", call.plan.out, call.plan.dtype, name)
+    clean, grad_out = _without_hidden(call, grad_out)
+    gradients = _gradients(clean, _outputs(clean, grad_out, forward, name))
     return _result(gradients, (call.query, call.key, call.value), call.plan.dtype, options)
+
+
+def _without_hidden(call: _Calls, grad_out: Array) -> tuple[_Calls, Array]:
+    """Replace NaN, infinite and huge numbers by 0 at keys and queries that are masked everywhere.
+
+    Masked numbers are multiplied by 0, but 0 * NaN is NaN. The kernel would reject the head, and
+    NumPy would compute other last bits than the kernel.
+    """
+    whole = call.call if isinstance(call, Packed) else call
+    query, key, value = call.rows if isinstance(call, Packed) else whole[1:4]
+    arrays = (query, grad_out, key, value)
+    huge = [_is_huge(x) for x in arrays]
+    if not any(map(np.any, huge)):
+        return call, grad_out
+    if isinstance(call, Packed):
+        seeing, seen = np.zeros(query.shape[:-1], bool), np.zeros(key.shape[:-1], bool)
+        for run in equal_runs(call):
+            one, other = _visible(as_call(call, *run))
+            as_batch(seeing, call.starts, *run)[...] = one
+            as_batch(seen, call.key_starts, *run)[...] = other
+    else:
+        seeing, seen = _visible(call)
+    query, grad_out, key, value = (
+        np.where((real | ~each)[..., None], x, x.dtype.type(0)) if each.any() else x
+        for x, each, real in zip(arrays, huge, (seeing, seeing, seen, seen), strict=True)
+    )
+    if isinstance(call, Packed):
+        query, key, value = (x.swapaxes(0, 1) for x in (query, key, value))
+    whole = whole._replace(query=query, key=key, value=value)
+    return call._replace(call=whole) if isinstance(call, Packed) else whole, grad_out
+
+
+def _visible(call: Call) -> tuple[Array, Array]:
+    """Return which queries see a key, `(*lead, Hq, L)`, and which keys are seen."""
+    plan, wide = call.plan, grouped(call)
+    seeing, seen = np.zeros(wide.shape, bool), np.zeros((*plan.groups[:-1], plan.keys), bool)
+    for tile in tiles(wide):
+        for j in key_blocks(wide, tile):
+            visible = wide.visibility.block(tile.index, tile.rows, tile.queries, j)
+            visible = np.ones((1,) * 5, bool) if visible is None else visible
+            seeing[tile.at] |= visible.any(-1)
+            seen[(*tile.index, j)] |= visible.any((-3, -2))
+    return seeing.reshape(plan.rows), seen.reshape(*plan.lead, plan.kv_heads, plan.keys)
+
+
+def _is_huge(array: Array) -> Array:
+    """Return which rows contain NaN or a number above 1e4, which may overflow in a product."""
+    # the bits of floats, without the sign, are in the order of the floats
+    bits = f"{array.dtype.byteorder}u{array.itemsize}"
+    limit = np.array(1e4, array.dtype).view(bits) << 1
+    return np.asarray((array.view(bits) << 1 > limit).any(-1))
 
 
 def gradient_by_weights(
@@ -173,18 +227,17 @@ def varlen_attention_grad(
     packed = check_packed(name, (query, key, value), (cu_query_lengths, cu_key_lengths), **options)
     plan = packed.plan
     shape = (plan.length, plan.heads, plan.out[-1])
-    gradients = _packed_gradients(packed, _outputs(packed, shape, grad_out, forward, name))
+    grad_out = _checked(grad_out, "grad_out", shape, plan.dtype, name)
+    clean, grad_out = _without_hidden(packed, grad_out)
+    gradients = _packed_gradients(clean, _outputs(clean, grad_out, forward, name))
     return _result(gradients, packed.rows, plan.dtype, options)
 
 
-def _outputs(call: Call | Packed, shape: Shape, grad_out: Any, forward: Any, name: str) -> Outputs:
-    """Check the shapes of `grad_out` and `forward`; compute `forward` if it is None or rounded.
-
-    If a query gives nearly all its weight to one key, `dP - sum(grad_out * O)` is the difference of
-    nearly equal numbers, and an O in half precision would leave only its rounding error.
-    """
-    plan = call.plan
-    grad_out = _checked(grad_out, "grad_out", shape, plan.dtype, name)
+def _outputs(call: Call | Packed, grad_out: Array, forward: Any, name: str) -> Outputs:
+    """Check the shapes of `forward`; compute `forward` if it is None or in half precision."""
+    # With nearly all weight on one key, `dP` and `sum(grad_out * O)` are nearly equal, and the
+    # rounding error of an O in half precision would be larger than their difference.
+    plan, shape = call.plan, grad_out.shape
     if forward is not None:
         if not isinstance(forward, (tuple, list)) or len(forward) != 2:
             raise TypeError(

@@ -124,8 +124,7 @@ def attend_rows(packed: Packed, *, lse: bool, exact: bool = False) -> tuple[Arra
     plan = packed.plan
     chosen = body() if plan.is_native else None
     shape = (plan.length, plan.heads)
-    kind = plan.kind if exact or chosen is None else plan.dtype
-    out = np.empty((*shape, plan.out[-1]), kind)
+    out = np.empty((*shape, plan.out[-1]), plan.kind if exact or chosen is None else plan.dtype)
     sums = np.empty((*shape, 1), np.float64) if lse else None
     if chosen is not None:
         native.attend_packed(chosen, packed, out, sums)

@@ -118,10 +118,9 @@ def attend(
 
 @functools.cache
 def _functions() -> tuple[Any, Any]:
-    """Return two functions of torch's autograd: attention, and the use of its weights.
+    """Return two functions of torch's autograd: attention, and one that joins its results.
 
-    The second function returns attention's output unchanged. It makes the output depend on the
-    weights in torch's graph, so that torch finds their gradient, `grad @ value.T`.
+    The second makes the output depend on the weights, whose gradient is `grad @ value.T`.
     """
     torch = torch_module()
 

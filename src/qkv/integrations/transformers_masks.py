@@ -42,9 +42,6 @@ class Rules:
     Most masks are described by options such as `is_causal`, `window` and `key_lengths`. For any
     other mask, the only option is `attn_mask`, an array with the mask itself.
 
-    The rules keep no tensor of the caller: a cache adds to its `q_offset` in place, and a mask
-    function may read tensors that change, before the first layer reads the mask.
-
     Args:
         request: the arguments with which transformers requested the mask.
     """
@@ -56,16 +53,15 @@ class Rules:
         self.changed = False  # whether other code may have changed the mask
         padding = request["attention_mask"]
         padding = None if padding is None else padding.detach().clone()
-        self.request = request | {"q_offset": self.start, "kv_offset": self.first_key}
-        self.request["attention_mask"] = padding
+        # copy tensors: a cache adds to its `q_offset` before a layer reads the mask
+        self.request = request | {"q_offset": self.start, "attention_mask": padding}
         self.padding: Array | None = None  # (B, T), True for tokens
         if padding is not None and padding.ndim == 2:
             self.padding = padding.bool().numpy()
         elif padding is not None:
             self.windows.append(None)  # no option such as `window` describes this mask
-        self.visible: Any = None  # (B, 1, L, S), for a mask that no other option describes
-        if None in self.windows:
-            self.visible = _masking().sdpa_mask(**self.request)
+        # (B, 1, L, S), for a mask that no other option describes
+        self.visible = _masking().sdpa_mask(**self.request) if None in self.windows else None
 
     @property
     def is_causal(self) -> bool:

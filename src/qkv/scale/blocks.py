@@ -118,11 +118,10 @@ class Tasks:
         layers, needs = {}, {}
         # blocks without a visible key read nothing, and Dask allows no layer that is not read
         read = {key[0] for task in self.tasks.values() for key in task.dependencies} - {self.name}
-        for other in self.below:
-            if other.name in read:
-                graph = other.graph() if isinstance(other, Tasks) else other.__dask_graph__()
-                layers.update(graph.layers)
-                needs.update(graph.dependencies)
+        for other in (layer for layer in self.below if layer.name in read):
+            graph = other.graph() if isinstance(other, Tasks) else other.__dask_graph__()
+            layers.update(graph.layers)
+            needs.update(graph.dependencies)
         return HighLevelGraph({**layers, self.name: self.tasks}, {**needs, self.name: read})
 
     def array(self, chunks: tuple[Pieces, ...], kind: DType) -> Any:
