@@ -136,18 +136,19 @@ def _visible(call: Call) -> tuple[Array, Array]:
     for tile in tiles(wide):
         for j in key_blocks(wide, tile):
             visible = wide.visibility.block(tile.index, tile.rows, tile.queries, j)
-            visible = np.ones((1,) * 5, bool) if visible is None else visible
-            seeing[tile.at] |= visible.any(-1)
-            seen[(*tile.index, j)] |= visible.any((-3, -2))
+            seeing[tile.at] |= True if visible is None else visible.any(-1)
+            seen[(*tile.index, j)] |= True if visible is None else visible.any((-3, -2))
     return seeing.reshape(plan.rows), seen.reshape(*plan.lead, plan.kv_heads, plan.keys)
 
 
 def _is_huge(array: Array) -> Array:
     """Return which rows contain NaN or a number above 1e4, which may overflow in a product."""
-    # the bits of floats, without the sign, are in the order of the floats
-    bits = f"{array.dtype.byteorder}u{array.itemsize}"
-    limit = np.array(1e4, array.dtype).view(bits) << 1
-    return np.asarray((array.view(bits) << 1 > limit).any(-1))
+    order, size = array.dtype.byteorder, array.itemsize
+    view = array.view(f"{order}u{size}")  # ordered like the floats, except for the sign bit
+    low, high = np.array([-1e4, 1e4], array.dtype).view(view.dtype)
+    if view.max(initial=0) <= low and view.view(f"{order}i{size}").max(initial=0) <= high:
+        return np.array(False)
+    return np.asarray((view << 1 > high << 1).any(-1))
 
 
 def gradient_by_weights(
