@@ -49,7 +49,8 @@ demo: ## set up, then walk through, show and compare sentences, and write a page
 	printf '\nset-up with downloads: %d s; the four commands: %d s\n' \
 	  $$((ready - begin)) $$((done - ready)); \
 	printf '\nThe model is in a page now, to type and to change things in: open %s in a browser\n' \
-	  "file://$(CURDIR)/build/play.html"
+	  "file://$(CURDIR)/build/play.html"; \
+	printf '\nThis line makes qkv a command of your terminal:\n\n    . %s\n' $(BIN)/activate
 
 test: $(VENV)/.dev ## run the tests and the examples in docstrings (not the parity tests)
 	$(BIN)/python -m pytest -n $$($(MORE) 8) --dist worksteal

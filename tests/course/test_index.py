@@ -1,13 +1,17 @@
 """Test that the course's first page describes each lesson with the lesson's own words."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import notebooks
 import pytest
+from substitutions import filled
 
+PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 INDEX = (notebooks.COURSE / "index.md").read_text(encoding="utf-8")
 PAGES = notebooks.lessons()
+SOURCES = sorted(notebooks.COURSE.glob("*.md"))
 
 
 def test_each_lesson_has_its_row_in_order() -> None:
@@ -44,3 +48,24 @@ def test_the_plan_for_teachers_has_each_lesson_with_its_minutes() -> None:
         (minutes,) = re.findall(r"^\*\*Minutes\*\* about (\d+)", text, flags=re.MULTILINE)
         assert planned[number - 1] == (str(number), page.name, minutes)
     assert len(planned) == len(PAGES)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=[source.stem for source in SOURCES])
+def test_a_source_begins_with_the_address_of_its_page(source: Path) -> None:
+    site = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["urls"]["Documentation"]
+    text = source.read_text(encoding="utf-8")
+    line = (
+        f"> This file is the source of a page: read the page at <{site}/course/{source.stem}.html>."
+    )
+    body = re.sub(r"\A---\n.*?\n---\n\n", "", text, flags=re.DOTALL)
+    assert body.partition("\n\n# ")[0] == line
+    shown = filled(text)
+    assert "source of a page" not in shown
+    assert len(shown.splitlines()) == len(text.splitlines())  # warnings name the right lines
+
+
+def test_notebooks_do_not_have_the_line_for_readers_of_the_repository() -> None:
+    text = PAGES[0].read_text(encoding="utf-8")
+    for make in notebooks.KINDS.values():
+        first = make(text).cells[0].source
+        assert first.startswith("# 1. Why attention")
