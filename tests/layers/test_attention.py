@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from qkv.attend import attention, varlen_attention
+from qkv.attend import KVCache, attention, varlen_attention
 from qkv.attend.arguments import OPTIONS
 from qkv.embed import alibi_slopes, sinusoidal_positions
 from qkv.layers import MultiHeadAttention, RMSNorm, Rotary, SelfAttention, self_attention
@@ -934,6 +934,16 @@ def ones(*shape: int) -> Array:
             lambda: MultiHeadAttention(4)(ones(3, 4), ones(3, 4), cu_lengths=[0, 3]),
             ValueError,
             "cu_lengths cannot be used with a context",
+        ),
+        (
+            lambda: MultiHeadAttention(4)(ones(1, 3, 4), ones(1, 3, 4), cache=KVCache()),
+            ValueError,
+            r"^MultiHeadAttention: a cache needs x \(B, L, D\): omit context and cu_lengths$",
+        ),
+        (
+            lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 3], cache=KVCache()),
+            ValueError,
+            r"^SelfAttention: a cache needs x \(B, L, D\): omit context and cu_lengths$",
         ),
         (
             lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 3], key_lengths=3),

@@ -94,6 +94,42 @@ def test_every_picture_has_a_background_and_is_well_formed(
     assert height < 3000
 
 
+@pytest.mark.parametrize(
+    ("titles", "width", "height"),
+    [
+        # the tiles are 150 wide; a picture without lines is at least 320 + 2 * 24 wide
+        ([[""]], 368, 24 + 20 + 14 + 150 + 14 + 24),
+        # three tiles and two gaps of 24 between them, and a gap at either side
+        ([["", "", ""]], 3 * 150 + 2 * 24 + 2 * 24, 24 + 20 + 14 + 150 + 14 + 24),
+        # the widest row decides; a title above a tile takes 20
+        ([[""], ["a", "b", "c"]], 546, 24 + 20 + 14 + 150 + 14 + 170 + 14 + 24),
+        # a title of 60 bold letters is 60 * 0.68 * 11 wide
+        ([["t" * 60]], 448.8 + 2 * 24, 24 + 20 + 14 + 170 + 14 + 24),
+    ],
+)
+def test_a_picture_is_as_large_as_its_panels_and_gaps(
+    titles: list[list[str]], width: float, height: float
+) -> None:
+    rows = [
+        [heat_map(np.ones((1, 1)), ["a"], ["b"], compact=True, title=title) for title in row]
+        for row in titles
+    ]
+    root = parsed(svg.draw("title", [], rows))
+    assert root.get("viewBox") == f"0 0 {width:g} {height:g}"
+    assert (root.get("width"), root.get("height")) == (f"{width:g}", f"{height:g}")
+    for each in root.iter(f"{NAMESPACE}image"):
+        assert (each.get("width"), each.get("height")) == ("150.0", "150.0")
+
+
+def test_the_lines_below_a_picture_make_it_higher_and_are_wrapped_at_its_width() -> None:
+    # 320 pixels hold int(320 / (0.56 * 11)) = 51 letters
+    panel = heat_map(np.ones((1, 1)), ["a"], ["b"], compact=True)
+    root = parsed(svg.draw("title", ["w " * 30], [[panel]]))
+    below = [one.text for one in root.iter(f"{NAMESPACE}text") if one.text != "title"]
+    assert list(map(len, below)) == [51, 7]
+    assert root.get("height") == f"{24 + 20 + 14 + 150 + 14 + 2 * 17 + 24}"
+
+
 def test_a_heat_map_goes_from_the_background_to_full_colour() -> None:
     text = of(heat_map(np.array([[0.0, 0.5], [0.25, 0.25]]), ["a", "b"], ["c", "d"], top=0.5))
     cells = [

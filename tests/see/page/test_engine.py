@@ -232,3 +232,32 @@ def test_the_page_names_the_rules_that_it_ignores(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine_payload(qkv.load("books-decoder"))
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (64_600_000, "65 MB"),
+        (500_000_000, "500 MB"),
+        (500_000_001, "500 MB, but a browser can load at most 500 MB: "),
+        (1_234_000_000, "1,234 MB, but a browser can load at most 500 MB: "),
+    ],
+)
+def test_messages_give_the_size_of_a_page_in_megabytes(small: Model, size: int, said: str) -> None:
+    try:
+        described = engine._sized(small, size, "play")
+    except ValueError as error:
+        described = str(error)
+        said += "`qkv serve --model small` shows this page and runs the model"
+    assert described == f"play: a page that contains small would be {said}"
+
+
+def test_a_page_takes_at_least_four_letters_for_three_parameters(
+    small: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    least = sum(array.size for array in small.parameters.values()) * 4 // 3  # base64 of int8
+    monkeypatch.setattr(engine, "MOST", least)
+    engine.need_engine(small)
+    monkeypatch.setattr(engine, "MOST", least - 1)
+    with pytest.raises(ValueError, match="a browser can load at most"):
+        engine.need_engine(small)
