@@ -384,6 +384,37 @@ def test_arrays_are_shown_like_a_trace(lesson: Model) -> None:
     assert show(np.array([layer[0] for layer in trace.attentions]), tokens=CAT.lower().split())
 
 
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+def test_token_ids_are_shown_like_their_trace(kind: Callable, lesson: Model) -> None:
+    ids, other = lesson.trace(CAT).ids, lesson.trace(MONEY).ids
+    first, second = lesson.trace(ids), lesson.trace(other)
+    same = compare(kind(ids), kind(ids), model=lesson)
+    assert isinstance(same, RunsView)
+    assert str(same) == str(compare(first, first, model=lesson))
+    for given, expected in [
+        ((kind(ids), kind(other)), (first, second)),
+        ((first, kind(other)), (first, second)),
+        ((kind(ids), second), (first, second)),
+    ]:
+        found = compare(*given, model=lesson)
+        assert str(found) == str(compare(*expected, model=lesson))
+    assert str(show(kind(ids), model=lesson)) == str(show(first, model=lesson))
+    assert str(walk(kind(ids), model=lesson)) == str(walk(first, model=lesson))
+
+
+def test_ids_beside_a_text_share_no_word(lesson: Model) -> None:
+    ids = lesson.trace(CAT).ids
+    for pair in ((ids, CAT), (CAT, ids)):
+        with pytest.raises(ValueError, match=f"the texts share no word: .*{ids[1]}, "):
+            compare(*pair, model=lesson)
+
+
+def test_the_word_of_ids_is_an_id(lesson: Model) -> None:
+    ids = lesson.trace(CAT).ids
+    view = compare(ids, ids, word=str(ids[2]), model=lesson)
+    assert [side.positions for side in view.sides] == [[2], [2]]
+
+
 def test_special_tokens_of_arrays_are_known_by_their_looks() -> None:
     weights = np.array([[[[0.1, 0.5, 0.4], [0.9, 0.0, 0.1], [0.6, 0.4, 0.0]]]])
     view = show(weights, tokens=["<s>", "a", "b"], layer=0, head=0)

@@ -9,6 +9,7 @@ import numpy as np
 
 from qkv.arrays import Array, as_array, whole_number
 from qkv.models import Model, load_for
+from qkv.models.run.inputs import as_ids
 from qkv.models.vision import VisionModel
 from qkv.see.analysis.head_weights import LONG, Axis, Heads
 from qkv.see.analysis.word_vectors import similarity_by_layer
@@ -26,7 +27,7 @@ WHOLE = 2 * LONG
 
 
 def traced(source: Any, tokens: Tokens, model: Named, call: str) -> tuple[Trace, Model | None]:
-    """Return `(trace, model)` for a text, a trace or weights; the model may be None."""
+    """Return `(trace, model)` for a text, ids, a trace or weights; the model may be None."""
     if isinstance(source, Trace | Seq2SeqTrace):
         trace = one_text(source, call)
         return trace, None if model is None else model_of(model, [" ".join(trace.tokens)])
@@ -37,16 +38,34 @@ def traced(source: Any, tokens: Tokens, model: Named, call: str) -> tuple[Trace,
             for layer, weights in zip(heads.layers, heads.weights, strict=True)
         }
         return Trace(arrays, tokens=[heads.queries.tokens], special=[heads.queries.special]), None
-    if hasattr(source, "__array__") or (
-        isinstance(source, (list, tuple)) and hasattr(source[0] if source else None, "__array__")
+    ids = is_ids(source)
+    if not ids and (
+        hasattr(source, "__array__")
+        or (isinstance(source, list | tuple) and hasattr(source[0] if source else 0, "__array__"))
     ):
         raise TypeError(f"{call}: weights need tokens: give tokens=[...] too")
-    (text,) = texts_of([source], call)
-    used = reader_of(model, [text], call)
-    size = min(len(used.tokenize(text)), used.max_seq_length or WHOLE + 1)
+    used = reader_for(source, model, call)
+    size = min(len(source if ids else used.tokenize(source)), used.max_seq_length or WHOLE + 1)
     if size > WHOLE:
-        return readable_trace(used.trace(text, names=["embed", "v"], top_k=8)), used
-    return readable_trace(used.trace(text)), used
+        return readable_trace(used.trace(source, names=["embed", "v"], top_k=8)), used
+    return readable_trace(used.trace(source)), used
+
+
+def is_ids(source: Any) -> bool:
+    """Return whether an argument holds the token ids of one text, as `model.trace(ids)` takes them.
+
+    >>> is_ids([2, 5]), is_ids(np.array([2, 5])), is_ids([[2, 5]]), is_ids("a text")
+    (True, True, False, False)
+    """
+    if isinstance(source, list | tuple):
+        return bool(source) and all(isinstance(item, int | np.integer) for item in source)
+    ids = as_ids(source)
+    return isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu"
+
+
+def reader_for(source: Any, model: Named, call: str) -> Model:
+    """Return the model, or load it by name, to run a text or ids; check the text."""
+    return reader_of(model, [] if is_ids(source) else texts_of([source], call), call)
 
 
 def texts_of(texts: list[Any], call: str) -> list[str]:
@@ -167,8 +186,9 @@ def _found(
     trace: Trace, model: Model | None, word: str, call: str, name: str, *, either: bool = False
 ) -> list[list[int]]:
     """Find the tokens of each occurrence of a word; see `find_word`."""
-    find = partial(find_word, word) if model is None else model.reader.finder(word)
     tokens = trace.spelled or list(trace.tokens)
+    has_words = model is not None and tokens != list(map(str, trace.ids))  # a trace of ids has none
+    find = model.reader.finder(word) if model and has_words else partial(find_word, word)
     return find(tokens, trace.special, either=either, call=call, what=f"`{name}`")
 
 

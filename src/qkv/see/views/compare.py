@@ -438,8 +438,9 @@ def compare(
     of two runs shows the change of each token's output, the largest change first.
 
     Args:
-        text_a: a text, the trace of a text, or weights in the formats that `show` accepts.
-        text_b: another text, trace or array of weights.
+        text_a: a text, the token ids of a text, a trace, or weights as `show` accepts them. Ids
+            give the same view as `model.trace(ids)`, whose words are the ids.
+        text_b: another text, list of ids, trace or array of weights.
         word: a word in both texts; by default a word that the texts share.
         tokens: the tokens of both texts as `(tokens_a, tokens_b)`, if weights are given.
         model: a model or the name of a model; if omitted, the default model.

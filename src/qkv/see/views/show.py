@@ -133,9 +133,9 @@ def show(
     words, every word counts as a content word.
 
     Args:
-        trace_or_text: a text, a model's trace of one text, or weights. Weights are one array
-            `(layers, heads, L, L)` or the `outputs.attentions` of `transformers`; they need
-            `tokens`.
+        trace_or_text: a text, the token ids of a text, a model's trace of one text, or weights.
+            Weights are one array `(layers, heads, L, L)` or the `outputs.attentions` of
+            `transformers`; they need `tokens`.
         tokens: the L tokens, if weights are given.
         model: the model for a text, or a model's name; if omitted, the default model. A trace needs
             no `model`. If both a trace and `model` are given, the view also shows the length

@@ -11,7 +11,7 @@ from qkv.arrays import Array
 from qkv.layers import Block, MultiHeadAttention
 from qkv.models import Model
 from qkv.see.analysis.head_weights import by_word, heads_of
-from qkv.see.analysis.inputs import model_of, one_text, readable_trace, reader_of, texts_of
+from qkv.see.analysis.inputs import is_ids, model_of, one_text, readable_trace, reader_for
 from qkv.see.analysis.interventions import removal_of
 from qkv.see.analysis.selection import ChosenHead, choose_head
 from qkv.see.analysis.words import quoted
@@ -279,7 +279,9 @@ def walk(
             text_or_trace, x, context, head=head or 0, tokens=tokens, keys=keys, **options
         )
         return WalkView(steps, theme=theme, stretch=stretch)
-    if hasattr(text_or_trace, "__array__") or isinstance(text_or_trace, list | tuple):
+    if not is_ids(text_or_trace) and (
+        hasattr(text_or_trace, "__array__") or isinstance(text_or_trace, list | tuple)
+    ):
         raise TypeError(
             "walk: a walk needs queries, keys and values, but weights alone have none: give "
             "a text, a trace or a layer; qkv.show(weights, tokens=...) shows weights"
@@ -291,9 +293,8 @@ def walk(
         trace = one_text(text_or_trace, "walk")
         used = None if model is None else model_of(model, [" ".join(trace.tokens)])
     else:
-        (text,) = texts_of([text_or_trace], "walk")
-        used = reader_of(model, [text], "walk")
-        trace = readable_trace(used.trace(text))
+        used = reader_for(text_or_trace, model, "walk")
+        trace = readable_trace(used.trace(text_or_trace))
     chosen, _ = choose_head(
         by_word(heads_of(trace)),
         layer,
