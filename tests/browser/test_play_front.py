@@ -221,6 +221,31 @@ def test_the_decoder_continues_the_readers_text(page: Page) -> None:
     expect(stage(page).locator(".words")).to_contain_text("The old man looked at the")
 
 
+def test_back_leads_to_the_screen_before(visit: Visit, html: str) -> None:
+    page = ready(visit(html, alone=True))
+    after(page, page.locator("[data-qkv-first]").click)
+    now = guess(page)
+    after(page, button(page, "Open the lab").click)
+    after(page, button(page, "Games").click)
+    button(page, "Write a text").click()
+    ready(page)
+    for screen in (".games", ".lab", ".front"):
+        page.go_back()
+        page.locator(screen).wait_for()
+    ready(page)
+    assert guess(page) == now
+
+
+def test_undo_after_back_undoes_the_last_change(visit: Visit, html: str) -> None:
+    page = ready(visit(html, alone=True))
+    after(page, page.locator("[data-qkv-first]").click)
+    after(page, button(page, "Open the lab").click)
+    after(page, button(page, "Games").click)
+    after(page, page.go_back)
+    after(page, button(page, "Undo").click)
+    assert changed(page) == []
+
+
 # Lets the model answer only after `answer()` is called.
 HELD = """<script>
   const held = new Promise((answered) => { window.answer = answered; });

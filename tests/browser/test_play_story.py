@@ -105,13 +105,33 @@ def test_scrolling_turns_to_the_steps(page: Page) -> None:
     assert 0 <= box["y"] < 450  # the picture stays in view
 
 
-def test_twelve_questions_stand_at_their_steps(page: Page) -> None:
-    questions = page.locator(".story .asks button")
-    assert questions.all_inner_texts() == [f"Question {k + 1}" for k in range(12)]
-    after(page, questions.nth(2).click)
-    expect(page.locator(".cards h2")).to_have_text("Card 1 of 12")
-    after(page, page.get_by_role("button", name="End", exact=True).click)
-    expect(page.locator(".story .big")).to_contain_text("drank")
+def test_twelve_cards_stand_at_their_steps(page: Page) -> None:
+    cards = page.locator(".story .asks button")
+    names = cards.all_inner_texts()
+    assert sorted(names) == sorted(f"Card {k + 1}" for k in range(12))
+    for k in (2, 3):
+        after(page, cards.nth(k).click)
+        expect(page.locator(".cards h2")).to_have_text(f"{names[k]} of 12")
+        step = page.locator(".story")
+        after(page, page.get_by_role("button", name="End", exact=True).click)
+        expect(page.locator(".story .big")).to_contain_text("drank")
+        page.wait_for_timeout(300)
+        expect(step).to_have_attribute("data-step", "3")
+
+
+def test_keys_lead_from_step_to_step(page: Page) -> None:
+    story = page.locator(".story")
+    expect(story).to_have_attribute("data-step", "0")
+    presses = [("PageDown", 1), ("ArrowRight", 2), ("ArrowDown", 3), ("PageUp", 2), ("ArrowUp", 1)]
+    for key, step in presses:
+        page.keyboard.press(key)
+        expect(story).to_have_attribute("data-step", str(step))
+    page.locator(".story h2").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(story).to_have_attribute("data-step", "0")
+    at(page, 5).locator(".cell-head").first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(story).to_have_attribute("data-step", "5")
 
 
 def told(page: Page) -> list[str]:

@@ -5,7 +5,7 @@
 import { el } from "../base/elements.js";
 import { starting } from "../base/mount.js";
 import { gapsOf } from "../engine/gaps.js";
-import { openingOf, sideOf } from "../store/state.js";
+import { openingOf, sideOf, writeAddress } from "../store/state.js";
 import { playStore } from "../store/store.js";
 import { inFrame } from "../parts/frame.js";
 import { cardsPart } from "../parts/cards.js";
@@ -73,11 +73,8 @@ function play(box, data, ui) {
     left[open.side] = open.hash();
     const text = opening();
     if (text) left.decoder = `#${new URLSearchParams({ model: "decoder", text })}`;
-    try {
-      history.replaceState(history.state, "", left[side] ?? `#model=${side}`);
-    } catch {
-      // a page in a frame has no address of its own
-    }
+    writeAddress("replaceState", left[open.side]);
+    writeAddress("pushState", left[side] ?? `#model=${side}`);
     show(side);
   }
 
@@ -147,6 +144,7 @@ function pageOf(box, room, data, ui) {
       box.dataset.view = view;
       if (before) /** @type {HTMLElement | null} */ (screen.node.querySelector("h2"))?.focus({ preventScroll: true });
       window.scrollTo({ top: Math.min(window.scrollY, box.getBoundingClientRect().top + window.scrollY) });
+      screen.shown?.();
     }
     loading.hidden = now.run !== null || now.error !== null;
     screen.node.inert = !loading.hidden; // before the first run, the screen's controls have nothing to act on

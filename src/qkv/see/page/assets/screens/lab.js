@@ -29,7 +29,7 @@ import "./lab.css";
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../store/store.js").LiveStore} LiveStore */
-/** @typedef {{node: HTMLElement, update: (now: Told) => Promise<void>}} Screen  `update` resolves when everything is drawn */
+/** @typedef {{node: HTMLElement, update: (now: Told) => Promise<void>, shown?: () => void}} Screen  `update` resolves when everything is drawn; `shown` is called when the reader moves to the screen */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
 /** @typedef {ReturnType<typeof regionOf>} Region */
 /** @typedef {Record<string, Part> & {head: import("../parts/head.js").HeadPart}} Parts */

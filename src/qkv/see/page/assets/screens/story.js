@@ -1,5 +1,5 @@
 // The story of the model's guess, in eight steps on the reader's own sentence. The text scrolls, and one picture
-// stays in view. The lab uses the same pictures. The buttons below a step open the lesson's questions about this step.
+// stays in view. The lab uses the same pictures. The buttons below a step open the lesson's cards about this step.
 
 import { el, fill, word } from "../base/elements.js";
 import { count, percent, readingTime, visible } from "../base/format.js";
@@ -109,7 +109,7 @@ export function storyScreen(ui, store, { outcome }) {
   const asked = STEPS.map(({ asks = [] }) => asks.map(cardNamed).filter((k) => k >= 0));
   const texts = STEPS.map(({ title }, k) =>
     el("section", { class: "step", "data-step": k }, el("h3", {}, `${k + 1}. ${title}`), says[k],
-      asked[k].length ? el("p", { class: "asks" }, asked[k].map((card, i) => el("button", { type: "button", onclick: () => openCard(store, card) }, `Question ${numberOf(k, i)}`))) : null));
+      asked[k].length ? el("p", { class: "asks" }, asked[k].map((card) => el("button", { type: "button", onclick: () => openCard(store, card) }, `Card ${card + 1}`))) : null));
   const end = el("section", { class: "step end" }, el("h3", {}, "Now you"),
     el("div", { class: "acts" },
       el("button", { type: "button", onclick: () => store.set({ view: "front" }) }, "Hide another word"),
@@ -135,10 +135,19 @@ export function storyScreen(ui, store, { outcome }) {
     return (store.data.cards ?? []).findIndex((/** @type {any} */ card) => card.name === name);
   }
 
-  /** @param {number} step @param {number} i */
-  function numberOf(step, i) {
-    return asked.slice(0, step).flat().length + i + 1;
+  /**
+   * Keys lead from step to step, except in the picture, which uses them itself.
+   * @param {any} event
+   */
+  function turn(event) {
+    const { key, defaultPrevented, ctrlKey, metaKey, altKey, shiftKey } = event;
+    const by = { PageDown: 1, ArrowDown: 1, ArrowRight: 1, PageUp: -1, ArrowUp: -1, ArrowLeft: -1 }[/** @type {string} */ (key)] ?? 0;
+    if (!by || defaultPrevented || ctrlKey || metaKey || altKey || shiftKey || !node.isConnected || !texts[at + by]) return;
+    if (event.composedPath()[0].closest?.("input, .picture")) return;
+    event.preventDefault();
+    goTo(at + by);
   }
+  for (const one of [node, document]) one.addEventListener("keydown", turn); // the view stops the keys that are pressed in it
 
   /** @param {number} k */
   function goTo(k) {
@@ -212,7 +221,7 @@ export function storyScreen(ui, store, { outcome }) {
     if (at < 0) turnTo(0);
     else show();
   }
-  return { node, update };
+  return { node, update, shown: () => at > 0 && store.state.text === last.state.text && goTo(at) };
 }
 
 /**

@@ -89,6 +89,20 @@ export function toHash(state, start) {
 }
 
 /**
+ * Writes the fragment of a state into the page's address, and returns the fragment that the address now has.
+ * @param {"replaceState" | "pushState"} how  `pushState` adds an entry to the browser's history
+ * @param {string} hash
+ */
+export function writeAddress(how, hash) {
+  try {
+    history[how](history.state, "", hash || location.href.replace(/#.*$/s, ""));
+    return hash;
+  } catch {
+    return location.hash; // a page in a frame has no address of its own
+  }
+}
+
+/**
  * Returns the state with which a page opens, as the fragment of an address (the part after the #). The state comes from
  * the page's address. If that address has no fragment, the state comes from the page's file.
  * @param {any} data  the payload

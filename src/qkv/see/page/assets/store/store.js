@@ -7,7 +7,7 @@ import { editsOf } from "../engine/edits.js";
 import { placed, withWords } from "./positions.js";
 import { headByRule } from "./rule.js";
 import { secondOf } from "./second.js";
-import { FOLDED, fromHash, namesNoHead, openingOf, PLAIN, sideOf, stateOf, toHash } from "./state.js";
+import { FOLDED, fromHash, namesNoHead, openingOf, PLAIN, sideOf, stateOf, toHash, writeAddress } from "./state.js";
 
 /** @typedef {import("./state.js").PlayState} PlayState */
 /** @typedef {import("./rule.js").Ruled} Ruled */
@@ -64,6 +64,7 @@ import { FOLDED, fromHash, namesNoHead, openingOf, PLAIN, sideOf, stateOf, toHas
  */
 
 const MOST = 256; // the maximum number of tokens in a page's text; the limit is low because the page shows all heads
+const KEPT = ["text", "second", "edits"]; // the fields whose changes can be undone
 const RUN_FOR = ["text", "second", "edits", "position", "layer"]; // the fields of the state on which a run depends
 
 /**
@@ -143,11 +144,10 @@ export function playStore(data, heard) {
     /** @type {Edit[]} */
     const told = alone && !carry && shown ? editsOf(shown.state.edits, "swap") : []; // a new text drops all word swaps, because they belong to the old text
     const next = stateOf({ ...state, edits: state.edits.filter((edit) => !told.includes(edit)), ...patch });
-    /** @type {Record<string, any>[]} */
-    const [before, after] = [state, next];
-    const changed = [...Object.keys(patch), ...(told.length ? ["edits"] : [])].filter((name) => JSON.stringify(after[name]) !== JSON.stringify(before[name]));
+    const before = state;
+    const changed = [...Object.keys(patch), ...(told.length ? ["edits"] : [])].filter((name) => differs(before, next, name));
     if (!changed.length) return;
-    if (keep && ["text", "second", "edits"].some((name) => changed.includes(name))) past.push(carry ? /** @type {Shown} */ (shown).state : state);
+    if (keep && KEPT.some((name) => changed.includes(name))) past.push(carry ? /** @type {Shown} */ (shown).state : state);
     if (past.length > 200) past.shift();
     const ownHead = "layer" in patch || "head" in patch;
     if (ownHead && !("text" in patch)) picked = true;
@@ -157,6 +157,10 @@ export function playStore(data, heard) {
       carry = alone ? carry ?? (shown && { text: shown.sentence, run: shown.run }) : null;
       state = alone && carry ? next : stateOf({ ...next, edits: [], position: null, query: null, ...patch });
     } else state = next;
+    if (changed.includes("view")) {
+      writeAddress("replaceState", hashOf(/** @type {PlayState} */ (before)));
+      written = writeAddress("pushState", hashOf(state)); // the browser's Back leads to the screen before
+    }
     follow(changed);
   }
 
@@ -302,12 +306,7 @@ export function playStore(data, heard) {
     const mine = setTimeout(async () => {
       await drawn;
       if (going || mine !== writing || closed.signal.aborted) return;
-      written = hashOf(state);
-      try {
-        history.replaceState(history.state, "", written || location.href.replace(/#.*$/s, ""));
-      } catch {
-        written = location.hash; // a page in a frame has no address of its own
-      }
+      written = writeAddress("replaceState", hashOf(state));
     }, 250);
     writing = mine;
   }
@@ -316,9 +315,10 @@ export function playStore(data, heard) {
   window.addEventListener("hashchange", ({ newURL }) => {
     const { hash } = new URL(newURL);
     if (hash === written || (data.side && sideOf(hash) !== data.side)) return;
-    past.push(state);
+    const before = state;
     carry = null;
     state = fromHash(hash, start) ?? start;
+    if (KEPT.some((name) => differs(before, state, name))) past.push(before);
     unchecked = state !== start;
     [unruled, picked, asking] = [unchecked && namesNoHead(hash), false, new URLSearchParams(hash.slice(1)).has("query")];
     if (self.engine) follow(RUN_FOR);
@@ -328,6 +328,11 @@ export function playStore(data, heard) {
     compute();
   }, (reason) => failed(reason));
   return self;
+}
+
+/** @param {any} one @param {any} other @param {string} name */
+function differs(one, other, name) {
+  return JSON.stringify(one[name]) !== JSON.stringify(other[name]);
 }
 
 /**
