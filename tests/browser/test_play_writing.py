@@ -240,3 +240,59 @@ def test_a_character_that_the_prompt_begins_is_in_the_new_text(
         )
         assert made["ids"][:-1] == ids[count:]
         assert made["text"] == text[begin:] == model.generate(ids[:count])
+
+
+EMOJI = "\N{WOMAN}\u200d\N{WOMAN}\u200d\N{GIRL}"
+
+
+def words_of(page: Page) -> list[str]:
+    words = page.locator(".front [data-part=stage] .words").first.locator("> .w")
+    return words.evaluate_all(
+        "all => all.map((one) => (one.querySelector('bdi') ?? one).innerText)"
+    )
+
+
+def test_guesses_that_are_no_words_are_told_in_words(visit: Visit) -> None:
+    html = qkv.play()._document()
+    page = ready(visit(opened_at(html, "#model=decoder&text=He said it was the end.")))
+    assert {"end of text", "new line"} <= set(part(page).locator(".drawn bdi").all_inner_texts())
+    page = ready(visit(opened_at(html, f"#model=decoder&text=A {EMOJI} sat \N{HUGGING FACE}")))
+    assert words_of(page) == ["A", EMOJI, "sat", "\N{HUGGING FACE}"]
+    assert part(page).locator(".drawn bdi").first.inner_text() == "part of a character"
+    assert page.get_by_text("<|").count() == 0
+
+
+def test_a_new_line_breaks_the_written_text(visit: Visit) -> None:
+    page = ready(visit(opened_at(qkv.play()._document(), "#model=decoder&text=The end.")))
+    written(page)
+    choice = part(page).locator(".instead button", has_text="new line")
+    for k in range(part(page).locator(".piece").count()):
+        part(page).locator(".piece").nth(k).click()
+        if choice.count():
+            break
+    before = part(page).locator(".fresh").inner_text().count("\n")
+    choice.first.click()
+    part(page).locator("xpath=self::*[@data-writing='done']").wait_for()
+    text = part(page).locator(".fresh").inner_text()
+    assert text.count("\n") > before or "new line\n" in text
+    assert "⏎" not in part(page).inner_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "direction", "words"),
+    [
+        ("שלום לכולם [MASK]", "rtl", ["שלום", "לכולם"]),
+        (f"A {EMOJI} sat on the [MASK]", "ltr", ["A", EMOJI, "sat", "on", "the"]),
+    ],
+)
+def test_a_sentence_stands_in_its_own_direction(
+    visit: Visit, text: str, direction: str, words: list[str]
+) -> None:
+    page = ready(visit(opened_at(qkv.play()._document(), f"#text={text}")))
+    assert words_of(page) == words
+    nodes = page.locator(".front [data-part=stage] .words").first.locator("> .w")
+    lefts = nodes.evaluate_all("all => all.map((one) => one.getBoundingClientRect().left)")
+    assert lefts == sorted(lefts, reverse=direction == "rtl")
+    for view, place in (("lab", ".chips"), ("story", ".ids")):
+        page.evaluate("hash => { location.hash = hash; }", f'text={text}&view="{view}"')
+        expect(page.locator(f".{view} {place}")).to_have_attribute("dir", direction)

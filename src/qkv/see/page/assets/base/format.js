@@ -51,7 +51,7 @@ export function count(n) {
 }
 
 /**
- * A token with visible signs for blanks at its ends and for invisible characters.
+ * A token with visible signs for blanks at its ends and for invisible characters, except for those that join emoji.
  * @param {string} token
  */
 export function visible(token) {
@@ -59,7 +59,7 @@ export function visible(token) {
     .replace(/^ +| +$/g, (blanks) => "␣".repeat(blanks.length))
     .replaceAll("\n", "⏎")
     .replaceAll("\t", "⇥")
-    .replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}]/gu, (mark) => `⟨${/** @type {number} */ (mark.codePointAt(0)).toString(16)}⟩`);
+    .replace(/(?!(?<=[\p{Extended_Pictographic}\p{Emoji_Modifier}\ufe0f])\u200d\p{Extended_Pictographic})[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}]/gu, (mark) => `⟨${/** @type {number} */ (mark.codePointAt(0)).toString(16)}⟩`);
   return text || "∅";
 }
 
@@ -69,6 +69,14 @@ export function visible(token) {
  */
 export function readingTime(text) {
   return 300 * text.split(" ").length;
+}
+
+/**
+ * The direction in which a text is written, from its first letter.
+ * @param {string} text
+ */
+export function directionOf(text) {
+  return /^\P{L}*[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}]/u.test(text) ? "rtl" : "ltr";
 }
 
 /**

@@ -35,6 +35,30 @@ export function plainName(name) {
 }
 
 /**
+ * Whether an entry of a vocabulary contains only some of the bytes of a character.
+ * @param {string} name
+ * @param {string[]} words  the vocabulary
+ */
+function isPart(name, words) {
+  if (!BYTE_LEVEL.has(words)) BYTE_LEVEL.set(words, words.some((one) => one.startsWith("Ġ")));
+  const bytes = BYTE_LEVEL.get(words) && Array.from(name, (letter) => BYTE_OF.get(letter));
+  return /^<0x[89A-F].>$/.test(name) || (bytes && bytes.some((/** @type {number} */ byte) => byte > 127) && fromBytes(name) === name);
+}
+const BYTE_LEVEL = new WeakMap(); // maps each vocabulary to whether its tokenizer is byte-level
+const ENDS = ["<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<eos>", "</s>"];
+
+/**
+ * The entry of a vocabulary that a model predicts, in words for readers.
+ * @param {string[]} words  the vocabulary
+ * @param {number} id
+ */
+export function guessName(words, id) {
+  const [name, plain] = [words[id], plainName(words[id])];
+  if (isPart(name, words)) return "part of a character";
+  return ENDS.includes(name) ? "end of text" : /^(⏎+|<0x0A>)$/.test(plain) ? "new line" : plain;
+}
+
+/**
  * The text that a sequence of vocabulary entries spells.
  * @param {string[]} names
  */

@@ -4,7 +4,7 @@
 
 import { el, fill, word } from "../base/elements.js";
 import { fixed, percent, visible } from "../base/format.js";
-import { plainName } from "../base/tokens.js";
+import { guessName, plainName } from "../base/tokens.js";
 import { editsOf } from "../engine/edits.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import { cosineAt, movedShare } from "../store/probabilities.js";
@@ -53,7 +53,7 @@ export function outcomeOf(before, after, words) {
   ids.sort((one, other) => after[other] - after[one] || one - other);
   /** @type {(id: number) => WordRow["mark"]} */
   const mark = (id) => (lost.includes(id) ? "lost" : head.includes(id) && !first.includes(id) ? "new" : "");
-  const rows = ids.map((id) => ({ id, word: plainName(words[id]), before: before[id], after: after[id], mark: mark(id) }));
+  const rows = ids.map((id) => ({ id, word: guessName(words, id), before: before[id], after: after[id], mark: mark(id) }));
   const moved = after.reduce((most, now, id) => Math.max(most, Math.abs(now - before[id])), 0);
   const shows = moved >= 0.0005 || rows.some((row) => percent(row.before) !== percent(row.after));
   return { rows, moved, shows };

@@ -4,7 +4,7 @@
 
 import { roving } from "../base/controls.js";
 import { el, fill, word } from "../base/elements.js";
-import { visible } from "../base/format.js";
+import { directionOf, visible } from "../base/format.js";
 import { range } from "../base/arrays.js";
 import { editsOf } from "../engine/edits.js";
 import { gapsOf } from "../engine/gaps.js";
@@ -42,7 +42,7 @@ const UNKNOWN = /^[[<]unk[\]>]$/i; // the tokens for unknown words
 
 /** @param {Ui} ui @param {LiveStore} store @returns {Part} */
 export function sentencePart(ui, store) {
-  const field = el("textarea", { class: "text", rows: 1, spellcheck: "false", autocomplete: "off", maxlength: LONGEST, "aria-label": "Your sentence" });
+  const field = el("textarea", { class: "text", dir: "auto", rows: 1, spellcheck: "false", autocomplete: "off", maxlength: LONGEST, "aria-label": "Your sentence" });
   const chips = chipRow(ui, store);
   const offer = el("button", { type: "button", class: "offer primary", "data-qkv-first": !store.data.next });
   const chosen = chosenWord(store);
@@ -155,6 +155,7 @@ function chipRow(ui, store) {
   function update(now) {
     spans = chipsOf(now);
     const focused = node.contains(ui.focused());
+    node.dir = directionOf(now.sentence);
     fill(
       node,
       spans.map((span, i) =>

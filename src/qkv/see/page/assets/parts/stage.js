@@ -2,8 +2,8 @@
 // The lines go from the gap to the words with the largest weights, averaged over all heads. Changes are animated.
 
 import { el, fill, svg } from "../base/elements.js";
-import { percent, visible } from "../base/format.js";
-import { plainName } from "../base/tokens.js";
+import { directionOf, percent, visible } from "../base/format.js";
+import { guessName } from "../base/tokens.js";
 import { editsOf } from "../engine/edits.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import { maskOf } from "../store/positions.js";
@@ -47,6 +47,7 @@ export function stage(ui, onword = null) {
     fill(lines);
     gap = null;
     fill(words, all.flatMap((one) => [one.before, one.gap ? gapNode() : one.plain || !onword ? el("span", { class: "w plain", "data-token": one.first }, visible(one.text)) : wordNode(one)]));
+    text.dir = directionOf(now.sentence);
     text.classList.toggle("long", now.sentence.length > LONG);
   }
 
@@ -67,7 +68,7 @@ export function stage(ui, onword = null) {
     if (!gap || !run.logits.length) return;
     const probabilities = probabilitiesOf(run.logits);
     const [id] = likeliestOf(probabilities, 1);
-    const name = visible(plainName(model.words[id]));
+    const name = visible(guessName(model.words, id));
     const said = probabilities[id] < 0.1 ? `not sure, ${percent(probabilities[id])}` : percent(probabilities[id]);
     fill(gap.share, said);
     gap.guess.parentNode.setAttribute("aria-label", `the model's guess: ${name}, ${said}`);

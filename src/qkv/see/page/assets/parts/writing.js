@@ -3,8 +3,8 @@
 
 import { choice } from "../base/controls.js";
 import { el, fill, svg, word } from "../base/elements.js";
-import { fixed, percent, visible } from "../base/format.js";
-import { plainName } from "../base/tokens.js";
+import { directionOf, fixed, percent, visible } from "../base/format.js";
+import { guessName, plainName } from "../base/tokens.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import "./writing.css";
 
@@ -70,7 +70,7 @@ export function writingPart(ui, store) {
     const [own, all] = [1, temperature || 1].map((one) => probabilitiesOf(run.logits, one));
     const ids = likeliestOf(own, AMONG);
     const total = temperature ? ids.reduce((sum, id) => sum + all[id], 0) : all[ids[0]];
-    fill(drawn, ids.slice(0, SHOWN).map((id, i) => el("li", { style: { "--share": String(own[id]) } }, el("bdi", {}, visible(plainName(model.words[id]))), el("b", {}, percent(own[id])), el("small", {}, `drawn at ${fixed(temperature, 1)}: ${percent(temperature || !i ? all[id] / total : 0)}`))));
+    fill(drawn, ids.slice(0, SHOWN).map((id, i) => el("li", { style: { "--share": String(own[id]) } }, el("bdi", {}, visible(guessName(model.words, id))), el("b", {}, percent(own[id])), el("small", {}, `drawn at ${fixed(temperature, 1)}: ${percent(temperature || !i ? all[id] / total : 0)}`))));
   }
 
   /** Whether the part has received the text and the edits that the reader requested. */
@@ -100,7 +100,7 @@ export function writingPart(ui, store) {
     const onpart = (part) => {
       const before = textOf(tokens);
       const whole = part.text.replace(/\ufffd+$/, ""); // an incomplete character at the end is not shown yet
-      const piece = whole.startsWith(before) ? whole.slice(before.length) : spelled(part.token);
+      const piece = whole.startsWith(before) ? whole.slice(before.length) : spelled(told.model.words, part.id);
       tokens.push({ ...part, piece });
       show("going");
     };
@@ -127,8 +127,9 @@ export function writingPart(ui, store) {
       last = Math.max(last, end);
       return el("span", { "data-token": t }, piece);
     }), sentence.slice(last));
-    fill(fresh, tokens.map(({ piece, id, token }, i) =>
-      el("button", { type: "button", class: "piece", "aria-pressed": String(i === chosen), "data-token": run.tokens.length + i, title: `token ${id}`, onclick: () => look(i) }, pieceShown(piece, token))));
+    fill(fresh, tokens.map(({ piece, id }, i) => [
+      el("button", { type: "button", class: "piece", "aria-pressed": String(i === chosen), "data-token": run.tokens.length + i, title: `token ${id}`, onclick: () => look(i) }, piece.replaceAll("\n", "") || guessName(told.model.words, id).replace("part of a character", "…")), piece.replace(/[^\n]/g, "")]));
+    text.dir = directionOf(sentence);
     instead();
     draw();
   }
@@ -147,10 +148,10 @@ export function writingPart(ui, store) {
     const { words } = told.model;
     fill(
       about,
-      el("h3", {}, "In place of ", word(plainName(words[at.id])), `, ${percent(at.probability)}`),
+      el("h3", {}, "In place of ", word(guessName(words, at.id)), `, ${percent(at.probability)}`),
       el("ol", {}, at.likeliest.map(([id, share]) =>
         el("li", {}, el("button", { type: "button", disabled: Boolean(going), "aria-pressed": String(id === at.id), onclick: () => takeInstead(id, share), style: { "--share": String(share) } },
-          el("bdi", {}, visible(plainName(words[id]))), el("b", {}, percent(share)))))),
+          el("bdi", {}, visible(guessName(words, id))), el("b", {}, percent(share)))))),
       el("p", { class: "note" }, `Lines show what the model looked at when it chose this word, ${headName()}. A thicker line is a larger weight. Choose another word to continue from it.`),
     );
   }
@@ -168,7 +169,7 @@ export function writingPart(ui, store) {
   function takeInstead(id, probability) {
     const at = /** @type {number} */ (chosen);
     const token = told.model.words[id];
-    go([...tokens.slice(0, at), { ...tokens[at], id, probability, token, piece: spelled(token) }]);
+    go([...tokens.slice(0, at), { ...tokens[at], id, probability, token, piece: spelled(told.model.words, id) }]);
   }
 
   /** Draws lines from the chosen or the newest token to the tokens that it looked at. */
@@ -219,27 +220,19 @@ export function writingPart(ui, store) {
   return { node, update };
 }
 
-/**
- * The label of a token: its text, with a sign for a new line. The label of a token without text is its name if the
- * token is special, and otherwise "…", because the token is a part of a character.
- * @param {string} piece
- * @param {string} token
- */
-function pieceShown(piece, token) {
-  return piece ? piece.replaceAll("\n", "⏎") : /^[<[].*[>\]]$/.test(token) ? token : "…";
-}
-
 /** @param {New[]} tokens */
 function textOf(tokens) {
   return tokens.map(({ piece }) => piece).join("");
 }
 
 /**
- * The text that a token adds to the tokens before it.
- * @param {string} name
+ * The text that a token adds to the tokens before it; none for the end of the text and for a part of a character.
+ * @param {string[]} words  the vocabulary
+ * @param {number} id
  */
-function spelled(name) {
-  return `${/^[Ġ▁]/.test(name) ? " " : ""}${plainName(name)}`;
+function spelled(words, id) {
+  const plain = plainName(words[id]).replaceAll("⏎", "\n");
+  return plain.includes("\n") || guessName(words, id) === plain ? `${/^[Ġ▁]/.test(words[id]) ? " " : ""}${plain}` : "";
 }
 
 /**

@@ -2,7 +2,7 @@
 // few heads itself: it removes one head after another, each time the head whose removal hurts the guess most.
 
 import { el, fill, word } from "../base/elements.js";
-import { plainName } from "../base/tokens.js";
+import { guessName } from "../base/tokens.js";
 import { range } from "../base/arrays.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import { isGap } from "../store/positions.js";
@@ -114,7 +114,7 @@ export function breakScreen(ui, store) {
     if (last !== now) return;
     const [was, is] = [before, run].map(({ logits }) => firstOf(logits));
     const heads = `${off} head${off === 1 ? "" : "s"} off`;
-    const name = (/** @type {number} */ id) => word(plainName(model.words[id]));
+    const name = (/** @type {number} */ id) => word(guessName(model.words, id));
     fill(say, !off ? ["The model says ", name(is), ". Press a head to turn it off."]
       : is === was ? [`${heads}. It still says `, name(is), "."]
       : [el("b", {}, "Broken! "), `${heads}: `, name(was), " has become ", name(is), "."]);

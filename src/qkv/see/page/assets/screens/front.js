@@ -33,7 +33,7 @@ export function frontScreen(ui, store, { outcome, writing }) {
   /** @param {PlayState["view"]} view @param {string} label */
   const to = (view, label, kind = "") => el("button", { type: "button", class: kind, onclick: () => store.set({ view }) }, label);
   const own = el("button", { type: "button", "aria-expanded": "false", onclick: () => type() }, "Your own sentence");
-  const field = el("input", { type: "text", maxlength: LONGEST, spellcheck: "false", autocomplete: "off", "aria-label": "Your sentence", oninput: () => store.set({ text: field.value.toWellFormed() }) });
+  const field = el("input", { type: "text", dir: "auto", maxlength: LONGEST, spellcheck: "false", autocomplete: "off", "aria-label": "Your sentence", oninput: () => store.set({ text: field.value.toWellFormed() }) });
   const hint = el("p", { class: "note", id: ui.id("hint") }, next ? "The model continues after your last word." : "Write _ for the word that the model should guess.");
   field.setAttribute("aria-describedby", hint.id);
   const typed = el("div", { class: "typed", hidden: true }, field, hint);

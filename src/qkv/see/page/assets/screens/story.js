@@ -2,8 +2,8 @@
 // stays in view. The lab uses the same pictures. The buttons below a step open the lesson's cards about this step.
 
 import { el, fill, word } from "../base/elements.js";
-import { count, percent, readingTime, visible } from "../base/format.js";
-import { plainName } from "../base/tokens.js";
+import { count, directionOf, percent, readingTime, visible } from "../base/format.js";
+import { guessName } from "../base/tokens.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import { isGap } from "../store/positions.js";
 import { usually } from "../store/roles.js";
@@ -196,7 +196,7 @@ export function storyScreen(ui, store, { outcome }) {
     /** @param {Float32Array} resid @param {number} t */
     const vector = (resid, t) => resid.subarray((t * resid.length) / T, ((t + 1) * resid.length) / T);
     sentence.update(last, !["motion", "map"].includes(shows));
-    if (shows === "words") fill(chips, run.tokens.map((token, t) => el("li", {}, el("bdi", {}, visible(token)), el("small", {}, String(run.ids[t])))));
+    if (shows === "words") fill(Object.assign(chips, { dir: directionOf(last.sentence) }), run.tokens.map((token, t) => el("li", {}, el("bdi", {}, visible(token)), el("small", {}, String(run.ids[t])))));
     if (shows === "vectors") vectors.update(run.tokens.map((token, t) => [token, vector(run.resid[0], t)]), position);
     if (shows === "layers") layers.update(run.resid.map((resid, l) => [l ? `after layer ${l - 1}` : "at first", vector(resid, position)]), run.resid.length);
     if (shows === "motion") {
@@ -234,7 +234,7 @@ function namedIn(now) {
   const probabilities = probabilitiesOf(run.logits);
   const [id] = likeliestOf(probabilities, 1);
   const [own, gap] = [run.tokens[state.position ?? 0], isGap(now)];
-  return { here: gap ? "the gap" : word(own), gap, best: word(plainName(model.words[id])), share: percent(probabilities[id]) };
+  return { here: gap ? "the gap" : word(own), gap, best: word(guessName(model.words, id)), share: percent(probabilities[id]) };
 }
 
 const ROLES_SAID = 3; // the number of roles in the sentence about the heads

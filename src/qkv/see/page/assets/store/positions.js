@@ -21,8 +21,9 @@ export function wordsOf(text, { tokens, offsets, special }, model) {
   tokens.forEach((token, t) => {
     if (special[t]) return;
     const before = words.at(-1);
-    const joined = before && before[1] === t && offsets[t][0] === offsets[t - 1][1];
-    if (joined && isPiece(token, text, offsets[t][0])) before[1] = t + 1;
+    const [from, last] = [offsets[t][0], before && before[1] === t ? offsets[t - 1][1] : -1];
+    const blank = before && token !== maskOf(model) && !text.slice(offsets[before[0]][0], last).trim();
+    if (before && (from < last || (from === last && (blank || isPiece(token, text, from))))) before[1] = t + 1;
     else words.push([t, t + 1, ""]);
   });
   /** @param {number} first @param {number} last */
@@ -79,14 +80,16 @@ function withSwaps(text, { offsets }, edits) {
 
 /**
  * Whether a token continues the word of the token before it. WordPiece marks such a token with ##. For other
- * tokenizers, a token continues a word if there are letters on both sides of its start.
+ * tokenizers, a token continues a word if there are letters on both sides of its start, or an emoji of several parts.
  * @param {string} token
  * @param {string} text
  * @param {number} at
  */
 function isPiece(token, text, at) {
   const letters = /[\p{Script=Latin}\p{Script=Cyrillic}\p{Script=Greek}\p{M}]/u;
-  return token.startsWith("##") || (letters.test(text.slice(0, at).slice(-1)) && letters.test(text.slice(at)[0] ?? ""));
+  const [before, next] = [text.slice(0, at).slice(-1), text.slice(at, at + 2)];
+  const inEmoji = before === "\u200d" || /^[\u200d\ufe0f\p{Emoji_Modifier}]/u.test(next);
+  return token.startsWith("##") || inEmoji || (letters.test(before) && letters.test(next[0] ?? ""));
 }
 
 /**

@@ -7,7 +7,7 @@
 // difference.
 
 import { percent } from "../base/format.js";
-import { plainName } from "../base/tokens.js";
+import { guessName } from "../base/tokens.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import { movedProbability } from "./probabilities.js";
 import { maskOf } from "./positions.js";
@@ -83,7 +83,7 @@ async function removalAt(engine, text, position, model, signal) {
     });
   effects.sort((one, other) => other.moved - one.moved || one.layer - other.layer || one.head - other.head);
   if (!effects.every(({ moved }) => Number.isFinite(moved))) return null;
-  return { ...effects[0], word: plainName(model.words[best]), before: before[best] };
+  return { ...effects[0], word: guessName(model.words, best), before: before[best] };
 }
 
 /** @param {Run} run @param {WordSpan[]} spans @param {number} gap @param {any} effect @param {string} none @param {any} data */
