@@ -246,6 +246,76 @@ def test_undo_after_back_undoes_the_last_change(visit: Visit, html: str) -> None
     assert changed(page) == []
 
 
+FOCUS = """() => {
+  let node = document.activeElement;
+  while (node.shadowRoot) node = node.shadowRoot.activeElement ?? {};
+  return node.localName;
+}"""
+
+
+def test_the_focus_stays_on_the_screen(visit: Visit, html: str) -> None:
+    page = ready(visit(html, alone=True))
+    for name in ("Open the lab", "← Start", "Games", "← Start"):
+        page.get_by_role("button", name=name, exact=True).focus()
+        after(page, lambda: page.keyboard.press("Enter"))
+        assert page.evaluate(FOCUS) == "h2"
+    send = button(page, "Share")
+    send.click()
+    button(page, "Close").press("Enter")
+    expect(send).to_be_focused()
+    expect(send).to_have_attribute("aria-expanded", "false")
+    after(page, lambda: page.evaluate('() => { location.hash = \'edits=[{"op":"causal"}]\'; }'))
+    after(page, lambda: button(page, "Clear all changes").press("Enter"))
+    expect(button(page, "Your own sentence")).to_be_focused()
+
+
+def test_the_lines_and_the_hidden_words_are_in_the_accessibility_tree(
+    visit: Visit, html: str, exact: Model
+) -> None:
+    page = ready(visit(html))
+    tokens = exact.tokenize(TEXT).tokens
+    gap, glass = tokens.index("[MASK]"), tokens.index("glass")
+    picture = stage(page).locator(".arcs")
+    for hide in ([], [glass]):
+        trace = exact.trace(TEXT, **({"hide": ["glass"]} if hide else {}))
+        row = np.mean([trace["pattern", k][0] for k in range(exact.num_layers)], (0, 1))[gap]
+        words = [t for t, name in enumerate(tokens) if name.isalpha()]
+        best = sorted(words, key=lambda t: -row[t])[:3]
+        said = str(picture.get_attribute("aria-label"))
+        assert [word.split()[0] for word in said.split("most at ")[1].split(", ")[:3]] == [
+            tokens[t] for t in best
+        ]
+        assert ("hidden: glass" in said) == bool(hide)
+        assert picture.get_attribute("role") == "img"
+        if not hide:
+            after(page, page.locator("[data-qkv-first]").click)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_line_below_a_word_that_can_be_pressed_has_contrast(
+    visit: Visit, html: str, scheme: Scheme
+) -> None:
+    page = ready(visit(html, scheme=scheme))
+    line, paper = page.locator(".front button.w").first.evaluate(
+        """(word) => {
+          const view = word.closest(".view");
+          const paper = getComputedStyle(view).getPropertyValue("--paper").trim();
+          view.style.outlineColor = paper;
+          const colours = [getComputedStyle(word).borderBottomColor,
+                           getComputedStyle(view).outlineColor];
+          return colours.map((one) => one.match(/\\d+/g).slice(0, 3).map(Number));
+        }"""
+    )
+
+    def luminance(colour: list[int]) -> float:
+        parts = [x / 255 for x in colour]
+        linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+        return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+    low, high = sorted([luminance(line), luminance(paper)])
+    assert (high + 0.05) / (low + 0.05) >= 3
+
+
 # Lets the model answer only after `answer()` is called.
 HELD = """<script>
   const held = new Promise((answered) => { window.answer = answered; });

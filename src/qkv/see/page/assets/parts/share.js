@@ -13,8 +13,8 @@ import "./share.css";
 /** @typedef {import("../store/store.js").Now} Now */
 /** @typedef {import("../store/store.js").LiveStore} LiveStore */
 
-/** @param {Ui} ui @param {LiveStore} store */
-export function sharePart(ui, store) {
+/** @param {Ui} ui @param {LiveStore} store @param {() => void} close */
+export function sharePart(ui, store, close) {
   const [before, after] = [stage(ui), stage(ui)];
   const [first, second] = [before, after].map(({ node }) => el("div", { class: "side" }, el("h3", {}), node));
   const card = el("div", { class: "postcard" }, first, second);
@@ -27,7 +27,7 @@ export function sharePart(ui, store) {
     ? button("Copy the address", () => paper.show("The address of this view", store.address({ theme: null }), reachOf(location)))
     : button("Save this page with your changes", savePage);
   const node = el("section", { class: "share", "data-part": "share", "aria-label": "Share", hidden: true },
-    card, el("div", { class: "acts" }, button("Copy the picture", copy), button("Save the picture", save), page, el("button", { type: "button", onclick: () => (node.hidden = true) }, "Close")), done, paper.node);
+    card, el("div", { class: "acts" }, button("Copy the picture", copy), button("Save the picture", save), page, el("button", { type: "button", onclick: close }, "Close")), done, paper.node);
   /** @type {Now | null} */
   let last = null;
 

@@ -1,6 +1,7 @@
 // The sentence in large type: its words, which can be tapped, the model's guess in the gap, and lines above the words.
 // The lines go from the gap to the words with the largest weights, averaged over all heads. Changes are animated.
 
+import { range } from "../base/arrays.js";
 import { el, fill, svg } from "../base/elements.js";
 import { directionOf, percent, visible } from "../base/format.js";
 import { guessName } from "../base/tokens.js";
@@ -24,7 +25,7 @@ const LONG = 70; // longer sentences have smaller type
  * @param {((tokens: [number, number]) => void) | null} onword  gets the tokens of a tapped word: [first, last + 1]
  */
 export function stage(ui, onword = null) {
-  const lines = svg("svg", { class: "arcs", "aria-hidden": "true" });
+  const lines = svg("svg", { class: "arcs", role: "img" });
   const words = el("span", { class: "words", role: "group", "aria-label": onword ? "The sentence: press a word to hide it" : "The sentence" });
   const text = el("p", { class: "big" }, lines, words);
   const legend = el("p", { class: "note legend" });
@@ -86,6 +87,14 @@ export function stage(ui, onword = null) {
     gap.word = name;
   }
 
+  /**
+   * The words to which lines may lead, the largest weight first.
+   * @param {Float64Array} own  the weight of each word
+   */
+  function inOrder(own) {
+    return [...own.keys()].filter((i) => i !== from && !all[i].plain && !all[i].gap && own[i] > 0).sort((a, b) => own[b] - own[a]);
+  }
+
   /** Draws the lines at the current positions of the words. */
   function draw() {
     if (!weights || !text.clientWidth) return;
@@ -99,7 +108,7 @@ export function stage(ui, onword = null) {
       const rect = nodes[i].getBoundingClientRect();
       return [rect.left - box.left + rect.width / 2, rect.top - box.top];
     };
-    const order = [...own.keys()].filter((i) => i !== from && !all[i].plain && !all[i].gap && own[i] > 0).sort((a, b) => own[b] - own[a]);
+    const order = inOrder(own);
     const shown = new Set(order.slice(0, MOST).filter((i, rank) => rank < FEWEST || own[i] >= LEAST));
     const [x, y] = from < 0 ? [0, 0] : top(from);
     all.forEach(({ first }, i) => {
@@ -134,14 +143,15 @@ export function stage(ui, onword = null) {
     drawn = made;
     const hidden = new Set(editsOf(now.state.edits, "hide").map(({ token }) => token));
     const swapped = new Set(editsOf(now.state.edits, "swap").map(({ token }) => token));
-    all.forEach(({ first, last, gap: missing, plain }, i) => {
+    /** @param {StageWord} one */
+    const isOff = ({ first, last }) => range(first, last).every((t) => hidden.has(t));
+    all.forEach((one, i) => {
       const button = words.children[i];
-      if (missing || plain) return;
-      let off = true;
-      for (let t = first; t < last; t++) off &&= hidden.has(t);
+      if (one.gap || one.plain) return;
+      const off = isOff(one);
       if (onword) button.setAttribute("aria-pressed", String(off));
       button.classList.toggle("off", off);
-      button.classList.toggle("changed", swapped.has(first));
+      button.classList.toggle("changed", swapped.has(one.first));
     });
     guessNow(now);
     const T = now.run.tokens.length;
@@ -153,6 +163,10 @@ export function stage(ui, onword = null) {
     const who = query !== undefined ? `“${visible(now.run.tokens[query])}”` : now.model.next ? "the last word" : gap ? "the gap" : "the word";
     const where = heads?.length === 1 ? `in head ${heads[0].join(".")}` : heads ? `over the ${heads.length} heads of the edits` : `over all ${now.model.layers * now.model.heads} heads`;
     fill(legend, row ? `A thicker line: ${who} looks there more, ${where}.` : null);
+    const own = weights;
+    const most = own && inOrder(own).slice(0, FEWEST).map((i) => `${visible(all[i].text)} ${percent(own[i])}`);
+    const off = all.filter((one) => !one.gap && isOff(one)).map(({ text: name }) => visible(name));
+    lines.setAttribute("aria-label", [most?.length && `${who} looks most at ${most.join(", ")}, ${where}`, off.length && `hidden: ${off.join(", ")}`].filter(Boolean).join("; ") || "no lines");
     if (!weights) {
       paths.clear();
       fill(lines);

@@ -39,12 +39,12 @@ export function frontScreen(ui, store, { outcome, writing }) {
   const typed = el("div", { class: "typed", hidden: true }, field, hint);
   const notes = el("div", { class: "unread" });
   const trouble = el("p", { class: "trouble", role: "alert", hidden: true });
-  const clear = el("button", { type: "button", hidden: true, onclick: () => store.set({ edits: [] }) }, "Clear all changes");
-  const share = sharePart(ui, store);
+  const clear = el("button", { type: "button", hidden: true, onclick: () => [store.set({ edits: [] }), own.focus()] }, "Clear all changes");
+  const share = sharePart(ui, store, () => [send.click(), send.focus()]);
   const send = el("button", { type: "button", "aria-expanded": "false", onclick: () => send.setAttribute("aria-expanded", String(share.toggle())) }, "Share");
   const tap = el("span", { class: "tap", "aria-hidden": "true" }, "tap to hide");
   const node = el("div", { class: "front", "data-part": "front" },
-    el("h2", {}, next ? TITLES.next : TITLES.guess),
+    el("h2", { tabindex: -1 }, next ? TITLES.next : TITLES.guess),
     picture.node,
     says,
     typed,
