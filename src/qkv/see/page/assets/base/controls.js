@@ -22,10 +22,7 @@ export function choice(ui, label, options, value, onchange) {
   };
   /** @param {any[][]} all */
   const put = (all) =>
-    fill(
-      select,
-      all.map(([key, text]) => el("option", { value: key }, text)),
-    );
+    fill(select, all.map(([key, text]) => el("option", { value: key }, text)));
   put(options);
   set(value);
   return { node: el("span", { class: "control" }, el("label", { for: id }, label), select), put, set };
@@ -115,24 +112,11 @@ export function scaleBar(ui, low, high, label, say) {
   const [more, less] = ["--more", "--less"].map((name) => ui.color(name).split(" "));
   const stops = [...(low ? less.slice(1).reverse() : []), ...more];
   const digits = high - low >= 20 ? 0 : high - low >= 0.1 ? 2 : 4;
-  return el(
-    "div",
-    { class: "scale" },
+  return el("div", { class: "scale" },
     el("span", { class: "scale-name" }, label),
-    el(
-      "span",
-      { class: "scale-body" },
-      el("span", {
-        class: "scale-bar",
-        style: { background: `linear-gradient(to right, ${stops.join(", ")})` },
-      }),
-      el(
-        "span",
-        { class: "scale-ends" },
-        [low, (low + high) / 2, high].map((x) => el("span", {}, say ? say(x) : number(x, x ? digits : 0))),
-      ),
-    ),
-  );
+    el("span", { class: "scale-body" },
+      el("span", { class: "scale-bar", style: { background: `linear-gradient(to right, ${stops.join(", ")})` } }),
+      el("span", { class: "scale-ends" }, [low, (low + high) / 2, high].map((x) => el("span", {}, say ? say(x) : number(x, x ? digits : 0))))));
 }
 
 export const STRETCH = "stretch the scale to the largest"; // the label of the switch below

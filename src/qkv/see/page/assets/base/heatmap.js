@@ -36,11 +36,7 @@ export function heatmap(ui, options) {
   const o = { rows: [], columns: [], low: 0, high: 1, marked: [], named: true, bar: "weight", ...options };
   const canvas = el("canvas", { "aria-hidden": "true" });
   const sizer = el("div", { class: "map-size" }, canvas);
-  const box = el(
-    "div",
-    { class: "map scroll", tabindex: 0, role: "application", "aria-roledescription": "heat map" },
-    sizer,
-  );
+  const box = el("div", { class: "map scroll", tabindex: 0, role: "application", "aria-roledescription": "heat map" }, sizer);
   const readout = el("div", { class: "readout" });
   const bar = el("div");
   const zoom = el("button", { type: "button", class: "zoom", onclick: enlarge });

@@ -5,7 +5,6 @@ import { spelledOut } from "../base/tokens.js";
 import { chosenFrom, randomFrom } from "./sampling.js";
 
 /** @typedef {import("./edits.js").Edit} Edit */
-/** @typedef {import("./door.js").Chosen} Chosen */
 /** @typedef {import("./door.js").Run} Run */
 
 const BINARY = "application/vnd.safetensors";

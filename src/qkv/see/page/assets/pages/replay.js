@@ -139,11 +139,7 @@ export const start = starting((box, payload, ui) => {
       const here = x(steps[now()]);
       const every = Math.ceil((8 * count(knots.at(-1)).length + 12) / wide); // label only every nth step, so that names do not overlap
       const names = knots.filter((_, k) => (knots.length - 1 - k) % every < 1);
-      fill(
-        node,
-        svg(
-          "svg",
-          { width, height: tall, viewBox: `0 0 ${width} ${tall}`, role: "img", "aria-label": label },
+      fill(node, svg("svg", { width, height: tall, viewBox: `0 0 ${width} ${tall}`, role: "img", "aria-label": label },
           [low, (low + high) / 2, high].map((value) => [
             svg("line", { x1: left, x2: right, y1: y(value), y2: y(value), class: "axis" }),
             words_(number(value, high - low < 0.2 ? 3 : 1), left - 6, y(value) + 4, "end"),
@@ -153,9 +149,7 @@ export const start = starting((box, payload, ui) => {
           lines.map(({ points, name, look, faint, value }) => [
             svg("polyline", { points: points.map(([a, b]) => `${x(a).toFixed(1)},${y(b).toFixed(1)}`).join(" "), class: faint ? "faint" : "", ...look }, svg("title", {}, name)),
             faint ? null : svg("circle", { cx: here, cy: y(value), r: 5, style: { fill: look.stroke } }),
-          ]),
-        ),
-      );
+          ])));
     }
     return { node, draw };
   }
@@ -200,10 +194,8 @@ export const start = starting((box, payload, ui) => {
   const wide = Math.min(H, 16);
   const pictures = inTurn();
   const move = roving(grid, { count: () => order.length, columns: wide, at: state.l * H + state.h, onpick: (i) => open(...order[i]) });
-  fill(
-    grid,
-    order.map(([, h], i) => el("div", { class: "head", role: "option", "data-i": i }, el("span", { class: "thumb" }), el("span", { class: "head-name" }, `${layers[order[i][0]]} · ${h}`), el("b", { class: "head-name" }))),
-  );
+  fill(grid,
+    order.map(([, h], i) => el("div", { class: "head", role: "option", "data-i": i }, el("span", { class: "thumb" }), el("span", { class: "head-name" }, `${layers[order[i][0]]} · ${h}`), el("b", { class: "head-name" }))));
 
   /** The upper end of the scale, which is the same at every step. */
   function high() {
@@ -269,10 +261,8 @@ export const start = starting((box, payload, ui) => {
     slider.setAttribute("aria-valuetext", `${step(k)}${lost}, ${scores[best].of} ${share(course(best, state.l, state.h)[k])}`);
     fill(there, `${step(k)}`, el("span", { class: "dim" }, ` of ${count(steps.at(-1))}`));
     fill(mapTitle, `What each token looks at in ${called(state.l, state.h)}, ${step(k)}`);
-    fill(
-      legend,
-      scores.map(({ of }, s) => el("li", {}, svg("svg", { width: 28, height: 10, "aria-hidden": "true" }, svg("line", { x1: 0, x2: 28, y1: 5, y2: 5, ...line(s) })), `${of} `, el("b", {}, share(course(s, state.l, state.h)[k])))),
-    );
+    fill(legend,
+      scores.map(({ of }, s) => el("li", {}, svg("svg", { width: 28, height: 10, "aria-hidden": "true" }, svg("line", { x1: 0, x2: 28, y1: 5, y2: 5, ...line(s) })), `${of} `, el("b", {}, share(course(s, state.l, state.h)[k])))));
     if (losses.length) fill(lossNow, number(data.logged[k]));
     drawMap(fresh);
     draw();
@@ -337,27 +327,17 @@ export const start = starting((box, payload, ui) => {
     go(state.at + by);
   }
 
-  fill(
-    box,
-    el("h2", { class: "title" }, data.run ? [el("bdi", {}, visible(data.run)), ": "] : null, el("bdi", {}, visible(payload.title))),
-    sentence,
-    why,
+  fill(box, el("h2", { class: "title" }, data.run ? [el("bdi", {}, visible(data.run)), ": "] : null, el("bdi", {}, visible(payload.title))),
+    sentence, why,
     el("div", { class: "bar replay-bar", role: "group", "aria-label": "training steps", onkeydown: turn }, button, el("label", { for: id }, "Training step"), slider, there),
     data.left_out.map((text) => el("p", { class: "note" }, text)),
-    el(
-      "div",
-      { class: "panels" },
+    el("div", { class: "panels" },
       el("section", { class: "panel" }, mapTitle, map.node, stretched.node),
-      el("section", { class: "panel" }, ownTitle, legend, own.node, losses.length ? [el("h3", {}, "Loss ", lossNow), fall.node] : null),
-    ),
-    el(
-      "section",
-      { class: "panel" },
+      el("section", { class: "panel" }, ownTitle, legend, own.node, losses.length ? [el("h3", {}, "Loss ", lossNow), fall.node] : null)),
+    el("section", { class: "panel" },
       el("div", { class: "bar" }, el("h3", {}, `All heads: ${layers.length} × ${H}`), menu.node),
       el("p", { class: "note" }, "Each picture is a head at this step, named layer · head, with its score. Click one to open it; in the chart each is a line."),
-      el("div", { class: H > 8 ? "" : "panels replay-all" }, grid, every.node),
-    ),
-  );
+      el("div", { class: H > 8 ? "" : "panels replay-all" }, grid, every.node)));
   stop();
   open(state.l, state.h);
   ui.redraw(draw);

@@ -43,13 +43,11 @@ export const start = starting((box, payload, ui) => {
    */
   function table(first, rows, stagesToo) {
     const heads = [...first, ...stagesToo];
-    return el(
-      "table", {},
+    return el("table", {},
       el("thead", {}, el("tr", {}, heads.map((text, k) => el("th", { scope: "col", "data-stage": k - heads.length + stages.length }, text)))),
       el("tbody", {}, rows.map(([head, more, numbers]) =>
         el("tr", {}, el("th", { scope: "row" }, head), more.map((text) => el("td", {}, text)),
-          numbers.map((x, k) => el("td", { "data-stage": k - numbers.length + stages.length }, number(x, 3)))))),
-    );
+          numbers.map((x, k) => el("td", { "data-stage": k - numbers.length + stages.length }, number(x, 3)))))));
   }
 
   /** @param {number} i */
@@ -75,19 +73,13 @@ export const start = starting((box, payload, ui) => {
     fill(name, stage.name);
     const where = stage.name === "embeddings" ? "at the embeddings" : stage.name;
     const far = stage.moved.indexOf(Math.max(...stage.moved));
-    fill(
-      sentence,
-      word(named(far)),
-      ` has the longest arrow: ${number(stage.moved[far])} in the plane. `,
+    fill(sentence, word(named(far)), ` has the longest arrow: ${number(stage.moved[far])} in the plane. `,
       "Before the projection onto the plane, all vectors are scaled to length 1, and then each set of vectors is centred. ",
       `The cosine between the word's static vector and its vector ${where} is ${number(stage.cosine[far], 3)}`,
-      stage.cosine[far] === Math.min(...stage.cosine) ? ", the lowest of all." : ".",
-    );
-    fill(
-      held,
+      stage.cosine[far] === Math.min(...stage.cosine) ? ", the lowest of all." : ".");
+    fill(held,
       "One plane for all layers: the PCA plane of the static vectors and those of the last layer, all at length 1, each set centred on its own mean. ",
-      `It shows ${number(100 * stage.held, 0)}% of the variance of the words' vectors ${where}.`,
-    );
+      `It shows ${number(100 * stage.held, 0)}% of the variance of the words' vectors ${where}.`);
     for (const cell of box.querySelectorAll("[data-stage]")) cell.classList.toggle("shift-now", Number(cell.dataset.stage) === k);
     reveal();
     plane.draw(k);
@@ -122,24 +114,15 @@ export const start = starting((box, payload, ui) => {
   ));
   /** @param {boolean} filled @param {number} k */
   const mark = (filled, k) => svg("svg", { width: 14, height: 14, class: "shift-arrow", "aria-hidden": "true", style: { "--its": lineColour(k) } }, svg("circle", { cx: 7, cy: 7, r: 4, class: filled ? "to" : "from" }));
-  fill(
-    box,
-    el("h2", { class: "title" }, payload.title),
-    sentence,
+  fill(box, el("h2", { class: "title" }, payload.title), sentence,
     el("ul", { class: "shift-legend" },
       el("li", {}, mark(false, 0), "before: the word alone, its static vector"),
       shift.sentences.map((text, k) => el("li", {}, mark(true, k), el("span", {}, several ? `${letter(k)}: ` : "after, in: ", el("bdi", {}, cut(visible(text), 90)))))),
-    stages.length > 1
-      ? el("div", { class: "bar" }, el("label", { for: id }, "Layer"), slider, name)
-      : null,
+    stages.length > 1 ? el("div", { class: "bar" }, el("label", { for: id }, "Layer"), slider, name) : null,
     picture,
     tokens.length > shift.labelled.length ? el("p", { class: "note" }, `Named: ${shift.labelled.length} of ${tokens.length} words, the words that move furthest.`) : null,
     el("p", { class: "note" }, "Cosine of each word between its static vector and its vector here (1: the same direction). Press a word to mark its arrow."),
-    words,
-    held,
-    menu.node,
-    shift.pairs.length ? [el("p", { class: "note" }, "Cosine between one word in two sentences."), pairs] : null,
-  );
+    words, held, menu.node, shift.pairs.length ? [el("p", { class: "note" }, "Cosine between one word in two sentences."), pairs] : null);
   show(at, false);
   ui.redraw(reveal);
 });

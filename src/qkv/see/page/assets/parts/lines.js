@@ -58,22 +58,10 @@ export function heldWith(head, held, r, add) {
  */
 export function lines(ui, { onhover, onpick, onfree }) {
   const tokens = el("div", { class: "tokens" });
-  const list = el(
-    "div",
-    { class: "queries scroll", role: "listbox", "aria-label": "queries", "aria-multiselectable": "true" },
-    tokens,
-  );
+  const list = el("div", { class: "queries scroll", role: "listbox", "aria-label": "queries", "aria-multiselectable": "true" }, tokens);
   const art = svg("svg", { class: "links", "aria-hidden": "true" });
   const keys = el("ul", { class: "keys", role: "list", "aria-label": "keys" });
-  const node = el(
-    "div",
-    { class: "lines" },
-    el("span", { class: "from" }, "from (query)"),
-    el("span", { class: "to" }, "to (key)"),
-    list,
-    art,
-    keys,
-  );
+  const node = el("div", { class: "lines" }, el("span", { class: "from" }, "from (query)"), el("span", { class: "to" }, "to (key)"), list, art, keys);
   /** @type {Shown} */
   let now; // undefined before the first update
   /** @type {Key[]} */
@@ -137,19 +125,8 @@ export function lines(ui, { onhover, onpick, onfree }) {
       let token = /** @type {HTMLElement} */ (old.get(i));
       if (!token) {
         const { name, first: position } = head.rows[i];
-        token = el(
-          "div",
-          {
-            class: "token",
-            role: "option",
-            "data-i": i,
-            "aria-setsize": all,
-            "aria-posinset": i + 1,
-            style: { top: `${i * ROW}px` },
-          },
-          all > LISTED ? el("span", { class: "position" }, count(position)) : null,
-          el("bdi", {}, visible(name)),
-        );
+        token = el("div", { class: "token", role: "option", "data-i": i, "aria-setsize": all, "aria-posinset": i + 1, style: { top: `${i * ROW}px` } },
+          all > LISTED ? el("span", { class: "position" }, count(position)) : null, el("bdi", {}, visible(name)));
         tokens.insertBefore(token, [...tokens.children].find((/** @type {any} */ other) => other.dataset.i > i) || null);
       }
       const k = active.indexOf(i);
@@ -186,36 +163,14 @@ export function lines(ui, { onhover, onpick, onfree }) {
       });
     }
     if (head.away) listed.push({ name: "out of sight", kind: "away", values: active.map(head.gone) });
-    fill(
-      keys,
-      listed.map(({ c, name, kind, values, hidden, mine }) =>
-        el(
-          "li",
-          { class: `key ${kind}` },
-          el(
-            "span",
-            { class: "bars" },
-            values.map((value, k) =>
-              el("span", {
-                style: { width: `${Math.min(100, (100 * value) / high)}%`, background: colour(k) },
-              }),
-            ),
-          ),
-          many && c !== undefined ? el("span", { class: "position" }, count(head.columns[c].first)) : null,
-          el("bdi", { class: "name" }, name),
-          el(
-            "span",
-            { class: "value" },
-            values.length > 2
-              ? ""
-              : values
-                  .map((value) => (value >= 0.005 * high ? head.say(value) : value > 0 ? "·" : ""))
-                  .join("  "),
-          ),
-          hidden ? el("span", { class: mine ? "unseen changed" : "unseen" }, el("span", { class: "sr" }, "hidden")) : null,
-        ),
-      ),
-    );
+    /** @param {number} value */
+    const said = (value) => (value >= 0.005 * high ? head.say(value) : value > 0 ? "·" : "");
+    fill(keys, listed.map(({ c, name, kind, values, hidden, mine }) => el("li", { class: `key ${kind}` },
+      el("span", { class: "bars" }, values.map((value, k) => el("span", { style: { width: `${Math.min(100, (100 * value) / high)}%`, background: colour(k) } }))),
+      many && c !== undefined ? el("span", { class: "position" }, count(head.columns[c].first)) : null,
+      el("bdi", { class: "name" }, name),
+      el("span", { class: "value" }, values.length > 2 ? "" : values.map(said).join("  ")),
+      hidden ? el("span", { class: mine ? "unseen changed" : "unseen" }, el("span", { class: "sr" }, "hidden")) : null)));
   }
 
   function drawLinks() {
@@ -230,18 +185,10 @@ export function lines(ui, { onhover, onpick, onfree }) {
       }),
     );
     const drawn = paths.filter(({ share }) => share > 0.004).sort((a, b) => a.share - b.share);
-    fill(
-      art,
-      drawn.map(({ share, k, kind, d }) =>
-        svg("path", {
-          d,
-          class: `link ${kind}`,
-          style: { stroke: colour(k) },
-          "stroke-width": (0.8 + 7 * share).toFixed(2),
-          "stroke-opacity": (0.12 + 0.83 * Math.sqrt(share)).toFixed(3),
-        }),
-      ),
-    );
+    fill(art, drawn.map(({ share, k, kind, d }) => svg("path", {
+      d, class: `link ${kind}`, style: { stroke: colour(k) },
+      "stroke-width": (0.8 + 7 * share).toFixed(2), "stroke-opacity": (0.12 + 0.83 * Math.sqrt(share)).toFixed(3),
+    })));
   }
 
   /**

@@ -302,15 +302,8 @@ export function motionPart(ui) {
   const slider = el("input", { type: "range", class: "motion-at", "aria-label": "moment", min: 0, max: last * TICKS, step: 1, oninput: scrub, onkeydown: leap });
   const stage = el("div", { class: "motion-stage" }, list, canvas);
   const names = MOMENTS.map((name) => el("span", {}, name));
-  const node = el(
-    "div",
-    { class: "motion", "data-part": "motion" },
-    el("div", { class: "motion-top" }, title, button),
-    said,
-    stage,
-    slider,
-    el("div", { class: "motion-moments", "aria-hidden": "true" }, names),
-  );
+  const node = el("div", { class: "motion", "data-part": "motion" }, el("div", { class: "motion-top" }, title, button), said, stage, slider,
+    el("div", { class: "motion-moments", "aria-hidden": "true" }, names));
   /** @type {Now | null} */
   let now = null;
   /** @type {Arising} */

@@ -6,7 +6,6 @@ import { seenIn } from "./sight.js";
 
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../engine/recorded.js").Source} Source */
-/** @typedef {import("../store/state.js").PlayState} PlayState */
 
 /** @param {any} data */
 export function titleNode(data) {

@@ -35,11 +35,8 @@ export function receivedPart(ui) {
   }
   /** @param {number[]} positions */
   const say = (positions) =>
-    fill(
-      note,
-      positions.map((j, k) => [k ? ", " : "", word(source.keys[j]), ` (position ${count(j)}) received ${number(values[j])}`]),
-      ` of ${count(source.text.length)}.`,
-    );
+    fill(note, positions.map((j, k) => [k ? ", " : "", word(source.keys[j]), ` (position ${count(j)}) received ${number(values[j])}`]),
+      ` of ${count(source.text.length)}.`);
   canvas.addEventListener("pointermove", (/** @type {PointerEvent} */ event) => {
     const j = Math.floor((event.offsetX * values.length) / canvas.clientWidth);
     if (j in values) say([j]);

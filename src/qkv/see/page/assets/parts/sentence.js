@@ -70,15 +70,10 @@ export function sentencePart(ui, store) {
   offer.addEventListener("click", () => pending && store.set({ edits: pending.edits }));
   const giveAddress = () => paper.show("The address of this view", store.address({ theme: null }), reachOf(location));
 
-  const node = el(
-    "div",
-    { "data-part": "sentence" },
-    el("div", { class: "write" }, field, exampleMenu(store), lessonButton(store)),
-    notes,
-    chips.node,
+  const node = el("div", { "data-part": "sentence" }, el("div", { class: "write" }, field, exampleMenu(store), lessonButton(store)),
+    notes, chips.node,
     el("div", { class: "acts" }, offer, chosen.node, el("span", { class: "tools", role: "group", "aria-label": "the whole" }, undo, beside, another, share, python)),
-    paper.node,
-  );
+    paper.node);
 
   /** @param {Told} now */
   function update(now) {
@@ -156,16 +151,9 @@ function chipRow(ui, store) {
     spans = chipsOf(now);
     const focused = node.contains(ui.focused());
     node.dir = directionOf(now.sentence);
-    fill(
-      node,
-      spans.map((span, i) =>
-        el(
-          "span",
-          { class: `chip ${span.kinds.join(" ")}`, role: "option", "data-i": i, "data-token": span.token, "aria-selected": String(span.chosen), "aria-label": span.said },
-          span.pieces.flatMap((piece, k) => [k ? el("i", { "aria-hidden": "true" }, "·") : null, el("bdi", {}, piece)]),
-        ),
-      ),
-    );
+    fill(node, spans.map((span, i) =>
+      el("span", { class: `chip ${span.kinds.join(" ")}`, role: "option", "data-i": i, "data-token": span.token, "aria-selected": String(span.chosen), "aria-label": span.said },
+        span.pieces.flatMap((piece, k) => [k ? el("i", { "aria-hidden": "true" }, "·") : null, el("bdi", {}, piece)]))));
     move.at = Math.max(0, spans.findIndex(({ chosen }) => chosen));
     move.refresh();
     if (focused) node.children[move.at]?.focus();
@@ -388,12 +376,8 @@ function mostSeen({ state, run, words }) {
 function exampleMenu(store) {
   /** @type {{stories?: Story[]}} */
   const { stories = [] } = store.data;
-  const select = el(
-    "select",
-    { class: "in-whole", "aria-label": "Examples" },
-    el("option", { value: "" }, "Examples"),
-    stories.map(({ text, change }, i) => el("option", { value: i }, `${visible(text.replace("[MASK]", "?"))} – ${change}`)),
-  );
+  const select = el("select", { class: "in-whole", "aria-label": "Examples" }, el("option", { value: "" }, "Examples"),
+    stories.map(({ text, change }, i) => el("option", { value: i }, `${visible(text.replace("[MASK]", "?"))} – ${change}`)));
   select.addEventListener("change", () => {
     const story = stories[select.value];
     select.value = "";

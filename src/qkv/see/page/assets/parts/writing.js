@@ -36,15 +36,9 @@ export function writingPart(ui, store) {
   const text = el("p", { class: "written" }, lines, prompt, fresh);
   const drawn = el("ol", { class: "drawn", "aria-label": "What may come next" });
   const [about, trouble] = [el("div", { class: "instead" }), el("p", { class: "refused", role: "alert", hidden: true })];
-  const node = el(
-    "div",
-    { "data-part": "writing", "data-writing": "none" },
+  const node = el("div", { "data-part": "writing", "data-writing": "none" },
     el("div", { class: "acts" }, write, stop, again, take, el("span", { class: "control heat" }, el("label", { for: heat.id }, "Temperature"), heat, degree), el("span", { class: "more" }, length.node)),
-    drawn,
-    trouble,
-    text,
-    about,
-  );
+    drawn, trouble, text, about);
   const STOPPED = new Error("stopped");
   /** @type {New[]} */
   let tokens = [];
@@ -146,14 +140,11 @@ export function writingPart(ui, store) {
     const at = chosen === null ? null : tokens[chosen];
     if (!at) return fill(about, tokens.length ? el("p", { class: "note" }, "Click a new word to see what it looked at and which words could have come instead.") : null);
     const { words } = told.model;
-    fill(
-      about,
-      el("h3", {}, "In place of ", word(guessName(words, at.id)), `, ${percent(at.probability)}`),
+    fill(about, el("h3", {}, "In place of ", word(guessName(words, at.id)), `, ${percent(at.probability)}`),
       el("ol", {}, at.likeliest.map(([id, share]) =>
         el("li", {}, el("button", { type: "button", disabled: Boolean(going), "aria-pressed": String(id === at.id), onclick: () => takeInstead(id, share), style: { "--share": String(share) } },
           el("bdi", {}, visible(guessName(words, id))), el("b", {}, percent(share)))))),
-      el("p", { class: "note" }, `Lines show what the model looked at when it chose this word, ${headName()}. A thicker line is a larger weight. Choose another word to continue from it.`),
-    );
+      el("p", { class: "note" }, `Lines show what the model looked at when it chose this word, ${headName()}. A thicker line is a larger weight. Choose another word to continue from it.`));
   }
 
   function headName() {

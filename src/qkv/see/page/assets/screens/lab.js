@@ -24,7 +24,6 @@ import { weightHandles } from "../parts/weight.js";
 import "./lab.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
-/** @typedef {import("../store/store.js").Now} Now */
 /** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/store.js").Store} Store */
@@ -91,16 +90,8 @@ export function labScreen(box, ui, store, shared) {
 
   const title = el("h2", { class: "title", tabindex: -1 }, `Write a sentence, change something, and see what happens.${data.guesses === false ? "" : ` ${data.mask ?? "[MASK]"} or _ marks a word for the model to guess.`}`);
   const saying = el("div", { class: "saying" }, headline, inside);
-  const node = el(
-    "div",
-    { class: "lab" },
-    el("header", { class: "top" }, title, badge),
-    parts.cards.node,
-    tabs.node,
-    el("div", { class: "regions" }, above, saying, below),
-    trouble,
-    ...notes,
-  );
+  const node = el("div", { class: "lab" }, el("header", { class: "top" }, title, badge), parts.cards.node, tabs.node,
+    el("div", { class: "regions" }, above, saying, below), trouble, ...notes);
   let narrow = false;
   new ResizeObserver(() => {
     const now = node.clientWidth <= NARROW;
