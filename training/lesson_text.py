@@ -142,8 +142,8 @@ def _other(given: Examples) -> Card | None:
         f"{_name(head)} reads the same words, with its own numbers.",
         "ask": f"Where does {GAP} look most in head {_name(head)}?",
         **_words(one, head, one.position),
-        "told": f"It looks most at *{word}*, and head {_name(given.head)} at *{given.word}*. Different "
-        "heads can look for different words, and the model combines what all heads find.",
+        "told": f"It looks most at *{word}*, and head {_name(given.head)} at *{given.word}*. "
+        "Different heads can look for different words, and the model combines what all heads find.",
         "before": _state(one, given.head),
         "after": _state(one, head),
     }

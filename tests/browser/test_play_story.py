@@ -68,6 +68,15 @@ def test_the_gap_of_a_long_sentence_is_among_the_vectors(
     assert "[MASK]" in names
     assert "".join(names) in "".join(tokens)
     expect(picture).to_contain_text(f"14 of {len(tokens)} are shown.")
+    page.set_viewport_size({"width": 390, "height": 800})
+    at(page, 0)
+    own, box = (
+        at(page, 1).locator(".strip", has_text="[MASK]").bounding_box(),
+        picture.bounding_box(),
+    )
+    assert own is not None
+    assert box is not None
+    assert box["y"] <= own["y"] <= own["y"] + own["height"] <= box["y"] + box["height"] + 1
 
 
 def test_the_moments_of_a_query_are_three_steps(page: Page) -> None:

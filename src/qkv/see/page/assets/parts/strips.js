@@ -42,11 +42,13 @@ export function strips(ui) {
     /**
      * @param {[string, Float32Array][]} next  names, and vectors (D)
      * @param {number} at  this vector is shown in any case
+     * @returns {Element | undefined}  the strip of this vector
      */
     update(next, at) {
       const first = Math.max(0, Math.min(at - MOST / 2, next.length - MOST));
       [rows, all] = [next.slice(first, first + MOST), next.length];
       draw();
+      return node.children[at - first];
     },
   };
 }

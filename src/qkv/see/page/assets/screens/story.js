@@ -197,7 +197,11 @@ export function storyScreen(ui, store, { outcome }) {
     const vector = (resid, t) => resid.subarray((t * resid.length) / T, ((t + 1) * resid.length) / T);
     sentence.update(last, !["motion", "map"].includes(shows));
     if (shows === "words") fill(Object.assign(chips, { dir: directionOf(last.sentence) }), run.tokens.map((token, t) => el("li", {}, el("bdi", {}, visible(token)), el("small", {}, String(run.ids[t])))));
-    if (shows === "vectors") vectors.update(run.tokens.map((token, t) => [token, vector(run.resid[0], t)]), position);
+    if (shows === "vectors") {
+      const own = vectors.update(run.tokens.map((token, t) => [token, vector(run.resid[0], t)]), position);
+      const [top = 0, from] = [own, picture].map((one) => one?.getBoundingClientRect().top);
+      picture.scrollTop += top - from - picture.clientHeight / 2; // a small window shows only some of the strips
+    }
     if (shows === "layers") layers.update(run.resid.map((resid, l) => [l ? `after layer ${l - 1}` : "at first", vector(resid, position)]), run.resid.length);
     if (shows === "motion") {
       motion.update(told);
