@@ -27,6 +27,7 @@ from training import (
     counting,
     everyday,
     fits,
+    game,
     numbers,
     prose,
     roles,
@@ -237,6 +238,7 @@ def ship(
     keep_card(place, text, wordnet_folder)
     if not model.generates:
         keep_lesson(model, place)
+        game.keep(place, game.game(read_books, game.vocabulary_of(place)))
     return place, text
 
 

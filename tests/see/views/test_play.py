@@ -200,15 +200,16 @@ def test_the_page_has_the_stories_and_roles_of_the_card(model: qkv.Model) -> Non
     assert data["roles"] == roles
     cards = json.loads((shipped()["books"] / "cards.json").read_text("utf-8"))["cards"]
     assert data["cards"] == cards
+    assert data["game"] == json.loads((shipped()["books"] / "game.json").read_text("utf-8"))
     assert inside["name"] == "books"
 
 
-def test_a_changed_model_has_no_stories_roles_or_cards(model: qkv.Model) -> None:
+def test_a_changed_model_has_no_stories_roles_cards_or_game(model: qkv.Model) -> None:
     changed = dict(model.parameters)
     changed["embed.weight"] = np.array(changed["embed.weight"])
     changed["embed.weight"][5, 5] += 1
     data, _ = data_of(play(OPPOSITE, model=model.with_parameters(changed))._document())
-    assert (data["stories"], data["roles"], data["cards"]) == ([], {}, [])
+    assert (data["stories"], data["roles"], data["cards"], data["game"]) == ([], {}, [], {})
 
 
 def test_the_page_is_one_file_with_its_policy_and_picture(

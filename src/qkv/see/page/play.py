@@ -25,6 +25,7 @@ from qkv.trace import Trace
 #   `stories` is a list of STORY from the model's card.
 #   `roles` maps "layer.head" to the head's role and its score for this role.
 #   `cards` lists the cards of the first lesson; see training/play_cards.py.
+#   `game` has the sentences of a game of guessing, and their book; see training/game.py.
 #   `untrained` is true if the model is untrained.
 #   `little` holds two lists of tokens, which the rule for choosing a head ignores: function words
 #   in lower case (`words`), and parts of words around an apostrophe (`pieces`), such as the "t" of
@@ -67,7 +68,8 @@ from qkv.trace import Trace
 #   `why` is the reason for the change.
 
 
-ROLES, CARDS = "roles.json", "cards.json"  # files in the folder of a model that comes with qkv
+# Files in the folder of a model that comes with qkv.
+ROLES, CARDS, GAME = "roles.json", "cards.json", "game.json"
 
 
 # TEXT is the default text of a page; {} stands for the model's mask. HIDDEN is the word to hide.
@@ -77,7 +79,7 @@ DECODER = "books-decoder"  # The decoder on a page whose encoder is the default 
 
 
 def known_of(model: Model) -> dict[str, Any]:
-    """Return `stories`, `roles` and `cards` of a model that comes with qkv."""
+    """Return `stories`, `roles`, `cards` and `game` of a model that comes with qkv."""
     folder = _folder_of(model)
     stories = _kept(folder, FILE).get("stories", [])
     return {
@@ -87,6 +89,7 @@ def known_of(model: Model) -> dict[str, Any]:
         "stories": [_story(model, story) for story in stories],
         "roles": _kept(folder, ROLES),
         "cards": _kept(folder, CARDS).get("cards", []),
+        "game": _kept(folder, GAME),
         "untrained": model.network.untrained,
         "little": {"words": sorted(FUNCTION_WORDS), "pieces": sorted(LEFT_OVER)},
     }
