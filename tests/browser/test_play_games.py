@@ -1,11 +1,14 @@
 """Tests of the three games: the page's statements about the model match the library's."""
 
+import json
+
 import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
 import qkv
 from qkv.models import Model
+from qkv.models.files.find import shipped
 
 from .play import address, after, changed, opened_at, ready
 from .support import Visit
@@ -28,32 +31,52 @@ def guess_of(model: Model, text: str, **edits: object) -> str:
     return model.predict(text, 1, **edits)[0][0][0]
 
 
-def test_beat_the_model(visit: Visit, html: str, exact: Model) -> None:
+def test_beat_the_model_counts_the_authors_words_for_both_over_equal_rounds(
+    visit: Visit, html: str, exact: Model
+) -> None:
     page = opened(visit, html, "beat")
-    say, go = page.locator(".beat .say"), page.locator(".beat .go")
-    right = 0
+    game = json.loads((shipped()["books"] / "game.json").read_text("utf-8"))
+    sentences = game["sentences"]
+    expect(page.locator(".beat")).to_contain_text(f"{game['title']} by {game['author']}")
+    expect(page.locator(".beat")).to_contain_text("Only the author's word counts")
+    say, acts, score = (page.locator(f".beat .{name}") for name in ("say", "acts", "scores"))
+    hits = [0, 0]
+    marks = ["", ""]
     for k in range(10):
-        field = page.get_by_label("the missing word")
-        before, after_ = page.locator(".beat .big").evaluate(
-            "(form) => [form.firstChild.data, form.lastChild.data]"
-        )
-        its = guess_of(exact, f"{before}[MASK]{after_}")
-        field.fill("zebra")
-        page.keyboard.press("Enter")
-        expect(say).to_contain_text("You: zebra")
-        expect(say).to_contain_text(f"The model: {its},")
-        right += say.locator(".right").count()
-        expect(page.locator(".beat .scores")).to_have_text(f"You: 0Model: {right}{k + 2} of 11")
-        go.click()
-    expect(say).to_contain_text("the model says wine")
-    page.get_by_role("button", name=guess_of(exact, TEXT, hide=["glass"]), exact=True).click()
-    expect(page.locator(".beat .scores")).to_contain_text("You: 1")
-    go.click()
-    score = page.get_by_label("Your score").input_value()
-    assert f"I had 1 of 11 right, the model {right} of 10" in score
-    assert score.splitlines()[1].endswith("□" * 10 + "■")
-    page.get_by_role("button", name="Play again").click()
-    expect(page.get_by_label("the missing word")).to_be_focused()
+        gapped, right = sentences[k]
+        words = sorted(sentences[k + 10 * other][1] for other in range(4))
+        expect(page.locator(".beat .big")).to_have_text(gapped)
+        expect(acts.get_by_role("button")).to_have_text(words)
+        ranked = [word for word, _ in exact.predict(gapped.replace("_", "[MASK]"), 16_384)[0]]
+        its = next(word for word in ranked if word in words)
+        mine = right if k % 3 else words[words[0] == right]
+        acts.get_by_role("button", name=mine, exact=True).click()
+        said = [f"You: {mine}", f"The model: {its}", f"The author: {right}"]
+        for one in (*said, f"Of all words, the model would say {ranked[0]} ("):
+            expect(say).to_contain_text(one)
+        for who, word in enumerate((mine, its)):
+            hits[who] += word == right
+            marks[who] += "■" if word == right else "□"
+        assert say.locator(".right").count() == (mine == right) + (its == right)
+        expect(score).to_have_text(f"You: {hits[0]}Model: {hits[1]}{k + 1} of 10")
+        if k < 9:
+            acts.get_by_role("button", name="Next").click()
+    you, it = hits
+    won = f"You win, {you} to {it}." if you > it else f"The model wins, {it} to {you}."
+    expect(say).to_contain_text(f"A draw: {you} each." if you == it else won)
+    acts.get_by_role("button", name="Copy the score").click()
+    result = page.get_by_label("Your score").input_value()
+    assert f"I chose {you} and the model {it}." in result
+    assert result.splitlines()[1:] == [f"me    {marks[0]}", f"model {marks[1]}"]
+    acts.get_by_role("button", name="Play again").click()
+    expect(page.locator(".beat .big")).to_have_text(sentences[10][0])
+    expect(score).to_have_text("You: 0Model: 01 of 10")
+
+
+def test_a_model_without_sentences_has_no_game_of_guessing(visit: Visit) -> None:
+    html = qkv.play(TEXT, model="wordnet")._document()
+    page = opened(visit, html, "games")
+    expect(page.locator(".games button b")).to_have_text(["Break it", "Watch bank change its mind"])
 
 
 def test_break_it(visit: Visit, html: str, exact: Model) -> None:

@@ -109,7 +109,7 @@ function pageOf(box, room, data, ui) {
     front: () => frontScreen(ui, store, parts),
     story: () => storyScreen(ui, store, parts),
     games: () => gamesScreen(store),
-    beat: () => beatScreen(ui, store),
+    ...(data.game?.sentences && { beat: () => beatScreen(ui, store) }),
     break: () => breakScreen(ui, store),
     watch: () => watchScreen(ui, store),
     ...(data.findings && { findings: () => findingsScreen(ui, store) }),

@@ -9,17 +9,17 @@ import "./games.css";
 
 /** @type {[PlayState["view"], string, string][]} */
 const GAMES = [
-  ["beat", "Beat the model", "Ten sentences with a gap. You guess, the model guesses. Who is right more often?"],
+  ["beat", "Beat the model", "Ten sentences from a book, each without its last word. Who finds the author's word more often, you or the model?"],
   ["break", "Break it", "Turn off as few attention heads as you can until the guess changes."],
   ["watch", "Watch *bank* change its mind", "One word in two sentences: it starts as one point and ends as two."],
 ];
 
 /**
- * The games of a page; the game of guessing needs a model that guesses words.
+ * The games of a page; the game of guessing needs sentences, which only some models have.
  * @param {any} data
  */
 export function gamesOf(data) {
-  return GAMES.filter(([view]) => view !== "beat" || (data.guesses && !data.next));
+  return GAMES.filter(([view]) => view !== "beat" || data.game?.sentences);
 }
 
 /** @param {LiveStore} store @returns {Screen} */
