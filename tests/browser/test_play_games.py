@@ -15,7 +15,10 @@ from .support import Visit
 from .test_play_page import check_layout
 
 TEXT = "She drank a glass of [MASK]."
-SENTENCES = ["The bank of the river was muddy.", "The bank gave us a loan for the house."]
+SENTENCES = [
+    *("He fished from the muddy bank.", "They sat on the river bank."),
+    *("She put money in the bank.", "A loan came from the bank."),
+]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +79,7 @@ def test_beat_the_model_counts_the_authors_words_for_both_over_equal_rounds(
 def test_a_model_without_sentences_has_no_game_of_guessing(visit: Visit) -> None:
     html = qkv.play(TEXT, model="wordnet")._document()
     page = opened(visit, html, "games")
-    expect(page.locator(".games button b")).to_have_text(["Break it", "Watch bank change its mind"])
+    expect(page.locator(".games button b")).to_have_text(["Break it", "Does bank change its mind?"])
 
 
 def test_break_it(visit: Visit, html: str, exact: Model) -> None:
@@ -132,35 +135,58 @@ def test_break_it_needs_a_gap(visit: Visit, html: str) -> None:
     expect(page.locator(".break .say")).to_have_text("Write a sentence with a gap first.")
 
 
-def test_watch_a_word_change_its_mind(visit: Visit, html: str, exact: Model) -> None:
-    page = opened(visit, html, "watch")
-    traces = [exact.trace(text) for text in SENTENCES]
+def distances(model: Model, texts: list[str], word: str) -> list[str]:
+    """Return the page's numbers: for each layer, the mean distance inside and between senses."""
     vectors = []
-    for trace in traces:
-        position = trace.tokens.index("bank")
-        layers = range(exact.num_layers)
-        after_each = [trace["normalized_resid_post", k][0, position] for k in layers]
-        vectors.append([trace["hook_full_embed"][0, position], *after_each])
-    slider, say = page.get_by_label("Layer"), page.locator(".watch .say")
-    place_of = "(dot) => [parseFloat(dot.style.cx), parseFloat(dot.style.cy)]"
-    points = []
-    for k, (a, b) in enumerate(zip(*vectors, strict=True)):
-        slider.fill(str(k))
-        cosine = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
-        expect(say).to_contain_text("one and the same" if k == 0 else f"{cosine:.2f}")
-        dots = page.locator(".watch .dot")
-        points.append([dots.nth(side).evaluate(place_of) for side in (0, 1)])
-    apart = [np.subtract(b, a) for a, b in points]
-    assert np.abs(apart[0]).max() < 1e-3  # one point
-    assert apart[-1][0] > 100  # two points
-    # the first axis shows each layer's difference, projected onto the last layer's
-    ends = [np.subtract(b, a) for a, b in zip(*vectors, strict=True)]
-    shares = [one @ ends[-1] / (ends[-1] @ ends[-1]) for one in ends]
-    np.testing.assert_allclose([one[0] / apart[-1][0] for one in apart], shares, atol=1e-3)
-    page.get_by_label("sentence B").fill("A dog.")
-    expect(say).to_contain_text("one word in common")
-    page.get_by_label("sentence B").fill("The muddy dog.")
-    expect(page.locator(".watch h2")).to_have_text("Watch muddy change its mind")
+    for text in texts:
+        trace = model.trace(text)
+        start = text.lower().index(word)
+        at = [
+            position
+            for position, (first, end) in enumerate(trace.offsets)
+            if start <= first < end <= start + len(word)
+        ]
+        layers = [trace["normalized_resid_post", k] for k in range(model.num_layers)]
+        found = np.array([x[0, at].mean(0) for x in (trace["hook_full_embed"], *layers)])
+        vectors.append(found / np.linalg.norm(found, axis=1, keepdims=True))
+    apart = 1 - np.einsum("ald,bld->lab", vectors, vectors)
+    inside = (apart[:, 0, 1] + apart[:, 2, 3]) / 2
+    between = apart[:, :2, 2:].mean((1, 2))
+    return [f"{abs(x):.2f}" for pair in zip(inside, between, strict=True) for x in pair]
+
+
+def test_the_distance_inside_a_sense_is_shown_beside_the_distance_between_senses(
+    visit: Visit, html: str, exact: Model
+) -> None:
+    page = opened(visit, html, "watch")
+    cells = page.locator(".watch td")
+    expect(cells).to_have_text(distances(exact, SENTENCES, "bank"))
+    inside, between = distances(exact, SENTENCES, "bank")[-2:]
+    say = page.locator(".watch .say")
+    expect(say).to_contain_text(f"{inside} inside a sense and {between} between the senses")
+    expect(say).to_contain_text("the senses are farther apart" if between > inside else "are not")
+
+
+@pytest.mark.parametrize(
+    ("word", "texts"),
+    [
+        ("bat", ["A bat flew out.", "The bat sleeps.", "He broke his bat.", "She swung the bat."]),
+        ("can", ["I can.", "We can swim!", "A can fell.", "They opened the can."]),
+        ("wugs", ["Wugs fly.", "Two wugs sang.", "We ate wugs.", "He cut the wugs."]),
+    ],
+)
+def test_the_word_may_be_short_a_function_word_or_several_tokens(
+    visit: Visit, html: str, exact: Model, word: str, texts: list[str]
+) -> None:
+    assert len(exact.tokenize("wugs").tokens) > 3  # with [CLS] and [SEP]
+    page = opened(visit, html, "watch")
+    for k, text in enumerate(texts):
+        page.get_by_label(f"sense {'AABB'[k]}, sentence {1 + k % 2}").fill(text)
+    expect(page.locator(".watch h2")).to_have_text(f"Does {word} change its mind?")
+    expect(page.locator(".watch td")).to_have_text(distances(exact, texts, word))
+    page.get_by_label("sense B, sentence 2").fill("Dogs bark")
+    expect(page.locator(".watch .say")).to_have_text("Write four sentences that share a word.")
+    expect(page.locator(".watch table")).to_be_hidden()
 
 
 @pytest.mark.parametrize("view", ["games", "beat", "break", "watch"])

@@ -111,7 +111,7 @@ function pageOf(box, room, data, ui) {
     games: () => gamesScreen(store),
     ...(data.game?.sentences && { beat: () => beatScreen(ui, store) }),
     break: () => breakScreen(ui, store),
-    watch: () => watchScreen(ui, store),
+    watch: () => watchScreen(store),
     ...(data.findings && { findings: () => findingsScreen(ui, store) }),
   };
   /** @type {Partial<Record<PlayState["view"], Screen>>} */

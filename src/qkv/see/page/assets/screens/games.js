@@ -11,7 +11,7 @@ import "./games.css";
 const GAMES = [
   ["beat", "Beat the model", "Ten sentences from a book, each without its last word. Who finds the author's word more often, you or the model?"],
   ["break", "Break it", "Turn off as few attention heads as you can until the guess changes."],
-  ["watch", "Watch *bank* change its mind", "One word in two sentences: it starts as one point and ends as two."],
+  ["watch", "Does *bank* change its mind?", "One word in two senses: how far apart are its vectors inside a sense, and between the senses?"],
 ];
 
 /**
