@@ -8,7 +8,7 @@ from unittest import mock
 
 # For each part: its functions, and the modules that call these functions.
 CALLED = {
-    "projections": ("qkv.layers.base.linear", "qkv.models.network.head.linear"),
+    "projections": ("qkv.layers.base.linear",),
     "attention": (
         "qkv.layers.attention.forward.answer",
         "qkv.layers.attention.forward.answer_packed",

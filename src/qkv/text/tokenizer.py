@@ -110,13 +110,13 @@ class Tokenizer:
             both = [text] if text.startswith(" ") or not text else [text, f" {text}"]
             names = [spelled(one).replace(" ", self.blank) for one in both]
         ids = {name: self._inner.token_to_id(name) for name in names}
-        if found := {name: index for name, index in ids.items() if index is not None}:
-            return found
-        [row] = self.ids_batch([text])  # for example, if the tokenizer ignores case
-        name = self.token(int(row[0])) if len(row) == 1 else self.unknown
-        name = word if name == self.unknown else str(name)
-        known = self._inner.token_to_id(name)
-        return {} if known is None else {name: known}
+        if not (found := {name: index for name, index in ids.items() if index is not None}):
+            [row] = self.ids_batch([text])  # for example, if the tokenizer ignores case
+            name = self.token(int(row[0])) if len(row) == 1 else self.unknown
+            name = word if name == self.unknown else str(name)
+            known = self._inner.token_to_id(name)
+            found = {} if known is None else {name: known}
+        return {name: index for name, index in found.items() if index < (self.rows or len(self))}
 
     def tokenize(self, text: str) -> Tokenized:
         """Cut one text into tokens.
