@@ -16,7 +16,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "qkv"
 # The levels of the packages of `qkv`, from the lowest: a package may import only packages on lower
 # levels. As in ARCHITECTURE.md, a single file of `src/qkv` is a package too.
 LEVELS = [
-    {"arrays", "extras", "files", "progress", "signals", "visible"},
+    {"arrays", "extras", "files", "progress", "signals", "suggest", "visible"},
     {"trace", "ops"},
     {"text", "embed", "attend", "edits"},
     {"layers"},

@@ -396,6 +396,7 @@ ABOUT = {"clean": CLEAN, "corrupted": CORRUPTED, "metric": LOGIT}
             KeyError,
             "sender: 'mlp.7' is unknown; the nearest names are mlp",
         ),
+        (path, {"sender": "zzzqqq"}, KeyError, "'zzzqqq' is unknown; choose from embed, "),
         (
             path,
             {"receivers": ["attn.1.0"]},

@@ -53,7 +53,7 @@ def test_generate_names_the_alternative_to_an_unknown_argument(name: str, way_ou
 def test_an_unknown_argument_names_the_nearest() -> None:
     with pytest.raises(TypeError, match="unknown argument revison: the nearest are revision"):
         qkv.load("random", revison="main")
-    with pytest.raises(TypeError, match=r"argument a\\nb: the nearest are name_or_path, rev"):
+    with pytest.raises(TypeError, match=r"argument a\\nb: choose from name_or_path, rev"):
         qkv.load("random", **{"a\nb": 1})
 
 

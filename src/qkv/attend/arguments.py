@@ -1,6 +1,5 @@
 """The options and checked arguments of an attention call, and a cached plan for their shapes."""
 
-import difflib
 import functools
 import math
 import sys
@@ -14,6 +13,7 @@ import numpy as np
 from qkv.arrays import Array, DType, Shape, as_array, compute_type, is_float, native, real_number
 from qkv.attend.visibility import check_lengths, check_offset, check_window
 from qkv.ops.kernel import compiled
+from qkv.suggest import nearest
 
 Options = Mapping[str, Any]  # The options of `qkv.attention`: each name with its value.
 MAX_SIZE = 0 if compiled is None else compiled.MAX_SIZE
@@ -313,7 +313,7 @@ def check_options(options: Options, call: str, without: Container[str] = (), why
         if name in without:
             raise TypeError(f"{call}: {name} is not an option here{why}")
         if name not in OPTIONS:
-            near = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.61)
+            near = nearest(name, OPTIONS, 1, 0.61)
             meant = f"did you mean {near[0]}?" if near else f"choose from {', '.join(OPTIONS)}"
             raise TypeError(f"{call}: there is no option {name}: {meant}")
 

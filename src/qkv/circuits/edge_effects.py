@@ -1,6 +1,5 @@
 """Measure or estimate the effects of edges between heads, MLPs and logits; find circuits."""
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,7 @@ from qkv.layers.base import quiet
 from qkv.layers.norm import NormSaved
 from qkv.models.model import Model
 from qkv.ops.threads import one_blas_thread
+from qkv.suggest import nearest, suggestion
 from qkv.trace.recorder import GradientRecorder
 
 _METHODS = {"exact": None, "eap": None, "eap-ig": 5}  # The number of gradients to average.
@@ -298,10 +298,8 @@ def _known(name: Any, names: Sequence[str], argument: str) -> str:
             f"path: {argument}: {shown(name)} is not a name: give names, for example 'mlp.3'"
         )
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.0)
-        raise KeyError(
-            f"path: {argument}: {shown(name)} is unknown; the nearest names are {', '.join(near)}"
-        )
+        near = suggestion(nearest(name, names), names, "the nearest names are")
+        raise KeyError(f"path: {argument}: {shown(name)} is unknown; {near}")
     return name
 
 

@@ -1,6 +1,5 @@
 """Results of `qkv.circuits`: arrays with named axes, and graphs of edges."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array, ArrayLike, shown, whole_number
 from qkv.extras import need
+from qkv.suggest import nearest, suggestion
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Trace
 
@@ -170,11 +170,13 @@ class Graph:
             return self._scores[sender, receiver]
         senders = [one for one, other in self._scores if other == receiver]
         names = senders or list(dict.fromkeys(edge.receiver for edge in self.edges))
-        near = difflib.get_close_matches(str(sender if senders else receiver), names, cutoff=0.0)
-        known = f"{receiver} reads" if senders else "the nearest receivers are"
+        if senders:  # an existing receiver reads each of these, similar or not
+            near, kind = nearest(sender, senders, cutoff=0.0), f"{receiver} reads"
+        else:
+            near, kind = nearest(receiver, names), "the nearest receivers are"
         raise KeyError(
             f"score: there is no edge {shown(sender)} to {shown(receiver)}"
-            + f"; {known} {', '.join(near)}" * bool(near)
+            + f"; {suggestion(near, names, kind)}" * bool(names)
         )
 
     def top(self, count: int) -> list[Edge]:

@@ -1,6 +1,5 @@
 """The one-line errors and the exit codes of all commands."""
 
-import difflib
 import errno
 import os
 import signal
@@ -14,6 +13,7 @@ import click
 
 from qkv.cli.output import complain
 from qkv.signals import Interrupted, answering, leave
+from qkv.suggest import nearest, suggestion
 from qkv.visible import visible
 
 FAILED, BAD_REQUEST = 1, 2
@@ -84,10 +84,8 @@ class Program(click.Group):
         """Find the command, or raise an error that lists commands with similar names."""
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             names = self.list_commands(ctx)
-            near = difflib.get_close_matches(args[0], names, n=2, cutoff=0.5) or names
-            raise click.UsageError(
-                f"there is no command {args[0]!r}: the nearest are {', '.join(near)}", ctx
-            )
+            near = suggestion(nearest(args[0], names, 2), names)
+            raise click.UsageError(f"there is no command {args[0]!r}: {near}", ctx)
         return super().resolve_command(ctx, args)
 
 

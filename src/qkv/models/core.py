@@ -1,6 +1,5 @@
 """`Core`, the base class of all models: a tokenizer, a network, and `run(batch, edits)`."""
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -29,6 +28,7 @@ from qkv.models.run.edited_run import EditedRun, Keep
 from qkv.models.run.fit_edits import Fitted, fit, plain
 from qkv.models.run.inputs import Batch, TextReader, check_tokenizer, end_ids
 from qkv.ops.packing import frozen
+from qkv.suggest import nearest, suggestion
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder
 from qkv.visible import visible
@@ -67,10 +67,8 @@ class Parameters(MutableMapping[str, Array]):
             ValueError: `value` has another shape.
         """
         if name not in self._arrays:
-            near = difflib.get_close_matches(str(name), self._arrays, n=3)
-            raise KeyError(
-                f"parameters: unknown name {name!r}: the nearest are {', '.join(near) or 'none'}"
-            )
+            near = suggestion(nearest(name, self._arrays), self._arrays)
+            raise KeyError(f"parameters: unknown name {name!r}: {near}")
         array, old = as_array(value, call="parameters", name=name), self._arrays[name]
         if not is_float(array.dtype):
             raise TypeError(f"parameters: {name} is {array.dtype}: assign an array of floats")
@@ -165,10 +163,9 @@ class Core:
         """Set an attribute; in qkv's own classes, raise an error if the name is unknown."""
         is_known = name in _SET or name.startswith("_") or hasattr(type(self), name)
         if not is_known and type(self).__module__.startswith("qkv."):
-            public = (known for known in dir(self) if not known.startswith("_"))
-            near = difflib.get_close_matches(name, public, n=3)
-            nearest = f": the nearest are {', '.join(near)}" if near else ""
-            raise AttributeError(f"model: unknown attribute {name!r}{nearest}")
+            near = nearest(name, (known for known in dir(self) if not known.startswith("_")))
+            way_out = f": {suggestion(near, ())}" if near else ""
+            raise AttributeError(f"model: unknown attribute {name!r}{way_out}")
         object.__setattr__(self, name, value)
 
     if not TYPE_CHECKING:  # if type checkers saw `__getattr__`, they would accept any name

@@ -1,6 +1,5 @@
 """Advice on attributes and arguments that exist in other libraries but not in qkv."""
 
-import difflib
 import functools
 import inspect
 import tomllib
@@ -9,6 +8,7 @@ from importlib.resources import files
 from typing import ParamSpec, TypeVar
 
 from qkv.models.files.read import plain
+from qkv.suggest import nearest, suggestion
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -44,8 +44,7 @@ def advising(
         def checked(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
             for name in options:
                 if name not in known:
-                    near = difflib.get_close_matches(name, known, n=2) or known
-                    hint = advice.get(name, f"the nearest are {', '.join(near)}")
+                    hint = advice.get(name) or suggestion(nearest(name, known, 2), known)
                     raise TypeError(f"{call}: unknown argument {plain(name, 60)}: {hint}")
             return function(*args, **options)
 

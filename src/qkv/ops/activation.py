@@ -1,6 +1,5 @@
 """Activation functions between linear layers, and their derivatives."""
 
-import difflib
 import math
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +9,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.ops.kernel import CHUNK, body_for, compiled, contiguous, get_num_threads, working
+from qkv.suggest import nearest
 
 
 def activate(x: Array, name: str) -> Array:
@@ -55,7 +55,7 @@ def activation_grad(x: Array, grad: Array, name: str) -> Array:
 def activation_named(name: str, *, call: str) -> "Activation":
     """Return the activation `name`, or raise an error that lists the known names."""
     if name not in ACTIVATIONS:
-        near = difflib.get_close_matches(str(name), ACTIVATIONS, n=1, cutoff=0.3)
+        near = nearest(name, ACTIVATIONS, 1)
         meant = f"did you mean {near[0]!r}? Choose from " if near else "choose from "
         raise ValueError(
             f"{call}: there is no activation {name!r}: {meant}{', '.join(ACTIVATIONS)}"

@@ -1,6 +1,5 @@
 """The activations of a model: a table of their properties, and the parsing of their names."""
 
-import difflib
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array, Arrays, is_whole_number
+from qkv.suggest import nearest, suggestion
 
 WORDS = ("token", "query", "key")  # axes with an index for each token
 
@@ -325,9 +325,8 @@ def unknown(name: object, kept: Sequence[str], num_layers: int) -> KeyError:
     ordered = sorted(kept, key=lambda full: parse(full).layer == own)
     short = {short_name(full): full for full in ordered}
     text = str(name[0] if isinstance(name, tuple) and name else name)
-    close = difflib.get_close_matches(text, [*kept, *short], n=3, cutoff=0.5)
-    near = [short.get(match, match) for match in close] or kept[:3]
-    fault = f"trace: there is no {name!r}; the nearest are {', '.join(dict.fromkeys(near))}"
+    near = [short.get(match, match) for match in nearest(text, [*kept, *short])]
+    fault = f"trace: there is no {name!r}; {suggestion(near, short)}"
     rare = next((full for full in names if not activation(full).unasked), None)
     if rare is None:
         return KeyError(fault)

@@ -1,7 +1,6 @@
 """Traces: all activations of a run by name, with the tokens of its texts."""
 
 import copy
-import difflib
 from collections.abc import ItemsView, Iterable, KeysView, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from qkv.arrays import Array, Arrays, whole_number
 from qkv.files import StrPath
+from qkv.suggest import nearest
 from qkv.trace import activations, exports
 from qkv.trace.activations import cut, is_tuple_name, meant, numbers_of, of_side, parse, unknown
 from qkv.trace.exports import Unpack, read_trace, write_trace
@@ -552,7 +552,7 @@ class Seq2SeqTrace:
             meant(name, self.num_layers) if is_tuple_name(name) else [],
         )
         near = [x for side in SIDES for full in ways if (x := of_side(side, full)) in named]
-        near = near or difflib.get_close_matches(str(name), named, n=3, cutoff=0.5)
+        near = near or nearest(name, named)
         raise KeyError(
             f"trace: there is no {name!r}: names begin with 'encoder.' or 'decoder.', such as "
             f"{', '.join(near or [*named][-3:])}"

@@ -309,7 +309,7 @@ def test_where_the_cache_is(variables, expected, monkeypatch):
 def test_shipped_lists_models_in_the_data_folder(small, cache, no_package, monkeypatch, tmp_path):
     monkeypatch.setattr("qkv.models.files.find.DATA", tmp_path / "data")
     with pytest.raises(
-        ValueError, match="'books-decoder' is not a known model: the nearest names are minilm"
+        ValueError, match="'books-decoder' is not a known model: choose from minilm, random;"
     ):
         load("books-decoder")
     (tmp_path / "data").mkdir()

@@ -1,7 +1,6 @@
 """Find the folder of a model: by path, in the Hugging Face cache, in a package, or on the Hub."""
 
 import contextlib
-import difflib
 import os
 import re
 import shlex
@@ -15,6 +14,7 @@ from qkv.files import StrPath, ordinary
 from qkv.models.files.config import lacking
 from qkv.models.files.read import CONFIG, MODULES, NEEDED, ModelError, first_line, shards
 from qkv.models.files.short_names import SHORT_NAMES, Known
+from qkv.suggest import nearest, suggestion
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
@@ -79,9 +79,9 @@ def find_model(name: StrPath, revision: str | None = None, *, download: bool = T
         if os.sep in str(name) or "/" in str(name) or str(name).startswith((".", "~")):
             raise FileNotFoundError(f"load: the folder {name} does not exist")
         names = [*ours, *SHORT_NAMES, "random"]
-        near = difflib.get_close_matches(str(name), names, n=2, cutoff=0.4) or names
+        near = suggestion(nearest(name, names, 2), names, "the nearest names are")
         raise ValueError(
-            f"load: {str(name)!r} is not a known model: the nearest names are {', '.join(near)}; "
+            f"load: {str(name)!r} is not a known model: {near}; "
             "for a model on the Hub, give organisation/name; for a folder, give its path"
         )
     if revision is not None and not _REVISION.fullmatch(revision):

@@ -1,6 +1,5 @@
 """Gradients of a logit or an activation with respect to activations: `Model.gradient`."""
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from qkv.models.run.edited_run import EditedRun, Spliced, is_number
 from qkv.models.run.fit_edits import spliced_names
 from qkv.models.run.inputs import Batch
 from qkv.models.tasks.trace import layers_to_run
+from qkv.suggest import nearest, suggestion
 from qkv.trace.activations import activation, is_tuple_name, meant, parse, short_name
 
 Name = str | tuple[Any, ...]
@@ -381,13 +381,13 @@ def _unknown(name: Name, full: Sequence[str], body: Transformer, known: Sequence
             f"{_CALL}: {name!r} has no gradient, because it is a summary that top_k makes: give "
             f"{', '.join(every)}"
         )
-    short = {short_name(local) for local in every}
+    short = list(map(short_name, every))
     last = name if isinstance(name, str) else str(name[0])
-    near = difflib.get_close_matches(last, [*short, *known], n=3, cutoff=0.5) or list(short)
+    near = suggestion(nearest(last, [*short, *known]), short)
     layers = len(body.layers)
     known_short = not isinstance(name, str) and last in short
     hint = f"; the layers are 0 to {layers - 1}" if known_short else ""
-    return KeyError(f"{_CALL}: there is no {name!r}; the nearest are {', '.join(near)}{hint}")
+    return KeyError(f"{_CALL}: there is no {name!r}; {near}{hint}")
 
 
 def check_functions(edit: Mapping[str, Any], names: FullNames, body: Transformer) -> None:

@@ -1,6 +1,5 @@
 """Run texts and keep all or some activations: `Model.trace` and `Model.trace_stream`."""
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -20,16 +19,24 @@ from qkv.models.run.fit_edits import check, hide_value, spliced_names
 from qkv.models.run.inputs import Batch, Texts
 from qkv.models.run.truncation import Cut, counting
 from qkv.models.tasks.call import pair_network
+from qkv.suggest import nearest, suggestion
 from qkv.text import Tokenized
 from qkv.trace import Recorder, Seq2SeqTrace, Trace
-from qkv.trace.activations import activation, is_tuple_name, meant, parse, side_of, spellings
+from qkv.trace.activations import (
+    activation,
+    is_tuple_name,
+    meant,
+    parse,
+    short_name,
+    side_of,
+    spellings,
+)
 from qkv.trace.recorder import kept_unasked, padded
 
 # A `Name` is the full name of an activation, its short name, or a tuple such as ("pattern", 3).
 # `Names` stands for one name or several names.
 Name = str | tuple[Any, ...]
 Names = Name | Iterable[Name]
-_USUAL = ("pattern", "q", "resid_post")  # suggested in an error if no name is similar
 
 
 def names_to_keep(
@@ -141,8 +148,8 @@ def _unknown(known: Sequence[str], name: Name, ways: Iterable[str]) -> str:
     if layer is not None and not -most <= layer < most:
         return f"there is no layer {layer}: the model has {most} layers, numbered 0 to {most - 1}"
     wanted = str(name[0] if is_tuple_name(name) else name)
-    near = difflib.get_close_matches(wanted, sorted(ways), n=3, cutoff=0.5)
-    return f"there is no {name!r}; the nearest are {', '.join(near or _USUAL)}"
+    every = map(short_name, known)
+    return f"there is no {name!r}; {suggestion(nearest(wanted, sorted(ways)), every)}"
 
 
 def _counts(known: Sequence[str]) -> dict[str, int]:
