@@ -17,7 +17,7 @@ from qkv.see.page.play import OPENING
 
 from .opening import Scheme
 from .outcome import is_percent
-from .play import after, changed, opened_at, ready
+from .play import address, after, changed, opened_at, ready
 from .support import Visit
 from .test_play_page import check_layout
 
@@ -55,6 +55,31 @@ LINES = """(stage) => {
     return [near.dataset.token, +path.style.strokeWidth];
   });
 }"""
+
+# Returns the words and the notes of a sentence that its visible lines cross.
+CROSSED = """(stage) => {
+  const svg = stage.querySelector(".arcs");
+  const frame = svg.getBoundingClientRect();
+  const texts = [...stage.querySelectorAll(".words > *, small")].map((word) => {
+    const range = document.createRange();
+    range.selectNodeContents(word.querySelector("bdi") ?? word);
+    return [word.textContent, range.getBoundingClientRect()];
+  });
+  const lines = [...svg.querySelectorAll("path")].filter((path) => +path.style.strokeOpacity > 0);
+  const points = lines.flatMap((path) => Array.from({ length: 201 }, (_, i) => {
+    const { x, y } = path.getPointAtLength(i / 200 * path.getTotalLength());
+    return [x + frame.left, y + frame.top];
+  }));
+  const inside = ({ left, right, top, bottom }) => points.some(([x, y]) =>
+    x > left && x < right && y > top + 4 && y < bottom - 4);
+  return [lines.length, texts.filter(([, box]) => inside(box)).map(([text]) => text)];
+}"""
+WRAPPED = [
+    TEXT,
+    "The old [MASK] of the north looked at the small house and said that he had never been there.",
+    "In the dark night the captain of the ship [MASK] the men who had lost their way in the ice.",
+    "[MASK] people in the village knew the way to the house by the river.",
+]
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +154,36 @@ def test_one_press_changes_the_guess_and_the_lines(page: Page, exact: Model) -> 
         assert first.get_attribute("aria-pressed") == str(bool(edits)).lower()
         after(page, first.click)
     assert changed(page) == [{"op": "hide", "token": 4}]
+
+
+@pytest.mark.parametrize("text", WRAPPED)
+def test_no_line_crosses_a_word_of_a_sentence_with_several_rows(
+    visit: Visit, html: str, text: str
+) -> None:
+    page = ready(visit(opened_at(html, address(text=text)), width=390, height=844))
+    count, crossed = stage(page).evaluate(CROSSED)
+    assert count >= 3
+    assert crossed == []
+
+
+def test_the_note_on_the_first_word_covers_no_other_word(visit: Visit, html: str) -> None:
+    page = ready(visit(html, width=390, height=844))
+    page.emulate_media(reduced_motion="reduce")
+    note, gap = (stage(page).locator(name).bounding_box() for name in (".tap", ".gap"))
+    assert note is not None
+    assert gap is not None
+    assert note["y"] + note["height"] <= gap["y"]
+
+
+@pytest.mark.parametrize(("width", "wide"), [(390, 340), (1280, 900), (1920, 900)])
+def test_the_field_for_a_readers_sentence_is_as_wide_as_the_page_allows(
+    visit: Visit, html: str, width: int, wide: int
+) -> None:
+    page = ready(visit(html, width=width))
+    button(page, "Your own sentence").click()
+    box = page.get_by_label("Your sentence").bounding_box()
+    assert box is not None
+    assert box["width"] >= wide
 
 
 def test_nothing_moves_where_motion_is_reduced(page: Page) -> None:

@@ -29,6 +29,23 @@ from .playing import (
 )
 from .support import Visit, press, tight
 
+# Returns the percentages of which the number and the sign are on different lines.
+BROKEN = """() => {
+  const found = [];
+  const root = document.querySelector(".qkv-view").shadowRoot;
+  const walk = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const node = walk.currentNode;
+    if (!node.parentElement.checkVisibility()) continue;
+    for (const { 0: text, index } of node.data.matchAll(/\\S+%/g)) {
+      const range = document.createRange();
+      range.setStart(node, index);
+      range.setEnd(node, index + text.length);
+      if (new Set([...range.getClientRects()].map(({ top }) => top)).size > 1) found.push(text);
+    }
+  }
+  return found;
+}"""
 HEADS = [(layer, head) for layer in range(4) for head in range(6)]
 HIDDEN: Edit = {"op": "hide", "token": 4}
 
@@ -230,6 +247,15 @@ def focused(page: Page) -> Any:
     return page.evaluate(
         "document.querySelector('.qkv-view').shadowRoot.activeElement.dataset.head"
     )
+
+
+@pytest.mark.parametrize("colouring", ["pattern", "effect", "change"])
+def test_a_number_stays_on_the_line_of_its_percent_sign(
+    quick: Visit, html: str, colouring: str
+) -> None:
+    page = opened(quick, html, width=390, tab="heads", colouring=colouring, edits=[HIDDEN])
+    page.locator("[data-part=map] .scale-ends").wait_for()
+    assert page.evaluate(BROKEN) == []
 
 
 @pytest.mark.parametrize("width", [390, 800, 1280, 1920])

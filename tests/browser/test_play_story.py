@@ -211,6 +211,22 @@ def test_axe_finds_nothing_and_the_picture_hides_no_text(
         assert text["y"] + text["height"] <= 800
 
 
+@pytest.mark.parametrize("height", [667, 844])
+def test_the_sum_of_the_mixed_values_is_in_view_on_a_phone(
+    visit: Visit, html: str, height: int
+) -> None:
+    page = ready(visit(opened_at(html, '#view="story"'), width=390, height=height))
+    page.emulate_media(reduced_motion="reduce")
+    picture = at(page, 4)
+    total = picture.locator(".motion-rows .sum")
+    expect(total).to_contain_text("100%")
+    box, frame = total.bounding_box(), picture.bounding_box()
+    assert box is not None
+    assert frame is not None
+    assert box["y"] >= frame["y"]
+    assert box["y"] + box["height"] <= frame["y"] + frame["height"]
+
+
 def test_the_decoder_has_a_story_too(visit: Visit, html: str) -> None:
     page = ready(visit(opened_at(html, '#model=decoder&view="story"')))
     for step in range(STEPS):

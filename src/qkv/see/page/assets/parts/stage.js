@@ -13,6 +13,8 @@ import "./stage.css";
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("../store/store.js").Now} Now */
 /** @typedef {{first: number, last: number, text: string, before: string, gap: boolean, plain: boolean}} StageWord  `plain`: no letters */
+/** @typedef {{left: number, top: number, right: number, bottom: number}} Row  the extent of a row of text */
+/** @typedef {{x: number, top: number, bottom: number, row: number}} Place  of a word and the note below it */
 
 const [THINNEST, PER_WEIGHT] = [1.5, 26]; // the width of a line in pixels is THINNEST + PER_WEIGHT * weight
 // Lines show the largest weights. The first FEWEST lines are drawn for weights of any size; a further line is drawn only
@@ -102,31 +104,21 @@ export function stage(ui, onword = null) {
     const box = text.getBoundingClientRect();
     const size = parseFloat(getComputedStyle(text).fontSize);
     lines.setAttribute("viewBox", `0 0 ${box.width} ${box.height}`);
-    const nodes = /** @type {HTMLElement[]} */ ([...words.children]);
-    /** @param {number} i */
-    const top = (i) => {
-      const rect = nodes[i].getBoundingClientRect();
-      return [rect.left - box.left + rect.width / 2, rect.top - box.top];
-    };
+    const [places, rows] = placesIn([...words.children]);
     const order = inOrder(own);
     const shown = new Set(order.slice(0, MOST).filter((i, rank) => rank < FEWEST || own[i] >= LEAST));
-    const [x, y] = from < 0 ? [0, 0] : top(from);
     all.forEach(({ first }, i) => {
       const path = paths.get(first);
       if (!shown.has(i)) return path?.style.setProperty("stroke-opacity", "0");
-      const [toX, toY] = top(i);
-      const far = Math.abs(x - toX);
-      const level = Math.abs(y - toY) < size;
-      const room = Math.min(y, toY) < size * 2.2 ? size * 1.9 : size * 1.1; // the space above the first line of words is larger
-      const high = Math.min(room, 12 + far * 0.28) / 0.75;
-      const d = `M${x} ${y}C${x} ${y - high} ${toX} ${toY - (level ? high : Math.min(high, size))} ${toX} ${toY}`;
+      const wide = THINNEST + PER_WEIGHT * own[i];
+      const d = wayOf(places[from], places[i], rows, wide, size);
       const line = path ?? svg("path", { d });
       if (!path) {
         paths.set(first, line);
         lines.append(line);
       }
       line.setAttribute("d", d);
-      line.style.setProperty("stroke-width", String(THINNEST + PER_WEIGHT * own[i]));
+      line.style.setProperty("stroke-width", String(wide));
       line.style.setProperty("stroke-opacity", String(0.35 + 0.65 * Math.min(1, own[i] * 4)));
     });
   }
@@ -158,7 +150,7 @@ export function stage(ui, onword = null) {
     const position = query ?? now.state.position;
     const hasGap = query === undefined && all.some(({ gap: missing }) => missing);
     from = all.findIndex(({ first, last, gap: missing }) => (hasGap ? missing : position !== null && first <= position && position < last));
-    const row = bare || position === null ? null : meanRow(now, position, T, heads);
+    const row = bare || position === null || from < 0 ? null : meanRow(now, position, T, heads);
     weights = row && Float64Array.from(all, ({ first, last }) => row.subarray(first, last).reduce((sum, weight) => sum + weight, 0));
     const who = query !== undefined ? `“${visible(now.run.tokens[query])}”` : now.model.next ? "the last word" : gap ? "the gap" : "the word";
     const where = heads?.length === 1 ? `in head ${heads[0].join(".")}` : heads ? `over the ${heads.length} heads of the edits` : `over all ${now.model.layers * now.model.heads} heads`;
@@ -177,6 +169,42 @@ export function stage(ui, onword = null) {
   ui.redraw(draw);
   new ResizeObserver(draw).observe(text);
   return { node, update, words };
+}
+
+/** @param {HTMLElement[]} words @returns {[Place[], Row[]]} */
+function placesIn(words) {
+  /** @type {Row[]} */
+  const rows = [];
+  const places = words.map((node) => {
+    const { offsetLeft: left, offsetTop: top, offsetWidth: wide, offsetHeight: tall } = node;
+    const [x, bottom, note] = [left + wide / 2, top + tall, node.querySelector("small")];
+    if (!rows.length || top >= /** @type {Row} */ (rows.at(-1)).bottom) rows.push({ left: x, right: x, top, bottom });
+    const row = /** @type {Row} */ (rows.at(-1));
+    Object.assign(row, { left: Math.min(row.left, left), right: Math.max(row.right, left + wide), top: Math.min(row.top, top), bottom: Math.max(row.bottom, bottom) });
+    return { x, top, bottom: note ? top + note.offsetTop + note.offsetHeight : bottom, row: rows.length - 1 };
+  });
+  return [places, rows];
+}
+
+/**
+ * The way of a line that crosses no word: an arc above a row; to another row, curves through the spaces between rows,
+ * past the ends of the rows on the way. `wide`: the width of the line; `size`: the size of the type.
+ * @param {Place} from @param {Place} to @param {Row[]} rows @param {number} wide @param {number} size
+ */
+function wayOf(from, to, rows, wide, size) {
+  if (from.row === to.row) {
+    const room = to.row ? rows[to.row].top - rows[to.row - 1].bottom - wide / 2 : size * 1.9;
+    const high = Math.min(room, 12 + Math.abs(from.x - to.x) * 0.28) / 0.75;
+    return `M${from.x} ${from.top}C${from.x} ${from.top - high} ${to.x} ${to.top - high} ${to.x} ${to.top}`;
+  }
+  const down = to.row > from.row;
+  const passed = down ? rows.slice(from.row + 1, to.row) : rows.slice(to.row + 1, from.row).reverse();
+  const around = passed.flatMap(({ left, right, top, bottom }) => {
+    const x = from.x + to.x < left + right ? left - 4 - wide / 2 : right + 4 + wide / 2;
+    return down ? [[x, top], [x, bottom]] : [[x, bottom], [x, top]];
+  });
+  const points = [[from.x, down ? from.bottom : from.top], ...around, [to.x, down ? to.top : to.bottom]];
+  return points.map(([x, y], i) => (i ? `C${points[i - 1][0]} ${(points[i - 1][1] + y) / 2} ${x} ${(points[i - 1][1] + y) / 2} ${x} ${y}` : `M${x} ${y}`)).join("");
 }
 
 /**
