@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from playwright.sync_api import Page
+from playwright.sync_api import Locator, Page
 
 from qkv.models import Model
 from qkv.see.draw import colours
@@ -160,3 +160,10 @@ def skeleton(sentence: str) -> tuple[str, list[str]]:
     """Return a sentence with `#` for each probability, and the probabilities."""
     number = r"under 0\.1%|[\d.]+%"
     return re.sub(number, "#", sentence), re.findall(number, sentence)
+
+
+def similarities(within: Page | Locator) -> list[str]:
+    """Return the numbers that the chart of similarities names to screen readers."""
+    label = within.locator(".outcome-chart svg").get_attribute("aria-label")
+    assert label is not None
+    return [point.split()[-1] for point in label.partition(": ")[2].split(", ")]

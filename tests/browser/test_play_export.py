@@ -22,7 +22,7 @@ from qkv.see.page.html import document, script
 from .bundling import script_of
 from .edited import Edit
 from .engine import by_the_library, shares
-from .outcome import is_percent
+from .outcome import is_percent, similarities
 from .play import address, after, opened_at, ready
 from .playing import (
     HEAD,
@@ -166,7 +166,7 @@ def test_the_csv_has_all_words_with_probabilities_before_and_after(
     assert shown[0] == words[0]
     assert any(is_percent(text, float(table[0]["probability"])) for text in shown)
     alike = rows(saved(page, "outcome", "CSV: layer by layer"))
-    chart = page.locator(".outcome-alike td").all_text_contents()
+    chart = similarities(page)
     assert [f"{float(row['cosine_with_original']):.3f}" for row in alike] == chart
 
 

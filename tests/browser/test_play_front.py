@@ -432,6 +432,34 @@ def test_a_next_word_has_the_models_probability_and_the_share_of_its_draws(
     assert shown[0] in headline  # the same word has the same probability
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_shared_picture_says_what_was_hidden(
+    visit: Visit, html: str, tmp_path: Path, width: int
+) -> None:
+    page = ready(visit(html, width=width, height=844))
+    after(page, page.locator("[data-qkv-first]").click)
+    headline = page.locator("[data-part=headline]").inner_text()
+    button(page, "Share").click()
+    card = page.locator(".postcard")
+    expect(card.locator("h3")).to_have_text(["Best guess: wine, 58%.", headline])
+    assert "glass" in headline
+    for one in card.locator("[data-part=stage]").all():
+        assert one.evaluate(CROSSED)[1] == []
+    page.evaluate(
+        """() => {
+          const { serializeToString } = XMLSerializer.prototype;
+          XMLSerializer.prototype.serializeToString = function (node) {
+            return (window.drawn = serializeToString.call(this, node));
+          };
+        }"""
+    )
+    with page.expect_download():
+        button(page, "Save the picture").click()
+    texts = re.findall(r"<text([^>]*)>([^<]*)</text>", page.evaluate("() => drawn"))
+    assert [text for how, text in texts if "line-through" in how] == ["glass"]
+    assert "".join(headline.split()) in "".join("".join(text.split()) for _, text in texts)
+
+
 def test_the_picture_and_the_page_can_be_saved(visit: Visit, html: str, tmp_path: Path) -> None:
     page = ready(visit(html))
     after(page, page.locator("[data-qkv-first]").click)

@@ -22,6 +22,7 @@ from .outcome import (
     outcome_page,
     percent,
     rows,
+    similarities,
     skeleton,
 )
 from .support import Visit, said
@@ -143,7 +144,7 @@ def check_inside(page: Page, own: Expected, position: int) -> None:
     """Check the numbers of each layer and of the listed heads against the library."""
     one, other = (resid[:, position] for resid in own.resid)
     cosines = (one * other).sum(-1) / np.sqrt((one**2).sum(-1) * (other**2).sum(-1))
-    shown = page.locator(".outcome-alike tbody td").all_inner_texts()
+    shown = similarities(page)
     assert len(shown) == len(cosines)
     assert all(map(is_written, shown, cosines))
     drawn = page.locator(".outcome-chart text:not(.dim)").all_text_contents()

@@ -13,7 +13,7 @@ from qkv.see.draw.colours import THEMES
 
 from .edited import Edit, Result
 from .engine import by_the_library, shares
-from .outcome import is_percent, is_written
+from .outcome import is_percent, is_written, similarities
 from .play import address, after, button, in_lab, opened_at, part, ready, shown
 from .playing import laid_out, picture, until
 from .support import Visit, press, read, readout
@@ -124,7 +124,7 @@ def test_similarities_and_differences_match_the_library(
     lengths = [np.linalg.norm(x, axis=-1) for x in vectors]
     cosines = (vectors[0] * vectors[1]).sum(-1) / (lengths[0] * lengths[1])
     own = part(page, "second")
-    found = own.locator(".outcome-alike td").all_inner_texts()
+    found = similarities(own)
     assert len(found) == len(cosines)
     assert all(is_written(*pair) for pair in zip(found, cosines, strict=True))
     names = [row[0] for row in table(page)]

@@ -7,9 +7,9 @@ import { fixed } from "../base/format.js";
  * Draws a line through numbers, and writes each number beside its point if it fits.
  * @param {number} wide  in pixels
  * @param {number[]} values
- * @param {{low: number, high: number, name: (i: number) => string, say?: (x: number) => string, label?: string}} about
+ * @param {{low: number, high: number, name: (i: number) => string, say?: (x: number) => string, label: string}} about
  *     `low`, `high`: the ends of the axis; `name`: the text below a point; `say`: the format of a number; `label`:
- *     the description for screen readers, if no table has the same numbers
+ *     the description for screen readers
  */
 export function lineChart(wide, values, { low, high, name, say = (x) => fixed(x, 3), label }) {
   const [tall, left, span] = [160, 44, high - low];
@@ -24,8 +24,7 @@ export function lineChart(wide, values, { low, high, name, say = (x) => fixed(x,
   /** @param {number} px @param {number} py @param {any} words */
   const text = (px, py, words, kind = "") => svg("text", { x: px, y: py, class: kind }, words);
   const spoken = values.map((value, i) => `${name(i)} ${say(value)}`).join(", ");
-  const read = label ? { role: "img", "aria-label": `${label}: ${spoken}` } : { "aria-hidden": "true" };
-  return svg("svg", { class: "chart", width: wide, height: tall, ...read },
+  return svg("svg", { class: "chart", width: wide, height: tall, role: "img", "aria-label": `${label}: ${spoken}` },
     (span > 1e-9 ? [low, high] : [high]).map((end) => [
       svg("line", { x1: left, x2: wide - 4, y1: y(end), y2: y(end), class: "axis" }),
       text(left / 2, y(end) + 4, say(end), "dim"),

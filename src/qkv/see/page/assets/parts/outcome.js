@@ -59,6 +59,11 @@ export function outcomeOf(before, after, words) {
   return { rows, moved, shows };
 }
 
+/** @param {Now} now */
+function outcomeIn({ original, run, model }) {
+  return outcomeOf(probabilitiesOf(original.logits), probabilitiesOf(run.logits), model.words);
+}
+
 /**
  * The heads whose patterns changed most, the most changed first.
  * @param {Run} original
@@ -78,10 +83,11 @@ function changedHeads(original, run) {
 /**
  * A sentence about the model's guess at the position, and about the effect of the changes.
  * @param {Looked} now
- * @param {Outcome} outcome
  * @returns {Said[]}
  */
-function headlineOf(now, { rows, moved, shows }) {
+export function claimOf(now) {
+  if (!now.run.logits.length) return wordlessHeadline(now);
+  const { rows, moved, shows } = outcomeIn(now);
   const [best, was] = [rows[0], rows.reduce((one, other) => (other.before > one.before ? other : one))];
   const [sure, probability] = [best.after >= SURE, percent(best.after)];
   if (!now.state.edits.length)
@@ -250,18 +256,10 @@ export function outcomePart(ui, store) {
 
   /** @param {Looked} now */
   function draw(now) {
-    if (!now.run.logits.length) {
-      const said = wordlessHeadline(now);
-      fill(headline, spelled(said));
-      fill(bars);
-      return ui.say(plainOf(said));
-    }
-    const [before, after] = [now.original, now.run].map(({ logits }) => probabilitiesOf(logits));
-    const outcome = outcomeOf(before, after, now.model.words);
-    const said = headlineOf(now, outcome);
+    const said = claimOf(now);
     fill(headline, spelled(said));
     ui.say(plainOf(said));
-    fill(bars, wordBars(now, outcome));
+    fill(bars, now.run.logits.length ? wordBars(now, outcomeIn(now)) : null);
   }
 
   /** @param {Told} now */
@@ -304,7 +302,7 @@ export function outcomePart(ui, store) {
     const room = el("div", { class: "outcome-chart" });
     box.append(
       el("div", {}, el("h4", {}, "How similar ", there, " is to the original"), el("p", { class: "note" },
-        "The cosine between its vectors before and after your changes: after the embeddings, then after each layer."), room, alikeTable(alike)),
+        "The cosine between its vectors before and after your changes: after the embeddings, then after each layer."), room),
       el("div", {}, el("h4", {}, "The heads that changed most"), headList(store, changedHeads(now.original, now.run),
         "The share of attention weight that moved, averaged over all rows. Bars go from 0% to 100%.",
         "No head changed visibly: in each, less than 0.1% of the weight has moved.")),
@@ -369,23 +367,11 @@ export function wordTable(rows, names) {
 }
 
 /**
- * A line chart of a word's similarity; the axis goes from the lowest number to 1.
- * @param {HTMLElement} room
- * @param {number[]} alike
+ * A line chart of a word's similarity after each layer.
+ * @param {HTMLElement} room @param {number[]} alike
  */
-export function alikeChart(room, alike) {
-  return lineChart(Math.max(240, room.clientWidth || 0), alike, { low: Math.min(...alike), high: 1, name: (i) => (i ? `layer ${i - 1}` : "emb.") });
-}
-
-/**
- * The chart in words, for screen readers.
- * @param {number[]} alike
- */
-export function alikeTable(alike, caption = "cosine with the original") {
-  const rows = alike.map((value, i) =>
-    el("tr", {}, el("th", { scope: "row" }, i ? `layer ${i - 1}` : "embeddings"), el("td", {}, fixed(value, SEEN))));
-  return el("table", { class: "sr outcome-alike" }, el("caption", {}, caption),
-    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "behind"), el("th", { scope: "col" }, "cosine"))), el("tbody", {}, rows));
+export function alikeChart(room, alike, label = "cosine with the original") {
+  return lineChart(Math.max(240, room.clientWidth || 0), alike, { low: Math.min(...alike), high: 1, name: (i) => (i ? `layer ${i - 1}` : "emb."), label });
 }
 
 /**

@@ -107,12 +107,13 @@ function drawnOf(ui, node, canvases, caption) {
     if (picture) return;
     const cut_ = style.overflowX !== "visible" && (element.scrollWidth > element.clientWidth || element.scrollHeight > element.clientHeight);
     if (cut_) own = clipped(own, box);
+    const lined = [style, style.display === "inline" && element.parentElement ? getComputedStyle(element.parentElement) : style].map((one) => one.textDecorationLine).find((line) => line !== "none");
     for (const child of element.childNodes) {
       if (child.nodeType === Node.ELEMENT_NODE) visit(/** @type {HTMLElement} */ (child), own, within || cut_);
       else if (child.nodeType === Node.TEXT_NODE)
         for (const { text, rect } of fragments(/** @type {Text} */ (child), style)) {
           if (!within && !cut_) widen(rect);
-          own.append(textOf(text, rect, style, cut_ && style.textOverflow === "ellipsis" ? box.right : Infinity, isTurned(element)));
+          own.append(textOf(text, rect, style, cut_ && style.textOverflow === "ellipsis" ? box.right : Infinity, isTurned(element), lined));
         }
     }
   }
@@ -215,15 +216,16 @@ function fragments(node, style) {
  * @param {CSSStyleDeclaration} style
  * @param {number} end  the position at which the text is cut off
  * @param {boolean} turned
+ * @param {string | undefined} line  a line under or through the text
  */
-function textOf(text, rect, style, end, turned) {
+function textOf(text, rect, style, end, turned, line) {
   const [pen, [fill_, opacity]] = [penFor(fontOf(style)), plainColour(style.color)];
   const flat = style.writingMode === "horizontal-tb";
   let shown_ = text;
   if (rect.right > end + 1) while (shown_ && pen.measureText(`${shown_}…`).width > end - rect.left - 2) shown_ = shown_.slice(0, -1);
   const { fontBoundingBoxAscent: up, fontBoundingBoxDescent: down } = pen.measureText(text);
   const more = { fill: fill_, "fill-opacity": opacity < 1 ? opacity : null, "font-family": style.fontFamily, "font-size": style.fontSize,
-    "font-weight": style.fontWeight === "400" ? null : style.fontWeight, "font-style": style.fontStyle === "normal" ? null : style.fontStyle, style: { "white-space": "pre" } };
+    "font-weight": style.fontWeight === "400" ? null : style.fontWeight, "font-style": style.fontStyle === "normal" ? null : style.fontStyle, "text-decoration": line, style: { "white-space": "pre" } };
   if (!flat) {
     const [x, y] = [rect.left + rect.width / 2, rect.top + rect.height / 2];
     return svg("text", { ...more, transform: `translate(${short(x)} ${short(y)}) rotate(${turned ? -90 : 90})`, y: short((up - down) / 2), "text-anchor": "middle" }, forXml(text));

@@ -8,7 +8,7 @@ import { cosineAt } from "../store/probabilities.js";
 import { maskOf } from "../store/positions.js";
 import { partnerOf } from "../store/second.js";
 import { LONGEST } from "../store/limits.js";
-import { alikeChart, alikeTable, barLegend, headList, HEADS_LISTED, outcomeOf, wordTable } from "./outcome.js";
+import { alikeChart, barLegend, headList, HEADS_LISTED, outcomeOf, wordTable } from "./outcome.js";
 import { pairPart } from "./pair.js";
 import { unreadOf } from "./sentence.js";
 import { numberOf } from "./sight.js";
@@ -117,11 +117,11 @@ function drawAlike({ state, run, second }, box, other, store) {
   const name = a === b ? [word(a), " is in both"] : [word(a), " and ", word(b), " are"];
   const room = el("div", { class: "outcome-chart" });
   fill(box, el("div", {}, el("h4", {}, "How similar ", name), el("p", { class: "note" },
-    "The cosine between its vectors in the two sentences: after the embeddings, then after each layer."), room, alikeTable(alike, "cosine between both")),
+    "The cosine between its vectors in the two sentences: after the embeddings, then after each layer."), room),
     el("div", {}, el("h4", {}, "Where they look at different words"),
       headList(store, apart(run, second, own, other), "The share of the row's weight that goes to other tokens in the second sentence. Bars go from 0% to 100%.",
         "In no head: less than 0.5% of the weight goes to other tokens in each.")));
-  const paint = () => fill(room, alikeChart(room, alike));
+  const paint = () => fill(room, alikeChart(room, alike, "cosine between both"));
   paint();
   return paint;
 }

@@ -2,15 +2,17 @@
 // page on the web is shared as an address, any other page as a file that contains the changes.
 
 import { el, fill } from "../base/elements.js";
-import { editsOf } from "../engine/edits.js";
+import { claimOf } from "./outcome.js";
 import { pictureOf, pngOf } from "./picture.js";
 import { handOver, toTakeAway } from "./save.js";
 import { reachOf } from "./sentence.js";
 import { stage } from "./stage.js";
+import { spelled } from "./words.js";
 import "./share.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("./outcome.js").Looked} Looked */
 /** @typedef {import("../store/store.js").LiveStore} LiveStore */
 
 /** @param {Ui} ui @param {LiveStore} store @param {() => void} close */
@@ -68,13 +70,12 @@ export function sharePart(ui, store, close) {
     if (node.hidden) return;
     const { edits } = now.state;
     second.hidden = !edits.length;
-    fill(first.firstChild, edits.length ? "Before" : "What the model sees");
-    const hidden = editsOf(edits, "hide").length === edits.length;
-    fill(second.firstChild, hidden ? "With the word hidden" : "After the changes");
-    const { original, state } = now;
-    const plain = Object.freeze({ ...state, edits: [] });
-    before.update({ ...now, sentence: state.text, run: original, words: original.words ?? [], state: plain });
-    after.update(now);
+    const { original: run, state } = now;
+    const plain = { ...now, sentence: state.text, run, words: run.words ?? [], state: { ...state, edits: [] } };
+    [plain, now].forEach((told, k) => {
+      [before, after][k].update(told);
+      fill([first, second][k].firstChild, state.position === null ? null : spelled(claimOf(/** @type {Looked} */ (told))));
+    });
   }
   return {
     node,

@@ -180,7 +180,8 @@ function placesIn(words) {
     const [x, bottom, note] = [left + wide / 2, top + tall, node.querySelector("small")];
     if (!rows.length || top >= /** @type {Row} */ (rows.at(-1)).bottom) rows.push({ left: x, right: x, top, bottom });
     const row = /** @type {Row} */ (rows.at(-1));
-    Object.assign(row, { left: Math.min(row.left, left), right: Math.max(row.right, left + wide), top: Math.min(row.top, top), bottom: Math.max(row.bottom, bottom) });
+    [row.left, row.right] = [Math.min(row.left, left), Math.max(row.right, left + wide)];
+    [row.top, row.bottom] = [Math.min(row.top, top), Math.max(row.bottom, bottom)];
     return { x, top, bottom: note ? top + note.offsetTop + note.offsetHeight : bottom, row: rows.length - 1 };
   });
   return [places, rows];
