@@ -25,7 +25,7 @@ from .outcome import (
     similarities,
     skeleton,
 )
-from .support import Visit, said
+from .support import Visit, read, said
 from .test_engine import EDITS, LISTS, TEXT
 
 POSITION = 7  # of [MASK]
@@ -149,6 +149,13 @@ def check_inside(page: Page, own: Expected, position: int) -> None:
     assert all(map(is_written, shown, cosines))
     drawn = page.locator(".outcome-chart text:not(.dim)").all_text_contents()
     assert drawn == shown
+    if page.locator(".outcome-chart .axis").count() == 2:
+        low, high = map(read, page.locator(".outcome-chart text.dim").all_text_contents()[:2])
+        # the smallest step of 1, 2 or 5 units, of which an axis from the least cosine to 1 has five
+        steps = (part * 10.0**power for power in range(-5, 1) for part in (1, 2, 5))
+        step = next(s for s in steps if np.ceil(1 / s - 1e-6) - np.floor(min(cosines) / s) <= 5)
+        assert high == 1
+        assert low == pytest.approx(np.floor(min(cosines) / step) * step, abs=6e-4)
     plain, changed = own.patterns
     moved = np.maximum(plain - changed, 0).sum(-1).mean(-1)
     heads = page.locator(".outcome-heads button")

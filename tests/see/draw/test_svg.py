@@ -266,6 +266,17 @@ def test_ordered_numbers_are_drawn_as_a_line() -> None:
     assert (y[1] - y[0]) / 1.5 == pytest.approx((y[1] - y[2]) / 0.75, abs=0.2)
 
 
+@pytest.mark.parametrize(
+    ("least", "most", "ticks"),
+    [(0.934, 1.0, "0.92 0.96 1"), (2.93, 9.81, "2 6 10"), (0.0123, 0.0371, "0.01 0.025 0.04")],
+)
+def test_an_axis_ends_at_round_numbers(least: float, most: float, ticks: str) -> None:
+    panel = Lines(lines=[Line([(0, most), (1, least)])], names=["a", "b"], ends=(least, most))
+    low, middle, high = ticks.split()
+    assert set(words(of(panel))) >= {low, middle, high}
+    assert panel.axis == (float(low), float(high))
+
+
 def test_bars_of_numbers() -> None:
     rows = of(Bars(title="moved", names=["a", "b"], values=[2.0, 1.0]))
     bars = [r for r in parsed(rows).iter(f"{NAMESPACE}rect") if r.get("fill") == BEFORE]

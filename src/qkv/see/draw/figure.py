@@ -255,7 +255,7 @@ def _chart(axes: Axes, panel: panels.Lines, tone: Tone) -> None:
                 f"{value:.3f}", (x, value), xytext=(0, 8), textcoords="offset points",
                 ha="center", fontsize=9,
             )  # fmt: skip
-    low, high = panel.ends
+    low, high = panel.axis
     tall = high - low or 1.0
     above = high + (0.12 if panel.numbered else 0.02) * tall
     axes.set(xlim=(-0.4, len(panel.names) - 0.6), ylim=(low - 0.02 * tall, above))

@@ -214,6 +214,23 @@ class Line:
     dash: tuple[float, ...] = ()
 
 
+def round_ends(low: float, high: float) -> tuple[float, float]:
+    """Extend an axis to multiples of a round step, of which it has at most five.
+
+    The scripts of a page have the same function (base/format.js).
+
+    >>> round_ends(0.934, 1.0), round_ends(2.93, 9.81), round_ends(0.0, 1.0)
+    ((0.92, 1.0), (2.0, 10.0), (0.0, 1.0))
+    """
+    unit = 10.0 ** math.floor(math.log10(high - low or abs(high) or 1.0))
+    for part in (0.1, 0.2, 0.5, 1, 2, 5):
+        step = part * unit
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        if last - first <= 5:
+            break
+    return float(f"{first * step:.9g}"), float(f"{last * step:.9g}")
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Lines(Panel):
     """A line chart with evenly spaced names, such as layers or steps, on the horizontal axis.
@@ -221,7 +238,7 @@ class Lines(Panel):
     Attributes:
         lines: the lines.
         names: the names at positions 0, 1 and so on.
-        ends: the lower and the upper end of the vertical axis.
+        ends: the smallest and the largest number that the vertical axis must contain.
         along: the label of the horizontal axis, such as "layer" if each name stands for a layer.
         numbered: whether each number is written beside its point.
     """
@@ -231,6 +248,11 @@ class Lines(Panel):
     ends: tuple[float, float]
     along: str = ""
     numbered: bool = False
+
+    @property
+    def axis(self) -> tuple[float, float]:
+        """Return the ends of the vertical axis: `ends`, extended to round numbers."""
+        return round_ends(*self.ends)
 
     @property
     def ticks(self) -> list[int]:

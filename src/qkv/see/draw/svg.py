@@ -323,7 +323,7 @@ def _links(panel: panels.Links, tone: Tone) -> Drawing:
 def _chart(panel: panels.Lines, tone: Tone) -> Drawing:
     """Draw a line chart; if the panel is `numbered`, write the number beside each point."""
     width, left, height = 460.0, 46.0, 150.0
-    low, high = panel.ends
+    low, high = panel.axis
     wide = (width - left - 16) / max(1, len(panel.names) - 1)
     tall = height / ((high - low) or 1)
 
@@ -335,7 +335,7 @@ def _chart(panel: panels.Lines, tone: Tone) -> Drawing:
         y = at((0, value))[1]
         elements += [
             f'<path d="M{left:g} {y:.1f}H{width - 16:g}" stroke="{tone.line}"/>',
-            text(left - 6, y + 4, f"{value:.2f}", tone.dim, size=10, text_anchor="end"),
+            text(left - 6, y + 4, f"{value:.4g}", tone.dim, size=10, text_anchor="end"),
         ]
     for tick in panel.ticks:
         x, name = at((tick, low))[0], panel.names[tick]

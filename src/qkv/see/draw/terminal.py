@@ -325,7 +325,7 @@ def _bars(screen: Screen, panel: panels.Bars) -> list[Text]:
 
 def _chart(screen: Screen, panel: panels.Lines) -> list[Text]:
     """Draw a bar for each number of the chart's first line."""
-    low, high = panel.ends
+    low, high = panel.axis
     values = [value for _, value in panel.lines[0].points]
     return _bars(screen, panels.Bars(names=panel.names, values=values, top=max(high, -low)))
 

@@ -177,7 +177,7 @@ class CompareView(HeadShown):
             explained="cosine",
             lines=[Line(list(enumerate(values)))],
             names=names_of_layers(len(values) - 1),
-            ends=(min(0.0, least - 0.1), 1.0),
+            ends=(min(0.0, least), 1.0),
             numbered=True,
         )
 

@@ -43,6 +43,18 @@ export function inBoth(x) {
 }
 
 /**
+ * Extends an axis to multiples of a round step, of which it has at most five; the same as `round_ends` of draw/panels.py.
+ * @param {number[]} values  the numbers that the axis contains
+ */
+export function roundEnds(values) {
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const unit = 10 ** Math.floor(Math.log10(high - low || Math.abs(high) || 1));
+  const ends = [0.1, 0.2, 0.5, 1, 2, 5].map((part) => [part * unit, Math.floor(low / (part * unit) + 1e-9), Math.ceil(high / (part * unit) - 1e-9)]);
+  const [step, first, last] = ends.find(([, one, other]) => other - one <= 5) ?? ends[5];
+  return { low: first * step, high: last * step };
+}
+
+/**
  * A count with a separator between thousands.
  * @param {number} n
  */

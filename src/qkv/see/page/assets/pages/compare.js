@@ -2,7 +2,7 @@
 
 import { el, fill, word } from "../base/elements.js";
 import { starting } from "../base/mount.js";
-import { count, number, visible } from "../base/format.js";
+import { count, number, roundEnds, visible } from "../base/format.js";
 import { recordedStore } from "../store/recorded.js";
 import { lineChart } from "../parts/chart.js";
 import { helpOf, notesOf, titleNode, whyOf } from "../parts/notes.js";
@@ -85,8 +85,7 @@ function panel(title, ...children) {
 function layerChart(values, layers, label) {
   /** @param {number} i */
   const name = (i) => (i ? `layer ${layers[i - 1]}` : "emb.");
-  const ends = { low: Math.min(0, ...values), high: Math.max(...values, 1e-9) };
-  const chart = lineChart(Math.max(280, 64 * values.length + 44), values, { ...ends, name, say: number, label });
+  const chart = lineChart(Math.max(280, 64 * values.length + 44), values, { ...roundEnds([0, 1e-9, ...values]), name, say: number, label });
   return el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": label }, chart);
 }
 

@@ -6,7 +6,7 @@ import { choice, roving, stretcher } from "../base/controls.js";
 import { el, fill, svg } from "../base/elements.js";
 import { heatmap } from "../base/heatmap.js";
 import { starting } from "../base/mount.js";
-import { count, number, visible } from "../base/format.js";
+import { count, number, roundEnds, visible } from "../base/format.js";
 import { inTurn } from "../base/turns.js";
 import { unpack } from "../base/arrays.js";
 import "./replay.css";
@@ -142,7 +142,7 @@ export const start = starting((box, payload, ui) => {
       fill(node, svg("svg", { width, height: tall, viewBox: `0 0 ${width} ${tall}`, role: "img", "aria-label": label },
           [low, (low + high) / 2, high].map((value) => [
             svg("line", { x1: left, x2: right, y1: y(value), y2: y(value), class: "axis" }),
-            words_(number(value, high - low < 0.2 ? 3 : 1), left - 6, y(value) + 4, "end"),
+            words_(number(value, high - low < 0.2 ? 3 : 2), left - 6, y(value) + 4, "end"),
           ]),
           names.map((knot) => words_(count(knot), Math.min(x(knot), width - 4 * count(knot).length - 2), tall - 6, "middle")),
           svg("line", { x1: here, x2: here, y1: top - 6, y2: floor + 4, class: "replay-now" }),
@@ -175,10 +175,7 @@ export const start = starting((box, payload, ui) => {
   }, 330, 220);
   const fall = chart(() => {
     const values = losses.map(([, value]) => value);
-    const [low, high] = [Math.min(...values), Math.max(...values)];
-    const room = (high - low) * 0.05 || 0.05;
-    const ground = low >= 0 ? Math.max(0, low - room) : low - room;
-    return { label: `Loss: ${number(values[0])} at first, ${number(values.at(-1))} at last`, low: ground, high: high + room, lines: [{ points: losses, name: "loss", look: { stroke: "var(--ink)" }, value: /** @type {number} */ (data.logged[now()]) }] };
+    return { label: `Loss: ${number(values[0])} at first, ${number(values.at(-1))} at last`, ...roundEnds(values), lines: [{ points: losses, name: "loss", look: { stroke: "var(--ink)" }, value: /** @type {number} */ (data.logged[now()]) }] };
   }, 170, 130);
 
   // ---- one head, and all heads

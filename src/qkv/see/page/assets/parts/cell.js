@@ -5,7 +5,7 @@
 import { canvas2d, css, hatch, shade } from "../base/colours.js";
 import { foldedTable } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
-import { cut, number, visible } from "../base/format.js";
+import { cut, number, roundEnds, visible } from "../base/format.js";
 import { inSum, termsOf, total } from "./sums.js";
 import "./cell.css";
 
@@ -205,8 +205,7 @@ export function sumBars(ui, { onpoint, writes = true, after } = {}) {
   function drawBars(pen, { left, wide, gap, size, top }) {
     const { values, name } = shown;
     const ends = values.filter(Number.isFinite);
-    const high = shown.high ?? ends.reduce((most, x) => Math.max(most, x), 0);
-    const low = shown.high ? 0 : ends.reduce((least, x) => Math.min(least, x), 0);
+    const { low, high } = roundEnds([0, ...(shown.high ? [shown.high] : ends)]);
     const scale = BARS / (high - low || 1);
     const zero = top + high * scale;
     chart.dataset.bars = [left, wide, zero, scale].join(" ");

@@ -3,7 +3,7 @@
 // on the patterns of heads.
 
 import { el, fill, word } from "../base/elements.js";
-import { fixed, percent, visible } from "../base/format.js";
+import { fixed, percent, roundEnds, visible } from "../base/format.js";
 import { guessName, plainName } from "../base/tokens.js";
 import { editsOf } from "../engine/edits.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
@@ -371,7 +371,7 @@ export function wordTable(rows, names) {
  * @param {HTMLElement} room @param {number[]} alike
  */
 export function alikeChart(room, alike, label = "cosine with the original") {
-  return lineChart(Math.max(240, room.clientWidth || 0), alike, { low: Math.min(...alike), high: 1, name: (i) => (i ? `layer ${i - 1}` : "emb."), label });
+  return lineChart(Math.max(240, room.clientWidth || 0), alike, { ...roundEnds([...alike, 1]), name: (i) => (i ? `layer ${i - 1}` : "emb."), label });
 }
 
 /**
