@@ -15,6 +15,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import FancyBboxPatch
 from rich.console import Console
 
 import qkv
@@ -452,6 +453,65 @@ def test_layers_go_upwards_and_the_strongest_edges_are_shown(layers: int, heads:
     assert len(widths) == count
     assert widths == sorted(widths)  # the strongest in front
     assert widths[-1] == 4.5
+
+
+def bezier(points: np.ndarray) -> np.ndarray:
+    """Return points on joined cubic Bézier curves, (n, 2)."""
+    t = np.linspace(0, 1, 101)[:, None]
+    weights = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3)
+    parts = [points[i : i + 4] for i in range(0, len(points) - 1, 3)]
+    return np.concatenate(
+        [sum(w * p for w, p in zip(weights, part, strict=True)) for part in parts]
+    )
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(2, 1), (3, 4), (5, 12)])
+def test_no_edge_is_drawn_behind_a_node_that_it_does_not_join(layers: int, heads: int) -> None:
+    last = layers - 1
+    edges = [
+        Edge("embed", "logits", 1.0),
+        *(Edge(f"attn.0.{i}", f"mlp.{last}", 0.5) for i in range(heads)),
+        *(Edge("mlp.0", f"attn.{last}.{i}.{'qkv'[i % 3]}", -0.5) for i in range(heads)),
+        *(Edge(f"attn.0.{i}", f"attn.{last}.{heads - 1 - i}.v", 0.25) for i in range(heads)),
+    ]
+    view = plot(graph_of(layers, heads, edges))
+    root = ElementTree.fromstring(view.svg())
+    boxes = [
+        [float(one.get(name, "")) for name in ("x", "y", "width", "height")]
+        for one in root.iter(f"{SVG}rect")
+        if one.get("rx")
+    ]
+    lines = [one.get("d", "") for one in root.iter(f"{SVG}path") if one.get("stroke-width")]
+    drawn = [line for line in lines if "C" in line]
+    assert len(drawn) == 2 * len(edges)
+    for line in drawn:
+        points = bezier(np.array(re.findall(r"-?[\d.]+", line), float).reshape(-1, 2))
+        for x, y, width, height in boxes:
+            inside = (
+                np.abs(points - (x + width / 2, y + height / 2)) < (width / 2, height / 2)
+            ).all(1)
+            assert inside.sum() <= 1  # an end may touch its own box, rounded to 0.1 px
+    axes = view.figure().axes[0]
+    frames = [one for one in axes.patches if isinstance(one, FancyBboxPatch)]
+    assert len(frames) == len(boxes)
+    for patch in set(axes.patches) - set(frames):
+        points = bezier(np.array(patch.get_path().vertices))
+        for one in frames:
+            low, size = np.array([one.get_x(), one.get_y()]), (one.get_width(), one.get_height())
+            assert not ((points > low + 1e-9) & (points < low + size - 1e-9)).all(1).any()
+
+
+@pytest.mark.parametrize("digits", [0, 1, 3, 6])
+def test_no_text_of_a_picture_is_smaller_than_9_pixels(digits: int) -> None:
+    view = plot(result_of([[-(10.0**digits), 0.5], [1.0, 2e-5]], "layer", "head"))
+    root = ElementTree.fromstring(view.svg())
+    sizes = [float(one.get("font-size", "")) for one in root.iter(f"{SVG}text")]
+    assert min(sizes) >= 9
+    found = [one for one in root.iter(f"{SVG}rect") if one.get("shape-rendering")]
+    widest = max(
+        len(one.text or "") for one in root.iter(f"{SVG}text") if one.get("font-size") == "9"
+    )
+    assert float(found[0].get("width", "")) >= 9 * 0.6 * widest  # the numbers fit into their cells
 
 
 def test_a_graph_without_most_of_its_nodes_stays_together() -> None:

@@ -146,8 +146,8 @@ def _heat_map(axes: Axes, panel: panels.HeatMap, tone: Tone) -> None:
             face = tone.faint if panel.compact else tone.paper
             cell = (j - 0.5, i - 0.5, 1, 1)
             _frame(axes, cell, tone.line, 0, fill=True, facecolor=face, hatch=hatch, clip_on=True)
-        elif n <= 14 and not panel.compact:
-            color, size = ink(shade(float(shares[i, j]), tone.theme)), max(5.5, min(9.0, 88 / n))
+        elif n <= 13 and not panel.compact:
+            color, size = ink(shade(float(shares[i, j]), tone.theme)), min(9.0, 88 / n)
             number = form(float(values[i, j]))
             words, below = (panel.words[i][j], f"\n{number}") if panel.words else (number, "")
             _write(axes, (j, i), words, size, below, ha="center", va="center", color=color)
@@ -209,13 +209,13 @@ def _graph(axes: Axes, panel: panels.Graph, tone: Tone) -> None:
     from matplotlib.patches import FancyBboxPatch, PathPatch
     from matplotlib.path import Path
 
-    code = [Path.MOVETO, *[Path.CURVE4] * 3]
+    code = [Path.MOVETO, *[Path.CURVE4] * max(map(len, panel.curves), default=0)]
     drawn = list(zip(panel.shares, panel.curves, strict=True))
     for share, curve in reversed(drawn):
         color = shade(float(np.copysign(max(0.25, abs(share)), share)), tone.theme)
         axes.add_patch(
             PathPatch(
-                Path(curve, code), fill=False, edgecolor=color, capstyle="butt",
+                Path(curve, code[: len(curve)]), fill=False, edgecolor=color, capstyle="butt",
                 linewidth=0.5 + 4 * abs(share),
             )
         )  # fmt: skip

@@ -1,5 +1,6 @@
 """Panels: the contents of a view, drawn in a terminal, as SVG or by matplotlib."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -216,8 +217,6 @@ class Line:
 
 def round_ends(low: float, high: float) -> tuple[float, float]:
     """Extend an axis to multiples of a round step, of which it has at most five.
-
-    The scripts of a page have the same function (base/format.js).
 
     >>> round_ends(0.934, 1.0), round_ends(2.93, 9.81), round_ends(0.0, 1.0)
     ((0.92, 1.0), (2.0, 10.0), (0.0, 1.0))
@@ -545,18 +544,28 @@ class Graph(Panel):
 
     @property
     def curves(self) -> list[Array]:
-        """Return the Bézier curve of each edge, from sender to receiver: four points, (4, 2)."""
+        """Return the path of each edge, from sender to receiver: joined Bézier curves, (3n + 1, 2).
+
+        In each row on its way, a path passes between two nodes or beside the row.
+        """
+        cells = self.nodes.values()
+        rows = {row: sorted(x for x, y in cells if y == row) for _, row in cells}
         curves = []
         for edge in self.edges:
             (x, y), (end, high) = self.nodes[edge.sender], self.nodes[edge.receiver]
             end += INPUTS.get(edge.input, 0.0)
-            y, high = y + HALF, high - HALF
-            rise = 0.5 * (high - y)
-            # if both nodes are in one column, bend the curve around the nodes between them
-            aside = 0.4 if abs(end - x) < 0.5 and rise > 0.5 else 0.0
-            curves.append(
-                np.array([(x, y), (x + aside, y + rise), (end + aside, high - rise), (end, high)])
-            )
+            stops = [(x, y + HALF)]
+            for row in (row for row in sorted(rows) if y < row < high):
+                across, gap = np.array(rows[row]), float(np.interp(row, (y, high), (x, end)))
+                if np.abs(across - gap).min() < 0.55:
+                    ends = across[0] - 1.1, across[-1] + 1.1
+                    gaps = np.convolve([ends[0], *across, ends[1]], (0.5, 0.5), "valid")
+                    gap = float(gaps[np.abs(gaps - gap).argmin()])
+                stops += [(gap, row - HALF), (gap, row + HALF)]
+            path = stops[:1]
+            for (x, y), (to, top) in itertools.pairwise([*stops, (end, high - HALF)]):
+                path += [(x, (y + top) / 2), (to, (y + top) / 2), (to, top)]
+            curves.append(np.array(path))
         return curves
 
     @property

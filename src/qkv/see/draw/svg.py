@@ -213,8 +213,8 @@ def _heat_map(panel: panels.HeatMap, tone: Tone) -> Drawing:
     wide = high
     if panel.words is not None:
         wide, high = widest(word for row in panel.words for word in row) + 8, 30.0
-    written = [form(x) for x in panel.values[~hatched].tolist()]
-    size = 9.0 if max(map(len, written), default=0) <= 5 else 7.5
+    if high == 30.0:
+        wide = max([wide, *(5.6 * len(form(x)) + 4 for x in panel.values[~hatched].tolist())])
     left = widest(rows) + 8
     top = widest(columns) * 0.71 + 12
     elements = []
@@ -246,7 +246,7 @@ def _heat_map(panel: panels.HeatMap, tone: Tone) -> Drawing:
                 word = label(panel.words[i][j])
                 elements.append(text(middle, low - 5, word, ink(color), text_anchor="middle"))
                 low += 7
-            elements.append(text(middle, low, number, ink(color), size=size, text_anchor="middle"))
+            elements.append(text(middle, low, number, ink(color), size=9, text_anchor="middle"))
     if marks:
         elements.append(f'<path d="{"".join(marks)}" stroke="{tone.line}" fill="none"/>')
     elements.append(outline(left, top, m * wide, n * high, tone.line, 1))
@@ -435,7 +435,7 @@ def _bars(panel: panels.Bars, tone: Tone) -> Drawing:
 
 def _graph(panel: panels.Graph, tone: Tone) -> Drawing:
     """Draw nodes and edges; pointing at a node or an edge shows its numbers below the graph."""
-    across, up, form = 42.0, 42.0, panel.form
+    across, up, form = 46.0, 42.0, panel.form
     columns, high = panel.size
     left = widest(panel.rows.values()) + 22
     bottom = up * high + 24
