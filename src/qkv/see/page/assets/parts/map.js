@@ -30,8 +30,8 @@ import "./map.css";
  *     probability that moves to other words. `word` is the likeliest word before the removal. `from` is its probability
  *     before the removal, and `to` is its probability after the removal
  * @typedef {{value: number | null, text: string, said: string}} Value  the value of a head in a colouring
- * @typedef {{layer: number, head: number, name: string, called: string, said: string, term: string, figure_: string, role: HTMLElement, thumb: HTMLElement,
- *            figure: HTMLElement, button: HTMLElement, power: HTMLElement, node: HTMLElement}} Cell
+ * @typedef {{layer: number, head: number, name: string, called: string, said: string, term: string, figure_: string,
+ *            role: HTMLElement, thumb: HTMLElement, figure: HTMLElement, button: HTMLElement, power: HTMLElement, node: HTMLElement}} Cell
  */
 
 const COLOURINGS = [

@@ -54,7 +54,8 @@ export function beatScreen(ui, store) {
   function ask() {
     tell(rounds.length + 1);
     // each word is offered once in a game: the other words belong to sentences of other games
-    const [[gapped, right], ...others] = Array.from({ length: OFFERED }, (_, k) => sentences[(begin + rounds.length + k * ROUNDS) % sentences.length]);
+    const [[gapped, right], ...others] = Array.from({ length: OFFERED }, (_, k) =>
+      sentences[(begin + rounds.length + k * ROUNDS) % sentences.length]);
     const offered = [right, ...others.map(([, other]) => other)].sort();
     fill(text, gapped);
     fill(say, "Which word did the author write?");

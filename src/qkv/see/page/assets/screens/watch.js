@@ -31,7 +31,8 @@ export function watchScreen(store) {
     const texts = fields.map(({ value }) => value.trim() || " ");
     const runs = await Promise.all(texts.map((text) => engine.run(text, [], { at: [] })));
     if (mine !== asked) return;
-    const words = runs.map((run, i) => new Map(wordsOf(texts[i], run, model).map(([first, end, name]) => [name.toLowerCase(), [first, end]])));
+    const words = runs.map((run, i) => new Map(wordsOf(texts[i], run, model)
+      .map(([first, end, name]) => [name.toLowerCase(), [first, end]])));
     const name = sharedBy(words, store.data.little?.words ?? []);
     table.hidden = !name;
     fill(title, "Does ", name ? el("em", {}, visible(name)) : "a word", " change its mind?");
