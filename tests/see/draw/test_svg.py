@@ -17,7 +17,7 @@ from qkv.see import View, compare, head_view, play, plot_shift, show, walk
 from qkv.see.analysis.measures import summarize
 from qkv.see.draw import svg
 from qkv.see.draw.colours import AFTER, BEFORE, FAINT, INK, THEMES, TONES, shade
-from qkv.see.draw.panels import Arrows, Bars, HeatMap, Line, Lines, Links, Panel
+from qkv.see.draw.panels import Arrows, Bars, HeatMap, Image as Picture, Line, Lines, Links, Panel
 from qkv.trace import Trace
 
 from ..support import BANK, CAT, MONEY
@@ -119,6 +119,34 @@ def test_a_picture_is_as_large_as_its_panels_and_gaps(
     assert (root.get("width"), root.get("height")) == (f"{width:g}", f"{height:g}")
     for each in root.iter(f"{NAMESPACE}image"):
         assert (each.get("width"), each.get("height")) == ("150.0", "150.0")
+
+
+ONE = heat_map(np.ones((1, 1)), ["a"], ["b"])
+LINKS = heat_map(np.ones((2, 3)), ["a", "b"], ["c", "d", "e"])
+PIXELS = np.zeros((2, 4, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("panel", "width", "height"),
+    [
+        # a letter is 0.6 * 11 = 6.6 wide, and the scale at least 190; the label of a column is
+        # turned by 45 degrees: 0.71 of its length, above a cell of 30
+        (ONE, 6.6 + 8 + 190, 0.71 * 6.6 + 12 + 30 + 14 + 22),
+        # 20 for each query or key; the lines cross 130
+        (Links(map=LINKS, strongest=[]), 6.6 + 10 + 130 + 6 + 6.6, 3 * 20),
+        # bars of 120 between the names and the numbers; with negative numbers, 60 on either side
+        (Bars(names=["a", "b"], values=[1, 2]), 6.6 + 8 + 120 + 60, 2 * 18),
+        (Bars(names=["a"], values=[-1]), 6.6 + 8 + 60 + 4 * 11 + 60 + 60, 18),
+        (Picture(pixels=PIXELS), 300, 150),
+        (Picture(pixels=PIXELS, chosen=True), 150, 75),
+        # 150 for the lines, 32 for the names below them, 18 for each line of the legend
+        (Lines(lines=[Line([(0, 1)], name="x")] * 2, names=["0"], ends=(0, 1)), 460, 150 + 32 + 36),
+    ],
+    ids=["heat map", "links", "bars", "signed bars", "image", "small image", "lines"],
+)
+def test_the_size_of_a_panel(panel: Panel, width: float, height: float) -> None:
+    drawn = svg.part(panel, TONES["light"])
+    assert (drawn.width, drawn.height) == pytest.approx((width, height))
 
 
 def test_the_lines_below_a_picture_make_it_higher_and_are_wrapped_at_its_width() -> None:

@@ -18,6 +18,7 @@ from qkv.models.files.find import shipped
 from qkv.see import PlayView, play
 from qkv.see.page.html import POLICY
 from qkv.see.page.play import OPENING
+from qkv.see.views.play import findings_view
 
 from ..page.reading import Page
 
@@ -361,3 +362,11 @@ def test_an_invalid_state_is_refused(
 ) -> None:
     with pytest.raises(error, match=said):
         play(model=small, **given)
+
+
+def test_a_page_of_findings_runs_texts_of_at_most_256_tokens() -> None:
+    model = qkv.load("books")
+    findings_view(model, [{"text": "the " * 254}], "title")  # and [CLS] and [SEP]
+    expected = r"publish: the text the .* has 257 tokens, but a page runs at most 256: shorten it$"
+    with pytest.raises(ValueError, match=expected):
+        findings_view(model, [{"text": "the " * 255}], "title")
