@@ -38,10 +38,9 @@ def leave(number: int, _: Any = None) -> NoReturn:
 def end_with_parent(parent: int, end: Callable[[], Any] = lambda: os._exit(1)) -> None:
     """End this process soon after its parent process ends, for example by SIGKILL.
 
-    A process whose parent has ended gets another parent. A thread checks the parent's id. The
-    thread needs the global interpreter lock: it cannot run while a call in C holds the lock. If
-    this process runs foreign code, start a thread in the process's parent that ends both processes.
-    On Windows, the function has no effect: there, the parent's id never changes.
+    A thread checks the id of the parent, which changes when the parent ends (not on Windows). While
+    a call in C holds the interpreter lock, this thread cannot run. For a process with foreign code,
+    call this function in the process's own parent, so that `end` ends both.
 
     Args:
         parent: the id of the parent process.

@@ -21,8 +21,8 @@ def suggestion(near: Iterable[str], names: Iterable[str], kind: str = "the neare
     >>> suggestion([], "abcdefghijklm")
     'choose from a, b, c, d, e, f, g, h, i, j and 3 more'
     """
-    if near := list(dict.fromkeys(near)):
+    near, known = list(dict.fromkeys(near)), list(dict.fromkeys(names))
+    if near:
         return f"{kind} {', '.join(near)}"
-    known = list(dict.fromkeys(names))
     more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
     return f"choose from {', '.join(known[:_LISTED])}{more}"

@@ -170,10 +170,8 @@ class Graph:
             return self._scores[sender, receiver]
         senders = [one for one, other in self._scores if other == receiver]
         names = senders or list(dict.fromkeys(edge.receiver for edge in self.edges))
-        if senders:  # an existing receiver reads each of these, similar or not
-            near, kind = nearest(sender, senders, cutoff=0.0), f"{receiver} reads"
-        else:
-            near, kind = nearest(receiver, names), "the nearest receivers are"
+        near = nearest(sender, names, cutoff=0.0) if senders else nearest(receiver, names)
+        kind = f"{receiver} reads" if senders else "the nearest receivers are"
         raise KeyError(
             f"score: there is no edge {shown(sender)} to {shown(receiver)}"
             + f"; {suggestion(near, names, kind)}" * bool(names)

@@ -317,8 +317,7 @@ def serve(load: Callable[[], Answer], megabytes: int, seconds: float) -> None:
 def _go_on_in_a_child() -> None:
     """Fork and continue in the child; the parent waits, and exits with the child's exit code.
 
-    If the student's code ends its parent process, the marker does not end. If the marker ends, the
-    parent process ends the child, even if a call in C holds the child's interpreter lock.
+    If the marker ends, the parent ends the child, even while the child holds its interpreter lock.
     """
     if not hasattr(os, "fork"):  # Windows cannot fork
         return
@@ -328,7 +327,7 @@ def _go_on_in_a_child() -> None:
         return
 
     def end() -> None:
-        os.kill(child, signal.SIGKILL)  # the student's code may have left the process group
+        os.kill(child, signal.SIGKILL)  # it may have left the process group
         os.killpg(0, signal.SIGKILL)
 
     end_with_parent(marker, end)

@@ -38,14 +38,12 @@ def traced(source: Any, tokens: Tokens, model: Named, call: str) -> tuple[Trace,
             for layer, weights in zip(heads.layers, heads.weights, strict=True)
         }
         return Trace(arrays, tokens=[heads.queries.tokens], special=[heads.queries.special]), None
-    ids = is_ids(source)
-    if not ids and (
-        hasattr(source, "__array__")
-        or (isinstance(source, list | tuple) and hasattr(source[0] if source else 0, "__array__"))
-    ):
+    first = source[0] if isinstance(source, list | tuple) and source else source
+    if hasattr(first, "__array__") and not is_ids(source):
         raise TypeError(f"{call}: weights need tokens: give tokens=[...] too")
     used = reader_for(source, model, call)
-    size = min(len(source if ids else used.tokenize(source)), used.max_seq_length or WHOLE + 1)
+    length = len(used.tokenize(source) if isinstance(source, str) else source)
+    size = min(length, used.max_seq_length or WHOLE + 1)
     if size > WHOLE:
         return readable_trace(used.trace(source, names=["embed", "v"], top_k=8)), used
     return readable_trace(used.trace(source)), used
