@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
 import qkv
 import qkv.see
+from qkv.models import random_model
 from qkv.see.draw import colours, terminal
 from qkv.see.draw.terminal import Screen, cube_color
 
@@ -315,3 +317,25 @@ def test_the_command_line_accepts_stretch(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["show", "the cat sat", "--model", "random", "--stretch"])
     assert "(stretched to the largest)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("theme", "pair"), [("light", ("#00795a", "#8a3fc0")), ("dark", ("#4fd0a5", "#d59bff"))]
+)
+def test_a_and_b_have_the_same_colours_in_every_format(theme: str, pair: tuple[str, str]) -> None:
+    word = qkv.compare("I love you", "You love me", word="love", model="random", theme=theme)
+    model = random_model("decoder")
+    traces = model.trace("I love you"), model.trace("I love you", ablate=[(0, 0)])
+    for view in (word, qkv.compare(*traces, theme=theme)):
+        titles = re.findall(r'fill="([^"]*)" font-weight="bold"', view.svg())
+        shown = [to_hex(axes.title.get_color()) for axes in view.figure().axes]
+        for found in (titles, shown):
+            assert [color for color in found if color in pair] == list(pair)
+    drawn = list(terminal.draw(Screen(110, 1 << 24, theme=theme), word.panels()))
+    styles = [
+        str(style) for line in drawn for style in (line.style, *(x.style for x in line.spans))
+    ]
+    assert [style[5:] for style in styles if style[5:] in pair] == [*pair, *pair]  # in two tables
+    where = ".view{" if theme == "light" else '.view[data-theme="dark"]{'
+    (rule,) = [rule for rule in colours.css().split("\n") if rule.startswith(where)]
+    assert f"--a:{pair[0]};--b:{pair[1]}" in rule

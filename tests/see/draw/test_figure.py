@@ -20,9 +20,8 @@ from matplotlib.text import Text
 from qkv.models import Model, random_model
 from qkv.see import compare, plot_shift, show, walk
 from qkv.see.analysis.word_vectors import fit_plane
-from qkv.see.draw.colours import AFTER, BEFORE, INK, LINE, TONES, shade
-from qkv.see.draw.figure import _chart, drawable, write_png
-from qkv.see.draw.panels import Line, Lines
+from qkv.see.draw.colours import AFTER, BEFORE, INK, LINE, shade
+from qkv.see.draw.figure import drawable, write_png
 from qkv.trace import Trace
 
 from ..support import BANK, CAT, MONEY, made_trace
@@ -377,10 +376,3 @@ def test_a_trace_without_vectors_has_no_shift_plot() -> None:
     trace = made_trace(["a", "b"], np.full((1, 1, 2, 2), 0.5))
     assert len(show(trace).figure().axes) == 3  # the grid, its scale and the links
     assert isinstance(trace, Trace)
-
-
-def test_an_axis_of_a_figure_ends_at_round_numbers() -> None:
-    panel = Lines(lines=[Line([(0, 1.0), (1, 0.934)])], names=["a", "b"], ends=(0.934, 1.0))
-    axes = Figure().add_subplot()
-    _chart(axes, panel, TONES["light"])
-    assert axes.get_ylim() == pytest.approx((0.92 - 0.0016, 1 + 0.0016))

@@ -68,7 +68,12 @@ class Tone(NamedTuple):
             color, color
         )
 
+    def side(self, name: str) -> str:
+        """Return the colour of a side, "A" or "B"; other names have the colour of words."""
+        return THEMES[self.theme].lines[SIDES[name]] if name in SIDES else self.ink
 
+
+SIDES = {"A": 2, "B": 3}  # the sides of a comparison, and the numbers of their colours in `lines`
 _TABLES = tomllib.loads(files("qkv.see.draw").joinpath("colours.toml").read_text("utf-8"))
 THEMES = {
     name: Theme(**{field: tuple(colors) for field, colors in table.items()})
@@ -139,6 +144,7 @@ def css() -> str:
     for name, theme in THEMES.items():
         own = {"paper": theme.more[0], "more": " ".join(theme.more), "less": " ".join(theme.less)}
         own |= {f"line-{number}": color for number, color in enumerate(theme.lines)}
+        own |= {side.lower(): theme.lines[number] for side, number in SIDES.items()}
         where = ".view" if name == "light" else f'.view[data-theme="{name}"]'
         rules.append(where + "{" + ";".join(f"--{key}:{own[key]}" for key in own) + "}")
     return "\n".join(rules)

@@ -78,7 +78,8 @@ def _drawn(title: str, lines: Sequence[str], rows: panels.Rows, tone: Tone) -> F
             if isinstance(panel, panels.Arrows):
                 arrows.append((axes, panel))
                 pad = 28.0  # above the legend
-            _plain(axes.set_title(drawable([panel.title])[0], color=tone.ink, pad=pad), 11)
+            color = tone.side(panel.name)
+            _plain(axes.set_title(drawable([panel.title])[0], color=color, pad=pad), 11)
     if arrows and (layout := figure.get_layout_engine()):
         for _ in range(2):  # the layout is final after two rounds
             layout.execute(figure)

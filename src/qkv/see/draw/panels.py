@@ -27,7 +27,7 @@ class Panel:
     Attributes:
         title: the title.
         explained: a phrase that explains the panel.
-        name: a name that distinguishes the panel from the panel beside it.
+        name: a name that distinguishes the panel from the panel beside it; A and B have colours.
         shown_in: where the panel is drawn: in a "terminal", in a "picture", or in both.
     """
 
@@ -215,21 +215,6 @@ class Line:
     dash: tuple[float, ...] = ()
 
 
-def round_ends(low: float, high: float) -> tuple[float, float]:
-    """Extend an axis to multiples of a round step, of which it has at most five.
-
-    >>> round_ends(0.934, 1.0), round_ends(2.93, 9.81), round_ends(0.0, 1.0)
-    ((0.92, 1.0), (2.0, 10.0), (0.0, 1.0))
-    """
-    unit = 10.0 ** math.floor(math.log10(high - low or abs(high) or 1.0))
-    for part in (0.1, 0.2, 0.5, 1, 2, 5):
-        step = part * unit
-        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-        if last - first <= 5:
-            break
-    return float(f"{first * step:.9g}"), float(f"{last * step:.9g}")
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Lines(Panel):
     """A line chart with evenly spaced names, such as layers or steps, on the horizontal axis.
@@ -237,7 +222,7 @@ class Lines(Panel):
     Attributes:
         lines: the lines.
         names: the names at positions 0, 1 and so on.
-        ends: the smallest and the largest number that the vertical axis must contain.
+        ends: the lower and the upper end of the numbers on the vertical axis.
         along: the label of the horizontal axis, such as "layer" if each name stands for a layer.
         numbered: whether each number is written beside its point.
     """
@@ -250,8 +235,17 @@ class Lines(Panel):
 
     @property
     def axis(self) -> tuple[float, float]:
-        """Return the ends of the vertical axis: `ends`, extended to round numbers."""
-        return round_ends(*self.ends)
+        """Extend `ends` to multiples of a round step, of which the axis has at most five.
+
+        >>> Lines(lines=[], names=[], ends=(0.934, 1.0)).axis
+        (0.92, 1.0)
+        """
+        low, high = self.ends
+        unit = 10.0 ** math.floor(math.log10(high - low or abs(high) or 1.0))
+        steps = [part * unit for part in (0.1, 0.2, 0.5, 1, 2, 5)]
+        axes = [(math.floor(low / s + 1e-9), math.ceil(high / s - 1e-9), s) for s in steps]
+        first, last, step = next(axis for axis in axes if axis[1] - axis[0] <= 5)
+        return float(f"{first * step:.9g}"), float(f"{last * step:.9g}")
 
     @property
     def ticks(self) -> list[int]:
@@ -544,23 +538,17 @@ class Graph(Panel):
 
     @property
     def curves(self) -> list[Array]:
-        """Return the path of each edge, from sender to receiver: joined Bézier curves, (3n + 1, 2).
-
-        In each row on its way, a path passes between two nodes or beside the row.
-        """
-        cells = self.nodes.values()
-        rows = {row: sorted(x for x, y in cells if y == row) for _, row in cells}
-        curves = []
+        """Return each edge's path, which passes no node: joined Bézier curves, (3 n + 1, 2)."""
+        cells, curves = self.nodes.values(), []
+        columns = np.arange(-0.6, self.size[0] + 0.65, 0.05)
         for edge in self.edges:
             (x, y), (end, high) = self.nodes[edge.sender], self.nodes[edge.receiver]
             end += INPUTS.get(edge.input, 0.0)
             stops = [(x, y + HALF)]
-            for row in (row for row in sorted(rows) if y < row < high):
-                across, gap = np.array(rows[row]), float(np.interp(row, (y, high), (x, end)))
-                if np.abs(across - gap).min() < 0.55:
-                    ends = across[0] - 1.1, across[-1] + 1.1
-                    gaps = np.convolve([ends[0], *across, ends[1]], (0.5, 0.5), "valid")
-                    gap = float(gaps[np.abs(gaps - gap).argmin()])
+            for row in sorted({row for _, row in cells if y < row < high}):
+                nodes = np.array([column for column, at in cells if at == row])
+                free = columns[np.abs(columns[:, None] - nodes).min(1) > 0.499]
+                gap = float(free[np.abs(free - np.interp(row, (y, high), (x, end))).argmin()])
                 stops += [(gap, row - HALF), (gap, row + HALF)]
             path = stops[:1]
             for (x, y), (to, top) in itertools.pairwise([*stops, (end, high - HALF)]):

@@ -195,11 +195,10 @@ def part(panel: panels.Panel, tone: Tone) -> Drawing:
     if not panel.title:
         return drawn
     weight = "normal" if isinstance(panel, panels.Image) and not panel.chosen else "bold"
+    title = text(0, 12, panel.title, tone.side(panel.name), font_weight=weight)
     below = f'<g transform="translate(0 20)">{"".join(drawn.elements)}</g>'
     width = max(drawn.width, 0.68 * len(panel.title) * SIZE)
-    return Drawing(
-        [text(0, 12, panel.title, tone.ink, font_weight=weight), below], width, drawn.height + 20
-    )
+    return Drawing([title, below], width, drawn.height + 20)
 
 
 def _heat_map(panel: panels.HeatMap, tone: Tone) -> Drawing:

@@ -19,7 +19,7 @@ import numpy as np
 
 from qkv.see.analysis.measures import strongest_block
 from qkv.see.draw import panels
-from qkv.see.draw.colours import THEMES, ink, shade
+from qkv.see.draw.colours import THEMES, TONES, ink, shade
 from qkv.visible import visible
 
 if TYPE_CHECKING:
@@ -77,6 +77,10 @@ class Screen:
     def shades(self) -> bool:
         """Return whether the terminal can shade cells; it needs colours and a known background."""
         return bool(self.colors and self.theme)
+
+    def side(self, name: str) -> str:
+        """Return the style (for rich) of the name of a side, "A" or "B"."""
+        return f"bold {TONES[self.theme].side(name)}" if self.colors and self.theme else "bold"
 
     def shading(self, share: float) -> str:
         """Return the style (for rich) of a share from -1 to 1; a share of 0 has no style.
@@ -325,9 +329,9 @@ def _bars(screen: Screen, panel: panels.Bars) -> list[Text]:
 
 def _chart(screen: Screen, panel: panels.Lines) -> list[Text]:
     """Draw a bar for each number of the chart's first line."""
-    low, high = panel.axis
     values = [value for _, value in panel.lines[0].points]
-    return _bars(screen, panels.Bars(names=panel.names, values=values, top=max(high, -low)))
+    top = max(map(abs, panel.axis))
+    return _bars(screen, panels.Bars(names=panel.names, values=values, top=top))
 
 
 def _table(screen: Screen, panel: panels.Table) -> list[Text]:
@@ -531,15 +535,15 @@ def _first(count: int, room: int, needed: int) -> list[int]:
 
 def _side_by_side(screen: Screen, sides: Sequence[tuple[str, list[Text]]]) -> Iterator[Text]:
     """Draw two lists of lines under their names: side by side if they fit, otherwise stacked."""
-    wide = [2 + max((line.cell_len for line in lines), default=0) for _, lines in sides]
-    if sum(wide) + 1 > screen.width:
-        for name, lines in sides:
-            yield styled(name, style="bold")
-            yield from lines
+    left, right = (
+        [styled(name, screen.side(side)), *lines]
+        for side, (name, lines) in zip("AB", sides, strict=True)
+    )
+    half, wide = (2 + max(line.cell_len for line in lines) for lines in (left, right))
+    if half + wide + 1 > screen.width:
+        yield from (*left, *right)
         return
-    half = wide[0] + 1
-    (left_name, left), (right_name, right) = sides
-    yield styled(left_name.ljust(half) + right_name, style="bold")
+    half += 1
     for first, second in zip_longest(left, right, fillvalue=styled()):
         line = first.copy()
         line.append(" " * (half - line.cell_len))

@@ -262,10 +262,11 @@ class HeadShown(View):
 
     def _maps(self, names: Sequence[str], *outlined: Sequence[int]) -> list[panels.Panel]:
         """Show the head in each of two texts, as pictures side by side."""
-        parts = zip(names, self._all_heads(), outlined or ((), ()), strict=True)
+        parts = zip("AB", names, self._all_heads(), outlined or ((), ()), strict=True)
         options: dict[str, Any] = {"explained": EACH_ROW, "shown_in": panels.PICTURE}
         return [
-            self._map(part, f"{name}: {self.where}", rows, **options) for name, part, rows in parts
+            self._map(part, f"{name}: {self.where}", rows, name=side, **options)
+            for side, name, part, rows in parts
         ]
 
     def _map(

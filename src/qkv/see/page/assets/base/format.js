@@ -43,7 +43,7 @@ export function inBoth(x) {
 }
 
 /**
- * Extends an axis to multiples of a round step, of which it has at most five; the same as `round_ends` of draw/panels.py.
+ * Extends an axis to multiples of a round step, of which it has at most five; as `Lines.axis` in draw/panels.py.
  * @param {number[]} values  the numbers that the axis contains
  */
 export function roundEnds(values) {
