@@ -49,9 +49,9 @@ export function inBoth(x) {
 export function roundEnds(values) {
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const unit = 10 ** Math.floor(Math.log10(high - low || Math.abs(high) || 1));
-  const ends = [0.1, 0.2, 0.5, 1, 2, 5]
-    .map((part) => [part * unit, Math.floor(low / (part * unit) + 1e-9), Math.ceil(high / (part * unit) - 1e-9)]);
-  const [step, first, last] = ends.find(([, one, other]) => other - one <= 5) ?? ends[5];
+  const steps = [0.1, 0.2, 0.5, 1, 2, 5].map((part) => part * unit);
+  const ends = steps.map((one) => [one, Math.floor(low / one + 1e-9), Math.ceil(high / one - 1e-9)]);
+  const [step, first, last] = ends.find(([, low_, high_]) => high_ - low_ <= 5) ?? ends[5];
   return { low: first * step, high: last * step };
 }
 

@@ -96,44 +96,17 @@ function layerChart(values, layers, label) {
  */
 function changes(compare, text) {
   const all = compare.changes;
-  const rows = all
-    .slice(0, 200)
-    .map(([i, distance, cosine, length]) =>
-      el(
-        "tr",
-        {},
-        el("th", { scope: "row" }, word(text.tokens[i])),
-        el("td", {}, number(distance, 3)),
-        el(
-          "td",
-          { class: "meter" },
-          el("span", { style: { width: `${(100 * distance) / (all[0][1] || 1)}%` } }),
-        ),
-        el("td", {}, number(cosine, 3)),
-        el("td", {}, number(length)),
-      ),
-    );
-  const head = ["token", "distance", "", "cosine", "length before"].map((name) =>
-    name ? el("th", { scope: "col" }, name) : el("td"),
-  );
+  const rows = all.slice(0, 200).map(([i, distance, cosine, length]) =>
+    el("tr", {}, el("th", { scope: "row" }, word(text.tokens[i])), el("td", {}, number(distance, 3)),
+      el("td", { class: "meter" }, el("span", { style: { width: `${(100 * distance) / (all[0][1] || 1)}%` } })),
+      el("td", {}, number(cosine, 3)), el("td", {}, number(length))));
+  const head = ["token", "distance", "", "cosine", "length before"].map((name) => (name ? el("th", { scope: "col" }, name) : el("td")));
   return [
-    panel(
-      `What changed in ${compare.of}, largest first`,
-      el(
-        "div",
-        { class: "scroll table", tabindex: 0, role: "group", "aria-label": "changes" },
-        el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)),
-      ),
-      rows.length < all.length
-        ? el("p", { class: "note" }, `The first ${rows.length} of ${count(all.length)}.`)
-        : null,
-    ),
-    compare.by_layer.length
-      ? panel(
-          "Mean distance between the runs, by layer",
-          layerChart(compare.by_layer, text.layers, "mean distance"),
-        )
-      : null,
+    panel(`What changed in ${compare.of}, largest first`,
+      el("div", { class: "scroll table", tabindex: 0, role: "group", "aria-label": "changes" },
+        el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows))),
+      rows.length < all.length ? el("p", { class: "note" }, `The first ${rows.length} of ${count(all.length)}.`) : null),
+    compare.by_layer.length ? panel("Mean distance between the runs, by layer", layerChart(compare.by_layer, text.layers, "mean distance")) : null,
   ];
 }
 
