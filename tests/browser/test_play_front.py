@@ -131,6 +131,15 @@ def test_the_first_screen_shows_one_idea(
     check_layout(page)
 
 
+@pytest.mark.parametrize("fragment", ["", "#model=decoder"])
+def test_the_first_screen_says_what_the_model_has_read(
+    visit: Visit, html: str, fragment: str
+) -> None:
+    page = ready(visit(opened_at(html, fragment)))
+    said = "This model has read 273 books from before 1930 and a dictionary."
+    expect(page.locator(".front .read").locator("visible=true")).to_have_text(said)
+
+
 def test_one_press_changes_the_guess_and_the_lines(page: Page, exact: Model) -> None:
     def expected(**edits: object) -> tuple[str, float, dict[str, float]]:
         trace = exact.trace(TEXT, logits=True, **edits)

@@ -199,6 +199,7 @@ def test_the_page_has_the_stories_and_roles_of_the_card(model: qkv.Model) -> Non
         assert [story["change"]] == changes
     roles = json.loads((shipped()["books"] / "roles.json").read_text("utf-8"))
     assert data["roles"] == roles
+    assert data["read"] == "This model has read 273 books from before 1930 and a dictionary."
     cards = json.loads((shipped()["books"] / "cards.json").read_text("utf-8"))["cards"]
     assert data["cards"] == cards
     assert data["game"] == json.loads((shipped()["books"] / "game.json").read_text("utf-8"))
@@ -211,6 +212,7 @@ def test_a_changed_model_has_no_stories_roles_cards_or_game(model: qkv.Model) ->
     changed["embed.weight"][5, 5] += 1
     data, _ = data_of(play(OPPOSITE, model=model.with_parameters(changed))._document())
     assert (data["stories"], data["roles"], data["cards"], data["game"]) == ([], {}, [], {})
+    assert data["read"] == ""
 
 
 def test_the_page_is_one_file_with_its_policy_and_picture(

@@ -1,6 +1,7 @@
 """The data for the page of `play`, which may be a file or come from a server."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from qkv.trace import Trace
 #   `roles` maps "layer.head" to the head's role and its score for this role.
 #   `cards` lists the cards of the first lesson; see training/play_cards.py.
 #   `game` has the sentences of a game of guessing, and their book; see training/game.py.
+#   `read` is a sentence about the texts that the model has read, from the model's card; or "".
 #   `untrained` is true if the model is untrained.
 #   `little` holds two lists of tokens, which the rule for choosing a head ignores: function words
 #   in lower case (`words`), and parts of words around an apostrophe (`pieces`), such as the "t" of
@@ -69,7 +71,7 @@ from qkv.trace import Trace
 
 
 # Files in the folder of a model that comes with qkv.
-ROLES, CARDS, GAME = "roles.json", "cards.json", "game.json"
+ROLES, CARDS, GAME, CARD = "roles.json", "cards.json", "game.json", "README.md"
 
 
 # TEXT is the default text of a page; {} stands for the model's mask. HIDDEN is the word to hide.
@@ -79,7 +81,7 @@ DECODER = "books-decoder"  # The decoder on a page whose encoder is the default 
 
 
 def known_of(model: Model) -> dict[str, Any]:
-    """Return `stories`, `roles`, `cards` and `game` of a model that comes with qkv."""
+    """Return the entries of PLAY that describe a model; some exist only if it comes with qkv."""
     folder = _folder_of(model)
     stories = _kept(folder, FILE).get("stories", [])
     return {
@@ -90,6 +92,7 @@ def known_of(model: Model) -> dict[str, Any]:
         "roles": _kept(folder, ROLES),
         "cards": _kept(folder, CARDS).get("cards", []),
         "game": _kept(folder, GAME),
+        "read": _read_by(folder),
         "untrained": model.network.untrained,
         "little": {"words": sorted(FUNCTION_WORDS), "pieces": sorted(LEFT_OVER)},
     }
@@ -111,6 +114,16 @@ def _kept(folder: Path | None, name: str) -> dict[str, Any]:
     """Read a JSON file in a folder; return an empty object if the file does not exist."""
     file = folder and folder / name
     return dict(json.loads(file.read_bytes())) if file and file.is_file() else {}
+
+
+def _read_by(folder: Path | None) -> str:
+    """Return a sentence about the texts that a model has read, from its card; else ""."""
+    card = "" if folder is None else (folder / CARD).read_text("utf-8")
+    books = re.search(r"^(\d+) books of .*?, and WordNet", card, re.MULTILINE | re.DOTALL)
+    date = re.search(r"novels\s+from\s+before\s+(\d{4})", card)
+    if books is None or date is None:
+        return ""
+    return f"This model has read {books[1]} books from before {date[1]} and a dictionary."
 
 
 def _story(model: Model, story: dict[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,7 @@ export function frontScreen(ui, store, { outcome, writing }) {
     el("h2", { tabindex: -1 }, next ? TITLES.next : TITLES.guess),
     picture.node,
     says,
+    store.data.read ? el("p", { class: "note read" }, store.data.read) : null,
     typed,
     notes,
     trouble,
