@@ -409,7 +409,8 @@ def _limit(home: Path, modules: bool) -> dict[str, Any]:
         ModelError: a value is wrong, or needs a feature that qkv does not support.
     """
     path = next((home / name for name in LIMITS if (home / name).is_file()), None)
-    flat = {} if path is None else _flat(read.read_json(path))
+    values = {} if path is None else read.read_json(path)
+    flat = _flat(values) | {"do_lower_case": values.get("do_lower_case")}
     kept = {key: value for key, value in flat.items() if not _HARMLESS.fullmatch(key)}
     config = Config(kept, str(path), spellings=_SPELLINGS)
     for key, allowed in _ONLY.items():
