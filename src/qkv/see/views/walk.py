@@ -235,7 +235,7 @@ def walk(
     a language-model head, the walk ends at the word vectors after the last layer.
 
     Args:
-        text_or_trace: a text, or a model's trace of one text. Alternatively, a layer
+        text_or_trace: a text, its token ids, or a model's trace of one text. Alternatively, a layer
             (`MultiHeadAttention`, `SelfAttention` or `Block`) together with `x`. If `model` is
             None, a walk over a trace starts from the trace's Q, K and V. After the heads, the walk
             shows the steps whose numbers are in the trace; the note of the last step names the
