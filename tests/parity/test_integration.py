@@ -253,23 +253,28 @@ def test_generated_tokens_are_those_of_eager_attention(name: str) -> None:
         assert torch.equal(*texts)
 
 
-@pytest.mark.parametrize("cache", ["static", "dynamic"])
-def test_a_cache_of_any_kind_generates_the_same(cache: str) -> None:
-    model = made("gemma2", DECODERS["gemma2"], torch.float64, transformers.AutoModelForCausalLM)
+def generated(model: Any, inputs: dict[str, Any], cache: str, count: int) -> list[torch.Tensor]:
+    """Generate `count` tokens in float64 with eager attention, then with that of qkv."""
     texts = []
     for implementation in ("eager", "qkv"):
         model.set_attn_implementation(implementation)
         with double(True):
             texts.append(
                 model.generate(
-                    **words([9, 3], "left"),
-                    max_new_tokens=16,
+                    **inputs,
+                    max_new_tokens=count,
                     do_sample=False,
                     cache_implementation=cache,
                     disable_compile=True,
                 )
             )
-    assert torch.equal(*texts)
+    return texts
+
+
+@pytest.mark.parametrize("cache", ["static", "dynamic"])
+def test_a_cache_of_any_kind_generates_the_same(cache: str) -> None:
+    model = made("gemma2", DECODERS["gemma2"], torch.float64, transformers.AutoModelForCausalLM)
+    assert torch.equal(*generated(model, words([9, 3], "left"), cache, count=16))
 
 
 def test_recorded_weights_are_those_of_eager_attention() -> None:

@@ -16,7 +16,7 @@ import transformers
 from qkv.integrations.transformers import attend, register
 
 from .models import double, scatter
-from .test_integration import DECODERS, MIXED, SIZES, mask_of, near, words
+from .test_integration import DECODERS, MIXED, SIZES, generated, mask_of, near, words
 from .test_integration_record import TEXT, VISION
 
 WINDOWS = TEXT | MIXED | {"layer_types": MIXED["layer_types"][:2], "sliding_window": 5}
@@ -106,21 +106,7 @@ def test_three_passes_with_a_static_cache_agree_with_eager_attention(name: str) 
 @pytest.mark.parametrize("name", sorted({*FAMILIES} - SILENT))
 def test_a_cache_of_any_kind_generates_the_tokens_of_eager_attention(name: str, cache: str) -> None:
     model, blocks = family(name)
-    texts = []
-    for implementation in ("eager", "qkv"):
-        model.set_attn_implementation(implementation)
-        with double(True):
-            texts.append(
-                model.generate(
-                    **words([9, 9]),
-                    **blocks,
-                    max_new_tokens=6,
-                    do_sample=False,
-                    cache_implementation=cache,
-                    disable_compile=True,
-                )
-            )
-    assert torch.equal(*texts)
+    assert torch.equal(*generated(model, words([9, 9]) | blocks, cache, count=6))
 
 
 def causal_or_in_one_block(ids: Any) -> Callable[..., Any]:

@@ -451,12 +451,14 @@ def steps(
             if row.finish_reason is not None:
                 continue
             count = len(row.prompt_tokens) + len(row.ids)
-            _check_finite(logits[number], count, edited.why)
-            scores = row.penalised(model, logits[number])
-            _check_finite(scores, count, NONE_LEFT)
+            own = logits[number]
+            _check_finite(own, count, edited.why)
+            scores = row.penalised(model, own)
+            if scores is not own:
+                _check_finite(scores, count, NONE_LEFT)
             token = sampling(scores, row.rng)
             if top is not None:
-                row.measured.append(measured(logits[number], token, top))
+                row.measured.append(measured(own, token, top))
             if piece := row.add(token, eos_ids):
                 pieces.append((number, piece))
             ids[number], lengths[number] = token, row.finish_reason is None

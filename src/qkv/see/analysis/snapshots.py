@@ -15,7 +15,7 @@ from qkv.models import Model, load
 from qkv.models.run.truncation import callers
 from qkv.progress import progress
 from qkv.see.analysis import measures, selection
-from qkv.see.analysis.head_weights import Axis, Heads, heads_of
+from qkv.see.analysis.head_weights import Heads, heads_of
 from qkv.see.analysis.inputs import one_text, texts_of
 from qkv.see.analysis.selection import ChosenHead
 from qkv.trace import Trace
@@ -335,7 +335,8 @@ def replay_of(run: Run, text: Text) -> Replay:
     for index, (step, trace) in enumerate(traces(run, text, MOST_CELLS // min(2, len(run.steps)))):
         heads = heads_of(trace)
         if first is None:
-            first = trace, heads, _scores(heads)
+            copies = measures.after_copies(heads.queries.tokens, heads.queries.special)
+            first = trace, heads, _scores(heads, copies)
             trace.model = run.name or trace.model  # a run from a mapping has no name
             wanted = spread(len(run.steps), MOST_CELLS // heads.cells)
         weights = np.array(heads.weights, dtype=np.float32)
@@ -345,7 +346,7 @@ def replay_of(run: Run, text: Text) -> Replay:
             shown.append(len(steps))
             kept.append(weights)
         steps.append(step)
-        values.append(_measured(first[2], weights, heads.queries))
+        values.append(_measured(first[2], weights, copies))
     if first is None or not shown:
         raise ValueError(
             "replay: no snapshot has finite weights: the run diverged before its first snapshot"
@@ -376,9 +377,8 @@ def replay_of(run: Run, text: Text) -> Replay:
     )
 
 
-def _measured(scores: Sequence[Score], weights: Array, tokens: Axis) -> Array:
+def _measured(scores: Sequence[Score], weights: Array, copies: Array) -> Array:
     """Compute the value of each measure from weights (layers, H, L, L): (layers, H, scores)."""
-    copies = measures.after_copies(tokens.tokens, tokens.special)
     values = [[_MEASURES[score](layer, copies) for layer in weights] for score in scores]
     return np.array(values).transpose(1, 2, 0)
 
@@ -403,16 +403,15 @@ def _controls(
     ids = [n for n in range(len(models[0].embedding.table)) if n not in special_ids]
     if count < _LEAST_TOKENS or len(ids) < 2 * _LEAST_TOKENS:
         return None, 0
-    rng, values = (
-        np.random.default_rng(0),
-        np.zeros((2, len(trace.layers), trace.num_heads, len(scores))),
-    )
+    rng = np.random.default_rng(0)
+    values = np.zeros((2, len(trace.layers), trace.num_heads, len(scores)))
     for _ in range(CONTROLS):
         drawn = rng.choice(ids, count, replace=len(ids) < count).tolist()
         text = np.array([*front, *drawn, *drawn, *back])
         for value, model in zip(values, models, strict=True):
             heads = heads_of(model.trace(text, names=["pattern"]))
-            value += _measured(scores, np.array(heads.weights), heads.queries) / CONTROLS
+            copies = measures.after_copies(heads.queries.tokens, heads.queries.special)
+            value += _measured(scores, np.array(heads.weights), copies) / CONTROLS
     return values, count
 
 
@@ -426,10 +425,10 @@ def spread(count: int, most: int) -> list[int]:
     return [int(index) for index in np.rint(indices)]
 
 
-def _scores(heads: Heads) -> list[Score]:
+def _scores(heads: Heads, copies: Array) -> list[Score]:
     """Choose the measures to compute for this text; induction, e.g., needs a repeated token."""
     chosen = [FIRST]
-    if measures.after_copies(heads.queries.tokens, heads.queries.special).any():
+    if copies.any():
         chosen.insert(0, INDUCTION)
     if len(heads.queries.tokens) > 1:
         scores = (heads.scores.get(layer, np.zeros((1, 2, 2))) for layer in heads.layers)

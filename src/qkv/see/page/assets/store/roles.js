@@ -10,14 +10,13 @@ import { maskOf } from "./positions.js";
 const LOOKS_AT = { previous: "word before", next: "word after", same: "same word", first: "start of the text", last: "end of the text" };
 /** @type {Record<string, string>} */
 const LITTLE = { possessive: "my, his, her", article: "a, an, the", preposition: "in, on, of", auxiliary: "is, has, will" };
-/** @type {[string, string][]} */
-const LETTERS = Object.entries({
+const LETTER_OF = new Map(Object.entries({
   h: "his her my your our their its",
   a: "the a an this that these those some",
   p: "of in on at by for with about against between into onto through during before after above below to toward towards from down off over under across along around behind beside near within without upon inside outside",
   s: "i you he she it we they who",
   x: "is are was were be been being has have had do does did will would can could may might must shall should",
-});
+}).flatMap(([letter, words]) => words.split(" ").map((word) => /** @type {[string, string]} */ ([word, letter]))));
 /**
  * The sentences in which the word Q can have a role. A letter stands for a word: h, a, p, s and x for the words above,
  * f for other function words, w for content words, and a full stop for other tokens. A gap is a w.
@@ -62,8 +61,7 @@ export function measured([role, value]) {
 export function rolesIn(roles, { run, model }, little) {
   const words = run.tokens.map((token, t) => {
     if (token === maskOf(model)) return "w";
-    const found = LETTERS.find(([, known]) => known.split(" ").includes(token));
-    return found?.[0] ?? (little.includes(token) ? "f" : token.startsWith("##") ? "" : run.special[t] || !/[\p{L}\p{N}]/u.test(token) ? "." : "w");
+    return LETTER_OF.get(token) ?? (little.includes(token) ? "f" : token.startsWith("##") ? "" : run.special[t] || !/[\p{L}\p{N}]/u.test(token) ? "." : "w");
   });
   const gap = run.tokens.indexOf(maskOf(model));
   return Object.fromEntries(Object.entries(roles).filter(([, [role]]) =>
