@@ -326,7 +326,7 @@ export function headPart(ui, store, hands = null) {
   function whyOf_({ state, ruled, model }) {
     if (store.picked) return ["You chose this head. ", byRule];
     if (ruled?.layer !== state.layer || ruled.head !== state.head) return [];
-    return ruled.said.replaceAll(maskOf(model), "?");
+    return `${state.edits.length ? "Before your changes: " : ""}${ruled.said.replaceAll(maskOf(model), "?")}`;
   }
 
   /** @param {Told} next */

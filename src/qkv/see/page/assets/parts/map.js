@@ -273,7 +273,7 @@ export function mapPart(ui, store) {
       return `Each square is a head: rows are queries, columns are keys.${opens}${live && !told ? " Its switch turns it off." : ""}`;
     if (state.colouring === "change")
       return state.edits.length
-        ? "Weights now minus weights before: blue for more, red for less. The number is the share of a row's weight that moved, on average (half the sum of the absolute differences)."
+        ? "Weights now minus weights before: blue for more, red for less. The number is the share of a row's weight that moved, on average (the sum of all decreases)."
         : "No changes yet, so nothing differs.";
     if (state.position === null) return "There is no word to look at: choose one in the sentence.";
     const done = sweep?.all().length;

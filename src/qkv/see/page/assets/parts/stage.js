@@ -227,7 +227,7 @@ function stageWords({ sentence, run, words, state, model }) {
     return { first, last, text: missing ? "?" : own.trim() || name, before, gap, plain: !gap && !/[\p{L}\p{N}]/u.test(own) };
   });
   const behind = shownWords.findLastIndex(({ first }) => first <= (state.position ?? Infinity)) + 1;
-  if (model.next && model.words?.length) shownWords.splice(behind, 0, { first: run.tokens.length, last: run.tokens.length, text: "", before: " ", gap: true, plain: false });
+  if (model.next && run.logits.length) shownWords.splice(behind, 0, { first: run.tokens.length, last: run.tokens.length, text: "", before: " ", gap: true, plain: false });
   return shownWords;
 }
 

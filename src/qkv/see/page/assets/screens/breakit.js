@@ -104,7 +104,7 @@ export function breakScreen(ui, store) {
     show.disabled = !best;
     clear.disabled = !state.edits.some(isHead);
     if (!run.logits.length || state.position === null || !(model.next || isGap(last))) {
-      fill(say, "Write a sentence with a gap first.");
+      fill(say, model.next ? "Write a beginning first." : "Write a sentence with a gap first.");
       fill(par);
       return;
     }

@@ -59,7 +59,7 @@ const STEPS = [
     shows: "motion",
     moments: [3, 4],
     asks: ["weight", "temperature", "mask"],
-    say: () => "The softmax turns scores into attention weights, which add up to 100%. A high score takes most of it.",
+    say: () => "The softmax turns scores into attention weights, which add up to 100%. The highest score takes the most.",
   },
   {
     title: "Mixed values",

@@ -1,0 +1,826 @@
+"""Each kind of claim that the live page makes, with the test that decides whether it is true.
+
+`CLAIMS` maps a CSS selector to the texts that its elements may have. A text has a decider, which
+compares the text with the library in float64, or the name of a test that decides all texts of the
+selector. `check` reads everything that the page shows: a text without an entry is an error.
+"""
+
+import json
+import re
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import numpy as np
+from playwright.sync_api import Page
+
+import qkv
+from qkv.models import Model
+from qkv.text import Tokenized
+from qkv.text.tokenized import plain_tokens
+from qkv.trace import Trace
+
+from .engine import shares
+from .outcome import percent
+
+NEAR = 2e-5  # the page computes in float32
+SURE = 0.1  # the page is "not sure" of a guess with a lower probability
+DATA = Path(qkv.__file__).parent / "data"
+Decide = Callable[..., None]
+
+
+@dataclass
+class Seen:
+    """The page's state, and the library's numbers for it.
+
+    Attributes:
+        model: the model of the open side of the page, in float64.
+        state: the state in the address of the page.
+    """
+
+    model: Model
+    state: dict[str, Any]
+
+    @property
+    def edits(self) -> list[dict[str, Any]]:
+        return self.state["edits"]
+
+    @cached_property
+    def read(self) -> Tokenized:
+        return self.model.tokenize(self.state["text"])
+
+    @cached_property
+    def ids(self) -> list[int]:
+        ids = [int(id) for id in self.read.ids]
+        most = self.model.max_seq_length
+        return ids if len(ids) <= most else ids[: most - 1] + ids[-1:]
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """The tokens that the model reads after the edits, in readable form."""
+        plain = plain_tokens(self.read.tokens, list(self.read.special))[: len(self.ids)]
+        names = [
+            re.sub("^ +| +$", lambda blanks: "\u2423" * len(blanks[0]), name) for name in plain
+        ]
+        for edit in self.edits:
+            if edit["op"] == "swap":
+                names[edit["token"]] = edit["with"].strip("\u0120\u2581")
+        return names
+
+    def trace(self, *more: dict[str, Any], plain: bool = False) -> Trace:
+        """Run the text with the page's edits (or, if `plain`, without them) and with `more`."""
+        edits = [*([] if plain else self.edits), *more]
+        return _traced(self.model, tuple(self.ids), json.dumps(edits))
+
+    def shares(self, *more: dict[str, Any], plain: bool = False) -> np.ndarray:
+        """Return the probabilities at the position of the guess."""
+        logits = self.trace(*more, plain=plain)["logits"][0]
+        return shares(logits[[self.state["position"]]])[0]
+
+    def patterns(self, **which: Any) -> np.ndarray:
+        trace = self.trace(**which)
+        return np.array([trace["pattern", layer][0] for layer in range(self.model.num_layers)])
+
+    @property
+    def gaps(self) -> list[int]:
+        """The positions of gaps."""
+        return [t for t, name in enumerate(self.tokens) if name == self.model.mask]
+
+    @property
+    def at_gap(self) -> bool:
+        return not self.model.generates and self.state["position"] in self.gaps
+
+    @property
+    def heads(self) -> int:
+        return self.model.num_layers * self.model.num_heads
+
+    def row(self, query: int) -> np.ndarray:
+        return self.patterns()[self.state["layer"], self.state["head"], query]
+
+
+@cache
+def _traced(model: Model, ids: tuple[int, ...], edits: str) -> Trace:
+    return model.trace(list(ids), logits=True, edit=json.loads(edits))
+
+
+@cache
+def names_of(model: Model) -> np.ndarray:
+    """Return the vocabulary as the page writes predicted words."""
+
+    def name(id: int) -> str:
+        if not model.generates:
+            return model.tokenizer.token(id)
+        text = model.decode([id])
+        if "\ufffd" in text:
+            return "part of a character"
+        if id in model._eos_ids:
+            return "end of text"
+        if text and not text.strip("\n"):
+            return "new line"
+        return (text.strip(" ") or "\u2423" * len(text)).replace("\n", "\u23ce")
+
+    return np.array([name(id) for id in range(len(model.tokenizer.vocabulary))], object)
+
+
+# ---- deciders
+
+
+def is_share(shown: str, value: float) -> bool:
+    return any(shown == percent(min(1, max(0, value + by))) for by in (-NEAR, 0, NEAR))
+
+
+def has_share(seen: Seen, word: str, share: str, probabilities: np.ndarray) -> None:
+    ids = np.flatnonzero(names_of(seen.model) == word)
+    assert any(is_share(share, probabilities[id]) for id in ids), (word, share)
+
+
+def is_first(seen: Seen, word: str, share: str, probabilities: np.ndarray) -> None:
+    has_share(seen, word, share, probabilities)
+    best = names_of(seen.model)[probabilities >= probabilities.max() - NEAR]
+    assert word in best, (word, best)
+
+
+def sure(seen: Seen, says: bool) -> None:
+    assert says == (seen.shares().max() >= SURE - 5e-4) or abs(seen.shares().max() - 0.0995) < NEAR
+
+
+def place(seen: Seen, where: str | None) -> None:
+    """Decide the words for the position of the guess."""
+    number = re.fullmatch(r" at (?:\?|gap) number (\d+)", where or "")
+    if number:
+        assert seen.gaps.index(seen.state["position"]) == int(number[1]) - 1
+    elif where:
+        assert where.startswith(" after ") == seen.model.generates
+        assert not seen.at_gap
+    elif not seen.edits:
+        assert seen.at_gap
+        assert len(seen.gaps) == 1
+
+
+PHRASES = {
+    "hide": "without ",
+    "ablate": "without (?:the heads of layer|head) ",
+    "swap": " (?:in place of|masked)",
+    "causal": "later words hidden",
+    "mask": "hidden",
+    "scale": "temperature|scores times",
+    "row": "your weights",
+}
+
+
+def cause(seen: Seen, text: str) -> None:
+    """Decide the words for the reader's changes."""
+    told = text.lower()
+    if short := re.search("with (this change|these changes)", told):
+        assert (len(seen.edits) > 1) == (short[1] == "these changes")
+        return
+    for edit in seen.edits:
+        assert re.search(PHRASES.get(edit["op"], " at |with "), told), (edit, text)
+    heads = {f"{e['layer']}.{e['head']}" for e in seen.edits if e["op"] == "ablate" and "head" in e}
+    assert set(re.findall(r"without head (\d+\.\d+)", told)) == heads
+    hidden = sum(e["op"] == "hide" for e in seen.edits)
+    assert hidden or re.search("without (?!head |the heads)", told) is None
+
+
+def best_guess(seen: Seen, how: str, where: str | None, word: str, share: str) -> None:
+    assert not seen.edits
+    is_first(seen, word, share, seen.shares())
+    sure(seen, how == "Best guess")
+    place(seen, where)
+
+
+def no_change(seen: Seen, why: str, where: str | None, least: str) -> None:
+    cause(seen, why)
+    place(seen, where)
+    far = np.abs(seen.shares() - seen.shares(plain=True)).max()
+    assert far <= (NEAR if least == "every" else 1e-3 + NEAR)
+
+
+def still(seen: Seen, unsure: str | None, why: str, word: str, share: str, **more: Any) -> None:
+    cause(seen, why)
+    place(seen, more["where"])
+    sure(seen, not unsure)
+    is_first(seen, word, share, seen.shares())
+    is_first(seen, word, more["before"] or share, seen.shares(plain=True))
+
+
+def instead(seen: Seen, unsure: str | None, why: str, word: str, share: str, **more: Any) -> None:
+    cause(seen, why)
+    place(seen, more["where"])
+    sure(seen, not unsure)
+    is_first(seen, word, share, seen.shares())
+    is_first(seen, more["was"], more["before"], seen.shares(plain=True))
+    assert word != more["was"]
+
+
+def nowhere(seen: Seen) -> None:
+    assert seen.state["position"] is None
+
+
+def guessed(seen: Seen, word: str, unsure: str | None, share: str) -> None:
+    is_first(seen, word, share, seen.shares())
+    best = seen.shares().max()
+    assert bool(unsure) == (best < SURE) or abs(best - SURE) < NEAR
+
+
+def looks_most(seen: Seen, who: str, list: str, where: str, off: str | None) -> None:
+    query = line_begin(seen, who, where)
+    row = seen.patterns()[:, :, query].mean((0, 1))
+    named = re.findall(r"(?:^|, )(.+?) (under 0\.1%|[\d.]+%)", list)
+    text = seen.state["text"]
+    least = 1.0
+    for name, share in named:
+        spans = [
+            row[first : last + 1].sum()
+            for first in range(len(row))
+            for last in range(first, min(first + 12, len(row)))
+            if sum(seen.read.special[first : last + 1]) == 0
+            and _same(
+                name, "".join(seen.tokens[first : last + 1]), text, seen.read.offsets, first, last
+            )
+        ]
+        near = [value for value in spans if is_share(share, value)]
+        assert near, (name, share, spans)
+        least = min(least, *near)
+    others = [
+        weight
+        for t, weight in enumerate(row)
+        if t != query
+        and not seen.read.special[t]
+        and t not in seen.gaps
+        and re.search(r"[^\W_]", text[slice(*seen.read.offsets[t])])
+        and not any(_part(seen.tokens[t]) in name.lower() for name, _ in named)
+    ]
+    assert max(others, default=0) <= least + NEAR
+    for name in re.split(", ", (off or "").removeprefix("; hidden: ")):
+        assert not name or any(e["op"] == "hide" for e in seen.edits)
+
+
+def _part(token: str) -> str:
+    return token.removeprefix("##").lower()
+
+
+def _same(name: str, joined: str, text: str, offsets: Any, first: int, last: int) -> bool:
+    """Return whether tokens are the word that the page names."""
+    own = text[offsets[first][0] : offsets[last][1]].strip()
+    return name == own or name.lower() == joined.replace("##", "").lower()
+
+
+def line_begin(seen: Seen, who: str, where: str) -> int:
+    """Decide the name of the query and the heads of the lines; return the query's position."""
+    heads = re.fullmatch(r"over all (\d+) heads", where)
+    assert heads
+    assert int(heads[1]) == seen.heads
+    assert who == (
+        "the last word" if seen.model.generates else "the gap" if seen.at_gap else "the word"
+    )
+    position: int = seen.state["position"]
+    return position
+
+
+def legend(seen: Seen, who: str, where: str) -> None:
+    line_begin(seen, who, where)
+
+
+def no_lines(seen: Seen, off: str | None = None) -> None:
+    position = seen.state["position"]
+    if seen.state["view"] != "story" and position is not None:
+        row = seen.patterns()[:, :, position].mean((0, 1))
+        words = [t for t, name in enumerate(seen.tokens) if re.search(r"[^\W_]", name)]
+        others = set(words) - {position, *seen.gaps} - set(np.flatnonzero(seen.read.special))
+        assert len(others) < 3 or max(row[[*others]]) <= NEAR
+
+
+def word_row(seen: Seen, word: str, **more: Any) -> None:
+    """Decide a row of the table of words."""
+    has_share(seen, word, more["now"], seen.shares())
+    if more["before"]:
+        has_share(seen, word, more["before"], seen.shares(plain=True))
+    assert bool(more["before"]) == bool(seen.edits)
+    if more["mark"]:
+        four = [
+            set(names_of(seen.model)[np.argsort(-seen.shares(plain=plain), kind="stable")[:4]])
+            for plain in (more["mark"] == "lost", more["mark"] != "lost")
+        ]
+        assert word in four[0]
+        assert word not in four[1] or (names_of(seen.model) == word).sum() > 1
+
+
+def words_title(seen: Seen, kind: str, where: str) -> None:
+    assert (kind == "What follows") == seen.model.generates
+    assert seen.at_gap == (where in ("?", "the gap"))
+
+
+def tokens_counted(seen: Seen, tokens: str, vocabulary: str) -> None:
+    assert int(tokens) == len(seen.ids)
+    assert vocabulary == f"{len(seen.model.embedding.table):,}"
+
+
+def vectors(seen: Seen, size: str, here: str, what: str) -> None:
+    assert int(size) == seen.model.dim
+    names(seen, here)
+    assert seen.at_gap == ("some word stands here" in what)
+
+
+def names(seen: Seen, here: str) -> None:
+    """Decide how the story names the word whose vector it follows."""
+    if here == "the gap":
+        assert seen.at_gap
+    else:
+        assert not seen.at_gap
+        assert here == seen.tokens[seen.state["position"]]
+
+
+@cache
+def roles_of(model: Model) -> dict[str, list[Any]]:
+    file = DATA / model.name / "roles.json"  # the heads of the decoder were not measured
+    return json.loads(file.read_bytes()) if file.exists() else {}
+
+
+POSITIONS = {
+    "previous": "word before",
+    "next": "word after",
+    "same": "same word",
+    "first": "start of the text",
+    "last": "end of the text",
+}
+KINDS = {
+    "possessive": "my, his, her",
+    "article": "a, an, the",
+    "preposition": "in, on, of",
+    "auxiliary": "is, has, will",
+}
+
+
+def usually(role: str) -> str:
+    if role in POSITIONS:
+        return f"usually looks at the {POSITIONS[role]}"
+    hidden = role.startswith("hidden ")
+    one, other = (
+        KINDS.get(kind, f"the {kind}") for kind in role.removeprefix("hidden ").split(" to ")
+    )
+    if hidden:
+        return f"a gap in place of {one} usually looks at {other}"
+    return f"{one} usually look{'s' * one.startswith('the ')} at {other}"
+
+
+def heads_counted(seen: Seen, heads: str, said: str) -> None:
+    assert int(heads) == seen.heads
+    roles = [usually(role) for role, _ in roles_of(seen.model).values()]
+    assert bool(roles) == bool(said)
+    for number, role in re.findall(r"[Ii]n (\d+), (.+?)[;.]", said):
+        own = re.sub("^a word usually", "usually", role)
+        assert roles.count(own) == int(number), (role, number)
+    if none := re.search(r"(\d+) have no measured role", said):
+        assert int(none[1]) == seen.heads - len(roles)
+
+
+def layers_end(seen: Seen, here: str, layers: str, what: str) -> None:
+    names(seen, here)
+    assert int(layers) == seen.model.num_layers
+    next_, gap = seen.model.generates, seen.at_gap
+    assert what == ("may come next" if next_ else "is missing" if gap else "fits there")
+
+
+def closest(seen: Seen, vocabulary: str, word: str, share: str) -> None:
+    assert vocabulary == f"{len(seen.model.embedding.table):,}"
+    is_first(seen, word, share, seen.shares())
+
+
+def moved(seen: Seen, layer: int, head: int) -> float:
+    """Return the share of a head's weight that the changes moved away from its keys."""
+    lost = (seen.patterns(plain=True) - seen.patterns())[layer, head]
+    return float(np.maximum(lost, 0).sum(-1).mean())
+
+
+def in_head(seen: Seen, layer: str, head: str, **more: Any) -> None:
+    """Decide a head of the map: its role, and the effect of its removal or of the changes."""
+    l, h = int(layer), int(head)  # noqa: E741
+    known, role = roles_of(seen.model).get(f"{l}.{h}"), more["role"]
+    if role == "mixed":
+        assert known is None
+    elif role:
+        assert known
+        assert role == usually(known[0])
+        assert seen.gaps or not known[0].startswith("hidden ")
+    off = any(e["op"] == "ablate" and e["layer"] == l and e.get("head", h) == h for e in seen.edits)
+    assert bool(more["removed"]) == off
+    if more["moved"]:
+        before = seen.shares()
+        after = seen.shares({"op": "ablate", "layer": l, "head": h})
+        assert is_share(more["moved"], np.abs(after - before).sum() / 2)
+        is_first(seen, more["word"], more["from_"], before)
+        has_share(seen, more["word"], more["to"], after)
+    if more["differ"]:
+        assert is_share(more["differ"], moved(seen, l, h))
+
+
+def why_head(seen: Seen, before: str | None, layer: str, head: str, **more: Any) -> None:
+    """Decide the reason for the open head of a text with a gap: it changes the guess most."""
+    assert bool(before) == bool(seen.edits)
+    l, h = int(layer), int(head)  # noqa: E741
+    gap = next(t for t, name in enumerate(seen.read.tokens) if name == seen.model.mask)
+    plain = Seen(seen.model, seen.state | {"edits": [], "position": gap})
+    moved = {
+        (i, j): np.abs(plain.shares({"op": "ablate", "layer": i, "head": j}) - plain.shares()).sum()
+        for i in range(seen.model.num_layers)
+        for j in range(seen.model.num_heads)
+    }
+    assert moved[l, h] >= max(moved.values()) - NEAR
+    if more.get("word"):
+        is_first(plain, more["word"], more["from_"], plain.shares())
+        removed = plain.shares({"op": "ablate", "layer": l, "head": h})
+        has_share(plain, more["word"], more["to"], removed)
+        row = plain.patterns()[l, h, gap]
+        assert any(
+            is_share(more["most"], row[a:b].sum())
+            for a in range(len(row))
+            for b in range(a, len(row) + 1)
+        )
+
+
+def looks_at(seen: Seen, query: str, share: str, layer: str, head: str, **more: Any) -> None:
+    """Decide the sentence about a row of a head: its largest weight."""
+    row = seen.patterns()[int(layer), int(head)]
+    rows = [q for q, name in enumerate(seen.tokens) if _alike(seen, name, query)]
+    assert rows, query
+    assert any(is_share(share, row[q].max()) for q in rows), (share, [row[q].max() for q in rows])
+
+
+def _alike(seen: Seen, name: str, shown: str) -> bool:
+    shown = re.sub(r" \(\d+\)$", "", shown)  # the position of one of several equal tokens
+    return shown == name or (name == seen.model.mask and shown in ("?", "the gap"))
+
+
+def bits(seen: Seen, temperature: str, before: str | None, now: str) -> None:
+    """Decide the temperature of attention, and the entropy of the chosen row."""
+    scale = [edit["value"] for edit in seen.edits if edit["op"] == "scale"]
+    usual = 1 / np.sqrt(seen.model.dim / seen.model.num_heads)
+    assert abs(float(temperature) - (usual / scale[-1] if scale else 1)) < 0.006
+    query = seen.state["query"] or 0
+    for shown, plain in ((before, True), (now, False)):
+        row = seen.patterns(plain=plain)[seen.state["layer"], seen.state["head"], query]
+        entropy = -(row[row > 0] * np.log2(row[row > 0])).sum()
+        assert shown is None or abs(float(shown.replace("\u2212", "-")) - entropy) < 0.0051
+
+
+def badge(seen: Seen, name: str, layers: str, heads: str) -> None:
+    own = (seen.model.name, seen.model.num_layers, seen.model.num_heads)
+    assert (name, int(layers), int(heads)) == own
+
+
+def no_changes(seen: Seen) -> None:
+    assert not seen.edits
+
+
+def changes(seen: Seen) -> None:
+    assert seen.edits
+
+
+def story_reason(seen: Seen, said: str) -> None:
+    kept = json.loads((DATA / seen.model.name / "stories.json").read_bytes())["stories"]
+    [story] = [one for one in kept if one["reason"] == said]
+    text = seen.state["text"].replace("_", seen.model.mask or "")
+    assert text == story["sentence"]
+    ops = {edit["op"] for edit in seen.edits}
+    assert ops == {"ablate"} if story["ablate"] else ops == {"hide"}
+
+
+def change(seen: Seen, said: str) -> None:
+    """Decide an entry of the list of changes: an edit of this kind exists."""
+    kinds = {
+        "hidden": {"hide", "mask", "causal"},
+        "\u2192": {"swap"},
+        "removed": {"ablate"},
+        "temperature": {"scale"},
+        "scores times": {"scale"},
+        "set": {"row", "set"},
+        "sees": {"mask"},
+        "as in": {"patch"},
+        "steered": {"add"},
+        "plus": {"add"},
+    }
+    ops = {edit["op"] for edit in seen.edits}
+    assert any(ops & kinds[word] for word in kinds if word in said), said
+
+
+def unknown(seen: Seen, said: str) -> None:
+    assert any(re.fullmatch(r"[\[<]unk[\]>]", name, re.IGNORECASE) for name in seen.tokens), said
+
+
+def too_long(seen: Seen, tokens: str) -> None:
+    assert int(tokens) == len(seen.ids) == seen.model.max_seq_length
+
+
+def no_gap(seen: Seen) -> None:
+    assert not seen.model.generates
+    assert not seen.gaps
+
+
+def changed_heads(seen: Seen, head: str, share: str) -> None:
+    assert is_share(share, moved(seen, *map(int, head.split("."))))
+
+
+def cosines(seen: Seen, said: str) -> None:
+    """Decide the chart of a vector's similarity to the original, after each layer."""
+    names_ = ["full_embed"] + [
+        ("resid_post" if seen.model.generates else "normalized_resid_post", layer)
+        for layer in range(seen.model.num_layers)
+    ]
+    for name, shown in zip(names_, re.findall(r" (\u2212?[\d.]+)(?:,|$)", said), strict=True):
+        a, b = (seen.trace(plain=p)[name][0, seen.state["position"]] for p in (False, True))
+        value = a @ b / np.sqrt((a @ a) * (b @ b))
+        assert abs(float(shown.replace("\u2212", "-")) - value) < 6e-4
+
+
+def broken(seen: Seen, off: str, word: str, was: str | None = None) -> None:
+    """Decide the result of the game of removed heads."""
+    heads = [e for e in seen.edits if e["op"] == "ablate" and "head" in e]
+    kept = Seen(seen.model, seen.state | {"edits": [e for e in seen.edits if e not in heads]})
+    assert int(off or 0) == len(heads)
+    best, before = (names_of(seen.model)[x.shares().argmax()] for x in (seen, kept))
+    if was:
+        assert (best, before) == (word, was)
+        assert word != was
+    else:
+        assert best == before == word
+
+
+def one_head(seen: Seen, number: str | None = None) -> None:
+    """Decide what the page says of its own search: whether one head is enough."""
+    others = [e for e in seen.edits if not (e["op"] == "ablate" and "head" in e)]
+    kept = Seen(seen.model, seen.state | {"edits": others})
+    before = kept.shares().argmax()
+    enough = any(
+        kept.shares({"op": "ablate", "layer": layer, "head": head}).argmax() != before
+        for layer in range(seen.model.num_layers)
+        for head in range(seen.model.num_heads)
+    )
+    assert enough == (number is None)
+
+
+def beat_first(seen: Seen, word: str, share: str) -> None:
+    game = json.loads((DATA / "books" / "game.json").read_bytes())["sentences"]
+    options = [seen.model.predict(text, 1)[0][0] for text, _ in game]
+    assert any(word == own and is_share(share, p) for own, p in options)
+
+
+def drawn(seen: Seen, word: str, share: str, temperature: str, own: str) -> None:
+    has_share(seen, word, share, seen.shares())
+    p = np.sort(seen.shares())[::-1][:40]
+    heat = float(temperature)
+    weights = p ** (1 / heat) if heat else (p == p.max()).astype(float)
+    mine = seen.shares()[names_of(seen.model) == word]
+    expected = (mine ** (1 / heat) if heat else (mine == p[0]).astype(float)) / weights.sum()
+    assert any(is_share(own, value) for value in expected)
+
+
+def always(seen: Seen, **more: Any) -> None:
+    """Decide a text that is true of every sentence."""
+
+
+def encoder(seen: Seen) -> None:
+    assert not seen.model.generates
+
+
+def decoder(seen: Seen) -> None:
+    assert seen.model.generates
+
+
+# ---- the list
+
+
+def p(name: str = "share") -> str:
+    return rf"(?P<{name}>under 0\.1%|\d+(?:\.\d)?%)"
+
+
+WORD, WHERE = "(?P<word>.+?)", r"(?P<where> (?:after|at) .+?)?"
+UNSURE = "(?P<unsure>Not sure )?"
+FOR_GUESS = {
+    rf"(?P<how>Best guess|Not sure){WHERE}: (?:its best guess is )?{WORD}, {p()}\.": best_guess,
+    rf"(?P<why>.+?) (?P<least>every) probability stays the same{WHERE}\.": no_change,
+    rf"(?P<why>.+?) (?P<least>no) probability moves by as much as 0\.1%{WHERE}\.": no_change,
+    rf"{UNSURE}(?P<why>.+?):? it still says {WORD} \({p()}(?:, {p('before')} before)?\){WHERE}\.": still,
+    rf"{UNSURE}(?P<why>.+?):? it says {WORD} \({p()}\) instead of (?P<was>.+?) \({p('before')}\){WHERE}\.": instead,
+    "There is no word to look at yet: write a sentence.": nowhere,
+}
+OVER = r"(?P<where>over all \d+ heads)"
+HEAD = r"head (?P<layer>\d+)\.(?P<head>\d+)"
+ROLE = (
+    r"(?:, (?P<role>mixed|[^;%]*? usually looks? at [^;%]*?|usually looks at [^;%]*?))?"
+    rf"(?:, removing it moves {p('moved')} of the probability; {WORD} {p('from_')} → {p('to')})?"
+    rf"(?:, its weights differ by {p('differ')})?(?P<removed>, removed)?(?P<changed>, changed)?"
+)
+FIRST_BEFORE = "(?P<before>Before your changes: )?"
+OWN = ":not(.share *)"  # the picture to share also shows the sentence before the changes
+CLAIMS: dict[str, dict[str, Decide | str] | str] = {
+    # the guess
+    ".outcome-headline": FOR_GUESS,
+    f".gap{OWN}@aria-label": {rf"the model's guess: {WORD}, (?P<unsure>not sure, )?{p()}": guessed},
+    f".gap{OWN} small": {rf"(?P<unsure>not sure, )?{p()}": lambda seen, unsure, share: None},
+    ".gap .guess": "test_play_front.py::test_one_press_changes_the_guess_and_the_lines",
+    # the lines above the sentence
+    f".arcs{OWN}@aria-label": {
+        rf"(?P<who>the gap|the last word|the word) looks most at (?P<list>.+), {OVER}(?P<off>; hidden: .+)?": looks_most,
+        "(?:no lines|(?P<off>hidden: .+))": no_lines,
+    },
+    f".legend{OWN}": {
+        "": no_lines,
+        rf"A thicker line: (?P<who>.+) looks there more, {OVER}\.": legend,
+    },
+    ".big .w, .big .words": "test_play_front.py::test_one_press_changes_the_guess_and_the_lines",
+    # the first screen
+    ".front .read": "test_play_front.py::test_the_first_screen_says_what_the_model_has_read",
+    ".typed .note": {
+        "The model continues after your last word.": decoder,
+        "Write _ for .+": encoder,
+    },
+    ".unread .note": {
+        "No word is missing here: write _ where the model should guess.": no_gap,
+        r"The text is too long: the model reads its first (?P<tokens>\d+) tokens\.(?: The gap is beyond .+)?": too_long,
+        "(?P<said>The model does not know .+)": unknown,
+    },
+    ".drawn li": {rf"{WORD}{p()}drawn at (?P<temperature>[\d.]+): {p('own')}": drawn},
+    ".share": "test_play_front.py::test_the_shared_picture_says_what_was_hidden",
+    # the story
+    ".story .say": {"There is no guess to explain: write a sentence first.": nowhere},
+    ".step > p:not(.asks)": {
+        r"The model cuts the sentence into (?P<tokens>\d+) tokens, and knows each by its number among (?P<vocabulary>[\d,]+)\.": tokens_counted,
+        r"Each token becomes a vector of (?P<size>\d+) numbers, one stripe each\. The vector of (?P<here>.+) (?P<what>says only .+|tells nothing yet of the other words\.)": vectors,
+        r"What does (?P<here>.+) need to know\? It asks with a query, and every token answers with a key\. Query times key is a score\.": names,
+        r"The softmax turns scores into attention weights, which add up to 100%\. The highest score takes the most\.": always,
+        r"Every token also has a value\. The values, multiplied by their weights, are added up for (?P<here>.+)\.": names,
+        r"That was one head\. The model has (?P<heads>\d+)\.(?P<said>.*)": heads_counted,
+        r"Layer after layer adds to the vector of (?P<here>.+)\. After (?P<layers>\d+) of them it says which word (?P<what>.+)\.": layers_end,
+        rf"The last vector is compared with all (?P<vocabulary>[\d,]+) words\. Closest is {WORD}: {p()}\.": closest,
+    },
+    ".picture": "test_play_story.py::test_each_step_shows_the_numbers_of_the_library",
+    # the games
+    ".break .say": {
+        f"The model says {WORD}\\. Press a head to turn it off\\.": lambda seen, word: broken(
+            seen, "", word
+        ),
+        rf"(?P<off>\d+) heads? off\. It still says {WORD}\.": broken,
+        rf"Broken! (?P<off>\d+) heads? off: (?P<was>.+) has become {WORD}\.": broken,
+        "Write a sentence with a gap first.": no_gap,
+        "Write a beginning first.": lambda seen: (decoder(seen), nowhere(seen)),
+    },
+    ".break > .note": {
+        "The page is looking for its own answer …|": always,
+        "One head is enough. The page has found one.": one_head,
+        r"The page needs (?P<number>\d+) heads\. Can you do it with fewer\?": one_head,
+        r"The page has not found an answer with (?P<number>\d+) heads\.": one_head,
+    },
+    ".beat": "test_play_games.py::test_beat_the_model_counts_the_authors_words_for_both_over_equal_rounds",
+    ".watch": "test_play_games.py::test_the_distance_inside_a_sense_is_shown_beside_the_distance_between_senses",
+    # the lab
+    ".badge": {
+        r"(?P<name>.+) · (?P<layers>\d+) layers × (?P<heads>\d+) heads · computes in this page, offline": badge
+    },
+    ".cards": "test_play_cards.py::test_each_card_leads_the_page_and_tells_right_from_wrong",
+    ".chips": "test_play_text.py::test_text_chip_and_button_agree_after_a_swap",
+    ".acting .which": "test_play_page.py::test_words_are_hidden_masked_swapped_and_put_back",
+    ".take": "test_play_text.py::test_the_page_says_that_a_file_address_works_only_locally",
+    "[data-part=changes] .why": {
+        "No changes yet. Your changes appear here; click one to undo it.": no_changes,
+        "": changes,
+        "(?P<said>.+)": story_reason,
+    },
+    ".changed button": {"Clear all": always, "(?P<said>.+)": change},
+    ".heat output": {
+        r"(?P<temperature>[\d.]+) the chosen row's entropy: (?:(?P<before>[\d.e−]+) → )?(?P<now>[\d.e−]+) bits": bits,
+        r"[\d.]+|0: always the likeliest": decoder,  # the temperature at which the decoder draws words
+    },
+    "[data-part=steer]": "test_play_steer.py::test_a_vector_steers_and_its_strength_can_be_moved",
+    "[data-part=writing] .instead, [data-part=writing] .written": "test_play_writing.py::test_a_token_shows_its_attention_and_its_alternatives",
+    "[data-part=map] h3": {"The map of the model": always},
+    "[data-part=map] > .note": {
+        r"Each square is a head: rows are queries, columns are keys\.(?: Choose one to open it\.)?(?: Its switch turns it off\.)?": always,
+        "Weights now minus weights before: .+": lambda seen: (
+            no_changes(seen) if not seen.edits else None
+        ),
+        "No changes yet, so nothing differs.": no_changes,
+        "There is no word to look at: choose one in the sentence.": nowhere,
+        r"Removing this head would move this share of the probability at (?P<here>.+) to other words \(total variation distance\)\.(?: \d+ of \d+ measured\.)?": always,
+    },
+    ".cell-head@aria-label": {HEAD + ROLE: in_head},
+    ".cell-head, .power": "test_play_map.py::test_effects_of_removing_heads_match_the_library",
+    ".model .chosen": "test_play_map.py::test_layers_go_upward_and_heads_say_their_roles",
+    ".map-key, .scale": "test_play_map.py::test_effects_of_removing_heads_match_the_library",
+    "[data-part=head] > h3": {
+        HEAD.replace("head", "Head", 1)
+        + r"(?: · (?P<role>usually .+?|.+? usually .+?))?(?P<removed> · removed: it adds nothing)?": lambda seen, **more: (
+            in_head(seen, **more, moved=None, differ=None)
+        ),
+    },
+    "[data-part=head] > .why": {
+        "You chose this head. Let the rule choose": always,
+        rf"{FIRST_BEFORE}Without {HEAD} the guess changes most: {WORD}, {p('from_')} → {p('to')}\. In that head .+ looks most at .+: {p('most')}\.": why_head,
+        rf"{FIRST_BEFORE}No head stands out in this sentence: the head whose removal changes the guess most is {HEAD}; without it, {p('most_moved')} of the probability goes to other words, less than 10%\.": why_head,
+        rf"{FIRST_BEFORE}(?!Without ).+": "test_play_rule.py::test_page_and_terminal_choose_the_same_head_and_say_the_same",
+    },
+    "[data-part=head] .head-words": {
+        rf"(?P<query>.+?) looks at .+?: {p()} \({HEAD}\)\.": looks_at,
+        "(?P<said>There are no tokens.|Nothing is in sight.|.+)": lambda seen, said: None,
+    },
+    "[data-part=head], [data-part=before]": "test_play_head.py::test_lines_and_heat_map_match_the_trace",
+    "[data-part=motion]": "test_play_motion.py::test_every_moment_matches_the_trace",
+    "[data-part=steps]": "test_play_block.py::test_ribbons_are_as_wide_as_vectors_are_long",
+    "[data-part=second]": "test_play_second.py::test_similarities_and_differences_match_the_library",
+    # the result
+    ".outcome-bars h3": {"(?P<kind>The model's words for|What follows) (?P<where>.+)": words_title},
+    ".outcome-bars tbody tr": {
+        rf"{WORD}\|\|(?:{p('before')}\|)?{p('now')}(?:\|(?P<mark>new|lost|))?": word_row
+    },
+    ".outcome-bars .outcome-legend": {
+        r"before now · new, lost: among the 4 likeliest only now, or only before": always
+    },
+    ".outcome-more h4": {"How similar .+ is to the original|The heads that changed most": always},
+    ".outcome-more .note": {
+        "Hide a word or remove a head to see how far .+": no_changes,
+        "The cosine between its vectors .+": always,
+        "The share of attention weight that moved, .+": always,
+        "No head changed visibly: .+": lambda seen: None,
+    },
+    "[data-part=outcome] .outcome-heads button": {
+        rf"Head (?P<head>\d+\.\d+)\|\|{p()}": changed_heads
+    },
+    "[data-part=outcome] .chart@aria-label": {"(?P<said>cosine with the original: .+)": cosines},
+    "[data-part=outcome] .chart": "test_play_outcome.py::test_each_story_is_told_with_the_librarys_numbers",
+}
+# elements that name something and claim nothing
+NAMES = "button, option, label, th, h2, .step h3, .beside h3, .own h3, summary, textarea, .sr, .scale-name, .layer-name, .switches, .games .all, .trouble"
+# texts whose parts are joined by "|"
+PARTED = ".outcome-bars tbody tr, .outcome-heads button"
+
+READ = r"""([claims, names, parted]) => {
+  const root = document.querySelector(".qkv-view").shadowRoot;
+  const found = [];
+  const seen = (e) => e.checkVisibility({ visibilityProperty: true });
+  const read = (e) => (e.matches(parted) ? [...e.children].map((one) => one.textContent).join("|") : e.textContent);
+  const at = claims.map((claim) => claim.split("@"));
+  for (const [i, [where, name]] of at.entries())
+    for (const e of root.querySelectorAll(where))
+      if (seen(e)) found.push([i, name ? e.getAttribute(name) ?? "" : read(e).trim()]);
+  const own = at.filter(([, name]) => !name).map(([where]) => where).join(", ");
+  for (const e of root.querySelectorAll("*")) {
+    if (!seen(e) || e.closest(`style, ${names}, ${own}`)) continue;
+    if ([...e.childNodes].some((one) => one.nodeType === 3 && /[\p{L}\p{N}]/u.test(one.data)))
+      found.push([-1, `${e.closest("[data-part]")?.dataset.part}: ${e.parentElement?.className} > ${e.tagName}.${e.className}: ${e.textContent}`]);
+  }
+  return [new URL(root.querySelector(".whole").href).hash, found];
+}"""
+
+
+def check(page: Page, models: dict[str, Model], starts: dict[str, dict[str, Any]]) -> list[str]:
+    """Decide each claim that the page shows; return those that are false or have no decider.
+
+    Args:
+        models: the models of the two sides of the page, in float64.
+        starts: the first state of each side.
+    """
+    hash_, found = page.evaluate(READ, [list(CLAIMS), NAMES, PARTED])
+    fields = dict(parse_qsl(urlsplit(hash_).fragment, keep_blank_values=True))
+    side = fields.pop("model", "encoder")
+    own = {name: value if name == "text" else json.loads(value) for name, value in fields.items()}
+    own["edits"] = [edit for kept in own.get("edits", []) for edit in _split(kept)]
+    seen = Seen(models[side], starts[side] | own)
+    forms = list(CLAIMS.values())
+    wrong = []
+    for which, text in dict.fromkeys((which, text) for which, text in found):
+        if which < 0:
+            wrong.append(f"no entry of CLAIMS has this text: {text!r}")
+        else:
+            wrong += decide_by(seen, forms[which], list(CLAIMS)[which], text)
+    return [f"{one} in {seen.state}" for one in wrong]
+
+
+def _split(edit: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the masks of an entry "masks" of an address."""
+    if edit["op"] != "masks":
+        return [edit]
+    where = {name: edit[name] for name in ("layer", "head") if name in edit}
+    return [
+        {"op": "mask", "query": query, "key": key} | where
+        for query, first, last in edit["rows"]
+        for key in range(first, last + 1)
+    ]
+
+
+def decide_by(seen: Seen, forms: dict[str, Decide | str] | str, where: str, text: str) -> list[str]:
+    if isinstance(forms, str):
+        return []
+    for form, decide in forms.items():
+        if match := re.fullmatch(form, text, re.DOTALL):
+            try:
+                if callable(decide):
+                    decide(seen, **match.groupdict())
+            except (AssertionError, LookupError, TypeError, ValueError) as error:
+                *_, last = traceback.extract_tb(error.__traceback__)
+                return [f"false: {where}: {text!r} ({last.line} {error!r})"]
+            return []
+    return [f"{where} has no form of this text: {text!r}"]

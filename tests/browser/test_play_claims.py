@@ -1,0 +1,112 @@
+"""Tests of all claims that the live page makes, on sentences that no model has read."""
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+
+import qkv
+from qkv.models import Model
+
+from .claims import CLAIMS, check
+from .play import address, opened_at, ready
+from .support import Visit
+
+HERE = Path(__file__).parent
+KEPT = json.loads((HERE / "sentences.json").read_text("utf-8"))
+SENTENCES: list[str] = KEPT["sentences"]
+VIEWS: list[dict[str, Any]] = [
+    {"view": "front"},
+    {"view": "story"},
+    {"view": "lab", "inside": True, "colouring": "effect"},
+]
+
+
+@pytest.fixture(scope="session")
+def models() -> dict[str, Model]:
+    return {
+        "encoder": qkv.load("books", dtype="float64"),
+        "decoder": qkv.load("books-decoder", dtype="float64"),
+    }
+
+
+@pytest.fixture(scope="session")
+def starts(html: str) -> dict[str, dict[str, Any]]:
+    """The states in which the two sides of the page open."""
+    found = map(json.loads, re.findall(r'"start":(\{.*?\})', html))
+    return dict(zip(["encoder", "decoder"], found, strict=True))
+
+
+@pytest.fixture(scope="session")
+def html() -> str:
+    return qkv.play()._document()
+
+
+def with_gap(sentence: str, lots: random.Random) -> str:
+    """Replace one word of a sentence, drawn by lot, by a gap."""
+    words = list(re.finditer(r"[A-Za-z]+", sentence))
+    word = lots.choice(words)
+    return f"{sentence[: word.start()]}[MASK]{sentence[word.end() :]}"
+
+
+def test_the_sentences_are_of_a_book_that_no_model_has_read() -> None:
+    assert (KEPT["author"], KEPT["title"]) == ("Kenneth Grahame", "The Wind in the Willows")
+    assert len(set(SENTENCES)) == 200
+    for name in ("books", "books-decoder"):
+        card = (Path(qkv.__file__).parent / "data" / name / "README.md").read_text("utf-8")
+        assert KEPT["title"] in card
+
+
+def test_each_claim_has_a_test() -> None:
+    named = {
+        one
+        for forms in CLAIMS.values()
+        for one in ([forms] if isinstance(forms, str) else forms.values())
+        if isinstance(one, str)
+    }
+    for one in named:
+        file, test = one.split("::")
+        assert f"def {test}(" in (HERE / file).read_text("utf-8"), one
+
+
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+@pytest.mark.parametrize("gap", [True, False], ids=["gap", "whole"])
+def test_claims_on_200_sentences(
+    visit: Visit,
+    html: str,
+    models: dict[str, Model],
+    starts: dict[str, dict[str, Any]],
+    side: str,
+    gap: bool,
+    part: int,
+) -> None:
+    page = ready(visit(opened_at(html, "")))
+    lots = random.Random(part)
+    wrong = []
+    for k, sentence in enumerate(SENTENCES[part::4]):
+        text = with_gap(sentence, lots) if gap and side == "encoder" else sentence
+        if gap and side == "decoder":  # the beginning of the sentence, which the model continues
+            text = sentence[: lots.choice([m.end() for m in re.finditer(r"\w+", sentence)])]
+        look(page, side, text=text, **VIEWS[k % 3])
+        wrong += check(page, models, starts)
+    assert not wrong, "\n".join(wrong)
+
+
+def look(page: Page, side: str, **state: Any) -> None:
+    """Take a side of the page to a state, and wait until the page shows it."""
+    hash_ = f"#model={side}&{address(**state)[1:]}"
+    page.evaluate(
+        """async (hash) => {
+          const { dataset } = document.documentElement;
+          const before = dataset.painted;
+          location.hash = hash;
+          const next = (done) => requestAnimationFrame(() => setTimeout(done));
+          while (dataset.painted === before || dataset.qkv !== "ready") await new Promise(next);
+        }""",
+        hash_,
+    )
