@@ -24,7 +24,7 @@ def test_nobody_is_told_to_install_from_an_index() -> None:
     """The name is not on any index yet, so anybody could register it there."""
     root = Path(__file__).resolve().parents[1]
     pages = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("docs/*.py")]
-    for path in [*pages, *root.glob("src/qkv/**/*.py"), *root.glob("src/qkv/**/*.js")]:
+    for path in [*pages, *root.glob("src/**/*.py"), *root.glob("src/**/*.js")]:
         if "_build" not in path.parts:
             text = path.read_text(encoding="utf-8")
             told = re.search(r"pip install (-\S+ )*['\"]?qkv\b[^-]", text)

@@ -162,6 +162,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 import qkv
+import qkv_marking
 from qkv.circuits import SAE
 from qkv.cli import main
 from qkv.models.files.find import cached
@@ -206,7 +207,7 @@ readers = {
     "picture": lambda: command("publish", str(home / "picture.md"), "-o", out),
     "finding of an article": lambda: command("publish", str(home / "finding.md"), "-o", out),
     "check": lambda: command("check", pipe("hers.py")),
-    "check_file": lambda: qkv.marking.check_file(pipe("theirs.py")),
+    "check_file": lambda: qkv_marking.check_file(pipe("theirs.py")),
     "roster": lambda: command("check", str(home / "mine.py"), "--roster", pipe("roster.csv")),
     "key": lambda: command("serve", "--api-key-file", pipe("key")),
     "corpus": lambda: command("train", pipe("corpus.txt"), "-o", out, "--objective", "causal"),

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "qkv"
+# The import packages of the wheel. `import qkv` does not load `qkv_marking`, which counts as one
+# package in the tables below.
+ROOTS = (SOURCE, SOURCE.with_name("qkv_marking"))
 
 # The levels of the packages of `qkv`, from the lowest: a package may import only packages on lower
 # levels. As in ARCHITECTURE.md, a single file of `src/qkv` is a package too.
@@ -24,12 +27,12 @@ LEVELS = [
     {"learn"},
     {"see"},  # reads the run folder that `qkv.learn` writes
     {"circuits"},  # shows its results with `see`
-    {"findings", "marking", "integrations", "measure", "scale", "serve"},
+    {"findings", "integrations", "measure", "qkv_marking", "scale", "serve"},
     {"cli"},
 ]
 # These parts of `qkv` may import only the listed parts of `qkv`.
 ONLY = {
-    "marking": {"arrays", "attend", "extras", "files", "signals"},
+    "qkv_marking": {"arrays", "attend", "extras", "files", "signals"},
     "measure": {"arrays", "attend", "ops"},
 }
 # The order of the files in a subpackage: a file must not import files from later sets. In the
@@ -98,7 +101,7 @@ STEPS = {
         {"on_text"},
         {""},
     ],
-    "marking": [
+    "qkv_marking": [
         {"errors"},
         {"mistake", "outcome", "result"},
         {"raised", "isolated"},
@@ -170,7 +173,8 @@ def level(package: str) -> int:
 
 def package_of(module: str) -> str:
     """Return the package of a module: `attend` for `qkv.attend.formula`, empty for `qkv`."""
-    return module.partition(".")[2].partition(".")[0]
+    top, _, rest = module.partition(".")
+    return rest.partition(".")[0] if top == "qkv" else top
 
 
 def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[str, bool]]:
@@ -209,7 +213,7 @@ def broken_rules(module: str, source: str, *, is_package: bool = False) -> list[
     package = package_of(module)
     for target, at_top in imports(parsed(source), module, is_package):
         top = target.partition(".")[0]
-        if top == "qkv":
+        if top in {root.name for root in ROOTS}:
             there = package_of(target)
             if target == "qkv._kernel":
                 if module != "qkv.ops.kernel":
@@ -232,9 +236,9 @@ def broken_rules(module: str, source: str, *, is_package: bool = False) -> list[
 
 @functools.cache
 def modules() -> dict[str, Path]:
-    """Return the path of every Python file of the package, by module name."""
+    """Return the path of every Python file of the wheel, by module name."""
     found = {}
-    for path in sorted(SOURCE.rglob("*.py")):
+    for path in sorted(path for root in ROOTS for path in root.rglob("*.py")):
         parts = path.relative_to(SOURCE.parent).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
@@ -266,7 +270,11 @@ def test_imports_go_downward_and_stay_light() -> None:
         ("qkv.attend.formula", "from .grouped import split", "on its own"),
         ("qkv.attend.tiled", "from qkv._kernel import attention", "_kernel"),
         ("qkv.attend.tiled", "from qkv import _kernel", "_kernel"),
-        ("qkv.marking", "from qkv.layers import Block", "may not"),
+        ("qkv_marking.engine", "from qkv.layers import Block", "may not"),
+        ("qkv_marking.engine", "from qkv import attention", "downward"),
+        ("qkv_marking.engine", "import matplotlib", "at the top"),
+        ("qkv.see.steps.walk", "def f():\n    from qkv_marking import check", "downward"),
+        ("qkv.serve.app", "import qkv_marking.marker", "downward"),
         ("qkv.text.words", "import tokenizers", "at the top"),
         ("qkv.text.words", "try:\n    import rich.table\nexcept OSError: pass", "at the top"),
         ("qkv.see.draw.terminal", "class A:\n    import click", "at the top"),
@@ -313,7 +321,7 @@ def wrong_steps(module: str, imported: set[str]) -> list[str]:
     package = package_of(module)
 
     def step(name: str) -> int:
-        part = name.removeprefix(f"qkv.{package}").lstrip(".").partition(".")[0]
+        part = name.removeprefix("qkv.").removeprefix(package).lstrip(".").partition(".")[0]
         return next(number for number, parts in enumerate(STEPS[package]) if part in parts)
 
     return [
@@ -362,6 +370,7 @@ def test_a_wrong_step_and_a_circle_inside_a_package_are_seen() -> None:
     found = files_imported(source)
     assert found == {"qkv.models.sentence.encode"}
     assert len(wrong_steps("qkv.models.files.find", found)) == 1
+    assert len(wrong_steps("qkv_marking.errors", {"qkv_marking.engine"})) == 1
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == {"b", "c"}
 
 
@@ -450,5 +459,5 @@ def test_import_qkv_loads_numpy_and_the_standard_library_only() -> None:
     tops = {name.partition(".")[0] for name in loaded}
     assert tops - sys.stdlib_module_names - {"numpy"} == {"qkv"}
     # these modules load on first use, so that `import qkv` does not wait for them
-    later = {"qkv.models", "qkv.see", "qkv.learn", "qkv.circuits", "qkv.marking.engine", "tomllib"}
+    later = {"qkv.models", "qkv.see", "qkv.learn", "qkv.circuits", "tomllib"}
     assert not later & set(loaded)

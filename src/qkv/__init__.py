@@ -15,7 +15,6 @@ from qkv.attend import (
 )
 from qkv.embed import TokenEmbedding, alibi_slopes, apply_rotary, sinusoidal_positions
 from qkv.layers import MultiHeadAttention, SelfAttention, self_attention
-from qkv.marking import check
 from qkv.ops.kernel import backend, get_num_threads, set_num_threads
 from qkv.text import WordTokenizer
 from qkv.trace import Trace
@@ -23,9 +22,9 @@ from qkv.trace import Trace
 if TYPE_CHECKING:
     from qkv.findings import Finding, finding, publish
     from qkv.integrations.record import record
-    from qkv.marking import conform
     from qkv.models import Model, ModelError, load
     from qkv.see import compare, head_view, image_view, play, plot_shift, replay, show, walk
+    from qkv_marking import check, conform
 
 __version__ = "0.1.0"
 
@@ -90,7 +89,8 @@ _LATER = {
     "Finding": "qkv.findings",
     "Model": "qkv.models",
     "ModelError": "qkv.models",
-    "conform": "qkv.marking",
+    "check": "qkv_marking",
+    "conform": "qkv_marking",
     "finding": "qkv.findings",
     "load": "qkv.models",
     "publish": "qkv.findings",

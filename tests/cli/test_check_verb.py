@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from processes import ends
 from qkv.cli import main
-from qkv.marking import check_file
+from qkv_marking import check_file
 
 RIGHT = """
 import numpy as np
@@ -52,7 +52,7 @@ def _marked_once():
         return marks[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("qkv.marking.check_file", once)
+        patch.setattr("qkv_marking.check_file", once)
         yield
 
 

@@ -15,7 +15,7 @@ import pytest
 from myst_nb.core.read import read_myst_markdown_notebook
 from nbclient import NotebookClient
 
-from qkv.marking import TASKS, check_file
+from qkv_marking import TASKS, check_file
 
 PAGES = notebooks.lessons()
 # Stores the last verdict of `qkv.check` for each function, or for the values of a task.

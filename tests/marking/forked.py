@@ -13,7 +13,7 @@ import sys
 import time
 from contextlib import suppress
 
-from qkv.marking.files import child
+from qkv_marking.files import child
 
 
 class Fork:
@@ -68,7 +68,7 @@ class Forks:
             )
 
     def start(self, command, *, stderr, **others):
-        program = "from qkv.marking.files.child import main; main()"
+        program = "from qkv_marking.files.child import main; main()"
         assert command[:5] == [sys.executable, "-P", "-B", "-c", program]
         assert others["start_new_session"]
         return Fork(self._end, command[5:], stderr.fileno())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv import layers
-from qkv.marking import check
+from qkv_marking import check
 
 from .parts import gelu, gelu_tanh, layer_norm, rms_norm
 

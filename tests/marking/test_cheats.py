@@ -2,7 +2,7 @@
 
 import pytest
 
-from qkv.marking import check_file
+from qkv_marking import check_file
 
 RIGHT = """
 import numpy as np
@@ -67,7 +67,7 @@ CHEATS = {
     "it calls qkv": ("import qkv\ndef softmax(x):\n    return qkv.softmax(x)", "qkv."),
     "it is qkv's by another name": ("import qkv\nsoftmax = qkv.softmax", "qkv."),
     "it borrows the marker's answer": (
-        "import numpy as np\nfrom qkv.marking.tasks.attention import steps\n"
+        "import numpy as np\nfrom qkv_marking.tasks.attention import steps\n"
         "def attention(q, k, v):\n"
         "    return steps.answer(steps.Case({'query': q, 'key': k, 'value': v})).out",
         "qkv.",
@@ -107,7 +107,7 @@ CHEATS = {
     "it forges a verdict": (FORGES, None),
     "its output says that it is equal": (EQUAL, None),
     "it changes what compares": (
-        BACK + "import qkv.marking.outcome as o, qkv.marking.engine as e\n"
+        BACK + "import qkv_marking.outcome as o, qkv_marking.engine as e\n"
         "o.close = e.first_wrong = lambda *given: True\n"
         "o.Outcome.is_right = property(lambda self: True)",
         None,
@@ -118,7 +118,7 @@ CHEATS = {
         None,
     ),
     "it changes the verdict": (
-        BACK + "import qkv.marking.result as r\nr.CheckResult.points = 10\n"
+        BACK + "import qkv_marking.result as r\nr.CheckResult.points = 10\n"
         "r.CheckResult.passed = True",
         None,
     ),

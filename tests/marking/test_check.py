@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from qkv.attend import attention
-from qkv.marking import check
-from qkv.marking.tasks.attention.steps import RIGHT, Case, answer, cases, compute
-from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, SHAPES, core
-from qkv.marking.tasks.mistakes.heads import HEADS
-from qkv.marking.tasks.mistakes.masks import BOTH, CAUSAL, EMPTY, HIDING, MASK, OFFSET
+from qkv_marking import check
+from qkv_marking.tasks.attention.steps import RIGHT, Case, answer, cases, compute
+from qkv_marking.tasks.mistakes.formula import BATCHES, LARGE, SHAPES, core
+from qkv_marking.tasks.mistakes.heads import HEADS
+from qkv_marking.tasks.mistakes.masks import BOTH, CAUSAL, EMPTY, HIDING, MASK, OFFSET
 
 X = "x,w_q,w_k,w_v"
 

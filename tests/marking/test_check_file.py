@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from processes import ends, ends_with_its_parent
-from qkv.marking import CheckResult, check_file, isolated, write_junit
+from qkv_marking import CheckResult, check_file, isolated, write_junit
 
 from .forked import Forks
 
@@ -479,7 +479,7 @@ def test_a_busy_process_ends_when_the_marker_is_killed(busy, file, tmp_path):
     note = tmp_path / "child"
     source = f"import os\nopen({str(note)!r}, 'w').write(str(os.getpid()))\n{busy}"
     path = str(file(source))
-    program = f"from qkv.marking import check_file; check_file({path!r}, seconds=600)"
+    program = f"from qkv_marking import check_file; check_file({path!r}, seconds=600)"
     assert ends_with_its_parent(program, note)
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from qkv.marking import check_file
+from qkv_marking import check_file
 
 pytestmark = pytest.mark.attack
 
@@ -35,7 +35,7 @@ READ = {"do": "read", "tasks": []}
 
 def run(path, *requests, megabytes=2048, **options):
     """Start the process, send requests, and return the replies and the exit code."""
-    program = "from qkv.marking.files.child import main; main()"
+    program = "from qkv_marking.files.child import main; main()"
     asked = [request | {"n": number} for number, request in enumerate(requests or (READ,))]
     done = subprocess.run(
         [sys.executable, "-P", "-B", "-c", program, str(path), str(megabytes), "100"],
@@ -151,7 +151,7 @@ def test_an_error_in_one_task_is_a_finding_and_the_next_is_marked(file, error, k
 
 
 def test_an_error_of_the_marker_is_the_verdict_on_the_task(file, monkeypatch):
-    from qkv.marking.files import mark_file
+    from qkv_marking.files import mark_file
 
     def check(function, way, task, seed):
         if task == "softmax":

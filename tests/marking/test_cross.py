@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.marking import check
+from qkv_marking import check
 
 from .parts import gelu, gelu_tanh, layer_norm, rms_norm
 
@@ -616,7 +616,7 @@ def test_recomputing_both_caches_is_two_mistakes():
 
 
 def test_there_are_at_least_25_mistakes_of_two_texts():
-    from qkv.marking.tasks import cross_attention, decoder_block, writing_step
+    from qkv_marking.tasks import cross_attention, decoder_block, writing_step
 
     own = (
         *cross_attention.TEXTS,

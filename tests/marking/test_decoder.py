@@ -8,9 +8,9 @@ import pytest
 from safetensors.numpy import save_file
 
 import qkv
-from qkv.marking import check
-from qkv.marking.tasks.decoder import small_model
-from qkv.marking.tasks.decoder.steps import RIGHT, Text, compute
+from qkv_marking import check
+from qkv_marking.tasks.decoder import small_model
+from qkv_marking.tasks.decoder.steps import RIGHT, Text, compute
 
 
 def softmax(x):

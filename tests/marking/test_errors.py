@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from qkv.marking import check
-from qkv.marking.errors import alike, clash, line_of
-from qkv.marking.files.verdicts import of_error
+from qkv_marking import check
+from qkv_marking.errors import alike, clash, line_of
+from qkv_marking.files.verdicts import of_error
 
 from .written import TASK_OF, planted
 

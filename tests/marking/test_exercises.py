@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.marking import TASKS, check
+from qkv_marking import TASKS, check
 
 LOOP = """
 def recurrence_table(length, keep):

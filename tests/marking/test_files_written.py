@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from qkv.marking import CheckResult, ClassTable, files_in, write_junit
+from qkv_marking import CheckResult, ClassTable, files_in, write_junit
 
 RIGHT = CheckResult("softmax is right.", task="softmax")
 FRAGILE = CheckResult("no max", fragile=("no-max",), conventions=("prints",), points=9)

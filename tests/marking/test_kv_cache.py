@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv import KVCache, attention
-from qkv.marking import check
+from qkv_marking import check
 
 
 def softmax(x):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qkv.marking import check
+from qkv_marking import check
 
 
 def tiled(

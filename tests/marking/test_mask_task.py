@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from qkv.marking import check
-from qkv.marking.tasks.mask import KNOWN
-from qkv.marking.tasks.mistakes.masks import LARGE, TEXTS, WEAK
+from qkv_marking import check
+from qkv_marking.tasks.mask import KNOWN
+from qkv_marking.tasks.mistakes.masks import LARGE, TEXTS, WEAK
 
 
 def softmax(x):

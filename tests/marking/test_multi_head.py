@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from qkv.marking import check
-from qkv.marking.tasks.mistakes.heads import HEADS as SHARED
-from qkv.marking.tasks.multi_head import JOINING, PROJECTED
+from qkv_marking import check
+from qkv_marking.tasks.mistakes.heads import HEADS as SHARED
+from qkv_marking.tasks.multi_head import JOINING, PROJECTED
 
 
 def softmax(x, axis=-1):

@@ -9,8 +9,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from qkv.marking import check
-from qkv.marking.tasks import (
+from qkv_marking import check
+from qkv_marking.tasks import (
     block,
     cross_attention,
     decoder_block,
@@ -20,10 +20,10 @@ from qkv.marking.tasks import (
     softmax,
     writing_step,
 )
-from qkv.marking.tasks.attention import steps, steps as attending
-from qkv.marking.tasks.decoder import marker as decoders, steps as decoder
-from qkv.marking.tasks.kv_cache import Run
-from qkv.marking.tasks.mistakes import formula, heads, masks
+from qkv_marking.tasks.attention import steps, steps as attending
+from qkv_marking.tasks.decoder import marker as decoders, steps as decoder
+from qkv_marking.tasks.kv_cache import Run
+from qkv_marking.tasks.mistakes import formula, heads, masks
 
 pytestmark = pytest.mark.attack
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qkv.marking import CheckResult, check_file
+from qkv_marking import CheckResult, check_file
 
 SOFTMAX = """import numpy as np
 def softmax(x):

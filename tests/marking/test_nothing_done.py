@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qkv.marking import TASKS, check
+from qkv_marking import TASKS, check
 
 pytestmark = pytest.mark.attack
 

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from qkv.cli import main
-from qkv.marking import check_file, isolated
-from qkv.marking.errors import in_words, words_of
+from qkv_marking import check_file, isolated
+from qkv_marking.errors import in_words, words_of
 
 from .test_check_file import SOFTMAX, file, forks, only, quick
 
@@ -235,7 +235,7 @@ def test_a_file_that_cannot_be_read_is_a_row_of_the_table(handed_in, tmp_path, m
             raise PermissionError(13, "Permission denied", str(path))
         return mark(path, *given, **named)
 
-    monkeypatch.setattr("qkv.marking.check_file", refused)
+    monkeypatch.setattr("qkv_marking.check_file", refused)
     # this file is in no student's folder, so the table has a row per file, not per student
     (tmp_path / "class" / "other.py").touch()
     lines = [line.split() for line in table(folder).stdout.splitlines()]
@@ -291,7 +291,7 @@ def test_an_unwritable_output_leaves_the_other_outputs(handed_in, tmp_path, monk
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("qkv.marking.write_junit", full)
+    monkeypatch.setattr("qkv_marking.write_junit", full)
     outputs = [f"--csv={tmp_path / 'all.csv'}", f"--junit={tmp_path / 'all.xml'}"]
     result = table(handed_in(a=SOFTMAX), *outputs)
     assert result.exit_code == 1

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from qkv.marking import check, check_file
-from qkv.marking.engine import by_seed, generator, per_seed, seeded
+from qkv_marking import check, check_file
+from qkv_marking.engine import by_seed, generator, per_seed, seeded
 
 from .written import TASK_OF, WRITTEN, planted
 

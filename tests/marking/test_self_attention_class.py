@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qkv import layers
-from qkv.marking import check
+from qkv_marking import check
 
 TASK = "self-attention-class"
 

@@ -4,14 +4,14 @@ import re
 
 import pytest
 
-from qkv.marking import check
-from qkv.marking.tasks import block, kv_cache
-from qkv.marking.tasks.decoder import marker as decoders
-from qkv.marking.tasks.mask import KNOWN as CAUSAL
-from qkv.marking.tasks.mistakes.formula import core
-from qkv.marking.tasks.mistakes.heads import HEADS
-from qkv.marking.tasks.positions import MISTAKES as POSITIONS
-from qkv.marking.tasks.softmax import CORE as SOFTMAX
+from qkv_marking import check
+from qkv_marking.tasks import block, kv_cache
+from qkv_marking.tasks.decoder import marker as decoders
+from qkv_marking.tasks.mask import KNOWN as CAUSAL
+from qkv_marking.tasks.mistakes.formula import core
+from qkv_marking.tasks.mistakes.heads import HEADS
+from qkv_marking.tasks.positions import MISTAKES as POSITIONS
+from qkv_marking.tasks.softmax import CORE as SOFTMAX
 
 from .written import TASK_OF, WRITTEN, planted
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from qkv.marking import check
-from qkv.marking.tasks.softmax import AXIS, BATCHES, CORE, LARGE, RIGHT, Scores, compute
+from qkv_marking import check
+from qkv_marking.tasks.softmax import AXIS, BATCHES, CORE, LARGE, RIGHT, Scores, compute
 
 # -- right answers --------------------------------------------------------------------------------
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from qkv.marking.files.source import defined, tasks_in
-from qkv.marking.files.verdicts import names_of, not_marked, of_error
-from qkv.marking.marker import task_of
-from qkv.marking.tasks import TASKS
+from qkv_marking.files.source import defined, tasks_in
+from qkv_marking.files.verdicts import names_of, not_marked, of_error
+from qkv_marking.marker import task_of
+from qkv_marking.tasks import TASKS
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from qkv.marking import TASKS, check, check_file
-from qkv.marking.tasks.stories import grammar
+from qkv_marking import TASKS, check, check_file
+from qkv_marking.tasks.stories import grammar
 
 RIGHT = 10
 STORY = """

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from qkv.marking import (
+from qkv_marking import (
     CheckResult,
     ClassTable,
     by_file,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from qkv.marking import tasks
-from qkv.marking.tasks.task import Texts
+from qkv_marking import tasks
+from qkv_marking.tasks.task import Texts
 
 FOLDER = Path(tasks.__file__).parent
 CATALOGUE = FOLDER / "tasks.toml"
@@ -53,7 +53,7 @@ def test_groups_give_defaults_and_values_replace_placeholders(tmp_path, monkeypa
         '[group.one]\nsays = "the {row} row"\nshows = "a"\n'
         '[group.two]\nkey = "other"\nsays = "b {c}"\nshows = "d"\nremedy = "own"\nalone = true\n'
     )
-    monkeypatch.setattr("qkv.marking.mistake.files", lambda package: tmp_path)
+    monkeypatch.setattr("qkv_marking.mistake.files", lambda package: tmp_path)
     texts = Texts("package.written")
     one, two = texts.mistake("one", {"a": min}, {"a": max}, row="last"), texts.mistake("two")
     assert (one.key, one.says, one.remedy, one.alone) == ("one", "the last row", "all", False)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from qkv.marking import check, check_file
-from qkv.marking.files.wire import MOST, Packer, unpack
+from qkv_marking import check, check_file
+from qkv_marking.files.wire import MOST, Packer, unpack
 
 
 def there_and_back(thing, known=lambda _: None):

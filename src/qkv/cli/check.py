@@ -14,7 +14,7 @@ from qkv.files import ordinary
 from qkv.visible import visible
 
 if TYPE_CHECKING:
-    from qkv.marking import CheckResult, ClassTable
+    from qkv_marking import CheckResult, ClassTable
 
 
 @click.command()
@@ -98,8 +98,8 @@ def check(
         qkv check 3-one-function-student.ipynb
         qkv check submissions --roster roster.csv --csv grades.csv --html grades.html
     """  # noqa: D301 (\b tells click not to wrap the next lines)
-    from qkv import marking
-    from qkv.marking.marker import task_of
+    import qkv_marking as marking
+    from qkv_marking.marker import task_of
 
     if options["as_list"]:
         _print_tasks(as_json)
@@ -149,7 +149,7 @@ def _paths(files: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
 
     Raise an error if the only path is an empty folder.
     """
-    from qkv.marking import files_in
+    from qkv_marking import files_in
 
     for file in files:
         if file not in folders:
@@ -167,9 +167,9 @@ def _marked(
     files: Sequence[str], task: str | None, **options: Any
 ) -> "list[tuple[str, Sequence[CheckResult]]]":
     """Mark each file; if the marker itself fails, the verdict on the file reports the failure."""
-    from qkv.marking import check_file
-    from qkv.marking.files.verdicts import unmarked
     from qkv.progress import progress
+    from qkv_marking import check_file
+    from qkv_marking.files.verdicts import unmarked
 
     marked: list[tuple[str, Sequence[CheckResult]]] = []
     with progress("marking", len(files)) as advance:
@@ -185,7 +185,7 @@ def _marked(
 
 def _unwritten(table: "ClassTable", paths: Mapping[str, Any]) -> Iterator[str]:
     """Write each output file; yield a message for each file that cannot be written."""
-    from qkv import marking
+    import qkv_marking as marking
 
     writers: dict[str, Callable[[str], None]] = {
         "junit": lambda to: marking.write_junit(to, table.marked),
@@ -208,7 +208,7 @@ def _readable(file: str) -> None:
 
 
 def _print_tasks(as_json: bool) -> None:
-    from qkv.marking import TASKS
+    from qkv_marking import TASKS
 
     if as_json:
         print_json([

@@ -10,7 +10,7 @@ from qkv.cli.output import console, print_json
 from qkv.visible import visible
 
 if TYPE_CHECKING:
-    from qkv.marking.conformance.report import Report
+    from qkv_marking.conformance.report import Report
 
 _COLOURS = {"right": "green", "wrong": "bold red", "refused": "yellow", "absent": "dim"}
 
@@ -92,7 +92,7 @@ def conform(html: str | None, junit: str | None, as_json: bool, **options: Any) 
     as function(query, key, value, **arguments) with arrays (B, H, L, d). The exit code is 0 if the
     card lists no errors, else 1.
     """
-    from qkv.marking.conformance.card import conform as judge
+    from qkv_marking.conformance.card import conform as judge
 
     report = judge(options.pop("function"), **options)
     if html is not None:

@@ -11,7 +11,7 @@ import pytest
 
 import qkv
 from processes import ends_with_its_parent
-from qkv.marking.conformance.read_cases import FEATURES
+from qkv_marking.conformance.read_cases import FEATURES
 
 from .tiled import kernel
 

@@ -10,9 +10,9 @@ import pytest
 
 import qkv
 from attend import loops
-from qkv.marking.conformance.inputs import draw, values
-from qkv.marking.conformance.read_cases import structured
-from qkv.marking.conformance.reference import GRADIENT, LINES, defects, run
+from qkv_marking.conformance.inputs import draw, values
+from qkv_marking.conformance.read_cases import structured
+from qkv_marking.conformance.reference import GRADIENT, LINES, defects, run
 
 from . import blind, others
 from .tiled import PLANTED, kernel

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.marking.conformance.inputs import draw, values
-from qkv.marking.conformance.read_cases import structured
-from qkv.marking.conformance.reference import run
+from qkv_marking.conformance.inputs import draw, values
+from qkv_marking.conformance.read_cases import structured
+from qkv_marking.conformance.reference import run
 
 CASES = [case for case in structured(["float64"], []) if case.feature == "gradient"]
 CASES = [case.fit({*case.options}, "end", ()) or case for case in CASES]

@@ -30,7 +30,7 @@ def test_nothing(conformance):
 
 def test_each_feature_is_a_test(tmp_path):
     (tmp_path / "test_mine.py").write_text(SUITE)
-    command = [sys.executable, "-m", "pytest", "-rA", "-p", "qkv.marking.pytest_plugin"]
+    command = [sys.executable, "-m", "pytest", "-rA", "-p", "qkv_marking.pytest_plugin"]
     done = subprocess.run(
         [*command, "--strict-markers", "-p", "no:cacheprovider", "-k", "mine or nothing-plain"],
         cwd=tmp_path,
@@ -50,7 +50,7 @@ def test_each_feature_is_a_test(tmp_path):
 
 def test_the_plugin_does_not_import_conformance():
     program = (
-        "import qkv.marking.pytest_plugin, sys; print('qkv.marking.conformance' in sys.modules)"
+        "import qkv_marking.pytest_plugin, sys; print('qkv_marking.conformance' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -1,5 +1,0 @@
-"""The task `decoder`: compute logits from ids, with weights in the format of Llama's files."""
-
-from qkv.marking.tasks.decoder.steps import small_model
-
-__all__ = ["small_model"]

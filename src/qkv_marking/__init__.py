@@ -1,0 +1,57 @@
+"""Find known mistakes in your own functions, and judge attention functions."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from qkv_marking.marker import check
+from qkv_marking.result import CheckResult
+
+if TYPE_CHECKING:
+    from qkv_marking.conformance.card import conform
+    from qkv_marking.conformance.report import Report
+    from qkv_marking.files.class_table import ClassTable, by_file, by_roster, files_in, read_roster
+    from qkv_marking.files.junit_gradescope import write_gradescope, write_junit
+    from qkv_marking.files.mark_file import check_file
+    from qkv_marking.tasks import TASKS
+
+__all__ = [
+    "TASKS",
+    "CheckResult",
+    "ClassTable",
+    "Report",
+    "by_file",
+    "by_roster",
+    "check",
+    "check_file",
+    "conform",
+    "files_in",
+    "read_roster",
+    "write_gradescope",
+    "write_junit",
+]
+
+_WHERE = {
+    "TASKS": "tasks",
+    "Report": "conformance.report",
+    "conform": "conformance.card",
+    "check_file": "files.mark_file",
+    "ClassTable": "files.class_table",
+    "by_file": "files.class_table",
+    "by_roster": "files.class_table",
+    "files_in": "files.class_table",
+    "read_roster": "files.class_table",
+    "write_gradescope": "files.junit_gradescope",
+    "write_junit": "files.junit_gradescope",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use, so that `import qkv` stays fast."""
+    if name in _WHERE:
+        return getattr(import_module(f"qkv_marking.{_WHERE[name]}"), name)
+    raise AttributeError(f"module 'qkv_marking' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List all public names, even if they are not loaded yet."""
+    return [*__all__]

@@ -1,0 +1,296 @@
+"""Judge every feature of an attention function by the results of a formula in float64."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from qkv.arrays import whole_number
+from qkv_marking.conformance.called import LIBRARIES, Callee
+from qkv_marking.conformance.explain import Explainer
+from qkv_marking.conformance.read_cases import FEATURES, Case, random, smaller, structured
+from qkv_marking.conformance.report import Finding, Report, status_of
+from qkv_marking.conformance.runs import CaseResult, Runs
+from qkv_marking.conformance.worker import MEGABYTES, Worker, load, of_function
+from qkv_marking.isolated import Isolated, serve
+from qkv_marking.outcome import name_of
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+# the allowed values of some arguments of `conform`, keyed by the argument's name
+_NAMES = MappingProxyType(
+    {"arrays": LIBRARIES, "dtypes": DTYPES, "features": FEATURES, "aligned": ("start", "end")}
+)
+_RANDOM = 60
+_HANGS = 3  # after this number of crashes or hangs, the other cases of a feature are skipped
+_SHAPES = re.compile("broadcast|core dimension|cannot reshape|not aligned|must match the size")
+_STEPS = 60  # the maximum number of calls in the search for a smaller failing case
+
+
+def conform(
+    function: Callable[..., Any] | str,
+    *,
+    arrays: str = "numpy",
+    names: Mapping[str, str] | None = None,
+    dtypes: Sequence[str] = ("float32",),
+    gradient: Callable[..., Any] | str | None = None,
+    features: Collection[str] | None = None,
+    aligned: str = "end",
+    device: str = "",
+    seed: int = 0,
+    seconds: float = 10.0,
+    waiting: Callable[[], None] = lambda: None,
+) -> Report:
+    """Judge an attention function: report which features are right and which are wrong.
+
+    The function is called as `function(query, key, value, **arguments)`. The arrays have the shape
+    `(B, H, L, d)`: batch, heads, positions, size of a head. The arguments are the parameters that
+    `qkv.attention` and the function have in common. The results must equal the results of the
+    formula in float64, within the error bounds of `qkv.attention`. The function runs in a separate
+    process. If a call crashes or hangs, its case counts as wrong, and the other cases still run.
+
+    Structured cases come first (each feature, pairs of features, and sizes near tile sizes), then
+    random cases. For a wrong feature, the report shows the smallest failing case, and the known
+    kernel defects that would give the same output.
+
+    Args:
+        function: a function, or `"package.module:function"`, `"file.py:function"`, `"model.onnx"`,
+            or the name of another library's attention, such as `"torch.sdpa"`.
+        arrays: the library of the function's arrays: `"numpy"`, `"torch"` or `"jax"`.
+        names: argument names that differ from `qkv.attention`, for example `{"mask": "attn_mask"}`.
+        dtypes: the dtypes in which all features are judged. If float16 or bfloat16 exists in the
+            library but not in `dtypes`, the feature "half precision" tests it.
+        gradient: the backward pass, called as `gradient(query, key, value, grad_out, **arguments)`.
+            Its first three results are the gradients of query, key and value, as in
+            `qkv.attention_grad`. If `gradient` is None, torch and JAX differentiate the function.
+        features: the features to judge; None for all.
+        aligned: how queries align with keys if L and S differ and the function takes no `q_offset`.
+            `"end"` aligns the last query with the last key; `"start"` aligns the first query with
+            the first key.
+        device: the device of torch or JAX arrays, such as `"cuda"`.
+        seed: the random seed for the random cases.
+        seconds: the time limit of a call.
+        waiting: a function to call several times per second during the run.
+
+    Returns:
+        A `Report`. `bool(report)` is True if no feature is wrong, and `print(report)` shows the
+            report card.
+
+    Raises:
+        ValueError: a library, dtype or feature is unknown; the function cannot be loaded; or the
+            function raises an error in a call without options.
+        TypeError: `function` cannot be called.
+
+    >>> import numpy as np
+    >>> def mine(query, key, value, is_causal=False):
+    ...     scores = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
+    ...     if is_causal:
+    ...         scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    ...     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    ...     return weights / weights.sum(axis=-1, keepdims=True) @ value
+    >>> report = conform(mine, features=["plain", "causal"])
+    >>> report.features
+    {'plain': 'right', 'causal': 'wrong'}
+    >>> report.remark("causal")
+    'as if the kernel aligned the causal mask to the first key'
+    """
+    whole_number(seed, call="conform", name="seed", least=0)
+    _check_names(arrays=[arrays], dtypes=dtypes, features=features or (), aligned=[aligned])
+    chosen = [feature for feature in FEATURES if features is None or feature in features]
+    task = {"target": function, "gradient": gradient, "arrays": arrays, "device": device}
+    start = _start(task | {"names": names}, {"seconds": seconds, "waiting": waiting})
+    with one_blas_thread(), closing(Runs(start)) as runs:
+        about = runs.load()
+        halves = [dtype for dtype in about["halves"] if dtype not in dtypes]
+        plan = [*structured(dtypes, halves), *random(seed, _RANDOM, dtypes)]
+        cases = [case for case in _fitted(plan, about, aligned) if case.feature in chosen]
+        results = _settled(_all(runs, cases))
+        results, findings = _findings(runs, results)
+    by_feature = {name: _of(name, results) for name in chosen}
+    statuses = {name: status_of(own) if own else "absent" for name, own in by_feature.items()}
+    name = function if isinstance(function, str) else name_of(function)
+    says = f"{name} ({about['says'] or arrays}; {', '.join(dtypes)})"
+    return Report(says, statuses, tuple(results), findings)
+
+
+def _of(feature: str, results: Iterable[CaseResult]) -> list[CaseResult]:
+    return [result for result in results if result.feature == feature]
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Use one thread for matrix products in a `with` block: this is faster for small products."""
+    import threadpoolctl
+
+    with threadpoolctl.threadpool_limits(1, user_api="blas"):
+        yield
+
+
+def _check_names(**values: Collection[str]) -> None:
+    """Raise an error if an argument of `conform` contains an unknown name."""
+    if not (dtypes := values["dtypes"]) or isinstance(dtypes, str):
+        raise ValueError(
+            f'conform: the argument dtypes is {dtypes!r}: give names, such as ("float32",)'
+        )
+    for argument, known in _NAMES.items():
+        for value in values[argument]:
+            if value not in known:
+                names = ", ".join(known)
+                raise ValueError(f"conform: `{argument}` has {value!r}: choose from {names}")
+
+
+def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolated]:
+    """Return a function that starts the child process.
+
+    If the function is given by name, the child is a new process, which loads the function. If the
+    function is given as an object, the child is a fork of this process, so that it has the object.
+    """
+    limits = {**limits, "call": "conform"}
+    target, gradient = task["target"], task["gradient"]
+    for function in (target, target if gradient is None else gradient):
+        if not (isinstance(function, str) or callable(function)):
+            raise TypeError(
+                f"conform: `function` is a {type(function).__name__}, which cannot be"
+                " called: write conform(my_attention), without () after the name"
+            )
+    if isinstance(target, str) and isinstance(gradient, str | None):
+        sent = json.dumps(task | {"path": [os.getcwd(), *sys.path]})
+        return lambda: Isolated(["qkv_marking.conformance.worker", sent], **limits)
+
+    def loaded(function: Any) -> Callee:
+        names = task["names"]
+        return load(function, names) if isinstance(function, str) else of_function(function, names)
+
+    def fork() -> None:
+        worker = Worker(task, loaded)
+        serve(lambda: worker.answer, MEGABYTES, 1e5)
+
+    return lambda: Isolated(fork, **limits)
+
+
+def _fitted(plan: Iterable[Case], about: Mapping[str, Any], aligned: str) -> Iterator[Case]:
+    """Yield the cases whose arguments the function accepts."""
+    for case in plan:
+        is_backward = case.feature == "gradient"
+        offered = about["gradient"] if is_backward else about["offered"]
+        if offered is not None:
+            fitted = case.fit(offered, about["aligned"] or aligned, about["absent"])
+            if fitted is not None:
+                yield fitted
+
+
+def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
+    """Run the cases; after several crashes or hangs of a feature, skip its other cases."""
+    results: list[CaseResult] = []
+    ended: dict[str, int] = {}
+    for case in cases:
+        if ended.get(case.feature, 0) >= _HANGS:
+            continue
+        result = runs.run(case)
+        if not results and result.status == "refused":
+            raise ValueError(
+                f"conform: the simplest call is refused ({case.shown()}): {result.message}; the"
+                " function must accept function(query, key, value) with arrays (B, H, L, d)"
+            )
+        ended[case.feature] = ended.get(case.feature, 0) + result.ended
+        results.append(result)
+    return results
+
+
+def _settled(results: Sequence[CaseResult]) -> list[CaseResult]:
+    """Change the status "refused" to "wrong" if an error was about the shapes of arrays.
+
+    The status stays "refused" if no case of the same feature is right.
+    """
+    needed = [result for result in results if not result.case.optional]
+    fits = {result.feature for result in needed if result.status == "right"}
+    return [
+        replace(result, status="wrong")
+        if result.status == "refused"
+        and result.feature in fits
+        and not result.case.optional
+        and result.case.Hq == result.case.Hkv
+        and _SHAPES.search(result.message)
+        else result
+        for result in results
+    ]
+
+
+def _findings(runs: Runs, results: list[CaseResult]) -> tuple[list[CaseResult], dict[str, Finding]]:
+    """Return `(results, findings)`, with a finding for each wrong or refused feature.
+
+    A finding holds the smallest case with the error. If a case of "window" is wrong only because
+    of a defect in "causal", the case does not make the feature "window" wrong.
+    """
+    explainer = Explainer(results)
+    findings: dict[str, Finding] = {}
+    done: list[CaseResult] = []
+    for name in FEATURES:
+        own = _of(name, results)
+        own = [replace(result, like=explainer.known_at(result)) for result in own]
+        own = [_of_another(runs, result, explainer) for result in own]
+        done += own
+        status = status_of(own) if own else "absent"
+        if status in ("right", "absent"):
+            continue
+        smallest = min(
+            (result for result in own if result.status == status),
+            key=lambda bad: (bool(bad.like), bad.case.optional, bad.case.size()),
+        )
+        if status == "wrong" and not smallest.ended and not smallest.like:
+            smallest = _shrunk(runs, smallest)
+        if smallest.like:
+            earlier = findings.get(smallest.like)
+            cause = None if earlier is None else earlier.explanation
+            findings[name] = Finding(smallest, cause, smallest.like)
+        else:
+            cause = explainer.explain([result for result in own if not result.like])
+            findings[name] = Finding(smallest, cause)
+    return done, findings
+
+
+def _of_another(runs: Runs, result: CaseResult, explainer: Explainer) -> CaseResult:
+    """Remove the tested feature from a call with a wrong result, and repeat the call.
+
+    If the result is still wrong, attribute the error to another feature of the call.
+    """
+    if result.status != "wrong" or result.like or result.ended:
+        return result
+    case = result.case.stripped()
+    if case is None:
+        return result
+    without = runs.run(case)
+    if without.status != "wrong" or explainer.known_at(without):
+        return result
+    return replace(result, like=case.feature)
+
+
+def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
+    """Find a smaller call that is wrong in the same way."""
+    candidates = iter(smaller(result.case))
+    for _ in range(_STEPS):
+        case = next(candidates, None)
+        if case is None:
+            break
+        less = runs.run(_moved(result.case, case))
+        if less.ended:
+            break
+        if less.status == "wrong" and bool(less.message) == bool(result.message):
+            result, candidates = less, iter(smaller(less.case))
+    return result
+
+
+def _moved(before: Case, after: Case) -> Case:
+    """Return `after`, with q_offset adapted to the sizes of `after`.
+
+    If `before` has the q_offset `before.S - before.L`, the result has the q_offset
+    `after.S - after.L`. Otherwise, `after` is returned unchanged.
+    """
+    offset = before.options.get("q_offset")
+    if offset != before.S - before.L or isinstance(offset, str):
+        return after
+    return replace(after, options={**after.options, "q_offset": after.S - after.L})

@@ -1,0 +1,223 @@
+"""The report card: the status of each feature, and an explanation of each error."""
+
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from qkv.files import StrPath, replacing
+from qkv_marking.conformance.explain import Explanation
+from qkv_marking.conformance.runs import CaseResult
+
+_NAMED = 3  # the maximum number of refused cases to list
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The smallest wrong or refused case of a feature, and its explanation.
+
+    Attributes:
+        case: the smallest case that shows the error.
+        explanation: the known defects that give this result, or None.
+        like: another feature that has the same error, or "".
+    """
+
+    case: CaseResult
+    explanation: Explanation | None = None
+    like: str = ""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Report:
+    """The report card of a function; `bool(report)` is True if no feature is wrong.
+
+    Attributes:
+        name: the name of the function that was judged.
+        features: the status of each feature: "right", "wrong", "refused" (the function raises an
+            error) or "absent" (the function has no argument for the feature).
+        cases: the result of each case, with `.case`, `.status`, `.error` and `.bound`.
+        findings: a `Finding` for each wrong or refused feature, keyed by feature. A finding holds
+            the smallest case with the error, and the known defects that explain this case.
+    """
+
+    name: str
+    features: Mapping[str, str]
+    cases: tuple[CaseResult, ...]
+    findings: Mapping[str, Finding] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Is nothing wrong?"""
+        return "wrong" not in self.features.values()
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __str__(self) -> str:
+        """Return the card as text, as printed by `qkv conform`."""
+        lines = [f"{self.name}: {self.summary()}"]
+        for name, status in self.features.items():
+            lines.append(f"  {name:<22}{status:<9}{self.remark(name)}".rstrip())
+            lines += [textwrap.indent(line, " " * 33) for line in self.details(name)]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def summary(self) -> str:
+        """Count the features that are right, wrong, refused and absent."""
+        kinds = ("right", "wrong", "refused", "absent")
+        counts = {kind: [*self.features.values()].count(kind) for kind in kinds}
+        return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+
+    def remark(self, feature: str) -> str:
+        """Describe the result of a feature, for example "as if the kernel ignored softcap"."""
+        status = self.features[feature]
+        finding = self.findings.get(feature)
+        if finding is not None and status == "wrong":
+            if finding.explanation is not None:
+                same = f", the same error as in {finding.like}" if finding.like else ""
+                if finding.explanation.beside and not same:
+                    same = f" (in addition to the error in {', '.join(finding.explanation.beside)})"
+                return f"as if {finding.explanation.says}{same}"
+            if finding.like:
+                return f"the same error as in {finding.like}"
+            return finding.case.message or "no known defect gives this result"
+        results = self._results(feature)
+        if finding is not None:
+            return finding.case.message
+        if status == "absent" or not results:
+            return ""
+        good = [result for result in results if result.status == "right"]
+        pairs = [(each.error, each.bound) for each in good if each.error is not None and each.bound]
+        error, bound = max(pairs, key=lambda pair: pair[0] / pair[1], default=(0.0, 0.0))
+        cases = "1 case" if len(good) == 1 else f"{len(good)} cases"
+        remark = f"{cases}, error {error:.1e} (at most {bound:.1e} is allowed)"
+        refused = [result.case.name for result in results if result.status == "refused"]
+        like = [result.like for result in results if result.like]
+        if like:
+            verb = "is" if len(like) == 1 else "are"
+            remark += (
+                f"; {len(like)} more {verb} wrong, with the same error as in"
+                f" {', '.join(dict.fromkeys(like))}"
+            )
+        if refused:
+            more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+            remark += f"; refused: {', '.join(refused[:_NAMED])}{more}"
+        return remark
+
+    def _results(self, feature: str) -> list[CaseResult]:
+        return [result for result in self.cases if result.feature == feature]
+
+    def details(self, feature: str) -> list[str]:
+        """Return lines of text: the smallest wrong case of a feature, and the changed formula."""
+        finding = self.findings.get(feature)
+        if finding is None:
+            return []
+        results = self._results(feature)
+        bad = sum(result.status != "right" for result in results)
+        call = str(finding.case) if finding.case.error is not None else finding.case.case.shown()
+        lines = [f"not right: {bad} of {len(results)} cases; the smallest of them: {call}"]
+        if finding.explanation is not None and not finding.like:
+            for line, instead in finding.explanation.lines:
+                lines += [f"- {part}" for part in line.splitlines()]
+                lines += [f"+ {part}" for part in instead.splitlines()]
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the card as a dict for JSON."""
+        return {
+            "name": self.name,
+            "passed": self.passed,
+            "features": dict(self.features),
+            "findings": {name: _finding(finding) for name, finding in self.findings.items()},
+            "cases": [*map(_case, self.cases)],
+        }
+
+    def to_html(self, path: StrPath) -> None:
+        """Write the card as an HTML page that works offline.
+
+        The file at `path` is replaced only when the page is complete.
+        """
+        page = files(__package__).joinpath("card.html").read_text("utf-8")
+        text = Template(page).substitute(
+            name=escape(self.name),
+            summary=escape(f"{self.summary()}, in {len(self.cases)} cases"),
+            rows="\n".join(map(self._section, self.features)),
+        )
+        with replacing(path) as out:
+            out.write(text.encode())
+
+    def _section(self, feature: str) -> str:
+        """Write a feature as HTML."""
+        status, says = self.features[feature], escape(self.remark(feature))
+        if lines := self.details(feature):
+            says += f"<pre>{chr(10).join(map(_html_line, lines))}</pre>"
+        return (
+            f'<section><h2>{escape(feature)}</h2><span class="status {status}">{status}</span>'
+            f'<div class="says">{says}</div></section>'
+        )
+
+    def to_junit(self, path: StrPath) -> None:
+        """Write the results as JUnit XML, with one test case for each feature.
+
+        The test cases of refused and absent features are skipped.
+        """
+        from qkv_marking.files.junit_gradescope import write_features
+
+        tests = [
+            (name, status, "\n".join([self.remark(name), *self.details(name)]))
+            for name, status in self.features.items()
+        ]
+        write_features(path, self.name, tests)
+
+
+def _html_line(line: str) -> str:
+    """Write a removed or an added line of the formula as HTML."""
+    tag = {"- ": "del", "+ ": "ins"}.get(line[:2])
+    return f"<{tag}>{escape(line)}</{tag}>" if tag else escape(line)
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    cause = finding.explanation
+    return {
+        "case": _case(finding.case),
+        "as_if": None if cause is None else cause.says,
+        "defects": [] if cause is None else [*cause.defects],
+        "lines": [] if cause is None else [[*pair] for pair in cause.lines],
+        "explains": None if cause is None else [*cause.explains],
+    }
+
+
+def _case(result: CaseResult) -> dict[str, Any]:
+    return {
+        "feature": result.feature,
+        "name": result.case.name,
+        "status": result.status,
+        "error": _number(result.error),
+        "bound": _number(result.bound),
+        "message": result.message,
+        "call": result.case.shown(),
+        "case": json.loads(json.dumps(result.case.packed())),
+    }
+
+
+def _number(value: float | None) -> float | str | None:
+    """Turn infinity into a string, because JSON has no infinity."""
+    return str(value) if value is not None and abs(value) == float("inf") else value
+
+
+def status_of(results: Sequence[CaseResult]) -> str:
+    """Return the status of a feature; one wrong case makes the feature wrong.
+
+    The function may refuse optional cases. The status ignores a case if its wrong result comes from
+    a defect in a different feature. If this leaves no case, all cases count.
+    """
+    results = [result for result in results if not result.like] or results
+    if any(result.status == "wrong" for result in results):
+        return "wrong"
+    needed = [result for result in results if not result.case.optional] or results
+    return "refused" if any(result.status == "refused" for result in needed) else "right"

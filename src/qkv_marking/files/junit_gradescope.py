@@ -1,0 +1,149 @@
+"""Write verdicts to files for other programs: JUnit XML, or Gradescope's results.json.
+
+CI systems and learning platforms read JUnit XML. Gradescope is a grading system, whose format is
+described at
+https://gradescope-autograders.readthedocs.io/en/latest/specs/
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from qkv.files import StrPath, replacing
+from qkv_marking.result import CheckResult
+
+FULL = 10
+# characters that XML 1.0 does not allow, even escaped
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_ELEMENTS = MappingProxyType({"right": "system-out", "wrong": "failure"})
+
+
+class _Test(NamedTuple):
+    """A test in a JUnit suite, which passes if `status` is "right" and fails if it is "wrong".
+
+    If `status` is neither "right" nor "wrong", the test counts as skipped.
+    """
+
+    name: str
+    status: str
+    message: str
+    text: str
+    mistakes: str = ""
+    properties: Mapping[str, str] = MappingProxyType({})
+
+
+def write_junit(path: StrPath, marked: Iterable[tuple[str, Sequence[CheckResult]]]) -> None:
+    """Write a test suite per file, with one test per task.
+
+    The file at `path` is replaced only when all the new content is written.
+
+    Args:
+        path: the file to write.
+        marked: each file's name, and its verdicts.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    suites = [_suite(file, [_of_verdict(result) for result in results]) for file, results in marked]
+    _write(path, "qkv check", suites)
+
+
+def write_features(path: StrPath, name: str, tests: Sequence[tuple[str, str, str]]) -> None:
+    """Write a test suite with one test per feature of a report.
+
+    The file at `path` is replaced only when all the new content is written.
+
+    Args:
+        path: the file to write.
+        name: the function that was judged.
+        tests: the name, the status ("right", "wrong", "refused" or "absent") and a remark for each
+            feature.
+    """
+    rows = [
+        _Test(feature, status, f"{status}: {words.partition(chr(10))[0]}", words)
+        for feature, status, words in tests
+    ]
+    _write(path, "qkv conform", [_suite(name, rows)])
+
+
+def write_gradescope(path: StrPath, marked: Sequence[tuple[str, Sequence[CheckResult]]]) -> None:
+    """Write the verdicts on one student's files for Gradescope: one test of 10 points per task.
+
+    Args:
+        path: the file to write.
+        marked: each file's name, and its verdicts.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    tests = [
+        {
+            "name": f"{os.path.basename(file)}: {result.task or 'file'}"
+            if len(marked) > 1
+            else result.task or os.path.basename(file),
+            "score": result.points,
+            "max_score": FULL,
+            "status": "passed" if result.passed else "failed",
+            "output": result.text(1),
+        }
+        for file, results in marked
+        for result in results
+    ]
+    score = sum(result.points for _, results in marked for result in results)
+    with replacing(path) as out:
+        text = json.dumps({"score": score, "tests": tests}, indent=1)
+        out.write(text.encode("utf-8", "replace") + b"\n")
+
+
+def _of_verdict(result: CheckResult) -> _Test:
+    properties = {"points": str(result.points)}
+    for key in ("mistakes", "fragile", "conventions"):
+        properties[key] = " ".join(getattr(result, key))
+    return _Test(
+        result.task or "file",
+        "right" if result.passed else "wrong",
+        result.message.partition("\n")[0],
+        str(result),
+        properties["mistakes"],
+        properties,
+    )
+
+
+def _suite(name: str, tests: Sequence[_Test]) -> ElementTree.Element:
+    statuses = [test.status for test in tests]
+    wrong = statuses.count("wrong")
+    counts = {"tests": len(tests), "failures": wrong, "errors": 0}
+    counts["skipped"] = len(tests) - wrong - statuses.count("right")
+    attributes = {key: str(count) for key, count in counts.items()}
+    suite = ElementTree.Element("testsuite", {"name": _clean(name), **attributes})
+    for test in tests:
+        case = ElementTree.SubElement(suite, "testcase", classname=_clean(name), name=test.name)
+        if test.properties:
+            properties = ElementTree.SubElement(case, "properties")
+            for key, value in test.properties.items():
+                ElementTree.SubElement(properties, "property", name=key, value=value)
+        output = ElementTree.SubElement(case, _ELEMENTS.get(test.status, "skipped"))
+        output.text = _clean(test.text)
+        if test.status != "right":
+            output.set("message", _clean(test.message))
+        if test.mistakes:
+            output.set("type", test.mistakes)
+    return suite
+
+
+def _write(path: StrPath, title: str, suites: list[ElementTree.Element]) -> None:
+    root = ElementTree.Element("testsuites", name=title)
+    for count in ("tests", "failures"):
+        root.set(count, str(sum(int(suite.attrib[count]) for suite in suites)))
+    root.extend(suites)
+    ElementTree.indent(root)
+    with replacing(path) as out:
+        ElementTree.ElementTree(root).write(out, encoding="utf-8", xml_declaration=True)
+
+
+def _clean(text: str) -> str:
+    return _NO_XML.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -1,0 +1,92 @@
+"""Verdicts on files whose functions were not called."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from qkv_marking.errors import frames_of, in_words, sentence, words_of
+from qkv_marking.files.source import NOTEBOOK
+from qkv_marking.marker import task_of
+from qkv_marking.mistake import Mistake, described
+from qkv_marking.raised import key_of, known
+from qkv_marking.result import CheckResult
+from qkv_marking.tasks import TASKS, Task
+
+_LONGEST = 1000  # the maximum length of a list of names
+
+
+def not_marked(key: str, shows: str, task: str | None, **names: str) -> CheckResult:
+    """Return a verdict with 0 points that states the reason.
+
+    Args:
+        key: the name of a table in mistakes.toml.
+        shows: the effect of the mistake.
+        task: the name of the task, or of its function.
+        names: values for the placeholders in the texts. The default value of the placeholder {it}
+            is the name of the task, or "the file" if `task` is None.
+    """
+    task = None if task is None else task_of(task).name
+    return _verdict(described(key, shows, **{"it": task or "the file", **names}), task)
+
+
+def _verdict(mistake: Mistake, task: str | None) -> CheckResult:
+    shows = sentence(f"It shows: {mistake.shows}")
+    lines = [f"{mistake.says}.", shows, f"Correction: {mistake.hint[-1]}"]
+    return CheckResult("\n".join(lines), (mistake.key,), points=0, task=task, hint=mistake.hint)
+
+
+def failed(error: BaseException, file: str, task: str | None) -> CheckResult:
+    """Report that a file caused an error in the marker itself."""
+    return not_marked("not-marked", f"{_line(error, file)}{in_words(error)}", task)
+
+
+def unmarked(error: Exception, task: str | None) -> CheckResult:
+    """Report the reason why a file or a folder could not be marked."""
+    key = "unreadable" if isinstance(error, OSError) else "not-marked"
+    if isinstance(error, IsADirectoryError):
+        key = "nothing-handed-in"
+    return not_marked(key, in_words(error), task, it="the file")
+
+
+def of_error(error: BaseException, file: str) -> CheckResult:
+    """Report an error that a file raised when it ran."""
+    key = key_of(error, "file-raises")
+    if isinstance(error, SyntaxError):
+        about_letters = "codec can't decode", "encoding declaration", "unknown encoding"
+        key = "not-a-notebook" if file.lower().endswith(NOTEBOOK) else "syntax-error"
+        if any(words in words_of(error) for words in about_letters):
+            key = "not-utf-8"
+    elif isinstance(error, ImportError):
+        key = "import-error"
+    shows = f"{_line(error, file)}{in_words(error)}"
+    cause = known(error) if isinstance(error, NameError | AttributeError) else None
+    if cause is not None:
+        return _verdict(replace(cause, shows=shows), None)
+    return not_marked(key, shows, None, file=Path(file).name)
+
+
+def _line(error: BaseException, file: str) -> str:
+    """Return "line 3: " if line 3 of the file raised an error; return "" if no line is known."""
+    if isinstance(error, SyntaxError):
+        return ""  # the message of a syntax error already names the line
+    lines = [frame.lineno for frame in frames_of(error) if frame.filename == file]
+    return f"line {lines[-1]}: " if lines else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Sort and join names, and shorten a very long list; return "nothing" for an empty list."""
+    shown = ", ".join(sorted(names)) or "nothing"
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
+
+
+def names_of(task: Task) -> str:
+    """Join the names that a task looks for, for example "softmax or Softmax"."""
+    return " or ".join(task.looks_for)
+
+
+def no_function(defined: Iterable[str]) -> CheckResult:
+    """Report a file that defines none of the tasks' functions."""
+    tasks = [task for task in TASKS.values() if not task.by_name]
+    expected = ", ".join(name for task in tasks for name in task.looks_for[:1])
+    shows = f"it defines {listed(defined)}; the tasks look for {expected}"
+    return not_marked("no-function", shows, None)
