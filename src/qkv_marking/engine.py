@@ -298,6 +298,7 @@ class Marking:
             mistakes=wrong,
             fragile=fragile,
             conventions=conventions,
+            says={finding.key: f"{finding.says}." for finding in ordered},
             points=points,
             example=ordered[0].example() if ordered else {},
             task=self.task,

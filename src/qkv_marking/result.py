@@ -22,6 +22,8 @@ class CheckResult:
             fully masked rows or integers.
         conventions: short names of differences from the task's conventions; such differences are
             not mistakes.
+        says: what `message` says about each finding, without the function's name; the keys are the
+            short names of the findings.
         points: 10 points, minus 4 for each mistake and 1 for each fragile finding; at least 0. A
             function also gets 0 points if it is an empty stub, or if no known mistake explains its
             wrong outputs.
@@ -40,6 +42,7 @@ class CheckResult:
     mistakes: tuple[str, ...] = ()
     fragile: tuple[str, ...] = ()
     conventions: tuple[str, ...] = ()
+    says: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     points: int = 10
     example: Mapping[str, Any] = field(default_factory=dict)
     task: str | None = "attention"

@@ -208,7 +208,12 @@ def test_the_table_is_written_as_csv_and_as_a_page(submissions, tmp_path, monkey
     assert "<h1>3 files, 1 of 4 passed</h1>" in page
     assert "&lt;c&gt;/[b]softmax.py" in page
     assert "<c>" not in page
-    assert '<td class="points">2</td><td>softmax</td><td>no-exp</td>' in page
+    # the sentences are those that `qkv check` prints about the files
+    says = "the scores are divided by their sum, but softmax first takes exp of each score."
+    assert f"softmax: {says}" in " ".join(run("=ben.py").stdout.split())
+    assert f"<td><p>softmax: {says}</p></td>" in page
+    assert f'<td class="points">2</td><td>softmax</td><td>{says}</td>' in page
+    assert "no-exp" not in page
 
 
 def test_a_roster_gives_a_row_to_each_student(submissions, tmp_path, monkeypatch):

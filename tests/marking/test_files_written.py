@@ -82,6 +82,23 @@ def test_a_page_without_mistakes_says_none(tmp_path):
     assert "<p>None.</p>" not in (tmp_path / "all.html").read_text()
 
 
+def test_a_page_shows_sentences_and_marks_one_that_differs_between_files(tmp_path):
+    def verdict(says, task="softmax"):
+        return CheckResult(says, ("k",), says={"k": says}, points=0, task=task)
+
+    ann, ben = verdict("the name <a> is unknown."), verdict("the name b is unknown.")
+    same = verdict("the file is empty.", None)
+    table = ClassTable([("x", (ann, same)), ("y", (ben, same)), ("z", (ben, WRONG))])
+    table.write_html(tmp_path / "all.html")
+    page = (tmp_path / "all.html").read_text()
+    assert "<p>softmax: the name &lt;a&gt; is unknown.</p><p>the file is empty.</p>" in page
+    assert "<td>3</td><td>softmax</td><td>for example: the name b is unknown.</td>" in page.replace(
+        ' class="points"', ""
+    )
+    assert "<td>file</td><td>the file is empty.</td>" in page
+    assert "<p>attention: b</p>" in page  # this verdict has no sentence for its keys
+
+
 @pytest.mark.parametrize("kind", ["csv", "html", "xml"])
 def test_writing_replaces_an_old_file_atomically(tmp_path, kind):
     target = tmp_path / f"all.{kind}"

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
+from itertools import starmap
 from pathlib import Path
 from string import Template
 
@@ -199,6 +200,12 @@ class ClassTable:
 
         If several files of a student are marked for a task, the best file counts.
         """
+        for names, points, results in self._marks():
+            keys = " ".join(key for result in results for key in result.mistakes)
+            yield names, [points.get(task) for task in self.tasks], sum(points.values()), keys
+
+    def _marks(self) -> Iterator[tuple[tuple[str, ...], dict[str | None, int], list[CheckResult]]]:
+        """Yield each row's names, points per task, and the verdicts that count."""
         for names, marks in self._rows:
             best: dict[str | None, Sequence[CheckResult]] = {}
             for _, results in marks:
@@ -206,10 +213,8 @@ class ClassTable:
                     of_task = [result for result in results if result.task == task]
                     if task not in best or _points(of_task) > _points(best[task]):
                         best[task] = of_task
-            counted = {task: _points(results) for task, results in best.items()}
-            keys = (key for results in best.values() for each in results for key in each.mistakes)
-            points = [counted.get(task) for task in self.tasks]
-            yield names, points, sum(counted.values()), " ".join(keys)
+            points = {task: _points(results) for task, results in best.items()}
+            yield names, points, [result for results in best.values() for result in results]
 
     def write_csv(self, path: StrPath) -> None:
         """Write a CSV file. Each line has names, points per task, total points and mistakes.
@@ -238,7 +243,8 @@ class ClassTable:
         heads = [_cell("th", name, ' scope="col"') for name in self.columns]
         heads += [_cell("th", name, f' scope="col"{points}') for name in (*self.tasks, "points")]
         common = "".join(
-            f"<tr>{_cell('td', count, points)}{_cell('td', task)}{_cell('td', key)}</tr>"
+            f"<tr>{_cell('td', count, points)}{_cell('td', task)}"
+            f"{_cell('td', self._sentence(task, key))}</tr>"
             for count, task, key in self.commonest
         )
         page = files(__package__).joinpath("class_table.html").read_text("utf-8")
@@ -248,17 +254,34 @@ class ClassTable:
             passed=sum(result.passed for result in results),
             verdicts=len(results),
             heads="".join([*heads, _cell("th", "mistakes", ' scope="col"')]),
-            rows="\n".join(_row(*row) for row in self.rows()),
+            rows="\n".join(starmap(self._html_row, self._marks())),
             commonest=f"<table>{common}</table>" if common else "<p>None.</p>",
         )
         with replacing(path) as out:
             out.write(text.encode("utf-8", "replace"))
 
+    def _html_row(
+        self, names: tuple[str, ...], points: dict[str | None, int], results: list[CheckResult]
+    ) -> str:
+        numbers = [*(points.get(task, "") for task in self.tasks), sum(points.values())]
+        cells = [_cell("th", name, ' scope="row"') for name in names]
+        cells += [_cell("td", number, ' class="points"') for number in numbers]
+        sentences = "".join(
+            _cell("p", f"{result.task}: " * bool(result.task) + result.says.get(key, key))
+            for result in results
+            for key in result.mistakes
+        )
+        return f"<tr>{''.join(cells)}<td>{sentences}</td></tr>"
 
-def _row(names: tuple[str, ...], points: list[int | None], total: int, mistakes: str) -> str:
-    cells = [_cell("th", name, ' scope="row"') for name in names]
-    cells += [_cell("td", "" if n is None else n, ' class="points"') for n in (*points, total)]
-    return f"<tr>{''.join(cells)}{_cell('td', mistakes)}</tr>"
+    def _sentence(self, task: str, key: str) -> str:
+        """Return the most common sentence about a mistake, marked if there are other sentences."""
+        said = Counter(
+            result.says.get(key, key)
+            for result in self._results()
+            if (result.task or "file") == task and key in (*result.mistakes, *result.fragile)
+        )
+        ((sentence, _),) = said.most_common(1)
+        return sentence if len(said) == 1 else f"for example: {sentence}"
 
 
 def _cell(tag: str, content: object, attributes: str = "") -> str:

@@ -232,6 +232,7 @@ def _without_help(result: CheckResult, helped_by: tuple[str, ...]) -> CheckResul
         result,
         message=f"{about.message}\n{result.message}",
         mistakes=(*about.mistakes, *result.mistakes),
+        says={**about.says, **result.says},
         points=0,
         hint=about.hint,
         helped_by=helped_by,
@@ -241,4 +242,5 @@ def _without_help(result: CheckResult, helped_by: tuple[str, ...]) -> CheckResul
 def _unpacked(packed: Mapping[str, Any]) -> CheckResult:
     """Unpack the verdict on an unreadable file."""
     mistakes, hint = (tuple(map(str, packed[name])) for name in ("mistakes", "hint"))
-    return CheckResult(str(packed["message"]), mistakes, points=0, task=None, hint=hint)
+    says = {str(key): str(text) for key, text in packed["says"].items()}
+    return CheckResult(str(packed["message"]), mistakes, says=says, points=0, task=None, hint=hint)

@@ -30,9 +30,10 @@ def not_marked(key: str, shows: str, task: str | None, **names: str) -> CheckRes
 
 
 def _verdict(mistake: Mistake, task: str | None) -> CheckResult:
-    shows = sentence(f"It shows: {mistake.shows}")
-    lines = [f"{mistake.says}.", shows, f"Correction: {mistake.hint[-1]}"]
-    return CheckResult("\n".join(lines), (mistake.key,), points=0, task=task, hint=mistake.hint)
+    says, shows = f"{mistake.says}.", sentence(f"It shows: {mistake.shows}")
+    message = "\n".join([says, shows, f"Correction: {mistake.hint[-1]}"])
+    key, hint = mistake.key, mistake.hint
+    return CheckResult(message, (key,), says={key: says}, points=0, task=task, hint=hint)
 
 
 def failed(error: BaseException, file: str, task: str | None) -> CheckResult:
