@@ -127,8 +127,9 @@ TAUGHT = --clauses 0.4 --short 0.35 --long 0.05 --documents 0.03 --tokens 3072
 GUESSED = --vocabulary 0 --clauses 0 --short 0 --long 0 --documents 0.03 --begin 0 --tokens 3072 --used 0.5
 BESIDE = --after build/books-3 --beside build/books-4 $(GUESSED) --in_sight 1 --rate 6e-4 --uses 16
 LAST = --after build/books-mean $(GUESSED) --masked 0.3 --little 0.25 --in_sight 2 --rate 8e-4 --uses 20
-model: $(VENV)/.dev ## train and measure both shipped models on books: BOOKS=a clone of github.com/mlschmitt/classic-books-markdown, or its archive; about seven hours on 2 cores, or MINUTES=10 each; continues a stopped run
+model: $(VENV)/.dev ## train and measure both shipped models on books: BOOKS=a clone of github.com/mlschmitt/classic-books-markdown, or its archive; after `make dictionary` about seven hours on 2 cores, or MINUTES=10 each; continues a stopped run
 	@test -n "$(BOOKS)" || { echo 'make model: BOOKS is empty: give a clone of github.com/mlschmitt/classic-books-markdown, or an archive of it' >&2; exit 2; }
+	@test -e build/dictionary/README.md || $(MAKE) --no-print-directory dictionary
 	$(BIN)/python -m training.books $(BOOKS)
 	$(BIN)/python -m training.book_encoder $(BOOKS) --steps 2869 --products float32 $(call run,build/books-1)
 	$(BIN)/python -m training.book_encoder $(BOOKS) --steps 1891 --after build/books-1 $(LATER) --short 0.74 --long 0.06 --documents 0.03 --uses 10 --seed 1 $(call run,build/books-2)

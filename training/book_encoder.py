@@ -144,7 +144,7 @@ class Recipe:
         seed: the seed of all random draws.
     """
 
-    after: str = "src/qkv/data/wordnet"
+    after: str = "build/dictionary"
     beside: str = ""
     vocabulary: int = 16_384
     whole: float = 0.93

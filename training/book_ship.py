@@ -52,7 +52,6 @@ LACKING = ("phone", "car", "computer", "television", "photo", "plane")
 SHOWN = ("once upon a time", "She opened the door and", "The old man said")
 WRITERS_SCORES = ("copies", "previous", "same", "first", "induction")
 TEXTS = 400  # the number of sentences for the measurement of heads
-BEFORE = {False: "wordnet", True: "wordnet-decoder"}  # the key is True for a decoder
 
 CARD = """---
 license: apache-2.0
@@ -313,7 +312,7 @@ def _learned(about: Mapping[str, Any]) -> dict[str, Any]:
 def _trained(abouts: Sequence[Mapping[str, Any]]) -> str:
     after = abouts[0]["settings"]["recipe"].get("after")
     return _TRAINED.format(
-        after=f", starting from `{Path(after).name}`, a model that has read only WordNet"
+        after=", starting from an encoder that has read only WordNet (`make dictionary`)"
         if after
         else "",
         steps=sum(about["step"] for about in abouts),
@@ -374,9 +373,6 @@ def _guessed(
     said = {
         "this one": fits.guessed(model, gaps),
         "this model before rounding to int8": fits.guessed(whole, gaps),
-        f"`{BEFORE[False]}`, which has read only WordNet": fits.guessed(
-            qkv.load(BEFORE[False]), gaps
-        ),
         "baseline without a model: the words that most often fill the gap in the longest "
         "matching context in the same books": counting.looked_up(look_up, gaps),
     }
@@ -454,9 +450,6 @@ def _written(
     said = {
         "this one": fits.continued(model, openings),
         "this model before rounding to int8": fits.continued(whole, openings),
-        f"`{BEFORE[True]}`, which has read only WordNet": fits.continued(
-            qkv.load(BEFORE[True]), openings
-        ),
         "baseline without a model: the word that most often follows the longest matching "
         "context in the same books": [
             one._replace(words=one.words[:1])

@@ -1,8 +1,8 @@
-"""Train the encoder `wordnet`, from WordNet alone: `python -m training.make -o DIR`.
+"""Train an encoder on WordNet alone: `python -m training.make -o DIR`.
 
 DIR becomes a run folder of `qkv.learn` with the model, its metrics, checkpoints and snapshots.
-`--resume` continues a stopped run. `python -m training.ship DIR` makes the folder of an included
-model from the run.
+`--resume` continues a stopped run. `python -m training.ship DIR` makes a model's folder from the
+run. The included encoder starts from this model (`training.book_encoder`).
 
 Inflected forms of a word can be masked together with the word (`alike` "base") or not ("word"). We
 compared these settings in two trials of 2,000 steps, one for each setting. In these trials, the
@@ -30,8 +30,9 @@ So the third run, which is short, uses two settings: `in_sight` is meant to redu
 `ended` is meant to reduce misplaced full stops. After this run, the encoder predicted 18.9% of
 masked tokens. Then we took the mean of two sets of weights: the weights before the third run and
 the weights after it. The encoder with the mean weights predicts 19.3% of masked tokens, and this is
-the encoder that comes with qkv. We chose it among four candidates. For this choice, we compared the
-candidates on the same examples on which the results in the model's card are measured.
+the encoder from which the included encoder starts. We chose it among four candidates. For this
+choice, we compared the candidates on the same examples on which the results in the model's card are
+measured.
 
 We also tried `in_sight` without `ended`, in a trial of 1,400 steps at 3e-4. The model predicted
 19.1% of masked tokens. In 1.4% of the examples, the model guessed another content word of the

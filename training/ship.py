@@ -1,4 +1,4 @@
-"""Make the folder of the model `wordnet`: `python -m training.ship RUN`.
+"""Make the folder of an encoder that has read only WordNet: `python -m training.ship RUN -o DIR`.
 
 RUN is the folder of a run of `training.make`. The new folder contains the model in float16, its
 tokenizer, a card with results on held-out examples, and WordNet's licence.
@@ -20,7 +20,6 @@ from training import (
     command,
     copying,
     everyday,
-    numbers,
     play_cards,
     role_file,
     roles,
@@ -32,8 +31,6 @@ from training.senses import HEAD_SCORES, evaluate, held_out_sentences, held_out_
 from training.shares import in_words
 from training.wordnet import FOLDER, WordNet, read
 
-PLACES = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data"
-NAME = "wordnet"
 PEER = "minilm"
 
 CARD = """---
@@ -44,7 +41,7 @@ pipeline_tag: fill-mask
 
 # WordNet encoder
 
-A small BERT that comes with qkv: {layers} layers, {heads} heads, vectors of {dim} numbers, a
+A small BERT: {layers} layers, {heads} heads, vectors of {dim} numbers, a
 vocabulary of {vocabulary:,} lower-case WordPieces, {length} positions, {numbers:.1f} million
 parameters in float16. The model is for studying attention and for experiments without a download.
 It knows words mainly from their dictionary definitions; for search or ranking, use a larger model.
@@ -107,17 +104,17 @@ licence is in LICENSE.wordnet.
 
 def ship(
     run: Path,
-    place: Path | None = None,
+    place: Path,
     wordnet_folder: Path = FOLDER,
     peer: str | None = PEER,
     earlier: Path | None = None,
     mean: bool = False,
-) -> tuple[Path, dict[str, Any]]:
+) -> dict[str, Any]:
     """Write the folder, and measure the model in it.
 
     Args:
         run: the folder of an encoder's run.
-        place: the folder to write; by default the folder of the included model.
+        place: the folder to write.
         wordnet_folder: the folder of WordNet's files.
         peer: another model. If this model can be loaded, the card shows how well both models
             distinguish the senses of words.
@@ -126,7 +123,7 @@ def ship(
         mean: whether to write the mean of the run's first and last weights.
 
     Returns:
-        The path of the folder, and the measured figures.
+        The measured figures.
 
     Raises:
         FileNotFoundError: the run or WordNet is missing.
@@ -144,7 +141,6 @@ def ship(
     recipe = abouts[-1]["settings"]["recipe"]
     wordnet = read(wordnet_folder, kept=recipe["held_out"])
     trained = _mean(run, recipe.get("after")) if mean else qkv.load(run)
-    place = place or PLACES / NAME
     small = trained.with_parameters(trained.parameters, np.float16)
     small.save(place)
     model = qkv.load(place)
@@ -153,7 +149,7 @@ def ship(
     text = told.in_card(card(found, _beside(peer, wordnet), model, abouts, mean), stories)
     keep_card(place, text, wordnet_folder)
     keep_lesson(model, place)
-    return place, found
+    return found
 
 
 def keep_card(place: Path, text: str, wordnet_folder: Path) -> None:
@@ -325,22 +321,18 @@ def licence(folder: Path = FOLDER) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the folder, and print its path."""
+    """Make the folder, and print the figures of the last layer."""
     parser = argparse.ArgumentParser(prog="python -m training.ship", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", type=Path, help="the folder of a run of training.make")
-    parser.add_argument(
-        "-o", "--out", type=Path, help="the folder to write (default: the included model's folder)"
-    )
+    parser.add_argument("-o", "--out", type=Path, required=True, help="the folder to write")
     parser.add_argument("--earlier", type=Path, help="the folder of an encoder to compare with")
     parser.add_argument("--mean", action="store_true", help="mean of the first and last weights")
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="folder of WordNet's files")
     given = parser.parse_args(arguments)
-    place, found = ship(given.run, given.out, given.wordnet, earlier=given.earlier, mean=given.mean)
+    found = ship(given.run, given.out, given.wordnet, earlier=given.earlier, mean=given.mean)
     *_, last = found["layers"].values()
-    print(f"{place}: sense {last['sense']:.3f}, AUC {last['auc']:.3f} at the last layer")
-    if place.parent == numbers.DATA:
-        numbers.main([])  # the documentation quotes numbers of the packaged models
+    print(f"{given.out}: sense {last['sense']:.3f}, AUC {last['auc']:.3f} at the last layer")
 
 
 if __name__ == "__main__":

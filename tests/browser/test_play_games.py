@@ -1,6 +1,7 @@
 """Tests of the three games: the page's statements about the model match the library's."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,8 +77,9 @@ def test_beat_the_model_counts_the_authors_words_for_both_over_equal_rounds(
     expect(score).to_have_text("You: 0Model: 01 of 10")
 
 
-def test_a_model_without_sentences_has_no_game_of_guessing(visit: Visit) -> None:
-    html = qkv.play(TEXT, model="wordnet")._document()
+def test_a_model_without_sentences_has_no_game_of_guessing(visit: Visit, tmp_path: Path) -> None:
+    qkv.load("books").save(tmp_path / "mine")  # only the included folder contains sentences
+    html = qkv.play(TEXT, model=tmp_path / "mine")._document()
     page = opened(visit, html, "games")
     expect(page.locator(".games button b")).to_have_text(["Break it", "Does bank change its mind?"])
 

@@ -44,7 +44,7 @@ def test_the_card_counts_books_and_the_words_that_are_rare_in_them() -> None:
 
 
 def test_the_card_sums_the_runs_and_lists_their_changes() -> None:
-    first = {"after": "src/qkv/data/wordnet", "rate": 0.1, "short": 0.5, "seed": 0}
+    first = {"after": "build/dictionary", "rate": 0.1, "short": 0.5, "seed": 0}
     abouts = [
         {"step": 1000, "tokens": 40_000, "seconds": 3600.0, "settings": {"recipe": first}},
         {
@@ -56,8 +56,8 @@ def test_the_card_sums_the_runs_and_lists_their_changes() -> None:
     ]
     said = " ".join(book_ship._trained(abouts).split())
     assert (
-        "starting from `wordnet`, a model that has read only WordNet. The training took 1,500 "
-        "steps, 42,000 tokens and 1.5 hours" in said
+        "starting from an encoder that has read only WordNet (`make dictionary`). The training "
+        "took 1,500 steps, 42,000 tokens and 1.5 hours" in said
     )
     assert "1.5 hours on one of two cores, in 2 chained runs" in said
     assert (
@@ -109,7 +109,7 @@ def test_a_run_ships_with_the_model_that_it_went_on_from() -> None:
 
 
 def test_a_shipped_folder_keeps_its_run_records(tmp_path: Path) -> None:
-    recipe = {"after": "src/qkv/data/wordnet", "rate": 0.1}
+    recipe = {"after": "build/dictionary", "rate": 0.1}
     later = {"after": "build/one", "beside": "build/other", "rate": 0.2}
     about = {"step": 5, "tokens": 7, "seconds": 2.5}
     abouts = [
@@ -119,7 +119,7 @@ def test_a_shipped_folder_keeps_its_run_records(tmp_path: Path) -> None:
     assert abouts_of(tmp_path) == []
     keep_runs(abouts, tmp_path)
     assert abouts_of(tmp_path) == [
-        {**about, "settings": {"recipe": {"rate": 0.1, "after": "wordnet"}}},
+        {**about, "settings": {"recipe": {"rate": 0.1, "after": "dictionary"}}},
         {**about, "settings": {"recipe": {"rate": 0.2}}, "beside": True, "mean": [1, 2]},
     ]
 

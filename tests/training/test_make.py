@@ -38,7 +38,7 @@ def test_a_run_is_made_and_shipped(folder: Path, tmp_path: Path, held_out: str) 
     assert "banked" in vocabulary
     assert not {"pulled", "##ulled"} & set(vocabulary)
 
-    _, found = ship.ship(run, place, folder, peer=None)
+    found = ship.ship(run, place, folder, peer=None)
     model = qkv.load(place)
     assert model.trace(held_out)["pattern", 0].shape[1] == 2
     for name, array in qkv.load(run).parameters.items():
