@@ -54,7 +54,7 @@ assert np.allclose(weights.sum(axis=1), 1, atol=1e-5)
 text = qkv.load("books-decoder").generate("She opened the door and", max_new_tokens=20)
 assert len(text.split()) >= 4, text
 licences = [path for path in files("qkv") if path.name == "LICENSE.wordnet"]
-assert len(licences) == 8, licences  # beside each model, and with the licences of the package
+assert len(licences) == 4, licences  # beside each model, and with the licences of the package
 print(f"{sys.argv[1]} a kernel: {qkv.backend()}, {size:.1f} MB")
 
 

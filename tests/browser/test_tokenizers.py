@@ -43,7 +43,7 @@ READ = """([file, texts]) => {
     return [of("id"), of("token"), offsets, of("special"), decoded];
   });
 }"""
-SHIPPED = ("books", "books-decoder", "wordnet", "wordnet-decoder")
+SHIPPED = ("books", "books-decoder")
 GPT4 = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SUFFIXES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
 O200K = (

@@ -1,4 +1,4 @@
-"""Tests of the encoders in the package: their files, their cards and their predictions."""
+"""Tests of the encoder in the package: its files, its card and its predictions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors import safe_open
 
 import qkv
 from qkv.circuits import head_scores
@@ -21,13 +20,13 @@ from .offline import lines_offline
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def card_of(name: str) -> str:
-    """Return the card of a model as one line."""
-    return " ".join((shipped()[name] / "README.md").read_text(encoding="utf-8").split())
+@pytest.fixture(scope="module")
+def card() -> str:
+    """Return the encoder's card as one line."""
+    return " ".join((shipped()["books"] / "README.md").read_text(encoding="utf-8").split())
 
 
-ENCODERS = "books", "wordnet"
-STORIES = {name: told.kept_in(shipped()[name]) for name in ENCODERS}
+STORIES = told.kept_in(shipped()["books"])
 WATER = [
     "We sat on the bank of the river and watched the water.",
     "The canoe was pulled up on the bank of the stream.",
@@ -60,26 +59,17 @@ OTHERS = [
 ]
 
 
-@pytest.fixture(scope="module", params=ENCODERS)
-def model(request: pytest.FixtureRequest) -> qkv.Model:
-    return qkv.load(request.param)
+@pytest.fixture(scope="module")
+def model() -> qkv.Model:
+    return qkv.load("books")
 
 
-def test_the_wordnet_encoder_is_small_and_of_float16() -> None:
-    path = shipped()["wordnet"] / "model.safetensors"
-    assert path.stat().st_size < 10.5e6
-    with safe_open(path, "numpy") as file:
-        kinds = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 (no mapping)
-    assert kinds == {"F16"}
-
-
-def test_its_sizes_are_those_of_its_config_and_its_card(model: qkv.Model) -> None:
-    name, card = model.name, card_of(model.name)
-    config = json.loads((shipped()[name] / "config.json").read_text())
+def test_its_sizes_are_those_of_its_config_and_its_card(model: qkv.Model, card: str) -> None:
+    config = json.loads((shipped()["books"] / "config.json").read_text())
     assert config["model_type"] == "bert"
     layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     dim, words = config["hidden_size"], config["vocab_size"]
-    assert repr(model) == f"<Model {name}: bert, {layers} layers, {heads} heads, vectors of {dim}>"
+    assert repr(model) == f"<Model books: bert, {layers} layers, {heads} heads, vectors of {dim}>"
     assert len(model.tokenizer) == words
     numbers = sum(array.size for array in model.parameters.values()) / 1e6
     assert f"{layers} layers, {heads} heads, vectors of {dim} numbers, a vocabulary of" in card
@@ -87,10 +77,8 @@ def test_its_sizes_are_those_of_its_config_and_its_card(model: qkv.Model) -> Non
     assert f"{model.max_seq_length} positions, {numbers:.1f} million parameters" in card
 
 
-@pytest.mark.parametrize("name", ENCODERS)
-def test_the_roles_of_its_heads_are_those_of_its_card(name: str) -> None:
-    card = card_of(name)
-    kept = json.loads((shipped()[name] / "roles.json").read_text(encoding="utf-8"))
+def test_the_roles_of_its_heads_are_those_of_its_card(card: str) -> None:
+    kept = json.loads((shipped()["books"] / "roles.json").read_text(encoding="utf-8"))
     (count,) = re.findall(
         r"By the rule of `training/roles.py`, (\d+) of 24 heads have a role", card
     )
@@ -99,11 +87,9 @@ def test_the_roles_of_its_heads_are_those_of_its_card(name: str) -> None:
         assert f"| {head} | {role} {figure:.2f}" in card
 
 
-@pytest.mark.parametrize("name", ENCODERS)
-def test_its_card_and_the_licence_of_its_source_are_beside_it(name: str) -> None:
-    card = card_of(name)
+def test_its_card_and_the_licence_of_its_source_are_beside_it(card: str) -> None:
     assert re.search(r"\| chance \| 0\.\d{3} \| 0\.500 \|", card)
-    licence = (shipped()[name] / "LICENSE.wordnet").read_text(encoding="utf-8")
+    licence = (shipped()["books"] / "LICENSE.wordnet").read_text(encoding="utf-8")
     assert "WordNet 3.0 Copyright 2006 by Princeton University" in licence
     assert "this entire notice" not in card  # the licence is only in its own file
 
@@ -111,7 +97,7 @@ def test_its_card_and_the_licence_of_its_source_are_beside_it(name: str) -> None
 def test_the_licence_of_each_model_goes_with_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     places = [place / "LICENSE.wordnet" for place in shipped().values()]
-    assert len(places) == 4
+    assert len(places) == 2
     assert set(project["license-files"]) == {
         "LICENSE",
         *(str(path.relative_to(ROOT)) for path in places),
@@ -158,9 +144,7 @@ def roles_in(card: str) -> list[list[str]]:
     return [row.split(", ") for row in re.findall(r"\| \d\.\d \| ([a-z][^|]*) \|", card)]
 
 
-@pytest.mark.parametrize("name", ENCODERS)
-def test_the_card_counts_the_roles_in_its_table(name: str) -> None:
-    card = card_of(name)
+def test_the_card_counts_the_roles_in_its_table(card: str) -> None:
     said = re.search(r"(\d+) of 24 heads have a role.*?; (\d+) of the heads", card)
     assert said is not None
     rows = roles_in(card)
@@ -173,9 +157,9 @@ def test_the_card_counts_the_roles_in_its_table(name: str) -> None:
     assert all(float(role.split()[-1]) >= 0.4 for row in rows for role in row)
 
 
-def test_its_heads_do_what_its_card_says(model: qkv.Model) -> None:
+def test_its_heads_do_what_its_card_says(model: qkv.Model, card: str) -> None:
     """The tolerance is large, because the card's means are over many more sentences."""
-    said = said_of_heads(card_of(model.name))
+    said = said_of_heads(card)
     del said["same"]  # the card counts this role differently
     found = head_scores(model, [*WATER, *MONEY, *OTHERS], said)
     for name, column in said.items():
@@ -189,13 +173,6 @@ def test_one_head_looks_at_the_previous_token_and_one_at_the_next(
     *others, most = np.sort(head_scores(model, [*WATER, *MONEY, *OTHERS], [place])[place], None)
     assert most > 0.7
     assert max(others) < 0.5
-
-
-def test_the_page_on_heads_ends_with_the_wordnet_encoder() -> None:
-    """The page's scores are means over some of the card's sentences, so the tolerance is 0.08."""
-    road = json.loads((ROOT / "docs" / "data" / "heads.json").read_text())
-    for name, column in said_of_heads(card_of("wordnet")).items():
-        np.testing.assert_allclose(road["scores"][name][-1], column, atol=0.08, err_msg=name)
 
 
 def test_it_predicts_a_masked_word(model: qkv.Model) -> None:
@@ -216,29 +193,21 @@ def test_it_seldom_predicts_a_visible_word_for_a_masked_one(model: qkv.Model) ->
     assert seen < 0.12 * len(hidden)
 
 
-@pytest.mark.parametrize(("name", "most"), [("wordnet", 15), ("books", 10)])
-def test_the_card_names_the_everyday_words_that_are_split(name: str, most: int) -> None:
-    found, card = everyday.in_pieces(qkv.load(name).tokenizer), card_of(name)
+def test_the_card_names_the_everyday_words_that_are_split(model: qkv.Model, card: str) -> None:
+    found = everyday.in_pieces(model.tokenizer)
     assert f"Of {len(everyday.WORDS)} everyday words, {len(found)} are split" in card
     assert f"({', '.join(found)})" in card
-    assert len(found) < most
+    assert len(found) < 10
 
 
-@pytest.mark.parametrize("name", ENCODERS)
-def test_the_card_contains_its_five_stories(name: str) -> None:
-    stories = STORIES[name]
-    assert len(stories["stories"]) == 5
-    assert 5 < stories["found"] < stories["searched"]
-    assert told.section(stories) in (shipped()[name] / "README.md").read_text(encoding="utf-8")
+def test_the_card_contains_its_five_stories() -> None:
+    assert len(STORIES["stories"]) == 5
+    assert 5 < STORIES["found"] < STORIES["searched"]
+    assert told.section(STORIES) in (shipped()["books"] / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("name", "story"),
-    [(name, story) for name in ENCODERS for story in STORIES[name]["stories"]],
-    ids=lambda one: one if isinstance(one, str) else one["sentence"],
-)
-def test_its_stories_match_its_predictions(name: str, story: dict) -> None:
-    model = qkv.load(name)
+@pytest.mark.parametrize("story", STORIES["stories"], ids=lambda story: story["sentence"])
+def test_its_stories_match_its_predictions(model: qkv.Model, story: dict) -> None:
     edit = {kind: story[kind] for kind in ("hide", "ablate")}
     assert sum(map(len, edit.values())) == 1
     words = set(re.findall(r"\w+", story["sentence"].lower()))

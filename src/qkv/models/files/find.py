@@ -21,13 +21,11 @@ _REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
 DATA = Path(__file__).parents[2] / "data"  # The files that come with qkv.
 DEFAULT = "books"
 WRITER = "books-decoder"  # The default model of `qkv generate`.
-_EARLIER = ("wordnet", "wordnet-decoder")  # Old models, which the next release removes.
 
 
 def shipped() -> dict[str, Path]:
     """Return the folders of the models that come with qkv, keyed by name, the default first."""
-    names = (DEFAULT, WRITER, *_EARLIER)
-    return {name: DATA / name for name in names if _has_model(DATA / name)}
+    return {name: DATA / name for name in (DEFAULT, WRITER) if _has_model(DATA / name)}
 
 
 def find_model(name: StrPath, revision: str | None = None, *, download: bool = True) -> Path:
