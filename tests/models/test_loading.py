@@ -1,11 +1,14 @@
-"""Tests of loading models whose head is missing, tied to the table, or unknown to qkv."""
+"""Tests of loading: heads that are missing, tied or unknown, and checks of tokenizer rules."""
 
+import json
+import shutil
 import warnings
 
 import numpy as np
 import pytest
 
 import qkv
+from qkv.models.files.find import shipped
 
 from .small_models import CONFIGS, arrays_of, save_file, write_small
 
@@ -182,3 +185,38 @@ def test_an_encoder_whose_config_names_a_decoder_runs_alone(tmp_path, family):
     model.save(tmp_path / "saved")
     again = qkv.load(tmp_path / "saved")
     np.testing.assert_array_equal(again(ids).last_hidden_state, expected)
+
+
+@pytest.fixture
+def no_limits(monkeypatch):
+    """Make `load` fail if it checks the rules of a tokenizer."""
+
+    def fail(values):
+        raise AssertionError("the rules were checked")
+
+    monkeypatch.setattr("qkv.text.growth._check", fail)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_the_rules_of_the_included_models_are_not_checked(name, no_limits):
+    assert qkv.load(name).tokenizer is not None
+    assert qkv.load(shipped()[name]).tokenizer is not None
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_the_rules_of_a_copy_are_checked(name, tmp_path, no_limits):
+    shutil.copytree(shipped()[name], tmp_path / name)
+    with pytest.raises(qkv.ModelError, match="the rules were checked"):
+        qkv.load(tmp_path / name)
+
+
+def test_a_changed_copy_of_an_included_model_is_refused(tmp_path, monkeypatch):
+    """The copy has the name of the included model, and stands in the current folder."""
+    shutil.copytree(shipped()["books"], tmp_path / "books")
+    path = tmp_path / "books" / "tokenizer.json"
+    rules = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps({**rules, "normalizer": {"type": "Prepend", "prepend": "x" * 5000}}))
+    monkeypatch.chdir(tmp_path)
+    for name in ("books", path.parent):
+        with pytest.raises(qkv.ModelError, match="has 5,000 characters: the limit is 4,096"):
+            qkv.load(name)

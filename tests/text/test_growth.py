@@ -49,6 +49,7 @@ def test_growth_is_the_largest_expansion_factor_of_the_rules(
     rules: list[Any], factor: float
 ) -> None:
     assert growth(sequence(*rules)) == factor
+    assert growth(sequence(*rules), trusted=True) == factor
 
 
 RULES = [

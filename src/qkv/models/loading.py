@@ -18,7 +18,7 @@ from qkv.models.families import described, towers
 from qkv.models.families.static_embedding import read_static
 from qkv.models.files import read
 from qkv.models.files.config import Config, lacking
-from qkv.models.files.find import DEFAULT, find_model
+from qkv.models.files.find import DEFAULT, find_model, shipped
 from qkv.models.files.image_preprocessor import Pixels
 from qkv.models.files.modules_json import read_routing
 from qkv.models.files.names import Names, Weights, read_weights
@@ -32,7 +32,7 @@ from qkv.models.other_libraries import LOADING, advising
 from qkv.models.untrained import random_model
 from qkv.models.vision import DualEncoder, VisionModel
 from qkv.text import SubwordTokenizer
-from qkv.text.tokenizer import BareTokenizer
+from qkv.text.tokenizer import BareTokenizer, read_tokenizer
 
 # The name of a model class without a head, such as BertModel, ends with one of these words.
 _BARE = ("Model", "Encoder", "Backbone")
@@ -254,7 +254,7 @@ def _tokenizer(
         return None
     read.need_file(path, read.MOST_TOKENIZER)
     try:
-        tokenizer = kind.from_file(path)
+        tokenizer = read_tokenizer(path, kind, trusted=path.parent in shipped().values())
         tokenizer = tokenizer.lowercased() if lowercase else tokenizer
         tokenizer.tokenize("a")  # Some broken files raise an error only in this call.
     except BaseException as error:

@@ -28,11 +28,12 @@ _ASSERTION = re.compile(r"\(\?[^:]|\\[AbBGKyYzZ]|(?<!\[)\^|\$|\[\[|&&")
 _PROPERTY = re.compile(r"\\[pP]\{\^?\w+\}")
 
 
-def growth(values: Any) -> float:
+def growth(values: Any, *, trusted: bool = False) -> float:
     """Return the maximum number of characters that a normalizer writes for one character.
 
     Args:
         values: the contents of the file.
+        trusted: whether the file comes with qkv, so that its rules are not checked.
 
     Raises:
         ValueError: the rules write too many characters or special tokens, or a string in the file
@@ -44,6 +45,13 @@ def growth(values: Any) -> float:
     """
     if not isinstance(values, dict):
         return 1.0
+    if not trusted:
+        _check(values)
+    return _factor(values.get("normalizer"))
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    """Raise an error for rules and strings above the limits; see `growth`."""
     for text in _texts(values):
         if len(text) > _LONGEST:
             raise ValueError(
@@ -62,7 +70,6 @@ def growth(values: Any) -> float:
     word = _object(values.get("model")).get("max_input_chars_per_word")
     if isinstance(word, int) and word > _WORD:
         raise ValueError(f"max_input_chars_per_word is {word!r:.40}: the limit is {_WORD:,}")
-    return _factor(values.get("normalizer"))
 
 
 def _texts(values: Mapping[str, Any]) -> Iterator[str]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 Text = TypeVar("Text", bound=Sized)
+Kind = TypeVar("Kind", bound="SubwordTokenizer")
 
 MASKS = ("[MASK]", "<mask>")  # mask tokens of trained models
 
@@ -315,27 +316,7 @@ class SubwordTokenizer(Tokenizer):
             ValueError: the file is not a tokenizer.json, or its rules can turn a short text into a
                 very long text.
         """
-        import tokenizers as library
-
-        path = ordinary(path)
-        if not path.exists():
-            raise FileNotFoundError(f"SubwordTokenizer.from_file: there is no file {path}")
-        if path.is_dir():
-            raise ValueError(
-                f"SubwordTokenizer.from_file: {path} is a folder: give the tokenizer.json in it"
-            )
-        try:
-            content = path.read_bytes().decode("utf-8")
-            factor = growth(json.loads(content))  # check the rules before they run
-            inner = library.Tokenizer.from_str(content)
-        except Exception as error:  # `from_str` raises a plain Exception
-            reason = str(error).splitlines()[0]
-            raise ValueError(
-                f"SubwordTokenizer.from_file: {path} is not a tokenizer.json ({reason})"
-            ) from error
-        tokenizer = cls.__new__(cls)
-        tokenizer._take(inner, factor)
-        return tokenizer
+        return read_tokenizer(path, cls)
 
     def lowercased(self) -> "SubwordTokenizer":
         """Return a tokenizer that converts texts to lower case before it applies its own rules.
@@ -389,6 +370,37 @@ class BareTokenizer(SubwordTokenizer):
     """
 
     _frames = False
+
+
+def read_tokenizer(path: StrPath, kind: type[Kind], *, trusted: bool = False) -> Kind:
+    """Read a tokenizer.json as `SubwordTokenizer.from_file` does.
+
+    Args:
+        path: the file.
+        kind: the class of the result.
+        trusted: whether the file comes with qkv: its rules are not checked then.
+    """
+    import tokenizers as library
+
+    path = ordinary(path)
+    if not path.exists():
+        raise FileNotFoundError(f"SubwordTokenizer.from_file: there is no file {path}")
+    if path.is_dir():
+        raise ValueError(
+            f"SubwordTokenizer.from_file: {path} is a folder: give the tokenizer.json in it"
+        )
+    try:
+        content = path.read_bytes().decode("utf-8")
+        factor = growth(json.loads(content), trusted=trusted)  # before the rules run
+        inner = library.Tokenizer.from_str(content)
+    except Exception as error:  # `from_str` raises a plain Exception
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"SubwordTokenizer.from_file: {path} is not a tokenizer.json ({reason})"
+        ) from error
+    tokenizer = kind.__new__(kind)
+    tokenizer._take(inner, factor)
+    return tokenizer
 
 
 @contextmanager
