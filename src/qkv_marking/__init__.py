@@ -46,7 +46,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name on first use, so that `import qkv` stays fast."""
+    """Load a public name on first use, because each run of pytest loads this package."""
     if name in _WHERE:
         return getattr(import_module(f"qkv_marking.{_WHERE[name]}"), name)
     raise AttributeError(f"module 'qkv_marking' has no attribute {name!r}")

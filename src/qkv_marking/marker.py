@@ -84,7 +84,7 @@ def check(
         key, says = "returns-nothing", "nothing is filled in yet."
         message = f"{name_of(function)}: {says}"
         return CheckResult(message, (key,), says={key: says}, points=0, task=chosen.name)
-    from qkv_marking.engine import seeded  # imported here, so that `import qkv` stays fast
+    from qkv_marking.engine import seeded  # imported here, so that pytest starts fast
 
     with seeded(seed), np.errstate(all="ignore"):  # wrong formulas overflow and divide by zero
         return chosen.mark(takes_tensors(function), way)
@@ -109,7 +109,7 @@ def task_of(name: str) -> "Task":
     >>> task_of("many_heads").name
     'heads'
     """
-    from qkv_marking.tasks import TASKS  # imported here, so that `import qkv` stays fast
+    from qkv_marking.tasks import TASKS  # imported here, so that pytest starts fast
 
     for task in TASKS.values():
         if name == task.name or (name in task.looks_for and not task.by_name):

@@ -373,13 +373,7 @@ class BareTokenizer(SubwordTokenizer):
 
 
 def read_tokenizer(path: StrPath, kind: type[Kind], *, trusted: bool = False) -> Kind:
-    """Read a tokenizer.json as `SubwordTokenizer.from_file` does.
-
-    Args:
-        path: the file.
-        kind: the class of the result.
-        trusted: whether the file comes with qkv: its rules are not checked then.
-    """
+    """Read a tokenizer.json; the rules of a trusted file (it comes with qkv) are not checked."""
     import tokenizers as library
 
     path = ordinary(path)

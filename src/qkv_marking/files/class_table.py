@@ -184,13 +184,17 @@ class ClassTable:
     @property
     def commonest(self) -> list[tuple[int, str, str]]:
         """The mistakes, most common first, as tuples `(number of verdicts, task, name)`."""
-        counted = Counter(
-            (result.task or "file", key)
-            for result in self._results()
-            for key in (*result.mistakes, *result.fragile)
-        )
-        order = sorted(counted.items(), key=lambda row: (-row[1], row[0]))
-        return [(count, task, key) for (task, key), count in order]
+        counted = [(said.total(), task, key) for (task, key), said in self._said().items()]
+        return sorted(counted, key=lambda row: (-row[0], *row[1:]))
+
+    def _said(self) -> dict[tuple[str, str], Counter[str]]:
+        """Count the sentences about each mistake, by the task and the name of the mistake."""
+        said: dict[tuple[str, str], Counter[str]] = {}
+        for result in self._results():
+            for key in (*result.mistakes, *result.fragile):
+                sentences = said.setdefault((result.task or "file", key), Counter())
+                sentences[result.says.get(key, key)] += 1
+        return said
 
     def _results(self) -> list[CheckResult]:
         return [result for _, results in self.marked for result in results]
@@ -237,14 +241,14 @@ class ClassTable:
         Raises:
             OSError: the file cannot be written.
         """
-        results = self._results()
+        results, said = self._results(), self._said()
         noun = "file" if self.columns == ("file",) else "student"
         points = ' class="points"'
         heads = [_cell("th", name, ' scope="col"') for name in self.columns]
         heads += [_cell("th", name, f' scope="col"{points}') for name in (*self.tasks, "points")]
         common = "".join(
             f"<tr>{_cell('td', count, points)}{_cell('td', task)}"
-            f"{_cell('td', self._sentence(task, key))}</tr>"
+            f"{_cell('td', _commonest(said[task, key]))}</tr>"
             for count, task, key in self.commonest
         )
         page = files(__package__).joinpath("class_table.html").read_text("utf-8")
@@ -273,15 +277,11 @@ class ClassTable:
         )
         return f"<tr>{''.join(cells)}<td>{sentences}</td></tr>"
 
-    def _sentence(self, task: str, key: str) -> str:
-        """Return the most common sentence about a mistake, marked if there are other sentences."""
-        said = Counter(
-            result.says.get(key, key)
-            for result in self._results()
-            if (result.task or "file") == task and key in (*result.mistakes, *result.fragile)
-        )
-        ((sentence, _),) = said.most_common(1)
-        return sentence if len(said) == 1 else f"for example: {sentence}"
+
+def _commonest(said: Counter[str]) -> str:
+    """Return the most common sentence, marked if there are other sentences."""
+    ((sentence, _),) = said.most_common(1)
+    return sentence if len(said) == 1 else f"for example: {sentence}"
 
 
 def _cell(tag: str, content: object, attributes: str = "") -> str:
