@@ -48,8 +48,8 @@ settings.load_profile("qkv")
 def _one_blas_thread() -> Iterator[None]:
     """Limit BLAS to one thread: two threads spend most of their time waiting for each other.
 
-    qkv limits BLAS in its own products too. Tests of the effects of threads ask for two threads, or
-    start a separate process.
+    qkv computes its own products on one thread anyway. Tests of the effects of threads ask for two
+    threads, or start a separate process.
     """
     with threadpool_limits(1, user_api="blas"):
         yield

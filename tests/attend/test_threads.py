@@ -4,13 +4,14 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import ThreadpoolController, threadpool_limits
 
 import qkv
 from qkv.ops.kernel import BACKENDS
@@ -226,22 +227,31 @@ def test_calls_from_many_threads_at_once() -> None:
                 assert (job.result() == expected).all()
 
 
-def test_calls_restore_the_thread_count_of_numpy() -> None:
-    # Calls restore NumPy's setting, whichever thread calls and whichever call ends last.
-    arrays = _big()
+def test_calls_never_change_the_thread_count_of_numpy() -> None:
+    query, key, value = _big(np.float64)
+    calls = [
+        lambda: qkv.attention(query, key, value),
+        lambda: qkv.attention(query[0, 0, :9], key[0, 0, :9], value[0, 0, :9]),
+        lambda: qkv.summarize_attention(query, key, value),
+        lambda: qkv.trace_attention(query, key, value),
+        lambda: qkv.attention_grad(query, key, value, value[..., :600, :]),
+    ]
     qkv.set_num_threads(2)
+    found: set[int] = set()
+    ended = threading.Event()
     with threadpool_limits(2):
-        before = threadpool_info()
-        assert {pool["num_threads"] for pool in before} == {2}
-        qkv.attention(*arrays)
-        assert threadpool_info() == before
-        for workers in (1, 3):
-            with ThreadPoolExecutor(workers) as pool:
-                jobs = [pool.submit(qkv.attention, *arrays, return_lse=True) for _ in range(5)]
-                qkv.attention(*arrays)
-                for job in jobs:
-                    job.result()
-            assert threadpool_info() == before
-        # NumPy's number of threads can still be set after a call.
-        with threadpool_limits(1):
-            assert {pool["num_threads"] for pool in threadpool_info()} == {1}
+        libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+
+        def watch() -> None:
+            while not ended.is_set():
+                found.update(library.num_threads for library in libraries)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            for call in calls * 3:
+                call()
+        finally:
+            ended.set()
+            watcher.join()
+    assert found == {2}

@@ -13,7 +13,7 @@ import pytest
 import qkv
 from qkv.ops.kernel import BACKENDS, compiled, get_num_threads, set_num_threads
 from qkv.ops.linear import linear
-from qkv.ops.threads import go_on, one_blas_thread, run_all
+from qkv.ops.threads import go_on, matmul_alone, run_all
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -98,10 +98,68 @@ def test_numpy_products_do_not_depend_on_the_blas_thread_limit(
             set_num_threads(threads)
             with threadpoolctl.threadpool_limits(blas):
                 found.append(linear(x, weight))
-                with one_blas_thread():  # attention on another thread sets this limit too
-                    found.append(linear(x, weight))
         assert all((each == found[0]).all() for each in found)
         np.testing.assert_allclose(found[0], x @ weight, atol=1e-11)
+
+
+# Sizes around the edges of blocks, products of vectors, empty products and long products.
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"),
+    [
+        *[
+            (256, 64, 512),
+            (41, 129, 49),
+            (40, 64, 48),
+            (90, 3000, 90),
+            (1, 900, 500),
+            (300, 400, 1),
+        ],
+        *[(1, 20000, 1), (1, 1, 20000), (20000, 1, 1), (1000, 1, 1000), (0, 5, 3), (5, 0, 3)],
+    ],
+)
+@pytest.mark.parametrize("lead", [((), ()), ((2,), (2,)), ((3, 1), (2,)), ((), (2,))])
+def test_a_product_in_blocks_is_the_product(
+    rows: int, depth: int, columns: int, lead: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    rng = np.random.default_rng(0)
+    left = rng.standard_normal((*lead[0], rows, depth))
+    right = np.swapaxes(rng.standard_normal((*lead[1], columns, depth)), -1, -2)
+    expected = left @ right
+    found = matmul_alone(left, right)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, atol=1e-11)
+    written = np.full((*expected.shape[:-1], columns + 1), 7.0)
+    matmul_alone(left, right, out=written[..., :columns])
+    np.testing.assert_allclose(written[..., :columns], expected, atol=1e-11)
+    assert (written[..., columns] == 7).all()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="this system has no /proc")
+def test_a_product_in_blocks_runs_on_the_calling_thread() -> None:
+    program = """if True:
+        import sys, time
+        sys.path.insert(0, sys.argv[1])
+        import numpy as np
+        from qkv.ops.threads import matmul_alone
+
+        def elsewhere():  # seconds that all other threads have computed
+            return time.process_time() - time.thread_time()
+
+        x = np.ones((300, 300))
+        before = elsewhere()
+        time.sleep(0.5)  # the threads of OpenBLAS wait actively for a moment after they start
+        shapes = [(256, 64, 512), (500, 500, 500), (1, 900, 900), (900, 900, 1), (12, 1000, 100)]
+        arrays = [(np.ones((n, k)), np.ones((k, m))) for n, k, m in shapes]
+        arrays.append((x, x.T))  # NumPy calls another function of BLAS for this product
+        for product in (matmul_alone, np.matmul):
+            began = elsewhere()
+            for _ in range(20):
+                for left, right in arrays:
+                    product(left, right)
+            print(round(elsewhere() - began, 3))
+    """
+    alone, shared = map(float, _run(program, OPENBLAS_NUM_THREADS="2").split())
+    assert alone < 0.1 * shared
 
 
 ENDED = """

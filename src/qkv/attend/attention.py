@@ -13,7 +13,7 @@ from qkv.attend.formula import Steps, formula, weigh, weights_of
 from qkv.attend.grouped import Grouped, grouped
 from qkv.attend.visibility import check_flag
 from qkv.ops.kernel import body
-from qkv.ops.threads import one_blas_thread, run_all
+from qkv.ops.threads import matmul_alone, run_all
 from qkv.trace import Recorder, Trace
 from qkv.trace.activations import PATTERN, SCORES, SUMMARY, WEIGHTS
 
@@ -226,8 +226,9 @@ def weighed(call: Call, pattern: Array) -> Array:
     """Compute the output `(*lead, Hq, L, dv)` of a call from edited weights, with 0 for padding."""
     plan, wide = call.plan, grouped(call)
     own = plan.grouped(without_padding(call, pattern, 0).astype(plan.kind, copy=False))
-    with one_blas_thread(), np.errstate(all="ignore"):
-        return rounded(plan.ungrouped(weigh(own, wide.value, own != 0)), plan.dtype)
+    with np.errstate(all="ignore"):
+        out = weigh(own, wide.value, own != 0, matmul_alone)
+        return rounded(plan.ungrouped(out), plan.dtype)
 
 
 def without_padding(call: Call, cells: Array, nothing: float) -> Array:
@@ -278,12 +279,11 @@ def _steps(call: Call) -> Steps:
     if wide.slopes is not None:
         distance = wide.visibility.distance((), i, j).astype(plan.kind)
         bias = (0 if bias is None else bias) - wide.slopes * distance
-    with one_blas_thread():
-        return formula(
-            wide.query, wide.key, wide.value, scale=wide.scale, softcap=wide.softcap, bias=bias,
-            mask=None if wide.mask is None else narrow(wide.mask, plan.kind),
-            visible=wide.visibility.block((), (), i, j), sinks=wide.sinks,
-        )  # fmt: skip
+    return formula(
+        wide.query, wide.key, wide.value, scale=wide.scale, softcap=wide.softcap, bias=bias,
+        mask=None if wide.mask is None else narrow(wide.mask, plan.kind),
+        visible=wide.visibility.block((), (), i, j), sinks=wide.sinks, matmul=matmul_alone,
+    )  # fmt: skip
 
 
 class AttentionSummary(NamedTuple):

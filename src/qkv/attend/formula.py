@@ -1,5 +1,6 @@
 """The attention formula in plain NumPy, with which the tests compare the faster code."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ def formula(
     mask: Array | None = None,
     visible: Array | None = None,
     sinks: Array | None = None,
+    matmul: Callable[[Array, Array], Array] = np.matmul,
 ) -> Steps:
     """Compute scaled dot-product attention (Vaswani et al. 2017, equation 1) with its extensions.
 
@@ -47,6 +49,7 @@ def formula(
         mask: numbers that are added to the scores after the bias.
         visible: bool, `(..., L, S)`, True where a query may see a key.
         sinks: `(..., 1, n)` logits that take part in the softmax but have no value (GPT-OSS, 2025).
+        matmul: the function that multiplies two matrices.
 
     >>> x = np.eye(2)
     >>> formula(x, x, x, scale=1.0).pattern.round(2)
@@ -54,7 +57,7 @@ def formula(
            [0.27, 0.73]])
     """
     # scores: how well each key fits each query
-    raw = query @ np.swapaxes(key, -1, -2)  # (..., L, S).
+    raw = matmul(query, np.swapaxes(key, -1, -2))  # (..., L, S).
     scaled = raw * scale
     capped = scaled if softcap is None else softcap * np.tanh(scaled / softcap)
     biased = capped if bias is None else capped + bias
@@ -64,7 +67,7 @@ def formula(
 
     pattern, lse = weights_of(scores, seen, sinks)
     # context: pattern @ value; masked values have no effect, even if they are NaN
-    out = weigh(pattern, value, seen)  # (..., L, dv).
+    out = weigh(pattern, value, seen, matmul)  # (..., L, dv).
     return Steps(raw, scaled, capped, biased, scores, pattern, out, lse)
 
 
@@ -93,15 +96,20 @@ def weights_of(scores: Array, seen: Array, sinks: Array | None) -> tuple[Array, 
     return pattern, (top + np.log(total))[..., 0]  # (..., L)
 
 
-def weigh(weights: Array, value: Array, visible: Array | None) -> Array:
+def weigh(
+    weights: Array,
+    value: Array,
+    visible: Array | None,
+    matmul: Callable[[Array, Array], Array] = np.matmul,
+) -> Array:
     """Compute `weights @ value`; masked values have no effect, even if they are NaN or infinite."""
-    out: Array = weights @ value
+    out = matmul(weights, value)
     if visible is None or np.isfinite(out).all():
         return out
     used = np.swapaxes(visible.any(axis=-2, keepdims=True), -1, -2)  # (..., S, 1).
     value = np.where(used, value, 0)  # Values that no query sees become 0.
     finite = np.isfinite(value)
-    out = weights @ np.where(finite, value, 0)
+    out = matmul(weights, np.where(finite, value, 0))
     for j in np.flatnonzero(~finite.all(axis=(*range(value.ndim - 2), -1))):
         rest = np.where(finite[..., j, :], 0, value[..., j, :])[..., None, :]  # (..., 1, dv)
         out = out + np.where(visible[..., j, None], weights[..., j, None] * rest, 0)

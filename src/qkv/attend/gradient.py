@@ -16,7 +16,7 @@ from qkv.attend.native import Gradients, Outputs
 from qkv.attend.tiled import QUERIES, Tile, capped_of, exp_sums, key_blocks, masked, tiles
 from qkv.attend.varlen import as_batch, as_call, attend_rows, check_packed, equal_runs
 from qkv.ops.kernel import body
-from qkv.ops.threads import Case, one_blas_thread, run_all
+from qkv.ops.threads import Case, matmul_alone, run_all
 from qkv.trace.activations import PATTERN, SCORES
 
 Keep = Callable[[str, Array], Array]  # a `Recorder`, or `unkept`
@@ -169,17 +169,16 @@ def gradient_by_weights(
     softmax, pattern = (own, own) if weights is None else weights
     query, key, value = wide[:3]
     used, grad = plan.grouped(pattern), plan.grouped(grad_out)
-    with one_blas_thread():
-        grad_value = (np.swapaxes(used, -2, -1) @ grad).sum(-3)
-        change = record(PATTERN, plan.ungrouped(grad @ np.swapaxes(value, -2, -1)))
-        change = record(SCORES, softmax * (change - (softmax * change).sum(-1, keepdims=True)))
-        change = plan.grouped(np.where(np.isneginf(scores), 0, change))
-        if wide.softcap is not None:
-            raw = query @ np.swapaxes(key, -2, -1) * (wide.scale / wide.softcap)
-            change = change * (1 - np.square(np.tanh(raw)))
-        change = change * plan.kind.type(wide.scale)
-        grad_key = (np.swapaxes(change, -2, -1) @ query).sum(-3)
-        return plan.ungrouped(change @ key), grad_key, grad_value
+    grad_value = matmul_alone(np.swapaxes(used, -2, -1), grad).sum(-3)
+    change = record(PATTERN, plan.ungrouped(matmul_alone(grad, np.swapaxes(value, -2, -1))))
+    change = record(SCORES, softmax * (change - (softmax * change).sum(-1, keepdims=True)))
+    change = plan.grouped(np.where(np.isneginf(scores), 0, change))
+    if wide.softcap is not None:
+        raw = matmul_alone(query, np.swapaxes(key, -2, -1)) * (wide.scale / wide.softcap)
+        change = change * (1 - np.square(np.tanh(raw)))
+    change = change * plan.kind.type(wide.scale)
+    grad_key = matmul_alone(np.swapaxes(change, -2, -1), query).sum(-3)
+    return plan.ungrouped(matmul_alone(change, key)), grad_key, grad_value
 
 
 def varlen_attention_grad(
@@ -413,7 +412,7 @@ def _tile(call: Grouped, tile: Tile, outputs: Outputs, gradients: Gradients) -> 
             weights = np.where(visible, weights, 0)
         transposed = None if visible is None else np.swapaxes(visible, -1, -2)
         gradients.value[keys] += _summed(np.swapaxes(weights, -1, -2), grad_out, transposed)
-        change = weights * (grad_out @ np.swapaxes(call.value[keys], -1, -2) - delta)
+        change = weights * (matmul_alone(grad_out, np.swapaxes(call.value[keys], -1, -2)) - delta)
         if visible is not None:
             change = np.where(visible, change, 0)
         if call.bias is not None:
@@ -426,7 +425,7 @@ def _tile(call: Grouped, tile: Tile, outputs: Outputs, gradients: Gradients) -> 
             if visible is not None:
                 change = np.where(visible, change, 0)
         change *= change.dtype.type(call.scale)
-        gradients.query[tile.at] += weigh(change, call.key[keys], visible)
+        gradients.query[tile.at] += weigh(change, call.key[keys], visible, matmul_alone)
         gradients.key[keys] += _summed(np.swapaxes(change, -1, -2), query, transposed)
 
 
@@ -444,7 +443,7 @@ def _total(call: Grouped, tile: Tile, base: Array) -> Array | float:
 
 def _summed(weights: Array, rows: Array, visible: Array | None) -> Array:
     """Compute `weights (..., G, s, l) @ rows (..., G, l, n)`, summed over the heads of a group."""
-    summed: Array = weigh(weights, rows, visible).sum(-3, keepdims=True)
+    summed: Array = weigh(weights, rows, visible, matmul_alone).sum(-3, keepdims=True)
     return summed
 
 

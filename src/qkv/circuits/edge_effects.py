@@ -14,7 +14,7 @@ from qkv.circuits.results import Edge, Graph, node_of, strongest
 from qkv.layers.base import quiet
 from qkv.layers.norm import NormSaved
 from qkv.models.model import Model
-from qkv.ops.threads import one_blas_thread
+from qkv.ops.threads import matmul_alone
 from qkv.suggest import nearest, suggestion
 from qkv.trace.recorder import GradientRecorder
 
@@ -304,7 +304,6 @@ def _known(name: Any, names: Sequence[str], argument: str) -> str:
 
 
 @quiet
-@one_blas_thread()
 def estimated(stream: Stream, of: Any, steps: int | None) -> dict[str, Array]:
     """Estimate the effect of every edge; return float64 arrays (senders,), keyed by receiver.
 
@@ -335,7 +334,7 @@ def estimated(stream: Stream, of: Any, steps: int | None) -> dict[str, Array]:
             slope = np.swapaxes(slopes[kind, layer], 1, 2)  # (m, H, T, d)
             weight = block.attn.parameters[f"{kind}_proj.weight"]
             each = weight.reshape(len(weight), slope.shape[1], -1).transpose(1, 2, 0)
-            slope = slope @ each  # (m, H, T, D)
+            slope = matmul_alone(slope, each)  # (m, H, T, D)
             if block.norm1 is not None:
                 saved = block.norm1.run(pre)[1]
                 alike = [
@@ -368,4 +367,4 @@ def _scores(stream: Stream, slopes: Array, count: int | None = None) -> Array:
     """
     slope = slopes.mean(0, dtype=np.float64)[:, stream.span]
     deltas = stream.deltas[:count].astype(np.float64)
-    return np.asarray(np.tensordot(slope, deltas, ([1, 2], [1, 2])))
+    return matmul_alone(slope.reshape(len(slope), -1), deltas.reshape(len(deltas), -1).T)

@@ -17,7 +17,7 @@ from qkv.layers.base import narrowed_to, promoted, quiet
 from qkv.models.model import Model
 from qkv.models.network.head import BuiltHead
 from qkv.ops.packing import frozen
-from qkv.ops.threads import one_blas_thread
+from qkv.ops.threads import matmul_alone
 
 INPUTS = "qkv"  # a head has three inputs: for queries, keys and values
 
@@ -160,7 +160,6 @@ class Stream:
     """
 
     @quiet
-    @one_blas_thread()
     def __init__(self, pair: Pair) -> None:
         self.pair, self.model = pair, ungrouped(pair.model)
         self.body, self.layers = self.model.network, self.model.layers
@@ -185,7 +184,6 @@ class Stream:
         )
 
     @quiet
-    @one_blas_thread()
     def effects(self, wanted: Arrays) -> dict[str, Array]:
         """Corrupt one edge at a time; return the resulting changes of the metric.
 
@@ -216,7 +214,6 @@ class Stream:
         return dict(zip(wanted, np.split(changes, np.cumsum(sizes)[:-1]), strict=True))
 
     @quiet
-    @one_blas_thread()
     def metric(self, corrupted: Arrays) -> float:
         """Return the metric of a clean run in which some edges carry the corrupted outputs.
 
@@ -234,7 +231,7 @@ class Stream:
             count = self.wiring.receivers[names[0]].senders
             none = np.zeros(count, bool)
             masks = np.array([corrupted.get(name, none) for name in names], now.dtype)
-            return np.asarray(x + np.tensordot(masks, now[:count], 1))
+            return x + matmul_alone(masks, now[:count].reshape(count, -1)).reshape(-1, *x.shape)
 
         for layer, block in enumerate(self.layers):
             start, count = self.wiring.starts[layer], block.attn.num_heads
@@ -304,7 +301,8 @@ class Stream:
             z -= kept.z[:, :, cut]  # (3, senders, H, n, dv)
             for part in self._parts(own[np.isin(edges.sender[own], senders)]):
                 head, kind = edges.head[part], edges.kind[part]
-                more = z[kind, np.searchsorted(senders, edges.sender[part]), head] @ weights[head]
+                outputs = z[kind, np.searchsorted(senders, edges.sender[part]), head]
+                more = matmul_alone(outputs, weights[head])
                 mid = kept.pre[cut] + self._finished(layer, kept.raw[:, cut] + more)
                 yield part, mid + (self._fed(layer, mid) if fed is None else fed)
 
@@ -400,7 +398,7 @@ class Stream:
         from this run.
         """
         block = self.layers[layer]
-        outputs = np.asarray(z[0] @ _output_weights(block))
+        outputs = matmul_alone(z[0], _output_weights(block))
         if (norm := block.out_norm1) is not None:
             scale = norm.run(self._joined(layer, z))[1].scale
             outputs = outputs - outputs.mean(-1, keepdims=True) * isinstance(norm, LayerNorm)

@@ -12,7 +12,7 @@ from qkv.arrays import Array, DType, compute_type, is_float, native
 from qkv.ops import kernel
 from qkv.ops.activation import activate_in_numpy, activation_named
 from qkv.ops.packing import packed, packed_once
-from qkv.ops.threads import run_all
+from qkv.ops.threads import matmul_alone, run_all
 
 _narrow: ContextVar[DType | None] = ContextVar("_narrow", default=None)
 
@@ -202,7 +202,7 @@ def multiply(left: Array, right: Array) -> Array:
         for i in range(0, len(flat), high)
         for j in range(0, columns, wide)
     ]
-    run_all(np.matmul, cases)
+    run_all(matmul_alone, cases)
     return y.reshape(*left.shape[:-1], columns)
 
 

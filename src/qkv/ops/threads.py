@@ -1,16 +1,22 @@
-"""Divide work among threads, and compute NumPy's products on one thread."""
+"""Divide work among threads, and compute NumPy's products on the calling thread."""
 
-import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
+
+from qkv.arrays import Array
 from qkv.ops.kernel import get_num_threads
 
 Case = tuple[Any, ...]  # the arguments of a task
+# OpenBLAS computes a product of two matrices on the calling thread if it has at most this number of
+# multiplications. The number depends on the processor: this is the lowest (Neoverse V2), and most
+# processors allow twice as many. Source: interface/gemm.c of OpenBLAS.
+_MATRIX_WORK = 124_999
+_VECTOR_WORK = 9_215  # The same for a matrix and a vector. Source: interface/gemv.c.
 _lock = threading.RLock()
 _jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()  # functions that the helper threads call
 _helpers: list[threading.Thread] = []
@@ -22,7 +28,7 @@ def lock() -> threading.RLock:
     return _lock
 
 
-def run_all(task: Callable[..., None], cases: Sequence[Case]) -> None:
+def run_all(task: Callable[..., object], cases: Sequence[Case]) -> None:
     """Call `task(*case)` for every case, on up to `get_num_threads()` threads.
 
     The cases must be independent of each other. After an error or an interrupt, no further case
@@ -31,9 +37,8 @@ def run_all(task: Callable[..., None], cases: Sequence[Case]) -> None:
     """
     threads = 1 if len(cases) < 2 else min(get_num_threads(), len(cases))
     if threads == 1:
-        with one_blas_thread():
-            for case in cases:
-                task(*case)
+        for case in cases:
+            task(*case)
         return
     remaining = iter(cases)  # next(remaining) is atomic, so each case runs once
     errors: list[BaseException] = []
@@ -62,16 +67,15 @@ def run_all(task: Callable[..., None], cases: Sequence[Case]) -> None:
             active -= 1
             changed.notify()
 
-    with one_blas_thread():
-        _ask_for_help(threads - 1, join)
-        work()
-        while open_ or active:
-            try:
-                with changed:
-                    open_ = False
-                    changed.wait_for(lambda: not active)
-            except BaseException as error:  # after an interrupt, still wait for the other threads
-                errors.append(error)
+    _ask_for_help(threads - 1, join)
+    work()
+    while open_ or active:
+        try:
+            with changed:
+                open_ = False
+                changed.wait_for(lambda: not active)
+        except BaseException as error:  # after an interrupt, still wait for the other threads
+            errors.append(error)
     if errors:
         raise errors[0]
 
@@ -104,59 +108,61 @@ def _help(jobs: SimpleQueue[Callable[[], None]]) -> None:
         jobs.get()()
 
 
-_one_blas_thread = 0  # The number of callers inside `one_blas_thread`.
-_blas_threads: dict[
-    int, int
-] = {}  # The numbers of threads to restore, keyed by index in `_blas()`.
+def matmul_alone(left: Array, right: Array, out: Array | None = None) -> Array:
+    """Compute `left (..., n, k) @ right (..., k, m)` with NumPy, on the calling thread only.
 
-
-@contextmanager
-def one_blas_thread() -> Iterator[None]:
-    """Compute NumPy's products on the calling thread inside the `with` block.
-
-    With several BLAS threads, rounding errors would depend on the number of threads. If each thread
-    of `run_all` also used several BLAS threads, all of them would compete for the same cores, and
-    the computation could be ten times slower. The limit applies to the whole process: the first
-    caller sets the limit, and the last caller restores the previous number of threads.
+    OpenBLAS, which NumPy's wheels contain, shares large products among its own threads. Rounding
+    errors would then depend on the number of these threads, and the threads of several `run_all`
+    cases would compete for the same cores. So this function divides the product into blocks that
+    OpenBLAS computes on the calling thread. The blocks depend only on the shapes.
     """
-    global _one_blas_thread
-    libraries, inside = _blas(), 0
-    try:
-        with _lock:
-            for index, (library, set_threads) in enumerate(libraries):
-                if (threads := library.num_threads) != 1:
-                    _blas_threads[index] = threads
-                    set_threads(1)
-            _one_blas_thread += 1
-            inside = 1
-        yield
-    finally:
-        with _lock:
-            _one_blas_thread -= inside
-            if not _one_blas_thread:
-                for index, threads in _blas_threads.items():
-                    libraries[index][1](threads)
-                _blas_threads.clear()
+    (rows, depth), columns = left.shape[-2:], right.shape[-1]
+    limit = _MATRIX_WORK if rows > 1 < columns else _VECTOR_WORK
+    if rows * depth * columns <= limit:
+        return np.asarray(np.matmul(left, right, out=out))
+    deep = min(depth, 64)
+    wide = min(columns, max(8, limit // (deep * min(rows, 40)) // 8 * 8))
+    high = min(rows, limit // (deep * wide))
+    if out is None:
+        lead = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        out = np.empty((*lead, rows, columns), np.result_type(left, right))
+    for i, height in _whole_and_rest(rows, high):
+        for j, width in _whole_and_rest(columns, wide):
+            y = _blocks(out[..., i, j], height, width)
+            for start in range(0, depth, deep):
+                k = slice(start, min(depth, start + deep))
+                a = _blocks(left[..., i, k], height, k.stop - start)  # (..., n / height, 1, .., ..)
+                b = _blocks(right[..., k, j], k.stop - start, width)  # (..., 1, m / width, .., ..)
+                if start == 0:
+                    np.matmul(a, b, out=y)
+                else:
+                    y += np.matmul(a, b)
+    return out
 
 
-@functools.cache
-def _blas() -> list[tuple[Any, Callable[[int], None]]]:
-    """Return NumPy's BLAS libraries, each with its function to set the number of threads.
+def _whole_and_rest(size: int, step: int) -> Iterator[tuple[slice, int]]:
+    """Cut an axis into a part that consists of whole steps, and the rest; yield both with a step.
 
-    threadpoolctl 3.7 and later wrap this function, so that only the first Python thread that calls
-    the wrapper can change the number. But `one_blas_thread` must work on every thread, so this list
-    contains the functions that the wrappers call.
+    >>> list(_whole_and_rest(10, 4))
+    [(slice(0, 8, None), 4), (slice(8, 10, None), 2)]
     """
-    from threadpoolctl import ThreadpoolController
+    whole = size // step * step
+    yield slice(0, whole), step
+    if whole < size:
+        yield slice(whole, size), size - whole
 
-    libraries = ThreadpoolController().select(user_api="blas").lib_controllers
-    return [(lib, getattr(lib, "_real_set_num_threads", lib.set_num_threads)) for lib in libraries]
+
+def _blocks(array: Array, height: int, width: int) -> Array:
+    """View `(..., n, m)` as blocks `(..., n / height, m / width, height, width)`."""
+    *lead, rows, columns = array.shape
+    shape = (*lead, rows // height, height, columns // width, width)
+    return array.reshape(shape).swapaxes(-3, -2)
 
 
 def _forget_threads() -> None:
     """Reset the state after a fork, because the child process lacks the parent's threads."""
-    global _helpers, _jobs, _lock, _one_blas_thread
-    _helpers, _jobs, _one_blas_thread = [], SimpleQueue(), 0
+    global _helpers, _jobs, _lock
+    _helpers, _jobs = [], SimpleQueue()
     _lock = threading.RLock()
 
 

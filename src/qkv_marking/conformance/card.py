@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -103,7 +103,7 @@ def conform(
     chosen = [feature for feature in FEATURES if features is None or feature in features]
     task = {"target": function, "gradient": gradient, "arrays": arrays, "device": device}
     start = _start(task | {"names": names}, {"seconds": seconds, "waiting": waiting})
-    with one_blas_thread(), closing(Runs(start)) as runs:
+    with closing(Runs(start)) as runs:
         about = runs.load()
         halves = [dtype for dtype in about["halves"] if dtype not in dtypes]
         plan = [*structured(dtypes, halves), *random(seed, _RANDOM, dtypes)]
@@ -119,15 +119,6 @@ def conform(
 
 def _of(feature: str, results: Iterable[CaseResult]) -> list[CaseResult]:
     return [result for result in results if result.feature == feature]
-
-
-@contextmanager
-def one_blas_thread() -> Iterator[None]:
-    """Use one thread for matrix products in a `with` block: this is faster for small products."""
-    import threadpoolctl
-
-    with threadpoolctl.threadpool_limits(1, user_api="blas"):
-        yield
 
 
 def _check_names(**values: Collection[str]) -> None:
