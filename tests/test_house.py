@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import itertools
 import posixpath
 import re
 import subprocess
@@ -152,6 +153,39 @@ AT_THE_TOP = {
         "starlette",
         "uvicorn",
     },
+}
+# The state of the process: names of modules whose values change after the import. In the code, a
+# comment that begins with "# State:" gives the reason for each of them.
+STATE = {
+    "attend.tiled": {"_kept"},
+    "integrations.record": {"CURRENT", "REGISTERED"},
+    "marking.engine": {"_SEED"},
+    "models.pool": {"_model"},
+    "models.run.truncation": {"_counted"},
+    "ops.kernel": {"_here", "_threads"},
+    "ops.linear": {"_narrow"},
+    "ops.packing": {"_packed"},
+    "ops.threads": {"_helpers", "_here"},
+    "scale.workers": {"_computing", "_loading", "_models"},
+}
+# Calls that make objects which change, and methods that change containers.
+CHANGEABLE = {
+    *(
+        "BoundedSemaphore",
+        "Condition",
+        "ContextVar",
+        "Event",
+        "Lock",
+        "Queue",
+        "RLock",
+        "Semaphore",
+    ),
+    *("SimpleQueue", "WeakKeyDictionary", "WeakSet", "WeakValueDictionary", "bytearray", "count"),
+    *("defaultdict", "deque", "local"),
+}
+CHANGES = {
+    *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem"),
+    *("popleft", "put", "remove", "reverse", "set", "setdefault", "sort", "update"),
 }
 
 
@@ -461,3 +495,154 @@ def test_import_qkv_loads_numpy_and_the_standard_library_only() -> None:
     # these modules load on first use, so that `import qkv` does not wait for them
     later = {"qkv.models", "qkv.see", "qkv.learn", "qkv.circuits", "tomllib"}
     assert not later & set(loaded)
+
+
+def name_of(node: ast.expr) -> str:
+    """Return the last name of an expression: `local` for `threading.local` and for `local`."""
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
+def owner(node: ast.expr) -> str:
+    """Return the first name of an expression: `TABLE` for `TABLE["a"].b`."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return getattr(node, "id", "")
+
+
+def is_changeable(value: ast.expr | None) -> bool:
+    """Return whether a value at the top of a module exists to be changed later."""
+    if isinstance(value, ast.Call):
+        empty = name_of(value.func) in {"dict", "list", "set"} and not (value.args + value.keywords)
+        return empty or name_of(value.func) in CHANGEABLE
+    return value is not None and ast.unparse(value) in {"{}", "[]"}
+
+
+def changed_in(function: ast.AST) -> Iterator[str]:
+    """Yield the names of other scopes whose values a function changes or rebinds."""
+    nodes = list(ast.walk(function))
+    own = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    own |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    for node in nodes:
+        if isinstance(node, ast.Global):
+            yield from node.names
+        changed = ""
+        if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            changed = owner(node)
+        elif isinstance(node, ast.Call) and name_of(node.func) in CHANGES:
+            changed = owner(node.func) if isinstance(node.func, ast.Attribute) else ""
+        if changed not in own:
+            yield changed
+
+
+def state_of(source: str, module: str) -> set[str]:
+    """Return the full names, such as `qkv.ops.kernel._threads`, of the state that a file uses."""
+    tree, places = parsed(source), {}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("qkv"):
+            places |= {n.asname or n.name: f"{node.module}.{n.name}" for n in node.names}
+    bodies = [("", tree.body)]
+    bodies += [(f"{n.name}.", n.body) for n in tree.body if isinstance(n, ast.ClassDef)]
+    for prefix, body in bodies:
+        for node in body:
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+                places |= {} if prefix else {name: f"{module}.{name}" for name in names}
+                several = any(isinstance(target, ast.Tuple) for target in targets)
+                parts = getattr(node.value, "elts", []) if several else [node.value]
+                if any(map(is_changeable, parts)):
+                    found |= {f"{module}.{prefix}{name}" for name in names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            found |= {places[name] for name in changed_in(node) if name in places}
+    return found
+
+
+def unbounded_caches(source: str) -> set[str]:
+    """Return the names of functions with arguments whose caches can grow without a limit."""
+    found = set()
+    for node in ast.walk(parsed(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            takes_arguments = any(isinstance(part, ast.arg) for part in ast.walk(node.args))
+            written = {ast.unparse(d).removeprefix("functools.") for d in node.decorator_list}
+            endless = {"cache", "lru_cache(None)", "lru_cache(maxsize=None)"}
+            if takes_arguments and written & endless:
+                found.add(node.name)
+    return found
+
+
+def has_reason(source: str, name: str) -> bool:
+    """Return whether a "# State:" comment stands above the line that first assigns `name`."""
+    lines = source.splitlines()
+    at = next(i for i, line in enumerate(lines) if re.match(rf"(\w+, )*{name}\b.* = ", line))
+    above = list(itertools.takewhile(lambda line: line.startswith("# "), reversed(lines[:at])))
+    return any(line.startswith("# State: ") for line in above)
+
+
+def test_every_state_of_the_process_has_a_reason() -> None:
+    sources = {module: path.read_text(encoding="utf-8") for module, path in modules().items()}
+    found = set().union(*(state_of(source, module) for module, source in sources.items()))
+    listed = {f"qkv.{module}.{name}" for module, names in STATE.items() for name in names}
+    assert not [
+        f"{name} changes after the import: pass the value as an argument, keep it in an object, or "
+        f'add {name} to STATE in {Path(__file__).name}, and a comment "# State:" with the reason'
+        for name in sorted(found - listed)
+    ]
+    assert not [f"{name} in STATE does not change: delete it there" for name in listed - found]
+    assert not [
+        f'{name} has no reason: write a comment "# State: ..." above it'
+        for name in sorted(listed)
+        if not has_reason(sources[name.rpartition(".")[0]], name.rpartition(".")[2])
+    ]
+    assert not [
+        f"{module}.{name}: the cache can grow without a limit: write lru_cache with a limit"
+        for module, source in sources.items()
+        for name in unbounded_caches(source)
+    ]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "a = {}",
+        "a: list[int] = []",
+        "a = set()",
+        "b, a = threading.Lock(), 0",
+        'a: ContextVar[int] = ContextVar("a")',
+        "class A:\n    a = []",
+        "a = 0\ndef f():\n    global a\n    a = 1",
+        "a = {1: 2}\ndef f():\n    a[1] = 3",
+        "a = {1: 2}\ndef f():\n    del a[1]",
+        "a = {1}\ndef f():\n    a.add(2)",
+        "a = A()\ndef f():\n    a.b.c = 2",
+        "from qkv.ops.kernel import a\ndef f():\n    a.clear()",
+        "from qkv import a\ndef f():\n    a.b = 1",
+    ],
+)
+def test_state_is_seen(source: str) -> None:
+    (name,) = {name.rpartition(".")[2] for name in state_of(source, "qkv.x")} - {"b"}
+    assert name == "a"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "a = {1: 2}\na[3] = 4",
+        "a = {1: 2}\ndef f():\n    return a[1]",
+        "a = {1: 2}\ndef f(a):\n    a[1] = 3",
+        "a = {1: 2}\ndef f():\n    a = {}\n    a[1] = 3",
+        "def f():\n    a = []\n    a.append(1)",
+    ],
+)
+def test_constants_are_no_state(source: str) -> None:
+    assert not state_of(source, "qkv.x")
+
+
+def test_an_endless_cache_and_a_missing_reason_are_seen() -> None:
+    assert unbounded_caches("@functools.cache\ndef f(x): ...\n@cache\ndef g(): ...") == {"f"}
+    assert unbounded_caches("@lru_cache(None)\ndef f(x): ...\n@lru_cache(9)\ndef g(x): ...") == {
+        "f"
+    }
+    assert has_reason("# State: one\n# model.\na: int = 0", "a")
+    assert not has_reason("# One model.\na: int = 0", "a")

@@ -100,13 +100,13 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:28] + "..."
 
 
-@functools.cache
+@functools.lru_cache(64)
 def native(dtype: DType) -> DType:
     """Return `dtype` in this machine's byte order."""
     return dtype.newbyteorder("=")
 
 
-@functools.cache
+@functools.lru_cache(64)
 def is_float(dtype: DType) -> bool:
     """Return whether `dtype` is float16, bfloat16, float32 or float64, in any byte order.
 
@@ -134,7 +134,7 @@ def float_type(dtype: Any, *, call: str) -> DType:
     return kind
 
 
-@functools.cache
+@functools.lru_cache(64)
 def compute_type(dtype: DType) -> DType:
     """Return the dtype in which to compute: float32 for half precision, otherwise `dtype`.
 

@@ -19,6 +19,8 @@ from qkv_marking.outcome import Case, Outcome, close, differ, first_wrong
 from qkv_marking.result import CheckResult
 
 _T = TypeVar("_T")
+# State: the tasks make their inputs in functions without arguments. The seed holds in the `with`
+# block of one thread.
 _SEED: ContextVar[int] = ContextVar("seed", default=0)
 # A verdict begins with the function's name and these words, which depend on the kind of the first
 # finding. The kinds are ordered from the worst to the mildest.

@@ -202,7 +202,7 @@ def test_weights_are_packed_once_for_prefill_and_steps(monkeypatch: pytest.Monke
     # Begin a new array for packed weights. The old array also holds packed weights of other tests.
     # When most of the weights in an array are deleted, the library deletes the whole array. It
     # would then have to pack the weights of this test again, and the test would fail.
-    monkeypatch.setattr(packing, "_shelf", np.empty(0, np.float32))
+    monkeypatch.setattr(packing, "_packed", packing._PackedCopies())
     for sizes in SIZES.values():
         model = built(np.float32, ATTENTIONS["rotary"], sizes)
         packed.clear()

@@ -391,7 +391,7 @@ def test_a_frozen_weight_is_packed_once(monkeypatch: pytest.MonkeyPatch, backend
             compiled.pack(*arguments)
 
     monkeypatch.setattr(module, "compiled", Counting)
-    monkeypatch.setattr(module, "_shelf", np.empty(0, np.float32))  # not shared with other tests
+    monkeypatch.setattr(module, "_packed", module._PackedCopies())  # not shared with other tests
     x, weight = numbers(3, 4), numbers(4, 5, seed=1)
     here = backend != "numpy"
     for _ in range(3):
@@ -411,14 +411,14 @@ def test_a_frozen_weight_is_packed_once(monkeypatch: pytest.MonkeyPatch, backend
 @native
 def test_a_packed_copy_is_freed_with_its_weight() -> None:
     gc.collect()
-    before = len(module._kept)
+    before = len(module._packed.copies)
     weights = [sealed(numbers(4, 5, seed=seed)) for seed in range(20)]
     for weight in weights:
         check(numbers(3, 4), weight)
         check(numbers(3, 4, dtype=bfloat16), weight.astype(bfloat16))
     del weight
     weights.clear()
-    assert len(module._kept) == before
+    assert len(module._packed.copies) == before
 
 
 @native
@@ -426,7 +426,7 @@ def test_a_small_weight_does_not_keep_the_memory_of_deleted_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_SHELF", 1 << 20)
-    monkeypatch.setattr(module, "_shelf", np.empty(0, np.float32))
+    monkeypatch.setattr(module, "_packed", module._PackedCopies())
     gc.collect()
     small, before = [], _shelves()
     for turn in range(12):
@@ -450,7 +450,7 @@ def test_a_small_weight_does_not_keep_the_memory_of_deleted_weights(
 
 def _shelves() -> set[int]:
     """Return the ids of the shelves: the large arrays that store the cached packed weights."""
-    return {id(packed.base) for _, packed in module._kept.values()}
+    return {id(packed.base) for _, packed in module._packed.copies.values()}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, bfloat16], ids=["float32", "bfloat16"])

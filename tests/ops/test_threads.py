@@ -205,7 +205,8 @@ def test_the_caller_computes_alone_when_no_thread_can_start(
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(sys.modules["qkv.ops.threads"], "_helpers", [])
+    threads = sys.modules["qkv.ops.threads"]
+    monkeypatch.setattr(threads, "_helpers", threads._Helpers())
     monkeypatch.setattr(threading.Thread, "start", refuse)
     done: list[int] = []
     set_num_threads(3)

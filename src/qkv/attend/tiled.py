@@ -129,6 +129,7 @@ def _scratch(name: str, shape: tuple[int, ...], kind: DType) -> Array:
     return scratch
 
 
+# State: the scratch buffers of each thread, at most two blocks. No other thread reads them.
 _kept = threading.local()
 
 

@@ -4,7 +4,7 @@ The class is created on first use, so that Chroma is not imported earlier.
 """
 
 import os
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ class Encoding:
         return list(self._model.encode_query(input, **self._options))
 
 
-@cache
+@lru_cache(1)
 def __getattr__(name: str) -> Any:
     if name != "TextEncoder":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

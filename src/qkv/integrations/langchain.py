@@ -1,6 +1,6 @@
 """`TextEncoder`: a qkv model as LangChain's `Embeddings`; the class is created on first use."""
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from qkv.files import StrPath
@@ -30,7 +30,7 @@ class Encoding:
         return self._model.encode_query(text, **self._options).tolist()
 
 
-@cache
+@lru_cache(1)
 def __getattr__(name: str) -> Any:
     if name != "TextEncoder":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

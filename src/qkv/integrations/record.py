@@ -16,8 +16,12 @@ from qkv.trace import Trace
 
 # The arrays that summarize a layer, and the value that fills positions without recorded attention.
 _EMPTY = {"top_indices": -1, "top_weights": 0, "received": 0, "lse": -np.inf}
+# State: a torch model calls attention without an argument for the recording. The recording is
+# current in the `with` block of one thread.
 CURRENT: "ContextVar[Recording | None]" = ContextVar("qkv_recording", default=None)
-REGISTERED: set[str] = set()  # libraries with models that can be recorded
+# State: libraries with models that can be recorded. A library stays registered until the process
+# ends.
+REGISTERED: set[str] = set()
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,9 @@ class Pool:
         return [vectors for chunk in chunks for vectors in chunk]
 
 
-_model: Any = None  # the model of this process, if a pool started the process
+# State: the model of this process, if a pool started the process. `_begin` sets it before the first
+# task; a process runs one task at a time.
+_model: Any = None
 
 
 def _begin(parent: int, folder: str, name: str, limits: Sequence[int | None], threads: int) -> None:

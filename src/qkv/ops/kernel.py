@@ -22,8 +22,10 @@ BODIES = (
 )
 BACKENDS = (*BODIES, "numpy")  # The backends that this machine can run, the fastest first.
 MOST_THREADS = 1024  # The kernel has the same limit (native/arguments.h).
+# State: `set_num_threads` sets the number for the whole process, in one assignment.
 _threads: int | None = None
-_here = threading.local()  # `_here.alone` is True in a thread that must compute alone
+# State: `_here.alone` is True in a thread that must compute alone, whatever this thread calls.
+_here = threading.local()
 FLOAT32 = np.dtype(np.float32)
 CHUNK = 1 << 14  # The size of a chunk, whose intermediate results fit in the processor's cache.
 
@@ -164,13 +166,13 @@ def bits(array: Array) -> Array:
     return array.view(np.uint16) if is_bfloat16(array.dtype) else array
 
 
-@functools.cache
+@functools.lru_cache(64)
 def bits_type(dtype: DType) -> DType:
     """Return the type in which the kernel reads numbers of `dtype`."""
     return np.dtype(np.uint16) if is_bfloat16(dtype) else dtype
 
 
-@functools.cache
+@functools.lru_cache(64)
 def is_bfloat16(dtype: DType) -> bool:
     """Return whether `dtype` is bfloat16, in any byte order."""
     return dtype.name == "bfloat16"

@@ -14,6 +14,8 @@ from qkv.ops.activation import activate_in_numpy, activation_named
 from qkv.ops.packing import packed, packed_once
 from qkv.ops.threads import matmul_alone, run_all
 
+# State: a training step calls `linear` through layers that do not know about mixed precision. The
+# value holds in the `with` block of one thread.
 _narrow: ContextVar[DType | None] = ContextVar("_narrow", default=None)
 
 
@@ -110,7 +112,7 @@ def _rows_of_result(x: Array | None, shape: tuple[int, ...], kind: DType) -> Arr
     return kernel.as_rows(whole, math.prod(shape[:-1]), shape[-1], kind)
 
 
-@functools.cache
+@functools.lru_cache(64)
 def _product_type(x: DType, weight: DType) -> DType | None:
     """Return the dtype to which NumPy promotes two float dtypes; None for all other pairs."""
     if not (is_float(x) and is_float(weight)):

@@ -1,6 +1,8 @@
 """Pack weights into the kernel's layout, cache packed weights, and prepare fast products."""
 
 import mmap
+import os
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,16 +13,89 @@ import numpy as np
 from qkv.arrays import Array, DType
 from qkv.ops.activation import activation_named
 from qkv.ops.kernel import FLOAT32, bits, bits_type, compiled
-from qkv.ops.threads import lock
 
-# Packed weights, keyed by id, body and dtype. When a weight is deleted, its entry is removed.
-_kept: dict[tuple[int, int, DType], tuple[weakref.ref[Array], Array]] = {}
-# Several packed weights share a large array, called a shelf, because NumPy requests large memory
-# pages (2 MB) only for large arrays. The processor reads small pages half as fast as large pages.
 _LARGE_PAGE = 1 << 21
 _SHELF = 1 << 24  # The number of bytes of a shelf.
-_shelf = np.empty(0, np.float32)  # The free part of the newest shared array.
-_taken: dict[int, int] = {}  # The number of used bytes of each shelf, keyed by the shelf's id.
+_Key = tuple[int, int, DType]  # a weight's id, the body of the kernel, and the dtype of the copy
+
+
+class _PackedCopies:
+    """Packed copies of frozen weights; each copy is kept as long as its weight exists.
+
+    Several copies share a large array, called a shelf, because NumPy requests large memory pages
+    (2 MB) only for large arrays. The processor reads small pages half as fast as large pages.
+
+    Single operations on `copies` need no lock. `lock` protects the other attributes. It is
+    reentrant, because the garbage collector may call `forget` at any time.
+    """
+
+    def __init__(self) -> None:
+        self.copies: dict[_Key, tuple[weakref.ref[Array], Array]] = {}
+        self.lock = threading.RLock()
+        self._free = np.empty(0, np.float32)  # The free part of the newest shelf.
+        self._used: dict[int, int] = {}  # The used bytes of each shelf, keyed by the shelf's id.
+
+    def get(self, weight: Array, key: _Key) -> Array | None:
+        """Return the packed copy of a weight; None if there is none."""
+        found = self.copies.get(key)
+        return None if found is None or found[0]() is not weight else found[1]
+
+    def keep(self, weight: Array, key: _Key, copy: Array) -> None:
+        """Keep a packed copy, which lies in memory from `memory`, as long as the weight exists."""
+        self.forget(key)
+        self.copies[key] = weakref.ref(weight, partial(self.forget, key)), copy
+        self._count(copy.base, copy.nbytes)
+
+    def forget(self, key: _Key, _: object = None) -> None:
+        """Delete the packed copy of a weight."""
+        if (found := self.copies.pop(key, None)) is not None:
+            self._count(found[1].base, -found[1].nbytes)
+
+    def memory(self, count: int) -> Array:
+        """Return memory for `count` float32 numbers on large pages, aligned to 64 bytes."""
+        size = -(-count // 16) * 16
+        if size * 4 > _SHELF // 4:
+            return _aligned(np.empty(size + _LARGE_PAGE // 4, np.float32), _LARGE_PAGE)[:count]
+        with self.lock:
+            full = self._free.base
+            if size > len(self._free):
+                shelf = np.empty((_SHELF + _LARGE_PAGE) // 4, np.float32)
+                self._free = _aligned(shelf, _LARGE_PAGE)
+                self._count(full, 0)
+            memory, self._free = self._free[:count], self._free[size:]
+        return memory
+
+    def _count(self, shelf: Any, size: int) -> None:
+        """Add `size` to a shelf's number of used bytes; `size` is negative if bytes are freed.
+
+        If only few bytes remain in use, delete the shelf. If the deleted shelf still contained
+        packed copies, their weights are packed again at their next use.
+        """
+        if shelf is None:  # no shelf has been made yet
+            return
+        with self.lock:
+            used = self._used.get(id(shelf), 0) + size
+            if size > 0 or shelf is self._free.base or used * 4 >= shelf.nbytes:
+                self._used[id(shelf)] = used
+                return
+            self._used.pop(id(shelf), None)
+            if used:
+                for key, (_, copy) in list(self.copies.items()):
+                    if copy.base is shelf:
+                        self.copies.pop(key, None)
+
+
+# State: a packed copy belongs to an array, which has no place for it. The object has a lock.
+_packed = _PackedCopies()
+
+
+def _renew_lock() -> None:
+    """Replace the lock after a fork, because a thread that the child lacks may have held it."""
+    _packed.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def is_frozen(array: Array) -> bool:
@@ -61,23 +136,21 @@ def packed(weight: Array, chosen: int, kind: DType, threads: int) -> Array:
     """Return a packed copy of the weight; the copy is cached if the weight is frozen."""
     key = (id(weight), chosen, kind)
     if not is_frozen(weight):
-        _forget(key)  # the weight may have changed since it was packed
+        _packed.forget(key)  # the weight may have changed since it was packed
         return packed_once(weight, chosen, kind, threads)
-    if (kept := _kept.get(key)) is not None and kept[0]() is weight:
-        return kept[1]
+    if (copy := _packed.get(weight, key)) is not None:
+        return copy
     return packed_together([weight], chosen, kind, threads)
 
 
 def packed_together(weights: Sequence[Array], chosen: int, kind: DType, threads: int) -> Array:
     """Pack frozen weights side by side; keep each packed copy as long as its weight exists."""
     sizes = [packed_size(weight.shape, chosen, kind) for weight in weights]
-    memory, end = _lasting_memory(sum(sizes)), 0
+    memory, end = _packed.memory(sum(sizes)), 0
     for weight, size in zip(weights, sizes, strict=True):
-        part, end, key = memory[end : end + size], end + size, (id(weight), chosen, kind)
+        part, end = memory[end : end + size], end + size
         _pack_into(part, weight, chosen, kind, threads)
-        _forget(key)
-        _kept[key] = weakref.ref(weight, partial(_forget, key)), part
-        _count(part.base, part.nbytes)
+        _packed.keep(weight, (id(weight), chosen, kind), part)
     return memory
 
 
@@ -98,46 +171,6 @@ def packed_size(shape: tuple[int, ...], chosen: int, kind: DType) -> int:
 def _pack_into(packed: Array, weight: Array, chosen: int, kind: DType, threads: int) -> None:
     """Pack a weight into the array `packed`, which has the size that `packed_size` returns."""
     compiled.pack(chosen, bits(np.require(weight, kind, "A")), packed, threads)
-
-
-def _forget(key: tuple[int, int, DType], _: object = None) -> None:
-    if (kept := _kept.pop(key, None)) is not None:
-        _count(kept[1].base, -kept[1].nbytes)
-
-
-def _lasting_memory(count: int) -> Array:
-    """Return memory for `count` float32 numbers on large pages, aligned to 64 bytes."""
-    global _shelf
-    size = -(-count // 16) * 16
-    if size * 4 > _SHELF // 4:
-        return _aligned(np.empty(size + _LARGE_PAGE // 4, np.float32), _LARGE_PAGE)[:count]
-    with lock():
-        full = _shelf.base
-        if size > len(_shelf):
-            _shelf = _aligned(np.empty((_SHELF + _LARGE_PAGE) // 4, np.float32), _LARGE_PAGE)
-            _count(full, 0)
-        memory, _shelf = _shelf[:count], _shelf[size:]
-    return memory
-
-
-def _count(shelf: Any, size: int) -> None:
-    """Add `size` to a shelf's number of used bytes; `size` is negative if bytes are freed.
-
-    If only few bytes remain in use, delete the shelf. If the deleted shelf still contained packed
-    weights, these weights are packed again at their next use.
-    """
-    if shelf is None:  # no shared array has been made yet
-        return
-    with lock():
-        taken = _taken.get(id(shelf), 0) + size
-        if size > 0 or shelf is _shelf.base or taken * 4 >= shelf.nbytes:
-            _taken[id(shelf)] = taken
-            return
-        _taken.pop(id(shelf), None)
-        if taken:
-            for key, (_, packed) in list(_kept.items()):
-                if packed.base is shelf:
-                    _kept.pop(key, None)
 
 
 def _aligned(memory: Array, to: int) -> Array:

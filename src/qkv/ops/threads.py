@@ -17,15 +17,40 @@ Case = tuple[Any, ...]  # the arguments of a task
 # processors allow twice as many. Source: interface/gemm.c of OpenBLAS.
 _MATRIX_WORK = 124_999
 _VECTOR_WORK = 9_215  # The same for a matrix and a vector. Source: interface/gemv.c.
-_lock = threading.RLock()
-_jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()  # functions that the helper threads call
-_helpers: list[threading.Thread] = []
-_here = threading.local()  # `_here.errors` holds the errors of this thread's `run_all` call
+# State: `go_on` needs `_here.errors`, the errors of the `run_all` call whose case this thread runs.
+_here = threading.local()
 
 
-def lock() -> threading.RLock:
-    """Return the lock that protects shared state; hold the lock only for a few lines of code."""
-    return _lock
+class _Helpers:
+    """Threads that help `run_all`; they wait for jobs until the process ends."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        # so that two callers do not start the same thread; reentrant for the garbage collector
+        self._lock = threading.RLock()
+
+    def ask(self, count: int, job: Callable[[], None]) -> None:
+        """Run `job` on `count` helpers, or on fewer if the system cannot start all of them."""
+        with self._lock:
+            try:
+                while len(self._threads) < count:
+                    helper = threading.Thread(target=self._help, name="qkv", daemon=True)
+                    helper.start()
+                    self._threads.append(helper)
+            except RuntimeError:  # there are too many threads, or the process is about to end
+                count = len(self._threads)
+        for _ in range(count):
+            self._jobs.put(job)
+
+    def _help(self) -> None:
+        while True:
+            self._jobs.get()()
+
+
+# State: starting threads for each call would take longer than a small call. A child process lacks
+# the threads of its parent, so it begins with a new object.
+_helpers = _Helpers()
 
 
 def run_all(task: Callable[..., object], cases: Sequence[Case]) -> None:
@@ -67,7 +92,7 @@ def run_all(task: Callable[..., object], cases: Sequence[Case]) -> None:
             active -= 1
             changed.notify()
 
-    _ask_for_help(threads - 1, join)
+    _helpers.ask(threads - 1, join)
     work()
     while open_ or active:
         try:
@@ -88,24 +113,6 @@ def go_on() -> None:
     """Raise an error if another case of the current `run_all` call has failed."""
     if getattr(_here, "errors", None):
         raise _Stopped
-
-
-def _ask_for_help(count: int, join: Callable[[], None]) -> None:
-    """Run `join` on `count` helper threads, or on fewer if the system cannot start all of them."""
-    try:
-        while len(_helpers) < count:
-            helper = threading.Thread(target=_help, args=(_jobs,), name="qkv", daemon=True)
-            helper.start()
-            _helpers.append(helper)
-    except RuntimeError:  # there are too many threads, or the process is about to end
-        count = len(_helpers)
-    for _ in range(count):
-        _jobs.put(join)
-
-
-def _help(jobs: SimpleQueue[Callable[[], None]]) -> None:
-    while True:
-        jobs.get()()
 
 
 def matmul_alone(left: Array, right: Array, out: Array | None = None) -> Array:
@@ -160,10 +167,8 @@ def _blocks(array: Array, height: int, width: int) -> Array:
 
 
 def _forget_threads() -> None:
-    """Reset the state after a fork, because the child process lacks the parent's threads."""
-    global _helpers, _jobs, _lock
-    _helpers, _jobs = [], SimpleQueue()
-    _lock = threading.RLock()
+    global _helpers
+    _helpers = _Helpers()
 
 
 if hasattr(os, "register_at_fork"):

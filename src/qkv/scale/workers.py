@@ -85,7 +85,10 @@ def _checksum(folder: Path) -> str:
     return checksum.hexdigest()
 
 
-_models: dict[Named, Model] = {}  # the model that this process used last
+# State: the model that this process used last, so that tasks need not load it again. `_loading`
+# protects it.
+_models: dict[Named, Model] = {}
+# State: two tasks of one process must not load models, or compute, at the same time.
 _loading, _computing = threading.Lock(), threading.Lock()
 
 

@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Self
 
 import orjson
@@ -86,7 +87,7 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True)
     call: ClassVar[str]
-    ways: ClassVar[dict[str, str]] = {}
+    ways: ClassVar[Mapping[str, str]] = MappingProxyType({})
     refusals: ClassVar[Mapping[str, Refusal]]
 
     model: str = Field("", description="Any: one model is served.")

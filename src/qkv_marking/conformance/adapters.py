@@ -195,7 +195,7 @@ class _Operator(NamedTuple):
         return _outputs(session, {name: x for name, x in inputs.items() if x is not None})
 
 
-@functools.cache
+@functools.lru_cache(64)
 def _session_of(operator: _Operator, kinds: _Kinds) -> Any:
     """Create an onnxruntime session for a model with a single operator and these inputs."""
     onnx: Any = need("onnx", "onnx")
@@ -237,7 +237,7 @@ def _openvino() -> Callee:
     ov: Any = need("openvino", "openvino")
     opset: Any = need("openvino.opset13", "openvino")
 
-    @functools.cache
+    @functools.lru_cache(64)
     def compiled(kinds: _Kinds, causal: bool) -> Any:
         """Compile a model of the operator in the dtype of its inputs."""
         nodes = {

@@ -86,7 +86,7 @@ class Expected(NamedTuple):
     d_value: Array | None = None
 
 
-@functools.cache
+@functools.lru_cache(1024)
 def _code(line: str) -> CodeType:
     return compile(line, "the formula", "exec")
 

@@ -147,7 +147,7 @@ def _owner_in(roster: Sequence[tuple[str, str]], names: list[str]) -> tuple[str,
     return None
 
 
-@functools.cache
+@functools.lru_cache(4096)
 def _pattern(name: str) -> re.Pattern[str]:
     """Return a pattern that finds a name in a text, with any separators between its words."""
     words = [re.escape(word) for word in re.findall(r"[^\W_]+", name)]

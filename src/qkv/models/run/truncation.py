@@ -77,6 +77,8 @@ class Cut:
             warnings.warn(" and ".join(parts), UserWarning, stacklevel=callers())
 
 
+# State: each reader of texts warns of its own truncated texts, unless a pool or a server counts the
+# texts of all readers. The counts belong to the `with` block of one thread.
 _counted: ContextVar[Cut | None] = ContextVar("_counted", default=None)
 
 
