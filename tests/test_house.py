@@ -59,7 +59,7 @@ STEPS = {
     ],
     "trace": [
         {"activations"},
-        {"recorder", "exports"},
+        {"names", "recorder", "exports"},
         {"trace"},
         {""},
     ],

@@ -266,10 +266,14 @@ def test_leaving_out_a_head_leaves_out_its_result(model):
         ({"names": "rot_q"}, KeyError, r"no 'rot_q'"),
         ({"names": "hook_pre_linear"}, KeyError, r"nearest are .*hook_pre"),
         ({"names": ["patern"]}, KeyError, "'patern'; the nearest are .*pattern"),
-        ({"names": ["pattern", "blocks.2.attn.hook_q"]}, KeyError, r"blocks\.2\.attn\.hook_q"),
+        ({"names": ["pattern", "blocks.2.attn.hook_q"]}, KeyError, "no layer 2: the model has 2"),
         ({"layers": [2]}, ValueError, "no layer 2: the model has 2"),
         ({"layers": [-3]}, ValueError, "no layer -3"),
-        ({"names": [("patern", 0)]}, KeyError, r"no \('patern', 0\); the nearest are pattern"),
+        (
+            {"names": [("patern", 0)]},
+            KeyError,
+            r"no \('patern', 0\); the nearest are blocks\.0\.attn\.hook_pattern",
+        ),
         (
             {"names": ("pattern", 2)},
             KeyError,

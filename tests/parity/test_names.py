@@ -334,7 +334,7 @@ def test_a_first_layer_without_its_norm(tmp_path: Path) -> None:
         pair.theirs(torch.tensor(ids))
     trace = pair.ours.trace(ids, names=["scale", "normalized", "pre", "pre_linear", "post"])
     assert ("ln1.scale", 0) not in trace
-    with pytest.raises(KeyError, match="the nearest are"):
+    with pytest.raises(KeyError, match="exists only in layer 1"):
         pair.ours.trace(ids, names="blocks.0.ln1.hook_scale")
     compare_norm(pair, trace, seen, "blocks.1.ln1", "model.layers.1.attn_norm")
     compare_norm(pair, trace, seen, "blocks.0.ln2", "model.layers.0.mlp_norm")

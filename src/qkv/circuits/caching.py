@@ -15,7 +15,7 @@ from qkv.models.files.tensors import Stored, header
 from qkv.models.model import Model
 from qkv.progress import progress
 from qkv.trace import Trace
-from qkv.trace.activations import meant, numbers_of
+from qkv.trace.names import NameIndex
 
 _CALL = "cache"
 MANIFEST = "cache.json"
@@ -75,8 +75,7 @@ class Cache:
         Raises:
             KeyError: the activation is not in the cache.
         """
-        layers = 1 + max(numbers_of(self.names), default=0)
-        full = next((full for full in meant(name, layers) if full in self.names), None)
+        full = NameIndex(self.names).one(name)
         if full is None:
             raise KeyError(
                 f"arrays: {shown(name)} is not cached: choose among {', '.join(self.names)}"

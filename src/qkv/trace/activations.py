@@ -1,14 +1,12 @@
-"""The activations of a model: a table of their properties, and the parsing of their names."""
+"""The activations of a model: a table of their properties, and the parts of their names."""
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array, Arrays, is_whole_number
-from qkv.suggest import nearest, suggestion
+from qkv.arrays import Array, Arrays
 
 WORDS = ("token", "query", "key")  # axes with an index for each token
 
@@ -92,10 +90,6 @@ def short_name(name: str) -> str:
     return name.rpartition(".")[2].removeprefix("hook_")
 
 
-# Short names of a block's parts, and their names in TransformerLens.
-_PARTS = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
-# Activations of a block that sparse autoencoders can encode, named as in SAELens.
-_SPLICED = ("resid_pre", "resid_mid", "resid_post", "normalized_resid_post", "attn_out", "mlp_out")
 # Three groups: "encoder" or "decoder" (optional), the layer, and the name within the layer.
 _NAME = re.compile(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+)\.)?(.+)")
 
@@ -122,59 +116,6 @@ class Parsed(NamedTuple):
     def is_last(self) -> bool:
         """Whether the activation follows the last layer: in the final norm or projection."""
         return self.local.startswith(("ln_final.", "hook_final_proj"))
-
-
-def meant(name: object, num_layers: int) -> list[str]:
-    """Return the full names that a name may mean, or [] for an invalid name.
-
-    The most likely full name is first.
-
-    Args:
-        name: a string, `(name, layer)` or `(name, layer, part)`. A negative layer counts from the
-            end; None means an activation outside the layers.
-        num_layers: the number of layers of the model.
-
-    >>> meant("hook_embed", 4)[0], meant(("pattern", -1), 4)[0], meant(("scale", 0, "ln1"), 4)[0]
-    ('hook_embed', 'blocks.3.attn.hook_pattern', 'blocks.0.ln1.hook_scale')
-    """
-    if isinstance(name, str):
-        inner, dot, last = name.rpartition(".")
-        return [name, f"{inner}{dot}hook_{last}"]
-    if not (isinstance(name, tuple) and len(name) in (2, 3) and isinstance(name[0], str)):
-        return []
-    short, layer = name[0], name[1]
-    part = name[2] if len(name) == 3 else None
-    if layer is None:
-        part = "ln_final" if part is None and short in ("scale", "normalized") else part
-        return meant(f"{part}.{short}" if part else short, num_layers)
-    if not is_whole_number(layer) or not isinstance(part, str | None):
-        return []
-    block = f"blocks.{layer + num_layers if layer < 0 else layer}."
-    other = ALIASES.get(short, short)
-    if part is not None:
-        part = _PARTS.get(part, part)
-        inside = f"{part}." if part else ""
-        return [f"{block}{inside}{at}" for at in (f"hook_{short}", short, f"hook_{other}")]
-    inner, dot, last = short.rpartition(".")
-    if dot:
-        return [f"{block}{inner}.hook_{last}", block + short, f"{block}hook_{inner}.hook_{last}"]
-    paths = [f"attn.hook_{short}", f"hook_{short}", f"mlp.hook_{short}", f"attn.{short}", short]
-    paths += [f"attn.hook_{other}", f"mlp.hook_{other}"]
-    if short.startswith("sae_"):
-        sites = [*(f"hook_{site}" for site in _SPLICED), "attn.hook_z", "mlp.hook_post"]
-        paths = [f"{site}.hook_{short}" for site in sites]
-    return [block + path for path in dict.fromkeys(paths)]
-
-
-def is_tuple_name(name: object) -> bool:
-    """Return whether a tuple is a single name, as in TransformerLens, and not a tuple of names.
-
-    >>> is_tuple_name(("pattern", 3)), is_tuple_name(("scale", None)), is_tuple_name(("q", "k"))
-    (True, True, False)
-    """
-    if not isinstance(name, tuple) or len(name) not in (2, 3):
-        return False
-    return name[1] is None or is_whole_number(name[1])
 
 
 @lru_cache(4096)
@@ -208,17 +149,6 @@ def side_of(name: str) -> tuple[str, str]:
     """
     side, _, rest = name.partition(".")
     return side, re.sub(r"^(?=\d+\.)", "blocks.", rest)
-
-
-def spellings(full: str) -> set[str]:
-    """Return all names, full or short, of an array in a trace.
-
-    >>> sorted(spellings("blocks.0.attn.hook_q"))
-    ['attn.hook_q', 'attn.q', 'blocks.0.attn.hook_q', 'hook_q', 'q']
-    """
-    side, _, local = parse(full)
-    names = {full, local, local.replace("hook_", ""), local.rpartition(".")[2], short_name(full)}
-    return names | {of_side(*side_of(full)), f"{side}.{local}"} if side else names
 
 
 def axes(full: str, shape: tuple[int, ...], heads: int | None = None) -> tuple[str, ...]:
@@ -284,50 +214,3 @@ def counted(numbers: list[int]) -> str:
 def numbers_of(names: Any) -> list[int]:
     """Return the sorted layer numbers of full names."""
     return sorted({at.layer for at in map(parse, names) if at.layer is not None})
-
-
-class NotInLayer(KeyError):
-    """The error for an activation that a trace holds, but not in the requested layer.
-
-    Attributes:
-        name: the name that was looked up.
-        layers: the layers that have an activation of this name.
-    """
-
-    name: object
-    layers: list[int]
-
-
-def unknown(name: object, kept: Sequence[str], num_layers: int) -> KeyError:
-    """Return the error for an unknown name. The message lists similar names from the trace.
-
-    >>> print(unknown(("patern", 0), ["blocks.0.attn.hook_pattern"], 1).args[0])
-    trace: there is no ('patern', 0); the nearest are blocks.0.attn.hook_pattern
-    """
-    names = meant(name, num_layers)
-    asked = parse(names[0]).layer if names else None
-    layer: Any = name[1] if isinstance(name, tuple) and len(name) > 1 else asked
-    if is_whole_number(layer) and not -num_layers <= layer < num_layers:
-        return KeyError(f"trace: there is no layer {layer}: the model has {num_layers} layers")
-    local = {parse(full).local for full in names}
-    layers = numbers_of(full for full in kept if parse(full).local in local)
-    if asked is not None and layers:
-        error = NotInLayer(
-            f"trace: {name!r} was not kept: layer {asked} was not traced; only {counted(layers)} "
-            f"{'were' if len(layers) > 1 else 'was'} traced"
-        )
-        error.name, error.layers = name, layers
-        return error
-    own = layer % num_layers if is_whole_number(layer) else -1
-    # Activations of different layers have the same short name. The dict `short` keeps only the last
-    # activation of each short name. So the sorted list ends with the activations of the requested
-    # layer.
-    ordered = sorted(kept, key=lambda full: parse(full).layer == own)
-    short = {short_name(full): full for full in ordered}
-    text = str(name[0] if isinstance(name, tuple) and name else name)
-    near = [short.get(match, match) for match in nearest(text, [*kept, *short])]
-    fault = f"trace: there is no {name!r}; {suggestion(near, short)}"
-    rare = next((full for full in names if not activation(full).unasked), None)
-    if rare is None:
-        return KeyError(fault)
-    return KeyError(f"{fault}; {rare} is kept only if it is named: trace(..., names=[{rare!r}])")

@@ -2,16 +2,17 @@
 
 import copy
 from collections.abc import ItemsView, Iterable, KeysView, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qkv.arrays import Array, Arrays, whole_number
 from qkv.files import StrPath
-from qkv.suggest import nearest
 from qkv.trace import activations, exports
-from qkv.trace.activations import cut, is_tuple_name, meant, numbers_of, of_side, parse, unknown
+from qkv.trace.activations import cut, numbers_of, of_side, parse, side_of
 from qkv.trace.exports import Unpack, read_trace, write_trace
+from qkv.trace.names import NameIndex
 
 _LAST = ("ln_final.hook_normalized", "hook_final_proj")
 # If an option of a layer's attention is an array, the file of a trace stores the array under this
@@ -123,7 +124,7 @@ class Trace:
         return len(self._tokens)
 
     def __contains__(self, name: object) -> bool:
-        return self._find(name) is not None
+        return self._index.one(name) is not None
 
     def __getitem__(self, name: str | tuple[Any, ...] | int) -> Any:
         """Return an array by its name, or the trace of one text by its number."""
@@ -134,9 +135,9 @@ class Trace:
                 f"trace: {name} selects several texts: select one text, for example trace[0], or "
                 'rows of an array, for example trace["pattern", 0][:2]'
             )
-        full = self._find(name)
+        full = self._index.one(name)
         if full is None:
-            raise unknown(name, self.names(), self.num_layers)
+            raise self._unknown(name)
         return self._arrays[full]
 
     def with_tokens(self, tokens: Sequence[Sequence[str]]) -> "Trace":
@@ -197,12 +198,9 @@ class Trace:
             ImportError: pandas is not installed.
             KeyError: no activation has this name.
         """
-        keys = [name]
-        if name not in self and isinstance(name, str):
-            keys = [(name, layer) for layer in self.layers]
-        names = [full for key in keys if (full := self._find(key)) is not None]
+        names = self._index.find(name)
         if not names:
-            raise unknown(name, self.names(), self.num_layers)
+            raise self._unknown(name)
         texts = [self[number] for number in range(len(self))] or [self]
         words = self._tokens or [[]]
         rows = ((n, full, one[full]) for full in names for n, one in enumerate(texts))
@@ -452,9 +450,12 @@ class Trace:
         """Return the names of the axes of an array."""
         return activations.axes(name, self._arrays[name].shape, self._heads(parse(name).layer))
 
-    def _find(self, name: object) -> str | None:
-        names = meant(name, self.num_layers)
-        return next((full for full in names if full in self._arrays), None)
+    @cached_property
+    def _index(self) -> NameIndex:
+        return NameIndex(self._arrays, {"": self.num_layers})
+
+    def _unknown(self, name: object) -> KeyError:
+        return KeyError(f"trace: {self._index.why_not(name, kept=True)}")
 
     def _text(self, index: int) -> "Trace":
         if not -len(self) <= index < len(self):
@@ -527,36 +528,16 @@ class Seq2SeqTrace:
         return len(self.encoder)
 
     def __contains__(self, name: object) -> bool:
-        try:
-            self[name]  # type: ignore[index]
-        except (KeyError, IndexError):
-            return False
-        return True
+        return self._index.one(name) is not None
 
     def __getitem__(self, name: str | tuple[Any, ...] | int) -> Any:
         """Return the array with a given name, or the trace of the text pair with a given number."""
         if isinstance(name, (int, np.integer)):
             return self._pair(int(name))
-        if isinstance(name, tuple):
-            full = next((x for x in meant(name, self.num_layers) if x in self._cross), None)
-            if full is not None:
-                return self._cross[full]
-        elif isinstance(name, str):
-            side, inner = activations.side_of(name)
-            if side == "decoder" and inner in self._cross:
-                return self._cross[inner]
-            if side in SIDES and inner in getattr(self, side):
-                return getattr(self, side)[inner]
-        named, ways = (
-            self._named(),
-            meant(name, self.num_layers) if is_tuple_name(name) else [],
-        )
-        near = [x for side in SIDES for full in ways if (x := of_side(side, full)) in named]
-        near = near or nearest(name, named)
-        raise KeyError(
-            f"trace: there is no {name!r}: names begin with 'encoder.' or 'decoder.', such as "
-            f"{', '.join(near or [*named][-3:])}"
-        )
+        full = self._index.one(name)
+        if full is None:
+            raise KeyError(f"trace: {self._index.why_not(name, kept=True)}")
+        return self._named()[of_side(*side_of(full))]
 
     def names(self) -> list[str]:
         """Return the names of all arrays."""
@@ -573,6 +554,11 @@ class Seq2SeqTrace:
     def _named(self) -> dict[str, Array]:
         own = {"encoder": dict(self.encoder), "decoder": dict(self.decoder) | self._cross}
         return {of_side(side, name): array for side in SIDES for name, array in own[side].items()}
+
+    @cached_property
+    def _index(self) -> NameIndex:
+        full = (f"{side}.{inner}" for side, inner in map(side_of, self.keys()))
+        return NameIndex(full, {"encoder": self.encoder.num_layers, "decoder": self.num_layers})
 
     @property
     def num_layers(self) -> int:

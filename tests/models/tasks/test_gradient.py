@@ -193,7 +193,7 @@ def test_an_encoder_at_its_mask():
             ValueError,
             r"`of` has shape \(3,\) for \('z', 0\), whose shape is",
         ),
-        ({"of": {("z", 9): np.ones(3)}}, KeyError, "the layers are 0 to 1"),
+        ({"of": {("z", 9): np.ones(3)}}, KeyError, "there is no layer 9: the model has 2 layers"),
         ({"of": {3: np.ones(3)}}, TypeError, "`of` contains 3: give names"),
         (
             {"of": {"embed": np.ones((1, 4, 12), bool)}},
@@ -202,7 +202,7 @@ def test_an_encoder_at_its_mask():
         ),
         ({"of": {"embed": "x"}}, TypeError, "`of` has 'x' for 'embed': give floats"),
         ({"edit": {"embed": np.ones((1, 2, 3))}}, ValueError, r"\(1, 2, 3\) for hook_embed"),
-        ({"at": [("resid_post", 9)]}, KeyError, "the layers are 0 to 1"),
+        ({"at": [("resid_post", 9)]}, KeyError, "there is no layer 9: the model has 2 layers"),
         ({"at": ["resid_pots"]}, KeyError, "nearest are resid_post"),
         ({"at": [3]}, TypeError, "`at` contains 3: give names"),
         ({"at": 3}, TypeError, r"`at` is 3: give names, such as \['embed', \('resid_post', 3\)\]"),

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from qkv.edits import Record
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.edited_run import At, Change, Masked, Step, is_number
 from qkv.trace import Recorder
-from qkv.trace.activations import Parsed, activation, meant, parse
+from qkv.trace.activations import Parsed, activation, parse
+from qkv.trace.names import NameIndex
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -85,9 +86,12 @@ class Plan:
 
     def name(self, short: str, layer: int | None) -> str:
         """Return the full name of an activation without the prefix, or "" if there is none."""
-        known = filter(lambda name: activation(name).editable, self.body.hook_names)
-        names = {name for name in known if parse(name).layer == layer}
-        return next((x for x in meant((short, layer), len(self.body.layers)) if x in names), "")
+        name = self._known.one((short, layer))
+        return name if name is not None and parse(name).layer == layer else ""
+
+    @cached_property
+    def _known(self) -> NameIndex:
+        return NameIndex(name for name in self.body.hook_names if activation(name).editable)
 
     def site(self, record: Record) -> str:
         """Return the full name of the activation that a record changes, without the prefix."""

@@ -18,9 +18,8 @@ from qkv.models.run.edited_run import At, EditedRun, Masked, Spliced, is_number
 from qkv.models.run.inputs import Batch, TextReader
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import joined_words, plain_tokens
-from qkv.trace import Seq2SeqTrace, Trace
-from qkv.trace.activations import NotInLayer, activation, counted, parse
-from qkv.trace.trace import SIDES
+from qkv.trace.activations import activation, parse
+from qkv.trace.names import NameIndex
 
 Fitted = tuple[list[Tokenized], EditedRun]  # The texts of a run, and its interventions.
 # Maps "", "encoder" and "decoder" to the number of texts and the length of the longest text.
@@ -112,25 +111,31 @@ def fit(
 def spliced_names(edits: Edits, body: Transformer) -> list[str]:
     """Return the names that spliced layers add to a trace."""
     changes = {name: layer for name, layer in edits.changes.items() if isinstance(layer, Spliced)}
-    index = _index(body.hook_names) if changes else None
+    known = NameIndex(filter(_is_editable, body.hook_names)) if changes else NameIndex(())
     return [
         f"{full}.{hook}"
         for name, change in changes.items()
-        for full in _resolved(name, index, edits.call)
+        for full in _resolved(name, known, edits.call)
         for hook in change.hooks
     ]
 
 
+def _is_editable(name: str) -> bool:
+    return activation(name).editable
+
+
 def _named(edit: Mapping[Any, Any], body: Transformer, is_pair: bool, call: str) -> dict[str, Any]:
     """Return the changes in `edit`, keyed by full name."""
-    index: Trace | Seq2SeqTrace | None = None
-    if edit and is_pair:
-        index = _index_of_pair(body)
-    elif edit:
-        index = _index([*body.hook_names, *spliced_names(Edits(call, (), edit), body)])
+    if not edit:
+        return {}
+    if is_pair and isinstance(body, EncoderDecoder):
+        names = body.pair_hook_names
+    else:
+        names = [*body.hook_names, *spliced_names(Edits(call, (), edit), body)]
+    known = NameIndex(filter(_is_editable, names))
     changes: dict[str, Any] = {}
     for name, change in edit.items():
-        for full in _resolved(name, index, call):
+        for full in _resolved(name, known, call):
             if full in changes:
                 raise ValueError(f"{call}: `edit` has two changes for {full}: give only one")
             if isinstance(change, str | bytes) or change is None:
@@ -145,7 +150,7 @@ def _named(edit: Mapping[Any, Any], body: Transformer, is_pair: bool, call: str)
     return changes
 
 
-def _resolved(name: Any, index: Any, call: str) -> list[str]:
+def _resolved(name: Any, known: NameIndex, call: str) -> list[str]:
     """Return the full names of the activations that a key of `edit` stands for."""
     if not isinstance(name, str | tuple):
         raise TypeError(
@@ -156,80 +161,15 @@ def _resolved(name: Any, index: Any, call: str) -> list[str]:
         raise ValueError(
             f"{call}: `edit` has {name!r}, the output of the run: change the result instead"
         )
-    try:
-        names = _full_names(name, index)
-    except (KeyError, TypeError, ValueError) as error:
-        problem = str(error.args[0]).removeprefix("trace: ") if error.args else ""
-        if isinstance(error, NotInLayer):
-            problem = f"{error.name!r} exists only in {counted(error.layers)}"
-        raise KeyError(f"{call}: `edit` has {shown(name)}, and {problem}") from None
-    if not names:
+    if isinstance(name, tuple) and name[1:2] in (((),), (range(0),)):
         raise ValueError(
             f"{call}: `edit` has {shown(name)}, which names no layer: give layer numbers, such "
             "as (0, 1), or None for all layers"
         )
+    names = known.find(name)
+    if not names:
+        raise KeyError(f"{call}: `edit` has {shown(name)}, and {known.why_not(name)}")
     return names
-
-
-def _full_names(name: str | tuple[Any, ...], index: Trace | Seq2SeqTrace) -> list[str]:
-    """Return the full names of the activations with this name, in one, several or all layers.
-
-    Raises:
-        KeyError: no activation has this name.
-    """
-    if not isinstance(name, str) and len(name) in (2, 3) and name[1] is not None:
-        several = isinstance(name[1], tuple | range)
-        layers = name[1] if several else [name[1]]
-        return [_of_layer(name, layer, index) for layer in layers]
-    try:
-        return [str(index[name])]
-    except (KeyError, TypeError, ValueError):
-        parts = (name, None) if isinstance(name, str) else name
-        sides = (index.encoder, index) if isinstance(index, Seq2SeqTrace) else (index,)
-        names = []
-        for layer in range(max(side.num_layers for side in sides) if len(parts) > 1 else 0):
-            with suppress(KeyError):
-                names.append(_of_layer(parts, layer, index))
-        if not names:
-            raise
-        return names
-
-
-def _of_layer(name: tuple[Any, ...], layer: Any, index: Trace | Seq2SeqTrace) -> str:
-    """Return the full name of an activation in one layer.
-
-    `name[0]` is the short name. `name[2]`, if given, is a part of the layer, e.g. "attn".
-    """
-    short, *part = name[0], *name[2:]
-    side, _, rest = str(short).partition(".")
-    if isinstance(index, Seq2SeqTrace) and side in SIDES:
-        if side == "encoder" or not rest.startswith("cross_attn."):
-            return str(getattr(index, side)[rest, layer, *part])
-        short = rest
-    return str(index[short, layer, *part])
-
-
-def _index(names: Iterable[str], side: str = "") -> Trace:
-    """Return a `Trace` in which the value of each activation is its full name, as a string array.
-
-    `Trace` accepts short names, so `fit` finds an activation's full name by looking up its short
-    name in this trace.
-    """
-    return Trace({name: np.array(side + name) for name in names if activation(name).editable})
-
-
-def _index_of_pair(body: Transformer) -> Seq2SeqTrace:
-    """Return a `Seq2SeqTrace` for looking up full names by short names, as in `_index`.
-
-    In this trace, the value of each activation is a string array that holds the activation's full
-    name.
-    """
-    assert isinstance(body, EncoderDecoder)
-    names = body.decoder.hook_names
-    crosses = [name for name in names if parse(name).crosses]
-    own = [name for name in names if name not in crosses]
-    cross = {name: np.array(f"decoder.{name}") for name in crosses if activation(name).editable}
-    return Seq2SeqTrace(_index(body.hook_names, "encoder."), _index(own, "decoder."), cross)
 
 
 def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]:

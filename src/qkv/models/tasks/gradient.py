@@ -18,8 +18,8 @@ from qkv.models.run.edited_run import EditedRun, Spliced, is_number
 from qkv.models.run.fit_edits import spliced_names
 from qkv.models.run.inputs import Batch
 from qkv.models.tasks.trace import layers_to_run
-from qkv.suggest import nearest, suggestion
-from qkv.trace.activations import activation, is_tuple_name, meant, parse, short_name
+from qkv.trace.activations import activation, parse
+from qkv.trace.names import NameIndex, is_tuple_name
 
 Name = str | tuple[Any, ...]
 # Maps each name in `at` to one full name, or to a list with one full name for each layer.
@@ -346,7 +346,7 @@ def names_of(at: Any, body: Transformer, argument: str, spliced: Sequence[str] =
     if not isinstance(at, Iterable):
         names = "['embed', ('resid_post', 3)]"
         raise TypeError(f"{_CALL}: `{argument}` is {shown(at)}: give names, such as {names}")
-    known = [name for name in body.hook_names if activation(name).editable] + [*spliced]
+    known = NameIndex([*(name for name in body.hook_names if activation(name).editable), *spliced])
     full_names: FullNames = {}
     for name in [at] if single else at:
         if not isinstance(name, str | tuple):
@@ -354,40 +354,28 @@ def names_of(at: Any, body: Transformer, argument: str, spliced: Sequence[str] =
                 f"{_CALL}: `{argument}` contains {shown(name)}: give names, such as "
                 "('resid_post', 3)"
             )
-        full = meant(name, len(body.layers))
-        fits = next((spelled for spelled in full if spelled in known), None)
-        every = _of_all(name, body, known) if fits is None and isinstance(name, str) else []
-        if fits is None and not every:
-            raise _unknown(name, full, body, known)
-        full_names[name] = fits or every
+        full, every = known.one(name), known.find(name)
+        if not every or not (full or _is_of_each_layer(name, every, body)):
+            raise _unknown(name, body, known)
+        full_names[name] = full or every
     return full_names
 
 
-def _of_all(name: str, body: Transformer, known: Sequence[str]) -> list[str]:
-    """Return an activation's full name in each layer; [] if a layer lacks the activation."""
-    count = len(body.layers)
-    each = [
-        [full for full in meant((name, layer), count) if full in known] for layer in range(count)
-    ]
-    return [full[0] for full in each] if all(each) else []
+def _is_of_each_layer(name: Name, every: Sequence[str], body: Transformer) -> bool:
+    """Return whether `every` has an activation for each layer that a name stands for."""
+    names_layers = isinstance(name, tuple) and name[1] is not None
+    return names_layers or len(every) == len(body.layers)
 
 
-def _unknown(name: Name, full: Sequence[str], body: Transformer, known: Sequence[str]) -> Exception:
+def _unknown(name: Name, body: Transformer, known: NameIndex) -> Exception:
     """Return the error for an activation that does not exist or has no gradient."""
-    every = list(dict.fromkeys(parse(known_name).local for known_name in known))
-    in_layers = meant((name, 0), len(body.layers)) if isinstance(name, str) else []
-    if {*full, *in_layers} & set(body.hook_names):
+    if NameIndex(body.hook_names).find(name) and not known.find(name):
+        every = dict.fromkeys(parse(full).local for full in known.full)
         return ValueError(
             f"{_CALL}: {name!r} has no gradient, because it is a summary that top_k makes: give "
             f"{', '.join(every)}"
         )
-    short = list(map(short_name, every))
-    last = name if isinstance(name, str) else str(name[0])
-    near = suggestion(nearest(last, [*short, *known]), short)
-    layers = len(body.layers)
-    known_short = not isinstance(name, str) and last in short
-    hint = f"; the layers are 0 to {layers - 1}" if known_short else ""
-    return KeyError(f"{_CALL}: there is no {name!r}; {near}{hint}")
+    return KeyError(f"{_CALL}: {known.why_not(name)}")
 
 
 def check_functions(edit: Mapping[str, Any], names: FullNames, body: Transformer) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,24 +18,13 @@ from qkv.models.run.fit_edits import check, hide_value, spliced_names
 from qkv.models.run.inputs import Batch, Texts
 from qkv.models.run.truncation import Cut, counting
 from qkv.models.tasks.call import pair_network
-from qkv.suggest import nearest, suggestion
 from qkv.text import Tokenized
 from qkv.trace import Recorder, Seq2SeqTrace, Trace
-from qkv.trace.activations import (
-    activation,
-    is_tuple_name,
-    meant,
-    parse,
-    short_name,
-    side_of,
-    spellings,
-)
+from qkv.trace.activations import activation, parse, side_of
+from qkv.trace.names import Name, NameIndex, is_tuple_name
 from qkv.trace.recorder import kept_unasked, padded
 
-# A `Name` is the full name of an activation, its short name, or a tuple such as ("pattern", 3).
-# `Names` stands for one name or several names.
-Name = str | tuple[Any, ...]
-Names = Name | Iterable[Name]
+Names = Name | Iterable[Name]  # one name or several names
 
 
 def names_to_keep(
@@ -111,7 +99,7 @@ def _named(known: Sequence[str], names: Names, call: str) -> tuple[set[str], set
         raise TypeError(
             f'{call}: `names` is {shown(names)}: give names, such as ["pattern", ("q", 0)]'
         )
-    spelled = {full: spellings(full) for full in known}
+    every = NameIndex(known)
     kept: set[str] = set()
     outside: set[str] = set()
     for name in wanted:
@@ -119,45 +107,13 @@ def _named(known: Sequence[str], names: Names, call: str) -> tuple[set[str], set
             raise TypeError(
                 f'{call}: `names` contains {shown(name)}: give names, such as "pattern" or ("q", 0)'
             )
-        if isinstance(name, str):
-            matches = {full for full, own in spelled.items() if name in own}
-        else:
-            matches = _meant(known, name)
+        matches = every.matching(name)
         if not matches:
-            raise KeyError(f"{call}: {_unknown(known, name, set().union(*spelled.values()))}")
-        kept |= matches
+            raise KeyError(f"{call}: {every.why_not(name)}")
+        kept.update(matches)
         if all(parse(full).layer is None for full in matches):
-            outside |= matches
+            outside.update(matches)
     return kept, outside
-
-
-def _meant(known: Sequence[str], name: tuple[Any, ...]) -> set[str]:
-    """Return the full names for a tuple such as ("q", 0), in the encoder, the decoder or both."""
-    matches = set()
-    for side, count in _counts(known).items():
-        before = f"{side}." if side else ""
-        names = (before + full for full in meant(name, count))
-        matches |= set(islice((full for full in names if full in known), 1))
-    return matches
-
-
-def _unknown(known: Sequence[str], name: Name, ways: Iterable[str]) -> str:
-    """Return the error message for an unknown name; `ways` lists all spellings of known names."""
-    most = max(_counts(known).values())
-    layer: Any = name[1] if is_tuple_name(name) else None
-    if layer is not None and not -most <= layer < most:
-        return f"there is no layer {layer}: the model has {most} layers, numbered 0 to {most - 1}"
-    wanted = str(name[0] if is_tuple_name(name) else name)
-    every = map(short_name, known)
-    return f"there is no {name!r}; {suggestion(nearest(wanted, sorted(ways)), every)}"
-
-
-def _counts(known: Sequence[str]) -> dict[str, int]:
-    """Count the layers of each network: "encoder" and "decoder", or "" for other models."""
-    counts: dict[str, int] = {}
-    for side, layer, _ in map(parse, known):
-        counts[side] = max(counts.get(side, 0), 0 if layer is None else layer + 1)
-    return counts
 
 
 def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> set[str]:
@@ -165,7 +121,7 @@ def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> 
 
     The final norm belongs to the last layer.
     """
-    counts = _counts(known)
+    counts = NameIndex(known).counts
     numbers = list(layers) if isinstance(layers, Iterable) else [layers]
     most = max(counts.values())
     for number in numbers:

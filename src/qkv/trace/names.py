@@ -1,0 +1,238 @@
+"""Find activations by the names that users write: the only code that resolves these names."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+from qkv.arrays import is_whole_number
+from qkv.suggest import nearest, suggestion
+from qkv.trace.activations import (
+    ALIASES,
+    activation,
+    counted,
+    numbers_of,
+    of_side,
+    parse,
+    short_name,
+    side_of,
+)
+
+# The full name of an activation, its short name, or a tuple: (short name, layer) or (short name,
+# layer, part of the layer).
+Name = str | tuple[Any, ...]
+
+# Short names of a block's parts, and their names in TransformerLens.
+_PARTS = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
+# Activations of a block that sparse autoencoders can encode, named as in SAELens.
+_SPLICED = ("resid_pre", "resid_mid", "resid_post", "normalized_resid_post", "attn_out", "mlp_out")
+
+
+class NameIndex:
+    """The activations of a network or of a trace, found by any name that a user may write.
+
+    Args:
+        full: the full names. The names of an encoder-decoder begin with "encoder." or "decoder.".
+        counts: the number of layers of each side: "encoder" and "decoder", or "" in other models.
+            By default, the names show it.
+
+    >>> names = NameIndex(["hook_embed", "blocks.0.attn.hook_q", "blocks.1.attn.hook_q"])
+    >>> names.one("embed"), names.one(("q", -1)), names.one("q")
+    ('hook_embed', 'blocks.1.attn.hook_q', None)
+    >>> names.find("q") == names.find(("q", None)) == names.find(("q", (0, 1)))
+    True
+    """
+
+    def __init__(self, full: Iterable[str], counts: Mapping[str, int] | None = None) -> None:
+        self.full, self._given = dict.fromkeys(full), counts
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """The number of layers of each side: "encoder" and "decoder", or "" in other models."""
+        if self._given is not None:
+            return self._given
+        counts: dict[str, int] = {}
+        for side, layer, _ in map(parse, self.full):
+            counts[side] = max(counts.get(side, 0), 0 if layer is None else layer + 1)
+        return counts or {"": 0}
+
+    def one(self, name: object) -> str | None:
+        """Return the full name of the single activation that a name stands for, or None."""
+        found = self._on_one_side(name, self._single)
+        return found[0] if found else None
+
+    def find(self, name: object) -> list[str]:
+        """Return the full names of the activations that a name stands for, in order of layers.
+
+        A name without a layer stands for the activation in each layer that has it. In an
+        encoder-decoder, a name must show whether it means the encoder or the decoder. The result
+        for any other name is [].
+        """
+        return self._on_one_side(name, self._several)
+
+    def matching(self, name: object) -> list[str]:
+        """Return all full names that a name fits, on both sides and in all parts of layers.
+
+        For example, "scale" fits the scale of each norm.
+        """
+        spelled = [full for full in self.full if name in spellings(full)]
+        return spelled or [full for names in self._by_side(name, self._several) for full in names]
+
+    def why_not(self, name: object, *, kept: bool = False) -> str:
+        """Explain in an error message why a name stands for no activation.
+
+        Args:
+            name: the name that was not found.
+            kept: whether the full names are those that a trace has kept.
+        """
+        if len(self.counts) > 1:
+            return f"there is no {name!r}: names begin with {self._sides_for(name)}"
+        (count,) = self.counts.values()
+        name = next((one for one in _of_layers(name) if self.one(one) is None), name)
+        names = _candidates(name, count)
+        layer: Any = parse(names[0]).layer if names else None
+        if isinstance(name, tuple) and len(name) > 1:
+            layer = name[1]
+        if is_whole_number(layer) and not -count <= layer < count:
+            return (
+                f"there is no layer {layer}: the model has {count} layers, "
+                f"numbered 0 to {count - 1}"
+            )
+        local = {parse(full).local for full in names}
+        layers = numbers_of(full for full in self.full if parse(full).local in local)
+        if is_whole_number(layer) and layers:
+            if not kept:
+                return f"{name!r} exists only in {counted(layers)}"
+            return (
+                f"{name!r} was not kept: layer {layer % count} was not traced; only "
+                f"{counted(layers)} {'were' if len(layers) > 1 else 'was'} traced"
+            )
+        fault = f"there is no {name!r}; {self._nearest(name, layer, count, kept)}"
+        rare = next((full for full in names if not activation(full).unasked), None)
+        if not kept or rare is None:
+            return fault
+        return f"{fault}; {rare} is kept only if it is named: trace(..., names=[{rare!r}])"
+
+    def _single(self, name: Any, side: str) -> list[str]:
+        """Return the full name of a single activation on a side, as a list, or []."""
+        prefix = f"{side}." if side else ""
+        names = (prefix + full for full in _candidates(name, self.counts[side]))
+        return next(([full] for full in names if full in self.full), [])
+
+    def _several(self, name: Any, side: str) -> list[str]:
+        """Return the full names on a side for a name of one, several or all layers."""
+        if found := self._single(name, side):
+            return found
+        every = _of_layers(name, self.counts[side])
+        each = [self._single(one, side) for one in every]
+        asked = isinstance(name, tuple) and name[1:2] != (None,)
+        return [] if asked and [] in each else [full for found in each for full in found]
+
+    def _by_side(self, name: object, find: Callable[[Any, str], list[str]]) -> list[list[str]]:
+        """Find a name on the side that the name shows, or on each side."""
+        first = name[0] if isinstance(name, tuple) and name else name
+        if not isinstance(first, str):
+            return []
+        side, inner = side_of(first)
+        if side not in self.counts or not side:
+            return [find(name, side) for side in self.counts]
+        return [find((inner, *name[1:]) if isinstance(name, tuple) else inner, side)]
+
+    def _on_one_side(self, name: object, find: Callable[[Any, str], list[str]]) -> list[str]:
+        sides = self._by_side(name, find)
+        found = next(filter(None, sides), [])
+        if len(sides) < 2 or not found:
+            return found
+        local = {parse(full).local for full in found}
+        owners = {parse(full).side for full in self.full if parse(full).local in local}
+        return found if len(owners) == 1 else []
+
+    def _sides_for(self, name: object) -> str:
+        """List the sides, and similar names of an encoder-decoder."""
+        joint = [of_side(*side_of(full)) for full in self.full]
+        found = [full for names in self._by_side(name, self._single) for full in names]
+        near = [of_side(*side_of(full)) for full in found] or nearest(name, joint) or joint[-3:]
+        sides = " or ".join(f"'{side}.'" for side in self.counts)
+        return f"{sides}, such as {', '.join(near)}"
+
+    def _nearest(self, name: object, layer: Any, count: int, kept: bool) -> str:
+        text = str(name[0] if isinstance(name, tuple) and name else name)
+        if not kept and not is_whole_number(layer):
+            known = {spelled for full in self.full for spelled in spellings(full)}
+            return suggestion(nearest(text, sorted(known)), map(short_name, self.full))
+        # Activations of different layers have the same short name. The dict `short` keeps only the
+        # last activation of each short name. So the sorted list ends with the activations of the
+        # requested layer.
+        own = layer % count if is_whole_number(layer) and count else -1
+        ordered = sorted(self.full, key=lambda full: parse(full).layer == own)
+        short = {short_name(full): full for full in ordered}
+        near = [short.get(match, match) for match in nearest(text, [*self.full, *short])]
+        return suggestion(near, short)
+
+
+def is_tuple_name(name: object) -> bool:
+    """Return whether a tuple is a single name, as in TransformerLens, and not a tuple of names.
+
+    >>> is_tuple_name(("pattern", 3)), is_tuple_name(("scale", None)), is_tuple_name(("q", "k"))
+    (True, True, False)
+    """
+    if not isinstance(name, tuple) or len(name) not in (2, 3):
+        return False
+    return name[1] is None or is_whole_number(name[1])
+
+
+def spellings(full: str) -> set[str]:
+    """Return all names, full or short, of an array in a trace.
+
+    >>> sorted(spellings("blocks.0.attn.hook_q"))
+    ['attn.hook_q', 'attn.q', 'blocks.0.attn.hook_q', 'hook_q', 'q']
+    """
+    side, _, local = parse(full)
+    names = {full, local, local.replace("hook_", ""), local.rpartition(".")[2], short_name(full)}
+    return names | {of_side(*side_of(full)), f"{side}.{local}"} if side else names
+
+
+def _of_layers(name: object, count: int = 0) -> list[Name]:
+    """Return a name for each layer that a name stands for: its layers, or all `count` layers."""
+    if isinstance(name, str):
+        return [(name, layer) for layer in range(count)]
+    if not (isinstance(name, tuple) and len(name) in (2, 3)):
+        return []
+    layers = range(count) if name[1] is None else name[1]
+    if not isinstance(layers, tuple | range):
+        return []
+    return [(name[0], layer, *name[2:]) for layer in layers]
+
+
+def _candidates(name: object, num_layers: int) -> list[str]:
+    """Return the full names that a name may mean, the most likely name first.
+
+    >>> _candidates(("pattern", -1), 4)[0], _candidates(("scale", 0, "ln1"), 4)[0]
+    ('blocks.3.attn.hook_pattern', 'blocks.0.ln1.hook_scale')
+    """
+    if isinstance(name, str):
+        inner, dot, last = name.rpartition(".")
+        return [name, f"{inner}{dot}hook_{last}"]
+    if not (isinstance(name, tuple) and len(name) in (2, 3) and isinstance(name[0], str)):
+        return []
+    short, layer = name[0], name[1]
+    part = name[2] if len(name) == 3 else None
+    if layer is None:
+        part = "ln_final" if part is None and short in ("scale", "normalized") else part
+        return _candidates(f"{part}.{short}" if part else short, num_layers)
+    if not is_whole_number(layer) or not isinstance(part, str | None):
+        return []
+    block = f"blocks.{layer + num_layers if layer < 0 else layer}."
+    other = ALIASES.get(short, short)
+    if part is not None:
+        part = _PARTS.get(part, part)
+        inside = f"{part}." if part else ""
+        return [f"{block}{inside}{at}" for at in (f"hook_{short}", short, f"hook_{other}")]
+    inner, dot, last = short.rpartition(".")
+    if dot:
+        return [f"{block}{inner}.hook_{last}", block + short, f"{block}hook_{inner}.hook_{last}"]
+    paths = [f"attn.hook_{short}", f"hook_{short}", f"mlp.hook_{short}", f"attn.{short}", short]
+    paths += [f"attn.hook_{other}", f"mlp.hook_{other}"]
+    if short.startswith("sae_"):
+        sites = [*(f"hook_{site}" for site in _SPLICED), "attn.hook_z", "mlp.hook_post"]
+        paths = [f"{site}.hook_{short}" for site in sites]
+    return [block + path for path in dict.fromkeys(paths)]
