@@ -9,11 +9,41 @@ import qkv
 from qkv.trace.names import NameIndex
 
 TEXT = "The oak is a [MASK] tree."
+# Names of TransformerLens 3, and the names in section 2 of the contract.
+BRIDGE = {
+    "embed.hook_out": "hook_embed",
+    "pos_embed.hook_out": "hook_pos_embed",
+    "blocks.1.hook_in": "blocks.1.hook_resid_pre",
+    "blocks.1.attn.hook_out": "blocks.1.hook_attn_out",
+    "blocks.1.attn.q.hook_out": "blocks.1.attn.hook_q",
+    "blocks.1.attn.k.hook_out": "blocks.1.attn.hook_k",
+    "blocks.1.attn.v.hook_out": "blocks.1.attn.hook_v",
+    "blocks.1.attn.o.hook_in": "blocks.1.attn.hook_z",
+    "blocks.1.mlp.hook_out": "blocks.1.hook_mlp_out",
+    "blocks.1.mlp.out.hook_in": "blocks.1.mlp.hook_post",
+}
 
 
 @pytest.fixture(scope="module")
 def model() -> qkv.Model:
     return qkv.load()
+
+
+@pytest.mark.parametrize(("bridge", "usual"), BRIDGE.items())
+def test_names_of_transformer_lens_3_are_aliases(model: qkv.Model, bridge: str, usual: str) -> None:
+    trace = model.trace(TEXT, names=bridge)
+    assert trace.names() == [usual]
+    assert trace[bridge] is trace[usual]
+    assert model.trace(TEXT, names=[], edit={bridge: np.negative}).changed["edit"] == [usual]
+    assert model.gradient(TEXT, of=(-3, "small"), at=bridge)[bridge].shape == trace[usual].shape
+
+
+def test_the_output_of_a_block_is_what_the_next_block_reads(model: qkv.Model) -> None:
+    for one, text in ((model, TEXT), (qkv.load("books-decoder"), "The oak is")):
+        trace = one.trace(text)
+        for name in ("blocks.0.hook_out", ("out", 0)):
+            np.testing.assert_array_equal(trace[name], trace["resid_pre", 1])
+        assert trace["out", 0, "attn"] is trace["attn_out", 0]
 
 
 @pytest.mark.parametrize(

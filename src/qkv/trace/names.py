@@ -25,6 +25,20 @@ Name = str | tuple[Any, ...]
 _PARTS = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
 # Activations of a block that sparse autoencoders can encode, named as in SAELens.
 _SPLICED = ("resid_pre", "resid_mid", "resid_post", "normalized_resid_post", "attn_out", "mlp_out")
+# Names of TransformerLens 3, and the names of the same activations here. A block's `hook_out` is
+# what the next block reads.
+_BRIDGE = {
+    "hook_in": ("hook_resid_pre",),
+    "hook_out": ("hook_normalized_resid_post", "hook_resid_post"),
+    "attn.hook_out": ("hook_attn_out",),
+    "attn.o.hook_in": ("attn.hook_z",),
+    **{f"attn.{name}.hook_out": (f"attn.hook_{name}",) for name in "qkv"},
+    "mlp.hook_out": ("hook_mlp_out",),
+    "mlp.out.hook_in": ("mlp.hook_post",),
+    "embed.hook_out": ("hook_embed",),
+    "pos_embed.hook_out": ("hook_pos_embed",),
+    "unembed.hook_out": ("logits",),
+}
 
 
 class NameIndex:
@@ -208,7 +222,20 @@ def _candidates(name: object, num_layers: int) -> list[str]:
 
     >>> _candidates(("pattern", -1), 4)[0], _candidates(("scale", 0, "ln1"), 4)[0]
     ('blocks.3.attn.hook_pattern', 'blocks.0.ln1.hook_scale')
+    >>> _candidates("blocks.1.attn.hook_out", 4)[-1]
+    'blocks.1.hook_attn_out'
     """
+    paths = _paths(name, num_layers)
+    # A name without a part of the layer, such as ("out", 0), means the block.
+    for path in sorted(paths, key=lambda path: path.count(".")):
+        local = parse(path).local
+        if local in _BRIDGE:
+            before = path.removesuffix(local)
+            return [*paths, *(before + other for other in _BRIDGE[local])]
+    return paths
+
+
+def _paths(name: object, num_layers: int) -> list[str]:
     if isinstance(name, str):
         inner, dot, last = name.rpartition(".")
         return [name, f"{inner}{dot}hook_{last}"]
@@ -218,7 +245,7 @@ def _candidates(name: object, num_layers: int) -> list[str]:
     part = name[2] if len(name) == 3 else None
     if layer is None:
         part = "ln_final" if part is None and short in ("scale", "normalized") else part
-        return _candidates(f"{part}.{short}" if part else short, num_layers)
+        return _paths(f"{part}.{short}" if part else short, num_layers)
     if not is_whole_number(layer) or not isinstance(part, str | None):
         return []
     block = f"blocks.{layer + num_layers if layer < 0 else layer}."
