@@ -1,9 +1,25 @@
 // The activations of a linear layer, computed on several vectors at once to hide latency.
 #pragma once
 
+#include <stdexcept>
+#include <type_traits>
+
 #include "simd.h"
 
 namespace qkv {
+
+// The activations. Each needs two functions below: NAME(x), and NAME_slope(x), its derivative. Their
+// numbers, from 1, are the codes in ops/activation.py; tests/test_tables.py compares the lists.
+#define QKV_ACTIVATIONS(EACH) EACH(gelu) EACH(gelu_tanh) EACH(silu) EACH(relu) EACH(quick_gelu)
+
+#define QKV_ACTIVATION(NAME) , NAME
+enum class Activation : int { none QKV_ACTIVATIONS(QKV_ACTIVATION) };
+#undef QKV_ACTIVATION
+
+#define QKV_ACTIVATION(NAME) +1
+constexpr int ACTIVATIONS = QKV_ACTIVATIONS(QKV_ACTIVATION);
+#undef QKV_ACTIVATION
+
 namespace QKV_BODY {
 
 // The smaller of two numbers; NaN if `b` is NaN.
@@ -82,11 +98,9 @@ QKV_INLINE void relu(Floats (&x)[N]) {
 
 template <Activation A, int N>
 QKV_INLINE void activate(Floats (&x)[N]) {
-  if constexpr (A == Activation::gelu) gelu(x);
-  if constexpr (A == Activation::gelu_tanh) gelu_tanh(x);
-  if constexpr (A == Activation::silu) silu(x);
-  if constexpr (A == Activation::relu) relu(x);
-  if constexpr (A == Activation::quick_gelu) quick_gelu(x);
+#define QKV_ACTIVATION(NAME) if constexpr (A == Activation::NAME) NAME(x);
+  QKV_ACTIVATIONS(QKV_ACTIVATION)
+#undef QKV_ACTIVATION
 }
 
 // ---- derivatives: each function replaces x by the derivative at x
@@ -153,11 +167,19 @@ QKV_INLINE void relu_slope(Floats (&x)[N]) {
 
 template <Activation A, int N>
 QKV_INLINE void slope(Floats (&x)[N]) {
-  if constexpr (A == Activation::gelu) gelu_slope(x);
-  if constexpr (A == Activation::gelu_tanh) gelu_tanh_slope(x);
-  if constexpr (A == Activation::silu) silu_slope(x);
-  if constexpr (A == Activation::relu) relu_slope(x);
-  if constexpr (A == Activation::quick_gelu) quick_gelu_slope(x);
+#define QKV_ACTIVATION(NAME) if constexpr (A == Activation::NAME) NAME##_slope(x);
+  QKV_ACTIVATIONS(QKV_ACTIVATION)
+#undef QKV_ACTIVATION
+}
+
+// Calls `run` with an activation as a constant.
+template <class Run>
+inline auto with_activation(Activation activation, const Run& run) {
+#define QKV_ACTIVATION(NAME) \
+  if (activation == Activation::NAME) return run(std::integral_constant<Activation, Activation::NAME>{});
+  QKV_ACTIVATIONS(QKV_ACTIVATION)
+#undef QKV_ACTIVATION
+  throw std::invalid_argument("no such activation");
 }
 
 }  // namespace QKV_BODY

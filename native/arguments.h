@@ -123,9 +123,10 @@ inline const Body& body_of(PyObject* object) {
   return *bodies()[size_t(number)];
 }
 
-inline Activation activation_of(PyObject* object) {
+// `least` is 0 if no activation is allowed too, otherwise 1.
+inline Activation activation_of(PyObject* object, const Body& body, int64_t least) {
   int64_t number = whole(object);
-  need(number >= 0 && number <= int64_t(Activation::quick_gelu), "no such activation");
+  need(number >= least && number <= body.activations, "no such activation");
   return Activation(number);
 }
 

@@ -45,7 +45,7 @@ constexpr bool BFLOAT16 = false;
 
 extern const Body body;
 const Body body = {
-    NAME, BFLOAT16, attend, summarize, differentiate, packed_bytes, pack, linear, norm, narrow,
+    NAME, BFLOAT16, ACTIVATIONS, attend, summarize, differentiate, packed_bytes, pack, linear, norm, narrow,
     outer, map, norm_grad, cross_entropy, adamw, squares, multiply_adds, read_rate,
 };
 

@@ -11,6 +11,7 @@ namespace qkv {
 struct Body {
   const char* name;  // "avx512", "avx2" or "portable"
   bool bfloat16;     // whether the body uses BF16 instructions
+  int activations;   // the number of activations
 
   void (*attend)(const Attention&, int threads);
   void (*summarize)(const Attention&, int threads);  // computes attention and its summary

@@ -48,7 +48,7 @@ PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Array x(args[1]), packed(args[2]), bias(args[3]), gate(args[5]), residual(args[6]);
     Array y(args[7], true);
     Linear p;
-    p.activation = activation_of(args[4]);
+    p.activation = activation_of(args[4], body, 0);
     int threads = number_of_threads(args[8]);
     need(x && y && x.axes() == 2 && y.axes() == 2, "x and y are not (rows, in) and (rows, out)");
     p.rows = x.length(-2);

@@ -155,14 +155,8 @@ using Finish = void (*)(const Linear&, const float*, int64_t, int64_t, int64_t);
 
 template <class T>
 inline Finish finish_for(Activation activation) {
-  switch (activation) {
-    case Activation::gelu: return finish<T, Activation::gelu>;
-    case Activation::gelu_tanh: return finish<T, Activation::gelu_tanh>;
-    case Activation::silu: return finish<T, Activation::silu>;
-    case Activation::relu: return finish<T, Activation::relu>;
-    case Activation::quick_gelu: return finish<T, Activation::quick_gelu>;
-    default: return finish<T, Activation::none>;
-  }
+  if (activation == Activation::none) return finish<T, Activation::none>;
+  return with_activation(activation, [](auto of) -> Finish { return finish<T, decltype(of)::value>; });
 }
 
 // Copies `count` numbers of one row as units, and fills the last unit with zeros.

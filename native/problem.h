@@ -68,7 +68,7 @@ struct Gradient {
   bool* unsound = nullptr;   // (rows, kv_heads): true if NumPy must compute the gradients of this key head
 };
 
-enum class Activation : int { none, gelu, gelu_tanh, silu, relu, quick_gelu };
+enum class Activation : int;  // 0 for none; activation.h lists the others
 
 // y = activation(x @ W + bias) * gate + residual, for each row; see `linear` in Python.
 struct Linear {
@@ -79,7 +79,7 @@ struct Linear {
   int64_t x_step = 0;
   const void* packed = nullptr;  // W (in, out), packed by `pack`
   const float* bias = nullptr;   // (out)
-  Activation activation = Activation::none;
+  Activation activation{};
   const void* gate = nullptr;  // (rows, out): the factor of the activation's result
   int64_t gate_step = 0;
   const void* residual = nullptr;  // (rows, out): added last

@@ -61,20 +61,11 @@ inline void map_all(const float* x, const float* grad, float* y, int64_t count, 
 
 inline void map(Activation activation, const float* x, const float* grad, float* y, int64_t count,
                 int threads) {
-  auto run = [&](auto of) {
+  with_activation(activation, [&](auto of) {
     constexpr Activation A = decltype(of)::value;
     if (grad) return map_all<A, true>(x, grad, y, count, threads);
     map_all<A, false>(x, grad, y, count, threads);
-  };
-  switch (activation) {
-    case Activation::gelu: return run(std::integral_constant<Activation, Activation::gelu>{});
-    case Activation::gelu_tanh:
-      return run(std::integral_constant<Activation, Activation::gelu_tanh>{});
-    case Activation::silu: return run(std::integral_constant<Activation, Activation::silu>{});
-    case Activation::quick_gelu:
-      return run(std::integral_constant<Activation, Activation::quick_gelu>{});
-    default: return run(std::integral_constant<Activation, Activation::relu>{});
-  }
+  });
 }
 
 // Computes the loss of one row, and its gradient: the softmax, minus 1 at the target.

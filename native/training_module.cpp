@@ -35,10 +35,9 @@ PyObject* outer(PyObject*, PyObject* const* args, Py_ssize_t count) {
 PyObject* map(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, 6, [&] {
     const Body& body = body_of(args[0]);
-    Activation activation = activation_of(args[1]);
+    Activation activation = activation_of(args[1], body, 1);
     Array x(args[2]), grad(args[3]), y(args[4], true);
     int threads = number_of_threads(args[5]);
-    need(activation != Activation::none, "no such activation");
     const int64_t size = x.count();
     const float *from = floats(x, size), *upstream = floats_or_none(grad, size);
     float* to = floats(y, size);

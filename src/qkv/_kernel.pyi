@@ -155,7 +155,7 @@ def linear(
     x: Array,  # (rows, in)
     packed: Array,  # weights (in, out) of x's type, packed by the same body
     bias: Array | None,  # (out,) float32
-    activation: int,  # 0 none, 1 gelu, 2 gelu_tanh, 3 silu, 4 relu, 5 quick_gelu
+    activation: int,  # a code in ops/activation.py, or 0 for none
     gate: Array | None,  # (rows, out): the factor of the activation's result
     residual: Array | None,  # (rows, out): added last
     y: Array,  # (rows, out), of x's type or float32; gate and residual have y's type

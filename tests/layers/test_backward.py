@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from activations import FORMULAS
 from qkv.attend import KVCache
 from qkv.layers import (
     MLP,
@@ -95,7 +96,7 @@ def test_a_norm_with_an_offset() -> None:
 
 
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "quick_gelu", "silu", "relu"])
+@pytest.mark.parametrize("activation", FORMULAS)
 @pytest.mark.parametrize("bias", [False, True])
 def test_mlp(gated: bool, activation: str, bias: bool) -> None:
     mlp = MLP(4, 10, activation=activation, gated=gated, bias=bias, seed=0, dtype=np.float64)

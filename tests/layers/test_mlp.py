@@ -1,28 +1,20 @@
 """Tests that compare the MLP with plain loops over numbers."""
 
-import math
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from activations import FORMULAS
 from qkv.layers import MLP
 
 from .support import dot, numbers
 
-ACTIVATIONS = {
-    "gelu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,
-    "gelu_tanh": lambda x: x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
-    "silu": lambda x: x / (1 + math.exp(-x)),
-    "quick_gelu": lambda x: x / (1 + math.exp(-1.702 * x)),
-    "relu": lambda x: max(x, 0.0),
-}
-
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", FORMULAS)
 def test_output_equals_a_row_by_row_reference(activation: str, gated: bool, bias: bool) -> None:
     mlp = MLP(3, 5, activation=activation, gated=gated, bias=bias, seed=1, dtype=np.float64)
     for seed, name in enumerate(n for n in mlp.parameters if n.endswith("bias")):
@@ -33,7 +25,7 @@ def test_output_equals_a_row_by_row_reference(activation: str, gated: bool, bias
     def through(name: str, row: Any) -> list[float]:
         return dot(row, mlp.parameters[f"{name}.weight"], mlp.parameters.get(f"{name}.bias"))
 
-    f = ACTIVATIONS[activation]
+    f = FORMULAS[activation]
     expected = np.empty_like(x)
     for place in np.ndindex(2, 4):
         up = through("up_proj", x[place])
@@ -129,7 +121,7 @@ def test_types_promote_and_inputs_stay() -> None:
 
 
 def test_infinite_rows_draw_no_warning() -> None:
-    for activation in ACTIVATIONS:
+    for activation in FORMULAS:
         mlp = MLP(2, 4, gated=True, activation=activation, seed=0)
         out = mlp(np.array([[np.inf, -np.inf], [1.0, 2.0]], np.float32))
         assert np.isfinite(out[1]).all()

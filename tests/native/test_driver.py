@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from activations import FORMULAS
 from attend.cases import Case
 from attend.drawn import BFLOAT16, F16, F32, draw
 from attend.support import numbers
@@ -294,7 +295,7 @@ def linear() -> list[bytes]:
         columns, out = (int(n) for n in rng.choice([1, 2, 3, 15, 16, 31, 33, 64, 65, 384, 400], 2))
         dtype = TYPES[seed % 3]
         gap = int(rng.integers(0, 3))
-        activation = writer.ACTIVATIONS[seed // 3 % 6]
+        activation = writer.ACTIVATIONS[seed // 3 % len(writer.ACTIVATIONS)]
 
         def some(wanted: bool, more: int, shape: tuple[int, int], dtype: Any = dtype) -> Any:
             if not wanted:
@@ -373,7 +374,7 @@ def training() -> list[bytes]:
             )
         )  # fmt: skip
 
-        count, activation = rows * left, 1 + seed % 5
+        count, activation = rows * left, 1 + seed % (len(writer.ACTIVATIONS) - 1)
         kind = writer.ACTIVATIONS[activation]
         flat, grad = some(count) * 3, some(count) if seed % 3 else None
         wide = flat.astype(np.float64)
@@ -437,17 +438,5 @@ def training() -> list[bytes]:
     return found
 
 
-def _erf(x: Any) -> Any:
-    import math
-
-    return np.vectorize(math.erf, otypes=[float])(x)
-
-
-ACTIVATE: dict[str | None, Callable[[Any], Any]] = {
-    None: lambda x: x,
-    "gelu": lambda x: x / 2 * (1 + _erf(x / np.sqrt(2))),
-    "gelu_tanh": lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
-    "silu": lambda x: x / (1 + np.exp(-x)),
-    "relu": lambda x: np.maximum(x, 0),
-    "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
-}
+ACTIVATE: dict[str | None, Callable[[Any], Any]] = {None: lambda x: x}
+ACTIVATE |= {name: np.vectorize(one, otypes=[float]) for name, one in FORMULAS.items()}

@@ -17,6 +17,7 @@ from qkv.attend import gradient
 from qkv.attend.arguments import Call, check_call
 from qkv.attend.grouped import Grouped, grouped
 from qkv.attend.native import Outputs
+from qkv.ops import activation
 
 TYPES = {
     np.dtype(bool): 0,
@@ -26,7 +27,8 @@ TYPES = {
     np.dtype(np.float64): 4,
     np.dtype(np.int64): 5,
 }
-ACTIVATIONS = (None, "gelu", "gelu_tanh", "silu", "relu", "quick_gelu")
+_BY_CODE = {one.code: name for name, one in reversed(activation.ACTIVATIONS.items())}
+ACTIVATIONS = (None, *(_BY_CODE[code] for code in sorted(_BY_CODE)))
 FAR = 2**62
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
+from activations import FORMULAS
 from qkv.ops.kernel import BODIES, compiled, narrowed, set_num_threads
 from qkv.ops.linear import linear, linear_grad, multiply
 
@@ -25,15 +26,7 @@ def sealed(array: Array) -> Array:
     return array
 
 
-FUNCTIONS: dict[str | None, Callable[[float], float]] = {
-    None: lambda x: x,
-    "gelu": lambda x: x / 2 * math.erfc(-x / math.sqrt(2)),
-    "gelu_tanh": lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-    "silu": lambda x: x / (1 + math.exp(-x)),
-    "relu": lambda x: max(x, 0.0),
-    "quick_gelu": lambda x: x / (1 + math.exp(-1.702 * x)),
-    "gelu_bloom": lambda x: x / 2 * (1 + math.tanh(0.79788456 * (x + 0.044715 * x**3))),
-}
+FUNCTIONS: dict[str | None, Callable[[float], float]] = {None: lambda x: x, **FORMULAS}
 ROUNDING = {np.float32: 2.0**-24, np.float16: 2.0**-11, bfloat16: 2.0**-8}
 
 

@@ -28,7 +28,7 @@ class MLP(base.Feed):
     Args:
         dim: D, the size of the vectors.
         hidden: F, the size of the vectors between the two linear layers.
-        activation: "gelu" (exact), "gelu_tanh", "quick_gelu", "silu" or "relu".
+        activation: a name in `ACTIVATIONS` of `qkv.ops.activation`, such as "gelu" or "silu".
         gated: whether the MLP has a gate.
         bias: whether the linear layers have biases, which start at 0.
         seed: the seed of the weights. Each weight is drawn from a normal distribution with variance

@@ -104,27 +104,46 @@ def _times_sigmoid_grad(x: Array, grad: Array, rate: float = 1.0) -> Array:
 
 
 class Activation(NamedTuple):
-    """An activation function, its gradient function, and its number in native/problem.h."""
+    """An activation function.
+
+    Attributes:
+        function: the function.
+        gradient: multiplies a gradient by the derivative of the function.
+        code: the number of the function in native/activation.h, from 1.
+        names: the names of the function in a config.json.
+    """
 
     function: Callable[[Array], Array]
     gradient: Callable[[Array, Array], Array]
     code: int
+    names: tuple[str, ...] = ()
 
 
+_TANH_NAMES = ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh")
 ACTIVATIONS = {
-    "gelu": Activation(lambda x: 0.5 * x * (1 + _erf(x * math.sqrt(0.5))), _gelu_grad, 1),
-    "gelu_tanh": Activation(_gelu_tanh, _gelu_tanh_grad, 2),
-    "silu": Activation(_times_sigmoid, _times_sigmoid_grad, 3),
+    "gelu": Activation(
+        lambda x: 0.5 * x * (1 + _erf(x * math.sqrt(0.5))), _gelu_grad, 1, ("gelu", "gelu_python")
+    ),
+    "gelu_tanh": Activation(_gelu_tanh, _gelu_tanh_grad, 2, _TANH_NAMES),
+    "silu": Activation(_times_sigmoid, _times_sigmoid_grad, 3, ("silu", "swish")),
     "relu": Activation(
-        lambda x: np.maximum(x, 0), lambda x, grad: np.where(x <= 0, x.dtype.type(0), grad), 4
+        lambda x: np.maximum(x, 0),
+        lambda x, grad: np.where(x <= 0, x.dtype.type(0), grad),
+        4,
+        ("relu",),
     ),
     "gelu_bloom": Activation(  # sqrt(2 / pi), rounded to eight digits
         partial(_gelu_tanh, factor=0.79788456), partial(_gelu_tanh_grad, factor=0.79788456), 2
     ),
     "quick_gelu": Activation(
-        partial(_times_sigmoid, rate=1.702), partial(_times_sigmoid_grad, rate=1.702), 5
+        partial(_times_sigmoid, rate=1.702),
+        partial(_times_sigmoid_grad, rate=1.702),
+        5,
+        ("quick_gelu",),
     ),
 }
+# The names in a config.json, and the names of the functions here.
+CONFIG_NAMES = {name: own for own, one in ACTIVATIONS.items() for name in one.names}
 
 # The coefficients of a polynomial P, from the highest power down. For |x| <= 4.2, erf(x) is
 # tanh(x * P(x * x)) with an error of at most 9.1e-8. For larger x, erf(x) is 1 in float32. P was

@@ -3,16 +3,17 @@
 from dataclasses import replace
 
 from qkv.models.families.shared import read_families, stack
-from qkv.models.files.config import ACTIVATIONS, Config
+from qkv.models.files.config import Config
 from qkv.models.files.names import PartNames, projections
 from qkv.models.network.design import Attention, Design, Seq2SeqDesign
 from qkv.models.network.head import Head
 from qkv.models.network.relative_bias import Buckets
+from qkv.ops.activation import CONFIG_NAMES
 
 # For each value of `feed_forward_proj`: whether the MLP has a gate, and the MLP's activation.
 FEEDS = {
-    **{name: (False, name) for name in ACTIVATIONS},
-    **{f"gated-{name}": (True, name) for name in ACTIVATIONS},
+    **{name: (False, name) for name in CONFIG_NAMES},
+    **{f"gated-{name}": (True, name) for name in CONFIG_NAMES},
     "gated-gelu": (True, "gelu_new"),
 }
 
@@ -44,7 +45,7 @@ def both(config: Config, *, scaled: bool = False) -> Design | Seq2SeqDesign:
         **stack(
             config,
             layers=(attention,) * layers,
-            activation=config.choice("hidden_act", ACTIVATIONS, activation),
+            activation=config.choice("hidden_act", CONFIG_NAMES, activation),
             max_seq_length=None,
             rms=True,
             gated=config.flag("is_gated_act", gated),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from qkv.models.files.read import ADAPTER, CONFIG, ModelError, is_number, is_whole, plain, read_json
+from qkv.ops.activation import CONFIG_NAMES
 
 Choice = TypeVar("Choice")
 
@@ -38,22 +39,6 @@ NEUTRAL: Mapping[str, Collection[Any]] = {
     "sparsify_config": ({}, None),
     "tie_encoder_decoder": (False, None),
 }
-
-
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh",
-    "quick_gelu": "quick_gelu",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
-
 
 SLIDING, FULL = "sliding_attention", "full_attention"  # the values in layer_types
 MOST_LAYERS = 10_000
@@ -165,7 +150,7 @@ class Config:
 
     def activation(self, key: str) -> str:
         """Return the name of an activation, as `qkv.layers.MLP` spells it."""
-        return self.choice(key, ACTIVATIONS)
+        return self.choice(key, CONFIG_NAMES)
 
     def head(self) -> str:
         """Return the kind of head at the end of the class's name: "MaskedLM", "CausalLM", ...

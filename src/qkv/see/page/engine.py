@@ -19,6 +19,7 @@ from qkv.models.network.rope_scaling import Dynamic, LongRope
 from qkv.models.run.truncation import callers
 from qkv.see.page.html import bundle, script, script_json
 from qkv.see.page.payload import pack_halves, pack_rows
+from qkv.see.steps.step import ACTIVATION_ROWS
 from qkv.text.tokenizer import Tokenizer
 
 # The data for assets/engine/parameters.js, as JSON in a script element that never runs. The file
@@ -50,7 +51,6 @@ from qkv.text.tokenizer import Tokenizer
 # A page with more than LARGE characters causes a warning. MOST is the maximum length of a string in
 # a browser.
 LARGE, MOST = 64_000_000, 500_000_000
-ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh")  # in layers.js
 
 
 def need_engine(model: Model, call: str = "play") -> None:
@@ -251,7 +251,7 @@ def _reasons(model: Model) -> Iterator[str]:
         > 1,
     }
     yield from (f"has {part}" for part, there in others.items() if there)
-    for name in {design.activation, head and head.activation} - {None, *ACTIVATIONS}:
+    for name in {design.activation, head and head.activation} - {None, *ACTIVATION_ROWS}:
         yield f"has the activation {name}"
     for name, array in model.parameters.items():
         if not np.isfinite(array).all() or np.abs(array).max() > np.finfo(np.float16).max:

@@ -12,7 +12,7 @@ from qkv.models import Model
 from qkv.models.network.design import Design, under
 from qkv.models.network.head import BuiltHead
 from qkv.models.tasks.predict import in_words, likeliest
-from qkv.see.steps.step import FEW, PHRASES, Walk, biased, linear_step, phrase
+from qkv.see.steps.step import FEW, PHRASES, ROWS, Walk, biased, linear_step, phrase
 
 Norm = LayerNorm | RMSNorm
 
@@ -82,9 +82,10 @@ def normed(walk: Walk, of: str, name: str, norm: Norm, **others: Any) -> str:
 
 def activation_step(walk: Walk, x: str, name: str, activation: str, **others: Any) -> None:
     """Add the step of an activation function; `others` are arguments for `Walk.write`."""
-    if activation == "gelu":
+    row = activation.replace("_bloom", "_tanh")
+    if "erf(" in ROWS[row]["code"]:
         walk.inputs["erf"] = np.vectorize(math.erf, otypes=[walk.arrays[x].dtype])
-    walk.write(activation.replace("_bloom", "_tanh"), x=x, name=name, **others)
+    walk.write(row, x=x, name=name, **others)
 
 
 def _mlp_steps(walk: Walk, read: str, block: Block) -> str:

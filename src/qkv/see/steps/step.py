@@ -15,15 +15,6 @@ from qkv.trace import Trace
 
 Op = dict[str, Any]
 
-_ACTIVATIONS = {
-    "relu": "max({x}, 0)",
-    "silu": "{x} / (1 + exp({minus}))",
-    "quick_gelu": "{x} / (1 + exp(-1.702 * {x}))",
-    "tanh": "tanh({x})",
-    "gelu": "{x} * (1 + erf({x} / 1.414)) / 2",
-    "gelu_tanh": "{x} * (1 + tanh(0.798 * ({x} + 0.045 * {x}^3))) / 2",
-}
-
 
 def spell(
     name: str,
@@ -93,8 +84,9 @@ def _made(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
             return f"{name} {at(name)}" + (f" + {added} {at(added)}" if added else "")
         case {"kind": "softmax", "of": name}:
             return _softmax(arrays[name][i], j)
-        case {"kind": "activation", "of": name, "name": activation}:
-            return _activated(float(arrays[name][i, j]), activation)
+        case {"kind": "activation", "of": name, "sum": written}:
+            x = float(arrays[name][i, j])
+            return str(written).replace("[-x]", _number(-x)).replace("[x]", _number(x))
         case {"kind": "times", "left": left, "right": right}:
             return f"{left} {at(left)} * {right} {at(right)}"
         case {"kind": "capped", "of": name, "cap": cap}:
@@ -148,14 +140,6 @@ def _rotated(op: Op, row: Array, i: int, j: int) -> str:
     return f"{_number(row[a])}*{cos}({angle}) {sign} {_number(row[b])}*{sin}({angle})"
 
 
-def _activated(x: float, activation: str) -> str:
-    """Write out how an activation function computes a number.
-
-    `page/assets/parts/sums.js` writes the same text.
-    """
-    return _ACTIVATIONS[activation].format(x=_number(x), minus=_number(-x))
-
-
 def _softmax(scores: Array, j: int) -> str:
     """Write out a softmax: the exponential of a score, divided by the row's sum of exponentials."""
     row = scores.astype(np.float64)
@@ -184,6 +168,9 @@ def _number(x: Any) -> str:
 _DATA = json.loads(files("qkv.see.steps").joinpath("steps.json").read_text("utf-8"))
 ROWS: Mapping[str, Mapping[str, Any]] = _DATA["rows"]
 PHRASES: Mapping[str, str] = _DATA["phrases"]
+# The activation functions that a walk and a page can compute. `op.sum` of such a row writes out one
+# number: [x] stands for the number, and [-x] for its negative.
+ACTIVATION_ROWS = tuple(name for name, row in ROWS.items() if row["op"]["kind"] == "activation")
 
 
 def fill(text: Any, values: Mapping[str, Any]) -> Any:

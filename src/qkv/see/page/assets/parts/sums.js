@@ -160,12 +160,7 @@ export function sumsOf(array) {
     activation(op, i, j) {
       const x = value(op.of, i, j);
       const [at, away] = [inSum(x), inSum(-x)];
-      if (op.name === "relu") return `max(${at}, 0)`;
-      if (op.name === "silu") return `${at} / (1 + exp(${away}))`;
-      if (op.name === "quick_gelu") return `${at} / (1 + exp(−1.702 × ${at}))`;
-      if (op.name === "tanh") return `tanh(${at})`;
-      if (op.name === "gelu") return `${at} × (1 + erf(${at} / 1.414)) / 2`;
-      return `${at} × (1 + tanh(0.798 × (${at} + 0.045 × ${at}^3))) / 2`;
+      return op.sum.replaceAll("*", "×").replaceAll(/-(?=\d)/g, "−").replaceAll("[-x]", away).replaceAll("[x]", at);
     },
     times: (op, i, j) => `${op.left} ${inSum(value(op.left, i, j))} × ${op.right} ${inSum(value(op.right, i, j))}`,
     capped: (op, i, j) => `${inSum(op.cap)} × tanh(${inSum(value(op.of, i, j))} / ${inSum(op.cap)})`,
