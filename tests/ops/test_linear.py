@@ -11,6 +11,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 from activations import FORMULAS
+from qkv.ops.activation import ACTIVATIONS
 from qkv.ops.kernel import BODIES, compiled, narrowed, set_num_threads
 from qkv.ops.linear import linear, linear_grad, multiply
 
@@ -485,7 +486,7 @@ def test_writing_into_a_float16_weight_takes_effect_for_float32_input() -> None:
         {"packed": None},
         {"bias": np.ones(4, "f4")},
         {"bias": np.ones(5, "f8")},
-        {"activation": 6},
+        {"activation": 1 + max(one.code for one in ACTIVATIONS.values())},
         {"activation": -1},
         {"gate": np.ones((3, 4), "f4")},
         {"gate": np.ones((3, 5), "f2")},
