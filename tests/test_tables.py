@@ -1,4 +1,4 @@
-"""Tests that Python, the kernel and the pages have the same activation functions."""
+"""Tests that Python, the kernel and the pages have the same activation functions and edits."""
 
 import math
 import re
@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from activations import FORMULAS
+from browser.edited import examples
+from qkv.edits import operations
+from qkv.models.run.edit_ops import OPS
 from qkv.ops.activation import ACTIVATIONS, CONFIG_NAMES
 from qkv.see.steps.step import ACTIVATION_ROWS, ROWS, fill
 
@@ -19,11 +22,11 @@ ROUNDED, OF_HEADS = "gelu_bloom", "tanh"
 EXACT = FORMULAS | {OF_HEADS: math.tanh}
 
 
-def table_of(script: str, name: str) -> list[str]:
-    """Return the keys of a table in a page's script."""
+def table_of(script: str, name: str) -> dict[str, str]:
+    """Return the rows of a table in a page's script, by key."""
     text = (ASSETS / script).read_text("utf-8")
     (table,) = re.findall(rf"^(?:export )?const {name} = \{{$(.*?)^\}};$", text, re.S | re.M)
-    return re.findall(r"^  (\w+)(?:: |\()", table, re.M)
+    return dict(re.findall(r"^  (\w+): (.*)$", table, re.M))
 
 
 def test_the_kernel_lists_the_activations_by_their_codes() -> None:
@@ -65,3 +68,22 @@ def test_the_sum_of_a_walk_computes_the_activation(name: str, x: float) -> None:
     written = ROWS[name]["op"]["sum"].replace("[-x]", f"({-x})").replace("[x]", f"({x})")
     result = eval(written.replace("^", "**"), vars(math) | {"max": max})
     assert result == pytest.approx(EXACT[name](x), abs=2e-3)
+
+
+# Edits
+
+
+def test_the_library_and_the_page_have_each_op_of_the_schema() -> None:
+    assert set(OPS) == set(operations())
+    assert set(table_of("engine/edits.js", "OPS")) == set(operations())
+    assert set(examples(8, "dog", 12)) == set(operations())
+
+
+def test_the_page_has_words_for_each_op() -> None:
+    """Two scripts name the ops that have their own sentences; `OPS` has words for the others."""
+    described = {op for op, row in table_of("engine/edits.js", "OPS").items() if 'words: "' in row}
+    for script in ("parts/outcome.js", "parts/changes.js"):
+        text = (ASSETS / script).read_text("utf-8")
+        named = {op for op in operations() if f'of("{op}")' in text or f'op === "{op}"' in text}
+        assert described | named | {"mask"} == set(operations())
+        assert not described & named

@@ -34,4 +34,4 @@ def test_a_page_computes_and_writes_out_each_activation() -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-8, err_msg=op["at"])
         for i, written in enumerate(sums):
             text = spell("y", op, (i, 0), {"x": x, "y": x}, [str(n) for n in range(len(XS))])
-            assert written.replace("×", "*").replace("−", "-") == text.split(" = ")[1]
+            assert written.replace("\u00d7", "*").replace("\u2212", "-") == text.split(" = ")[1]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class Source:
 
 @dataclass
 class Plan:
-    """The effects of all edit records of a call; each function in `OPS` adds one record's effect.
+    """The effects of all edit records of a call; each row of `OPS` adds one record's effect.
 
     Attributes:
         call: the name of the public call, for errors.
@@ -264,16 +264,33 @@ def set_(plan: Plan, record: Record) -> None:
     plan.put(record, lambda _: value)
 
 
-OPS: dict[str, Callable[[Plan, Record], None]] = {
-    "hide": hide,
-    "mask": mask,
-    "causal": causal,
-    "ablate": ablate,
-    "row": row,
-    "add": add,
-    "patch": patch,
-    "set": set_,
-    "scale": scale,
+def swap(plan: Plan, record: Record) -> None:
+    """Change nothing, because `swapped` replaces the token before the run."""
+
+
+class Op(NamedTuple):
+    """A kind of record.
+
+    Attributes:
+        apply: adds the effect of a record to the plan of a run.
+        masks: whether the record masks keys. `Trace.changed` lists such records under "hide".
+    """
+
+    apply: Callable[[Plan, Record], None]
+    masks: bool = False
+
+
+OPS = {
+    "hide": Op(hide, masks=True),
+    "mask": Op(mask, masks=True),
+    "causal": Op(causal, masks=True),
+    "ablate": Op(ablate),
+    "scale": Op(scale),
+    "row": Op(row),
+    "swap": Op(swap),
+    "add": Op(add),
+    "patch": Op(patch),
+    "set": Op(set_),
 }
 
 

@@ -24,7 +24,6 @@ from qkv.trace.names import NameIndex
 Fitted = tuple[list[Tokenized], EditedRun]  # The texts of a run, and its interventions.
 # Maps "", "encoder" and "decoder" to the number of texts and the length of the longest text.
 Counts = Mapping[str, tuple[int, int]]
-_HIDES = ("hide", "mask", "causal")  # The records that `Trace.changed` lists under "hide".
 
 
 def fit(
@@ -83,13 +82,13 @@ def fit(
     # If several records scale attention scores, only the last of these records has an effect.
     scales = [record for record in records if record.op == "scale"]
     for record in (*(record for record in records if record.op != "scale"), *scales[-1:]):
-        if not record.is_hide_argument and record.op in OPS:
+        if not record.is_hide_argument:
             _check_tokens(record, texts, first, call)
-            OPS[record.op](plan, record)
+            OPS[record.op].apply(plan, record)
     hides = [hide_value(record) for record in records if record.is_hide_argument]
     limits = [sum(pair) for pair in zip(lengths, more or [0] * len(texts), strict=True)]
     masking = _Masking(call, texts, limits, reader, first, absent)
-    others = (record for record in records if not record.is_hide_argument and record.op in _HIDES)
+    others = (one for one in records if not one.is_hide_argument and OPS[one.op].masks)
     asked: dict[str, Sequence[Any]] = {
         "edit": list(dict.fromkeys((*plan.changes, *changes))),
         "ablate": sorted((layer, head) for layer, own in plan.ablated.items() for head in own),
@@ -287,8 +286,7 @@ def check(edits: Edits, body: Transformer, reader: TextReader) -> None:
     _named(edits.changes, body, False, edits.call)
     plan = Plan(edits.call, body, [], read=reader.known_ids)
     for record in (_in_model(record, body, edits.call) for record in edits.records):
-        if record.op in OPS:
-            OPS[record.op](plan, record)
+        OPS[record.op].apply(plan, record)
 
 
 def swapped(edits: Edits, batch: Batch, tokenizer: Tokenizer | None, first: int) -> list[Tokenized]:

@@ -129,14 +129,22 @@ export function indicesOf(edit, axes) {
 }
 
 /**
- * Maps the op of an edit to a function. The function takes the edit and the old numbers, and returns the new numbers.
- * @type {Record<string, (edit: Required<Edit>, part: number[]) => ArrayLike<number>>}
+ * The edits, by op. `change` returns the new numbers of an activation, given the edit and the old numbers. `words` describes the change to a
+ * reader. `prompt`: generated tokens are computed without the edit. `whole`: whether the edit has numbers for all tokens.
+ * @type {Record<string, {change?: (edit: Required<Edit>, part: number[]) => ArrayLike<number>, words?: string, prompt?: boolean,
+ *                        whole?: (edit: Edit) => boolean}>}
  */
-const CHANGES = {
-  row: ({ weights }) => weights,
-  set: ({ value }) => value.flat(Infinity),
-  patch: ({ numbers }) => numbers,
-  add: ({ vector }, part) => part.map((number, i) => number + vector[i % vector.length]),
+export const OPS = {
+  hide: {},
+  mask: {},
+  causal: {},
+  ablate: {},
+  scale: {},
+  swap: { prompt: true },
+  row: { change: ({ weights }) => weights, prompt: true, whole: () => true },
+  set: { change: ({ value }) => value.flat(Infinity), words: "set to other numbers", prompt: true, whole: ({ token, at }) => token === undefined || at === "pattern" },
+  patch: { change: ({ numbers }) => numbers, words: "as in", prompt: true, whole: () => true },
+  add: { change: ({ vector }, part) => part.map((number, i) => number + vector[i % vector.length]), words: "plus a vector" },
 };
 
 /**
@@ -158,7 +166,9 @@ function targetOf({ op, at, head, token, query }) {
 export function changed(edits, at, x, T, sizes) {
   for (const edit of edits.filter((one) => targetOf(one).at === at)) {
     const indices = indicesOf(targetOf(edit), axesOf(at, T, sizes));
-    const values = CHANGES[edit.op](/** @type {Required<Edit>} */ (edit), indices.map((i) => x[i]));
+    const { change } = OPS[edit.op];
+    if (!change) throw new RangeError(`run: the edit "${edit.op}" does not change ${at}`);
+    const values = change(/** @type {Required<Edit>} */ (edit), indices.map((i) => x[i]));
     x = x.slice();
     indices.forEach((i, n) => (x[i] = values[n]));
   }

@@ -2,7 +2,7 @@
 // keys and values of earlier tokens are kept (the key/value cache), so that only one row goes through the layers for
 // a new token.
 
-import { changed } from "./edits.js";
+import { changed, OPS } from "./edits.js";
 import { attention, embed, forward, handedOn, logitsAt, metIn, projections, rest } from "./engine.js";
 import { chosenFrom, randomFrom } from "./sampling.js";
 
@@ -21,7 +21,6 @@ import { chosenFrom, randomFrom } from "./sampling.js";
  * @typedef {{id: number, probability: number, likeliest: [number, number][], looked: Float32Array[][]}} Chosen
  */
 
-const PROMPT_ALONE = ["row", "set", "patch", "swap"]; // edits that do not apply to new tokens
 
 /** The key/value cache: the tokens that were read, and the keys and values of these tokens in each layer. */
 export class Cache {
@@ -57,7 +56,7 @@ export class Cache {
 export function* written(model, memory, cache, ids, edits, choice) {
   const { max, seed, begun } = choice;
   const { most } = model.sizes;
-  const later = edits.filter(({ op, token }) => !PROMPT_ALONE.includes(op) && !(op === "add" && token !== undefined));
+  const later = edits.filter(({ op, at, token }) => !OPS[op].prompt && (at === undefined || token === undefined));
   const draw = randomFrom(seed);
   const key = JSON.stringify([ids, edits]);
   let read = cache.key === key && begun.length ? null : yield* prompted(model, memory, cache, ids, edits);

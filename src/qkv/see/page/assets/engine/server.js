@@ -2,6 +2,7 @@
 // model.
 
 import { spelledOut } from "../base/tokens.js";
+import { OPS } from "./edits.js";
 import { chosenFrom, randomFrom } from "./sampling.js";
 
 /** @typedef {import("./edits.js").Edit} Edit */
@@ -84,7 +85,7 @@ export function openServer(model, form) {
    */
   async function write(text, options = {}, edits = []) {
     const { max = 32, temperature = 0, top_k = null, seed = 0, begun = [], signal, onpart = () => {} } = options;
-    const whole = edits.find(({ op, token }) => op === "patch" || (op === "set" && token === undefined));
+    const whole = edits.find((edit) => edit.op !== "row" && OPS[edit.op].whole?.(edit));
     if (whole) throw new RangeError(`generate: the server cannot generate with the edit "${whole.op}": undo the edit first`);
     const draw = randomFrom(seed);
     const { about } = await post({ input: text, edits, layers: [0], heads: [0], include: ["text"] }, signal);

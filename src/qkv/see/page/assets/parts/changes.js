@@ -9,7 +9,7 @@ import { range } from "../base/arrays.js";
 import { editsOf } from "../engine/edits.js";
 import { maskOf } from "../store/positions.js";
 import { offerOf } from "./sentence.js";
-import { activationWords, heatWords, nameIn, spelled, usualScale } from "./words.js";
+import { changeWords, heatWords, nameIn, spelled, usualScale } from "./words.js";
 import "./changes.css";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
@@ -40,7 +40,7 @@ export function changesPart(ui, store) {
     /** @param {Edit[]} gone */
     const back = (gone) => () => {
       const away = new Set(gone);
-      store.set({ edits: editsNow(store).filter((edit) => !away.has(edit)) });
+      store.set({ edits: store.state.edits.filter((edit) => !away.has(edit)) });
     };
     fill(list,
       all.map(({ said, gone }) => el("li", {}, el("button", { type: "button", onclick: back(gone) }, said, el("span", { class: "cross", "aria-label": "remove" }, "×")))),
@@ -93,20 +93,11 @@ export function inWords({ state, run, original, words, model }) {
     else if (op === "causal") put("causal", edit, () => ["later words are hidden"]);
     else if (op === "scale") put("scale", edit, () => [heatWords(model, value)]);
     else if (op === "row") put(`row ${query} ${head(edit)}`, edit, () => ["weights of ", named(query), ` set ${head(edit)}`]);
-    else if (edit.at) put(JSON.stringify(edit), edit, () => spelled(activationWords(edit, { state, model }, at)));
+    else if (op !== "mask") put(JSON.stringify(edit), edit, () => spelled(changeWords(edit, { state, model }, at)));
     else if (windowed && layer === undefined) put("window", edit, () => [`sees ${windowed} to each side`]);
     else put(`mask ${head(edit)}`, edit, (gone) => [`${count(gone.length)} ${gone.length > 1 ? "pairs" : "pair"} hidden ${head(edit)}`]);
   }
   return groups.map(({ gone, say }) => ({ said: say(gone), gone }));
-}
-
-/**
- * The current edits, to which a change is added.
- * @param {Store} store
- * @returns {Edit[]}
- */
-function editsNow(store) {
-  return store.state.edits;
 }
 
 // ---- which tokens each token sees
@@ -143,7 +134,7 @@ function maskMenu(ui, store) {
   const sees = (reach) => (reach === 1 ? "sees 1 token to each side" : `sees ${reach} tokens to each side`);
   const options = [["none", store.data.next ? "sees all that the model allows" : "sees all"], ["causal", "sees earlier tokens only"], ...WINDOWS.map((reach) => [String(reach), sees(reach)])];
   const menu = choice(ui, "Each token", options, "none", (value) => {
-    const others = editsNow(store).filter((edit) => !everywhere(edit));
+    const others = store.state.edits.filter((edit) => !everywhere(edit));
     const put = value === "none" ? [] : value === "causal" ? [{ op: "causal" }] : windowMasks(size, Number(value));
     store.set({ edits: [...others, ...put] });
   });
@@ -179,7 +170,7 @@ function temperature(ui, store) {
   const said = el("output", { for: id });
   let [usual, slid] = [1, -Infinity];
   slider.addEventListener("input", () => {
-    const others = editsNow(store).filter(({ op }) => op !== "scale");
+    const others = store.state.edits.filter(({ op }) => op !== "scale");
     const power = Number(slider.value);
     const edits = power ? [...others, { op: "scale", value: usual / 2 ** power }] : others;
     store.set({ edits }, { undo: performance.now() - slid > 1000 }); // a drag of the slider counts as one change

@@ -5,13 +5,13 @@
 import { el, fill, word } from "../base/elements.js";
 import { fixed, percent, roundEnds, visible } from "../base/format.js";
 import { guessName, plainName } from "../base/tokens.js";
-import { editsOf } from "../engine/edits.js";
+import { editsOf, OPS } from "../engine/edits.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import { cosineAt, movedShare } from "../store/probabilities.js";
 import { isGap, maskOf } from "../store/positions.js";
 import { lineChart } from "./chart.js";
 import { numberOf } from "./sight.js";
-import { activationWords, heatWords, listOf, nameIn, plainOf, spelled } from "./words.js";
+import { changeWords, heatWords, listOf, nameIn, plainOf, spelled } from "./words.js";
 import "./outcome.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
@@ -174,8 +174,8 @@ function causeOf(now) {
   if (of("mask").length) clauses.push(linksOf(now, of("mask")));
   if (of("scale").length) clauses.push([`at ${heatWords(now.model, of("scale").at(-1).value)}`]);
   if (of("row").length) clauses.push(rowsOf(of("row")));
-  for (const edit of now.state.edits.filter(({ at }) => at !== undefined))
-    clauses.push(["with ", ...activationWords(edit, now, (token) => ({ word: nameAt(now, token) }))]);
+  for (const edit of now.state.edits.filter(({ op }) => OPS[op].words))
+    clauses.push(["with ", ...changeWords(edit, now, (token) => ({ word: nameAt(now, token) }))]);
   if (clauses.length > 2) return ["with these changes"];
   return clauses.flatMap((clause, i) => (i ? [" and ", ...clause] : clause));
 }

@@ -159,8 +159,7 @@ export function sumsOf(array) {
     },
     activation(op, i, j) {
       const x = value(op.of, i, j);
-      const [at, away] = [inSum(x), inSum(-x)];
-      return op.sum.replaceAll("*", "×").replaceAll(/-(?=\d)/g, "−").replaceAll("[-x]", away).replaceAll("[x]", at);
+      return op.sum.replaceAll("*", "×").replaceAll(/-(?=\d)/g, "−").replaceAll("[-x]", inSum(-x)).replaceAll("[x]", inSum(x));
     },
     times: (op, i, j) => `${op.left} ${inSum(value(op.left, i, j))} × ${op.right} ${inSum(value(op.right, i, j))}`,
     capped: (op, i, j) => `${inSum(op.cap)} × tanh(${inSum(value(op.of, i, j))} / ${inSum(op.cap)})`,

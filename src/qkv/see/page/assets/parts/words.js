@@ -3,6 +3,7 @@
 import { word } from "../base/elements.js";
 import { cut, number, visible } from "../base/format.js";
 import { range } from "../base/arrays.js";
+import { OPS } from "../engine/edits.js";
 
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
@@ -101,20 +102,20 @@ export function steeringOf({ edits, steer }) {
 }
 
 /**
- * Describes an edit of an activation: the name of the activation, and its change.
- * @param {Edit} edit  an edit with the field `at`
+ * Describes an edit by the words in `OPS`: the name of the activation, and its change.
+ * @param {Edit} edit
  * @param {{state: Pick<PlayState, "edits" | "steer">, model: any}} now
  * @param {(token: number) => Said} named
  * @returns {Said[]}
  */
-export function activationWords(edit, { state, model }, named) {
-  const { op, token, from = "" } = edit;
+export function changeWords(edit, { state, model }, named) {
+  const { op, at, token, from } = edit;
+  const { words } = OPS[op];
+  if (!words) throw new RangeError(`the edit "${op}" has no words`);
   /** @param {string} text */
   const quoted = (text) => ["“", { word: cut(text, QUOTED) }, "”"];
-  const what = [activationOf(edit, model), ...(token === undefined ? [] : [" at ", named(token)])];
-  if (op === "patch") return [...what, " as in ", ...quoted(from)];
-  if (op === "set") return [...what, " set to other numbers"];
+  const what = [at === undefined ? op : activationOf(edit, model), ...(token === undefined ? [] : [" at ", named(token)])];
   const { towards, away, strength } = (edit === steeringOf(state) && state.steer) || {};
-  if (towards === undefined) return [...what, " plus a vector"];
+  if (towards === undefined) return [...what, ` ${words}`, ...(from === undefined ? [] : [" ", ...quoted(from)])];
   return [...what, " steered ", ...(away ? ["from ", ...quoted(away), " "] : []), "towards ", ...quoted(towards), ` (strength ${number(strength)})`];
 }

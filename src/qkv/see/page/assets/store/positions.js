@@ -1,7 +1,7 @@
 // Positions in a text: the tokens of its words, the text after swaps, and the position of a token in another text.
 
 import { plainName } from "../base/tokens.js";
-import { editsOf } from "../engine/edits.js";
+import { editsOf, OPS } from "../engine/edits.js";
 import { stateOf } from "./state.js";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
@@ -174,7 +174,6 @@ function carried(before, text, run) {
 export function moved(edit, at, alike) {
   const names = ["token", "query", "key"].filter((name) => edit[name] !== undefined);
   const positions = names.map((name) => [name, at(edit[name])]);
-  const whole = ["row", "patch"].includes(edit.op) || (edit.op === "set" && (edit.token === undefined || edit.at === "pattern"));
-  if (positions.some(([, position]) => position === null) || (whole && !alike)) return null;
+  if (positions.some(([, position]) => position === null) || (!alike && OPS[edit.op].whole?.(edit))) return null;
   return { ...edit, ...Object.fromEntries(positions) };
 }
