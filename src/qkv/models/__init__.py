@@ -1,9 +1,14 @@
 """Find, read, check and run models."""
 
+from qkv.models.families.registry import register
+from qkv.models.files.config import Config
 from qkv.models.files.find import places
+from qkv.models.files.names import Family, Fused
 from qkv.models.files.read import ModelError
 from qkv.models.loading import load, load_for
 from qkv.models.model import CrossEncoderModel, Model
+from qkv.models.network.design import Attention, Design
+from qkv.models.network.head import Head
 from qkv.models.pool import Pool
 from qkv.models.run.edited_run import At
 from qkv.models.tasks.call import ModelOutput
@@ -13,10 +18,16 @@ from qkv.models.vision import DualEncoder, DualOutput
 
 __all__ = [
     "At",
+    "Attention",
+    "Config",
     "CrossEncoderModel",
+    "Design",
     "DualEncoder",
     "DualOutput",
     "Factored",
+    "Family",
+    "Fused",
+    "Head",
     "HeadWeights",
     "Model",
     "ModelError",
@@ -26,4 +37,5 @@ __all__ = [
     "load_for",
     "places",
     "random_model",
+    "register",
 ]

@@ -5,7 +5,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from qkv.arrays import shown
 from qkv.models.families import bert, gpt, lessons, llama, t5, vision
+from qkv.models.families.registry import FAMILIES
 from qkv.models.files.names import Family, Names
 from qkv.models.files.read import ModelError
 from qkv.models.network.design import AnyDesign
@@ -15,8 +17,7 @@ _PUBLISHED = chain.from_iterable(module.FAMILIES for module in _MODULES)
 PUBLISHED: dict[str, Family] = {
     family.model_type: family for family in sorted(_PUBLISHED, key=lambda family: family.model_type)
 }
-FAMILIES = {**PUBLISHED, **{family.model_type: family for family in lessons.FAMILIES}}
-__all__ = ["FAMILIES", "PUBLISHED", "described", "towers"]
+__all__ = ["FAMILIES", "PUBLISHED", "described", "lessons", "towers"]
 
 
 def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign, Names]:
@@ -28,6 +29,7 @@ def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign,
 
     Raises:
         ModelError: the family is unknown, or a value in the config is invalid.
+        TypeError: the family's function returned no design.
     """
     model_type = values.get("model_type")
     if model_type is None:
@@ -35,11 +37,16 @@ def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign,
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(
             f"{source}: model_type is {model_type!r:.80}, an unknown family: "
-            f"qkv supports {', '.join(FAMILIES)}"
+            f"qkv supports {', '.join(FAMILIES)}; register it with qkv.models.register"
         )
     family = FAMILIES[model_type]
     config = family.config(values, str(source))
     design, names = family.design(config), Names.of(family, config)
+    if not isinstance(design, AnyDesign):
+        raise TypeError(
+            f"register: the function of the family {model_type!r} returned {shown(design)}: return "
+            "a qkv.models.Design"
+        )
     config.finish(family.harmless)
     return design, names
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from qkv.models.families.registry import register
 from qkv.models.files.config import Config
 from qkv.models.files.names import Describe, Family, Rename, fused
 from qkv.models.network.design import Attention
@@ -12,7 +13,7 @@ from qkv.models.network.rope_scaling import Dynamic
 
 
 def read_families(file: str, designs: Mapping[str, Describe], **renames: Rename) -> list[Family]:
-    """Read the families in a TOML file: a table for each `model_type`.
+    """Register the families in a TOML file, and return them; each `model_type` has a table.
 
     A table may contain the attributes of `Family` and the keys that are listed below. A table
     whose name begins with `_` is not a family, but a base that other tables extend.
@@ -55,7 +56,7 @@ def read_families(file: str, designs: Mapping[str, Describe], **renames: Rename)
             parts |= fused(layer + tensor, *(f"blocks.*.{part}" for part in ours))
         fields |= {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
         fields["heads"] = {kind: dict(_flat(own, "head.")) for kind, own in heads.items()}
-        read.append(Family(name, design, parts, renames.get(name), **fields))
+        read.append(register(name, design, parts, rename=renames.get(name), **fields))
     return read
 
 

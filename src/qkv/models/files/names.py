@@ -195,6 +195,11 @@ class Names:
         # The keys of `parts` may end with ".weight" or ".bias", or omit this ending.
         pairs = [(whole, part) for whole in spelled for part in (whole, whole.rpartition(".")[0])]
         whole, part = next((pair for pair in pairs if pair[1] in self.parts), (name, name))
+        if part not in self.parts:
+            raise ModelError(
+                f"the family {self.family.model_type!r} has no name for {name}: add the name to "
+                "`names` of qkv.models.register"
+            )
         theirs = self.parts[part]
         tensor = theirs if isinstance(theirs, Fused) else Fused(theirs, 0, 1)
         full = tensor.name + whole.removeprefix(part)
