@@ -1,6 +1,7 @@
 """Tests that a user's script registers a family by the call that qkv's own families use."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,13 @@ def test_a_model_of_a_registered_family_computes_the_formula(tmp_path: Path) -> 
     assert json.loads((written / "config.json").read_text())["model_type"] == "tests-plain"
     again = qkv.load(written, dtype=np.float64)
     np.testing.assert_array_equal(again([IDS]).logits, model([IDS]).logits)
+
+
+def test_the_example_of_the_documentation_works_and_has_thirty_lines() -> None:
+    page = Path(__file__).parents[3] / "docs/your-own-family.md"
+    cells = re.findall(r"```\{code-cell\} ipython3\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    assert len([line for line in cells[0].split("\n") if line]) <= 30
+    subprocess.run([sys.executable, "-W", "error", "-c", "".join(cells)], check=True)
 
 
 def test_an_unknown_family_is_refused_with_the_way_out(tmp_path: Path) -> None:
