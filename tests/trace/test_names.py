@@ -91,5 +91,8 @@ def test_both_sides_of_a_pair_need_a_side() -> None:
     for name in ("q", ("q", 0), ("q", 1)):  # only the decoder has a layer 1, but both have a `q`
         assert index.find(name) == []
         assert "names begin with 'encoder.' or 'decoder.'" in index.why_not(name)
+    assert index.why_not(("encoder.q", (0, 1))) == (
+        "there is no layer 1: the model has 1 layers, numbered 0 to 0"
+    )
     assert index.matching("q") == [*index.full]
     assert index.matching(("q", 0)) == names

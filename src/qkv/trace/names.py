@@ -98,9 +98,9 @@ class NameIndex:
             name: the name that was not found.
             kept: whether the full names are those that a trace has kept.
         """
-        if len(self.counts) > 1:
-            return f"there is no {name!r}: names begin with {self._sides_for(name)}"
-        (count,) = self.counts.values()
+        first = name[0] if isinstance(name, tuple) and name else name
+        side, _ = side_of(str(first))
+        count = self.counts.get(side, max(self.counts.values()))
         name = next((one for one in _of_layers(name) if self.one(one) is None), name)
         names = _candidates(name, count)
         layer: Any = parse(names[0]).layer if names else None
@@ -111,6 +111,8 @@ class NameIndex:
                 f"there is no layer {layer}: the model has {count} layers, "
                 f"numbered 0 to {count - 1}"
             )
+        if len(self.counts) > 1:
+            return f"there is no {name!r}: names begin with {self._sides_for(name)}"
         local = {parse(full).local for full in names}
         layers = numbers_of(full for full in self.full if parse(full).local in local)
         if is_whole_number(layer) and layers:
@@ -162,9 +164,11 @@ class NameIndex:
 
     def _sides_for(self, name: object) -> str:
         """List the sides, and similar names of an encoder-decoder."""
-        joint = [of_side(*side_of(full)) for full in self.full]
-        found = [full for names in self._by_side(name, self._single) for full in names]
-        near = [of_side(*side_of(full)) for full in found] or nearest(name, joint) or joint[-3:]
+        joint = {full: of_side(*side_of(full)) for full in self.full}
+        found = [joint[full] for names in self._by_side(name, self._single) for full in names]
+        known = {one: one for one in joint.values()} | {short_name(x): joint[x] for x in joint}
+        text = name[0] if isinstance(name, tuple) and name else name
+        near = found or [known[x] for x in nearest(text, known)] or [*joint.values()][-3:]
         sides = " or ".join(f"'{side}.'" for side in self.counts)
         return f"{sides}, such as {', '.join(near)}"
 

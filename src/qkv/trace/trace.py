@@ -537,7 +537,10 @@ class Seq2SeqTrace:
         full = self._index.one(name)
         if full is None:
             raise KeyError(f"trace: {self._index.why_not(name, kept=True)}")
-        return self._named()[of_side(*side_of(full))]
+        side, inner = side_of(full)
+        if side == "decoder" and inner in self._cross:
+            return self._cross[inner]
+        return getattr(self, side)[inner]
 
     def names(self) -> list[str]:
         """Return the names of all arrays."""

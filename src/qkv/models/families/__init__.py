@@ -33,11 +33,13 @@ def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign,
     """
     model_type = values.get("model_type")
     if model_type is None:
-        raise ModelError(f"{source}: model_type is missing: qkv supports {', '.join(FAMILIES)}")
+        raise ModelError(
+            f"{source}: model_type is missing: qkv supports {', '.join(sorted(FAMILIES))}"
+        )
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(
             f"{source}: model_type is {model_type!r:.80}, an unknown family: "
-            f"qkv supports {', '.join(FAMILIES)}; register it with qkv.models.register"
+            f"qkv supports {_listed()}; register it with qkv.models.register"
         )
     family = FAMILIES[model_type]
     config = family.config(values, str(source))
@@ -57,3 +59,7 @@ def towers(values: Mapping[str, Any], source: Path) -> dict[str, tuple[dict[str,
         side: (own, Names.of(family, family.config(own, str(source))))
         for side, (own, family) in vision.towers(values, str(source)).items()
     }
+
+
+def _listed() -> str:
+    return ", ".join(sorted(FAMILIES))
