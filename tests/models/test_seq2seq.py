@@ -320,7 +320,7 @@ def test_the_names_of_a_pair(model):
     assert trace["encoder.0.attn.hook_q"] is trace.encoder["q", 0]
     for name in ("pattern", "decoder.3.attn.hook_q", ("pattern", 0), ("cross_attn.pattern", 3)):
         assert name not in trace
-        with pytest.raises(KeyError, match="names begin with|there is no layer 3"):
+        with pytest.raises(KeyError, match=r"names begin with|there is no layer 3"):
             trace[name]
     assert trace["pattern", -1, "cross_attn"] is trace["cross_attn.pattern", 2]
     assert list(trace.keys()) == names
