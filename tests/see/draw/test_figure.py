@@ -20,8 +20,9 @@ from matplotlib.text import Text
 from qkv.models import Model, random_model
 from qkv.see import compare, plot_shift, show, walk
 from qkv.see.analysis.word_vectors import fit_plane
+from qkv.see.draw import panels
 from qkv.see.draw.colours import AFTER, BEFORE, INK, LINE, shade
-from qkv.see.draw.figure import drawable, write_png
+from qkv.see.draw.figure import draw, drawable, write_png
 from qkv.trace import Trace
 
 from ..support import BANK, CAT, MONEY, made_trace
@@ -376,3 +377,26 @@ def test_a_trace_without_vectors_has_no_shift_plot() -> None:
     trace = made_trace(["a", "b"], np.full((1, 1, 2, 2), 0.5))
     assert len(show(trace).figure().axes) == 3  # the grid, its scale and the links
     assert isinstance(trace, Trace)
+
+
+@pytest.mark.parametrize(("n", "largest"), [(5, 1), (13, 1), (13, 98_765), (32, 1)])
+def test_no_text_of_a_map_is_below_8_points_or_meets_another(n: int, largest: int) -> None:
+    values = np.random.default_rng(n).random((n, n)) * largest
+    of = "weight" if largest == 1 else "score"
+    names = [f"token {i}" for i in range(n)]
+    heat = panels.HeatMap(values=values, rows=names, columns=names, title="all", of=of, top=None)
+    figure = draw("a title", [], [[heat, panels.Links(title="links", map=heat, strongest=[])]])
+    figure.draw_without_rendering()
+    shown = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    assert min(text.get_fontsize() for text in shown) >= 8
+    (axes, *_) = figure.subfigs[0].axes
+    rows = [label.get_window_extent() for label in axes.get_yticklabels()]
+    assert len(rows) == n
+    assert all(one.y0 >= other.y1 - 1 for one, other in itertools.pairwise(rows))
+    spots = [label.get_window_extent().x0 for label in axes.get_xticklabels()]
+    high = figure.dpi / 72 * axes.get_xticklabels()[0].get_fontsize()
+    assert min(np.diff(spots)) * np.sin(np.pi / 4) >= 0.9 * high  # the names are turned
+    cells = [text.get_window_extent() for text in labels(axes)]
+    assert len(cells) == (n * n if n <= 13 else 0)
+    beside = [(a, b) for a, b in itertools.pairwise(cells) if abs(a.y0 - b.y0) < 1]
+    assert all(a.x1 < b.x0 for a, b in beside)

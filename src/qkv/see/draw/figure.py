@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 _DPI = 150
+_LEAST = 8.0  # The size of the smallest text, in points.
+_NUMBERED = 13  # A map with at most this many rows and columns has a number in each cell.
 _SIZES = {
-    panels.HeatMap: (6.8, 6.2),
     panels.Links: (4.2, 6.2),
     panels.Arrows: (6.4, 6.0),
     panels.Lines: (6.6, 3.4),
@@ -99,14 +100,27 @@ def _size(panel: panels.Panel) -> tuple[float, float]:
     if isinstance(panel, panels.Graph):
         columns, high = panel.size
         return max(4.0, 1.4 + 0.56 * columns), 1.4 + 0.44 * high
-    if isinstance(panel, panels.HeatMap) and panel.words:
-        return max(6.8, 2.2 + 0.62 * len(panel.part.columns)), 2.0 + 0.4 * len(panel.part.rows)
+    if isinstance(panel, panels.HeatMap):
+        rows, columns = panel.part.values.shape
+        wide, high = _cell(panel.part)
+        least = 2.0 if panel.words else 6.2
+        return max(6.8, 2.2 + wide * columns), max(least, 2.0 + high * rows)
     if isinstance(panel, panels.Passages):
         lines = sum(map(len, _wrapped(panel)[1])) + bool(panel.explained)
         return _CARD / 72 + 0.3, 0.5 + lines * _LINE / 72
     if isinstance(panel, panels.Bars):
         return 5.4, 1.0 + 0.26 * len(panel.names)
     return _SIZES[type(panel)]
+
+
+def _cell(panel: panels.HeatMap) -> tuple[float, float]:
+    """Return the least width and height, in inches, of a cell whose texts do not overlap."""
+    if max(panel.values.shape) > _NUMBERED:
+        return 0.19, 0.19  # the names of the columns are turned by 45 degrees
+    texts = [word for row in panel.words or () for word in row]
+    texts += [panel.form(value) for value in panel.values[~panel.hatched].tolist()]
+    wide = max(0.62 if panel.words else 0.19, (max(map(_width_of, texts), default=0) + _SPACE) / 72)
+    return wide, 0.4 if panel.words else wide
 
 
 def _heat_map(axes: Axes, panel: panels.HeatMap, tone: Tone) -> None:
@@ -133,7 +147,7 @@ def _heat_map(axes: Axes, panel: panels.HeatMap, tone: Tone) -> None:
         )
         axes.set_yticks(range(len(rows)), rows)
         for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-            _plain(label, max(5.5, min(10.0, 130 / n)))
+            _plain(label, max(_LEAST, min(10.0, 130 / n)))
         bar = axes.figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
         bar.set_label(panel.scale_name, fontsize=9)
         bar.ax.tick_params(labelsize=8)
@@ -147,8 +161,8 @@ def _heat_map(axes: Axes, panel: panels.HeatMap, tone: Tone) -> None:
             face = tone.faint if panel.compact else tone.paper
             cell = (j - 0.5, i - 0.5, 1, 1)
             _frame(axes, cell, tone.line, 0, fill=True, facecolor=face, hatch=hatch, clip_on=True)
-        elif n <= 13 and not panel.compact:
-            color, size = ink(shade(float(shares[i, j]), tone.theme)), min(9.0, 88 / n)
+        elif n <= _NUMBERED and not panel.compact:
+            color, size = ink(shade(float(shares[i, j]), tone.theme)), max(_LEAST, min(9.0, 88 / n))
             number = form(float(values[i, j]))
             words, below = (panel.words[i][j], f"\n{number}") if panel.words else (number, "")
             _write(axes, (j, i), words, size, below, ha="center", va="center", color=color)
@@ -179,7 +193,7 @@ def _links(axes: Axes, panel: panels.Links, tone: Tone) -> None:
             )  # fmt: skip
     sides = ((-0.04, shown.rows, "right"), (1.04, shown.columns, "left"))
     for x, names, side in sides:
-        size = max(5.5, min(10.0, 200 / len(names)))
+        size = max(_LEAST, min(10.0, 200 / len(names)))
         for row, name in enumerate(names):
             weight = "bold" if x < 0 and row == query else "normal"
             _write(axes, (x, row), name, size, ha=side, va="center", weight=weight)
@@ -231,7 +245,7 @@ def _graph(axes: Axes, panel: panels.Graph, tone: Tone) -> None:
             )
         )  # fmt: skip
         color = tone.ink if joined else tone.dim
-        _write(axes, (x, y), label, 7.5, ha="center", va="center", zorder=3, color=color)
+        _write(axes, (x, y), label, _LEAST, ha="center", va="center", zorder=3, color=color)
     for row, name in panel.rows.items():
         axes.text(-1, row, name, ha="right", va="center", fontsize=8, color=tone.dim)
     columns, high = panel.size
