@@ -13,7 +13,6 @@ from training.lesson import Card, Edit, Examples, Head, Sentence
 
 WORDS, GUESSES = 6, 4  # the number of options of a question
 TIMES = 4  # the temperature on the card about temperature
-GAP = "*?*"
 NAMES = ["weight", "sum", "back", "position", "swap", "heads"]  # the names of the cards, in order
 NAMES += ["mask", "temperature", "hide", "remove", "equal", "worth"]
 
@@ -37,11 +36,11 @@ def _weight(given: Examples) -> Card:
     return {
         "name": "weight",
         "read": f"Each word reads the others: a thick line is a large weight. You see where "
-        f"*{one.text.tokens[query]}* looks. {GAP} is the missing word.",
-        "ask": f"Where will {GAP} look most?",
+        f"*{one.text.tokens[query]}* looks. The gap is the missing word.",
+        "ask": f"Where will the gap look most?",
         **_words(one, head, one.position),
         "told": f"*{word}* has the largest weight. The weight is a share: it says how much "
-        f"of what {GAP} reads in this head comes from *{word}*.",
+        f"of what the gap reads in this head comes from *{word}*.",
         "before": _state(one, head, query),
         "after": _state(one, head),
     }
@@ -52,7 +51,7 @@ def _sum(given: Examples) -> Card:
     every, hidden = list(range(len(one.text))), one.hidden(word)
     return {
         "name": "sum",
-        "read": f"{GAP} gives *{word}* {{0}} of its weight. Now *{word}* is hidden: nothing can "
+        "read": f"The gap gives *{word}* {{0}} of its weight. Now *{word}* is hidden: nothing can "
         "look at it.",
         "ask": f"What happens to the weight of *{word}*?",
         "options": [
@@ -66,7 +65,7 @@ def _sum(given: Examples) -> Card:
             _probe(head, one.position, every, hidden),
         ],
         "right": {"of": "change", "from": 1, "to": 2},
-        "told": f"The weights of {GAP} summed to {{1}} before, and sum to {{2}} now: the softmax "
+        "told": f"The weights of the gap summed to {{1}} before, and sum to {{2}} now: the softmax "
         "always makes them sum to one.",
         "before": _state(one, head),
         "after": _state(one, head, edits=hidden),
@@ -78,9 +77,9 @@ def _back(given: Examples) -> Card:
     place = one.words[word][0]
     return {
         "name": "back",
-        "read": f"{GAP} looks at *{word}* with a weight of {{0}}. The word that looks has "
+        "read": f"The gap looks at *{word}* with a weight of {{0}}. The word that looks has "
         "a query, and the other word has a key.",
-        "ask": f"And how much does *{word}* look back at {GAP}?",
+        "ask": f"And how much does *{word}* look back at the gap?",
         "options": ["Much less", "About as much", "Much more"],
         "probes": [
             _probe(head, one.position, one.words[word]),
@@ -138,9 +137,9 @@ def _other(given: Examples) -> Card | None:
     one, (head, word) = given.sentence, given.other
     return {
         "name": "heads",
-        "read": f"In head {_name(given.head)} the missing word looks at *{given.word}*. Head "
+        "read": f"In head {_name(given.head)} the gap looks at *{given.word}*. Head "
         f"{_name(head)} reads the same words, with its own numbers.",
-        "ask": f"Where does {GAP} look most in head {_name(head)}?",
+        "ask": f"Where does the gap look most in head {_name(head)}?",
         **_words(one, head, one.position),
         "told": f"It looks most at *{word}*, and head {_name(given.head)} at *{given.word}*. "
         "Different heads can look for different words, and the model combines what all heads find.",
@@ -162,7 +161,7 @@ def _causal(given: Examples) -> Card | None:
         "name": "mask",
         "read": f"The model says *{first}*, because *{word}* comes later. Now a mask: no word "
         "sees later words. Models that write text use this mask.",
-        "ask": f"What will it say for {GAP} now?",
+        "ask": f"What will it say for the gap now?",
         **guesses,
         "told": f"*{first}* falls from {was} to {now}. Masked words have the weight 0, as if they "
         "were not there.",
@@ -204,7 +203,7 @@ def _hide(given: Examples) -> Card | None:
     first, was, now, guesses = _guesses(one, edits)
     return {
         "name": "hide",
-        "read": f"For {GAP} the model says *{first}*. Now *{word}* is hidden from all heads.",
+        "read": f"For the gap the model says *{first}*. Now *{word}* is hidden from all heads.",
         "ask": "What will it say?",
         **guesses,
         "told": f"*{first}* falls from {was} to {now}: this guess came from *{word}*. Hide a "
@@ -221,7 +220,7 @@ def _remove(given: Examples) -> Card:
     return {
         "name": "remove",
         "read": f"All words are visible again. Now we remove head {_name(head)}, in which "
-        f"{GAP} looks at *{word}*.",
+        f"the gap looks at *{word}*.",
         "ask": "What will the model say?",
         **guesses,
         "told": f"*{first}* falls from {was} to {now}. *{word}* is still in the text, and "
@@ -247,7 +246,7 @@ def _equal(given: Examples) -> Card | None:
         "name": "equal",
         "read": f"Two heads give *{word}* about the same weight: {{0}} in head "
         f"{_name(heads[0])} and {{1}} in head {_name(heads[1])}.",
-        "ask": f"Without which head will the guess for {GAP} change more?",
+        "ask": f"Without which head will the guess for the gap change more?",
         "options": [f"Head {_name(head)}" for head in heads],
         "probes": probes,
         "right": {"of": "largest", "among": [2, 3]},
@@ -271,7 +270,7 @@ def _worth(given: Examples) -> Card | None:
     head = _strongest(one, used)
     return {
         "name": "worth",
-        "read": f"Averaged over all heads, {GAP} gives {{0}} of its weight to *{words[0]}*, "
+        "read": f"Averaged over all heads, the gap gives {{0}} of its weight to *{words[0]}*, "
         f"and {{1}} to *{words[1]}*.",
         "ask": "Which word, once hidden, will change the guess more?",
         "options": [f"*{word}*" for word in words],

@@ -28,8 +28,8 @@ a word at the position, or the probability that is "moved" to other words. The f
 how to find the right option. If its "of" is "change", two probes are compared, and the card has
 three options: less, as much, more.
 
-In the texts of a card, a word between asterisks is a word of the sentence or of the vocabulary
-(*?* is the missing word), and {0} stands for the number that the first probe returns.
+In the texts of a card, a word between asterisks is a word of the sentence or of the vocabulary,
+and {0} stands for the number that the first probe returns.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class Found:
             layer, head = self.ablate
             rest = told.removeprefix(f'"{hidden}" ')
             then = f": {told}" if rest == told else f", which {rest}"
-            told = f'Head {layer}.{head} looks from the missing word at "{hidden}"{then}'
+            told = f'Head {layer}.{head} looks from the gap at "{hidden}"{then}'
         return told[0].upper() + told[1:] + "."
 
     @property

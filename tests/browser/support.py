@@ -1,6 +1,6 @@
 """Handmade texts, pages that show these texts, and helpers that read the pages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,11 @@ def read(text: str) -> float:
 def press(page: Page, *names: str) -> None:
     for name in names:
         page.keyboard.press(name)
+
+
+def drawn(tokens: Iterable[str]) -> list[str]:
+    """Return tokens as a page draws them: with a sign for each gap."""
+    return ["___" if token == "[MASK]" else token for token in tokens]
 
 
 def pause(page: Page, milliseconds: int) -> None:

@@ -14,7 +14,7 @@ from qkv.see.steps.walk import Walk
 from qkv.trace import Trace
 
 from .playing import HEAD, POSITION, TEXT, cells, go, heat_map, opened, picture, until
-from .support import STATIC, Visit, press, read, whole_page
+from .support import STATIC, Visit, drawn, press, read, whole_page
 from .test_walk_shift import agree, layer_walk
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -169,7 +169,7 @@ def test_a_score_shows_its_products_as_bars(quick: Visit, html: str, trace: Trac
     products = q[POSITION] * k[key]
     score = products.sum()
     names, found = rows(scope)
-    assert names == ["Q [MASK]", f"K {trace.tokens[key]}", "products"]
+    assert names == ["Q ___", f"K {trace.tokens[key]}", "products"]
     np.testing.assert_allclose(found, np.stack([q[POSITION], k[key], products], 1), atol=0.00051)
     lengths, within = bars(scope)
     np.testing.assert_allclose(lengths, products, atol=within)
@@ -187,8 +187,8 @@ def test_a_score_shows_its_products_as_bars(quick: Visit, html: str, trace: Trac
 def products_of(scope: Locator, trace: Trace, query: int, key: int) -> np.ndarray:
     """Return the products that the page shows, once it shows this cell."""
     columns = scope.locator("thead th")
-    expect(columns.nth(0)).to_have_text(f"Q {trace.tokens[query]}")
-    expect(columns.nth(1)).to_have_text(f"K {trace.tokens[key]}")
+    expect(columns.nth(0)).to_have_text(f"Q {drawn(trace.tokens)[query]}")
+    expect(columns.nth(1)).to_have_text(f"K {drawn(trace.tokens)[key]}")
     return rows(scope)[1][:, 2]
 
 

@@ -128,7 +128,7 @@ def test_a_node_opens_its_matrix_and_the_sum_of_a_cell(
         where, _, value = told[""].rpartition(" = ")
         column = re.search(r", ([^,]*)\]$", where)[1]
         at = int(column) if column.isdigit() else 0
-        assert where.startswith(f"{name}[[MASK], ")
+        assert where.startswith(f"{name}[___, ")
         number = float(found[name][POSITION, at])
         assert read(value) == pytest.approx(number, abs=2e-3), name
         if name in ("Q", "V", "scores", "context", "out", "pre", "mlp", "R", "R2"):

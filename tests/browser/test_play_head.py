@@ -28,7 +28,7 @@ from .playing import (
     shows,
     until,
 )
-from .support import Visit, after_each, keys, press, read, readout, tight, token
+from .support import Visit, after_each, drawn, keys, press, read, readout, tight, token
 
 LAYER, NUMBER = HEAD
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -62,15 +62,13 @@ def click(page: Page, i: int, j: int) -> None:
 
 def test_lines_and_heat_map_match_the_trace(page: Page, trace: Trace) -> None:
     weights = np.asarray(trace["pattern", LAYER][0, NUMBER], np.float64)
-    assert [name for name, _ in keys(own(page))] == list(trace.tokens)
+    assert [name for name, _ in keys(own(page))] == drawn(trace.tokens)
     shown = [read(value) if value.strip("·") else 0.0 for _, value in keys(own(page))]
     np.testing.assert_allclose(shown, weights[POSITION], atol=0.00501)
     best = weights[POSITION].argmax()
     said = own(page).locator(".head-words").inner_text()
-    assert (
-        said
-        == f"[MASK] looks at {trace.tokens[best]}: {100 * weights[POSITION, best]:.0f}% (head 3.2)."
-    )
+    share = f"{100 * weights[POSITION, best]:.0f}%"
+    assert said == f"The gap looks at {trace.tokens[best]}: {share} (head 3.2)."
     scaled = np.asarray(trace["attn_scores", LAYER][0, NUMBER], np.float64)
     raw = vectors(trace, "q") @ vectors(trace, "k").T
     map_of(page).focus()
@@ -298,7 +296,7 @@ def merged(weights: np.ndarray, spans: list[list[int]]) -> np.ndarray:
 def test_rows_are_added_to_the_view_with_shift(page: Page) -> None:
     said = own(page).locator(".head-words")
     token(own(page), 3).click(modifiers=["Shift"])
-    assert said.inner_text().startswith("[MASK] looks at ")
+    assert said.inner_text().startswith("The gap looks at ")
     assert said.inner_text().count(" looks at ") == 2
     token(own(page), 5).hover()
     assert said.inner_text().count(" looks at ") == 2

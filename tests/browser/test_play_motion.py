@@ -97,7 +97,9 @@ def test_every_moment_matches_the_trace(page: Page, trace: Trace) -> None:
     scaled = np.asarray(trace["attn_scores", LAYER][0, NUMBER, POSITION])
     weights = np.asarray(trace["pattern", LAYER][0, NUMBER, POSITION])
     products = q[POSITION] * k
-    assert names(page) == ["[MASK]", *trace.tokens, "sum"]
+    assert names(page) == [
+        *("the gap", *trace.tokens[:POSITION], "___", *trace.tokens[POSITION + 1 :], "sum"),
+    ]
     assert slider(page).input_value() == str(END)
     like(drawn(page)[-1], z[POSITION] / np.abs(v).max(), 3)
     assert figures(page)[0] == "weight"
@@ -177,7 +179,7 @@ def test_the_animation_can_be_stopped_and_moved_by_keyboard(page: Page) -> None:
     assert int(slider(page).input_value()) == at < END
     slider(page).focus()
     page.keyboard.press("Home")
-    assert slider(page).get_attribute("aria-valuetext").startswith("keys: The query [MASK] is 32")
+    assert slider(page).get_attribute("aria-valuetext").startswith("keys: The query the gap is 32")
     for moment in ("products", "scores", "weights", "values", "sum", "sum"):
         page.keyboard.press("PageUp")
         page.keyboard.press("ArrowRight")

@@ -210,7 +210,7 @@ def test_each_edit_alone_and_three_at_a_time(page: Page, exact: Model) -> None:
             assert cause == "With these changes"
         # a swap may have added a second [MASK]
         many = sum(edit.get("with") == "[MASK]" for edit in edits if edit["op"] == "swap")
-        check_headline(headline, cause, own, " at ? number 2" if many else "")
+        check_headline(headline, cause, own, " at gap 2" if many else "")
         check_words(page, own, edits)
         check_inside(page, own, POSITION)
 
@@ -224,7 +224,7 @@ def test_a_text_without_edits_shows_the_best_guess(page: Page, exact: Model) -> 
     assert own.now[best] > 0.1
     assert words == f"Best guess: {own.words[best]}, #."
     assert is_percent(numbers[0], own.now[best])
-    assert page.locator(".outcome h3").inner_text() == "The model's words for ?"
+    assert page.locator(".outcome h3").inner_text() == "The model's words for the gap"
     assert page.locator(".outcome-heads").count() == 0
     assert said(page) == headline
 
@@ -254,12 +254,12 @@ def test_the_headline_names_the_word_at_a_position_without_a_mask(page: Page, ex
 
 def test_several_blanks_and_words_are_told_apart(page: Page) -> None:
     text = "The [MASK] sat on the [MASK]."
-    assert " at ? number 2: " in follow(page, text, [], 6)
+    assert " at gap 2: " in follow(page, text, [], 6)
     hidden: list[Edit] = [{"op": "hide", "token": token} for token in (4, 1)]
     headline = follow(page, text, hidden, 2)
-    told = "ithout The and on" in headline and headline.endswith(" at ? number 1.")
+    told = "ithout The and on" in headline and headline.endswith(" at gap 1.")
     assert told or "ith these changes" in headline
-    page.locator(".outcome h3", has_text="?").wait_for()
+    page.locator(".outcome h3", has_text="the gap").wait_for()
     hidden += [{"op": "hide", "token": token} for token in (3, 5, 7)]
     assert "ith these changes" in follow(page, text, hidden, 2)
 

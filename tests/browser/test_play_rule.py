@@ -51,7 +51,7 @@ def said(page: Page) -> tuple[str, str]:
 
 def by_python(text: str, model: Model) -> tuple[str, str]:
     view = qkv.play(text, model=model)
-    line = link_in_words(view.shown, view.head, PAGE).replace("[MASK]", "?")
+    line = link_in_words(view.shown, view.head, PAGE)
     return f"Head {view.head.layer}.{view.head.head}", line
 
 
@@ -155,6 +155,6 @@ def test_the_query_of_the_chosen_link_is_selected(quick: Visit, html: str, model
         link = qkv.show(text, model=model).head.link
         assert link is not None
         query = model.tokenize(text).tokens[held(page)["query"]]
-        assert query == qkv.show(text, model=model).shown.queries.names[link.query]
+        assert query == qkv.show(text, model=model).shown.queries.tokens[link.query]
     asked = ready(quick(opened_at(html, address(text=SECOND[0], query=1))))
     assert held(asked)["query"] == 1

@@ -16,7 +16,7 @@ from .engine import by_the_library, shares
 from .outcome import is_percent, is_written, similarities
 from .play import address, after, button, in_lab, opened_at, part, ready, shown
 from .playing import laid_out, picture, until
-from .support import Visit, press, read, readout
+from .support import Visit, drawn, press, read, readout
 from .test_play_page import check_layout
 
 FIRST, SECOND = "She wore a crown on her [MASK].", "The old king wore a crown on his big [MASK]."
@@ -27,7 +27,7 @@ STATE |= {"position": QUERY, "layer": LAYER, "head": HEAD}
 NONE = "\N{EN DASH}"  # shown instead of a number
 NAMES = [  # the common axis, by hand
     *("[CLS]", "she", "the", "old", "king", "wore", "a", "crown", "on", "her", "his", "big"),
-    *("[MASK]", ".", "[SEP]"),
+    *("___", ".", "[SEP]"),
 ]
 
 
@@ -98,13 +98,13 @@ def test_both_stand_on_one_axis_with_the_librarys_numbers(
     check_row(page, *rows)
     for said, tokens, row in zip(lines_of(page), (one, other), rows, strict=True):
         best = tokens[row.argmax()]
-        assert said == f"[MASK] looks at {best}: {100 * row.max():.0f}% (head {LAYER}.{HEAD})."
+        assert said == f"The gap looks at {best}: {100 * row.max():.0f}% (head {LAYER}.{HEAD})."
     both = part(page, "second").locator(".both-maps > div")
     cell = [first.pattern[LAYER, HEAD, 4, 7], second.pattern[LAYER, HEAD, 6, there]]
     both.nth(2).locator(".map").focus()
     press(page, "ArrowDown", "Control+Home", "Home", *["ArrowDown"] * 7, *["ArrowRight"] * 12)
     fields = readout(both.nth(2))
-    assert fields.pop("") == "crown → [MASK]"
+    assert fields.pop("") == "crown → the gap"
     expected = [*cell, cell[1] - cell[0]]
     assert [read(x) for x in fields.values()] == pytest.approx(expected, abs=0.0000052)
     for k in (0, 1):  # the two other heat maps show the weights of the same cell
@@ -128,7 +128,7 @@ def test_similarities_and_differences_match_the_library(
     assert len(found) == len(cosines)
     assert all(is_written(*pair) for pair in zip(found, cosines, strict=True))
     names = [row[0] for row in table(page)]
-    at = [[names.index(name) for name in tokens] for tokens in (one, other)]
+    at = [[names.index(name) for name in drawn(tokens)] for tokens in (one, other)]
     spread = np.zeros((2, *first.pattern.shape[:2], len(names)))
     spread[0][..., at[0]] = first.pattern[:, :, QUERY]
     spread[1][..., at[1]] = second.pattern[:, :, there]
@@ -186,7 +186,7 @@ def test_any_two_texts_are_aligned_by_what_they_share(
             [row[0].split(" / ")[k if " / " in row[0] else 0] for row in rows if row[k + 1] != NONE]
             for k in (0, 1)
         ]
-        tokens = [list(model.tokenize(each).tokens) for each in (FIRST, text)]
+        tokens = [drawn(model.tokenize(each).tokens) for each in (FIRST, text)]
         assert sides == tokens
         same = [row for row in rows if row[3] != NONE and " / " not in row[0]]
         assert len(same) == common(*tokens)
@@ -231,7 +231,7 @@ def test_queries_are_chosen_per_sentence_or_for_both(quick: Visit, html: str) ->
     page = opened(quick, html)
     sides = part(page, "second").locator(".side")
     sides.nth(1).get_by_role("option", name="king").click()
-    comes_to_look_from(page, ["[MASK]", "king"])
+    comes_to_look_from(page, ["The gap", "king"])
     assert "wore" in part(page, "sentence").inner_text()
     sides.nth(0).get_by_role("option", name="wore").press("Enter")
     comes_to_look_from(page, ["wore", "king"])

@@ -233,15 +233,15 @@ def test_a_mask_of_another_name(open_served: Open, tmp_path: Path) -> None:
     tokenizer.write_text(tokenizer.read_text("utf-8").replace("[MASK]", "<mask>"), "utf-8")
     page = open_served("--model", tmp_path)
     assert re.match("Best guess: |Not sure: its best guess is ", painted(page))
-    assert "<mask> or _ marks a word for the model to guess." in page.locator(".view").inner_text()
+    assert "Type it as ___, _, <mask>, or ? between words." in page.locator(".view").inner_text()
     chips = page.get_by_role("listbox", name="words of the sentence").get_by_role("option")
     page.get_by_label("Your sentence").fill("the cat sat on the <mask>")
-    chips.get_by_text("?").wait_for()
+    chips.get_by_text("___").wait_for()
     chips.get_by_text("cat").click()
-    page.get_by_role("button", name="Replace by ?").click()
+    page.get_by_role("button", name="Replace by a gap").click()
     page.get_by_role("button", name="Put back").wait_for()
-    assert chips.get_by_text("?").count() == 2
-    assert "cat → ?" in page.locator("[data-part=changes]").inner_text()
+    assert chips.get_by_text("___").count() == 2
+    assert "cat → the gap" in page.locator("[data-part=changes]").inner_text()
     assert "[MASK]" not in page.locator(".view").inner_text()
 
 

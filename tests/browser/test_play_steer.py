@@ -196,7 +196,7 @@ def test_sentences_of_different_lengths_cannot_be_patched(page: Page) -> None:
             "rows => rows.map((row) => [...row.children].map((cell) => cell.textContent))"
         )
     )
-    gap, end = "\N{EN DASH}", ["[MASK]", ".", "[SEP]"]
+    gap, end = "\N{EN DASH}", ["___", ".", "[SEP]"]
     assert rows == [
         ["yours", "[CLS]", "she", "wore", "a", "crown", "on", "her", gap, gap, *end],
         ["the other", "[CLS]", "he", "wore", "a", "hat", "on", gap, "his", "big", *end],

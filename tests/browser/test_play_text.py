@@ -47,7 +47,7 @@ def test_a_gap_may_be_typed_in_every_way(quick: Visit, html: str) -> None:
     page = ready(quick(opened_at(html, address(text=FOX))))
     said, words = headline(page), chips(page)
     assert re.match("Best guess: |Not sure: its best guess is ", said)
-    assert words == ["[CLS]", "The", "fox", "is", "a", "small", "?", ".", "[SEP]"]
+    assert words == ["[CLS]", "The", "fox", "is", "a", "small", "___", ".", "[SEP]"]
     for gap in ("[mask]", "_", "___", "?"):
         text = FOX.replace("[MASK]", gap)
         after(page, lambda text=text: page.get_by_label("Your sentence").fill(text))
@@ -112,12 +112,14 @@ def test_a_swapped_subword_is_shown_as_a_separate_word(
 
 def test_the_page_names_what_the_model_does_not_read(quick: Visit, html: str) -> None:
     page = ready(quick(opened_at(html, address(text="The 🙂 is a Ж and 🙂 a small _."))))
-    assert notes(page) == ["The model does not know 🙂 and Ж: it reads [UNK] there."]
+    added = "The model adds [CLS] at the start and [SEP] at the end of every text."
+    assert notes(page) == ["The model does not know 🙂 and Ж: it reads [UNK] there.", added]
     long = "word " * 70
     after(page, lambda: page.get_by_label("Your sentence").fill(f"{long}_ ."))
     assert notes(page) == [
         "The text is too long: the model reads its first 64 tokens. The gap is beyond the first"
-        " 64 tokens, so nothing is guessed there."
+        " 64 tokens, so nothing is guessed there.",
+        added,
     ]
     after(page, lambda: page.get_by_label("Your sentence").fill(f"_ {long}"))
     assert notes(page) == ["The text is too long: the model reads its first 64 tokens."]

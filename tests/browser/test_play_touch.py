@@ -130,7 +130,7 @@ def test_a_weight_is_set_by_keyboard_or_number_and_reset(page: Page, trace: Trac
     until(lambda: given(page)[0]["weights"][ON] == more)
     np.testing.assert_allclose(given(page)[0]["weights"], shared(row, ON, more), atol=4e-7)
     assert slider(page, "on").get_attribute("aria-valuetext") == f"{100 * more:.0f}%"
-    number = own(page).get_by_role("spinbutton", name="weight of on for [MASK]")
+    number = own(page).get_by_role("spinbutton", name="weight of on for the gap")
     assert float(number.input_value()) == round(100 * more)
     number.fill("25")
     number.press("Enter")

@@ -41,7 +41,7 @@ def test_both_fit_in_sixteen_megabytes(html: str) -> None:
 def test_a_reader_turns_to_the_decoder_and_back(visit: Visit, html: str) -> None:
     page = ready(visit(html))
     sentence = page.get_by_label("Your sentence")
-    expect(sentence).to_have_value("She drank a glass of [MASK].")
+    expect(sentence).to_have_value("She drank a glass of ___.")
     expect(page.locator(".badge")).to_contain_text("books ·")
     page.locator("[data-part=sentence] .offer").click()
     ready(page)

@@ -198,7 +198,7 @@ def test_marks_rank_and_reason_of_a_story() -> None:
     assert sorted([other, head, word], key=lambda one: one.rank) == [other, head, word]
     assert word.reason == '"kitten" says whose young it is.'
     assert other.reason == '"young" is what leads to "cow".'
-    looked = "Head 1.0 looks from the missing word at"
+    looked = "Head 1.0 looks from the gap at"
     assert head.reason == f'{looked} "young", which is what leads to "cat".'
     *_, last = candidates(TEXT.replace("> : knife", "> thin: knife").replace("cut", "cut {}"))
     tools = Found(last, *plain, ablate=(1, 0), looks=("thin", 0.9))

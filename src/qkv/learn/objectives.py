@@ -12,8 +12,8 @@ from qkv.learn.corpus import Source
 from qkv.learn.network import Network
 from qkv.ops.loss import cross_entropy
 from qkv.text import Tokenizer
+from qkv.text.gaps import MASKS
 from qkv.text.tokenized import is_piece, plain_tokens
-from qkv.text.tokenizer import MASKS
 from qkv.trace.recorder import texts_and_positions
 
 _LOGITS_AT_ONCE = 1 << 23

@@ -5,10 +5,12 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+MASKS = ("[MASK]", "<mask>")  # mask tokens of trained models
+GAP = "___"  # how views draw a mask token
 # A gap is "[MASK]" or "[mask]". Underscores are a gap if no letter or digit is next to them, as in
 # "a ___ cat". A "?" is a gap if it follows a space and is not at the end of the text. The pattern
 # `GAPS` in see/page/assets/engine/gaps.js must match the same gaps.
-GAP = r"\[MASK\]|\[mask\]|(?<!\w)_+(?!\w)|(?<= )\?(?![ \t\r\n]*\Z)"
+_TYPED = r"\[MASK\]|\[mask\]|(?<!\w)_+(?!\w)|(?<= )\?(?![ \t\r\n]*\Z)"
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def masked(text: str, mask: str | None) -> Masked:
     """
     if mask is None:
         return Masked(text, [], [], "")
-    pattern = re.compile(f"{re.escape(mask)}|{GAP}")
+    pattern = re.compile(f"{re.escape(mask)}|{_TYPED}")
     gaps = [gap.span() for gap in pattern.finditer(text)]
     starts, shift = [], 0
     for first, end in gaps:

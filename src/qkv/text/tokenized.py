@@ -1,5 +1,6 @@
 """The tokens of a text, and functions that convert tokens to a form that people can read."""
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -104,8 +105,9 @@ def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
 
     Only WordPiece writes "##". Byte-level tokenizers and SentencePiece mark the space
     before a word ("Ġcat", "▁cat"). CLIP's tokenizer marks the end of a word ("cat</w>"). Byte-level
-    tokenizers also write non-ASCII bytes as letters ("Ã©" for "é"). Tokens without these marks do
-    not change.
+    tokenizers also write non-ASCII bytes as letters ("Ã©" for "é"). If a character consists of
+    several tokens, each token is named after the character ("🙂 1/2"). Tokens without these marks
+    do not change.
 
     Args:
         tokens: the tokens of one text, in order.
@@ -117,6 +119,8 @@ def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
     ['The', 'cat', '##s', '<0x0A>']
     >>> plain_tokens(["the", "cat", "##s"], [False] * 3)
     ['the', 'cat', '##s']
+    >>> plain_tokens(["an", "ĠðŁ", "ĻĤ"], [False] * 3)
+    ['an', '🙂 1/2', '🙂 2/2']
     >>> plain_tokens(["▁今天", "天气", "很好"], [False] * 3)
     ['今天', '天气', '很好']
     >>> plain_tokens(["a</w>", "cat", "t</w>", "cafÃ©</w>"], [False] * 4)
@@ -124,12 +128,13 @@ def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
     """
     if any(token.endswith(_END) for token in tokens):
         return _without_ends(tokens, special)
+    parts = _parts_of_characters(tokens, special)
     if not marks_blanks(tokens):
-        return list(tokens)
+        return [parts.get(i, token) for i, token in enumerate(tokens)]
     readable, before = [], ""
-    for token, is_special in zip(tokens, special, strict=True):
-        if is_special:
-            readable.append(token)
+    for i, (token, is_special) in enumerate(zip(tokens, special, strict=True)):
+        if is_special or i in parts:
+            readable.append(parts.get(i, token))
             before = ""
             continue
         text = from_bytes(token) if not token.startswith("▁") else token
@@ -140,6 +145,32 @@ def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
         readable.append(f"##{plain}" if joined else plain)
         before = plain
     return readable
+
+
+def _parts_of_characters(tokens: Sequence[str], special: Sequence[bool]) -> dict[int, str]:
+    """Name the tokens that contain only some of the bytes of a character, by position."""
+    names: dict[int, str] = {}
+    group: list[int] = []  # the tokens of an incomplete character
+    pieces, spelled = any(token.startswith("▁") for token in tokens), b""
+    for i, (token, is_special) in enumerate(zip(tokens, special, strict=True)):
+        code = re.fullmatch("<0x([89A-F].)>", token)
+        letters = [] if pieces else [_BYTES.get(letter, -1) for letter in token]
+        own = bytes.fromhex(code[1]) if code else b"" if -1 in letters else bytes(letters)
+        whole = is_special or max(own, default=0) < 128 or _is_text(own)
+        group, spelled = ([], b"") if whole else ([*group, i], spelled + own)
+        if group and _is_text(spelled):
+            text = spelled.decode().strip()
+            names |= {at: f"{text} {k}/{len(group)}" for k, at in enumerate(group, 1)}
+            group, spelled = [], b""
+    return names
+
+
+def _is_text(part: bytes) -> bool:
+    try:
+        part.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _without_ends(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:

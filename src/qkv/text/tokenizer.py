@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from qkv.arrays import Array, as_array
 from qkv.files import StrPath, ordinary, replacing
+from qkv.text.gaps import MASKS
 from qkv.text.growth import GROWN, USUAL, growth
 from qkv.text.tokenized import BLANKS, Tokenized, from_bytes, text_of, to_bytes
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 Text = TypeVar("Text", bound=Sized)
 Kind = TypeVar("Kind", bound="SubwordTokenizer")
 
-MASKS = ("[MASK]", "<mask>")  # mask tokens of trained models
 
 _ACROSS = re.compile(r"[^\s▁Ġ⏎][ ▁Ġ]")  # finds a space inside a token
 

@@ -84,7 +84,7 @@ def test_a_gap_opens_on_the_head_that_changes_the_guess_most(text: str, model: q
     assert share == pytest.approx(before.max(), rel=1e-5)  # rounding in float32
     assert view.sentence.startswith(
         f"Without layer {layer}, head {head} the guess changes most: {word}, {before.max():.2f} → "
-        f"{after[before.argmax()]:.2f}. In that head [MASK] looks most at "
+        f"{after[before.argmax()]:.2f}. In that head the gap looks most at "
     )
     position = view.trace.tokens.index("[MASK]")
     row = view.trace.pattern(int(layer), int(head))[position]

@@ -344,7 +344,7 @@ def test_a_walk_to_a_mask_token_ends_with_the_words_of_predict() -> None:
         assert next(iter(view.steps[-1].shown.values())) == guesses[0][0]
         word, probability = guesses[0]
         assert view.sentence.startswith(
-            f"The likeliest word at [MASK] is {word}, {probability:.2f}."
+            f"The likeliest word at the gap is {word}, {probability:.2f}."
         )
         run_lines(view)
 
@@ -548,7 +548,7 @@ def test_a_terminal_has_the_steps_and_a_bar_for_each_word(width: int) -> None:
             line for line in lines if line.startswith(f"{word} ") and f" {probability:.3f}" in line
         ]
         assert len(bars) == 1, word
-    assert f"The likeliest word at [MASK] is {view.words[0][0]}" in text
+    assert f"The likeliest word at the gap is {view.words[0][0]}" in text
 
 
 @pytest.mark.usefixtures("without_layout")

@@ -63,7 +63,7 @@ def test_guesses_with_edits_are_shown_beside_the_original(model: qkv.Model) -> N
 def test_a_terminal_has_a_bar_for_each_word_side_by_side(model: qkv.Model) -> None:
     view = guess(TEXT, model=model, top_k=4, hide="cat")
     lines = str(view).splitlines()
-    (at,) = [i for i, line in enumerate(lines) if line.startswith("At token 6, [MASK] (the prob")]
+    (at,) = [i for i, line in enumerate(lines) if line.startswith("At token 6, the gap (the prob")]
     assert lines[at + 1].split("  ")[0] == "as it is"
     assert lines[at + 1].endswith("cat hidden")
     (before,), (after,) = model.predict(TEXT, 4), model.predict(TEXT, 4, hide="cat")

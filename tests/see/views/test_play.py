@@ -72,7 +72,7 @@ def test_play_opens_on_the_word_with_the_largest_effect(small: qkv.Model, view: 
         assert share == pytest.approx(exact, rel=1e-12)
     (first, share), (second, less) = before[0], apart[word][2][0]
     assert view.sentence == (
-        f"At [MASK] most likely: {first}, {100 * share:.0f}%; {word} hidden: {second}, "
+        f"At the gap most likely: {first}, {100 * share:.0f}%; {word} hidden: {second}, "
         f"{100 * less:.0f}%."
     )
     for line in (view.sentence, f"{share:.3f}", f"{less:.3f}"):
@@ -185,7 +185,7 @@ def test_play_without_text_opens_on_a_sentence_with_a_mask_token(model: qkv.Mode
 def test_the_page_has_the_stories_and_roles_of_the_card(model: qkv.Model) -> None:
     data, inside = data_of(play(OPPOSITE, model=model)._document())
     assert (data["version"], data["kind"], data["model"]) == (1, "play", "books")
-    assert (data["title"], data["texts"]) == (OPPOSITE, [])
+    assert (data["title"], data["texts"]) == ("The opposite of black is ___.", [])
     assert [story["text"] for story in data["stories"]] == [one["sentence"] for one in KEPT]
     for story, kept in zip(data["stories"], KEPT, strict=True):
         tokens = model.tokenize(kept["sentence"]).tokens

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array, Arrays
-from qkv.see.analysis.words import Span, content, is_word, spans_of
+from qkv.see.analysis.words import Span, content, drawn, is_word, named, spans_of
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
@@ -52,10 +52,14 @@ class Axis:
     shown: list[str] | None = None
     spans: list[Span] | None = None
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
-        """Return the names that the view shows for these tokens or words."""
-        return self.shown or self.tokens
+        """Return the names that pictures show for these tokens or words."""
+        return drawn(self.shown or self.tokens)
+
+    def named(self, row: int, article: str = "the") -> str:
+        """Return the name of a token or word in a sentence."""
+        return named((self.shown or self.tokens)[row], article)
 
     @cached_property
     def content(self) -> tuple[Array, Array]:

@@ -174,7 +174,7 @@ def choose_head(
     reason = _why(seen, best, searched(seen, layer, head), asked)
     headline, stands_out = "", best.stands_out and not seen.untrained
     if not stands_out and not (queries and keys):
-        query, key = seen.queries.names[best.query], seen.keys.names[best.key]
+        query, key = seen.queries.named(best.query), seen.keys.named(best.key)
         least = f", less than {written.points(STANDS_OUT)} above the usual weight"
         below = "" if seen.untrained else least
         headline = (
@@ -205,7 +205,7 @@ def _at_gap(seen: Heads, removal: Removal, asked: Asked, written: Notation) -> C
     if 1 < len(removal.layers) < len(seen.layers):
         among = f"the heads of layers {span(removal.layers)}"
     moved = f"without it, {written.share(removal.moved)} of the probability goes to other words"
-    gap, looked = seen.queries.names[query], seen.keys.names[key]
+    gap, looked = seen.queries.named(query), seen.keys.named(key)
     reason = f"among {among}, removing this head changes the guess at {gap} most: {moved}"
     if removal.stands_out and not seen.untrained:
         beside = {-1: ", the word before it", 0: ", itself", 1: ", the word after it"}
@@ -245,7 +245,7 @@ def _any_link(seen: Heads, layer: int, head: int) -> Link | None:
 
 def _why(seen: Heads, link: Link, among: str, asked: bool) -> str:
     """Explain why the head of this link is shown."""
-    query, key = seen.queries.names[link.query], seen.keys.names[link.key]
+    query, key = seen.queries.named(link.query), seen.keys.named(link.key)
     at_distance, on_key = link.usual
     which = f"its weight from {query} to {key}" if asked else "its link between two content words"
     usual = f"the average weight from other words to {key} is {on_key:.2f}"

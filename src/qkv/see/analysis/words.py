@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.text.gaps import GAP, MASKS
 from qkv.text.tokenized import UNKNOWN, is_piece, plain_tokens, told_unknown, without_blanks
 
 Span = tuple[int, int, str]
@@ -29,6 +30,8 @@ _APOSTROPHES = {"'", "\N{RIGHT SINGLE QUOTATION MARK}"}
 def quoted(text: str, tokens: Texts, special: Flags, most: int = 90) -> str:
     """Quote the beginning of a text; if the text is unknown, quote its tokens.
 
+    A sign stands for each mask token of the text.
+
     >>> quoted("", ["[CLS]", "it", "##s", "me", "!"], [True, False, False, False, False])
     'its me!'
     >>> quoted("It's  me!", [], []), quoted("Here we are again", [], [], 12)
@@ -38,10 +41,30 @@ def quoted(text: str, tokens: Texts, special: Flags, most: int = 90) -> str:
         spans = spans_of(tokens, special)
         words = [word for first, _, word in spans if not special[first]] or list(tokens)
         text = _BEFORE_MARK.sub("", " ".join(words))
+    for mask in {*MASKS}.intersection(tokens):
+        text = text.replace(mask, GAP)
     text = " ".join(text.split())
     if len(text) <= most:
         return text
     return (text[: most + 1].rpartition(" ")[0] or text[: most - 1]) + "…"
+
+
+def drawn(tokens: Texts) -> list[str]:
+    """Return the names of tokens in a picture, where a sign stands for a gap.
+
+    >>> drawn(["a", "[MASK]"])
+    ['a', '___']
+    """
+    return [GAP if token in MASKS else token for token in tokens]
+
+
+def named(token: str, article: str = "the") -> str:
+    """Return the name of a token in a sentence.
+
+    >>> named("[MASK]"), named("a")
+    ('the gap', 'a')
+    """
+    return f"{article} gap" if token in MASKS else token
 
 
 def went_without(changed: Mapping[str, Sequence[Any]]) -> tuple[list[str], list[str]]:

@@ -12,6 +12,7 @@ from qkv.models import Model
 from qkv.models.network.design import Design, under
 from qkv.models.network.head import BuiltHead
 from qkv.models.tasks.predict import in_words, likeliest
+from qkv.see.analysis.words import named
 from qkv.see.steps.step import FEW, PHRASES, ROWS, Walk, biased, linear_step, phrase
 
 Norm = LayerNorm | RMSNorm
@@ -210,7 +211,7 @@ def _head_steps(walk: Walk, head: BuiltHead, own: Array, shown: dict[int, str]) 
         walk.write("capped", by=f"{how.softcap:g}", cap=float(how.softcap), **few)
     walk.compare("logits", own)
     where = "follows" if walk.next_word else "stands"
-    probabilities_step(walk, shown, phrase(where, token=walk.tokens[walk.position]))
+    probabilities_step(walk, shown, phrase(where, token=named(walk.trace.tokens[walk.position])))
 
 
 def _name_words(walk: Walk, model: Model, own: Array) -> dict[int, str]:

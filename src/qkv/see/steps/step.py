@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, Arrays
+from qkv.see.analysis.words import drawn, named
 from qkv.trace import Trace
 
 Op = dict[str, Any]
@@ -344,7 +345,7 @@ class Walk:
         """Return a sentence that names the likeliest word, or "" if the walk has no words."""
         if not self.words:
             return ""
-        (word, probability), token = self.words[0], self.tokens[self.position]
+        (word, probability), token = self.words[0], named(self.trace.tokens[self.position])
         where = f"after {token}" if self.next_word else f"at {token}"
         return f"The likeliest word {where} is {word}, {probability:.2f}."
 
@@ -379,7 +380,7 @@ class Walk:
             step = replace(self.steps[k], shown={unit: str(unit) for unit in few})
             cell = step.cell and (self.position, few[0])
             self.steps[k] = replace(step, cell=cell, sum=self.spell(step, cell) if cell else "")
-        token = self.tokens[self.position]
+        token = named(self.trace.tokens[self.position])
         self._note(steps[0], phrase("units", units=FEW, count=len(row), token=token))
         return few
 
@@ -419,11 +420,10 @@ class Walk:
         n, m = values.shape
         count = "" if side == "position" else f"{self.count(side)}="
         made["shape"] = f"({count}{n}, {columns or self.count('keys')}={m})"
-        made["rows"] = {"queries": self.tokens, "keys": self.keys}.get(
-            side, [self.tokens[self.position]]
-        )
+        sides = {"queries": self.tokens, "keys": self.keys}
+        made["rows"] = drawn(sides.get(side, [self.tokens[self.position]]))
         step = Step(
-            values=values, columns=None if columns else self.keys, cell=cell, shown=shown,
+            values=values, columns=None if columns else drawn(self.keys), cell=cell, shown=shown,
             hidden=hidden, **made,
         )  # fmt: skip
         self.steps.append(replace(step, sum=self.spell(step, cell) if cell else ""))

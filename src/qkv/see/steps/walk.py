@@ -21,7 +21,7 @@ from qkv.see.analysis.selection import ChosenHead, choose_head, key_of, span
 from qkv.see.analysis.words import went_without
 from qkv.see.steps.later_steps import block_steps, normed, parallel_steps, traced_steps, word_steps
 from qkv.see.steps.step import PHRASES, Step, Walk, biased, phrase
-from qkv.text.tokenizer import MASKS
+from qkv.text.gaps import MASKS
 from qkv.trace import Trace
 from qkv.trace.activations import parse
 

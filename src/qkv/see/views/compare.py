@@ -14,7 +14,7 @@ from qkv.see.analysis.inputs import positions_of, reader_of, texts_of, traced
 from qkv.see.analysis.interventions import moved_in_both
 from qkv.see.analysis.measures import Link, attended, strongest, strongest_by_token
 from qkv.see.analysis.selection import ChosenHead
-from qkv.see.analysis.words import quoted, run_name
+from qkv.see.analysis.words import drawn, named, quoted, run_name
 from qkv.see.draw.panels import (
     PICTURE,
     TERMINAL,
@@ -75,7 +75,7 @@ class Side:
         """Return `(name, weight)` of the key with the largest weight, including special tokens."""
         weights = self.looks_at(head)
         best = int(np.argmax(weights))
-        name = "itself" if self.rows == [best] else self.shown.keys.names[best]
+        name = "itself" if self.rows == [best] else self.shown.keys.named(best)
         return name, float(weights[best])
 
     @property
@@ -290,7 +290,7 @@ class RunsView(HeadShown):
         if not first.distance:
             return f"{runs} no token's output changes."
         return (
-            f"{runs} the output of {self.tokens[first.token]} changes most: by "
+            f"{runs} the output of {named(self.tokens[first.token])} changes most: by "
             f"{first.distance:.2f} (length in the first run {first.length:.2f}, "
             f"cosine {first.cosine:.3f})."
         )
@@ -316,7 +316,7 @@ class RunsView(HeadShown):
         changed = Bars(
             title="How far each token's output moved",
             explained="distance between the two vectors after the last layer",
-            names=[self.tokens[change.token] for change in shown],
+            names=drawn([self.tokens[change.token] for change in shown]),
             values=[change.distance for change in shown],
         )
         columns = [
@@ -345,8 +345,8 @@ class RunsView(HeadShown):
         looks = [part.row(self.head.layer, self.head.head, query) for part in parts]
         keys = strongest(np.maximum(*looks), 8)
         table = Table(
-            title=f"What {self.tokens[query]} looks at in {self.where}",
-            names=[self.tokens[key] for key in keys],
+            title=f"What {named(self.tokens[query])} looks at in {self.where}",
+            names=drawn([self.tokens[key] for key in keys]),
             columns=[
                 Column(name, [f"{row[key]:.2f}" for key in keys])
                 for name, row in zip(self.names, looks, strict=True)

@@ -9,14 +9,14 @@ from qkv.models import Model
 from qkv.models.files.find import DEFAULT
 from qkv.models.tasks.predict import Guesses
 from qkv.see.analysis.inputs import model_of, texts_of
-from qkv.see.analysis.words import run_name
+from qkv.see.analysis.words import drawn, named, run_name
 from qkv.see.draw.panels import Panel, Prose
 from qkv.see.page.payload import check_theme
 from qkv.see.page.play import Story
 from qkv.see.views.view import Heading, View, guess_bars
 from qkv.text import Tokenized
+from qkv.text.gaps import MASKS
 from qkv.text.tokenized import plain_tokens
-from qkv.text.tokenizer import MASKS
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,7 +57,7 @@ class GuessView(View):
             title = "What comes next"
             if self.positions:
                 position = self.positions[number]
-                title = f"At token {position}, {self.tokens.tokens[position]}"
+                title = f"At token {position}, {named(self.tokens.tokens[position])}"
             rows.append([guess_bars(before, title, "as it is" if self.after is not None else "")])
             if self.after is not None:
                 rows[-1].append(guess_bars(self.after[number], title, run_name(self.changed)))
@@ -75,7 +75,7 @@ class GuessView(View):
 
     def _headings(self) -> list[Heading]:
         tokens = self.tokens
-        names, special = list(tokens.tokens), list(tokens.special)
+        names, special = drawn(tokens.tokens), list(tokens.special)
         return [Heading(names, special, self.model, unknown=tokens.unknown())]
 
     def _numbers(self) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class PlayView(WithModels, OneText):
         """Name the likeliest word at the position, before and after a word is hidden."""
         shown = self.opening
         row = self.shown.queries.rows_of([shown.position])[0]
-        guesses = f"At {self.shown.queries.names[row]} most likely: {_first(shown.before)}"
+        guesses = f"At {self.shown.queries.named(row)} most likely: {_first(shown.before)}"
         if shown.hidden:
             guesses += f"; {self._change}: {_first(shown.after)}"
         if self.opened:
@@ -144,7 +144,7 @@ class PlayView(WithModels, OneText):
             "view": "front",
         }
         queries = self.shown.queries
-        title = quoted(self.text, queries.names, queries.special)
+        title = quoted(self.text, queries.tokens, queries.special)
         both: dict[str, Any] = {}
         if self.other is not None:
             other = self.other._payload() | {"side": "decoder", "state": self.state}

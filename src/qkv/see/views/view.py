@@ -15,7 +15,7 @@ from qkv.see.analysis.head_weights import Heads
 from qkv.see.analysis.measures import Link, strongest, strongest_links
 from qkv.see.analysis.selection import TERMINAL, ChosenHead, Notation
 from qkv.see.analysis.word_vectors import Movement, fit_plane, named_points, words_before_and_after
-from qkv.see.analysis.words import explained, quoted
+from qkv.see.analysis.words import drawn, explained, quoted
 from qkv.see.draw import figure, panels, svg, terminal
 from qkv.see.draw.colours import scale_end
 from qkv.see.draw.terminal import Screen, prose, styled, with_a_width
@@ -66,7 +66,7 @@ class Heading(NamedTuple):
     def of(cls, trace: Trace, name: str = "") -> "Heading":
         """Make the heading for a trace's text."""
         unknown = unknown_in(trace.tokens, trace.offsets, trace.text)
-        return cls(list(trace.tokens), list(trace.special), trace.model, name, unknown)
+        return cls(drawn(trace.tokens), list(trace.special), trace.model, name, unknown)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -402,7 +402,7 @@ class OneText(HeadShown):
         heads = parts[0]
         return self._page(
             "show",
-            quoted(heads.text, heads.queries.names, heads.queries.special),
+            quoted(heads.text, heads.queries.tokens, heads.queries.special),
             [text_payload(part, self.head.layer) for part in parts],
             start=self._start(
                 self.shown.queries.position(first_query(self.shown, self.head)), **start
@@ -423,7 +423,7 @@ def link_in_words(heads: Heads, head: ChosenHead, written: Notation = TERMINAL) 
         return (
             f"In {written.head.format(head.layer, head.head)} no content word looks at another one."
         )
-    query, key = heads.queries.names[head.link.query], heads.keys.names[head.link.key]
+    query, key = heads.queries.named(head.link.query, "The"), heads.keys.named(head.link.key)
     where = written.head.format(head.layer, head.head)
     return f"{query} looks at {key}: {written.share(head.link.weight)} ({where})."
 
@@ -455,7 +455,7 @@ def movement_table(heads: Heads, moved: Movement) -> panels.Table:
     return panels.Table(
         title="How far each word moved",
         explained="from its row in the token table to its last vector",
-        names=[heads.queries.tokens[i] for i in shown],
+        names=drawn([heads.queries.tokens[i] for i in shown]),
         columns=[
             panels.Column("cosine", [f"{moved.cosine[i]:.3f}" for i in shown]),
             panels.Column(

@@ -14,7 +14,7 @@ from qkv.see.analysis.head_weights import by_word, heads_of
 from qkv.see.analysis.inputs import is_ids, model_of, one_text, readable_trace, reader_for
 from qkv.see.analysis.interventions import removal_of
 from qkv.see.analysis.selection import ChosenHead, choose_head
-from qkv.see.analysis.words import quoted
+from qkv.see.analysis.words import drawn, quoted
 from qkv.see.draw.colours import scale_end
 from qkv.see.draw.panels import PICTURE, TERMINAL, Bars, HeatMap, Numbers, Panel, Prose
 from qkv.see.page.html import about_model
@@ -138,8 +138,8 @@ class WalkView(View):
             values = self._probabilities(step)
         elif step.weights:
             values = HeatMap(
-                values=step.values, rows=step.rows, columns=self.walk.keys, hidden=step.hidden,
-                top=self.top, most_rows=12, shown_in=TERMINAL,
+                values=step.values, rows=step.rows, columns=drawn(self.walk.keys),
+                hidden=step.hidden, top=self.top, most_rows=12, shown_in=TERMINAL,
             )  # fmt: skip
         notes = [
             Prose(text=text, style=style, indent=3, shown_in=TERMINAL)
@@ -159,8 +159,8 @@ class WalkView(View):
             score = heads_of(walk.trace).between_content(weights.values)
         shown = HeatMap(
             title=f"Scaled scores of {where}", explained="each row: one query, every key",
-            values=scores.values, rows=walk.tokens, columns=walk.keys, hidden=scores.hidden,
-            score=score, top=None, of="score", shown_in=PICTURE,
+            values=scores.values, rows=drawn(walk.tokens), columns=drawn(walk.keys),
+            hidden=scores.hidden, score=score, top=None, of="score", shown_in=PICTURE,
         )  # fmt: skip
         softmax = replace(
             shown, title=f"Softmax of each row: the weights of {where}", explained=EACH_ROW,

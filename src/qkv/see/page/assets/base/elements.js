@@ -1,6 +1,6 @@
 // Elements of a page. Text from users and files is inserted as text nodes, never as HTML.
 
-import { visible } from "./format.js";
+import { MASKS, named, visible } from "./format.js";
 
 /** @param {any} node @param {any} attributes @param {any[]} children */
 function build(node, attributes, children) {
@@ -45,10 +45,14 @@ export function fill(node, ...children) {
   return node;
 }
 
-/**
- * A token, marked so that it differs visibly from the words around it.
- * @param {string} token
- */
-export function word(token) {
-  return el("em", { class: "tok" }, el("bdi", {}, visible(token)));
+// A token in a sentence, marked so that it differs visibly from the words around it.
+/** @param {string} token @param {string} [article] */
+export function word(token, article) {
+  return el("em", { class: "tok" }, el("bdi", {}, named(token, article)));
+}
+
+// A token in a picture or a list. Screen readers say "gap" for the sign of a gap.
+/** @param {string} token */
+export function drawn(token) {
+  return el("bdi", MASKS.includes(token) ? { role: "img", "aria-label": "gap" } : {}, visible(token));
 }

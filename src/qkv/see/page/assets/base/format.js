@@ -63,17 +63,25 @@ export function count(n) {
   return n.toLocaleString("en");
 }
 
-/**
- * A token with visible signs for blanks at its ends and for invisible characters, except for those that join emoji.
- * @param {string} token
- */
+export const MASKS = ["[MASK]", "<mask>"]; // the same mask tokens as in text/tokenizer.py
+export const GAP = "___"; // the sign of a gap
+
+// A token in a picture or a list: a gap has a sign, and so have blanks at the ends and invisible characters that join no emoji.
+/** @param {string} token */
 export function visible(token) {
+  if (MASKS.includes(token)) return GAP;
   const text = token
     .replace(/^ +| +$/g, (blanks) => "␣".repeat(blanks.length))
     .replaceAll("\n", "⏎")
     .replaceAll("\t", "⇥")
     .replace(/(?!(?<=[\p{Extended_Pictographic}\p{Emoji_Modifier}\ufe0f])\u200d\p{Extended_Pictographic})[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}]/gu, (mark) => `⟨${/** @type {number} */ (mark.codePointAt(0)).toString(16)}⟩`);
   return text || "∅";
+}
+
+// A token in a sentence; a gap begins a sentence with the article "The".
+/** @param {string} token @param {string} article */
+export function named(token, article = "the") {
+  return MASKS.includes(token) ? `${article} gap` : visible(token);
 }
 
 /**

@@ -10,58 +10,72 @@ for (let byte = 0, next = 256; byte < 256; byte++)
 /** @type {Map<string, any>} */
 export const BYTE_OF = new Map(BYTES.map((mark, byte) => [mark, byte]));
 
-/**
- * Decodes a token of a byte-level tokenizer to text. If the tokenizer is not byte-level, the token is returned unchanged. A token that
- * contains only some of the bytes of a letter is also returned unchanged.
- * @param {string} name
- */
+// The text of a byte-level tokenizer's token. Other tokens, and parts of characters, are returned unchanged.
+/** @param {string} name */
 export function fromBytes(name) {
-  const bytes = Array.from(name, (letter) => BYTE_OF.get(letter));
-  try {
-    if (bytes.every((byte) => byte !== undefined)) return new TextDecoder("utf-8", { fatal: true }).decode(Uint8Array.from(bytes)).replaceAll("\n", "⏎");
-  } catch {
-    // the token contains only some of the bytes of a letter
-  }
-  return name;
+  return decoded(bytesOf(name, true))?.replaceAll("\n", "⏎") || name;
 }
 
-/**
- * A vocabulary entry in readable form.
- * @param {string} name
- */
+// The bytes that a token stands for; none if it is plain text.
+/** @param {string} name @param {boolean} level  of bytes: whether each letter is a byte */
+function bytesOf(name, level) {
+  const code = /^<0x([89A-F].)>$/.exec(name);
+  const bytes = code ? [parseInt(code[1], 16)] : Array.from(level ? name : "", (letter) => BYTE_OF.get(letter));
+  return bytes.includes(undefined) ? [] : bytes;
+}
+
+// The text of some bytes; null if a character is incomplete.
+/** @param {number[]} bytes */
+function decoded(bytes) {
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(Uint8Array.from(bytes));
+  } catch {
+    return null;
+  }
+}
+
+// Names such as "é 1/2" of the tokens with only some of a character's bytes, by position.
+/** @param {string[]} tokens @param {boolean[]} special */
+function partsOf(tokens, special) {
+  const [names, level] = [new Map(), !tokens.some((token) => token.startsWith("▁"))];
+  /** @type {[number, number[]][]} */
+  let group = []; // the tokens of an incomplete character, each with its position and its bytes
+  tokens.forEach((token, t) => {
+    const bytes = special[t] ? [] : bytesOf(token, level);
+    group = decoded(bytes) === null ? [...group, [t, bytes]] : [];
+    const text = decoded(group.flatMap(([, own]) => own))?.trim();
+    if (text) for (const [k, [at]] of group.entries()) names.set(at, `${text} ${k + 1}/${group.length}`);
+    if (text) group = [];
+  });
+  return names;
+}
+
+// A vocabulary entry in readable form.
+/** @param {string} name */
 export function plainName(name) {
   const text = (name.startsWith("▁") ? name : fromBytes(name)).replaceAll("▁", " ");
   return text.replace(/^ +| +$/g, "") || text;
 }
 
-/**
- * Whether an entry of a vocabulary contains only some of the bytes of a character.
- * @param {string} name
- * @param {string[]} words  the vocabulary
- */
+// Whether an entry of a vocabulary contains only some of the bytes of a character.
+/** @param {string} name @param {string[]} words the vocabulary */
 function isPart(name, words) {
   if (!BYTE_LEVEL.has(words)) BYTE_LEVEL.set(words, words.some((one) => one.startsWith("Ġ")));
-  const bytes = BYTE_LEVEL.get(words) && Array.from(name, (letter) => BYTE_OF.get(letter));
-  return /^<0x[89A-F].>$/.test(name) || (bytes && bytes.some((/** @type {number} */ byte) => byte > 127) && fromBytes(name) === name);
+  return decoded(bytesOf(name, BYTE_LEVEL.get(words))) === null;
 }
 const BYTE_LEVEL = new WeakMap(); // maps each vocabulary to whether its tokenizer is byte-level
 const ENDS = ["<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<eos>", "</s>"];
 
-/**
- * The entry of a vocabulary that a model predicts, in words for readers.
- * @param {string[]} words  the vocabulary
- * @param {number} id
- */
+// The entry of a vocabulary that a model predicts, in words for readers.
+/** @param {string[]} words  the vocabulary @param {number} id */
 export function guessName(words, id) {
   const [name, plain] = [words[id], plainName(words[id])];
   if (isPart(name, words)) return "part of a character";
   return ENDS.includes(name) ? "end of text" : /^(⏎+|<0x0A>)$/.test(plain) ? "new line" : plain;
 }
 
-/**
- * The text that a sequence of vocabulary entries spells.
- * @param {string[]} names
- */
+// The text that a sequence of vocabulary entries spells.
+/** @param {string[]} names */
 export function spelledOut(names) {
   const whole = names.join("");
   if (names.some((name) => name.includes("▁"))) return whole.replaceAll("▁", " ");
@@ -70,18 +84,16 @@ export function spelledOut(names) {
   return names.map((name, i) => (name.startsWith("##") ? name.slice(2) : i && /^[\p{L}\p{N}]/u.test(name) ? ` ${name}` : name)).join("");
 }
 
-/**
- * The tokens of a text in readable form: a subword that continues a word begins with "##".
- * @param {string[]} tokens
- * @param {boolean[]} special
- */
+// The tokens of a text in readable form: a subword that continues a word begins with "##".
+/** @param {string[]} tokens @param {boolean[]} special */
 export function plainTokens(tokens, special) {
-  if (!tokens.some((token) => /^[Ġ▁Ċ]/.test(token))) return tokens;
+  const parts = partsOf(tokens, special);
+  if (!tokens.some((token) => /^[Ġ▁Ċ]/.test(token))) return tokens.map((token, t) => parts.get(t) ?? token);
   let before = "";
   return tokens.map((token, t) => {
-    if (special[t]) {
+    if (special[t] || parts.has(t)) {
       before = "";
-      return token;
+      return parts.get(t) ?? token;
     }
     const plain = plainName(token);
     const [last, first] = [Array.from(before).at(-1) ?? "", Array.from(plain)[0] ?? ""];

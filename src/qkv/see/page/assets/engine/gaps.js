@@ -1,5 +1,6 @@
 // The gaps of a text, in each notation that a reader may type. The rules are the same as in src/qkv/text/gaps.py.
 
+import { GAP } from "../base/format.js";
 import { escaped } from "./patterns.js";
 
 const GAPS = /\[MASK\]|\[mask\]|(?<![\p{L}\p{N}_])_+(?![\p{L}\p{N}_])|(?<= )\?(?![ \t\r\n]*$)/gu;
@@ -13,6 +14,12 @@ const GAPS = /\[MASK\]|\[mask\]|(?<![\p{L}\p{N}_])_+(?![\p{L}\p{N}_])|(?<= )\?(?
 export function gapsOf(text) {
   const matches = /** @type {Iterable<RegExpExecArray>} */ (text.matchAll(GAPS));
   return Array.from(matches, ({ 0: gap, index }) => ({ start: index, end: index + gap.length }));
+}
+
+// A text with the sign of a gap in place of each mask token, unless the model would read it otherwise.
+/** @param {string} text @param {any} model */
+export function withSigns(text, { mask }) {
+  return mask ? text.replace(new RegExp(`(?<![\\p{L}\\p{N}_\\]>])${escaped(mask)}(?![\\p{L}\\p{N}_[<])`, "gu"), GAP) : text;
 }
 
 /**

@@ -2,6 +2,7 @@
 // page contains unchanged: added tokens are cut out; the rest is normalized, cut into words and then into tokens;
 // special tokens are added at both ends. page/engine.py says which parts of such a file a page supports.
 
+import { MASKS } from "../base/format.js";
 import { bpeOf } from "./bpe.js";
 import { decoderOf } from "./decoders.js";
 import { masked } from "./gaps.js";
@@ -33,7 +34,6 @@ import { wordpieceOf } from "./wordpiece.js";
  * belong to its character span (`start` to `end`). `first`: whether the tokenizer adds a blank before the first word.
  */
 
-const MASKS = ["[MASK]", "<mask>"]; // the same mask tokens as in text/tokenizer.py
 const MODELS = /** @type {Record<string, (rules: any) => Model>} */ ({ BPE: bpeOf, WordPiece: wordpieceOf });
 const LETTER = /[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]/u;
 const BLANK = /[Ġ\p{White_Space}]/u;

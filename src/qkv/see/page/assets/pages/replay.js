@@ -6,7 +6,7 @@ import { choice, roving, stretcher } from "../base/controls.js";
 import { el, fill, svg } from "../base/elements.js";
 import { heatmap } from "../base/heatmap.js";
 import { starting } from "../base/mount.js";
-import { count, number, roundEnds, visible } from "../base/format.js";
+import { count, named, number, roundEnds, visible } from "../base/format.js";
 import { inTurn } from "../base/turns.js";
 import { unpack } from "../base/arrays.js";
 import "./replay.css";
@@ -234,7 +234,7 @@ export const start = starting((box, payload, ui) => {
     const home = [Math.floor(best / L), best % L];
     /** @param {number} i @param {number} j */
     const describe = (i, j) => ({
-      title: `${visible(tokens[i])} → ${visible(tokens[j])}${hides(l, h, i, j) ? ": hidden by the mask" : ""}`,
+      title: `${named(tokens[i])} → ${named(tokens[j])}${hides(l, h, i, j) ? ": hidden by the mask" : ""}`,
       fields: hides(l, h, i, j) ? [] : [...new Set([0, state.at, last])].map((k) => [step(shown[k]), share(weight(k, l, h, i, j))]),
     });
     if (fresh) map.set({ label: `Weights of ${called(l, h)}`, rows: tokens, columns: tokens });

@@ -1,7 +1,7 @@
 // The shift: an arrow for each word, from its static vector to its vector after a layer, in one plane. The top of
 // page/payload.py describes the payload.
 
-import { el, fill, svg, word } from "../base/elements.js";
+import { drawn, el, fill, svg, word } from "../base/elements.js";
 import { starting } from "../base/mount.js";
 import { cut, number, visible } from "../base/format.js";
 import { lineColour, planePart } from "../parts/plane.js";
@@ -54,7 +54,7 @@ export const start = starting((box, payload, ui) => {
   const press = (i) =>
     el("button", { type: "button", class: "shift-word", "aria-pressed": "false", onclick: (/** @type {any} */ event) => {
       event.currentTarget.setAttribute("aria-pressed", String(plane.press(i)));
-    } }, el("bdi", {}, visible(tokens[i])));
+    } }, drawn(tokens[i]));
 
   /** A table of each word's position before and after each layer, and of its cosine with the static vector. */
   function pointNumbers() {

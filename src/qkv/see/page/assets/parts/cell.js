@@ -5,7 +5,7 @@
 import { canvas2d, css, hatch, shade } from "../base/colours.js";
 import { foldedTable } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
-import { cut, number, roundEnds, visible } from "../base/format.js";
+import { cut, named, number, roundEnds } from "../base/format.js";
 import { inSum, termsOf, total } from "./sums.js";
 import "./cell.css";
 
@@ -70,7 +70,7 @@ export function productBars(label, sum, left, right) {
  */
 export function shareBars(label, { scores, raised, shares, names, at, of, name }) {
   /** @param {number} k */
-  const called = (k) => visible(names[k]);
+  const called = (k) => named(names[k]);
   return {
     label,
     rows: [[of, scores], ["exp", raised]],

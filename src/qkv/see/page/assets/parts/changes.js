@@ -2,12 +2,11 @@
 // which tokens each token sees, and the temperature of attention.
 
 import { choice } from "../base/controls.js";
-import { el, fill, word } from "../base/elements.js";
+import { el, fill } from "../base/elements.js";
 import { count, number } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
 import { range } from "../base/arrays.js";
 import { editsOf } from "../engine/edits.js";
-import { maskOf } from "../store/positions.js";
 import { offerOf } from "./sentence.js";
 import { changeWords, heatWords, nameIn, spelled, usualScale } from "./words.js";
 import "./changes.css";
@@ -69,35 +68,24 @@ export function inWords({ state, run, original, words, model }) {
     if (known) known.gone.push(edit);
     else groups.push({ key, gone: [edit], say });
   };
-  /** @type {(token: number) => [number, string]} */
-  const nameOf = (token) => {
-    const own = words.find(([first, last]) => token >= first && token < last);
-    return own ? [own[0], own[2]] : [token, run.tokens[token]];
-  };
-  /** @param {string} name */
-  const shownAs = (name) => (name === maskOf(model) ? "?" : name);
-  /** @param {string} name */
-  const plain = (name) => word(shownAs(name));
   /** @param {number} token */
-  const named = (token) => plain(nameOf(token)[1]);
-  /** @param {number} token */
-  const at = (token) => ({ word: shownAs(nameOf(token)[1]) });
+  const named = (token) => ({ word: nameIn({ ...run, words }, token) });
   /** @type {(edit: Edit) => string} */
   const head = ({ layer, head: h }) => (layer === undefined ? "everywhere" : h === undefined ? `in layer ${layer}` : `in head ${layer}.${h}`);
   const windowed = windowOf(edits, original.tokens.length);
   for (const edit of edits) {
     const { op, token, query, layer, value } = /** @type {Required<Edit>} */ (edit);
-    if (op === "hide") put(`hide ${nameOf(token)[0]}`, edit, () => [named(token), " hidden"]);
-    else if (op === "swap") put(`swap ${token}`, edit, () => [plain(nameIn(original, token)), " → ", plain(plainName(edit.with))]);
+    if (op === "hide") put(`hide ${words.find(([first, last]) => first <= token && token < last)?.[0] ?? token}`, edit, () => [named(token), " hidden"]);
+    else if (op === "swap") put(`swap ${token}`, edit, () => [{ word: nameIn(original, token) }, " → ", { word: plainName(edit.with) }]);
     else if (op === "ablate") put(`ablate ${head(edit)}`, edit, () => [edit.head === undefined ? `layer ${layer}: all heads removed` : `head ${layer}.${edit.head} removed`]);
     else if (op === "causal") put("causal", edit, () => ["later words are hidden"]);
     else if (op === "scale") put("scale", edit, () => [heatWords(model, value)]);
     else if (op === "row") put(`row ${query} ${head(edit)}`, edit, () => ["weights of ", named(query), ` set ${head(edit)}`]);
-    else if (op !== "mask") put(JSON.stringify(edit), edit, () => spelled(changeWords(edit, { state, model }, at)));
+    else if (op !== "mask") put(JSON.stringify(edit), edit, () => changeWords(edit, { state, model }, named));
     else if (windowed && layer === undefined) put("window", edit, () => [`sees ${windowed} to each side`]);
     else put(`mask ${head(edit)}`, edit, (gone) => [`${count(gone.length)} ${gone.length > 1 ? "pairs" : "pair"} hidden ${head(edit)}`]);
   }
-  return groups.map(({ gone, say }) => ({ said: say(gone), gone }));
+  return groups.map(({ gone, say }) => ({ said: spelled(say(gone)), gone }));
 }
 
 // ---- which tokens each token sees

@@ -3,6 +3,7 @@
 import { el } from "../base/elements.js";
 import { visible } from "../base/format.js";
 import { hiddenBy } from "../engine/edits.js";
+import { withSigns } from "../engine/gaps.js";
 import { probabilitiesOf } from "../engine/sampling.js";
 import { cosineAt, movedShare } from "../store/probabilities.js";
 import { inWords } from "./changes.js";
@@ -131,7 +132,7 @@ export function aboutPart(name, now, store, part) {
   if (!run || (name === "second" && !second)) return null;
   const changes = inWords(/** @type {Now} */ (now)).map(({ said }) => el("span", {}, said).textContent.replace(/×$/, ""));
   const texts = name === "second" ? [sentence, /** @type {Second} */ (second).text] : [sentence];
-  const caption = [texts.map((text) => `“${visible(text)}”`).join(" beside "), ...changes, store.engine.name || model.name].join(" · ");
+  const caption = [texts.map((text) => `“${visible(withSigns(text, model))}”`).join(" beside "), ...changes, store.engine.name || model.name].join(" · ");
   const called = name === "head" ? `head-${state.layer}.${state.head}` : name;
   return { name: called, text: sentence, caption, numbers: sheetsOf(name, /** @type {Now} */ (now), store.data, part) };
 }

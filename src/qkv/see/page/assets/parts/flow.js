@@ -1,7 +1,7 @@
 // The steps of one layer of a run, in the format in which page/payload.py writes a recorded walk. The texts of the
 // steps are in steps.json, which Python reads too; this module chooses the rows and fills their placeholders.
 
-import { visible } from "../base/format.js";
+import { named } from "../base/format.js";
 import { editsOf, hiddenBy, isFor, scaleOf } from "../engine/edits.js";
 import { capped } from "../engine/layers.js";
 import { isRemoved } from "./map.js";
@@ -279,7 +279,7 @@ function attentionFlow(one) {
   const weights = run.pattern[layer][head];
   if (rows.length) {
     const overridden = rows.some((edit) => edit.query === token);
-    const note = overridden ? fill(PHRASES["given row"], { token: visible(run.tokens[token]) }) : "";
+    const note = overridden ? fill(PHRASES["given row"], { token: named(run.tokens[token]) }) : "";
     write("weights given", weights, { layer, head, note }, { from: [of], changed: true });
   } else {
     const blind = run.tokens.some((_, i) => hidden.subarray(i * T, (i + 1) * T).every(Boolean));
@@ -421,7 +421,7 @@ function unitsFlow(one) {
   const size = block.post.subarray(token * F, (token + 1) * F).map(Math.abs);
   const at = Array.from(size.keys()).sort((a, b) => size[b] - size[a]).slice(0, FEW_UNITS);
   const shown = { at, names: at.map(String) };
-  const units = fill(PHRASES.units, { units: at.length, count: F, token: visible(run.tokens[token]) });
+  const units = fill(PHRASES.units, { units: at.length, count: F, token: named(run.tokens[token]) });
   linearFlow(one, "up", block.pre, "mlp.up_proj", D, { x: "N1" }, { shown, note: `${ROWS.up.note}; ${units}` });
   write("gelu", block.post, { x: "pre", name: "post", columns: "F", side: "queries" }, { shown });
   linearFlow(one, "down", block.mlp_out, "mlp.down_proj", F, { units: at, count: F });

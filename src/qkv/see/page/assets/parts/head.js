@@ -8,7 +8,6 @@ import { el, fill } from "../base/elements.js";
 import { heatmap } from "../base/heatmap.js";
 import { fixed, percent, visible } from "../base/format.js";
 import { inTurn } from "../base/turns.js";
-import { maskOf } from "../store/positions.js";
 import { measured, rolesIn, usually } from "../store/roles.js";
 import { SIGHT } from "../store/state.js";
 import { heldWith, lines, LISTED, ROW, rowsInView } from "./lines.js";
@@ -323,10 +322,10 @@ export function headPart(ui, store, hands = null) {
    * Says why the page shows this head; empty if the page has no reason.
    * @param {Now} now
    */
-  function whyOf_({ state, ruled, model }) {
+  function whyOf_({ state, ruled }) {
     if (store.picked) return ["You chose this head. ", byRule];
     if (ruled?.layer !== state.layer || ruled.head !== state.head) return [];
-    return `${state.edits.length ? "Before your changes: " : ""}${ruled.said.replaceAll(maskOf(model), "?")}`;
+    return `${state.edits.length ? "Before your changes: " : ""}${ruled.said}`;
   }
 
   /** @param {Told} next */

@@ -2,7 +2,7 @@
 
 import { LINES } from "../base/colours.js";
 import { roving } from "../base/controls.js";
-import { el, fill, svg } from "../base/elements.js";
+import { drawn, el, fill, svg } from "../base/elements.js";
 import { count, visible } from "../base/format.js";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
@@ -126,7 +126,7 @@ export function lines(ui, { onhover, onpick, onfree }) {
       if (!token) {
         const { name, first: position } = head.rows[i];
         token = el("div", { class: "token", role: "option", "data-i": i, "aria-setsize": all, "aria-posinset": i + 1, style: { top: `${i * ROW}px` } },
-          all > LISTED ? el("span", { class: "position" }, count(position)) : null, el("bdi", {}, visible(name)));
+          all > LISTED ? el("span", { class: "position" }, count(position)) : null, drawn(name));
         tokens.insertBefore(token, [...tokens.children].find((/** @type {any} */ other) => other.dataset.i > i) || null);
       }
       const k = active.indexOf(i);

@@ -6,7 +6,7 @@
 import { css, shade } from "../base/colours.js";
 import { choice, roving, scaleBar } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
-import { number, percent, visible } from "../base/format.js";
+import { named, number, percent, visible } from "../base/format.js";
 import { inTurn } from "../base/turns.js";
 import { editsOf } from "../engine/edits.js";
 import { probabilitiesOf } from "../engine/sampling.js";
@@ -278,7 +278,7 @@ export function mapPart(ui, store) {
     if (state.position === null) return "There is no word to look at: choose one in the sentence.";
     const done = sweep?.all().length;
     const wait = sweep?.busy() ? ` ${done} of ${now.model.layers * now.model.heads} measured.` : "";
-    return `Removing this head would move this share of the probability at ${visible(run.tokens[state.position])} to other words (total variation distance).${wait}`;
+    return `Removing this head would move this share of the probability at ${named(run.tokens[state.position])} to other words (total variation distance).${wait}`;
   }
 
   function show() {

@@ -4,8 +4,8 @@
 // the animation.
 
 import { canvas2d, css, hatch, shade } from "../base/colours.js";
-import { el, fill, word } from "../base/elements.js";
-import { count, number, percent, readingTime, visible } from "../base/format.js";
+import { drawn, el, fill, word } from "../base/elements.js";
+import { count, number, percent, readingTime } from "../base/format.js";
 import { hiddenBy, scaleOf, setRow } from "../engine/edits.js";
 import { vectorsOf } from "./head.js";
 import { isRemoved } from "./map.js";
@@ -477,7 +477,7 @@ export function motionPart(ui) {
      * @param {any} name  the name at the beginning of the row
      */
     const line = (name, kind = "") => el("li", { class: kind }, el("span", { class: "motion-name" }, name), el("span", { class: "motion-room" }), el("span", { class: "motion-figure" }));
-    fill(list, line(word(row.name), "query"), row.rows.map(({ name, others }) => line(others ? name : el("bdi", {}, visible(name)))), line("sum", "sum"));
+    fill(list, line(word(row.name), "query"), row.rows.map(({ name, others }) => line(others ? name : drawn(name))), line("sum", "sum"));
     button.hidden = still.matches;
     if (asked) part.play(...asked);
     else if (chosen && !still.matches) play(0);

@@ -135,16 +135,8 @@ function whereOf(now) {
   const there = { word: nameAt(now, now.state.position) };
   if (now.model.next) return [" after ", there];
   if (!isGap(now)) return [" at ", there];
-  const all = masks(now);
-  return all.length > 1 ? [` at ? number ${all.indexOf(now.state.position) + 1}`] : [];
-}
-
-/**
- * The positions of mask tokens in the text of the run.
- * @param {Looked} now
- */
-function masks({ run, model }) {
-  return run.tokens.flatMap((token, position) => (token === maskOf(model) ? [position] : []));
+  const all = now.run.tokens.flatMap((token, position) => (token === maskOf(now.model) ? [position] : []));
+  return all.length > 1 ? [` at gap ${all.indexOf(now.state.position) + 1}`] : [];
 }
 
 /**
@@ -165,10 +157,7 @@ function causeOf(now) {
   for (const { layer, head } of of("ablate"))
     clauses.push([head === undefined || head === null ? `without the heads of layer ${layer}` : `without head ${layer}.${head}`]);
   for (const edit of of("swap")) {
-    const was = nameIn(now.original, edit.token);
-    const old = { word: was === maskOf(now.model) ? "?" : was };
-    if (edit.with === maskOf(now.model)) clauses.push(["with ", old, " masked"]);
-    else clauses.push(["with ", { word: plainName(edit.with) }, " in place of ", old]);
+    clauses.push(["with ", { word: plainName(edit.with) }, " in place of ", { word: nameIn(now.original, edit.token) }]);
   }
   if (of("causal").length) clauses.push(["with later words hidden"]);
   if (of("mask").length) clauses.push(linksOf(now, of("mask")));
@@ -180,11 +169,8 @@ function causeOf(now) {
   return clauses.flatMap((clause, i) => (i ? [" and ", ...clause] : clause));
 }
 
-/**
- * Describes the hidden links in words.
- * @param {Looked} now
- * @param {ByOp["mask"][]} edits
- */
+// Describes the hidden links in words.
+/** @param {Looked} now @param {ByOp["mask"][]} edits */
 function linksOf(now, edits) {
   const [{ query, key, layer, head }] = edits;
   if (edits.length > 1) return [`with ${edits.length} links hidden`];
@@ -192,25 +178,16 @@ function linksOf(now, edits) {
   return ["with ", { word: nameAt(now, key) }, " hidden from ", { word: nameAt(now, query) }, where];
 }
 
-/**
- * Describes in words the rows of weights that the reader set.
- * @param {ByOp["row"][]} edits
- */
+// Describes in words the rows of weights that the reader set.
+/** @param {ByOp["row"][]} edits */
 function rowsOf(edits) {
   const [{ layer, head }] = edits;
   if (edits.length > 1) return [`with ${edits.length} rows of your weights`];
   return [`with your weights in head ${layer}.${head}`];
 }
 
-/**
- * The readable name of a token; if the reader replaced its word, the name is the new word's.
- * @param {Looked} now
- * @param {number} token
- */
-function nameAt(now, token) {
-  const name = nameIn({ ...now.run, words: now.words }, token);
-  return name === maskOf(now.model) ? "?" : name;
-}
+/** @param {Looked} now @param {number} token */
+const nameAt = ({ run, words }, token) => nameIn({ ...run, words }, token);
 
 /**
  * The words to which these tokens belong, each once. If only some tokens of a word are in `tokens`, the result

@@ -3,7 +3,7 @@
 
 import { choice, toggle } from "../base/controls.js";
 import { el, fill, word } from "../base/elements.js";
-import { count, visible } from "../base/format.js";
+import { count, named } from "../base/format.js";
 import { range } from "../base/arrays.js";
 import { isFor, setRow } from "../engine/edits.js";
 import { oneAtATime } from "./hand.js";
@@ -114,12 +114,12 @@ export function paintBar(ui, store, step) {
   function refused(r, c) {
     const { head, at, own } = told;
     const pairs = pairsOf(head, r, c);
-    const name = `${visible(head.rows[r].name)} → ${visible(head.columns[c].name)}`;
+    const name = `${named(head.rows[r].name)} → ${named(head.columns[c].name)}`;
     const { edits } = store.state;
     if (pairs.some(([i, j]) => masksOf(edits, i, j, at.l, at.h).length)) return "";
     if (head.hidden(r, c)) return `${name} is hidden by ${head.changed(r, c) ? "another change: undo that one" : "the model itself"}.`;
     if (where === "head" && pairs.some(([position]) => setRow(edits, at.l, at.h, position)))
-      return `The weights of ${visible(head.rows[r].name)} are set by hand here, so masks have no effect: reset them first.`;
+      return `The weights of ${named(head.rows[r].name)} are set by hand here, so masks have no effect: reset them first.`;
     return own === null ? "There are no tokens." : "";
   }
 
@@ -153,7 +153,7 @@ export function paintBar(ui, store, step) {
     fill(note, why);
     if (why) return;
     const hides = !isMasked(r, c);
-    ui.say(`${visible(told.head.rows[r].name)} → ${visible(told.head.columns[c].name)} is ${hides ? "hidden" : "open"}`);
+    ui.say(`${named(told.head.rows[r].name)} → ${named(told.head.columns[c].name)} is ${hides ? "hidden" : "open"}`);
     store.set({ edits: withLinks(store.state.edits, [[r, c]], hides) });
   }
 

@@ -4,7 +4,7 @@
 import { foldedTable } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
 import { heatmap } from "../base/heatmap.js";
-import { fixed, inBoth, number, percent, visible } from "../base/format.js";
+import { fixed, inBoth, named, number, percent, visible } from "../base/format.js";
 import { alongside } from "../store/alongside.js";
 import { SIGHT } from "../store/state.js";
 import { heldWith, lines, rowsInView } from "./lines.js";
@@ -219,7 +219,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   /** @param {number} which @param {number} i @param {number} j */
   function numbersOf(which, i, j) {
     const here = [0, 1].map((k) => weightAt(k, i, j));
-    const title = `${visible(now.rows.names[i])} → ${j in now.columns.names ? visible(now.columns.names[j]) : AWAY}`;
+    const title = `${named(now.rows.names[i])} → ${j in now.columns.names ? named(now.columns.names[j]) : AWAY}`;
     if (which < 2 && here[which] === null) return `${title}: not in ${now.names[which]}`;
     if (which < 2) return cellNumbers(sides[which].head, sides[which].at, .../** @type {[number, number]} */ (cellAt(which, i, j)));
     const fields = here.map((x, k) => [now.names[k], x === null ? "not there" : sides[0].head.live ? inBoth(x || 0) : number(x || 0, 5)]);
@@ -335,7 +335,7 @@ function pairTold(now, sides, rows) {
     const all = [...here, here.includes(null) ? null : here[1] - here[0]];
     return [visible(now.columns.names[j]), ...all.map((x) => (x === null ? "–" : sides[0].head.live ? percent(x) : fixed(x, 3)))];
   };
-  const names = rows.map((own) => (own.length ? visible(now.rows.names[own[0]]) : "nothing"));
+  const names = rows.map((own) => (own.length ? named(now.rows.names[own[0]]) : "nothing"));
   return {
     caption: `What ${names[0]} looks at in ${now.names[0]}, and ${names[1]} in ${now.names[1]}`,
     columns: [...now.names, "difference"],

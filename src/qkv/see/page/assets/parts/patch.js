@@ -2,8 +2,8 @@
 // the same number of tokens.
 
 import { choice } from "../base/controls.js";
-import { el, fill, word } from "../base/elements.js";
-import { visible } from "../base/format.js";
+import { drawn, el, fill } from "../base/elements.js";
+import { named } from "../base/format.js";
 import { range } from "../base/arrays.js";
 import { alongside } from "../store/alongside.js";
 import { LONGEST } from "../store/limits.js";
@@ -36,7 +36,7 @@ const TAKEN = [
  * @param {string[]} tokens
  */
 export function tokenOptions(tokens) {
-  return [[ALL, "all tokens"], ...tokens.map((token, t) => [t, `${t} ${visible(token)}`])];
+  return [[ALL, "all tokens"], ...tokens.map((token, t) => [t, `${t} ${named(token)}`])];
 }
 
 /**
@@ -192,7 +192,7 @@ export function patchPanel(ui, store) {
     if (!fits()) return [`Your sentence has ${tokens.length} tokens and the other has ${far.length}. They must have the same number.`];
     const apart = range(0, far.length).filter((t) => tokens[t] !== far[t]);
     if (!apart.length) return [`Both have ${far.length} tokens, and all of them are the same: a patch changes nothing.`];
-    return [`Both have ${far.length} tokens. They differ at `, ...listOf(apart.map((t) => `${t} (${visible(tokens[t])} / ${visible(far[t])})`)), "."];
+    return [`Both have ${far.length} tokens. They differ at `, ...listOf(apart.map((t) => `${t} (${named(tokens[t])} / ${named(far[t])})`)), "."];
   }
 
   return {
@@ -215,7 +215,7 @@ export function patchPanel(ui, store) {
 function sideBySide(own, far) {
   const axis = own.length === far.length ? own.map((_, t) => /** @type {Both} */ ([t, t])) : alongside(own, far);
   /** @param {string[]} tokens @param {number | null} t */
-  const name = (tokens, t) => (t === null ? "–" : word(tokens[t]));
+  const name = (tokens, t) => (t === null ? "–" : drawn(tokens[t]));
   /** @param {Both} both */
   const kind = ([a, b]) => (a !== null && b !== null && own[a] === far[b] ? "" : "differs");
   return el("table", {},

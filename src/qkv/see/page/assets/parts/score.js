@@ -2,7 +2,7 @@
 // weight.
 
 import { el, fill, word } from "../base/elements.js";
-import { number, visible } from "../base/format.js";
+import { named, number, visible } from "../base/format.js";
 import { hiddenBy, scaleOf, setRow } from "../engine/edits.js";
 import { productBars, sumBars } from "./cell.js";
 import { sumOf } from "./sums.js";
@@ -44,7 +44,7 @@ export function scorePart(ui, head) {
     /** @param {Vectors} vector @param {number} t */
     const numbers = (vector, t) => Array.from({ length: d }, (_, c) => vector.at(t, c));
     const sum = sumOf(numbers(q, i), numbers(k, j));
-    const made = productBars(`score of ${visible(query)} and ${visible(key)}`, sum, `Q ${visible(query)}`, `K ${visible(key)}`);
+    const made = productBars(`score of ${named(query)} and ${named(key)}`, sum, `Q ${visible(query)}`, `K ${visible(key)}`);
     const [own, other] = made.rows;
     bars.set({ ...made, rows: [[own[0], own[1], q.high], [other[0], other[1], k.high]] });
     fill(title, "The score of ", word(query), " and ", word(key));

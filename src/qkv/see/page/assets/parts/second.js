@@ -5,7 +5,6 @@
 import { el, fill, word } from "../base/elements.js";
 import { probabilitiesOf } from "../engine/sampling.js";
 import { cosineAt } from "../store/probabilities.js";
-import { maskOf } from "../store/positions.js";
 import { partnerOf } from "../store/second.js";
 import { LONGEST } from "../store/limits.js";
 import { alikeChart, barLegend, headList, HEADS_LISTED, outcomeOf, wordTable } from "./outcome.js";
@@ -164,8 +163,6 @@ function apart(run, second, own, other) {
 function wordsOfBoth({ state, run, second, model }) {
   if (!run.logits.length || !second.run.logits.length || state.position === null || second.position === null) return null;
   const { rows } = outcomeOf(probabilitiesOf(run.logits), probabilitiesOf(second.run.logits), model.words);
-  /** @param {Run} one @param {number} position */
-  const named = (one, position) => word(one.tokens[position] === maskOf(model) ? "?" : one.tokens[position]);
-  const title = [model.next ? "What follows " : "The model's words for ", named(run, state.position), " in the first and ", named(second.run, second.position), " in the second"];
+  const title = [model.next ? "What follows " : "The model's words for ", word(run.tokens[state.position]), " in the first and ", word(second.run.tokens[second.position]), " in the second"];
   return [el("h4", {}, title), barLegend(["first", "second"]), wordTable(rows.map((row) => ({ ...row, mark: "" })), ["first", "second"])];
 }

@@ -3,11 +3,11 @@
 // Python code.
 
 import { roving } from "../base/controls.js";
-import { el, fill, word } from "../base/elements.js";
-import { directionOf, visible } from "../base/format.js";
+import { drawn, el, fill, word } from "../base/elements.js";
+import { directionOf, GAP, named, visible } from "../base/format.js";
 import { range } from "../base/arrays.js";
 import { editsOf } from "../engine/edits.js";
-import { gapsOf } from "../engine/gaps.js";
+import { gapsOf, withSigns } from "../engine/gaps.js";
 import { maskOf } from "../store/positions.js";
 import { LONGEST } from "../store/limits.js";
 import { lessonButton } from "./cards.js";
@@ -27,9 +27,8 @@ import "./sentence.css";
 /** @typedef {import("../base/mount.js").Ui} Ui */
 
 /**
- * @typedef {{token: number, tokens: [number, number], word: string, guessed: boolean, chosen: boolean, kinds: string[],
- *            pieces: string[], said: string}} Chip  a word; `tokens`: the range of the word's tokens, from
- *            the first token to the last token + 1; `guessed`: whether the word is missing
+ * @typedef {{token: number, tokens: [number, number], word: string, chosen: boolean, kinds: string[],
+ *            pieces: string[], said: string}} Chip  a word; `tokens`: [first, last + 1]
  * @typedef {{text: string, hide?: number[], ablate?: [number, number][], change: string, why: string}} Story  STORY of page/play.py
  */
 
@@ -38,6 +37,8 @@ import "./sentence.css";
  * @typedef {{label: any[], on: boolean, edits: Edit[], why: string, tokens: number[]}} Offer
  */
 
+/** @param {any} data */
+export const gapsSaid = ({ mask }) => `A gap is a word that the model guesses. Type it as ${GAP}, _, ${mask}, or ? between words.`;
 const UNKNOWN = /^[[<]unk[\]>]$/i; // the tokens for unknown words
 
 /** @param {Ui} ui @param {LiveStore} store @returns {Part} */
@@ -79,8 +80,8 @@ export function sentencePart(ui, store) {
   function update(now) {
     last = now;
     const { state, run } = now;
-    const told = run && state.text === store.state.text ? now.sentence : store.state.text;
-    if (field.value !== told) [field.value, typed] = [told, -Infinity];
+    const told = withSigns(run && state.text === store.state.text ? now.sentence : store.state.text, store.data);
+    if (withSigns(field.value, store.data) !== told) [field.value, typed] = [told, -Infinity];
     undo.disabled = !store.canUndo;
     beside.disabled = !state.edits.length;
     another.hidden = !state.inside || state.second !== null;
@@ -93,7 +94,7 @@ export function sentencePart(ui, store) {
     offer.setAttribute("aria-pressed", String(Boolean(pending?.on)));
     chips.update(/** @type {Now} */ (now));
     chosen.update(/** @type {Now} */ (now), pending);
-    fill(notes, unreadOf(now.sentence, run, now.model));
+    fill(notes, unreadOf(now.sentence, run, now.model), el("p", { class: "note" }, [store.data.guesses ? gapsSaid(store.data) : "", addedTo(run)].filter(Boolean).join(" ")));
   }
   return { node, update };
 }
@@ -106,6 +107,14 @@ export function reachOf({ protocol, hostname }) {
   if (["about:", "data:"].includes(protocol)) return "This page is embedded in another page, so its address does not work elsewhere.";
   const hosted = ["http:", "https:"].includes(protocol) && !/^(127\.[\d.]+|\[::1\]|(.+\.)?localhost)$/.test(hostname);
   return hosted ? "" : "This address works on this machine only.";
+}
+
+// A sentence about the tokens that the tokenizer adds to a text; empty if it adds none.
+/** @param {Run} run */
+export function addedTo({ tokens, special }) {
+  const begin = special.includes(false) ? special.indexOf(false) : Math.ceil(tokens.length / 2);
+  const added = tokens.flatMap((token, t) => (special[t] ? [`${token} at the ${t < begin ? "start" : "end"}`] : []));
+  return added.length ? `The model adds ${added.join(" and ")} of every text.` : "";
 }
 
 /**
@@ -141,8 +150,8 @@ function chipRow(ui, store) {
   let spans = [];
   /** @param {number} i */
   const choose = (i) => {
-    const { token, guessed } = spans[i];
-    store.set(guessed ? { query: token, position: token } : { query: token });
+    const { token, kinds } = spans[i];
+    store.set(kinds.includes("mask") ? { query: token, position: token } : { query: token });
   };
   const move = roving(node, { count: () => spans.length, onmove: choose, onpick: choose });
 
@@ -153,7 +162,7 @@ function chipRow(ui, store) {
     node.dir = directionOf(now.sentence);
     fill(node, spans.map((span, i) =>
       el("span", { class: `chip ${span.kinds.join(" ")}`, role: "option", "data-i": i, "data-token": span.token, "aria-selected": String(span.chosen), "aria-label": span.said },
-        span.pieces.flatMap((piece, k) => [k ? el("i", { "aria-hidden": "true" }, "·") : null, el("bdi", {}, piece)]))));
+        span.pieces.flatMap((piece, k) => [k ? el("i", { "aria-hidden": "true" }, "·") : null, drawn(piece)]))));
     move.at = Math.max(0, spans.findIndex(({ chosen }) => chosen));
     move.refresh();
     if (focused) node.children[move.at]?.focus();
@@ -180,13 +189,12 @@ function chipsOf({ state, run, original, words, model }) {
     const here = (position) => position !== null && position >= first && position < last;
     /** @type {Record<string, boolean>} */
     const is = { special: run.special[first], mask, hidden: hidden.has(first), swapped: swaps.has(first), position: here(state.position) };
-    const shown = mask ? ["?"] : last - first > 1 ? tokens.map((token) => visible(token.replace(/^##/, ""))) : [visible(word)];
-    const said = [mask ? "unknown word" : shown.join(""), is.hidden && "hidden", is.swapped && `in place of ${nameIn(original, first)}`, is.position && "its guesses are shown"];
+    const shown = last - first > 1 ? tokens.map((token) => token.replace(/^##/, "")) : [word];
+    const said = [mask ? "gap" : shown.map(visible).join(""), is.hidden && "hidden", is.swapped && `in place of ${named(nameIn(original, first))}`, is.position && "its guesses are shown"];
     chips.push({
       token: first,
       tokens: [first, last],
       word,
-      guessed: mask,
       chosen: here(state.query),
       kinds: Object.keys(is).filter((kind) => is[kind]),
       pieces: shown,
@@ -295,14 +303,14 @@ function chosenWord(store) {
     if (node.hidden) return;
     /** @param {string} kind */
     const has = (kind) => span.kinds.includes(kind);
-    fill(name, word(has("mask") ? "?" : span.pieces.join("")));
+    fill(name, word(span.pieces.join("")));
     hide.textContent = has("hidden") ? "Show" : "Hide";
     hide.setAttribute("aria-pressed", String(has("hidden")));
     hide.hidden = String(offer?.tokens) === String(positions());
     mask.hidden = !has("swapped") && (has("mask") || !known.has(maskOf(now.model)));
-    mask.textContent = has("swapped") ? "Put back" : "Replace by ?";
+    mask.textContent = has("swapped") ? "Put back" : "Replace by a gap";
     guess.hidden = has("position");
-    swap.setAttribute("aria-label", `a word in place of ${span.word}`);
+    swap.setAttribute("aria-label", `a word in place of ${named(span.word)}`);
   }
   return { node, update };
 }
@@ -377,7 +385,7 @@ function exampleMenu(store) {
   /** @type {{stories?: Story[]}} */
   const { stories = [] } = store.data;
   const select = el("select", { class: "in-whole", "aria-label": "Examples" }, el("option", { value: "" }, "Examples"),
-    stories.map(({ text, change }, i) => el("option", { value: i }, `${visible(text.replace("[MASK]", "?"))} – ${change}`)));
+    stories.map(({ text, change }, i) => el("option", { value: i }, `${visible(withSigns(text, store.data))} – ${change}`)));
   select.addEventListener("change", () => {
     const story = stories[select.value];
     select.value = "";

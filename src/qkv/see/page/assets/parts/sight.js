@@ -3,7 +3,7 @@
 
 import { raster } from "../base/colours.js";
 import { word } from "../base/elements.js";
-import { count, inBoth, number, percent, visible } from "../base/format.js";
+import { count, inBoth, named, number, percent } from "../base/format.js";
 import { pick } from "../base/arrays.js";
 import { hiddenBy, scaleOf } from "../engine/edits.js";
 import { SIGHT } from "../store/state.js";
@@ -364,7 +364,7 @@ function which(spans, k) {
  */
 function lookWords(head, r, where, long) {
   const { rows, columns, known, gone, source } = head;
-  const said = [word(rows[r].name), which(rows, r)];
+  const said = [word(rows[r].name, "The"), which(rows, r)];
   const [c, value] = known(r)[0] || [0, 0];
   if (!(value > 0)) said.push(` looks at nothing in sight (${where})`);
   else {
@@ -417,7 +417,7 @@ export function cellNumbers(head, state, r, c) {
   const last = long ? "contribution" : "weight";
   if (!to)
     return {
-      title: `${visible(from.name)} → out of sight`,
+      title: `${named(from.name)} → out of sight`,
       fields: [[last, exact(head.gone(r))]],
     };
   const [i, j] = [from.first, to.first];
@@ -451,7 +451,7 @@ export function cellNumbers(head, state, r, c) {
   }
   fields.push([last, hidden ? "0" : value === undefined ? "not among the largest" : exact(value)]);
   if (text.summary) fields.push(["positions", `${count(i)} → ${count(j)}`]);
-  return { title: `${visible(from.name)} → ${visible(to.name)}`, fields };
+  return { title: `${named(from.name)} → ${named(to.name)}`, fields };
 }
 
 // ---- the small picture of a head

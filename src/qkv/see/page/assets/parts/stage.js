@@ -2,8 +2,8 @@
 // The lines go from the gap to the words with the largest weights, averaged over all heads. Changes are animated.
 
 import { range } from "../base/arrays.js";
-import { el, fill, svg } from "../base/elements.js";
-import { directionOf, percent, visible } from "../base/format.js";
+import { drawn, el, fill, svg } from "../base/elements.js";
+import { directionOf, named, percent, visible } from "../base/format.js";
 import { guessName } from "../base/tokens.js";
 import { editsOf } from "../engine/edits.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
@@ -32,7 +32,7 @@ export function stage(ui, onword = null) {
   const text = el("p", { class: "big" }, lines, words);
   const legend = el("p", { class: "note legend" });
   const node = el("div", { class: "stage", "data-part": "stage" }, text, legend);
-  let drawn = ""; // the words that are on the page
+  let built = ""; // the words that are on the page
   /** @type {StageWord[]} */
   let all = [];
   /** @type {Map<number, any>} */
@@ -49,14 +49,14 @@ export function stage(ui, onword = null) {
     paths.clear();
     fill(lines);
     gap = null;
-    fill(words, all.flatMap((one) => [one.before, one.gap ? gapNode() : one.plain || !onword ? el("span", { class: "w plain", "data-token": one.first }, visible(one.text)) : wordNode(one)]));
+    fill(words, all.flatMap((one) => [one.before, one.gap ? gapNode() : one.plain || !onword ? el("span", { class: "w plain", "data-token": one.first }, drawn(one.text)) : wordNode(one)]));
     text.dir = directionOf(now.sentence);
     text.classList.toggle("long", now.sentence.length > LONG);
   }
 
   /** @param {StageWord} one */
   function wordNode({ first, last, text: name }) {
-    return el("button", { type: "button", class: "w", "data-token": first, onclick: () => onword?.([first, last]) }, el("bdi", {}, visible(name)));
+    return el("button", { type: "button", class: "w", "data-token": first, onclick: () => onword?.([first, last]) }, drawn(name));
   }
 
   function gapNode() {
@@ -104,7 +104,7 @@ export function stage(ui, onword = null) {
     const box = text.getBoundingClientRect();
     const size = parseFloat(getComputedStyle(text).fontSize);
     lines.setAttribute("viewBox", `0 0 ${box.width} ${box.height}`);
-    const [places, rows] = placesIn([...words.children]);
+    const [places, rows] = placesIn([...words.children].map(boxOf));
     const order = inOrder(own);
     const shown = new Set(order.slice(0, MOST).filter((i, rank) => rank < FEWEST || own[i] >= LEAST));
     all.forEach(({ first }, i) => {
@@ -131,8 +131,8 @@ export function stage(ui, onword = null) {
    */
   function update(now, bare = false, { heads, query } = {}) {
     const made = JSON.stringify([now.sentence, now.words, now.state.position]);
-    if (made !== drawn) build(now);
-    drawn = made;
+    if (made !== built) build(now);
+    built = made;
     const hidden = new Set(editsOf(now.state.edits, "hide").map(({ token }) => token));
     const swapped = new Set(editsOf(now.state.edits, "swap").map(({ token }) => token));
     /** @param {StageWord} one */
@@ -152,12 +152,12 @@ export function stage(ui, onword = null) {
     from = all.findIndex(({ first, last, gap: missing }) => (hasGap ? missing : position !== null && first <= position && position < last));
     const row = bare || position === null || from < 0 ? null : meanRow(now, position, T, heads);
     weights = row && Float64Array.from(all, ({ first, last }) => row.subarray(first, last).reduce((sum, weight) => sum + weight, 0));
-    const who = query !== undefined ? `“${visible(now.run.tokens[query])}”` : now.model.next ? "the last word" : gap ? "the gap" : "the word";
+    const who = query !== undefined ? named(now.run.tokens[query]) : now.model.next ? "the last word" : gap ? "the gap" : "the word";
     const where = heads?.length === 1 ? `in head ${heads[0].join(".")}` : heads ? `over the ${heads.length} heads of the edits` : `over all ${now.model.layers * now.model.heads} heads`;
     fill(legend, row ? `A thicker line: ${who} looks there more, ${where}.` : null);
     const own = weights;
-    const most = own && inOrder(own).slice(0, FEWEST).map((i) => `${visible(all[i].text)} ${percent(own[i])}`);
-    const off = all.filter((one) => !one.gap && isOff(one)).map(({ text: name }) => visible(name));
+    const most = own && inOrder(own).slice(0, FEWEST).map((i) => `${named(all[i].text)} ${percent(own[i])}`);
+    const off = all.filter((one) => !one.gap && isOff(one)).map(({ text: name }) => named(name));
     lines.setAttribute("aria-label", [most?.length && `${who} looks most at ${most.join(", ")}, ${where}`, off.length && `hidden: ${off.join(", ")}`].filter(Boolean).join("; ") || "no lines");
     if (!weights) {
       paths.clear();
@@ -171,18 +171,23 @@ export function stage(ui, onword = null) {
   return { node, update, words };
 }
 
-/** @param {HTMLElement[]} words @returns {[Place[], Row[]]} */
-function placesIn(words) {
+/** @param {HTMLElement} node */
+function boxOf(node) {
+  const { offsetLeft: left, offsetTop: top, offsetWidth: wide, offsetHeight: tall } = node;
+  const note = node.querySelector("small");
+  return { left, top, right: left + wide, bottom: top + tall, foot: note ? top + note.offsetTop + note.offsetHeight : undefined };
+}
+
+/** @param {(Row & {foot?: number})[]} boxes  of the words; `foot`: the lower end of the note below @returns {[Place[], Row[]]} */
+export function placesIn(boxes) {
   /** @type {Row[]} */
   const rows = [];
-  const places = words.map((node) => {
-    const { offsetLeft: left, offsetTop: top, offsetWidth: wide, offsetHeight: tall } = node;
-    const [x, bottom, note] = [left + wide / 2, top + tall, node.querySelector("small")];
-    if (!rows.length || top >= /** @type {Row} */ (rows.at(-1)).bottom) rows.push({ left: x, right: x, top, bottom });
+  const places = boxes.map(({ left, right, top, bottom, foot = bottom }) => {
+    if (!rows.length || top >= /** @type {Row} */ (rows.at(-1)).bottom) rows.push({ left, right, top, bottom });
     const row = /** @type {Row} */ (rows.at(-1));
-    [row.left, row.right] = [Math.min(row.left, left), Math.max(row.right, left + wide)];
+    [row.left, row.right] = [Math.min(row.left, left), Math.max(row.right, right)];
     [row.top, row.bottom] = [Math.min(row.top, top), Math.max(row.bottom, bottom)];
-    return { x, top, bottom: note ? top + note.offsetTop + note.offsetHeight : bottom, row: rows.length - 1 };
+    return { x: (left + right) / 2, top, bottom: foot, row: rows.length - 1 };
   });
   return [places, rows];
 }
@@ -192,7 +197,7 @@ function placesIn(words) {
  * past the ends of the rows on the way. `wide`: the width of the line; `size`: the size of the type.
  * @param {Place} from @param {Place} to @param {Row[]} rows @param {number} wide @param {number} size
  */
-function wayOf(from, to, rows, wide, size) {
+export function wayOf(from, to, rows, wide, size) {
   if (from.row === to.row) {
     const room = to.row ? rows[to.row].top - rows[to.row - 1].bottom - wide / 2 : size * 1.9;
     const high = Math.min(room, 12 + Math.abs(from.x - to.x) * 0.28) / 0.75;
@@ -222,9 +227,9 @@ function stageWords({ sentence, run, words, state, model }) {
     const blank = own.length - own.trimStart().length;
     const before = sentence.slice(end, start + blank);
     end = Math.max(end, stop);
-    const gap = !model.next && first === state.position && run.tokens[first] === maskOf(model);
-    const missing = run.tokens[first] === maskOf(model);
-    return { first, last, text: missing ? "?" : own.trim() || name, before, gap, plain: !gap && !/[\p{L}\p{N}]/u.test(own) };
+    const missing = !model.next && name === maskOf(model);
+    const plain = !missing && !/[\p{L}\p{N}]/u.test(own);
+    return { first, last, text: missing ? name : own.trim() || name, before, gap: missing && first === state.position, plain };
   });
   const behind = shownWords.findLastIndex(({ first }) => first <= (state.position ?? Infinity)) + 1;
   if (model.next && run.logits.length) shownWords.splice(behind, 0, { first: run.tokens.length, last: run.tokens.length, text: "", before: " ", gap: true, plain: false });

@@ -5,7 +5,7 @@
 import { stretcher, toggle } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
 import { heatmap } from "../base/heatmap.js";
-import { fixed, number, visible } from "../base/format.js";
+import { fixed, named, number, visible } from "../base/format.js";
 import { inTurn } from "../base/turns.js";
 import { blockPart, lengthIn } from "./block.js";
 import { productBars, shareBars, sumBars } from "./cell.js";
@@ -114,7 +114,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     const label = `what ${name} is made of`;
     /** @param {string} matrix @param {string} cell */
     const of = (matrix, cell) => `${matrix}[${cell}]`;
-    const query = visible(names(one)[i]);
+    const query = named(names(one)[i]);
     if (op.kind === "softmax") {
       const along = columnsOf(one);
       /** @param {Float64Array} row */
@@ -124,7 +124,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
       return shareBars(label, { ...parts, names: one.columns ? keys : /** @type {NonNullable<FlowStep["shown"]>} */ (one.shown).names, at: along.indexOf(j), of: op.of, name });
     }
     const sum = sums.products(op, i, j);
-    return sum && productBars(label, sum, of(op.left, query), of(op.right, op.flip ? visible(keys[j]) : `:, ${j}`));
+    return sum && productBars(label, sum, of(op.left, query), of(op.right, op.flip ? named(keys[j]) : `:, ${j}`));
   }
 
   /**
@@ -203,7 +203,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     fill(code, one.code);
     const few = held(one) && `shown: ${/** @type {number[]} */ (held(one)).length} of ${names(one).length} rows, those with the largest weights`;
     const length = lengthIn(flow, one, token);
-    const long = length === null ? "" : `the vector of ${visible(names(one)[one.side === "position" ? 0 : one.side === "keys" && flow.keys ? flow.start[1] : token])} has the length ${number(length)}`;
+    const long = length === null ? "" : `the vector of ${named(names(one)[one.side === "position" ? 0 : one.side === "keys" && flow.keys ? flow.start[1] : token])} has the length ${number(length)}`;
     fill(note, /** @type {string[]} */ ([one.note, few, long].filter(Boolean)).map((text) => `${text[0].toUpperCase()}${text.slice(1)}. `));
     if (flow.own) fill(end, `${flow.said && `${flow.said} `}The largest difference between the recomputed numbers and the model's own is ${apart(/** @type {number} */ (flow.difference))}.`);
     stretched.node.hidden = !one.weights;

@@ -1,8 +1,7 @@
 // Vectors as strips with a stripe for each number, red or blue by its sign.
 
 import { canvas2d, css, shade } from "../base/colours.js";
-import { el, fill } from "../base/elements.js";
-import { visible } from "../base/format.js";
+import { drawn, el, fill } from "../base/elements.js";
 import "./strips.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
@@ -21,7 +20,7 @@ export function strips(ui) {
     fill(node, rows.map(([name, vector]) => {
       const canvas = el("canvas", { "aria-hidden": "true" });
       queueMicrotask(() => paint(canvas, vector, high));
-      return el("div", { class: "strip" }, el("bdi", {}, visible(name)), canvas);
+      return el("div", { class: "strip" }, drawn(name), canvas);
     }), all > rows.length ? el("p", { class: "note" }, `${rows.length} of ${all} are shown.`) : null);
   }
 

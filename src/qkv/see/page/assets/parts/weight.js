@@ -3,7 +3,7 @@
 
 import { roving } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
-import { fixed, percent, visible } from "../base/format.js";
+import { fixed, named, percent } from "../base/format.js";
 import { setRow } from "../engine/edits.js";
 import { oneAtATime } from "./hand.js";
 import { ROW } from "./lines.js";
@@ -279,7 +279,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
       const open = !head.hidden(own, key);
       for (const control of [input, less, more]) control.disabled = !open;
       if (ui.focused() !== input || !draft) input.value = fixed(100 * row[chosen()], 0);
-      input.setAttribute("aria-label", `weight of ${visible(head.columns[key].name)} for ${visible(head.rows[own].name)}`);
+      input.setAttribute("aria-label", `weight of ${named(head.columns[key].name)} for ${named(head.rows[own].name)}`);
       back.hidden = !setRow(store.state.edits, at.l, at.h, queryPosition());
     },
     /** @param {Told} next */

@@ -1,7 +1,7 @@
 // Words and phrases that several parts use.
 
 import { word } from "../base/elements.js";
-import { cut, number, visible } from "../base/format.js";
+import { cut, named, number } from "../base/format.js";
 import { range } from "../base/arrays.js";
 import { OPS } from "../engine/edits.js";
 
@@ -45,7 +45,7 @@ export function spelled(parts) {
 
 /** @param {Said[]} parts */
 export function plainOf(parts) {
-  return parts.map((part) => (typeof part === "string" ? part : visible(part.word))).join("");
+  return parts.map((part) => (typeof part === "string" ? part : named(part.word))).join("");
 }
 
 /**

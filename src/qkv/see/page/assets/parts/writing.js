@@ -6,6 +6,7 @@ import { el, fill, svg, word } from "../base/elements.js";
 import { directionOf, fixed, percent, visible } from "../base/format.js";
 import { guessName, plainName } from "../base/tokens.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
+import { placesIn, wayOf } from "./stage.js";
 import "./writing.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
@@ -170,19 +171,18 @@ export function writingPart(ui, store) {
     if (!tokens[at] || !text.clientWidth) return;
     const weights = weightsOf(tokens[at], told.state);
     const box = text.getBoundingClientRect();
-    lines.setAttribute("viewBox", `0 0 ${box.width} ${box.height}`);
-    /** @param {number} t */
-    const positionOf = (t) => {
-      const rect = text.querySelector(`[data-token="${t}"]`)?.getBoundingClientRect();
-      return rect && [rect.left - box.left + rect.width / 2, rect.top - box.top + 4];
-    };
-    const from = positionOf(told.run.tokens.length + at);
+    lines.setAttribute("viewBox", `${box.left} ${box.top} ${box.width} ${box.height}`);
+    const boxes = [...text.querySelectorAll("[data-token]")].map((node_) => {
+      const range = document.createRange();
+      range.selectNodeContents(node_);
+      return [...range.getClientRects()].at(-1) ?? node_.getBoundingClientRect();
+    });
+    const [[places, rows], size] = [placesIn(boxes), parseFloat(getComputedStyle(text).fontSize)];
     const best = Array.from(weights.keys()).sort((a, b) => weights[b] - weights[a]).slice(0, LINES).filter((t) => weights[t] >= FAINTEST);
     for (const t of best) {
-      const to = positionOf(t);
-      if (!from || !to) continue;
-      const high = Math.min(from[1], to[1]) - Math.min(40, 10 + Math.abs(from[0] - to[0]) / 6);
-      lines.append(svg("path", { d: `M${from}Q${(from[0] + to[0]) / 2} ${high} ${to}`, "stroke-width": 1 + 7 * weights[t], "stroke-opacity": 0.3 + 0.7 * weights[t] }));
+      const wide = 1 + 7 * weights[t];
+      const d = wayOf(places[told.run.tokens.length + at], places[t], rows, wide, size);
+      lines.append(svg("path", { d, "stroke-width": wide, "stroke-opacity": 0.3 + 0.7 * weights[t] }));
     }
   }
 

@@ -1,8 +1,8 @@
 // The game "Beat the model": the reader and the model choose the last words of sentences from a book that the model has
 // not read. The author's word counts. The page runs the model to get the model's choices.
 
-import { el, fill } from "../base/elements.js";
-import { percent, visible } from "../base/format.js";
+import { drawn, el, fill } from "../base/elements.js";
+import { MASKS, percent, visible } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import { maskOf } from "../store/positions.js";
@@ -57,7 +57,8 @@ export function beatScreen(ui, store) {
     const [[gapped, right], ...others] = Array.from({ length: OFFERED }, (_, k) =>
       sentences[(begin + rounds.length + k * ROUNDS) % sentences.length]);
     const offered = [right, ...others.map(([, other]) => other)].sort();
-    fill(text, gapped);
+    const [before, after] = gapped.split("_");
+    fill(text, before, drawn(MASKS[0]), after);
     fill(say, "Which word did the author write?");
     fill(acts, offered.map((name) => el("button", { type: "button", onclick: () => answer(name, gapped, right, offered) }, name)));
     if (begin + rounds.length) acts.firstChild.focus({ preventScroll: true }); // not on a screen that has just opened
@@ -69,8 +70,7 @@ export function beatScreen(ui, store) {
     const { its, first, share } = await chosen(gapped, offered);
     rounds.push({ you: mine === right, it: its === right });
     tell(rounds.length);
-    const [before, after] = gapped.split("_");
-    fill(text, before, el("em", { class: "tok" }, right), after);
+    text.children[0].replaceWith(el("em", { class: "tok" }, right));
     fill(say, [["You", mine], ["The model", its]].map(([who, what]) => el("div", { class: what === right ? "right" : "wrong" }, `${who}: `, el("b", {}, what))),
       el("div", {}, "The author: ", el("b", {}, right)), el("div", { class: "dim" }, "Of all words, the model would say ", el("b", {}, visible(first)), ` (${percent(share)}).`));
     if (rounds.length === ROUNDS) finish();

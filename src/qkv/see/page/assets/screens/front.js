@@ -2,10 +2,12 @@
 // the guess and the lines change. Buttons lead to the other screens.
 
 import { el, fill } from "../base/elements.js";
+import { GAP } from "../base/format.js";
 import { range } from "../base/arrays.js";
-import { gapsOf } from "../engine/gaps.js";
+import { withSigns } from "../engine/gaps.js";
 import { LONGEST } from "../store/limits.js";
-import { hiding, offerOf, unreadOf } from "../parts/sentence.js";
+import { maskOf } from "../store/positions.js";
+import { gapsSaid, hiding, offerOf, unreadOf } from "../parts/sentence.js";
 import { sharePart } from "../parts/share.js";
 import { stage } from "../parts/stage.js";
 import "./front.css";
@@ -34,7 +36,7 @@ export function frontScreen(ui, store, { outcome, writing }) {
   const to = (view, label, kind = "") => el("button", { type: "button", class: kind, onclick: () => store.set({ view }) }, label);
   const own = el("button", { type: "button", "aria-expanded": "false", onclick: () => type() }, "Your own sentence");
   const field = el("input", { type: "text", dir: "auto", maxlength: LONGEST, spellcheck: "false", autocomplete: "off", "aria-label": "Your sentence", oninput: () => store.set({ text: field.value.toWellFormed() }) });
-  const hint = el("p", { class: "note", id: ui.id("hint") }, next ? "The model continues after your last word." : "Write _ for the word that the model should guess.");
+  const hint = el("p", { class: "note", id: ui.id("hint") }, next ? "The model continues after your last word." : gapsSaid(store.data));
   field.setAttribute("aria-describedby", hint.id);
   const typed = el("div", { class: "typed", hidden: true }, field, hint);
   const notes = el("div", { class: "unread" });
@@ -77,13 +79,13 @@ export function frontScreen(ui, store, { outcome, writing }) {
     if (next && writing.node.parentNode !== node) node.querySelector(".acts")?.before(writing.node);
     trouble.hidden = !error;
     fill(trouble, error);
-    if (ui.focused() !== field) field.value = run ? now.sentence.replaceAll(store.data.mask ?? "[MASK]", "_") : now.state.text;
+    if (ui.focused() !== field) field.value = run ? withSigns(now.sentence, now.model) : now.state.text;
     if (!run) return;
     clear.hidden = now.state.edits.every(({ op }) => op === "hide"); // to show a hidden word again, press it
     picture.update(/** @type {Now} */ (now));
     share.update(/** @type {Now} */ (now));
-    const missing = !next && !gapsOf(now.sentence.replaceAll(store.data.mask ?? "[MASK]", "_")).length;
-    fill(notes, unreadOf(now.sentence, run, now.model), missing ? el("p", { class: "note" }, "No word is missing here: write _ where the model should guess.") : null);
+    const missing = !next && !run.tokens.includes(maskOf(now.model));
+    fill(notes, unreadOf(now.sentence, run, now.model), missing ? el("p", { class: "note" }, `There is no gap: type ${GAP} where the model should guess.`) : null);
     markFirst();
     await Promise.all([outcome.update(now), next ? writing.update(now) : null]);
   }

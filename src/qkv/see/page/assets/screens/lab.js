@@ -88,7 +88,7 @@ export function labScreen(box, ui, store, shared) {
   let [last, told] = [];
   const turn = inTurn();
 
-  const title = el("h2", { class: "title", tabindex: -1 }, `Write a sentence, change something, and see what happens.${data.guesses === false ? "" : ` ${data.mask ?? "[MASK]"} or _ marks a word for the model to guess.`}`);
+  const title = el("h2", { class: "title", tabindex: -1 }, "Write a sentence, change something, and see what happens.");
   const saying = el("div", { class: "saying" }, headline, inside);
   const node = el("div", { class: "lab" }, el("header", { class: "top" }, title, badge), parts.cards.node, tabs.node,
     el("div", { class: "regions" }, above, saying, below), trouble, ...notes);

@@ -1,8 +1,8 @@
 // The story of the model's guess, in eight steps on the reader's own sentence. The text scrolls, and one picture
 // stays in view. The lab uses the same pictures. The buttons below a step open the lesson's cards about this step.
 
-import { el, fill, word } from "../base/elements.js";
-import { count, directionOf, percent, readingTime, visible } from "../base/format.js";
+import { drawn, el, fill, word } from "../base/elements.js";
+import { count, directionOf, percent, readingTime } from "../base/format.js";
 import { guessName } from "../base/tokens.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import { isGap } from "../store/positions.js";
@@ -10,6 +10,7 @@ import { usually } from "../store/roles.js";
 import { openCard } from "../parts/cards.js";
 import { mapPart } from "../parts/map.js";
 import { motionPart } from "../parts/motion.js";
+import { addedTo } from "../parts/sentence.js";
 import { stage } from "../parts/stage.js";
 import { strips } from "../parts/strips.js";
 import "./story.css";
@@ -40,7 +41,7 @@ const STEPS = [
   {
     title: "Words",
     shows: "words",
-    say: ({ run, model }) => `The model cuts the sentence into ${run.tokens.length} tokens, and knows each by its number among ${count(model.vocabulary)}.`,
+    say: ({ run, model }) => `The model cuts the sentence into ${run.tokens.length} tokens, and knows each by its number among ${count(model.vocabulary)}. ${addedTo(run)}`,
   },
   {
     title: "Vectors",
@@ -196,7 +197,7 @@ export function storyScreen(ui, store, { outcome }) {
     /** @param {Float32Array} resid @param {number} t */
     const vector = (resid, t) => resid.subarray((t * resid.length) / T, ((t + 1) * resid.length) / T);
     sentence.update(last, !["motion", "map"].includes(shows));
-    if (shows === "words") fill(Object.assign(chips, { dir: directionOf(last.sentence) }), run.tokens.map((token, t) => el("li", {}, el("bdi", {}, visible(token)), el("small", {}, String(run.ids[t])))));
+    if (shows === "words") fill(Object.assign(chips, { dir: directionOf(last.sentence) }), run.tokens.map((token, t) => el("li", {}, drawn(token), el("small", {}, String(run.ids[t])))));
     if (shows === "vectors") {
       const own = vectors.update(run.tokens.map((token, t) => [token, vector(run.resid[0], t)]), position);
       const [top = 0, from] = [own, picture].map((one) => one?.getBoundingClientRect().top);
@@ -237,8 +238,8 @@ function namedIn(now) {
   const { run, state, model } = now;
   const probabilities = probabilitiesOf(run.logits);
   const [id] = likeliestOf(probabilities, 1);
-  const [own, gap] = [run.tokens[state.position ?? 0], isGap(now)];
-  return { here: gap ? "the gap" : word(own), gap, best: word(guessName(model.words, id)), share: percent(probabilities[id]) };
+  const [here, best] = [word(run.tokens[state.position ?? 0]), word(guessName(model.words, id))];
+  return { here, gap: isGap(now), best, share: percent(probabilities[id]) };
 }
 
 const ROLES_SAID = 3; // the number of roles in the sentence about the heads

@@ -6,7 +6,7 @@
 // rule subtracts the larger of these two numbers from the link's weight, and chooses the head with the largest
 // difference.
 
-import { percent } from "../base/format.js";
+import { named, percent } from "../base/format.js";
 import { guessName } from "../base/tokens.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import { movedProbability } from "./probabilities.js";
@@ -98,7 +98,7 @@ function saidOfGap(run, spans, gap, { layer, head, moved, word: first, before, a
   for (let k = 0; k < spans.length; k++) if (at(query, k) > at(query, key)) key = k;
   const beside = { "-1": ", the word before it", 0: ", itself", 1: ", the word after it" }[key - query] ?? "";
   const relation = usualOf(at, spans, query, key)[0] >= OF_POSITIONS ? beside : "";
-  return `Without ${where} the guess changes most: ${first}, ${percent(before)} → ${percent(after)}. In that head ${spans[query].name} looks most at ${spans[key].name}${relation}: ${percent(at(query, key))}.`;
+  return `Without ${where} the guess changes most: ${first}, ${percent(before)} → ${percent(after)}. In that head ${named(spans[query].name)} looks most at ${named(spans[key].name)}${relation}: ${percent(at(query, key))}.`;
 }
 
 // ---- texts without a gap
@@ -133,12 +133,12 @@ function linkByRule(run, spans, none, { untrained, little }) {
   );
   if (!best) return { layer: 0, head: 0, query: null, said: `${none}: no content word looks at another one.` };
   const { layer, head, query, key, weight, above } = best;
-  const [from, to] = [spans[query].name, spans[key].name];
+  const [from, to] = [spans[query].name, named(spans[key].name)];
   const link = { layer, head, query: spans[query].first };
   const where = `(head ${layer}.${head})`;
-  if (above >= STANDS_OUT && !untrained) return { ...link, said: `${from} looks at ${to}: ${percent(weight)} ${where}.` };
+  if (above >= STANDS_OUT && !untrained) return { ...link, said: `${named(from, "The")} looks at ${to}: ${percent(weight)} ${where}.` };
   const below = untrained ? "" : `, less than ${100 * STANDS_OUT} percentage points above the usual weight`;
-  return { ...link, said: `${none}: the strongest content link is ${from} → ${to}, ${percent(weight)} ${where}${below}.` };
+  return { ...link, said: `${none}: the strongest content link is ${named(from)} → ${to}, ${percent(weight)} ${where}${below}.` };
 }
 
 /**
