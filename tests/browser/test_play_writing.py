@@ -242,6 +242,24 @@ def test_a_character_that_the_prompt_begins_is_in_the_new_text(
         assert made["text"] == text[begin:] == model.generate(ids[:count])
 
 
+# Returns the number of lines, and the words that a line crosses.
+CROSSED = """(written) => {
+  const words = [...written.querySelectorAll("[data-token]")].flatMap((node) => {
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    // the space before a word may stand at the end of the line above
+    return [...range.getClientRects()].slice(-1).map((box) => [node.textContent, box]);
+  });
+  const svg = written.querySelector(".lines"), frame = svg.getBoundingClientRect();
+  const { x, y } = svg.viewBox.baseVal, lines = [...svg.querySelectorAll("path")];
+  const points = lines.flatMap((path) => Array.from({ length: 201 }, (_, i) =>
+    path.getPointAtLength(i / 200 * path.getTotalLength())));
+  const inside = ({ left, right, top, bottom }) => points.some((at) => {
+    const [a, b] = [at.x - x + frame.left, at.y - y + frame.top];
+    return a > left && a < right && b > top + 4 && b < bottom - 4;
+  });
+  return [lines.length, words.filter(([, box]) => inside(box)).map(([text]) => text)];
+}"""
 EMOJI = "\N{WOMAN}\u200d\N{WOMAN}\u200d\N{GIRL}"
 
 
@@ -296,3 +314,25 @@ def test_a_sentence_stands_in_its_own_direction(
     for view, place in (("lab", ".chips"), ("story", ".ids")):
         page.evaluate("hash => { location.hash = hash; }", f'text={text}&view="{view}"')
         expect(page.locator(f".{view} {place}")).to_have_attribute("dir", direction)
+
+
+def test_an_emoji_of_several_tokens_is_named_after_itself(visit: Visit) -> None:
+    face = "\N{HUGGING FACE}"
+    hash_ = f'#model=decoder&view="lab"&inside=true&text=She said {face} again'
+    page = ready(visit(opened_at(qkv.play()._document(), hash_)))
+    chips = page.get_by_role("listbox", name="words of the sentence").get_by_role("option")
+    assert chips.all_inner_texts() == ["She", "said", face, "again"]
+    names = page.locator("[data-part=head] .queries .token bdi").all_inner_texts()
+    assert [name for name in names if face in name] == [f"{face} {k}/4" for k in range(1, 5)]
+    assert not set(" ".join(names)) & set("ðŁĻĤ")
+
+
+def test_lines_over_wrapped_text_cross_no_word(visit: Visit) -> None:
+    text = "She opened the door and saw the old man standing by the window of the small house"
+    page = ready(visit(opened_at(qkv.play()._document(), f"#model=decoder&text={text}"), width=390))
+    written(page)
+    for k in (3, 12):
+        part(page).locator(".piece").nth(k).click()
+        lines, crossed = part(page).locator(".written").evaluate(CROSSED)
+        assert lines > 0
+        assert crossed == []

@@ -50,6 +50,9 @@ function partsOf(tokens, special) {
   return names;
 }
 
+/** @param {string[]} names  of tokens; true if one is named after a part of a character */
+export const isCut = (names) => names.some((name) => /^\P{ASCII}+ \d+\/\d+$/u.test(name));
+
 // A vocabulary entry in readable form.
 /** @param {string} name */
 export function plainName(name) {

@@ -6,6 +6,7 @@ import { roving } from "../base/controls.js";
 import { drawn, el, fill, word } from "../base/elements.js";
 import { directionOf, GAP, named, visible } from "../base/format.js";
 import { range } from "../base/arrays.js";
+import { isCut } from "../base/tokens.js";
 import { editsOf } from "../engine/edits.js";
 import { gapsOf, withSigns } from "../engine/gaps.js";
 import { maskOf } from "../store/positions.js";
@@ -189,7 +190,7 @@ function chipsOf({ state, run, original, words, model }) {
     const here = (position) => position !== null && position >= first && position < last;
     /** @type {Record<string, boolean>} */
     const is = { special: run.special[first], mask, hidden: hidden.has(first), swapped: swaps.has(first), position: here(state.position) };
-    const shown = last - first > 1 ? tokens.map((token) => token.replace(/^##/, "")) : [word];
+    const shown = last - first > 1 && !isCut(tokens) ? tokens.map((token) => token.replace(/^##/, "")) : [word];
     const said = [mask ? "gap" : shown.map(visible).join(""), is.hidden && "hidden", is.swapped && `in place of ${named(nameIn(original, first))}`, is.position && "its guesses are shown"];
     chips.push({
       token: first,
@@ -303,7 +304,7 @@ function chosenWord(store) {
     if (node.hidden) return;
     /** @param {string} kind */
     const has = (kind) => span.kinds.includes(kind);
-    fill(name, word(span.pieces.join("")));
+    fill(name, word(span.word));
     hide.textContent = has("hidden") ? "Show" : "Hide";
     hide.setAttribute("aria-pressed", String(has("hidden")));
     hide.hidden = String(offer?.tokens) === String(positions());

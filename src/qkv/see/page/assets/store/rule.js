@@ -7,7 +7,7 @@
 // difference.
 
 import { named, percent } from "../base/format.js";
-import { guessName } from "../base/tokens.js";
+import { guessName, isCut } from "../base/tokens.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import { movedProbability } from "./probabilities.js";
 import { maskOf } from "./positions.js";
@@ -184,21 +184,19 @@ function mergedWeights(pattern, size, spans) {
  * @returns {WordSpan[]}
  */
 function wordSpansOf({ tokens, special, words = [] }) {
-  const at = new Map(words.map(([first, last]) => [first, last]));
+  const at = new Map(words.map((one) => [one[0], one]));
   const spans = [];
   for (let t = 0; t < tokens.length; t = spans.at(-1).last) {
-    const last = at.get(t) ?? t + 1;
-    const name = last - t > 1 ? tokens.slice(t, last).map(bareName).join("") : tokens[t];
+    const [, last, whole] = at.get(t) ?? [t, t + 1, ""];
+    const name = last - t === 1 ? tokens[t] : isCut(tokens.slice(t, last)) ? whole : tokens.slice(t, last).map(bareName).join("");
     const isMark = /^[\p{P}$+<=>^\x60|~]+$/u.test(bareName(name));
     spans.push({ first: t, last, name, special: special[t], isWord: !special[t] && !isMark });
   }
   return spans;
 }
 
-/**
- * Returns a token without the marks of a tokenizer, such as "##" and "Ġ".
- * @param {string} token
- */
+// Returns a token without the marks of a tokenizer, such as "##" and "Ġ".
+/** @param {string} token */
 function bareName(token) {
   return token.replace(/^##(?=.)/, "").replace(/^[Ġ▁]+(?=.)/, "");
 }
