@@ -45,7 +45,7 @@ def test_a_partial_character_keeps_its_vocabulary_form() -> None:
     [
         (["ðŁ", "ĻĤ"], ["🙂 1/2", "🙂 2/2"]),  # the only tokens of a text
         (["Ġso", "ĠðŁ", "Ļ", "Ĥ", "ly"], ["so", "🙂 1/3", "🙂 2/3", "🙂 3/3", "ly"]),
-        (["▁so", "▁", "<0xC3>", "<0xA9>"], ["so", " ", "é 1/2", "é 2/2"]),
+        (["▁so", "▁", "<0xC3>", "<0xA9>"], ["so", "▁", "é 1/2", "é 2/2"]),
         (["▁so", "Ã", "©"], ["so", "##Ã", "©"]),  # letters of a text, not bytes
         (["ĠÃ", "Ġ©"], ["ĠÃ", "Ġ©"]),  # a space between two bytes
     ],
