@@ -1,7 +1,8 @@
 """A block: attention and MLP, each with a norm and a residual connection."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,15 +26,63 @@ class BlockSaved(NamedTuple):
 
 
 _AFTER = "hook_normalized_resid_post"
-# The parts whose outputs are added to the residual stream, in order. Each tuple holds three items.
-# The first item is the name of the part's norm. The second item has the names of two modules for
-# the part's output: a norm and a scale. The third item is the name that the residual stream has in
-# a trace after the addition.
-_ADDED = {
-    "attn": ("norm1", ("out_norm1", "scale1"), "hook_resid_mid"),
-    "cross_attn": ("norm_cross", (), "hook_resid_mid_cross"),  # only decoders have cross-attention
-    "mlp": ("norm2", ("out_norm2", "scale2"), "hook_resid_post"),
-}
+_LAST1, _LAST2 = ("out_norm1", "scale1"), ("out_norm2", "scale2")
+Value = TypeVar("Value")  # The type of the vectors between parts: an array, or a number of one.
+
+
+class Run(Protocol[Value]):
+    """Executes the parts of a block, which a placement calls in order."""
+
+    def norm(self, name: str, x: Value) -> Value:
+        """Apply the norm with this name; if the block has no such norm, return `x`."""
+
+    def add(self, x: Value, part: str, read: Value, *last: str) -> Value:
+        """Apply a part to `read`, then its norm and scale in `last`; add the result to `x`."""
+
+    def keep(self, name: str, x: Value) -> Value:
+        """Record an activation; return the activation or its edited replacement."""
+
+
+# A placement says how the parts of a block are connected. The forward pass, the backward pass and
+# a step of generation all run the same placement, each with its own `Run`.
+Placement = Callable[[Any, Run[Any]], Any]
+
+
+def post_norm(x: Value, run: Run[Value]) -> Value:
+    """Place a norm after each addition, as in BERT."""
+    x = run.norm("norm1", run.keep("hook_resid_mid", run.add(x, "attn", x)))
+    return run.norm("norm2", run.keep("hook_resid_post", run.add(x, "mlp", x)))
+
+
+def pre_norm(x: Value, run: Run[Value]) -> Value:
+    """Place a norm before each part, as in GPT-2 and Llama."""
+    x = run.keep("hook_resid_mid", run.add(x, "attn", run.norm("norm1", x)))
+    return run.keep("hook_resid_post", run.add(x, "mlp", run.norm("norm2", x)))
+
+
+def both_norms(x: Value, run: Run[Value]) -> Value:
+    """Place norms before and after each part, as in Gemma 2; OLMo 2 has only those after it."""
+    x = run.keep("hook_resid_mid", run.add(x, "attn", run.norm("norm1", x), *_LAST1))
+    return run.keep("hook_resid_post", run.add(x, "mlp", run.norm("norm2", x), *_LAST2))
+
+
+def parallel_parts(x: Value, run: Run[Value]) -> Value:
+    """Let attention and MLP read the block's input through a norm each, as in GPT-NeoX."""
+    mid = run.add(x, "attn", run.norm("norm1", x), *_LAST1)
+    return run.keep("hook_resid_post", run.add(mid, "mlp", run.norm("norm2", x), *_LAST2))
+
+
+def parallel_parts_of_one_norm(x: Value, run: Run[Value]) -> Value:
+    """Let attention and MLP read the block's input through the same norm, as in GPT-J."""
+    read = run.norm("norm1", x)
+    mid = run.add(x, "attn", read, *_LAST1)
+    return run.keep("hook_resid_post", run.add(mid, "mlp", read, *_LAST2))
+
+
+def attention_alone(x: Value, run: Run[Value]) -> Value:
+    """Add attention to the block's input, without an MLP."""
+    x = run.keep("hook_resid_mid", run.add(x, "attn", run.norm("norm1", x), *_LAST1))
+    return run.keep("hook_resid_post", x)
 
 
 class Block:
@@ -141,6 +190,17 @@ class Block:
         self.scale1, self.scale2 = scale1, scale2
         self.post_norm, self.parallel = post_norm, parallel
 
+    @cached_property
+    def placement(self) -> Placement:
+        """How the parts of the block are connected."""
+        if self.post_norm:
+            return post_norm
+        if self.parallel:
+            return parallel_parts_of_one_norm if self.norm2 is None else parallel_parts
+        if self.mlp is None:
+            return attention_alone
+        return pre_norm if self._parts.keys().isdisjoint((*_LAST1, *_LAST2)) else both_norms
+
     @property
     def parameters(self) -> dict[str, Array]:
         """Return the arrays of all parts, keyed by name: "attn.q_proj.weight" and so on."""
@@ -159,16 +219,21 @@ class Block:
         >>> [name for name in block.hooks if name.startswith("ln")]
         ['ln1.hook_scale', 'ln1.hook_normalized']
         """
-        parts = {**self._norm_names, **{name: name for name, _ in self._added}}
+        steps = [name for name, _ in self._steps]
         names = ["hook_resid_pre"]
-        for name, called in parts.items():
+        for name in dict.fromkeys([*self._norm_names, *steps]):
             if name in self._parts:
+                called = self._norm_names.get(name, name)
                 names += [f"{called}.{hook}" for hook in self._parts[name].hooks]
-        for name, (_, _, hook) in self._added:
-            names += [f"hook_{name}_out", *([hook] if hook else [])]
-        if self.mlp is None:
-            return [*names, "hook_resid_post"]
+        names += [name for name in steps if name.startswith("hook_")]
         return [*names, *[_AFTER] * self.post_norm]
+
+    @cached_property
+    def _steps(self) -> list[tuple[str, tuple[int, ...]]]:
+        """The steps of the placement, as `_Steps` notes them."""
+        run = _Steps(self._parts)
+        self.placement(0, run)
+        return run.steps
 
     @base.quiet
     def __call__(
@@ -234,72 +299,12 @@ class Block:
         only `cache`, `lengths` and `top_k`.
         """
         dtype = base.result_type([x], self.parameters, call=type(self).__name__)
-        x = x.astype(compute_type(dtype), copy=False)
-        parts: dict[str, Any] = {}
-        of_parts: dict[str, dict[str, Any]] = {"attn": options, "mlp": {}}
-        if "cross_attn" in self._parts:
-            of_parts["cross_attn"] = {n: options.get(n) for n in ("cache", "lengths", "top_k")}
-        rows = of_rows(record, options.get("cu"))
-        keep = rows or unkept
-        for name, more in of_parts.items():
-            # `rows` pads packed rows. Attention layers get `record`, because they pad packed rows
-            # themselves.
-            recorder = rows if name == "mlp" else record
-            more["record"] = recorder and recorder.under(f"{name}.")
-
-        def normed(name: str | None, array: Array) -> Array:
-            """Apply the norm with this name, if the block has it."""
-            if name not in self._parts:
-                return array
-            recorder = rows and rows.under(f"{self._norm_names.get(name, name)}.")
-            array, saved = self._parts[name].run(array, record=recorder)
-            parts.update({name: saved} if save else {})
-            return array
-
-        def added(name: str, last: tuple[str, ...], array: Array, residual: Array) -> Array:
-            """Apply a part, its output norm and its output scale; then add the residual."""
-            part, hook, more = self._parts[name], f"hook_{name}_out", of_parts.get(name, {})
-            array = base.narrowed_to(array, part.parameters)
-            out: Array
-            followers = [other for other in last if other in self._parts]
-            if followers or (record is not None and record.wants(hook)):
-                out, saved = part.run(array, save=save, **more)
-                for other in followers:
-                    out = normed(other, out)
-                out = residual + keep(hook, out)
-            else:
-                out, saved = part.run(array, residual=residual, save=save, **more)
-            parts.update({name: saved} if save else {})
-            return out
-
-        shape = x.shape
-        x = came = read = keep("hook_resid_pre", x)
-        for name, (norm, last, hook) in self._added:
-            if self.post_norm:
-                read = x
-            elif not self.parallel:
-                read = normed(norm, x)
-            elif norm in self._parts:  # If norm2 is None, the MLP reads the output of norm1.
-                read = normed(norm, came)
-            x = added(name, last, read, x)
-            if hook:
-                x = keep(hook, x)
-            if self.post_norm:
-                x = normed(norm, x)
-        if self.mlp is None:
-            x = keep("hook_resid_post", x)
-        elif self.post_norm and not (record and record.again(_AFTER, "ln2.hook_normalized")):
-            x = keep(_AFTER, x)
-        return x.astype(dtype, copy=False), BlockSaved(parts, shape, dtype)
-
-    @property
-    def _added(self) -> list[tuple[str, tuple[str, tuple[str, ...], str]]]:
-        """The items of `_ADDED` for this block. A parallel block adds all parts in one sum."""
-        parts = [(name, about) for name, about in _ADDED.items() if name in self._parts]
-        if not self.parallel:
-            return parts
-        *first, last = parts
-        return [*[(name, (norm, out, "")) for name, (norm, out, _) in first], last]
+        shape, run = x.shape, _Forward(self._parts, self._norm_names, record, save, options)
+        x = run.keep("hook_resid_pre", x.astype(compute_type(dtype), copy=False))
+        x = self.placement(x, run)
+        if self.post_norm and not (record and record.again(_AFTER, "ln2.hook_normalized")):
+            x = run.keep(_AFTER, x)
+        return x.astype(dtype, copy=False), BlockSaved(run.saved, shape, dtype)
 
     @base.quiet
     def backward(
@@ -330,10 +335,8 @@ class Block:
         rows = of_rows(record, saved.parts["attn"].inputs.cu)
         keep = rows or unkept
 
-        def through(part: str | None, grad: Array) -> Array:
+        def through(part: str, grad: Array) -> Array:
             """Compute the gradient for a part's input from the gradient for its output."""
-            if part is None or part not in self._parts:
-                return grad
             recorder = record if part == "attn" else rows
             inner = recorder and recorder.under(f"{self._norm_names.get(part, part)}.")
             back = base.part_back(
@@ -342,30 +345,15 @@ class Block:
             options.update(back.options)
             return back.x
 
-        if self.post_norm:
-            total = keep(_AFTER, total)
-        elif self.mlp is None:
-            total = keep("hook_resid_post", total)
-        of_sum, shared = total, None
-        for name, (norm, last, hook) in reversed(self._added):
-            if self.post_norm:
-                total = through(norm, total)
-            if hook:
-                total = keep(hook, total)
-            if hook or not self.parallel:
-                of_sum = total  # The gradient for the sum of the residual and the part's result.
-            read = keep(f"hook_{name}_out", of_sum)
-            if self.post_norm:
-                total = total + through(name, read)
-                continue
-            for other in reversed(last):
-                read = through(other, read)
-            read = through(name, read)
-            if self.parallel and norm not in self._parts and name != "attn":
-                shared = read  # Attention and MLP share this norm: add both gradients.
-                continue
-            total = total + through(norm, read if shared is None else read + shared)
-        total = keep("hook_resid_pre", total)
+        total = keep(_AFTER, total) if self.post_norm else total
+        values = {len(self._steps): total}  # The gradient for each value, keyed by its number.
+        for number, (name, inputs) in reversed([*enumerate(self._steps, 1)]):
+            total = values.pop(number)
+            if name:
+                total = (keep if name.startswith("hook_") else through)(name, total)
+            for value in inputs:
+                values[value] = values[value] + total if value in values else total
+        total = keep("hook_resid_pre", values[0])
         return base.Gradient(total, gradients or {}, options=options)
 
     def forward(self, x: ArrayLike, **options: Any) -> Array:
@@ -403,3 +391,85 @@ class Block:
         self(array, cu_lengths=cu_lengths, record=record.under("blocks.0."), top_k=top_k, **options)
         cu = None if cu_lengths is None else np.asarray(cu_lengths)  # already checked
         return Trace(record.arrays, settings={0: base.settings(options, cu)})
+
+
+class _Forward:
+    """Executes the parts of a block on arrays, in a forward pass."""
+
+    def __init__(
+        self,
+        parts: Mapping[str, Any],
+        names: Mapping[str, str],
+        record: Recorder | None,
+        save: bool,
+        options: dict[str, Any],
+    ) -> None:
+        # `rows` pads packed rows. Attention layers get `record`, because they pad packed rows
+        # themselves.
+        self._record, self._rows = record, of_rows(record, options.get("cu"))
+        self._parts, self._names, self._options, self._save = parts, names, options, save
+        self.keep = self._rows or unkept
+        self.saved: dict[str, Any] = {}
+
+    def norm(self, name: str, x: Array) -> Array:
+        """Apply the norm with this name, if the block has it."""
+        if name not in self._parts:
+            return x
+        record = self._rows and self._rows.under(f"{self._names.get(name, name)}.")
+        x, saved = self._parts[name].run(x, record=record)
+        if self._save:
+            self.saved[name] = saved
+        return x
+
+    def add(self, x: Array, part: str, read: Array, *last: str) -> Array:
+        """Apply a part, then its norm and scale; add the result to `x`."""
+        layer, hook, more = self._parts[part], f"hook_{part}_out", dict[str, Any]()
+        record = self._record if part != "mlp" else self._rows
+        if part == "attn":
+            more = self._options
+        elif part == "cross_attn":
+            more = {name: self._options.get(name) for name in ("cache", "lengths", "top_k")}
+        more = {**more, "record": record and record.under(f"{part}."), "save": self._save}
+        read = base.narrowed_to(read, layer.parameters)
+        out: Array
+        last = tuple(name for name in last if name in self._parts)
+        if last or (self._record is not None and self._record.wants(hook)):
+            out, saved = layer.run(read, **more)
+            for name in last:
+                out = self.norm(name, out)
+            out = x + self.keep(hook, out)
+        else:
+            out, saved = layer.run(read, residual=x, **more)
+        if self._save:
+            self.saved[part] = saved
+        return out
+
+
+class _Steps:
+    """Notes the steps of a placement, for the backward pass and for the names of activations.
+
+    Value 0 is the input of the block, and step i computes value i + 1.
+
+    Attributes:
+        steps: the name and the input values of each step. The name is that of a part or of an
+            activation; "" stands for a sum.
+    """
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self._parts = parts
+        self.steps: list[tuple[str, tuple[int, ...]]] = []
+
+    def keep(self, name: str, *values: int) -> int:
+        """Note a step; return the number of its result."""
+        self.steps.append((name, values))
+        return len(self.steps)
+
+    def norm(self, name: str, x: int) -> int:
+        """Note a part, if the block has it."""
+        return self.keep(name, x) if name in self._parts else x
+
+    def add(self, x: int, part: str, read: int, *last: str) -> int:
+        """Note a part, its norm and scale, its activation and the sum with `x`."""
+        for name in (part, *last):
+            read = self.norm(name, read)
+        return self.keep("", x, self.keep(f"hook_{part}_out", read))

@@ -6,7 +6,7 @@ module cannot run the blocks: the caller must call each block as usual.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -115,11 +115,10 @@ class _Step:
 
     def __init__(self, block: Block, options: Mapping[str, Any], kernel: Prepared) -> None:
         attn = block.attn
-        self.post_norm, self.parallel = block.post_norm, block.parallel
-        self.norm1, self.norm2, self.out_norm1, self.out_norm2 = (
-            None if norm is None else _norm(norm, kernel)
-            for norm in (block.norm1, block.norm2, block.out_norm1, block.out_norm2)
-        )
+        names = ("norm1", "norm2", "out_norm1", "out_norm2")
+        norms = {name: getattr(block, name) for name in names}
+        self.norms = {n: _norm(norm, kernel) for n, norm in norms.items() if norm is not None}
+        self.placement = block.placement
         self.q_norm, self.k_norm = (
             None if norm is None else (_norm(norm, kernel), norm.dim)
             for norm in (attn.q_norm, attn.k_norm)
@@ -140,35 +139,20 @@ class _Step:
         self, x: Array, cache: KVCache, lengths: Array | None, rotation: Rotation | None
     ) -> Array:
         """Apply the block to vectors (B, D), in float32."""
-        attn_in = x if self.post_norm or self.norm1 is None else self.norm1(x)
-        if self.out_norm1 is None:
-            mid = self._attend(attn_in, cache, lengths, rotation, x)
-        else:
-            more = self.out_norm1(self._attend(attn_in, cache, lengths, rotation))
-            mid = x + more.view(self.kernel.kind)
-        if self.post_norm and self.norm1 is not None:
-            mid = mlp_in = self.norm1(mid)
-        elif self.norm2 is None:  # Parallel attention and MLP can share one norm.
-            mlp_in = attn_in if self.parallel else mid
-        else:
-            mlp_in = self.norm2(x if self.parallel else mid)
-        if self.out_norm2 is None:
-            out = self.mlp(self.kernel.handed(mlp_in), mid)
-        else:
-            more = self.out_norm2(self.mlp(self.kernel.handed(mlp_in), None))
-            out = mid + more.view(self.kernel.kind)
-        return self.norm2(out) if self.post_norm and self.norm2 is not None else out
+        out: Array = self.placement(x, _Run(self, cache, lengths, rotation))
+        return out
 
-    def _attend(
+    def attend(
         self,
         x: Array,
         cache: KVCache,
         lengths: Array | None,
         rotation: Rotation | None,
-        residual: Array | None = None,
+        residual: Array | None,
     ) -> Array:
+        """Apply the attention to vectors (B, D), and add a residual."""
         heads, kernel = self.heads, self.kernel
-        both, values = self.qkv(kernel.handed(x))  # Shapes (B, Hq + Hkv, d) and (B, Hkv, dv).
+        both, values = self.qkv(x)  # Shapes (B, Hq + Hkv, d) and (B, Hkv, dv).
         if self.q_norm is not None and self.k_norm is not None:
             parts = ((*self.q_norm, both[:, :heads]), (*self.k_norm, both[:, heads:]))
             both = np.concatenate(
@@ -195,6 +179,35 @@ class _Step:
         z = np.empty((len(x), heads, 1, values.shape[-1]), kernel.kind)
         native.attend(kernel.body, call, z, None, None)
         return self.out(kernel.handed(z.reshape(len(x), -1)), None, residual)
+
+
+class _Run(NamedTuple):
+    """Executes the parts of a block on one new token of each text."""
+
+    step: _Step
+    cache: KVCache
+    lengths: Array | None
+    rotation: Rotation | None
+
+    def norm(self, name: str, x: Array) -> Array:
+        """Apply the norm with this name, if the block has it."""
+        norm = self.step.norms.get(name)
+        return x if norm is None else norm(x)
+
+    def keep(self, name: str, x: Array) -> Array:
+        """Return `x`: nothing is recorded."""
+        return x
+
+    def add(self, x: Array, part: str, read: Array, *last: str) -> Array:
+        """Apply a part, then its norm; add the result to `x`."""
+        step, read = self.step, self.step.kernel.handed(read)
+        norm = step.norms.get(last[0]) if last else None
+        residual = x if norm is None else None
+        if part == "attn":
+            out = step.attend(read, self.cache, self.lengths, self.rotation, residual)
+        else:
+            out = step.mlp(read, residual)
+        return out if norm is None else x + norm(out).view(step.kernel.kind)
 
 
 def _joined(attn: MultiHeadAttention, kernel: Prepared) -> Callable[[Array], tuple[Array, Array]]:

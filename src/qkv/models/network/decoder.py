@@ -13,6 +13,7 @@ from qkv.attend.grouped import split_heads
 from qkv.layers import Block, MultiHeadAttention
 from qkv.layers.attention.forward import Norm, attention_out
 from qkv.layers.base import narrowed_to, project, quiet, starts_of
+from qkv.layers.block import Run, Value
 from qkv.models.network.transformer import Options, Start, Transformer, without_holes
 from qkv.trace import Recorder
 from qkv.trace.activations import SUMMARY
@@ -133,6 +134,14 @@ class CrossAttention:
         return attention_out(z, self.parameters, residual, record, None), None
 
 
+def pre_norm_with_cross_attention(x: Value, run: Run[Value]) -> Value:
+    """Place a norm before each of the three parts of a decoder's block."""
+    x = run.keep("hook_resid_mid", run.add(x, "attn", run.norm("norm1", x)))
+    read = run.norm("norm_cross", x)
+    x = run.keep("hook_resid_mid_cross", run.add(x, "cross_attn", read))
+    return run.keep("hook_resid_post", run.add(x, "mlp", run.norm("norm2", x)))
+
+
 class DecoderBlock(Block):
     """A block with three parts: self-attention, attention to the encoder's text, and an MLP.
 
@@ -149,7 +158,7 @@ class DecoderBlock(Block):
     def __init__(self, block: Block, cross_attn: CrossAttention, norm_cross: Norm) -> None:
         super().__init__(block.attn, block.norm1, block.mlp, block.norm2, post_norm=False)
         self._parts |= {"cross_attn": cross_attn, "norm_cross": norm_cross}
-        self.cross_attn = cross_attn
+        self.cross_attn, self.placement = cross_attn, pre_norm_with_cross_attention
 
 
 class EncoderDecoder(Transformer):
