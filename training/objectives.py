@@ -13,6 +13,7 @@ from qkv.arrays import Array
 from qkv.layers.base import starts_of
 from qkv.learn import Masked, Words, words_loss
 from qkv.learn.network import Network
+from qkv.models.network.batch import PackedIds
 from qkv.ops.loss import cross_entropy
 from qkv.see.analysis.words import is_function_word
 from qkv.text import Tokenizer
@@ -215,7 +216,8 @@ def logits_of(network: Network, batch: Words) -> Array:
     head = network.transformer.head
     assert head is not None
     _, position = texts_and_positions(batch.cu_lengths)
-    rows, _ = network.transformer.training_forward(batch.ids, position, batch.cu_lengths)
+    packed = PackedIds(batch.ids, batch.cu_lengths, position)
+    rows, _ = network.transformer.run(packed)
     logits, _ = head.training_forward(rows[batch.at], np.array([0, len(batch.at)]))
     return logits
 
@@ -410,9 +412,8 @@ class Senses(Stateless):
         """
         lengths = np.diff(batch.cu_lengths)
         positions = np.arange(len(batch.ids)) - np.repeat(batch.cu_lengths[:-1], lengths)
-        rows, saved = network.transformer.training_forward(  # (total, D)
-            batch.ids, positions, batch.cu_lengths
-        )
+        packed = PackedIds(batch.ids, batch.cu_lengths, positions)
+        rows, saved = network.transformer.run(packed, save=True)  # (total, D)
         loss, grad = nearest(rows, batch.spans, batch.targets, self.temperature, batch.priors)
         network.add(network.transformer.backward(grad, saved))
         return loss, len(batch.ids)

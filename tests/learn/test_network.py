@@ -10,6 +10,7 @@ import pytest
 
 import qkv
 from qkv.learn import Network, Words, fresh_model, objectives as objectives_module, words_loss
+from qkv.models.network.batch import PackedIds
 
 from .support import BERT, GPT2, network
 
@@ -38,10 +39,10 @@ def test_parameters_are_in_one_array_with_matrices_first() -> None:
 
 def test_writing_into_the_array_changes_what_is_computed() -> None:
     net = network()
-    ids, positions, cu = np.array([1, 2]), np.array([0, 1]), np.array([0, 2])
-    before = net.transformer(ids, positions, cu)
+    batch = PackedIds(np.array([1, 2]), np.array([0, 2]))
+    before, _ = net.transformer.run(batch)
     net.parameters["blocks.1.mlp.down_proj.weight"][:] += 1
-    assert (net.transformer(ids, positions, cu) != before).any()
+    assert (net.transformer.run(batch)[0] != before).any()
 
 
 def test_a_model_is_an_independent_copy_that_can_be_saved(tmp_path) -> None:

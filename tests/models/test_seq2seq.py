@@ -11,8 +11,10 @@ from safetensors.numpy import save_file
 import qkv
 from qkv.models import ModelError, load
 from qkv.models.model import Seq2SeqModel
+from qkv.models.network.batch import PackedIds
 from qkv.models.network.relative_bias import Buckets
-from qkv.models.tasks.generate import Generated
+from qkv.models.run.edited_run import EditedRun
+from qkv.models.tasks.generate import Generated, first_step
 from qkv.trace import Seq2SeqTrace
 from see.page.reading import payload_in
 
@@ -517,7 +519,7 @@ def test_steps_of_unlike_lengths(model):
     body = model.design.build(model.parameters)
     ids, _ = padded(WRITTEN, "right")
     lengths = np.array([len(row) for row in WRITTEN])
-    caches, _, _ = body.begin([np.array(row) for row in READ])
+    caches, _, _ = first_step(body, PackedIds.of([np.array(row) for row in READ]), EditedRun())
     body.step(ids, caches, lengths)
     found = body.step(np.array([[8, 9], [10, 11], [3, 4]]), caches, np.array([2, 1, 2]))
     for number, more in enumerate(([8, 9], [10], [3, 4])):
@@ -527,7 +529,7 @@ def test_steps_of_unlike_lengths(model):
 
 def test_keys_of_the_other_text_are_computed_once(model):
     body = model.design.build(model.parameters)
-    caches, ids, _ = body.begin([np.array(READ[0])])
+    caches, ids, _ = first_step(body, PackedIds.of([np.array(READ[0])]), EditedRun())
     before = [(cache.key, cache.value) for cache in caches]
     for _ in range(3):
         body.step(ids, caches)

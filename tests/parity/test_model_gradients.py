@@ -14,6 +14,7 @@ import transformers
 
 import qkv
 from models.sizes import CLIP_TEXT, DECODER, ENCODER, IMAGES, MIXED, SMALL
+from qkv.models.network.batch import PackedIds
 from qkv.trace.recorder import texts_and_positions
 
 from .models import double, scatter
@@ -113,7 +114,7 @@ def test_the_gradient_of_every_parameter_is_that_of_autograd(
             mask = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
             given = {"input_ids": torch.tensor(batch), "attention_mask": torch.tensor(mask).long()}
         body = ours.design.build(dict(ours.parameters))
-        rows, saved = body.training_forward(ids, position, cu)
+        rows, saved = body.run(PackedIds(ids, cu, position), save=True)
         logits, kept = body.head.training_forward(rows, cu, ids)
         up = rng.standard_normal(logits.shape)
         whole, real = up, np.ones(len(up), bool)

@@ -29,6 +29,7 @@ from transformers import (
 
 from models.sizes import SMALL
 from qkv.models.families import PUBLISHED, described
+from qkv.models.network.batch import PackedIds
 from qkv.models.network.decoder import Encoded, EncoderDecoder
 from qkv.models.network.design import VisionDesign
 from qkv.trace import Recorder
@@ -389,14 +390,16 @@ def test_a_run_records_the_names_that_its_family_lists(name: str) -> None:
         if isinstance(design, VisionDesign):
             size = design.grid[0] * design.grid[1] + 1
             images = rng.standard_normal((2, design.channels, *design.image))
-            positions = np.tile(np.arange(size), 2)
-            body(images, positions, np.array([0, size, 2 * size]), record=record, top_k=top_k)
+            positions, cu = np.tile(np.arange(size), 2), np.array([0, size, 2 * size])
+            body.run(PackedIds(images, cu, positions), record=record, top_k=top_k)
         elif isinstance(body, EncoderDecoder):
-            encoded = Encoded(*body.packed(texts, record=record.under("encoder."), top_k=top_k))
+            batch = PackedIds.of(texts)
+            rows, _ = body.run(batch, record=record.under("encoder."), top_k=top_k)
+            encoded = Encoded(rows, batch.cu)
             ids, mask = np.array([[0, 3, 4], [0, 5, 6]]), np.ones((2, 3), bool)
             body.decode(ids, mask, encoded, record=record.under("decoder."), top_k=top_k)
         else:
-            body.packed(texts, record=record, top_k=top_k)
+            body.run(PackedIds.of(texts), record=record, top_k=top_k)
     is_pair = isinstance(body, EncoderDecoder)
     assert sorted(record.arrays) == sorted(body.pair_hook_names if is_pair else body.hook_names)
     for full, array in record.arrays.items():

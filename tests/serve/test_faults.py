@@ -305,14 +305,14 @@ def test_an_error_in_a_forward_pass_fails_only_its_request(monkeypatch: pytest.M
     """A text whose forward pass fails does not harm the many good texts beside it."""
     model = qkv.load("minilm")
     marked = model.tokenize("kaboom").ids[1]
-    run = model.network.packed
+    run = model.network.run
 
-    def packed(ids: Any, **options: Any) -> Any:
-        if any(marked in one for one in ids):
+    def marked_run(batch: Any, *others: Any, **options: Any) -> Any:
+        if marked in batch.ids:
             raise Marked("a forward pass that fails")
-        return run(ids, **options)
+        return run(batch, *others, **options)
 
-    monkeypatch.setattr(model.network, "packed", packed)
+    monkeypatch.setattr(model.network, "run", marked_run)
     found: Counter[int] = Counter()
     with TestClient(
         create_app(model), base_url="http://127.0.0.1", raise_server_exceptions=False

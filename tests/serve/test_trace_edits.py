@@ -20,7 +20,7 @@ from models.decoders import gpt2
 from models.small_models import CONFIGS, write_small
 from models.support import mask_bert
 from qkv.models import Model
-from qkv.models.run.batches import Layout
+from qkv.models.network.batch import Layout
 from qkv.models.run.edited_run import EditedRun, Masked
 from qkv.serve.app import create_app
 from qkv.serve.routes import trace as trace_route

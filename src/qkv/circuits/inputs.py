@@ -10,8 +10,8 @@ from qkv.arrays import Array, is_whole_number, shown
 from qkv.attend import attention
 from qkv.models.core import LOAD_LM_HEAD
 from qkv.models.model import Model, Seq2SeqModel
+from qkv.models.network.batch import PackedIds
 from qkv.models.run.inputs import as_ids, ids_given
-from qkv.models.run.truncation import Truncator
 from qkv.models.tasks.gradient import checked_position, word_id
 from qkv.models.tasks.trace import layers_to_run, names_to_keep
 from qkv.models.vision import VisionModel
@@ -183,9 +183,7 @@ class _Reader:
 
     def __init__(self, model: Model, call: str, empty: bool) -> None:
         self.model, self.call, self.empty = model, call, empty
-        self.truncator = model.tokenizer and Truncator(
-            model.tokenizer, model.max_seq_length, model.mask
-        )
+        self.truncator = model.tokenizer and model.reader.truncator(call, model.max_seq_length)
 
     def checked(self, text: Any, number: int) -> str | Array:
         """Return a text or its ids. Raise an error if the model cannot read the text or the ids."""
@@ -328,7 +326,7 @@ def watch(model: Model, batch: Sequence[Array], use: Use) -> None:
 
     record = Recorder(lambda name: short_name(name) == "pattern", use=seen)
     with suppress(_Enough):
-        model.network.packed(batch, record=record)
+        model.network.run(PackedIds.of(batch), record=record)
 
 
 def _in_parts(model: Model, ids: Array, use: Use) -> None:
@@ -424,7 +422,7 @@ def recorded(model: Model, ids: Sequence[Array], names: Sequence[str]) -> dict[s
     keep = set(names).__contains__
     record = Recorder(keep)
     stop = layers_to_run(model.network.hook_names, keep)
-    model.network.packed(ids, record=record, stop=stop)
+    model.network.run(PackedIds.of(ids), record=record, stop=stop)
     lengths = np.array([len(text) for text in ids])
     there = np.arange(lengths.max()) < lengths[:, None]  # (B, T)
     return {name: record.arrays[name][there] for name in names}

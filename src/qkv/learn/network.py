@@ -8,6 +8,7 @@ import numpy as np
 
 from qkv.arrays import Array, Arrays
 from qkv.models.model import Model
+from qkv.models.network.batch import PackedIds
 from qkv.models.network.design import Design
 
 _OUTPUT, _TABLE = "head.out_proj.weight", "embed.weight"
@@ -96,7 +97,8 @@ class Network:
         length = min(len(ids), most or len(ids))
         cu_lengths = np.append(np.arange(0, len(ids), length), len(ids))
         with np.errstate(all="ignore"):
-            rows = self.transformer(ids, np.arange(len(ids)) % length, cu_lengths)  # (n, D)
+            batch = PackedIds(ids, cu_lengths, np.arange(len(ids)) % length)
+            rows, _ = self.transformer.run(batch)  # (n, D)
             head = self.transformer.head
             if head is not None:
                 rows = head(rows, cu_lengths)

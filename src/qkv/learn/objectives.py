@@ -10,6 +10,7 @@ from qkv.arrays import Array, whole_number
 from qkv.layers.base import starts_of
 from qkv.learn.corpus import Source
 from qkv.learn.network import Network
+from qkv.models.network.batch import PackedIds
 from qkv.ops.loss import cross_entropy
 from qkv.text import Tokenizer
 from qkv.text.gaps import MASKS
@@ -112,11 +113,9 @@ def words_loss(
     if head is None or not head.predicts:
         raise ValueError(f"{network.source.name} has no LM head: there is nothing to learn")
     _check_words(network, batch)
-    cu_lengths = batch.cu_lengths
-    _, positions = texts_and_positions(cu_lengths)
-    rows, saved = network.transformer.training_forward(
-        batch.ids, positions, cu_lengths
-    )  # (total, D)
+    _, positions = texts_and_positions(batch.cu_lengths)
+    packed = PackedIds(batch.ids, batch.cu_lengths, positions)
+    rows, saved = network.transformer.run(packed, save=True)  # (total, D)
     grad, total, count = np.zeros_like(rows), 0.0, len(batch.at)
     together = max(1, _LOGITS_AT_ONCE // network.design.vocabulary)
     for begin in range(0, count, together):

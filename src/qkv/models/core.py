@@ -1,9 +1,9 @@
-"""`Core`, the base class of all models: a tokenizer, a network, and `run(batch, edits)`."""
+"""`Core`, the base class of all models: a tokenizer and a network."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
@@ -17,16 +17,17 @@ from qkv.models.files.names import Weights
 from qkv.models.files.read import GENERATION, ModelError, is_whole
 from qkv.models.files.saving import save_model, storage_type
 from qkv.models.files.sentence import Sentence
+from qkv.models.network.batch import Batch, Layout
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.design import AnyDesign
 from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import Transformer
 from qkv.models.other_libraries import ATTRIBUTES
-from qkv.models.run.batches import Layout, parts
-from qkv.models.run.edited_run import EditedRun, Keep
+from qkv.models.run.batches import parts
+from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.fit_edits import Fitted, fit, plain
-from qkv.models.run.inputs import Batch, TextReader, check_tokenizer, end_ids
+from qkv.models.run.inputs import TextReader, check_tokenizer, end_ids
 from qkv.ops.packing import frozen
 from qkv.suggest import nearest, suggestion
 from qkv.text import Tokenized, Tokenizer
@@ -96,25 +97,10 @@ LOAD_LM_HEAD = (
     "or LlamaForCausalLM)"
 )
 _SET = ("name", "config", "tokenizer", "design", "reader")  # attributes that `__init__` sets
-_UNEDITED = EditedRun()
-
-
-class Run(NamedTuple):
-    """The results of running a batch.
-
-    Attributes:
-        rows: (total, D), the output vectors of all tokens, one text after another.
-        cu_lengths: (B + 1,), the index of each text's first row, then the total number of rows.
-        arrays: the recorded activations, keyed by name.
-    """
-
-    rows: Array
-    cu_lengths: Array
-    arrays: dict[str, Array]
 
 
 class Core:
-    """The base class of all models: a tokenizer, a network, and `run`, which all tasks call.
+    """The base class of all models: `read` makes batches, and `network.run` runs them.
 
     The docstring of `Model` describes the attributes.
     """
@@ -502,40 +488,34 @@ class Core:
                 dtype=kind,
             )
 
-    def run(
-        self,
-        batch: Batch,
-        edits: EditedRun = _UNEDITED,
-        keep: Keep | None = None,
-        *,
-        texts: Sequence[int] | None = None,
-        top_k: int | None = None,
-        stop: int | None = None,
-    ) -> Run:
-        """Run a batch of texts, packed without padding.
+    def read(self, inputs: Any, call: str = "read", first: int = 0) -> Batch:
+        """Return the batch that `network.run` takes.
 
         Args:
-            batch: the tokens of each text.
-            edits: the edits to apply, as `_fit` returns them.
-            keep: a function that takes the name of an activation and returns whether to record it;
-                with None, nothing is recorded.
-            texts: the index of each text among all texts of the call; 0, 1, ... by default.
-            top_k: if given, only a summary of attention is recorded, with this number of weights
-                per query.
-            stop: only layers before this layer are run; None runs all layers.
-        """
-        options = edits.packed(range(len(batch)) if texts is None else texts, batch, keep)
-        record = options.get("record")
-        rows, cu_lengths = self.reader.run(self.network, batch, top_k=top_k, stop=stop, **options)
-        return Run(rows, cu_lengths, {} if record is None else record.arrays)
+            inputs: one text or several, as strings or as token ids; or images, if the model reads
+                images.
+            call: the name of the public call, for errors.
+            first: the number of the first text in errors.
 
-    def _fit(self, edits: Edits, batch: Iterable[Tokenized], **others: Any) -> Fitted:
+        Raises:
+            TypeError: as in `trace`.
+            ValueError: as in `trace`.
+
+        >>> import qkv
+        >>> model = qkv.load("random")
+        >>> rows, _ = model.network.run(model.read(["I love you", "the cat"]))
+        >>> rows.shape  # one row per token
+        (5, 8)
+        """
+        return self.reader.read(inputs, call, first)
+
+    def _fit(self, edits: Edits, batch: Batch, **others: Any) -> Fitted:
         """Check that edits fit this model and a batch; pass the arguments in `others` to `fit`."""
         return fit(edits, batch, self.network, self.reader, **others)
 
     def _plain(self, edits: Edits, text: Tokenized) -> list[dict[str, Any]]:
         """Check the edits of one text, and return them as JSON values."""
-        [text], _ = self._fit(edits, [text])
+        [text], _ = self._fit(edits, Batch([text]))
         return plain(edits, text, self.network, self.reader)
 
     def _with_means(
@@ -552,10 +532,9 @@ class Core:
 
         def run(recorder: Callable[[Layout], Recorder]) -> None:
             for part in parts(batch, batch_size):
-                own = batch[part.start : part.stop]
-                self.reader.run(self.network, own, record=recorder(Layout(part)), stop=stop)
+                self.network.run(part, record=recorder(part.layout), stop=stop)
 
-        return edits.below(stop).averaged(sum(map(len, batch)), run)
+        return edits.below(stop).averaged(int(batch.cu[-1]), run)
 
     def _need_words(self, call: str) -> int:
         """Return V, the size of the vocabulary, or raise a ValueError if no head predicts words."""

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,11 +15,12 @@ from qkv.models.files.names import Names, Weights
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR
 from qkv.models.files.sentence import Sentence
 from qkv.models.model import Model
+from qkv.models.network.batch import Images, Picture
 from qkv.models.network.design import SCALE, DualDesign, VisionDesign
 from qkv.models.network.pooling import to_length_one
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.batches import parts
-from qkv.models.run.inputs import Batch, TextReader
+from qkv.models.run.inputs import TextReader
 from qkv.models.sentence.vectors import similarity
 from qkv.models.tasks.call import ModelOutput, output_of
 from qkv.progress import progress
@@ -51,17 +52,6 @@ def grid_of(tokens: Sequence[str]) -> tuple[int, int] | None:
         return None
     grid = int(row) + 1, int(column) + 1
     return grid if list(tokens) == patch_names(*grid) else None
-
-
-@dataclass(frozen=True, eq=False)
-class Picture(Tokenized):
-    """An image as tokens; `ids` holds the index of each token.
-
-    Attributes:
-        pixels: the pixel values, (C, H, W).
-    """
-
-    pixels: Array
 
 
 def are_several(images: Any) -> bool:
@@ -132,10 +122,6 @@ class ImageReader(TextReader):
         high, wide = self.design.patch
         return images.shape[-2] // high, images.shape[-1] // wide
 
-    def length_of(self, images: Array) -> int:
-        """Return the number of tokens of each of these images (..., H, W)."""
-        return 1 + math.prod(self.grid_of(images))
-
     def check(self, images: Sequence[Array] | Array, call: str) -> None:
         """Raise a ValueError if an image does not have the shape that the model expects."""
         design = self.design
@@ -152,24 +138,24 @@ class ImageReader(TextReader):
                     )
                 raise ValueError(f"{call}: an image has shape {image.shape} and {takes}")
 
-    def read(self, texts: Any, call: str = "trace", first: int = 0) -> tuple[bool, list[Tokenized]]:
-        """Return `(single, patches)`: whether the input is one image, and each image's patches."""
+    def read(self, texts: Any, call: str, first: int = 0) -> Images:
+        """Return the batch of one image or several."""
         is_ready = isinstance(texts, np.ndarray) and is_float(texts.dtype) and texts.ndim == 4
         images = texts if is_ready else self.prepare(texts)
         self.check(images, call)
         if not len(images):
             raise ValueError(f"{call}: no image is given: give at least one")
-        return len(images) == 1, self.patches(images)
+        return self.patches(images)
 
-    def patches(self, images: Iterable[Array]) -> list[Tokenized]:
-        """Return the tokens of each image."""
+    def patches(self, images: Sequence[Array] | Array) -> Images:
+        """Return the batch of pixel values, (C, H, W) each."""
         batch: list[Tokenized] = []
         for image in images:
             names = patch_names(*self.grid_of(image))
             count = len(names)
             special = [True] + [False] * (count - 1)
             batch.append(Picture(np.arange(count), names, [(0, 0)] * count, special, image))
-        return batch
+        return Images(batch, single=len(images) == 1)
 
     def subwords(self, word: str) -> list[list[str]]:
         """Return `[[word]]` if the word is the name of a patch; otherwise an empty list."""
@@ -178,18 +164,6 @@ class ImageReader(TextReader):
             is_patch = row.isdecimal() and column.isdecimal()
             return [[word]] if is_patch or word == FIRST else []
         return [[word]] if word in patch_names(*self.design.grid) else []
-
-    def run(self, network: Transformer, batch: Batch, **options: Any) -> tuple[Array, Array]:
-        """Run images of N patches; return `(rows, cu_lengths)`: (B * (N + 1), D), and (B + 1,)."""
-        images = np.stack([image.pixels for image in batch if isinstance(image, Picture)])
-        return self.packed(network, images, **options)
-
-    def packed(self, network: Transformer, images: Array, **options: Any) -> tuple[Array, Array]:
-        """Run pixel values (B, C, H, W); return `(rows, cu_lengths)` as `run` does."""
-        size = self.length_of(images)
-        cu_lengths = np.arange(len(images) + 1) * size
-        positions = np.tile(np.arange(size), len(images))
-        return network(images, positions, cu_lengths, **options), cu_lengths
 
 
 def encode_images(
@@ -234,17 +208,15 @@ def encode_images(
             "per image: use a token's vector, such as model(pixel_values).last_hidden_state[:, 0]"
         )
     batch_size = whole_number(batch_size, call="encode", name="batch_size", least=1)
-    _, batch = model.reader.read(images, "encode")
+    batch = model.read(images, "encode")
     edits = edits_of(edit, ablate, hide, call="encode")
     batch, edited = model._fit(edits, batch)
     edited = model._with_means(edited, batch, batch_size)
     vectors = []
     with progress("encode", len(batch), show_progress_bar) as advance:
         for part in parts(batch, batch_size):
-            own = batch[part.start : part.stop]
-            ran = model.run(own, edited, texts=part)
-            vectors.append(head(ran.rows, ran.cu_lengths))
-            advance(len(own))
+            vectors.append(head(model.network.run(part, edited)[0], part.cu))
+            advance(len(part))
     joined = np.concatenate(vectors)
     joined = to_length_one(joined) if normalize_embeddings else joined
     return joined if are_several(images) else joined[0]
@@ -285,10 +257,11 @@ def call_images(
     reader.check(images, "model")
     edits = edits_of(edit, ablate, hide, call="model")
     batch, edited = model._fit(edits, reader.patches(images))
-    options = model._with_means(edited, batch).packed(range(len(images)), batch)
-    rows, _ = reader.packed(model.network, images, **options)
-    seen = np.ones((len(images), reader.length_of(images)), bool)
-    return output_of(model.network, rows, seen)
+    network, rows = model.network, np.zeros((0, model.network.out_dim), model.network.dtype)
+    if len(batch):
+        rows, _ = network.run(batch, model._with_means(edited, batch))
+    seen = np.ones((len(batch), 1 + math.prod(reader.grid_of(images))), bool)
+    return output_of(network, rows, seen)
 
 
 class VisionModel(Model):

@@ -54,10 +54,14 @@ class Recorder:
     ) -> None:
         self.arrays: dict[str, Array] = {}
         self._wanted, self._use = wanted, use
-        self._changes = {} if changes is None else changes
+        self._changes = dict(changes or {})
         self._prefix = ""
         self._shaped: Change | None = None
         self._back: Change | None = None
+
+    def edit(self, changes: Changes) -> None:
+        """Add functions for edited activations, as in `changes`."""
+        self._changes |= changes
 
     @property
     def keeps(self) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from qkv.models import load
+from qkv.models.network.batch import PackedIds
 from qkv.models.network.design import Design
 
 from ..small_models import CONFIGS, write_small
@@ -32,7 +33,7 @@ def test_shared_layers_equal_copies_and_sum_their_gradients(tmp_path):
     shared = design.build(parameters)
     alone = replace(design, same_as=()).build(unshared(parameters, design.same_as))
     (rows, saved), (expected, kept) = (
-        one.training_forward(ids, positions, cu) for one in (shared, alone)
+        one.run(PackedIds(ids, cu, positions), save=True) for one in (shared, alone)
     )
     # A copy of a weight may have another memory layout. Some BLAS libraries then add the products
     # in another order.

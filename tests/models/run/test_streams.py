@@ -84,9 +84,9 @@ def test_batches_are_joined_for_every_activation(encoder, decoder):
 def test_a_large_trace_is_split_into_batches_by_default(encoder, monkeypatch):
     whole = encoder.trace(TEXTS)
     runs = []
-    run = encoder.run
+    network, run = encoder.network, encoder.network.run
     monkeypatch.setattr(
-        encoder, "run", lambda batch, *a, **more: runs.append(len(batch)) or run(batch, *a, **more)
+        network, "run", lambda batch, *a, **more: runs.append(len(batch)) or run(batch, *a, **more)
     )
     monkeypatch.setattr(batches, "POSITIONS", 20)
     same(encoder.trace(TEXTS), whole)

@@ -454,8 +454,10 @@ def test_errors_give_the_index_of_a_text_of_wrong_type(folder, monkeypatch):
     monkeypatch.setattr("qkv.models.sentence.encode.TEXTS", 2)
     model = load(folder.write())
     ran = []
-    run = model.network.packed
-    monkeypatch.setattr(model.network, "packed", lambda batch: ran.append(len(batch)) or run(batch))
+    run = model.network.run
+    monkeypatch.setattr(
+        model.network, "run", lambda batch, *more: ran.append(len(batch)) or run(batch, *more)
+    )
     with pytest.raises(TypeError, match="encode: text 4 is int"):
         model.encode(["a", "a", "a", "a", 3])
     assert not ran  # a list is checked before anything is computed

@@ -1,6 +1,6 @@
 """An encoder that reads a text, and a decoder that attends to the encoder and writes a text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
@@ -14,7 +14,7 @@ from qkv.layers import Block, MultiHeadAttention
 from qkv.layers.attention.forward import Norm, attention_out
 from qkv.layers.base import narrowed_to, project, quiet, starts_of
 from qkv.layers.block import Run, Value
-from qkv.models.network.transformer import Options, Start, Transformer, without_holes
+from qkv.models.network.transformer import Options, Transformer, without_holes
 from qkv.trace import Recorder
 from qkv.trace.activations import SUMMARY
 from qkv.trace.recorder import of_heads, padded, unkept
@@ -193,7 +193,14 @@ class EncoderDecoder(Transformer):
         """Whether the decoder gives logits for the next token."""
         return self.decoder.head is not None
 
-    def decode(self, ids: Array, mask: Array, texts: Encoded, **options: Unpack[Options]) -> Array:
+    def decode(
+        self,
+        ids: Array,
+        mask: Array,
+        texts: Encoded,
+        stop: int | None = None,
+        **options: Unpack[Options],
+    ) -> Array:
         """Run the decoder on whole texts, and return the vectors (total, D) of unmasked tokens.
 
         Args:
@@ -201,12 +208,13 @@ class EncoderDecoder(Transformer):
             mask: (B, L), True at unmasked tokens. A masked token between unmasked tokens keeps its
                 position: with the mask 1 0 1, the tokens have the positions 0, 1 and 2.
             texts: the vectors that the encoder computed for the texts.
-            options: `record`, `top_k` and `stop`, as in `Options`.
+            stop: only layers before this layer are run; None runs all layers.
+            options: `record` and `top_k`, as in `Options`.
         """
         between = without_holes(mask)
         lengths = between.sum(1)
         starts = starts_of(lengths)
-        caches = self.remember(texts, options.get("record"), options.get("stop"))
+        caches = self.remember(texts, options.get("record"), stop)
         whole = padded(np.where(mask, ids, 0)[between].astype(np.int64), starts)  # (B, L)
         seen = padded(mask[between], starts)
         if not mask[between].all():
@@ -227,20 +235,6 @@ class EncoderDecoder(Transformer):
             )
             for number, (attn, own) in enumerate(layers)
         ]
-
-    def begin(self, texts: Sequence[Array], visible: Array | None = None, **options: Any) -> Start:
-        """Encode texts; return `(caches, ids, lengths)` for the decoder's first step.
-
-        Args:
-            texts: the token ids (T,) of each text.
-            visible: a mask of the encoder's vectors, as in `Encoded`.
-            options: the options of the encoder's run. `record` collects the activations of encoder
-                and decoder.
-        """
-        record = options.pop("record", None)
-        rows, cu = self.packed(texts, record=record and record.under("encoder."), **options)
-        caches = self.remember(Encoded(rows, cu, visible), record and record.under("decoder."))
-        return caches, np.full((len(texts), 1), self.first), np.ones(len(texts), np.int64)
 
     def step(self, *args: Any, **options: Any) -> Array:
         """Return the decoder's vectors (B, n, D) for the next ids; see `Transformer.step`."""

@@ -12,7 +12,7 @@ from qkv.layers.base import ByName, for_parameters, part_back, project_back, pro
 from qkv.layers.norm import NormSaved
 from qkv.ops.linear import linear, linear_grad
 from qkv.trace import Recorder
-from qkv.trace.recorder import unkept
+from qkv.trace.recorder import texts_and_positions, unkept
 
 _PROJECTION = "embed_proj"
 _SHARPNESS = -0.75  # the coefficient a of cubic interpolation; torch uses the same number
@@ -187,6 +187,14 @@ class Embedding:
             return np.nonzero(mask)[1]
         real = ids != self.padding
         return np.where(real, np.cumsum(real, axis=1) - 1, -1)[mask]
+
+    def packed_positions(self, ids: Array, cu: Array) -> Array:
+        """Return the position of each token of packed texts in its text, (total,)."""
+        if self.counted or self.padding is None:
+            return texts_and_positions(cu)[1]
+        real = ids != self.padding
+        counts = np.concatenate([[0], np.cumsum(real)])
+        return np.where(real, counts[:-1] - np.repeat(counts[cu[:-1]], np.diff(cu)), -1)
 
     @property
     def first_id(self) -> int:

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import is_
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 
 import numpy as np
 
 from qkv.arrays import Array, Arrays, DType, compute_type
 from qkv.attend import KVCache
 from qkv.layers import Block
-from qkv.layers.attention.forward import Norm, Positions
+from qkv.layers.attention.forward import Norm
 from qkv.layers.base import (
     ByName,
     for_parameters,
@@ -21,17 +21,17 @@ from qkv.layers.base import (
     project_back,
     project_wide,
     quiet,
-    starts_of,
 )
 from qkv.layers.block import BlockSaved
 from qkv.layers.norm import NormSaved
 from qkv.layers.stepping import Steps, made_of, steps_for
+from qkv.models.network.batch import Batch
 from qkv.models.network.embedding import Embedding, EmbeddingSaved
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.relative_bias import RelativeBias
 from qkv.ops.kernel import body_and_threads
 from qkv.trace import Recorder
-from qkv.trace.recorder import of_rows, padded, texts_and_positions
+from qkv.trace.recorder import of_rows
 
 _LAST = "ln_final"  # The name of the final norm in a trace.
 _PROJECTION, _PROJECTED = "final_proj", "hook_final_proj"
@@ -39,46 +39,41 @@ _PROJECTION, _PROJECTED = "final_proj", "hook_final_proj"
 # for a trained matrix.
 LEARNED = 1.2
 _STEPS = 20  # The number of steps of the power iteration.
-Packed = tuple[Array, Array]  # Rows (total, D) of B texts, and the first row of each text.
 Masks = Mapping[int, Array]  # The masks of keys, keyed by layer.
 Caches = Sequence[KVCache]  # The key/value cache of each layer.
-Start = tuple[list[KVCache], Array, Array]  # Caches, ids and lengths for `step`.
 
 
 class Saved(NamedTuple):
     """Values that a transformer saves in the forward pass for the backward pass."""
 
-    embedding: EmbeddingSaved
+    embedding: EmbeddingSaved | None  # None if the batch consists of vectors.
     layers: list[BlockSaved]
     final_norm: NormSaved | None
     wide: Array | None  # (total, D), the input of the final projection
     cu: Array  # (B + 1,), the index of each text's first row, then the number of rows
 
 
+class Edits(Protocol):
+    """The edits of a run, which `qkv.models.run.edited_run` makes."""
+
+    def applied(self, batch: Batch, record: Recorder | None) -> tuple[Recorder | None, Masks]:
+        """Return a recorder that also applies the edits, and the layers' masks of keys."""
+
+
 class Options(TypedDict, total=False):
-    """The options of a forward pass; `step` reads only `record`, `top_k` and `masks`.
+    """The options of a step.
 
     Attributes:
         record: collects the activations, as arrays (B, T, ...).
         top_k: the number of largest attention weights to record per query; None records all
             weights.
         masks: a mask of the keys that each head sees, keyed by layer. A mask broadcasts to
-            (B, Hq, T, S): T is the length of the longest text, and S the number of keys.
-        rotary: the positions for rotary attention; by default, positions count from 0 in each
-            text.
-        segments: (total,) the segment of each token, for a model with a table of segments;
-            segment 0 by default.
-        stop: only layers before this layer are run; None runs all layers and the final norm.
-        save: whether to return the values that `backward` needs.
+            (B, Hq, n, S): n is the number of new tokens, and S the number of keys.
     """
 
     record: Recorder | None
     top_k: int | None
     masks: Masks | None
-    rotary: Positions | None
-    segments: Array | None
-    stop: int | None
-    save: bool
 
 
 @dataclass(eq=False, repr=False)
@@ -167,23 +162,6 @@ class Transformer:
             settings[number]["attn_mask"] = mask
         return settings
 
-    def __call__(self, ids: Array, at: Array, cu: Array, **options: Any) -> Array:
-        """Return the last vectors (total, D) of packed texts; the arguments are those of `run`."""
-        return self.run(ids, at, cu, **options)[0]
-
-    def packed(self, texts: Sequence[Array], **options: Any) -> Packed:
-        """Run texts, given the ids (T,) of each text; `options` are those of `run`.
-
-        Returns:
-            `(rows, cu)`: `rows` (total, D) holds the vectors of the tokens; `cu` (B + 1,) holds the
-            index of each text's first row, then the number of rows.
-        """
-        cu = starts_of(map(len, texts))
-        at = [
-            self.embedding.token_positions(ids[None], np.ones((1, len(ids)), bool)) for ids in texts
-        ]
-        return self(np.concatenate(texts), np.concatenate(at), cu, **options), cu
-
     def spans(self, mask: Array) -> Array:
         """Return a mask (B, T) that is True for the columns to compute.
 
@@ -196,102 +174,59 @@ class Transformer:
         has_alibi = any("alibi_slopes" in options for options in self.options)
         return mask if has_alibi else without_holes(mask)
 
-    def masked(
-        self, ids: Array, mask: Array, positions: Array | None = None, **options: Unpack[Options]
-    ) -> Packed:
-        """Run the tokens that a mask selects.
-
-        As in transformers, dynamic scaling of rotary positions depends on the longest text of the
-        batch.
-
-        Args:
-            ids: (B, T) token ids.
-            mask: (B, T), True for a token.
-            positions: (B, T), the positions of the tokens; see `token_positions` for the default.
-            options: see `Options`. The key axis of each mask has only the columns that `spans`
-                selects.
-
-        Returns:
-            `(rows, cu)`: `rows` (total, D) holds the vectors of the tokens; `cu` (B + 1,) holds the
-            index of each text's first row, then the number of rows.
-        """
-        if not mask.any():
-            return np.zeros((0, self.out_dim), self.dtype), np.zeros(len(ids) + 1, np.int64)
-        text = self.spans(mask)
-        starts = starts_of(text.sum(1))
-        masks = options.get("masks") or {}
-        if (mask != text).any():
-            keys = ~padded(~mask[text], starts)[:, None, None]  # (B, 1, 1, T)
-            options["masks"] = {n: keys & masks.get(n, True) for n in range(len(self.layers))}
-        at = rotated = texts_and_positions(starts)[1] if positions is None else positions[text]
-        if positions is None:
-            at = self.embedding.token_positions(ids, text, mask)
-        options["rotary"] = Positions(rotated, 1 + int(rotated.max()))
-        rows = self(np.where(mask, ids, 0)[text].astype(np.int64), at, starts, **options)
-        return rows[mask[text]], starts_of(mask.sum(1))
-
-    def training_forward(
-        self, ids: Array, at: Array, cu: Array, **options: Any
-    ) -> tuple[Array, Saved]:
-        """Run packed texts as `run` does, and also save the values that `backward` needs."""
-        need_single(self.embedding.table, {}, call="Transformer")
-        return self.run(ids, at, cu, save=True, **options)
-
     @quiet
     def run(
-        self, ids: Array, at: Array, cu: Array, **options: Unpack[Options]
+        self,
+        batch: Batch,
+        edits: Edits | None = None,
+        record: Recorder | None = None,
+        *,
+        first: int = 0,
+        stop: int | None = None,
+        top_k: int | None = None,
+        save: bool = False,
     ) -> tuple[Array, Saved]:
-        """Run all layers, or the layers before `stop`, on packed texts.
+        """Run a batch through the layers.
 
         Args:
-            ids: (total,) token ids that have a row in the table.
-            at: (total,) the position of each token in its text.
-            cu: (B + 1,) the index of each text's first row, then the number of rows.
-            options: see `Options`.
+            batch: the texts or images.
+            edits: the edits of the run.
+            record: collects the activations, as arrays (B, T, ...).
+            first: the first layer to run.
+            stop: only layers before this layer are run; None runs all layers and the final norm.
+            top_k: the number of largest attention weights to record per query; None records all
+                weights.
+            save: whether to return the values that `backward` needs.
 
         Returns:
             The vectors (total, D), and the values for `backward`.
         """
-        rows = of_rows(options.get("record"), cu)
-        x, embedding = self.embedding(ids, at, rows, options.get("segments"))  # (total, D)
-        x, layers = self.run_layers(x, cu, **options)
-        last: tuple[NormSaved | None, Array | None] = (None, None)
-        if options.get("stop") is None:
-            x, last = self.finish(x, rows)
-        return x, Saved(embedding, layers, *last, cu)
-
-    @quiet
-    def run_layers(
-        self, x: Array, cu: Array, first: int = 0, **options: Unpack[Options]
-    ) -> tuple[Array, list[BlockSaved]]:
-        """Run layers `first` to `stop - 1`; if `stop` is None, run all layers from `first` on.
-
-        Args:
-            x: (total, D), the input of layer `first`, for packed texts.
-            cu: (B + 1,) the index of each text's first row, then the number of rows.
-            first: the first layer of the run.
-            options: see `Options`.
-
-        Returns:
-            `(rows, saved)`: the output (total, D) of the last layer, and the values for `backward`.
-        """
-        record, save = options.get("record"), options.get("save", False)
-        settings = self.settings(int(np.diff(cu).max(initial=0)), options.get("masks"))
+        masks: Masks = {}
+        if save:
+            need_single(self.embedding.table, {}, call="Transformer")
+        if edits is not None:
+            record, masks = edits.applied(batch, record)
+        if batch.keys is not None:
+            masks = {n: batch.keys & masks.get(n, True) for n in range(len(self.layers))}
+        rows, settings = of_rows(record, batch.cu), self.settings(batch.longest, masks)
+        x, embedding = batch.embedded(self.embedding, rows)  # (total, D)
         saved: list[BlockSaved] = []
-        for number in range(len(self.layers))[first : options.get("stop")]:
-            own = {**settings[number], "top_k": options.get("top_k")}
+        for number in range(len(self.layers))[first:stop]:
+            own = {**settings[number], "positions": batch.rotary, "top_k": top_k}
             own["record"] = record and record.under(f"blocks.{number}.")
-            own["positions"] = options.get("rotary")
-            x, kept = self.layers[number].run(x, cu=cu, save=save, **own)
+            x, kept = self.layers[number].run(x, cu=batch.cu, save=save, **own)
             saved += [kept] if save else []
-        return x, saved
+        last: tuple[NormSaved | None, Array | None] = (None, None)
+        if stop is None:
+            x, last = self.finish(x, rows)
+        return x, Saved(embedding, saved, *last, batch.cu)
 
     def backward(self, grad: Array, saved: Saved, record: Recorder | None = None) -> ByName:
         """Return the gradients for the parameters, given the gradient for the last vectors.
 
         Args:
             grad: (total, D), the gradient for the last vectors.
-            saved: the second value that `training_forward` returned. To free memory, this method
+            saved: the second value that `run` returned with `save`. To free memory, this method
                 removes the values of each layer from `saved`.
             record: collects the gradients for activations, as arrays (B, T, ...).
 
@@ -325,6 +260,7 @@ class Transformer:
                 own["relative_bias.weight"] = table
             for name, array in own.items():  # layers may share parameters: add their gradients
                 gradients[name] = gradients[name] + array if name in gradients else array
+        assert saved.embedding is not None
         more = self.embedding.backward(grad, saved.embedding, rows)
         return more if gradients is None else gradients | more
 
@@ -349,14 +285,6 @@ class Transformer:
         """Return the logits (n, V) of vectors (n, D); `norm`: whether to apply the final norm."""
         return self.logits(self.finish(rows, norm=norm)[0])
 
-    def begin(self, texts: Sequence[Array]) -> Start:
-        """Return the arguments of `step` for texts: empty caches, ids (B, n) and lengths (B,)."""
-        lengths = np.array([len(text) for text in texts])
-        ids = np.zeros((len(texts), int(lengths.max(initial=0))), np.int64)
-        for row, text in zip(ids, texts, strict=True):
-            row[: len(text)] = text
-        return [KVCache(options.get("window")) for options in self.options], ids, lengths
-
     @quiet
     def step(
         self, ids: Array, caches: Caches, lengths: Array | None = None, **options: Unpack[Options]
@@ -368,8 +296,7 @@ class Transformer:
             caches: one cache per layer; if there are fewer caches than layers, only the first
                 layers run.
             lengths: (B,), the number of tokens in each row, without padding; n by default.
-            options: `record`, `top_k` and `masks`, as in `Options`; a mask broadcasts to
-                (B, Hq, n, S).
+            options: see `Options`.
 
         Returns:
             (B, n, D)

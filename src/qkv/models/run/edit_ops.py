@@ -10,6 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array, Shape, shown
 from qkv.edits import Record
+from qkv.models.network.batch import PackedIds
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.edited_run import At, Change, Masked, Step, is_number
 from qkv.trace import Recorder
@@ -41,7 +42,7 @@ class Source:
         """Return an activation (T, ...); the first access computes all activations in `names`."""
         if not self._arrays:
             record = Recorder(self.names.__contains__)
-            self._body.packed([self._ids], record=record)
+            self._body.run(PackedIds.of([self._ids]), record=record)
             self._arrays = record.arrays
         array: Array = self._arrays[name][0]
         return array

@@ -1,6 +1,6 @@
 """Interventions on a run: edited activations, ablated heads, masked tokens."""
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 import numpy as np
 
 from qkv.arrays import Array, Arrays, as_array, is_float
-from qkv.models.run.batches import Layout, layout_of
+from qkv.models.network.batch import Batch, Layout
 from qkv.trace import Recorder
 from qkv.trace.activations import activation, parse
 from qkv.trace.recorder import GradientRecorder
@@ -103,6 +103,7 @@ class EditedRun:
             "ablate" and "hide". For example, {"ablate": [(0, 3)]} means that head 3 of layer 0 is
             ablated, and that no activation is edited and no token masked.
         first: the index of the first text among all texts of the call.
+        inputs: receives the inputs of spliced layers, for `gradient_recorder`.
     """
 
     call: str = ""
@@ -114,6 +115,7 @@ class EditedRun:
     is_pair: bool = False
     asked: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     first: int = 0
+    inputs: dict[str, Array] = field(default_factory=dict)
 
     @property
     def why(self) -> str:
@@ -149,26 +151,33 @@ class EditedRun:
         changes, recorded = kept(self.changes), kept(self.recorded)
         return replace(self, changes=changes, recorded=recorded, ablated=ablated)
 
-    def recorder(
-        self, layout: Layout, wanted: Keep | None = None, inputs: dict[str, Array] | None = None
-    ) -> Recorder | None:
-        """Return a recorder that changes activations of a batch, and keeps wanted activations.
+    def recorder(self, layout: Layout, record: Recorder | None = None) -> Recorder | None:
+        """Return a recorder that changes activations of a batch.
 
-        Return None if the recorder would have no effect. `inputs` receives the inputs of spliced
-        layers, for `gradient_recorder`.
+        Args:
+            layout: the texts of the batch.
+            record: a recorder that keeps activations. The result also keeps these activations; if
+                no activation changes, the result is this recorder itself.
         """
         names = self._names
-        if wanted is None and not names:
-            return None
-        changes: dict[str, Callable[[Array], Array]] = {}
-        record = Recorder(wanted or _never, changes)
-        batch = _Batch(layout, record, {} if inputs is None else inputs)
-        changes |= {name: partial(self._changed, name, batch) for name in names}
+        if not names:
+            return record
+        record = record or Recorder(_never)
+        batch = _Batch(layout, record, self.inputs)
+        record.edit({name: partial(self._changed, name, batch) for name in names})
         return record
 
-    def gradient_recorder(
-        self, layout: Layout, wanted: Keep, added: Arrays, inputs: dict[str, Array]
-    ) -> GradientRecorder:
+    def applied(
+        self, batch: Batch, record: Recorder | None
+    ) -> tuple[Recorder | None, dict[int, Array]]:
+        """Return what `Transformer.run` needs: a recorder as in `recorder`, and masks of keys."""
+        layout = batch.layout
+        record = self.recorder(layout, record)
+        if self.is_pair:
+            record = record and record.under("encoder.")
+        return record, self.masks(layout, batch.longest)
+
+    def gradient_recorder(self, layout: Layout, wanted: Keep, added: Arrays) -> GradientRecorder:
         """Return a recorder that passes gradients back through the changes, for the backward pass.
 
         If an array or a function replaces an activation, the gradient for the activation's computed
@@ -180,12 +189,10 @@ class EditedRun:
             layout: the texts of the batch.
             wanted: a function that returns whether to keep the gradient for an activation.
             added: as in `GradientRecorder`.
-            inputs: the inputs of spliced layers, from `recorder` in the forward pass.
         """
-        changes: dict[str, Callable[[Array], Array]] = {}
-        record = GradientRecorder(wanted, changes, added)
-        batch = _Batch(layout, record, inputs)
-        changes |= {name: partial(self._back, name, batch) for name in self._names}
+        record = GradientRecorder(wanted, {}, added)
+        batch = _Batch(layout, record, self.inputs)
+        record.edit({name: partial(self._back, name, batch) for name in self._names})
         return record
 
     def masks(self, layout: Layout, keys: int, queries: int | None = None) -> dict[int, Array]:
@@ -198,6 +205,8 @@ class EditedRun:
             keys: K, the number of keys.
             queries: Q, the number of queries. The default is the number of keys.
         """
+        if not self.masked:
+            return {}
         count = len(layout.texts)
         first = np.zeros(count, np.int64) if layout.first is None else layout.first
         rows = {text: row for row, text in enumerate(layout.texts)}
@@ -293,30 +302,6 @@ class EditedRun:
         keys = int((seen + lengths).max(initial=0))
         masks = self.masks(layout, keys, queries=count)
         return {"record": record, "masks": masks}
-
-    def packed(
-        self, texts: Sequence[int], batch: Sequence[Sized], wanted: Keep | None = None
-    ) -> dict[str, Any]:
-        """Return the options for running a packed batch; `texts` holds the index of each text.
-
-        The function `wanted` gets the name of an activation, and returns whether the recorder keeps
-        this activation.
-        """
-        if not self.asked and wanted is None:
-            return {}
-        layout = layout_of(texts, batch)
-        masks = self.masks(layout, max(map(len, batch), default=0))
-        return {"record": self.recorder(layout, wanted), "masks": masks}
-
-    def begin(self, batch: Sequence[Sized]) -> dict[str, Any]:
-        """Return the options of `EncoderDecoder.begin`; if the model has no decoder, return {}."""
-        if not self.asked or not self.is_pair:
-            return {}
-        layout = layout_of(range(len(batch)), batch)._replace(step=0)
-        record = self.recorder(layout._replace(other=layout))
-        longest = max(map(len, batch), default=0)
-        masks, visible = self.masks(layout, longest), self.visible(layout, longest)
-        return {"record": record, "masks": masks, "visible": visible}
 
     def check_summaries(self, top_k: int | None) -> None:
         """Raise a ValueError if `top_k` is given and an edit changes attention weights."""

@@ -11,24 +11,25 @@ import numpy as np
 
 from qkv.arrays import Array, Shape, as_array, is_whole_number, shown
 from qkv.edits import Edits, Record, operations
+from qkv.models.network.batch import Batch
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.edit_ops import OPS, Plan, are_numbers, shape_of, wrong
 from qkv.models.run.edited_run import At, EditedRun, Masked, Spliced, is_number
-from qkv.models.run.inputs import Batch, TextReader
+from qkv.models.run.inputs import TextReader
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import joined_words, plain_tokens
 from qkv.trace.activations import activation, parse
 from qkv.trace.names import NameIndex
 
-Fitted = tuple[list[Tokenized], EditedRun]  # The texts of a run, and its interventions.
+Fitted = tuple[Batch, EditedRun]  # The texts of a run, and its interventions.
 # Maps "", "encoder" and "decoder" to the number of texts and the length of the longest text.
 Counts = Mapping[str, tuple[int, int]]
 
 
 def fit(
     edits: Edits,
-    batch: Iterable[Tokenized],
+    batch: Batch,
     body: Transformer,
     reader: TextReader,
     *,
@@ -61,11 +62,11 @@ def fit(
             is wrong; or every word of a text is masked.
         KeyError: an activation does not exist; the message suggests similar names.
     """
-    batch = swapped(edits, [*batch], reader.tokenizer, first)
-    if not edits:
-        return batch, EditedRun()
-    call, heads = edits.call, [layer.attn.num_heads for layer in body.layers]
     is_pair = written is not None
+    if not edits:
+        return batch, EditedRun(is_pair=is_pair)
+    batch = swapped(edits, batch, reader.tokenizer, first)
+    call, heads = edits.call, [layer.attn.num_heads for layer in body.layers]
     named = _named(edits.changes, body, is_pair, call)
     records = [_in_model(record, body, call) for record in edits.records]
     texts = list(map(reader.with_names, batch))
@@ -289,7 +290,7 @@ def check(edits: Edits, body: Transformer, reader: TextReader) -> None:
         OPS[record.op].apply(plan, record)
 
 
-def swapped(edits: Edits, batch: Batch, tokenizer: Tokenizer | None, first: int) -> list[Tokenized]:
+def swapped(edits: Edits, batch: Batch, tokenizer: Tokenizer | None, first: int) -> Batch:
     """Return the texts with some tokens swapped for other entries of the vocabulary.
 
     Raises:
@@ -298,6 +299,8 @@ def swapped(edits: Edits, batch: Batch, tokenizer: Tokenizer | None, first: int)
     """
     texts = list(batch)
     swaps = [record for record in edits.records if record.op == "swap"]
+    if not swaps:
+        return batch
     for record in swaps:
         (entry, index), token = _entry(record, tokenizer, edits.call), record.fields["token"]
         _check_tokens(record, texts, first, edits.call)
@@ -305,7 +308,7 @@ def swapped(edits: Edits, batch: Batch, tokenizer: Tokenizer | None, first: int)
             ids, tokens = text.ids.copy(), list(text.tokens)
             ids[token], tokens[token] = index, entry
             texts[number] = replace(text, ids=ids, tokens=tokens)
-    return texts
+    return batch.replaced(texts)
 
 
 def _entry(record: Record, tokenizer: Tokenizer | None, call: str) -> tuple[str, int]:
@@ -430,7 +433,7 @@ class _Masking:
     """
 
     call: str
-    batch: Batch
+    batch: Sequence[Tokenized]
     limits: Sequence[int]
     reader: TextReader
     first: int = 0

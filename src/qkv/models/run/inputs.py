@@ -11,6 +11,7 @@ import numpy as np
 from qkv.arrays import Array, ArrayLike, as_array
 from qkv.models.files.read import TOKENIZER, ModelError, is_whole
 from qkv.models.files.sentence import Sentence
+from qkv.models.network.batch import Batch
 from qkv.models.network.embedding import Embedding
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.truncation import Truncator
@@ -18,7 +19,6 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import find_word, plain_tokens, text_of
 from qkv.text.tokenizer import check_text, check_texts
 
-Batch = Sequence[Tokenized]
 # One text or several texts, as strings or as token ids.
 Texts = str | Iterable[str] | Sequence[Sequence[int]] | Array
 
@@ -303,13 +303,21 @@ class TextReader:
             )
         return self.tokenizer
 
+    def truncator(self, call: str, limit: int | None, *, fills_gaps: bool = True) -> Truncator:
+        """Return the function that splits texts into tokens, up to a limit.
+
+        Raises:
+            ValueError: the model has no tokenizer.
+        """
+        return Truncator(self.need_tokenizer(call), limit, self.mask if fills_gaps else None)
+
     def need_text(self, call: str) -> None:
         """Do nothing. A subclass that reads images overrides this method to raise a ValueError."""
 
     def tokenize(self, text: str) -> Tokenized:
         """Return the tokens of a whole text, as `Model.tokenize` does."""
         text = check_text(text, call="tokenize", name="text")
-        truncator = Truncator(self.need_tokenizer("tokenize"), None, self.mask)
+        truncator = self.truncator("tokenize", None)
         [tokens] = truncator([text])
         truncator.cut.warn()
         return tokens
@@ -332,17 +340,15 @@ class TextReader:
             return True, [check_text(texts, call=call, name="text")], []
         return False, check_texts(texts, call=call, first=first), []
 
-    def read(self, texts: Any, call: str = "trace", first: int = 0) -> tuple[bool, list[Tokenized]]:
-        """Return `(single, tokens)`, where `tokens` holds the truncated tokens of each text.
-
-        `single` is True if `texts` is one text, and False if `texts` is a sequence of texts.
+    def read(self, texts: Any, call: str, first: int = 0) -> Batch:
+        """Return the batch of one text or several, truncated to the limit.
 
         Texts given as ids are not truncated. In error messages, the number of text i is
         `first + i`.
         """
         single, strings, batch = self.split(texts, call, first)
         if strings:
-            truncator = Truncator(self.need_tokenizer(call), self.limit, self.mask)
+            truncator = self.truncator(call, self.limit)
             batch = truncator(strings)
             for number, tokens in enumerate(batch, first):
                 if all(tokens.special):
@@ -357,11 +363,11 @@ class TextReader:
             ]
         if not batch:
             raise ValueError(f"{call}: no text is given: give at least one")
-        return single, batch
+        return Batch(batch, single=single)
 
     def ids(self, text: str, call: str) -> Array:
         """Return the ids of one text, (T,)."""
-        return self.read(text, call)[1][0].ids
+        return self.read(text, call)[0].ids
 
     def with_names(self, text: Tokenized) -> Tokenized:
         """Return the text with its tokens' names; if the text holds only ids, look up the names."""
@@ -389,13 +395,6 @@ class TextReader:
         marks = self.tokenizer is not None and bool(self.tokenizer.blank)
         splits = self.subwords(text_of(word).strip(" "))
         return partial(find_word, word, splits=splits, marks=marks)
-
-    def run(self, network: Transformer, batch: Batch, **options: Any) -> tuple[Array, Array]:
-        """Run the network on texts; return `(rows, cu_lengths)` as `Transformer.packed` does.
-
-        `options` are further arguments of `Transformer.packed`.
-        """
-        return network.packed([text.ids for text in batch], **options)
 
     def refuse_images(self, texts: Any, call: str) -> None:
         """Raise a TypeError if images are given instead of texts."""

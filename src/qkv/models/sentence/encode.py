@@ -15,7 +15,7 @@ from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.extras import need
 from qkv.models.core import Core
 from qkv.models.files.sentence import Sentence
-from qkv.models.run.batches import Layout
+from qkv.models.network.batch import Batch, Layout, PackedIds
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.fit_edits import check
 from qkv.models.run.inputs import check_device, check_ids
@@ -67,7 +67,7 @@ class Encoder:
         sentence: the settings for texts, read from the model's files, e.g. prompts and pooling.
         limit: the maximum number of tokens in a text.
         dtype: the type of the vectors.
-        run: the method `packed` of the model's network, which computes the token vectors of texts.
+        network: the model's network, which computes the token vectors of texts.
     """
 
     model: Core
@@ -86,7 +86,7 @@ class Encoder:
         self.sentence, self.limit = model.sentence, model.max_seq_length
         if (own := self.sentence.task_limits.get(self.task or "")) is not None:
             self.limit = min(filter(None, (own, model.network.embedding.max_positions)))
-        self.run, self.dtype = model.network.packed, model.network.dtype
+        self.network, self.dtype = model.network, model.network.dtype
         size = whole_number(self.batch_size, call=self.call, name="batch_size", least=1)
         self.batch_size = size
         if self.truncate_dim is not None:
@@ -109,7 +109,7 @@ class Encoder:
         )
         self._unread = 0  # the number of prompt tokens that pooling leaves out
         if self._before and not self.sentence.include_prompt:
-            [alone] = Truncator(self.tokenizer, model.max_seq_length)(self._whole([""]))
+            [alone] = self._truncator(model.max_seq_length)(self._whole([""]))
             # as in sentence-transformers, a special or unknown token at the end does not count
             known = self.tokenizer
             ending = any(
@@ -137,7 +137,7 @@ class Encoder:
 
     def windows(self, sentences: Any, show: bool | None = None) -> Iterator[Any]:
         """Yield the outputs for groups of a few thousand texts."""
-        truncator = Truncator(self.tokenizer, self.limit)
+        truncator = self._truncator(self.limit)
         total = length_hint(sentences) or None
         with progress("encode", total, show) as advance:
             for texts in windows(checked_texts(sentences, self.call)):
@@ -150,8 +150,8 @@ class Encoder:
 
     def _edited(self, sentences: Any, show: bool | None, edits: Edits) -> Any:
         """Split all texts into tokens, then run the model with edits, and return the outputs."""
-        truncator, model = Truncator(self.tokenizer, self.limit), self.model
-        texts = truncator(self._whole([*checked_texts(sentences, self.call)]))
+        truncator, model = self._truncator(self.limit), self.model
+        texts = Batch(truncator(self._whole([*checked_texts(sentences, self.call)])))
         for number, text in enumerate(texts):
             self.check(text.ids, number)
         if not texts:
@@ -161,7 +161,8 @@ class Encoder:
 
         def run(recorder: Callable[[Layout], Recorder]) -> None:
             for numbers in self._parts(batch):
-                self.run([batch[i] for i in numbers], record=recorder(Layout(numbers)))
+                part = PackedIds.of([batch[i] for i in numbers], numbers=numbers)
+                self.network.run(part, record=recorder(part.layout))
 
         edited = edited.averaged(sum(map(len, batch)), run)
         with progress("encode", len(batch), show) as advance:
@@ -177,7 +178,7 @@ class Encoder:
     @property
     def kind(self) -> Hashable:
         """A key: encoders with equal keys can run their texts in one batch."""
-        return self.run, id(self.sentence), self._unread
+        return id(self.network), id(self.sentence), self._unread
 
     def ids(self, texts: Sequence[str], *, whole: bool = False) -> list[Array]:
         """Return the ids (T,) of each text with the prompt, truncated to the limit.
@@ -187,7 +188,7 @@ class Encoder:
             ValueError: a text cannot be split into tokens; or a text has too many tokens, and
                 `whole` is True.
         """
-        truncator = Truncator(self.tokenizer, self.limit)
+        truncator = self._truncator(self.limit)
         batch = self._ids(texts, truncator)
         if whole and (truncator.cut.count or truncator.cut.torn):
             raise ValueError(f"{self.call}: it {self._too_long()}")
@@ -241,21 +242,21 @@ class Encoder:
         if len(ids) <= least and not self.sentence.static:
             raise EmptyText(number, least, self.call)
 
-    def pooled(self, batch: Sequence[Array], **options: Any) -> Array:
-        """Run one batch of ids, and return one pooled vector per text, (n, width), without scaling.
+    def pooled(self, texts: Sequence[Array]) -> Array:
+        """Run texts, given as ids; return a pooled vector for each, (n, width), without scaling."""
+        batch = PackedIds.of(texts)
+        return self._pooled(batch, self.network.run(batch)[0])
 
-        `options` are passed on to `Transformer.packed`.
-        """
-        rows, cu_lengths = self.run(batch, **options)
-        return self._pooled(batch, rows, cu_lengths)
-
-    def _pooled(self, batch: Sequence[Array], rows: Array, cu_lengths: Array) -> Array:
+    def _pooled(self, batch: Batch, rows: Array) -> Array:
         """Return a vector for each text, given the packed vectors (total, D) of the tokens."""
         head = self.model._embedder
         if head is not None:
-            return head(rows, cu_lengths, np.concatenate(batch))
+            return head(rows, batch.cu, batch.ids)
         pool, unread = self.sentence.pool, self._unread
-        return np.array([pool(rows[first:last], unread) for first, last in pairwise(cu_lengths)])
+        return np.array([pool(rows[first:last], unread) for first, last in pairwise(batch.cu)])
+
+    def _truncator(self, limit: int | None) -> Truncator:
+        return self.model.reader.truncator(self.call, limit, fills_gaps=False)
 
     def _ids(self, texts: Sequence[str], truncator: Truncator) -> list[Array]:
         return [text.ids for text in truncator(self._whole(texts))]
@@ -273,27 +274,26 @@ class Encoder:
         """
         outputs: list[Any] = [None] * len(batch)
         for numbers in self._parts(batch):
-            part = [batch[index] for index in numbers]
-            options = {} if edits is None else edits.packed(numbers, part)
-            vectors = self._wanted(part, **options)
+            part = PackedIds.of([batch[index] for index in numbers], numbers=numbers)
+            vectors = self._wanted(part, edits)
             for number, vector in zip(numbers, vectors, strict=True):
                 outputs[number] = vector
-            advance(len(part))
+            advance(len(numbers))
         if not self._one_each:
             return outputs
         return self.sentence.finish(
             np.array(outputs), normalize=self.normalize_embeddings, truncate_dim=self.truncate_dim
         )
 
-    def _wanted(self, batch: Sequence[Array], **options: Any) -> Any:
+    def _wanted(self, batch: Batch, edits: EditedRun | None) -> Any:
         """Return the outputs of one batch; sentence vectors are not yet scaled or truncated."""
+        rows, _ = self.network.run(batch, edits)
         if self._one_each:
-            return self.pooled(batch, **options)
-        rows, cu_lengths = self.run(batch, **options)
-        tokens = [rows[first:last].copy() for first, last in pairwise(cu_lengths)]
+            return self._pooled(batch, rows)
+        tokens = [rows[first:last].copy() for first, last in pairwise(batch.cu)]
         if self.output_value is not None:
             return tokens
-        pooled = self._pooled(batch, rows, cu_lengths)
+        pooled, each = self._pooled(batch, rows), np.split(batch.ids, batch.cu[1:-1])
         vectors = self.sentence.finish(pooled, truncate_dim=self.truncate_dim)
         return [
             {
@@ -302,7 +302,7 @@ class Encoder:
                 "token_embeddings": own,
                 "sentence_embedding": vector.copy(),
             }
-            for ids, own, vector in zip(batch, tokens, vectors, strict=True)
+            for ids, own, vector in zip(each, tokens, vectors, strict=True)
         ]
 
     def _whole(self, texts: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ from qkv.attend import softmax
 from qkv.extras import need
 from qkv.models.core import Core
 from qkv.models.files.sentence import ACTIVATIONS, Sentence
+from qkv.models.network.batch import PackedIds
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.pooling import activated
 from qkv.models.run.inputs import check_device
@@ -190,7 +191,7 @@ class Ranker:
         query = self._whole(query)
         frame = self._frame(query)
         # the truncator has no limit, because `Frame.pair` truncates the longer of the two texts
-        truncator = Truncator(self.tokenizer, None)
+        truncator = self._truncator()
         [first] = self._ids(truncator, [query])
         for part in parts_of(documents, LETTERS):
             yield [frame.pair(first, second, self.limit) for second in self._ids(truncator, part)]
@@ -204,12 +205,15 @@ class Ranker:
         firsts = [self._whole(text) for text in firsts]
         known = (text for text in (*firsts, *seconds) if len(self.tokenizer.ids_batch([text])[0]))
         frame = self._frame(next(known, ""))
-        truncator, pairs = Truncator(self.tokenizer, None), list[Pair]()
+        truncator, pairs = self._truncator(), list[Pair]()
         for start in range(0, len(firsts), TEXTS):
             part = slice(start, start + TEXTS)
             one, other = (self._ids(truncator, texts[part]) for texts in (firsts, seconds))
             pairs += [frame.pair(a, b, self.limit) for a, b in zip(one, other, strict=True)]
         return pairs
+
+    def _truncator(self) -> Truncator:
+        return self.model.reader.truncator(self.call, None, fills_gaps=False)
 
     def _whole(self, text: str) -> str:
         """Put the prompt before the first of two texts."""
@@ -239,12 +243,12 @@ class Ranker:
 
     def scores(self, pairs: Sequence[Pair]) -> Array:
         """Run pairs together, and return their scores: (n,), or (n, C) for C classes."""
-        options = {}
+        segments = None
         if self.tells_texts_apart:
-            options["segments"] = np.concatenate([pair.segments for pair in pairs])
-        ids = [pair.ids for pair in pairs]
-        rows, cu_lengths = self.model.network.packed(ids, **options)
-        logits = self.head(rows, cu_lengths, np.concatenate(ids))
+            segments = np.concatenate([pair.segments for pair in pairs])
+        batch = PackedIds.of([pair.ids for pair in pairs], segments=segments)
+        rows, _ = self.model.network.run(batch)
+        logits = self.head(rows, batch.cu, batch.ids)
         scores = applied(self.activation, logits, self.call)
         return scores[:, 0] if self.classes == 1 else scores
 

@@ -9,9 +9,9 @@ from qkv.arrays import Array, ArrayLike, as_array, is_float, is_whole_number, sh
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.layers.base import starts_of
 from qkv.models.core import Core
+from qkv.models.network.batch import Batch, Columns, Vectors, columns
 from qkv.models.network.decoder import Encoded, EncoderDecoder
 from qkv.models.network.transformer import Transformer, unpacked, without_holes
-from qkv.models.run.batches import Layout, columns
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.inputs import checked_ids, checked_positions, named
 from qkv.text import Tokenized
@@ -109,8 +109,7 @@ def call(
     ids, mask = checked_ids(network.embedding, input_ids, attention_mask, counts=counts)
     positions = checked_positions(network, position_ids, mask, model.name)
     edited, ids = fit_ids(model, edits_of(edit, ablate, hide, call="model"), ids, mask)
-    options = options_of_columns(model, edited, ids, mask, positions)
-    rows, _ = network.masked(ids, mask, **options)
+    rows = run_columns(network, ids, mask, edited, positions)
     return output_of(network, rows, mask, ids)
 
 
@@ -123,28 +122,22 @@ def fit_ids(
     """
     if not edits:
         return EditedRun(), ids
-    texts = [named(*row, model.tokenizer) for row in zip(ids, mask, strict=True)]
+    texts = Batch([named(*row, model.tokenizer) for row in zip(ids, mask, strict=True)])
     texts, edited = model._fit(edits, texts, **others)
     return edited, np.array([text.ids for text in texts]).reshape(ids.shape)
 
 
-def options_of_columns(
-    model: Core, edited: EditedRun, ids: Array, mask: Array, positions: Array | None = None
-) -> dict[str, Any]:
-    """Return the options of `Transformer.masked` that apply edits to ids (B, T)."""
-    plain: dict[str, Any] = {"positions": positions}
-    if not edited.asked or not mask.any():
-        return plain
-    network = model.network
-    spans = network.spans(mask)
-    layout = columns(mask, spans)
+def run_columns(
+    network: Transformer, ids: Array, mask: Array, edited: EditedRun, positions: Array | None = None
+) -> Array:
+    """Run the tokens that a mask (B, T) selects; return their vectors (total, D)."""
+    if not mask.any():
+        return np.zeros((0, network.out_dim), network.dtype)
+    batch = Columns(ids, mask, network.spans(mask), positions)
     edited = edited.averaged(
-        int(mask.sum()), lambda make: network.masked(ids, mask, record=make(layout), **plain)
+        int(mask.sum()), lambda make: network.run(batch, record=make(batch.layout))
     )
-    masks, record = edited.masks(layout, int(spans.sum(1).max())), edited.recorder(layout)
-    if record is not None and edited.is_pair:
-        record = record.under("encoder.")
-    return {"record": record, "masks": masks, **plain}
+    return batch.tokens(network.run(batch, edited)[0])
 
 
 _CALL = "run_layers"
@@ -214,7 +207,7 @@ def run_layers(
     swaps = [record.source for record in edits.records if record.op == "swap"]
     if swaps:
         raise ValueError(f"{_CALL}: {swaps[0]} needs tokens, but resid has none: omit this edit")
-    _, edited = model._fit(edits, [blank] * texts)
+    _, edited = model._fit(edits, Batch([blank] * texts))
     for record in edits.records:
         layer = record.fields.get("layer", None if "at" in record.fields else begin)
         if layer is None or not begin <= layer < end:
@@ -230,15 +223,8 @@ def run_layers(
                 f"{_CALL}: `edit` has {name}, but only layers {begin} to {end - 1} run: name "
                 "an activation in these layers"
             )
-    layout = Layout(range(texts))
-    rows, _ = body.run_layers(
-        vectors.reshape(-1, dim).astype(body.dtype, copy=False),
-        length * np.arange(texts + 1),
-        begin,
-        stop=end,
-        record=edited.recorder(layout),
-        masks=edited.masks(layout, length),
-    )
+    batch = Vectors(vectors.reshape(texts, length, dim).astype(body.dtype, copy=False))
+    rows, _ = body.run(batch, edited, first=begin, stop=end)
     return rows.reshape(vectors.shape)
 
 
@@ -317,7 +303,6 @@ def call_pair(
         )
     edits = edits_of(edit, ablate, hide, call="model")
     edited, ids = fit_ids(model, edits, ids, mask, written=written.shape[1])
-    options = options_of_columns(model, edited, ids, mask)
     visible, decoder_options = None, dict[str, Any]()
     if edited.asked and mask.any():
         spans = network.spans(mask)
@@ -326,7 +311,7 @@ def call_pair(
         record = edited.recorder(own)
         decoder_options["record"] = None if record is None else record.under("decoder.")
         visible = edited.visible(layout, int(spans.sum(1).max()))
-    read = Encoded(*network.masked(ids, mask, **options), visible)
+    read = Encoded(run_columns(network, ids, mask, edited), starts_of(mask.sum(1)), visible)
     encoded = unpacked(read.rows, mask, network.dtype)
     packed = network.decode(written, written_mask, read, **decoder_options)
     return output_of(network.decoder, packed, written_mask, encoder_last_hidden_state=encoded)

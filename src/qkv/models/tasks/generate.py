@@ -9,20 +9,21 @@ from typing import Any, Literal
 import numpy as np
 
 from qkv.arrays import Array, is_whole_number, shown, whole_number
+from qkv.attend import KVCache
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.models.core import Core
-from qkv.models.network.decoder import EncoderDecoder
+from qkv.models.network.batch import Batch
+from qkv.models.network.decoder import Encoded, EncoderDecoder
 from qkv.models.network.transformer import Transformer
 from qkv.models.other_libraries import GENERATING, advising
-from qkv.models.run.batches import Layout
 from qkv.models.run.edited_run import CANNOT, EditedRun
 from qkv.models.run.truncation import MOST
 from qkv.models.tasks.sampling import Measured, Sampling, measured
 from qkv.models.tasks.spelling import BROKEN, TextStream, check_stop, spelled
 from qkv.models.tasks.trace import after_start, as_trace, traced_pair
 from qkv.text import Tokenized, Tokenizer
-from qkv.trace import Seq2SeqTrace, Trace
-from qkv.trace.recorder import kept_unasked
+from qkv.trace import Recorder, Seq2SeqTrace, Trace
+from qkv.trace.recorder import padded
 
 # The kind of model that an error message recommends if a model does not predict the next token.
 DECODER = (
@@ -185,9 +186,8 @@ def generate(
     single, added = rows(model, prompt, max_new_tokens=max_new_tokens, stop=stop_strings, seed=seed)
     more = [row.max_new_tokens for row in added] if model.continues else ()
     written = None if model.continues else 1
-    prompts, edited = model._fit(
-        edits, [row.prompt_tokens for row in added], more=more, written=written
-    )
+    prompts = Batch([row.prompt_tokens for row in added])
+    prompts, edited = model._fit(edits, prompts, more=more, written=written)
     for row, tokens in zip(added, prompts, strict=True):
         row.prompt_tokens = tokens
     steps_taken = steps(model, added, sampling, top=0 if trace else None, edited=edited)
@@ -265,11 +265,12 @@ def _traced_rows(model: Core, rows: "Sequence[Row]", edited: EditedRun) -> Trace
         # the decoder reads all new tokens except the last, because no token follows the last
         texts = [row.added(model.tokenizer) for row in rows]
         written = [after_start(model, text, len(text) - 1) for text in texts]
-        return traced_pair(model, [row.prompt_tokens for row in rows], written, edited)
-    batch = [row.whole(model.tokenizer) for row in rows]
-    ran = model.run(batch, edited, kept_unasked)
-    masks = edited.masks(Layout(range(len(batch))), max(map(len, batch)))
-    return as_trace(model, ran.arrays, batch, model.network, masks, changed=edited.asked)
+        read = Batch([row.prompt_tokens for row in rows])
+        return traced_pair(model, read, Batch(written), edited)
+    batch, record = Batch([row.whole(model.tokenizer) for row in rows]), Recorder()
+    model.network.run(batch, edited, record)
+    masks = edited.masks(batch.layout, batch.longest)
+    return as_trace(model, record.arrays, batch, model.network, masks, changed=edited.asked)
 
 
 def tokens_to_add(
@@ -427,8 +428,8 @@ def steps(
     body, eos_ids, edited = model.network, model._eos_ids, edited or EditedRun()
     if not measure_prompts and all(row.finish_reason for row in rows):
         return
-    texts = [row.prompt_tokens.ids for row in rows]
-    caches, ids, lengths = body.begin(texts, **edited.begin(texts))
+    batch = Batch([row.prompt_tokens for row in rows], step=0)
+    caches, ids, lengths = first_step(body, batch, edited)
     ids, lengths = _behind(ids, lengths, [row.ids for row in rows])
     seen = np.zeros(len(rows), np.int64)
     step = 0
@@ -463,6 +464,20 @@ def steps(
                 pieces.append((number, piece))
             ids[number], lengths[number] = token, row.finish_reason is None
         yield pieces
+
+
+def first_step(
+    body: Transformer, batch: Batch, edited: EditedRun
+) -> tuple[list[KVCache], Array, Array]:
+    """Return a cache for each layer, and the ids (B, n) and lengths (B,) of the first step."""
+    if not isinstance(body, EncoderDecoder):
+        caches = [KVCache(options.get("window")) for options in body.options]
+        return caches, padded(batch.ids, batch.cu), batch.lengths
+    visible = edited.visible(batch.layout, batch.longest)
+    encoded = Encoded(body.run(batch, edited)[0], batch.cu, visible)
+    record = edited.recorder(batch.layout._replace(other=batch.layout))
+    caches = body.remember(encoded, record and record.under("decoder."))
+    return caches, np.full((len(batch), 1), body.first), np.ones(len(batch), np.int64)
 
 
 def _behind(ids: Array, lengths: Array, new: Sequence[Sequence[int]]) -> tuple[Array, Array]:

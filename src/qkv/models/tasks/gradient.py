@@ -11,12 +11,11 @@ from qkv.arrays import Array, Arrays, as_array, compute_type, is_float, is_whole
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.layers.base import starts_of
 from qkv.models.core import Core
+from qkv.models.network.batch import Batch
 from qkv.models.network.transformer import Transformer
-from qkv.models.run.batches import layout_of
 from qkv.models.run.edit_ops import shape_of
 from qkv.models.run.edited_run import EditedRun, Spliced, is_number
 from qkv.models.run.fit_edits import spliced_names
-from qkv.models.run.inputs import Batch
 from qkv.models.tasks.trace import layers_to_run
 from qkv.trace.activations import activation, parse
 from qkv.trace.names import NameIndex, is_tuple_name
@@ -105,7 +104,7 @@ def gradient(
     check_type(model.parameters.values(), model.name)
     edits = edits_of(edit, ablate, hide, call="gradient")
     names = names_of(at, network, "at", spliced_names(edits, network))
-    _, batch = reader.read(text, "gradient")
+    batch = model.read(text, "gradient")
 
     token_id = partial(word_id, model, words)
     target = target_of(of, [len(tokens) for tokens in batch], network, token_id)
@@ -187,23 +186,8 @@ def gradients(
         known = {*body.hook_names, *wanted}  # `wanted` may name activations of spliced layers
         stop = layers_to_run(list(known), counts.__contains__)
         edited = edited.below(stop)
-    lengths = [len(text) for text in batch]
-    starts, layout = starts_of(lengths), layout_of(range(len(batch)), batch)
-    inputs: dict[str, Array] = {}
-    ids = np.concatenate([text.ids for text in batch])
-    positions = [
-        body.embedding.token_positions(text.ids[None], np.ones((1, len(text)), bool))
-        for text in batch
-    ]
-    rows, saved = body.training_forward(
-        ids,
-        np.concatenate(positions),
-        starts,
-        record=edited.recorder(layout, inputs=inputs),
-        masks=edited.masks(layout, max(lengths)),
-        stop=stop,
-    )
-    record = edited.gradient_recorder(layout, wanted.__contains__, target.activations, inputs)
+    rows, saved = body.run(batch, edited, stop=stop, save=True)
+    record = edited.gradient_recorder(batch.layout, wanted.__contains__, target.activations)
     grad = np.zeros_like(rows)
     if len(target.rows):
         assert body.head is not None

@@ -11,9 +11,10 @@ from qkv.arrays import Array, ArrayLike, as_array, is_float, whole_number
 from qkv.attend import softmax
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.models.core import Core
+from qkv.models.network.batch import Batch
 from qkv.models.run.edited_run import CANNOT
 from qkv.models.run.inputs import ids_given
-from qkv.models.run.truncation import Truncator, callers
+from qkv.models.run.truncation import callers
 from qkv.models.tasks.trace import trace
 from qkv.ops.loss import cross_entropy
 from qkv.text import Tokenized, Tokenizer
@@ -145,8 +146,8 @@ def guesses(
         raise ValueError(
             f"predict: top_k is {top_k} and {model.name} has {most} words: give 1 to {most}"
         )
-    batch, edited = model._fit(edits, [tokens])
-    rows = model.run(batch, model._with_means(edited, batch)).rows
+    batch, edited = model._fit(edits, Batch([tokens]))
+    rows, _ = model.network.run(batch, model._with_means(edited, batch))
     ranked = likeliest(model.network.logits(rows[list(positions)]), top_k, edited.why)
     last = positions if model.generates else [position - 1 for position in positions]
     before = [batch[0].tokens[max(0, position) : position + 1] for position in last]
@@ -214,7 +215,7 @@ def _one_text(model: Core, text: Any) -> Tokenized:
     tokenizer, mask = reader.need_tokenizer("predict"), reader.mask
     text = check_text(text, call="predict", name="text")
     # a decoder predicts the word after the whole text, so the text may not be truncated
-    truncator = Truncator(tokenizer, None if model.generates else limit, mask)
+    truncator = reader.truncator("predict", None if model.generates else limit)
     [tokens] = truncator([text])
     if truncator.cut.gaps and mask not in tokens.tokens:
         raise ValueError(

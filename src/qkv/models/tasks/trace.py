@@ -8,14 +8,14 @@ import numpy as np
 
 from qkv.arrays import Array, Arrays, is_whole_number, shown, whole_number
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
-from qkv.layers.base import starts_of
 from qkv.models.core import Core
+from qkv.models.network.batch import Batch
 from qkv.models.network.decoder import Encoded
 from qkv.models.network.transformer import Transformer, unpacked
-from qkv.models.run.batches import Layout, batches, joined, layout_of
+from qkv.models.run.batches import Joined, batches, parts
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.fit_edits import check, hide_value, spliced_names
-from qkv.models.run.inputs import Batch, Texts
+from qkv.models.run.inputs import Texts
 from qkv.models.run.truncation import Cut, counting
 from qkv.models.tasks.call import pair_network
 from qkv.text import Tokenized
@@ -353,25 +353,25 @@ class _Tracer:
         model, call, first = self.model, self.edits.call, self.first
         if batch_size is not None:
             batch_size = whole_number(batch_size, call=call, name="batch_size", least=1)
-        single, batch = model.reader.read(texts, call, first)
+        batch = model.read(texts, call, first)
         batch, edited = model._fit(self.edits, batch, first=first, absent=self.absent)
         edited = model._with_means(edited, batch, batch_size, self.stop)
         edited.check_summaries(self.top_k)
         if edited.calls and batch_size is None:
             batch_size = len(batch)
-
-        def run(part: range) -> dict[str, Array]:
-            own, options = batch[part.start : part.stop], {"top_k": self.top_k, "stop": self.stop}
-            ran = model.run(own, edited, self.keep, texts=part, **options)
+        network, whole = model.network, Joined(batch)
+        for part in parts(batch, batch_size):
+            record = Recorder(self.keep)
+            rows, _ = network.run(part, edited, record, top_k=self.top_k, stop=self.stop)
             if self.logits:
-                rows = model.network.logits(ran.rows)  # (total, V)
-                ran.arrays["logits"] = rows[None] if len(own) == 1 else padded(rows, ran.cu_lengths)
-            return ran.arrays
-
-        arrays = joined(batch, batch_size, run)
-        masks = edited.masks(Layout(range(len(batch))), max(map(len, batch)))
-        own = {"single": single, "changed": edited.asked}
-        return as_trace(model, arrays, batch, model.network, masks, **own)
+                logits = network.logits(rows)  # (total, V)
+                record.arrays["logits"] = (
+                    logits[None] if len(part) == 1 else padded(logits, part.cu)
+                )
+            whole.add(part, record.arrays)
+        masks = edited.masks(batch.layout, batch.longest)
+        own = {"single": batch.single, "changed": edited.asked}
+        return as_trace(model, whole.arrays, batch, network, masks, **own)
 
 
 def as_trace(
@@ -394,7 +394,7 @@ def as_trace(
         offsets=[text.offsets for text in batch],
         special=[text.special for text in batch],
         texts=[text.text for text in batch],
-        settings=body.settings(max(map(len, batch)), masks),
+        settings=body.settings(batch.longest, masks),
         model=model.name,
         last_is_normed=model.design.last_is_normed,
         num_layers=len(body.layers),
@@ -445,21 +445,24 @@ def trace_pair(
     keep = names_to_keep(pair_network(model).pair_hook_names, **kept)
     if logits:
         model._need_words("trace")
-    single, batch = model.reader.read(texts)
-    _, written = model.reader.read(target)
+    batch, written = model.read(texts, "trace"), model.read(target, "trace")
     if len(batch) != len(written):
         raise ValueError(
             f"trace: there are {len(batch)} texts and {len(written)} targets: give one target for "
             "each text"
         )
     if not isinstance(target, np.ndarray | list | tuple) or isinstance(target[0], str):
-        for number, text in enumerate(written):
-            has_end = text.special[-1] and int(text.ids[-1]) in model._eos_ids
-            written[number] = after_start(model, text, len(text) - has_end)
+        ended = [text.special[-1] and int(text.ids[-1]) in model._eos_ids for text in written]
+        written = Batch(
+            [
+                after_start(model, text, len(text) - has_end)
+                for text, has_end in zip(written, ended, strict=True)
+            ]
+        )
     edits = edits_of(edit, ablate, hide, call="trace")
-    batch, edited = model._fit(edits, batch, written=max(map(len, written)))
+    batch, edited = model._fit(edits, batch, written=written.longest)
     edited.check_summaries(kept.get("top_k"))
-    return traced_pair(model, batch, written, edited, keep, kept.get("top_k"), single, logits)
+    return traced_pair(model, batch, written, edited, keep, kept.get("top_k"), logits)
 
 
 def traced_pair(
@@ -469,26 +472,23 @@ def traced_pair(
     edited: EditedRun,
     keep: Callable[[str], bool] = kept_unasked,
     top_k: int | None = None,
-    single: bool = False,
     logits: bool = False,
 ) -> Seq2SeqTrace:
     """Run an encoder on texts and a decoder on one input per text; return the trace of both."""
     network = pair_network(model)
-    starts = starts_of(map(len, written))
-    ids = padded(np.concatenate([text.ids for text in written]), starts)  # (B, L)
-    real = np.arange(ids.shape[1]) < np.diff(starts)[:, None]
-    layout, longest = layout_of(range(len(batch)), batch), max(map(len, batch))
+    ids = padded(written.ids, written.cu)  # (B, L)
+    real = np.arange(ids.shape[1]) < written.lengths[:, None]
     names = network.pair_hook_names
     write_to = None if logits else layers_to_run(names, keep, "decoder")
     # every layer of the decoder reads the last vectors of the encoder
     read_to = layers_to_run(names, keep, "encoder") if write_to == 0 else None
     edited = model._with_means(edited, batch, len(batch))
-    masks, visible = edited.masks(layout, longest), edited.visible(layout, longest)
-    beside = layout_of(layout.texts, written)._replace(other=layout)
-    read, write = (edited.recorder(side, keep) or Recorder(keep) for side in (layout, beside))
-    encoder_options = {"record": read.under("encoder."), "masks": masks, "stop": read_to}
-    encoded = Encoded(*model.reader.run(network, batch, top_k=top_k, **encoder_options), visible)
-    record = write.under("decoder.")
+    layout = batch.layout
+    masks, visible = edited.masks(layout, batch.longest), edited.visible(layout, batch.longest)
+    read, write = Recorder(keep), Recorder(keep)
+    edited.recorder(written.layout._replace(other=layout), write)
+    rows, _ = network.run(batch, edited, read, top_k=top_k, stop=read_to)
+    encoded, record = Encoded(rows, batch.cu, visible), write.under("decoder.")
     last = network.decode(ids, real, encoded, record=record, top_k=top_k, stop=write_to)
     if logits:
         write.arrays["decoder.logits"] = unpacked(network.logits(last), real)
@@ -499,7 +499,7 @@ def traced_pair(
         if at.side == "decoder" and is_own:
             array[~real] = 0  # computed for padding
         parts["cross" if at.crosses else at.side][side_of(name)[1]] = array
-    own = {"single": single, "changed": edited.asked}
+    own = {"single": batch.single, "changed": edited.asked}
     across = {} if visible is None else {"attn_mask": visible}
     return Seq2SeqTrace(
         as_trace(model, parts["encoder"], batch, network, masks, **own),

@@ -16,9 +16,9 @@ from starlette.responses import Response
 from qkv.arrays import Array
 from qkv.edits import edits_of, operations
 from qkv.models import Model
+from qkv.models.network.batch import Batch
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.inputs import ids_given
-from qkv.models.run.truncation import Truncator
 from qkv.models.vision import VisionModel
 from qkv.serve.bodies import Body, described, read_json
 from qkv.serve.errors import Refused, not_finite
@@ -229,7 +229,7 @@ def tokens_of(model: Model, body: TraceBody) -> Tokenized:
             return parsed[1][0]
         if model.tokenizer is None:
             raise ValueError(f"input is text and {model.name} has no tokenizer: give ids")
-        [tokens] = Truncator(model.tokenizer, limit, model.mask)([text])
+        [tokens] = model.reader.truncator("trace", limit)([text])
         if all(tokens.special):
             raise ValueError("the text is empty: give a text with at least one word")
         return tokens
@@ -482,5 +482,5 @@ def changes_of(model: Model, text: Tokenized, records: Sequence[Any]) -> Changes
     {0: {1: 0}}
     """
     edits = edits_of(records, call="trace", argument="edits")
-    [changed], run = model._fit(edits, [text])
+    [changed], run = model._fit(edits, Batch([text]))
     return Changes(changed, [record.fields for record in edits.records if record.op != "swap"], run)
