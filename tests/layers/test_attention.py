@@ -992,7 +992,7 @@ def test_options_are_checked_before_projections_and_errors_name_the_call(
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("a projection was computed")
 
-    monkeypatch.setattr("qkv.layers.base.project", never)
+    monkeypatch.setattr("qkv.layers.attention.forward.project", never)
     eye = np.eye(4)
     with pytest.raises((ValueError, TypeError), match=r"^self_attention: "):
         self_attention(ones(3, 4), eye, eye, eye, **options)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from qkv.layers.base import padded_heads, starts_of
-from qkv.trace.recorder import padded, unpadded
+from qkv.layers.base import starts_of
+from qkv.trace.recorder import padded, padded_heads, unpadded
 
 LENGTHS = {
     "one text": [3],

@@ -4,7 +4,7 @@ import functools
 import math
 import sys
 import warnings
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -53,9 +53,13 @@ class Plan:
         """View `(*lead, Hkv, n, m)` as `(*lead, Hkv, 1, n, m)`."""
         return array.reshape(*self.groups[:-1], 1, *array.shape[-2:])
 
-    def ungrouped(self, array: Array) -> Array:
-        """View `(*lead, Hkv, G, L, n)` as `(*lead, Hq, L, n)`, or as 2-D for 2-D input."""
-        return array.reshape(*self.rows, array.shape[-1])
+    def ungrouped(self, array: Array, dtype: DType | None = None) -> Array:
+        """View `(*lead, Hkv, G, L, n)` as `(*lead, Hq, L, n)`, or as 2-D for 2-D input.
+
+        If `dtype` is given, the numbers are rounded to `dtype`.
+        """
+        whole = array.reshape(*self.rows, array.shape[-1])
+        return whole if dtype is None else rounded(whole, dtype)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -234,6 +238,18 @@ class Call(NamedTuple):
         shapes, types = (query.shape, key.shape, value.shape), (query.dtype, key.dtype, value.dtype)
         plan = plan_of("attention", *shapes, *types)
         return self._replace(plan=plan, query=query, key=key, value=value)
+
+    def in_rows(self, rows: Sequence[Array], starts: Array) -> "Packed":
+        """Turn this call for a batch `(B, ...)` into a call for packed rows.
+
+        The call has no mask and no bias.
+
+        Args:
+            rows: query, key and value, `(heads, total, size)`, which are not checked.
+            starts: `(B + 1,)`, int64: the index of each text's first row, then the number of rows.
+        """
+        whole = self.of(*rows)._replace(offset=0, query_lengths=None, key_lengths=None)
+        return Packed(whole, starts, starts, np.full(len(starts) - 1, self.offset, np.int64))
 
 
 class Packed(NamedTuple):

@@ -227,8 +227,7 @@ def weighed(call: Call, pattern: Array) -> Array:
     plan, wide = call.plan, grouped(call)
     own = plan.grouped(without_padding(call, pattern, 0).astype(plan.kind, copy=False))
     with np.errstate(all="ignore"):
-        out = weigh(own, wide.value, own != 0, matmul_alone)
-        return rounded(plan.ungrouped(out), plan.dtype)
+        return plan.ungrouped(weigh(own, wide.value, own != 0, matmul_alone), plan.dtype)
 
 
 def without_padding(call: Call, cells: Array, nothing: float) -> Array:
@@ -261,14 +260,13 @@ def trace_call(call: Call) -> Trace:
     plan, steps = call.plan, _steps(call)._asdict()
     del steps["lse"]
     kinds = dict.fromkeys(steps, plan.kind) | {"out": plan.dtype}
-    return Trace({n: rounded(plan.ungrouped(array), kinds[n]) for n, array in steps.items()})
+    return Trace({n: plan.ungrouped(array, kinds[n]) for n, array in steps.items()})
 
 
 def scores_and_weights(call: Call) -> tuple[Array, Array]:
     """Return the scores and weights of a checked call, both `(*lead, Hq, L, S)`."""
     plan, steps = call.plan, _steps(call)
-    scores, weights = plan.ungrouped(steps.scores), plan.ungrouped(steps.pattern)
-    return rounded(scores, plan.kind), rounded(weights, plan.kind)
+    return plan.ungrouped(steps.scores, plan.kind), plan.ungrouped(steps.pattern, plan.kind)
 
 
 def _steps(call: Call) -> Steps:

@@ -62,8 +62,8 @@ def varlen_attention(
         is_causal=is_causal, window=window, softcap=softcap, alibi_slopes=alibi_slopes,
         sinks=sinks, scale=scale,
     )  # fmt: skip
-    results = answer_packed(packed, lse=return_lse)
-    return results if return_lse else results[0]
+    out, sums = attend_rows(packed, lse=return_lse)
+    return out if sums is None else (out, sums)
 
 
 def check_packed(
@@ -94,48 +94,30 @@ def check_packed(
     return Packed(whole, starts, key_starts, offsets)
 
 
-def in_rows(call: Call, rows: Sequence[Array], starts: Array) -> Packed:
-    """Turn a checked call for a batch `(B, ...)` into a call for packed rows.
-
-    Args:
-        call: the call, without mask and bias.
-        rows: query, key and value, `(heads, total, size)`, which are not checked.
-        starts: `(B + 1,)`, int64: the index of each text's first row, then the number of rows.
-    """
-    whole = call.of(*rows)._replace(offset=0, query_lengths=None, key_lengths=None)
-    offsets = np.full(len(starts) - 1, call.offset, np.int64)
-    return Packed(whole, starts, starts, offsets)
-
-
-def answer_packed(packed: Packed, *, lse: bool) -> tuple[Array, ...]:
-    """Return `out (total, Hq, dv)`, or `(out, lse)` with the log-sum-exp `lse (total, Hq)`."""
-    plan = packed.plan
-    out, sums = attend_rows(packed, lse=lse)
-    out = rounded(out, plan.dtype)
-    return (out,) if sums is None else (out, rounded(sums[..., 0], plan.kind))
-
-
 def attend_rows(packed: Packed, *, lse: bool, exact: bool = False) -> tuple[Array, Array | None]:
-    """Return `(out, lse)`: the output `(total, Hq, dv)` and the log-sum-exp `(total, Hq, 1)`.
+    """Return `(out, lse)`: the output `(total, Hq, dv)` and the log-sum-exp `(total, Hq)` or None.
 
-    The dtype of the output is `plan.dtype` if the kernel computes the output and `exact` is false,
-    otherwise `plan.kind`. `lse` is float64.
+    The dtype of the output is `plan.dtype`, and that of `lse` is `plan.kind`. If `exact` is true,
+    the output has the dtype `plan.kind`, and `lse` is float64 with the shape `(total, Hq, 1)`.
     """
-    plan = packed.plan
+    plan = packed.call.plan
     chosen = body() if plan.is_native else None
     shape = (plan.length, plan.heads)
     out = np.empty((*shape, plan.out[-1]), plan.kind if exact or chosen is None else plan.dtype)
     sums = np.empty((*shape, 1), np.float64) if lse else None
     if chosen is not None:
         native.attend_packed(chosen, packed, out, sums)
+    else:
+        runs = equal_runs(packed)
+        calls = [as_call(packed, *run) for run in runs]
+        for run, result in zip(runs, solve(calls, lse=lse), strict=True):
+            as_batch(out, packed.starts, *run)[...] = result.out
+            if sums is not None and result.lse is not None:
+                as_batch(sums, packed.starts, *run)[...] = result.lse
+    if exact:
         return out, sums
-    runs = equal_runs(packed)
-    calls = [as_call(packed, *run) for run in runs]
-    for run, result in zip(runs, solve(calls, lse=lse), strict=True):
-        as_batch(out, packed.starts, *run)[...] = result.out
-        if sums is not None and result.lse is not None:
-            as_batch(sums, packed.starts, *run)[...] = result.lse
-    return out, sums
+    out = out if out.dtype == plan.dtype else rounded(out, plan.dtype)
+    return out, None if sums is None else rounded(sums[..., 0], plan.kind)
 
 
 def equal_runs(packed: Packed) -> list[tuple[int, int]]:

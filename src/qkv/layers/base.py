@@ -10,9 +10,8 @@ from qkv.arrays import Array, ArrayLike, Arrays, DType, Shape, as_array, compute
 from qkv.attend import arguments
 from qkv.attend.arguments import Options
 from qkv.ops.kernel import is_bfloat16, narrowed, stays_bfloat16
-from qkv.ops.linear import input_grad, linear, linear_grad
 from qkv.trace import Recorder
-from qkv.trace.recorder import GradientRecorder, padded, unpadded
+from qkv.trace.recorder import GradientRecorder
 
 # Suppress NumPy's warnings, because padding may contain NaN and infinity.
 quiet = np.errstate(all="ignore")
@@ -128,33 +127,11 @@ def promoted(x: Array, parameters: Arrays, *, call: str) -> tuple[Array, DType]:
     return working(x, dtype), dtype
 
 
-def project(
-    x: Array, parameters: Arrays, name: str, *, residual: Array | None = None, **more: Any
-) -> Array:
-    """Apply a linear layer: (..., in) -> (..., out). `more` holds options of `qkv.ops.linear`.
-
-    In half precision, a float32 residual gives a float32 result.
-    """
-    weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
-    return linear(x, weight, bias, residual=residual, wide=is_wide(residual), **more)
-
-
-def project_wide(x: Array, parameters: Arrays, name: str) -> Array:
-    """Apply a linear layer; the result is float32 for weights in half precision."""
-    weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
-    return linear(narrowed(x, weight), weight, bias, wide=True)
-
-
 def narrowed_to(x: Array, parameters: Arrays) -> Array:
     """Return `x`; if all parameters are bfloat16, convert it to bfloat16."""
     first, *others = parameters.values()
     alike = is_bfloat16(first.dtype) and all(array.dtype == first.dtype for array in others)
     return narrowed(x, first) if alike else x
-
-
-def is_wide(residual: Array | None) -> bool:
-    """Return whether adding this residual makes a half-precision result float32."""
-    return residual is not None and residual.dtype == np.float32
 
 
 def working(x: Array, dtype: DType) -> Array:
@@ -168,7 +145,7 @@ def working_type(dtype: DType) -> DType:
     Half-precision arrays become float32. If the kernel multiplies bfloat16 directly, bfloat16
     arrays stay bfloat16.
     """
-    return dtype if stays_bfloat16(dtype) else compute_type(dtype)
+    return dtype if is_bfloat16(dtype) and stays_bfloat16(dtype) else compute_type(dtype)
 
 
 @dataclass(frozen=True)
@@ -224,21 +201,6 @@ def part_back(
     if gradients is not None:
         gradients.update({f"{name}.{own}": array for own, array in back.parameters.items()})
     return back
-
-
-def project_back(
-    x: Array, parameters: Arrays, name: str, grad: Array, gradients: Gradients
-) -> Array:
-    """Return the gradient for the input of `project`, and store the parameters' gradients."""
-    weight, bias = f"{name}.weight", f"{name}.bias"
-    if gradients is None:
-        return input_grad(parameters[weight], grad)
-    grad_x, gradients[weight], grad_bias = linear_grad(
-        x, parameters[weight], grad, bias=bias in parameters
-    )
-    if grad_bias is not None:
-        gradients[bias] = grad_bias
-    return grad_x
 
 
 def for_parameters(record: Recorder | None) -> Gradients:
@@ -338,13 +300,3 @@ def settings(options: Options, cu: Array | None) -> dict[str, Any]:
 def starts_of(lengths: Iterable[int]) -> Array:
     """Return the index of each packed text's first row, then the number of rows, `(B + 1,)`."""
     return np.concatenate([[0], np.cumsum(list(lengths))]).astype(np.int64)
-
-
-def padded_heads(parts: Sequence[Array], cu: Array) -> list[Array]:
-    """Pad packed arrays `(H, total, d)` to `(B, H, T, d)`."""
-    return [np.swapaxes(padded(np.swapaxes(part, 0, 1), cu), 1, 2) for part in parts]
-
-
-def unpadded_heads(whole: Array, cu: Array) -> Array:
-    """Remove the padding of `(B, H, T, d)`, and return packed rows `(H, total, d)`."""
-    return np.swapaxes(unpadded(np.swapaxes(whole, 1, 2), cu), 0, 1)

@@ -13,6 +13,7 @@ from qkv.attend.varlen import check_starts
 from qkv.layers import base
 from qkv.layers.attention import MultiHeadAttention, Norm
 from qkv.layers.norm import LayerScale
+from qkv.ops.kernel import is_bfloat16
 from qkv.trace import Recorder, Trace
 from qkv.trace.recorder import of_rows, unkept
 
@@ -430,7 +431,8 @@ class _Forward:
         elif part == "cross_attn":
             more = {name: self._options.get(name) for name in ("cache", "lengths", "top_k")}
         more = {**more, "record": record and record.under(f"{part}."), "save": self._save}
-        read = base.narrowed_to(read, layer.parameters)
+        if is_bfloat16(next(iter(layer.parameters.values())).dtype):
+            read = base.narrowed_to(read, layer.parameters)
         out: Array
         last = tuple(name for name in last if name in self._parts)
         if last or (self._record is not None and self._record.wants(hook)):

@@ -12,7 +12,7 @@ from qkv.arrays import Array, ArrayLike, Arrays, Shape, compute_type, whole_numb
 from qkv.attend.softmax import softmax
 from qkv.layers import base
 from qkv.layers.mlp import MLP, mlp_sizes
-from qkv.ops.linear import linear
+from qkv.ops.linear import is_wide, linear, project, project_back
 from qkv.trace import Recorder
 
 
@@ -83,7 +83,7 @@ class Routed(base.Feed, ABC):
         out = out.reshape(x.shape)
         if residual is not None:
             out = out + residual
-        out = out if base.is_wide(residual) else out.astype(dtype, copy=False)
+        out = out if is_wide(residual) else out.astype(dtype, copy=False)
         return out, RoutedSaved(rows, chosen, weights, probabilities, x.shape)
 
     @base.quiet
@@ -131,7 +131,7 @@ class Routed(base.Feed, ABC):
             probabilities = np.zeros_like(scores)
             np.put_along_axis(probabilities, chosen, weights, -1)
         scores -= probabilities * mean  # Now `scores` is the gradient for the router's scores.
-        grad_rows += base.project_back(rows, self.parameters, "router_proj", scores, gradients)
+        grad_rows += project_back(rows, self.parameters, "router_proj", scores, gradients)
         return base.Gradient(grad_rows.reshape(shape), gradients or {})
 
     def _route(self, rows: Array) -> tuple[Array, Array, Array | None]:
@@ -142,7 +142,7 @@ class Routed(base.Feed, ABC):
         """
         # Compute scores in float32, because half precision could change the order of close scores.
         wide = rows.astype(compute_type(rows.dtype), copy=False)
-        scores = base.project(wide, self.parameters, "router_proj")  # (rows, E)
+        scores = project(wide, self.parameters, "router_proj")  # (rows, E)
         chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : self.top_k]
         if self.normalized:
             return chosen, softmax(np.take_along_axis(scores, chosen, -1)), None
@@ -233,18 +233,18 @@ class Experts(Routed):
         """Return three gradients of one expert: for `rows`, `weight` and the parameters."""
         own = dict(zip(_EXPERT, self._each()[number], strict=True))
         gradients = base.for_parameters(record)
-        both = base.project(rows, own, "gate_up")  # (rows, 2 * F)
+        both = project(rows, own, "gate_up")  # (rows, 2 * F)
         limit, alpha = both.dtype.type(self.limit), both.dtype.type(self.alpha)
         gate, up = np.minimum(both[:, ::2], limit), np.clip(both[:, 1::2], -limit, limit)
         open_ = 1 / (1 + np.exp(-alpha * gate))
         hidden = (up + 1) * gate * open_
-        counts = (grad * base.project(hidden, own, "down")).sum(-1)
-        change = base.project_back(hidden, own, "down", weight * grad, gradients)
+        counts = (grad * project(hidden, own, "down")).sum(-1)
+        change = project_back(hidden, own, "down", weight * grad, gradients)
         change_both = np.empty_like(both)
         slope = (up + 1) * open_ * (1 + alpha * gate * (1 - open_))
         change_both[:, ::2] = np.where(both[:, ::2] <= limit, change * slope, 0)
         change_both[:, 1::2] = np.where(np.abs(both[:, 1::2]) <= limit, change * gate * open_, 0)
-        grad_rows = base.project_back(rows, own, "gate_up", change_both, gradients)
+        grad_rows = project_back(rows, own, "gate_up", change_both, gradients)
         return grad_rows, counts, gradients or {}
 
     def _put(self, gradients: dict[str, Array], number: int, own: Arrays) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from qkv.arrays import Array, ArrayLike, Shape, float_type, whole_number
 from qkv.layers import base
 from qkv.ops.activation import activate, activation_grad, activation_named
+from qkv.ops.linear import is_wide, project, project_back
 from qkv.trace import Recorder, Trace
 from qkv.trace.recorder import unkept
 
@@ -109,21 +110,21 @@ class MLP(base.Feed):
         first = "gate_proj" if self.gated else "up_proj"
         saved, keep = None, record or unkept
         if save or (record is not None and record.wants("hook_pre", "hook_pre_linear")):
-            pre = keep("hook_pre", base.project(x, self.parameters, first))
+            pre = keep("hook_pre", project(x, self.parameters, first))
             gate = up = None
             hidden = activate(pre, self.activation)  # (..., T, F)
             if self.gated:
                 gate = hidden
-                up = keep("hook_pre_linear", base.project(x, self.parameters, "up_proj"))
+                up = keep("hook_pre_linear", project(x, self.parameters, "up_proj"))
                 hidden = gate * up
             saved = MLPSaved(x, pre, hidden, gate, up) if save else None
         else:
-            hidden = base.project(x, self.parameters, first, activation=self.activation)
+            hidden = project(x, self.parameters, first, activation=self.activation)
             if self.gated:
-                hidden = base.project(x, self.parameters, "up_proj", gate=hidden)
+                hidden = project(x, self.parameters, "up_proj", gate=hidden)
         hidden = keep("hook_post", hidden)
-        out = base.project(hidden, self.parameters, "down_proj", residual=residual)
-        return (out if base.is_wide(residual) else out.astype(dtype, copy=False)), saved
+        out = project(hidden, self.parameters, "down_proj", residual=residual)
+        return (out if is_wide(residual) else out.astype(dtype, copy=False)), saved
 
     @base.quiet
     def backward(
@@ -150,15 +151,15 @@ class MLP(base.Feed):
         x, pre, hidden, gate, up = saved
         grad = base.upstream(grad, x.shape, x.dtype, call=type(self).__name__)
         keep = record or unkept
-        change = base.project_back(hidden, self.parameters, "down_proj", grad, gradients)
+        change = project_back(hidden, self.parameters, "down_proj", grad, gradients)
         change = keep("hook_post", change)
         first, grad_x = "up_proj", None
         if gate is not None and up is not None:
             first, linear = "gate_proj", keep("hook_pre_linear", change * gate)
-            grad_x = base.project_back(x, self.parameters, "up_proj", linear, gradients)
+            grad_x = project_back(x, self.parameters, "up_proj", linear, gradients)
             change = change * up
         change = keep("hook_pre", activation_grad(pre, change, self.activation))
-        more = base.project_back(x, self.parameters, first, change, gradients)
+        more = project_back(x, self.parameters, first, change, gradients)
         return base.Gradient(more if grad_x is None else more + grad_x, gradients or {})
 
     def trace(self, x: ArrayLike) -> Trace:

@@ -1,6 +1,7 @@
 """The native kernel: the choice of its variant, its threads, and arrays in its memory layout."""
 
 import functools
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -149,6 +150,18 @@ def as_rows(array: Array, count: int, size: int, kind: DType = FLOAT32) -> Array
     if array.strides[1] != array.itemsize or not array.flags.aligned:
         array = contiguous(array)
     return bits(array)
+
+
+def rows_of(x: Array, kind: DType | None) -> tuple[int | None, int, Array]:
+    """Return `body()`, `get_num_threads()`, and the rows of `x` (..., size), converted to `kind`.
+
+    If NumPy computes numbers of this kind, or if `kind` is None, return None instead of `body()`,
+    and `x` unchanged.
+    """
+    chosen, threads = body_and_threads()
+    if chosen is None or kind is None or kind == np.float64:
+        return None, threads, x
+    return chosen, threads, as_rows(x, math.prod(x.shape[:-1]), x.shape[-1], kind)
 
 
 def contiguous(array: Array) -> Array:

@@ -5,10 +5,11 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, DType, compute_type, is_float, native
+from qkv.arrays import Array, Arrays, DType, compute_type, is_float, native
 from qkv.ops import kernel
 from qkv.ops.activation import activate_in_numpy, activation_named
 from qkv.ops.packing import packed, packed_once
@@ -72,21 +73,19 @@ def linear(
     array([[0.]])
     """
     code = 0 if activation is None else activation_named(activation, call="linear").code
-    (chosen, threads), kind = kernel.body_and_threads(), _product_type(x.dtype, weight.dtype)
+    kind = _product_type(x.dtype, weight.dtype)
+    factors = _narrow.get() or kind if kind == kernel.FLOAT32 else kind
     # if the shapes do not fit, the NumPy code at the end raises the error
     fits = weight.ndim == 2 and x.shape[-1:] == weight.shape[:1]
-    if chosen is not None and fits and kind is not None and kind != np.float64:
-        depth, width = weight.shape
-        shape, rows = (*x.shape[:-1], width), math.prod(x.shape[:-1])
-        result = kernel.FLOAT32 if wide else kind
-        if kind == kernel.FLOAT32:
-            kind = _narrow.get() or kind
-        y = np.empty((rows, width), kernel.bits_type(result))
+    chosen, threads, rows = kernel.rows_of(x, factors if fits else None)
+    if chosen is not None and kind is not None and factors is not None:
+        shape, result = (*x.shape[:-1], weight.shape[1]), kernel.FLOAT32 if wide else kind
+        y = np.empty((len(rows), weight.shape[1]), kernel.bits_type(result))
         added = None if bias is None else np.require(bias, kernel.FLOAT32, ["C", "A"])
         kernel.compiled.linear(
-            chosen, kernel.as_rows(x, rows, depth, kind), packed(weight, chosen, kind, threads),
-            added, code, _rows_of_result(gate, shape, result),
-            _rows_of_result(residual, shape, result), y, threads,
+            chosen, rows, packed(weight, chosen, factors, threads), added, code,
+            _rows_of_result(gate, shape, result), _rows_of_result(residual, shape, result),
+            y, threads,
         )  # fmt: skip
         return y.view(result).reshape(shape)
     if kind is not None:
@@ -102,6 +101,43 @@ def linear(
     if residual is not None:
         y += residual
     return y if kind is None or wide else y.astype(kind, copy=False)
+
+
+def project(
+    x: Array, parameters: Arrays, name: str, *, residual: Array | None = None, **more: Any
+) -> Array:
+    """Apply a linear layer: (..., in) -> (..., out). `more` holds options of `linear`.
+
+    In half precision, a float32 residual gives a float32 result.
+    """
+    weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
+    return linear(x, weight, bias, residual=residual, wide=is_wide(residual), **more)
+
+
+def project_wide(x: Array, parameters: Arrays, name: str) -> Array:
+    """Apply a linear layer; the result is float32 for weights in half precision."""
+    weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
+    return linear(kernel.narrowed(x, weight), weight, bias, wide=True)
+
+
+def is_wide(residual: Array | None) -> bool:
+    """Return whether adding this residual makes a half-precision result float32."""
+    return residual is not None and residual.dtype == np.float32
+
+
+def project_back(
+    x: Array, parameters: Arrays, name: str, grad: Array, gradients: dict[str, Array] | None
+) -> Array:
+    """Return the gradient for the input of `project`, and store the parameters' gradients."""
+    weight, bias = f"{name}.weight", f"{name}.bias"
+    if gradients is None:
+        return input_grad(parameters[weight], grad)
+    grad_x, gradients[weight], grad_bias = linear_grad(
+        x, parameters[weight], grad, bias=bias in parameters
+    )
+    if grad_bias is not None:
+        gradients[bias] = grad_bias
+    return grad_x
 
 
 def _rows_of_result(x: Array | None, shape: tuple[int, ...], kind: DType) -> Array | None:

@@ -27,16 +27,15 @@ def normalize(
     >>> normalize(np.array([[1.0, 5.0]]), np.ones(2), None, eps=0.0, centred=True)
     (array([[-1.,  1.]]), array([[2.]]))
     """
-    (chosen, threads), kind = kernel.body_and_threads(), x.dtype
-    rows, size = math.prod(x.shape[:-1]), x.shape[-1]
-    if chosen is not None and kind != np.float64 and size:
-        y, scale = np.empty((rows, size), kernel.bits_type(kind)), np.empty(rows, np.float32)
+    kind = x.dtype
+    chosen, threads, rows = kernel.rows_of(x, kind if x.shape[-1] else None)
+    if chosen is not None:
+        y, scale = np.empty(rows.shape, kernel.bits_type(kind)), np.empty(len(rows), np.float32)
         if bias is not None:
             bias = np.require(bias, kernel.FLOAT32, ["C", "A"])
         weight = np.require(weight, kernel.FLOAT32, ["C", "A"])
-        x, shape = kernel.as_rows(x, rows, size, kind), x.shape
-        kernel.compiled.norm(chosen, x, weight, bias, eps, centred, y, scale, threads)
-        return y.view(kind).reshape(shape), scale.reshape(*shape[:-1], 1)
+        kernel.compiled.norm(chosen, rows, weight, bias, eps, centred, y, scale, threads)
+        return y.view(kind).reshape(x.shape), scale.reshape(*x.shape[:-1], 1)
     if centred:
         # Compute the variance from centred numbers. The formula "mean of squares minus square of
         # the mean" would lose all digits if the mean is large.

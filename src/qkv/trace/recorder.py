@@ -1,6 +1,6 @@
 """Recorders: keep, replace and reshape the activations of a run while it computes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Self
@@ -41,6 +41,10 @@ class Recorder:
         use: a function that is called with the name and the array of each wanted activation. If
             `use` is given, the recorder itself does not keep the arrays.
 
+    Attributes:
+        arrays: the arrays of the wanted activations, keyed by full name.
+        keeps: whether arrays are kept; False if arrays are passed to `use` instead.
+
     >>> record = Recorder(lambda name: activation(name) is activation("z"))
     >>> z = record.under("blocks.0.attn.")("hook_z", np.zeros(2))
     >>> list(record.arrays), record.wants("hook_q")
@@ -53,7 +57,7 @@ class Recorder:
         self, wanted: Wanted = kept_unasked, changes: Changes | None = None, use: Use | None = None
     ) -> None:
         self.arrays: dict[str, Array] = {}
-        self._wanted, self._use = wanted, use
+        self._wanted, self._use, self.keeps = wanted, use, use is None
         self._changes = dict(changes or {})
         self._prefix = ""
         self._shaped: Change | None = None
@@ -62,11 +66,6 @@ class Recorder:
     def edit(self, changes: Changes) -> None:
         """Add functions for edited activations, as in `changes`."""
         self._changes |= changes
-
-    @property
-    def keeps(self) -> bool:
-        """Whether arrays are kept; False if arrays are passed to `use` instead."""
-        return self._use is None
 
     def wants(self, *names: str) -> bool:
         """Return whether any of these activations is kept or edited."""
@@ -212,6 +211,16 @@ def unpadded(whole: Array, cu: Array) -> Array:
     if _alike(cu):
         return whole.reshape(-1, *whole.shape[2:])
     return whole[texts_and_positions(cu)]
+
+
+def padded_heads(parts: Sequence[Array], cu: Array) -> list[Array]:
+    """Pad packed arrays `(H, total, d)` to `(B, H, T, d)`."""
+    return [np.swapaxes(padded(np.swapaxes(part, 0, 1), cu), 1, 2) for part in parts]
+
+
+def unpadded_heads(whole: Array, cu: Array) -> Array:
+    """Remove the padding of `(B, H, T, d)`, and return packed rows `(H, total, d)`."""
+    return np.swapaxes(unpadded(np.swapaxes(whole, 1, 2), cu), 0, 1)
 
 
 def _alike(cu: Array) -> bool:

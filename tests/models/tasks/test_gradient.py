@@ -5,9 +5,9 @@ import pytest
 
 import qkv
 from browser.edited import examples
-from qkv.layers import base
 from qkv.models import load
 from qkv.models.network import embedding
+from qkv.ops import linear
 from qkv.trace.activations import activation, short_name
 
 from ..small_models import CONFIGS, write_small
@@ -326,7 +326,7 @@ def test_no_gradient_of_a_weight_is_computed(small, kind, monkeypatch):
     def refused(*given, **options):
         raise AssertionError("a gradient of a parameter")
 
-    for module in (base, embedding):
+    for module in (linear, embedding):
         monkeypatch.setattr(module, "linear_grad", refused)
     monkeypatch.setattr(embedding, "rows_back", refused)
     found = model.gradient([3, 7, 5], of=(-1, 5), at=["embed", ("z", 0)])

@@ -11,9 +11,10 @@ from qkv.attend.gradient import AttentionGradient, Keep, gradient_by_weights, su
 from qkv.attend.grouped import join_heads, split_heads
 from qkv.layers import base
 from qkv.layers.attention.forward import AttentionSaved, Parts, formula_options
+from qkv.ops.linear import project_back
 from qkv.trace import Recorder
 from qkv.trace.activations import WEIGHTS
-from qkv.trace.recorder import of_heads, of_rows, unkept
+from qkv.trace.recorder import of_heads, of_rows, padded_heads, unkept, unpadded_heads
 
 _LEARNED = ("bias", "sinks", "alibi_slopes")
 
@@ -30,7 +31,7 @@ def attention_backward(
         z = _from_results(layer, grad, z, of_rows(record, inputs.cu) or unkept)
     else:
         if "out_proj.weight" in layer.parameters:
-            grad = base.project_back(join_heads(z), layer.parameters, "out_proj", grad, gradients)
+            grad = project_back(join_heads(z), layer.parameters, "out_proj", grad, gradients)
         z = split_heads(grad, layer.num_heads)
     changed = bool(saved.norms or saved.positions)
     keep = of_heads(record, inputs.cu) or unkept
@@ -58,7 +59,7 @@ def attention_backward(
             ).x
             part = split_heads(vectors, part.shape[-3]) if whole else vectors
         part = keep(f"hook_{name}", part)
-        return base.project_back(x, layer.parameters, f"{name}_proj", join_heads(part), gradients)
+        return project_back(x, layer.parameters, f"{name}_proj", join_heads(part), gradients)
 
     query = to_words("q", heads.query, inputs.words)
     others = to_words("k", heads.key, inputs.others) + to_words("v", heads.value, inputs.others)
@@ -82,12 +83,12 @@ def _from_weights(grad: Array, saved: AttentionSaved, record: Keep) -> Attention
     cu, options = saved.inputs.cu, formula_options(saved.inputs.options)
     parts = [saved.query, saved.key, saved.value, grad]
     if cu is not None:
-        parts, lengths = base.padded_heads(parts, cu), np.diff(cu)
+        parts, lengths = padded_heads(parts, cu), np.diff(cu)
         options |= {"query_lengths": lengths, "key_lengths": lengths}
     call = check_call(*parts[:3], **options, call=saved.inputs.call)
     weights = None if saved.weighed is None else saved.weighed[1:]
     heads = gradient_by_weights(call, parts[3], weights, record)
-    query, key, value = heads if cu is None else (base.unpadded_heads(part, cu) for part in heads)
+    query, key, value = heads if cu is None else (unpadded_heads(part, cu) for part in heads)
     return AttentionGradient(query, key, value, None, None, None)
 
 
@@ -100,7 +101,7 @@ def _attention_grad(grad: Array, saved: AttentionSaved) -> AttentionGradient:
         return attention_grad(*parts, forward=(z, lse), **options)
     if any(name in options for name in base.PADDED):
         lengths = np.diff(cu)
-        padded = base.padded_heads([*parts, z, lse.T[..., None]], cu)
+        padded = padded_heads([*parts, z, lse.T[..., None]], cu)
         heads = attention_grad(
             *padded[:4],
             forward=(padded[4], padded[5][..., 0]),
@@ -108,7 +109,7 @@ def _attention_grad(grad: Array, saved: AttentionSaved) -> AttentionGradient:
             key_lengths=lengths,
             **options,
         )
-        query, key, value = (base.unpadded_heads(part, cu) for part in heads[:3])
+        query, key, value = (unpadded_heads(part, cu) for part in heads[:3])
         return heads._replace(query=query, key=key, value=value)
     query, key, value, grad = (np.swapaxes(part, 0, 1) for part in parts)  # (total, H, d)
     heads = varlen_attention_grad(

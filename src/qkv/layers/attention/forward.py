@@ -1,6 +1,6 @@
 """The forward pass of an attention layer, without checks of the arguments."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -11,15 +11,23 @@ from qkv.attend.arguments import RETURNS, Call, Options, check_call
 from qkv.attend.attention import Weighed, answer, record_weights
 from qkv.attend.cache import KVCache
 from qkv.attend.grouped import join_heads, split_heads
-from qkv.attend.varlen import answer_packed, in_rows
+from qkv.attend.varlen import attend_rows
 from qkv.attend.visibility import check_offset
 from qkv.layers import base
 from qkv.layers.attention.rotary import Rotary
 from qkv.layers.norm import LayerNorm, NormSaved, RMSNorm
-from qkv.ops.linear import linear
+from qkv.ops.linear import is_wide, linear, project
 from qkv.trace import Recorder
 from qkv.trace.activations import SUMMARY, WEIGHTS
-from qkv.trace.recorder import of_heads, of_rows, texts_and_positions, unkept, unpadded
+from qkv.trace.recorder import (
+    of_heads,
+    of_rows,
+    padded_heads,
+    texts_and_positions,
+    unkept,
+    unpadded,
+    unpadded_heads,
+)
 
 Norm = LayerNorm | RMSNorm
 
@@ -114,7 +122,8 @@ class Result(NamedTuple):
 def attention_forward(layer: Parts, inputs: Inputs, plan: Call | None) -> Result:
     """Run the forward pass of a layer; `plan` is the result of `attention_plan`, or None."""
     inputs, residual = _in_working_type(inputs), inputs.residual
-    parts, shapes, norms, positions = project_heads(layer, inputs)
+    keep = of_heads(inputs.record, inputs.cu) or unkept
+    parts, shapes, norms, positions = project_heads(layer, inputs, keep)
     if inputs.cache is not None:
         plan, parts = _with_cache(inputs, inputs.cache, parts)
     plan = plan or attention_plan(layer, inputs)
@@ -124,11 +133,8 @@ def attention_forward(layer: Parts, inputs: Inputs, plan: Call | None) -> Result
         lse = extra[-1] if weighed is None else None
         made = parts["q"], parts["k"], parts["v"], z
         saved = AttentionSaved(inputs, shapes, norms, positions, *made, lse, weighed)
-    z = (of_heads(inputs.record, inputs.cu) or unkept)("hook_z", z)
-    out = attention_out(z, layer.parameters, residual, inputs.record, inputs.cu)
-    return Result(
-        out if base.is_wide(residual) else out.astype(inputs.dtype, copy=False), extra, saved
-    )
+    out = attention_out(keep("hook_z", z), layer.parameters, residual, inputs.record, inputs.cu)
+    return Result(out if is_wide(residual) else out.astype(inputs.dtype, copy=False), extra, saved)
 
 
 class Projected(NamedTuple):
@@ -140,13 +146,18 @@ class Projected(NamedTuple):
     positions: dict[str, Positions]  # The positions of q and k, if they were rotated.
 
 
-def project_heads(layer: Parts, inputs: Inputs) -> Projected:
-    """Compute queries, keys and values from word vectors; normalise and rotate queries and keys."""
+def project_heads(
+    layer: Parts, inputs: Inputs, keep: Callable[[str, Array], Array] = unkept
+) -> Projected:
+    """Compute queries, keys and values from word vectors; normalise and rotate queries and keys.
+
+    `keep` records each of them, and returns the array with which the run continues.
+    """
     heads = {"q": layer.num_heads, "k": layer.num_kv_heads, "v": layer.num_kv_heads}
-    keep, parts = of_heads(inputs.record, inputs.cu) or unkept, {}
+    parts = {}
     for name, count in heads.items():
         x = inputs.words if name == "q" else inputs.others
-        part = split_heads(base.project(x, layer.parameters, f"{name}_proj"), count)
+        part = split_heads(project(x, layer.parameters, f"{name}_proj"), count)
         parts[name] = keep(f"hook_{name}", part)
     shapes = {name: part.shape for name, part in parts.items()}
     norms = {}
@@ -292,16 +303,16 @@ def _attend(
     is_padded = cu is not None and any(options.get(name) is not None for name in base.PADDED)
     is_seen = record is not None and record.wants(*WEIGHTS, *SUMMARY)
     if cu is None or is_padded or is_seen:
-        call = plan.of(*(parts if cu is None else base.padded_heads(parts, cu)))
+        call = plan.of(*(parts if cu is None else padded_heads(parts, cu)))
         kept = None if record is None else record_weights(call, record, inputs.top_k)
         if kept is not None or cu is None or is_padded:
             out, *extra = answer(call, weights=weights, lse=lse) if kept is None else kept[:1]
             if cu is None:
                 return out, extra, kept
             rows = [unpadded(np.swapaxes(part, 1, 2), cu) for part in extra]
-            return base.unpadded_heads(out, cu), rows, kept
-    out, *extra = answer_packed(in_rows(plan, parts, cu), lse=lse)
-    return np.swapaxes(out, 0, 1), extra, None
+            return unpadded_heads(out, cu), rows, kept
+    out, sums = attend_rows(plan.in_rows(parts, cu), lse=lse)
+    return np.swapaxes(out, 0, 1), [] if sums is None else [sums], None
 
 
 def attention_out(
@@ -326,4 +337,4 @@ def attention_out(
             for other in (parameters.get("out_proj.bias"), residual):
                 total = total if other is None else total + other.astype(total.dtype, copy=False)
             return total
-    return base.project(join_heads(z), parameters, "out_proj", residual=residual)
+    return project(join_heads(z), parameters, "out_proj", residual=residual)

@@ -149,6 +149,7 @@ class Batch(Sequence[Tokenized]):
         step: the number of the step in `generate`; None in other calls.
 
     Attributes:
+        texts: the tokens of each text; () if only packed ids are known.
         segments: (total,) the segment of each token, for a model with a table of segments.
         rotary: the positions for rotary attention; by default, positions count from 0 in each text.
         keys: a mask of the keys that all layers see, (B, 1, 1, T); None if they see all keys.
@@ -162,7 +163,6 @@ class Batch(Sequence[Tokenized]):
     segments: Array | None = None
     rotary: Positions | None = None
     keys: Array | None = None
-    _texts: Sequence[Tokenized] = ()
 
     def __init__(
         self,
@@ -172,14 +172,14 @@ class Batch(Sequence[Tokenized]):
         single: bool = False,
         step: int | None = None,
     ) -> None:
-        self._texts, self.single, self.step = texts, single, step
+        self.texts, self.single, self.step = texts, single, step
         self.numbers = range(len(texts)) if numbers is None else numbers
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def __iter__(self) -> Iterator[Tokenized]:
-        return iter(self._texts)
+        return iter(self.texts)
 
     @overload
     def __getitem__(self, which: int) -> Tokenized: ...
@@ -187,8 +187,8 @@ class Batch(Sequence[Tokenized]):
     def __getitem__(self, which: slice) -> Self: ...
     def __getitem__(self, which: int | slice) -> Tokenized | Self:
         if isinstance(which, slice):
-            return type(self)(self._texts[which], self.numbers[which], step=self.step)
-        return self._texts[which]
+            return type(self)(self.texts[which], self.numbers[which], step=self.step)
+        return self.texts[which]
 
     def replaced(self, texts: Sequence[Tokenized]) -> Self:
         """Return a batch with other texts in place of these."""
@@ -197,12 +197,12 @@ class Batch(Sequence[Tokenized]):
     @cached_property
     def ids(self) -> Array:
         """The token ids of all texts, (total,)."""
-        return np.concatenate([text.ids for text in self._texts])
+        return np.concatenate([text.ids for text in self.texts])
 
     @cached_property
     def cu(self) -> Array:
         """The index of each text's first row, then the number of rows, (B + 1,)."""
-        return starts_of(map(len, self._texts))
+        return starts_of(map(len, self.texts))
 
     @cached_property
     def lengths(self) -> Array:

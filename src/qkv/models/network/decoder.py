@@ -12,9 +12,10 @@ from qkv.attend.attention import answer, record_weights
 from qkv.attend.grouped import split_heads
 from qkv.layers import Block, MultiHeadAttention
 from qkv.layers.attention.forward import Norm, attention_out
-from qkv.layers.base import narrowed_to, project, quiet, starts_of
+from qkv.layers.base import narrowed_to, quiet, starts_of
 from qkv.layers.block import Run, Value
 from qkv.models.network.transformer import Options, Transformer, without_holes
+from qkv.ops.linear import project
 from qkv.trace import Recorder
 from qkv.trace.activations import SUMMARY
 from qkv.trace.recorder import of_heads, padded, unkept

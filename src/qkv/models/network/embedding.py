@@ -8,9 +8,9 @@ import numpy as np
 
 from qkv.arrays import Array, Arrays, compute_type
 from qkv.layers.attention import Norm
-from qkv.layers.base import ByName, for_parameters, part_back, project_back, project_wide
+from qkv.layers.base import ByName, for_parameters, part_back
 from qkv.layers.norm import NormSaved
-from qkv.ops.linear import linear, linear_grad
+from qkv.ops.linear import linear, linear_grad, project_back, project_wide
 from qkv.trace import Recorder
 from qkv.trace.recorder import texts_and_positions, unkept
 

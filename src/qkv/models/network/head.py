@@ -8,17 +8,10 @@ import numpy as np
 
 from qkv.arrays import Array, Arrays
 from qkv.layers.attention import Norm
-from qkv.layers.base import (
-    Gradient,
-    for_parameters,
-    need_single,
-    part_back,
-    project_back,
-    project_wide,
-    shapes_of,
-)
+from qkv.layers.base import Gradient, for_parameters, need_single, part_back, shapes_of
 from qkv.models.network.pooling import POOLING, activated
 from qkv.ops.activation import activation_grad
+from qkv.ops.linear import project_back, project_wide
 from qkv.trace import Recorder
 
 _BOTH = "cls and mean"

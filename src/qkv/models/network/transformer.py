@@ -18,8 +18,6 @@ from qkv.layers.base import (
     for_parameters,
     need_single,
     part_back,
-    project_back,
-    project_wide,
     quiet,
 )
 from qkv.layers.block import BlockSaved
@@ -30,6 +28,7 @@ from qkv.models.network.embedding import Embedding, EmbeddingSaved
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.relative_bias import RelativeBias
 from qkv.ops.kernel import body_and_threads
+from qkv.ops.linear import project_back, project_wide
 from qkv.trace import Recorder
 from qkv.trace.recorder import of_rows
 
@@ -128,7 +127,7 @@ class Transformer:
         """The dtype of the vectors; it is float32 if the parameters are in half precision."""
         return compute_type(self.embedding.table.dtype)
 
-    @property
+    @cached_property
     def hook_names(self) -> list[str]:
         """The names of all activations in a trace, with and without `top_k`."""
         blocks = [

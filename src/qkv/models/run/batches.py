@@ -28,7 +28,7 @@ def parts(batch: Batch, batch_size: int | None) -> list[Batch]:
     """
     most = POSITIONS if batch_size is None else np.inf
     starts, longest = [0], 0
-    for number, text in enumerate(batch):
+    for number, text in enumerate(batch.texts):
         longest = max(longest, len(text))
         count = number + 1 - starts[-1]
         if count > 1 and (longest * count > most or count > (batch_size or count)):

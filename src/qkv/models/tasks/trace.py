@@ -389,11 +389,11 @@ def as_trace(
     """
     return Trace(
         arrays,
-        tokens=[text.tokens for text in batch],
-        ids=[text.ids.tolist() for text in batch],
-        offsets=[text.offsets for text in batch],
-        special=[text.special for text in batch],
-        texts=[text.text for text in batch],
+        tokens=[text.tokens for text in batch.texts],
+        ids=[text.ids.tolist() for text in batch.texts],
+        offsets=[text.offsets for text in batch.texts],
+        special=[text.special for text in batch.texts],
+        texts=[text.text for text in batch.texts],
         settings=body.settings(batch.longest, masks),
         model=model.name,
         last_is_normed=model.design.last_is_normed,
