@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from qkv.attend import attention
 from qkv.models.core import LOAD_LM_HEAD
 from qkv.models.model import Model, Seq2SeqModel
 from qkv.models.network.batch import PackedIds
+from qkv.models.run.batches import windows as grouped
 from qkv.models.run.inputs import as_ids, ids_given
 from qkv.models.tasks.gradient import checked_position, word_id
 from qkv.models.tasks.trace import layers_to_run, names_to_keep
@@ -164,9 +166,7 @@ def check_logit(value: Any, model: Model, length: int, call: str, name: str) -> 
     return Logit(position, ids)
 
 
-# `windows` yields a list of texts when the list contains TEXTS texts, or when these texts have
-# LETTERS characters or ids in total.
-TEXTS, LETTERS = 4096, 2**19
+TEXTS = 4096  # The maximum number of texts in a list that `windows` yields.
 MOST_POSITIONS = 2**11  # the maximum number of positions per run; a longer text runs alone
 
 
@@ -231,16 +231,10 @@ def windows(model: Model, texts: Any, call: str, *, empty: bool = False) -> Iter
     if not isinstance(texts, Iterable):
         kind = type(texts).__name__
         raise TypeError(f"{call}: `texts` is {kind}: give strings, or the ids of their tokens")
-    read = _Reader(model, call, empty)
-    window: list[str | Array] = []
-    size = first = 0
-    for number, text in enumerate(texts):
-        window.append(read.checked(text, number))
-        size += len(window[-1])
-        if len(window) == TEXTS or size >= LETTERS:
-            yield read(window, first)
-            window, size, first = [], 0, number + 1
-    yield read(window, first)
+    read, first = _Reader(model, call, empty), 0
+    for window in grouped(map(read.checked, texts, count()), TEXTS):
+        yield read(window, first)
+        first += len(window)
     if read.truncator:
         read.truncator.cut.warn()
 

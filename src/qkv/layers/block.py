@@ -37,8 +37,11 @@ class Run(Protocol[Value]):
     def norm(self, name: str, x: Value) -> Value:
         """Apply the norm with this name; if the block has no such norm, return `x`."""
 
-    def add(self, x: Value, part: str, read: Value, *last: str) -> Value:
-        """Apply a part to `read`, then its norm and scale in `last`; add the result to `x`."""
+    def add(self, x: Value | None, part: str, read: Value, *last: str) -> Value:
+        """Apply a part to `read`, then its norm and scale in `last`; add the result to `x`.
+
+        If `x` is None, the block has no residual connection.
+        """
 
     def keep(self, name: str, x: Value) -> Value:
         """Record an activation; return the activation or its edited replacement."""
@@ -300,7 +303,7 @@ class Block:
         only `cache`, `lengths` and `top_k`.
         """
         dtype = base.result_type([x], self.parameters, call=type(self).__name__)
-        shape, run = x.shape, _Forward(self._parts, self._norm_names, record, save, options)
+        shape, run = x.shape, _Forward(self, record, save, options)
         x = run.keep("hook_resid_pre", x.astype(compute_type(dtype), copy=False))
         x = self.placement(x, run)
         if self.post_norm and not (record and record.again(_AFTER, "ln2.hook_normalized")):
@@ -398,17 +401,12 @@ class _Forward:
     """Executes the parts of a block on arrays, in a forward pass."""
 
     def __init__(
-        self,
-        parts: Mapping[str, Any],
-        names: Mapping[str, str],
-        record: Recorder | None,
-        save: bool,
-        options: dict[str, Any],
+        self, block: Block, record: Recorder | None, save: bool, options: dict[str, Any]
     ) -> None:
         # `rows` pads packed rows. Attention layers get `record`, because they pad packed rows
         # themselves.
         self._record, self._rows = record, of_rows(record, options.get("cu"))
-        self._parts, self._names, self._options, self._save = parts, names, options, save
+        self._block, self._parts, self._options, self._save = block, block._parts, options, save
         self.keep = self._rows or unkept
         self.saved: dict[str, Any] = {}
 
@@ -416,22 +414,22 @@ class _Forward:
         """Apply the norm with this name, if the block has it."""
         if name not in self._parts:
             return x
-        record = self._rows and self._rows.under(f"{self._names.get(name, name)}.")
+        record = self._rows and self._rows.under(f"{self._block._norm_names.get(name, name)}.")
         x, saved = self._parts[name].run(x, record=record)
         if self._save:
             self.saved[name] = saved
         return x
 
-    def add(self, x: Array, part: str, read: Array, *last: str) -> Array:
+    def add(self, x: Array | None, part: str, read: Array, *last: str) -> Array:
         """Apply a part, then its norm and scale; add the result to `x`."""
-        layer, hook, more = self._parts[part], f"hook_{part}_out", dict[str, Any]()
+        layer, hook, options = self._parts[part], f"hook_{part}_out", self._options
         record = self._record if part != "mlp" else self._rows
+        more = {"record": record and record.under(f"{part}."), "save": self._save}
         if part == "attn":
-            more = self._options
+            more |= options
         elif part == "cross_attn":
-            more = {name: self._options.get(name) for name in ("cache", "lengths", "top_k")}
-        more = {**more, "record": record and record.under(f"{part}."), "save": self._save}
-        if is_bfloat16(next(iter(layer.parameters.values())).dtype):
+            more |= {name: options.get(name) for name in ("cache", "lengths", "top_k")}
+        if x is not None and is_bfloat16(next(iter(layer.parameters.values())).dtype):
             read = base.narrowed_to(read, layer.parameters)
         out: Array
         last = tuple(name for name in last if name in self._parts)
@@ -439,7 +437,8 @@ class _Forward:
             out, saved = layer.run(read, **more)
             for name in last:
                 out = self.norm(name, out)
-            out = x + self.keep(hook, out)
+            out = self.keep(hook, out)
+            out = out if x is None else x + out
         else:
             out, saved = layer.run(read, residual=x, **more)
         if self._save:
@@ -470,8 +469,9 @@ class _Steps:
         """Note a part, if the block has it."""
         return self.keep(name, x) if name in self._parts else x
 
-    def add(self, x: int, part: str, read: int, *last: str) -> int:
+    def add(self, x: int | None, part: str, read: int, *last: str) -> int:
         """Note a part, its norm and scale, its activation and the sum with `x`."""
         for name in (part, *last):
             read = self.norm(name, read)
-        return self.keep("", x, self.keep(f"hook_{part}_out", read))
+        out = self.keep(f"hook_{part}_out", read)
+        return out if x is None else self.keep("", x, out)

@@ -142,14 +142,7 @@ class _Step:
         out: Array = self.placement(x, _Run(self, cache, lengths, rotation))
         return out
 
-    def attend(
-        self,
-        x: Array,
-        cache: KVCache,
-        lengths: Array | None,
-        rotation: Rotation | None,
-        residual: Array | None,
-    ) -> Array:
+    def attend(self, x: Array, run: "_Run", residual: Array | None) -> Array:
         """Apply the attention to vectors (B, D), and add a residual."""
         heads, kernel = self.heads, self.kernel
         both, values = self.qkv(x)  # Shapes (B, Hq + Hkv, d) and (B, Hkv, dv).
@@ -164,9 +157,9 @@ class _Step:
                 ],
                 axis=1,
             )
-        if self.swapped is not None and rotation is not None:
-            both = _rotated(both, self.swapped, *rotation)
-        cached = put(cache, both[:, heads:, None], values[:, :, None], lengths)
+        if self.swapped is not None and run.rotation is not None:
+            both = _rotated(both, self.swapped, *run.rotation)
+        cached = put(run.cache, both[:, heads:, None], values[:, :, None], run.lengths)
         # The kernel reads the number of keys from the shape of `key`.
         call = self.plan._replace(
             query=both[:, :heads, None],
@@ -198,15 +191,12 @@ class _Run(NamedTuple):
         """Return `x`: nothing is recorded."""
         return x
 
-    def add(self, x: Array, part: str, read: Array, *last: str) -> Array:
-        """Apply a part, then its norm; add the result to `x`."""
+    def add(self, x: Array | None, part: str, read: Array, *last: str) -> Array:
+        """Apply a part, then its norm; add the result to `x`, which is not None."""
         step, read = self.step, self.step.kernel.handed(read)
         norm = step.norms.get(last[0]) if last else None
         residual = x if norm is None else None
-        if part == "attn":
-            out = step.attend(read, self.cache, self.lengths, self.rotation, residual)
-        else:
-            out = step.mlp(read, residual)
+        out = step.attend(read, self, residual) if part == "attn" else step.mlp(read, residual)
         return out if norm is None else x + norm(out).view(step.kernel.kind)
 
 

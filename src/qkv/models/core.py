@@ -17,7 +17,7 @@ from qkv.models.files.names import Weights
 from qkv.models.files.read import GENERATION, ModelError, is_whole
 from qkv.models.files.saving import save_model, storage_type
 from qkv.models.files.sentence import Sentence
-from qkv.models.network.batch import Batch, Layout
+from qkv.models.network.batch import Batch
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.design import AnyDesign
 from qkv.models.network.embedding import Embedding
@@ -31,7 +31,6 @@ from qkv.models.run.inputs import TextReader, check_tokenizer, end_ids
 from qkv.ops.packing import frozen
 from qkv.suggest import nearest, suggestion
 from qkv.text import Tokenized, Tokenizer
-from qkv.trace import Recorder
 from qkv.visible import visible
 
 
@@ -529,12 +528,8 @@ class Core:
             batch_size: the number of texts per batch.
             stop: only layers before this layer are run; None runs all layers.
         """
-
-        def run(recorder: Callable[[Layout], Recorder]) -> None:
-            for part in parts(batch, batch_size):
-                self.network.run(part, record=recorder(part.layout), stop=stop)
-
-        return edits.below(stop).averaged(int(batch.cu[-1]), run)
+        every = parts(batch, batch_size)
+        return edits.below(stop).averaged(self.network, every, stop)
 
     def _need_words(self, call: str) -> int:
         """Return V, the size of the vocabulary, or raise a ValueError if no head predicts words."""

@@ -25,11 +25,11 @@ from qkv.trace.recorder import (
     padded_heads,
     texts_and_positions,
     unkept,
-    unpadded,
     unpadded_heads,
 )
 
 Norm = LayerNorm | RMSNorm
+Keep = Callable[[str, Array], Array]
 
 
 class Parts:
@@ -146,9 +146,7 @@ class Projected(NamedTuple):
     positions: dict[str, Positions]  # The positions of q and k, if they were rotated.
 
 
-def project_heads(
-    layer: Parts, inputs: Inputs, keep: Callable[[str, Array], Array] = unkept
-) -> Projected:
+def project_heads(layer: Parts, inputs: Inputs, keep: Keep = unkept) -> Projected:
     """Compute queries, keys and values from word vectors; normalise and rotate queries and keys.
 
     `keep` records each of them, and returns the array with which the run continues.
@@ -309,7 +307,7 @@ def _attend(
             out, *extra = answer(call, weights=weights, lse=lse) if kept is None else kept[:1]
             if cu is None:
                 return out, extra, kept
-            rows = [unpadded(np.swapaxes(part, 1, 2), cu) for part in extra]
+            rows = [np.swapaxes(unpadded_heads(part, cu), 0, 1) for part in extra]
             return unpadded_heads(out, cu), rows, kept
     out, sums = attend_rows(plan.in_rows(parts, cu), lse=lse)
     return np.swapaxes(out, 0, 1), [] if sums is None else [sums], None

@@ -1,25 +1,25 @@
 """Small attention-only models: a single layer for lessons, and a decoder."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from qkv.arrays import Array, ArrayLike, Arrays
+from qkv.arrays import Arrays
 from qkv.embed import sinusoidal_positions
 from qkv.layers import Block, MultiHeadAttention
-from qkv.layers.base import Gradient
-from qkv.layers.block import BlockSaved
+from qkv.layers.block import Run, Value
 from qkv.models.families.gpt import attention
 from qkv.models.families.shared import read_families, stack
 from qkv.models.files.config import Config
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
 from qkv.models.network.transformer import Transformer
-from qkv.trace import Recorder
-from qkv.trace.recorder import of_rows, unkept
 
 MAX_LENGTH = 512
+
+
+def nothing_but_attention(x: Value, run: Run[Value]) -> Value:
+    """Apply attention, without residual connection, norm and MLP."""
+    return run.keep("hook_resid_post", run.add(None, "attn", x))
 
 
 class AttentionOnly(Block):
@@ -27,35 +27,7 @@ class AttentionOnly(Block):
 
     def __init__(self, attn: MultiHeadAttention) -> None:
         super().__init__(attn, None, None, None, post_norm=False)
-
-    @property
-    def hooks(self) -> list[str]:
-        """The names of all activations that the layer records, with or without `top_k`."""
-        attn = (f"attn.{hook}" for hook in self.attn.hooks)
-        return ["hook_resid_pre", *attn, "hook_attn_out", "hook_resid_post"]
-
-    def run(
-        self, x: Array, *, cu: Array | None = None, record: Recorder | None = None, **options: Any
-    ) -> tuple[Array, BlockSaved]:
-        """Run the layer on packed rows (total, D), or on vectors (B, T, D) if a cache is given."""
-        keep, inner = of_rows(record, cu) or unkept, record and record.under("attn.")
-        x = keep("hook_resid_pre", x)
-        out, saved = self.attn.run(x, cu=cu, record=inner, **options)
-        out = keep("hook_attn_out", out)
-        out = keep("hook_resid_post", out)
-        return out, BlockSaved({"attn": saved}, x.shape, x.dtype)
-
-    def backward(
-        self, grad: ArrayLike, saved: BlockSaved, *, record: Recorder | None = None
-    ) -> Gradient:
-        """Run the attention's backward pass."""
-        attn = saved.parts["attn"]
-        keep = of_rows(record, attn.inputs.cu) or unkept
-        inner = record and record.under("attn.")
-        grad = keep("hook_attn_out", keep("hook_resid_post", np.asarray(grad)))
-        back = self.attn.backward(grad, attn, record=inner)
-        named = {f"attn.{name}": array for name, array in back.parameters.items()}
-        return replace(back, x=keep("hook_resid_pre", back.x), parameters=named)
+        self.placement = nothing_but_attention
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -181,11 +181,7 @@ class Batch(Sequence[Tokenized]):
     def __iter__(self) -> Iterator[Tokenized]:
         return iter(self.texts)
 
-    @overload
-    def __getitem__(self, which: int) -> Tokenized: ...
-    @overload
-    def __getitem__(self, which: slice) -> Self: ...
-    def __getitem__(self, which: int | slice) -> Tokenized | Self:
+    def __getitem__(self, which: Any) -> Any:
         if isinstance(which, slice):
             return type(self)(self.texts[which], self.numbers[which], step=self.step)
         return self.texts[which]
@@ -208,6 +204,11 @@ class Batch(Sequence[Tokenized]):
     def lengths(self) -> Array:
         """The number of tokens in each text, (B,)."""
         return np.diff(self.cu)
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens in all texts."""
+        return int(self.cu[-1])
 
     @property
     def longest(self) -> int:
@@ -298,7 +299,12 @@ class Columns(PackedIds):
             return self._positions
         return embedding.token_positions(self._ids, self._spans, self._mask)
 
-    def tokens(self, rows: Array) -> Array:
+    @property
+    def tokens(self) -> int:
+        """The number of unmasked tokens."""
+        return int(self._mask.sum())
+
+    def unmasked(self, rows: Array) -> Array:
         """Return the rows of unmasked tokens, given the rows (total, D) of all computed columns."""
         return rows[self._mask[self._spans]]
 

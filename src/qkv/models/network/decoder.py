@@ -1,7 +1,7 @@
 """An encoder that reads a text, and a decoder that attends to the encoder and writes a text."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Unpack
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from qkv.layers import Block, MultiHeadAttention
 from qkv.layers.attention.forward import Norm, attention_out
 from qkv.layers.base import narrowed_to, quiet, starts_of
 from qkv.layers.block import Run, Value
-from qkv.models.network.transformer import Options, Transformer, without_holes
+from qkv.models.network.transformer import Transformer, without_holes
 from qkv.ops.linear import project
 from qkv.trace import Recorder
 from qkv.trace.activations import SUMMARY
@@ -199,8 +199,9 @@ class EncoderDecoder(Transformer):
         ids: Array,
         mask: Array,
         texts: Encoded,
+        record: Recorder | None = None,
+        top_k: int | None = None,
         stop: int | None = None,
-        **options: Unpack[Options],
     ) -> Array:
         """Run the decoder on whole texts, and return the vectors (total, D) of unmasked tokens.
 
@@ -209,18 +210,22 @@ class EncoderDecoder(Transformer):
             mask: (B, L), True at unmasked tokens. A masked token between unmasked tokens keeps its
                 position: with the mask 1 0 1, the tokens have the positions 0, 1 and 2.
             texts: the vectors that the encoder computed for the texts.
+            record: as in `Transformer.step`.
+            top_k: as in `Transformer.step`.
             stop: only layers before this layer are run; None runs all layers.
-            options: `record` and `top_k`, as in `Options`.
         """
         between = without_holes(mask)
         lengths = between.sum(1)
         starts = starts_of(lengths)
-        caches = self.remember(texts, options.get("record"), stop)
+        caches = self.remember(texts, record, stop)
         whole = padded(np.where(mask, ids, 0)[between].astype(np.int64), starts)  # (B, L)
         seen = padded(mask[between], starts)
+        masks = None
         if not mask[between].all():
-            options["masks"] = dict.fromkeys(range(len(caches)), seen[:, None, None])
-        return self.decoder.step(whole, caches, lengths, **options)[seen]
+            masks = dict.fromkeys(range(len(caches)), seen[:, None, None])
+        return self.decoder.step(whole, caches, lengths, record=record, top_k=top_k, masks=masks)[
+            seen
+        ]
 
     def remember(
         self, texts: Encoded, record: Recorder | None, stop: int | None = None

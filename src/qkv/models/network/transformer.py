@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import is_
-from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -57,22 +57,6 @@ class Edits(Protocol):
 
     def applied(self, batch: Batch, record: Recorder | None) -> tuple[Recorder | None, Masks]:
         """Return a recorder that also applies the edits, and the layers' masks of keys."""
-
-
-class Options(TypedDict, total=False):
-    """The options of a step.
-
-    Attributes:
-        record: collects the activations, as arrays (B, T, ...).
-        top_k: the number of largest attention weights to record per query; None records all
-            weights.
-        masks: a mask of the keys that each head sees, keyed by layer. A mask broadcasts to
-            (B, Hq, n, S): n is the number of new tokens, and S the number of keys.
-    """
-
-    record: Recorder | None
-    top_k: int | None
-    masks: Masks | None
 
 
 @dataclass(eq=False, repr=False)
@@ -286,7 +270,14 @@ class Transformer:
 
     @quiet
     def step(
-        self, ids: Array, caches: Caches, lengths: Array | None = None, **options: Unpack[Options]
+        self,
+        ids: Array,
+        caches: Caches,
+        lengths: Array | None = None,
+        *,
+        record: Recorder | None = None,
+        top_k: int | None = None,
+        masks: Masks | None = None,
     ) -> Array:
         """Run new tokens, which follow the tokens in the caches, and add them to the caches.
 
@@ -295,12 +286,15 @@ class Transformer:
             caches: one cache per layer; if there are fewer caches than layers, only the first
                 layers run.
             lengths: (B,), the number of tokens in each row, without padding; n by default.
-            options: see `Options`.
+            record: collects the activations, as arrays (B, n, ...).
+            top_k: as in `run`.
+            masks: a mask of the keys that each head sees, keyed by layer. A mask broadcasts to
+                (B, Hq, n, S), where S is the number of keys.
 
         Returns:
             (B, n, D)
         """
-        record, masks, quick = options.get("record"), options.get("masks"), None
+        quick = None
         if record is None and not masks:
             quick = self._quick()  # for a prompt, this call prepares the weights for later steps
         seen = caches[0].lengths if caches else np.zeros((), np.int64)
@@ -313,7 +307,7 @@ class Transformer:
             return self.finish(quick(x, token_positions, caches, lengths))[0]
         more = self._step_bias(np.broadcast_to(seen, len(ids)), ids.shape[1], lengths)
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=False)):
-            own = {**self.options[number], **more, "top_k": options.get("top_k")}
+            own = {**self.options[number], **more, "top_k": top_k}
             own["record"] = record and record.under(f"blocks.{number}.")
             if masks and number in masks:
                 own["attn_mask"] = masks[number]

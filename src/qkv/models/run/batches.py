@@ -1,8 +1,8 @@
 """Divide texts into batches, and join the results of the batches."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from itertools import count, islice, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,7 +12,11 @@ from qkv.models.run.inputs import as_ids
 from qkv.text.tokenizer import check_no_mapping
 from qkv.trace.activations import WORDS, activation, axes
 
+Text = TypeVar("Text", bound=Sized)
+
 POSITIONS = 1024  # The default maximum of positions, including padding, in a batch.
+
+LETTERS = 2**19  # The number of characters after which a group of texts ends.
 
 
 def parts(batch: Batch, batch_size: int | None) -> list[Batch]:
@@ -89,6 +93,24 @@ class Joined:
             self.arrays[name] = (
                 np.full(shape, fill, array.dtype) if fill else np.zeros(shape, array.dtype)
             )
+
+
+def windows(texts: Iterable[Text], most: int) -> Iterator[list[Text]]:
+    """Yield groups of up to `most` texts, in order; a group ends after `LETTERS` characters.
+
+    >>> [len(group) for group in windows(["the", "cat", "sat"], 2)]
+    [2, 1]
+    """
+    window: list[Text] = []
+    letters = 0
+    for text in texts:
+        window.append(text)
+        letters += len(text)
+        if len(window) == most or letters >= LETTERS:
+            yield window
+            window, letters = [], 0
+    if window:
+        yield window
 
 
 def batches(texts: Any, batch_size: Any) -> Iterator[Any]:

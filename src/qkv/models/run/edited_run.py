@@ -1,6 +1,6 @@
 """Interventions on a run: edited activations, ablated heads, masked tokens."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
@@ -9,6 +9,7 @@ import numpy as np
 
 from qkv.arrays import Array, Arrays, as_array, is_float
 from qkv.models.network.batch import Batch, Layout
+from qkv.models.network.transformer import Transformer
 from qkv.trace import Recorder
 from qkv.trace.activations import activation, parse
 from qkv.trace.recorder import GradientRecorder
@@ -250,13 +251,17 @@ class EditedRun:
         ]
         return replace(self, masked=everywhere, heads=[1]).masks(layout, keys).get(0)
 
-    def averaged(self, tokens: int, run: Callable[[Callable[[Layout], Recorder]], object]) -> Self:
+    def averaged(
+        self, network: Transformer, batches: Iterable[Batch], stop: int | None = None
+    ) -> Self:
         """Run all texts without edits, and compute the average head outputs for mean ablation.
 
+        If no head is replaced by its mean, nothing is run.
+
         Args:
-            tokens: the number of tokens in all texts.
-            run: a function that runs all texts. Call `run(make)`, where `make(layout)` returns the
-                recorder for a batch.
+            network: the network.
+            batches: all texts.
+            stop: only layers before this layer are run; None runs all layers.
         """
         wanted = {
             self._z(layer): layer
@@ -265,17 +270,17 @@ class EditedRun:
         }
         if not wanted:
             return self
-        sums: dict[str, Any] = dict.fromkeys(wanted, 0.0)
+        sums, tokens = dict[str, Any](dict.fromkeys(wanted, 0.0)), 0
 
         def add(name: str, layout: Layout, whole: Array) -> Array:
             sums[name] += layout.shown(whole, name).sum((0, 1), dtype=np.float64)  # (Hq, d)
             return whole
 
-        def recorder(layout: Layout) -> Recorder:
-            record = Recorder(_never, {name: partial(add, name, layout) for name in wanted})
-            return record.under("encoder.") if self.is_pair else record
-
-        run(recorder)
+        for batch in batches:
+            record = Recorder(_never, {name: partial(add, name, batch.layout) for name in wanted})
+            record = record.under("encoder.") if self.is_pair else record
+            network.run(batch, record=record, stop=stop)
+            tokens += batch.tokens
         ablated = dict(self.ablated)
         for name, layer in wanted.items():
             ablated[layer] = {

@@ -367,7 +367,7 @@ class TextReader:
 
     def ids(self, text: str, call: str) -> Array:
         """Return the ids of one text, (T,)."""
-        return self.read(text, call)[0].ids
+        return self.read(text, call).texts[0].ids
 
     def with_names(self, text: Tokenized) -> Tokenized:
         """Return the text with its tokens' names; if the text holds only ids, look up the names."""

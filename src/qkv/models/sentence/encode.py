@@ -15,7 +15,8 @@ from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.extras import need
 from qkv.models.core import Core
 from qkv.models.files.sentence import Sentence
-from qkv.models.network.batch import Batch, Layout, PackedIds
+from qkv.models.network.batch import Batch, PackedIds
+from qkv.models.run.batches import windows
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.fit_edits import check
 from qkv.models.run.inputs import check_device, check_ids
@@ -23,7 +24,6 @@ from qkv.models.run.truncation import MOST, Truncator, callers, kept
 from qkv.models.sentence.vectors import as_tensors, check_precision, quantized
 from qkv.progress import progress
 from qkv.text.tokenizer import check_no_mapping, check_text, check_texts, parts_of
-from qkv.trace import Recorder
 
 OPTIONS = (
     *("batch_size", "normalize_embeddings", "output_value"),
@@ -32,7 +32,6 @@ OPTIONS = (
 OUTPUTS = ("sentence_embedding", "token_embeddings", None)
 TOKENS = 128  # A batch has at most `batch_size * TOKENS` tokens; a longer text runs alone.
 TEXTS = 2048  # The maximum number of texts that are sorted by length together, as one group.
-LETTERS = 2**19  # The number of characters after which a group ends.
 
 
 class EmptyText(ValueError):
@@ -140,7 +139,7 @@ class Encoder:
         truncator = self._truncator(self.limit)
         total = length_hint(sentences) or None
         with progress("encode", total, show) as advance:
-            for texts in windows(checked_texts(sentences, self.call)):
+            for texts in windows(checked_texts(sentences, self.call), TEXTS):
                 first = truncator.cut.total
                 batch = self._ids(texts, truncator)
                 for number, ids in enumerate(batch, first):
@@ -158,13 +157,11 @@ class Encoder:
             return self.all([])
         texts, edited = model._fit(edits, texts)
         batch = [text.ids for text in texts]
-
-        def run(recorder: Callable[[Layout], Recorder]) -> None:
-            for numbers in self._parts(batch):
-                part = PackedIds.of([batch[i] for i in numbers], numbers=numbers)
-                self.network.run(part, record=recorder(part.layout))
-
-        edited = edited.averaged(sum(map(len, batch)), run)
+        every = (
+            PackedIds.of([batch[i] for i in numbers], numbers=numbers)
+            for numbers in self._parts(batch)
+        )
+        edited = edited.averaged(self.network, every)
         with progress("encode", len(batch), show) as advance:
             vectors = self._vectors(batch, advance, edited)
         truncator.cut.warn()
@@ -334,20 +331,6 @@ def checked_texts(sentences: Any, call: str) -> Iterable[str]:
     return (
         check_text(text, call=call, name=f"text {number}") for number, text in enumerate(sentences)
     )
-
-
-def windows(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield groups of a few thousand texts, in order."""
-    window: list[str] = []
-    letters = 0
-    for text in texts:
-        window.append(text)
-        letters += len(text)
-        if len(window) == TEXTS or letters >= LETTERS:
-            yield window
-            window, letters = [], 0
-    if window:
-        yield window
 
 
 def chosen_prompt(

@@ -16,10 +16,11 @@ from qkv.models.files.sentence import ACTIVATIONS, Sentence
 from qkv.models.network.batch import PackedIds
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.pooling import activated
+from qkv.models.run.batches import LETTERS
 from qkv.models.run.inputs import check_device
 from qkv.models.run.truncation import Truncator, callers
 from qkv.models.sentence import vectors
-from qkv.models.sentence.encode import LETTERS, TEXTS, TOKENS, by_length, chosen_prompt
+from qkv.models.sentence.encode import TEXTS, TOKENS, by_length, chosen_prompt
 from qkv.progress import progress
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_text, check_texts, parts_of

@@ -134,10 +134,8 @@ def run_columns(
     if not mask.any():
         return np.zeros((0, network.out_dim), network.dtype)
     batch = Columns(ids, mask, network.spans(mask), positions)
-    edited = edited.averaged(
-        int(mask.sum()), lambda make: network.run(batch, record=make(batch.layout))
-    )
-    return batch.tokens(network.run(batch, edited)[0])
+    edited = edited.averaged(network, [batch])
+    return batch.unmasked(network.run(batch, edited)[0])
 
 
 _CALL = "run_layers"
