@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
+from qkv.attend import KVCache
 from qkv.layers import RMSNorm, Rotary
 from qkv.layers.stepping import steps_for
 from qkv.models.network.batch import PackedIds
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
 from qkv.models.network.transformer import Transformer
-from qkv.models.run.edited_run import EditedRun
-from qkv.models.tasks.generate import first_step
 from qkv.ops.kernel import body, compiled, get_num_threads, set_num_threads
 from qkv.ops.packing import frozen
+from qkv.trace.recorder import padded
 
 if compiled is None:
     pytest.skip("the kernel was not built, and steps need it", allow_module_level=True)
@@ -101,8 +101,9 @@ def built(
 
 def vectors(model: Transformer, rows: int) -> list[np.ndarray]:
     """Return the last vectors of texts that have different lengths and end one after the other."""
+    caches = [KVCache(options.get("window")) for options in model.options]
     texts = PackedIds.of([np.arange(3 + 2 * row) for row in range(rows)])
-    caches, ids, lengths = first_step(model, texts, EditedRun())
+    ids, lengths = padded(texts.ids, texts.cu), texts.lengths
     model.step(ids, caches, lengths)
     found = []
     for number, real in enumerate([None, None, [1] * rows, [1] + [0] * (rows - 1), None]):

@@ -519,7 +519,9 @@ def test_steps_of_unlike_lengths(model):
     body = model.design.build(model.parameters)
     ids, _ = padded(WRITTEN, "right")
     lengths = np.array([len(row) for row in WRITTEN])
-    caches, _, _ = first_step(body, PackedIds.of([np.array(row) for row in READ]), EditedRun())
+    caches, _, _ = first_step(
+        body, PackedIds.of([np.array(row) for row in READ]), EditedRun(), [[]] * 3
+    )
     body.step(ids, caches, lengths)
     found = body.step(np.array([[8, 9], [10, 11], [3, 4]]), caches, np.array([2, 1, 2]))
     for number, more in enumerate(([8, 9], [10], [3, 4])):
@@ -529,7 +531,7 @@ def test_steps_of_unlike_lengths(model):
 
 def test_keys_of_the_other_text_are_computed_once(model):
     body = model.design.build(model.parameters)
-    caches, ids, _ = first_step(body, PackedIds.of([np.array(READ[0])]), EditedRun())
+    caches, ids, _ = first_step(body, PackedIds.of([np.array(READ[0])]), EditedRun(), [[]])
     before = [(cache.key, cache.value) for cache in caches]
     for _ in range(3):
         body.step(ids, caches)

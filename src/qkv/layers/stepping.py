@@ -61,7 +61,8 @@ class Steps:
         }
         rows = np.ascontiguousarray(x, np.float32).reshape(len(x), -1)  # (B, D)
         for step, cache in zip(self._steps, caches, strict=True):
-            rows = step(rows, cache, lengths, rotation.get(step.rotary))
+            run = _Run(step, cache, lengths, rotation.get(step.rotary))
+            rows = step.placement(rows, run)
         return rows[:, None]
 
 
@@ -134,13 +135,6 @@ class _Step:
         self.plan = attention_plan(
             attn, Inputs(token, None, kernel.kind, options, type(attn).__name__)
         )
-
-    def __call__(
-        self, x: Array, cache: KVCache, lengths: Array | None, rotation: Rotation | None
-    ) -> Array:
-        """Apply the block to vectors (B, D), in float32."""
-        out: Array = self.placement(x, _Run(self, cache, lengths, rotation))
-        return out
 
     def attend(self, x: Array, run: "_Run", residual: Array | None) -> Array:
         """Apply the attention to vectors (B, D), and add a residual."""

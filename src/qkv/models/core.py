@@ -528,8 +528,7 @@ class Core:
             batch_size: the number of texts per batch.
             stop: only layers before this layer are run; None runs all layers.
         """
-        every = parts(batch, batch_size)
-        return edits.below(stop).averaged(self.network, every, stop)
+        return edits.below(stop).averaged(self.network, parts(batch, batch_size), stop)
 
     def _need_words(self, call: str) -> int:
         """Return V, the size of the vocabulary, or raise a ValueError if no head predicts words."""

@@ -394,9 +394,10 @@ def test_windows_and_batches_change_nothing(folder, monkeypatch):
     expected = model.encode(texts)
     assert expected.shape == (300, 12)
     close(np.array([model.encode(text) for text in texts[:20]]), expected[:20])
-    for name, value in (("TEXTS", 37), ("LETTERS", 100), ("TOKENS", 1)):
+    limits = {"sentence.encode.TEXTS": 37, "run.batches.LETTERS": 100, "sentence.encode.TOKENS": 1}
+    for name, value in limits.items():
         with monkeypatch.context() as patch:
-            patch.setattr(f"qkv.models.sentence.encode.{name}", value)
+            patch.setattr(f"qkv.models.{name}", value)
             close(model.encode(texts), expected)
             close(model.encode(iter(texts)), expected)
             tokens = model.encode((text for text in texts), output_value="token_embeddings")

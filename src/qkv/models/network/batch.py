@@ -163,6 +163,7 @@ class Batch(Sequence[Tokenized]):
     segments: Array | None = None
     rotary: Positions | None = None
     keys: Array | None = None
+    _positions: Array | None = None
 
     def __init__(
         self,
@@ -222,6 +223,8 @@ class Batch(Sequence[Tokenized]):
 
     def positions(self, embedding: Embedding) -> Array:
         """Return the position of each token in its text, (total,)."""
+        if self._positions is not None:
+            return self._positions
         return embedding.packed_positions(self.ids, self.cu)
 
     def embedded(
@@ -259,10 +262,6 @@ class PackedIds(Batch):
     def of(cls, texts: Sequence[Array], **others: Any) -> Self:
         """Pack texts, given the ids (T,) of each text."""
         return cls(np.concatenate(texts), starts_of(map(len, texts)), **others)
-
-    def positions(self, embedding: Embedding) -> Array:
-        """Return the position of each token in its text, (total,)."""
-        return super().positions(embedding) if self._positions is None else self._positions
 
 
 class Columns(PackedIds):
@@ -342,7 +341,3 @@ class Images(Batch):
     def ids(self) -> Array:
         """The pixel values of all images, (B, C, H, W)."""
         return np.stack([image.pixels for image in self if isinstance(image, Picture)])
-
-    def positions(self, embedding: Embedding) -> Array:
-        """Return the index of each patch in its image, (total,)."""
-        return texts_and_positions(self.cu)[1]

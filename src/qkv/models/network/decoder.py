@@ -220,12 +220,10 @@ class EncoderDecoder(Transformer):
         caches = self.remember(texts, record, stop)
         whole = padded(np.where(mask, ids, 0)[between].astype(np.int64), starts)  # (B, L)
         seen = padded(mask[between], starts)
-        masks = None
-        if not mask[between].all():
-            masks = dict.fromkeys(range(len(caches)), seen[:, None, None])
-        return self.decoder.step(whole, caches, lengths, record=record, top_k=top_k, masks=masks)[
-            seen
-        ]
+        keys = seen[:, None, None]
+        masks = {} if mask[between].all() else dict.fromkeys(range(len(caches)), keys)
+        x = self.decoder.step(whole, caches, lengths, record=record, top_k=top_k, masks=masks)
+        return x[seen]
 
     def remember(
         self, texts: Encoded, record: Recorder | None, stop: int | None = None

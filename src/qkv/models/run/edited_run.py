@@ -142,11 +142,7 @@ class EditedRun:
 
         def kept(changes: Mapping[str, Any]) -> dict[str, Any]:
             layers = {name: parse(name).layer for name in changes}
-            return {
-                name: changes[name]
-                for name, layer in layers.items()
-                if layer is None or layer < stop
-            }
+            return {name: changes[name] for name, at in layers.items() if at is None or at < stop}
 
         ablated = {layer: values for layer, values in self.ablated.items() if layer < stop}
         changes, recorded = kept(self.changes), kept(self.recorded)

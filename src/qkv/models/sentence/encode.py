@@ -157,11 +157,7 @@ class Encoder:
             return self.all([])
         texts, edited = model._fit(edits, texts)
         batch = [text.ids for text in texts]
-        every = (
-            PackedIds.of([batch[i] for i in numbers], numbers=numbers)
-            for numbers in self._parts(batch)
-        )
-        edited = edited.averaged(self.network, every)
+        edited = edited.averaged(self.network, self._parts(batch))
         with progress("encode", len(batch), show) as advance:
             vectors = self._vectors(batch, advance, edited)
         truncator.cut.warn()
@@ -258,9 +254,10 @@ class Encoder:
     def _ids(self, texts: Sequence[str], truncator: Truncator) -> list[Array]:
         return [text.ids for text in truncator(self._whole(texts))]
 
-    def _parts(self, batch: Sequence[Array]) -> Iterator[list[int]]:
-        """Yield the indices of the texts in each batch."""
-        return by_length(batch, self.batch_size * TOKENS)
+    def _parts(self, texts: Sequence[Array]) -> Iterator[PackedIds]:
+        """Yield batches of texts of similar length."""
+        for numbers in by_length(texts, self.batch_size * TOKENS):
+            yield PackedIds.of([texts[index] for index in numbers], numbers=numbers)
 
     def _vectors(
         self, batch: Sequence[Array], advance: Callable[[int], None], edits: EditedRun | None = None
@@ -270,12 +267,10 @@ class Encoder:
         After each batch, `advance` is called with the number of texts in the batch.
         """
         outputs: list[Any] = [None] * len(batch)
-        for numbers in self._parts(batch):
-            part = PackedIds.of([batch[index] for index in numbers], numbers=numbers)
-            vectors = self._wanted(part, edits)
-            for number, vector in zip(numbers, vectors, strict=True):
+        for part in self._parts(batch):
+            for number, vector in zip(part.numbers, self._wanted(part, edits), strict=True):
                 outputs[number] = vector
-            advance(len(numbers))
+            advance(len(part))
         if not self._one_each:
             return outputs
         return self.sentence.finish(

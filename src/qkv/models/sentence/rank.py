@@ -189,7 +189,7 @@ class Ranker:
 
     def parts_of_pairs(self, query: str, documents: Sequence[str]) -> Iterator[list[Pair]]:
         """Pair the query with each document, and yield the pairs in groups, to save memory."""
-        query = self._whole(query)
+        query = self.before + query
         frame = self._frame(query)
         # the truncator has no limit, because `Frame.pair` truncates the longer of the two texts
         truncator = self._truncator()
@@ -203,7 +203,7 @@ class Ranker:
         Raises:
             ValueError: no text has a token, or the limit is too small for a token.
         """
-        firsts = [self._whole(text) for text in firsts]
+        firsts = [self.before + text for text in firsts]
         known = (text for text in (*firsts, *seconds) if len(self.tokenizer.ids_batch([text])[0]))
         frame = self._frame(next(known, ""))
         truncator, pairs = self._truncator(), list[Pair]()
@@ -215,10 +215,6 @@ class Ranker:
 
     def _truncator(self) -> Truncator:
         return self.model.reader.truncator(self.call, None, fills_gaps=False)
-
-    def _whole(self, text: str) -> str:
-        """Put the prompt before the first of two texts."""
-        return self.before + text
 
     def _frame(self, text: str) -> Frame:
         """Return the special tokens around two texts.
@@ -238,10 +234,6 @@ class Ranker:
         """Return the ids (T,) of each text, without special tokens."""
         return [text.ids[~np.array(text.special, bool)] for text in truncator(texts)]
 
-    def parts(self, pairs: Sequence[Pair], batch_size: int) -> Iterator[list[int]]:
-        """Yield the indices of the pairs in each batch; pairs in a batch have similar lengths."""
-        return by_length(pairs, batch_size * TOKENS)
-
     def scores(self, pairs: Sequence[Pair]) -> Array:
         """Run pairs together, and return their scores: (n,), or (n, C) for C classes."""
         segments = None
@@ -260,7 +252,7 @@ class Ranker:
         """
         shape = (len(pairs),) if self.classes == 1 else (len(pairs), self.classes)
         scores = np.empty(shape, np.float64)
-        for numbers in self.parts(pairs, batch_size):
+        for numbers in by_length(pairs, batch_size * TOKENS):
             scores[numbers] = self.scores([pairs[number] for number in numbers])
             advance(len(numbers))
         return scores

@@ -12,7 +12,7 @@ from qkv.arrays import Array, is_whole_number, shown, whole_number
 from qkv.attend import KVCache
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.models.core import Core
-from qkv.models.network.batch import Batch
+from qkv.models.network.batch import Batch, PackedIds
 from qkv.models.network.decoder import Encoded, EncoderDecoder
 from qkv.models.network.transformer import Transformer
 from qkv.models.other_libraries import GENERATING, advising
@@ -429,8 +429,7 @@ def steps(
     if not measure_prompts and all(row.finish_reason for row in rows):
         return
     batch = Batch([row.prompt_tokens for row in rows], step=0)
-    caches, ids, lengths = first_step(body, batch, edited)
-    ids, lengths = _behind(ids, lengths, [row.ids for row in rows])
+    caches, ids, lengths = first_step(body, batch, edited, [row.ids for row in rows])
     seen = np.zeros(len(rows), np.int64)
     step = 0
     while lengths.any():
@@ -467,28 +466,24 @@ def steps(
 
 
 def first_step(
-    body: Transformer, batch: Batch, edited: EditedRun
+    body: Transformer, batch: Batch, edited: EditedRun, new: Sequence[Sequence[int]]
 ) -> tuple[list[KVCache], Array, Array]:
-    """Return a cache for each layer, and the ids (B, n) and lengths (B,) of the first step."""
-    if not isinstance(body, EncoderDecoder):
+    """Return a cache for each layer, and the ids (B, n) and lengths (B,) of the first step.
+
+    The ids are those of the prompts, or the decoder's first id, followed by the `new` ids.
+    """
+    if isinstance(body, EncoderDecoder):
+        visible = edited.visible(batch.layout, batch.longest)
+        encoded = Encoded(body.run(batch, edited)[0], batch.cu, visible)
+        record = edited.recorder(batch.layout._replace(other=batch.layout))
+        caches = body.remember(encoded, record and record.under("decoder."))
+        begun = [np.array([body.first])] * len(batch)
+    else:
         caches = [KVCache(options.get("window")) for options in body.options]
-        return caches, padded(batch.ids, batch.cu), batch.lengths
-    visible = edited.visible(batch.layout, batch.longest)
-    encoded = Encoded(body.run(batch, edited)[0], batch.cu, visible)
-    record = edited.recorder(batch.layout._replace(other=batch.layout))
-    caches = body.remember(encoded, record and record.under("decoder."))
-    return caches, np.full((len(batch), 1), body.first), np.ones(len(batch), np.int64)
-
-
-def _behind(ids: Array, lengths: Array, new: Sequence[Sequence[int]]) -> tuple[Array, Array]:
-    """Append new ids to each text; return the padded ids (B, n) and the texts' lengths (B,)."""
-    counts = np.array([len(row) for row in new])
-    if not counts.any():
-        return ids, lengths
-    whole = np.zeros((len(ids), int((lengths + counts).max())), np.int64)
-    for row, prompt, count, more in zip(whole, ids, lengths, new, strict=True):
-        row[:count], row[count : count + len(more)] = prompt[:count], more
-    return whole, lengths + counts
+        begun = [text.ids for text in batch.texts]
+    whole = [np.append(ids, np.array(more, np.int64)) for ids, more in zip(begun, new, strict=True)]
+    packed = PackedIds.of(whole)
+    return caches, padded(packed.ids, packed.cu), packed.lengths
 
 
 def _prompt_measured(body: Transformer, row: Row, vectors: Array, top: int) -> Iterator[None]:

@@ -364,14 +364,12 @@ class _Tracer:
             record = Recorder(self.keep)
             rows, _ = network.run(part, edited, record, top_k=self.top_k, stop=self.stop)
             if self.logits:
-                logits = network.logits(rows)  # (total, V)
-                record.arrays["logits"] = (
-                    logits[None] if len(part) == 1 else padded(logits, part.cu)
-                )
+                own = network.logits(rows)  # (total, V)
+                record.arrays["logits"] = own[None] if len(part) == 1 else padded(own, part.cu)
             whole.add(part, record.arrays)
         masks = edited.masks(batch.layout, batch.longest)
-        own = {"single": batch.single, "changed": edited.asked}
-        return as_trace(model, whole.arrays, batch, network, masks, **own)
+        about = {"single": batch.single, "changed": edited.asked}
+        return as_trace(model, whole.arrays, batch, network, masks, **about)
 
 
 def as_trace(
@@ -452,13 +450,11 @@ def trace_pair(
             "each text"
         )
     if not isinstance(target, np.ndarray | list | tuple) or isinstance(target[0], str):
-        ended = [text.special[-1] and int(text.ids[-1]) in model._eos_ids for text in written]
-        written = Batch(
-            [
-                after_start(model, text, len(text) - has_end)
-                for text, has_end in zip(written, ended, strict=True)
-            ]
-        )
+        begun = list[Tokenized]()
+        for text in written.texts:
+            has_end = text.special[-1] and int(text.ids[-1]) in model._eos_ids
+            begun.append(after_start(model, text, len(text) - has_end))
+        written = Batch(begun)
     edits = edits_of(edit, ablate, hide, call="trace")
     batch, edited = model._fit(edits, batch, written=written.longest)
     edited.check_summaries(kept.get("top_k"))

@@ -18,7 +18,7 @@ from qkv.edits import edits_of, operations
 from qkv.models import Model
 from qkv.models.network.batch import Batch
 from qkv.models.run.edited_run import EditedRun
-from qkv.models.run.inputs import ids_given
+from qkv.models.run.truncation import Cut, counting
 from qkv.models.vision import VisionModel
 from qkv.serve.bodies import Body, described, read_json
 from qkv.serve.errors import Refused, not_finite
@@ -221,18 +221,11 @@ def tokens_of(model: Model, body: TraceBody) -> Tokenized:
     Raises:
         Refused: 400, if this model cannot read the input.
     """
-    rows, limit, text = len(model.embedding.table), model.max_seq_length, body.input
     try:
-        if not isinstance(text, str):
-            parsed = ids_given(text, rows=rows, limit=limit, call="trace")
-            assert parsed is not None
-            return parsed[1][0]
-        if model.tokenizer is None:
+        if isinstance(body.input, str) and model.tokenizer is None:
             raise ValueError(f"input is text and {model.name} has no tokenizer: give ids")
-        [tokens] = model.reader.truncator("trace", limit)([text])
-        if all(tokens.special):
-            raise ValueError("the text is empty: give a text with at least one word")
-        return tokens
+        with counting(Cut(model.max_seq_length)):  # no warning
+            return model.read(body.input, "trace").texts[0]
     except (TypeError, ValueError) as error:
         problem = str(error).removeprefix("trace: ")
         raise Refused(400, f"trace: {problem}", param="input") from error
