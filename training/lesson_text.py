@@ -37,7 +37,7 @@ def _weight(given: Examples) -> Card:
         "name": "weight",
         "read": f"Each word reads the others: a thick line is a large weight. You see where "
         f"*{one.text.tokens[query]}* looks. The gap is the missing word.",
-        "ask": f"Where will the gap look most?",
+        "ask": "Where will the gap look most?",
         **_words(one, head, one.position),
         "told": f"*{word}* has the largest weight. The weight is a share: it says how much "
         f"of what the gap reads in this head comes from *{word}*.",
@@ -65,7 +65,7 @@ def _sum(given: Examples) -> Card:
             _probe(head, one.position, every, hidden),
         ],
         "right": {"of": "change", "from": 1, "to": 2},
-        "told": f"The weights of the gap summed to {{1}} before, and sum to {{2}} now: the softmax "
+        "told": "The weights of the gap summed to {1} before, and sum to {2} now: the softmax "
         "always makes them sum to one.",
         "before": _state(one, head),
         "after": _state(one, head, edits=hidden),
@@ -161,7 +161,7 @@ def _causal(given: Examples) -> Card | None:
         "name": "mask",
         "read": f"The model says *{first}*, because *{word}* comes later. Now a mask: no word "
         "sees later words. Models that write text use this mask.",
-        "ask": f"What will it say for the gap now?",
+        "ask": "What will it say for the gap now?",
         **guesses,
         "told": f"*{first}* falls from {was} to {now}. Masked words have the weight 0, as if they "
         "were not there.",
@@ -246,7 +246,7 @@ def _equal(given: Examples) -> Card | None:
         "name": "equal",
         "read": f"Two heads give *{word}* about the same weight: {{0}} in head "
         f"{_name(heads[0])} and {{1}} in head {_name(heads[1])}.",
-        "ask": f"Without which head will the guess for the gap change more?",
+        "ask": "Without which head will the guess for the gap change more?",
         "options": [f"Head {_name(head)}" for head in heads],
         "probes": probes,
         "right": {"of": "largest", "among": [2, 3]},

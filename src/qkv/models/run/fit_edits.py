@@ -1,6 +1,6 @@
 """Check edits against a model and the texts of a run."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import signature
