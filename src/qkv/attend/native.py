@@ -37,13 +37,17 @@ class Outputs(NamedTuple):
         return Outputs(change(self.grad_out), change(self.out), change(self.lse), self.exact)
 
 
-def attend(body: int, call: Call, out: Array, lse: Array | None, weights: Array | None) -> None:
+def attend(
+    body: int, call: Call, out: Array, lse: Array | None, weights: Array | None, threads: int = 0
+) -> None:
     """Compute a call in float32 or half precision; write to `out`, `lse` and `weights`.
+
+    By default, `threads` is `get_num_threads()`; for short calls, looking it up costs time.
 
     `out (*lead, Hq, L, dv)` must have a contiguous last axis and the dtype of the call or float32,
     `lse (*lead, Hq, L, 1)` must be float64, and `weights (*lead, Hq, L, S)` must be float32 zeros.
     """
-    compiled.attend(*_arguments(body, call, out, lse, weights))
+    compiled.attend(*_arguments(body, call, out, lse, weights, threads=threads))
 
 
 def attend_packed(body: int, packed: Packed, out: Array, lse: Array | None) -> None:
@@ -95,7 +99,7 @@ def is_contiguous(array: Array) -> bool:
     return array.flags.aligned and array.strides[-1] == array.itemsize
 
 
-def _arguments(body: int, call: Call, out: Array, lse: Array | None, *more: Any) -> Any:
+def _arguments(body: int, call: Call, out: Array, lse: Any, *more: Any, threads: int = 0) -> Any:
     """Return the arguments of the kernel's functions in the right order."""
     plan = call.plan
     query, key, value = _readable(call.query), _readable(call.key), _readable(call.value)
@@ -108,7 +112,7 @@ def _arguments(body: int, call: Call, out: Array, lse: Array | None, *more: Any)
     return (
         body, query, key, value, out, lse, mask, bias, call.slopes, call.sinks,
         call.offset, call.query_lengths, call.key_lengths, call.left, call.right,
-        call.softcap, call.scale, get_num_threads(), *more,
+        call.softcap, call.scale, threads or get_num_threads(), *more,
     )  # fmt: skip
 
 

@@ -164,7 +164,7 @@ class _Step:
             key_lengths=cached.get("key_lengths"),
         )
         z = np.empty((len(x), heads, 1, values.shape[-1]), kernel.kind)
-        native.attend(kernel.body, call, z, None, None)
+        native.attend(kernel.body, call, z, None, None, kernel.threads)
         return self.out(kernel.handed(z.reshape(len(x), -1)), None, residual)
 
 

@@ -294,9 +294,8 @@ class Transformer:
         Returns:
             (B, n, D)
         """
-        quick = None
-        if record is None and not masks:
-            quick = self._quick()  # for a prompt, this call prepares the weights for later steps
+        # for a prompt, `_quick` prepares the weights for later steps
+        quick = None if record or masks else self._quick()
         seen = caches[0].lengths if caches else np.zeros((), np.int64)
         token_positions = np.broadcast_to(seen[..., None] + np.arange(ids.shape[1]), ids.shape)
         limit = self.embedding.max_positions
