@@ -8,10 +8,10 @@ from unittest import mock
 
 # For each part: its functions, and the modules that call these functions.
 CALLED = {
-    "projections": ("qkv.layers.base.linear",),
+    "projections": ("qkv.ops.linear.linear",),
     "attention": (
         "qkv.layers.attention.forward.answer",
-        "qkv.layers.attention.forward.answer_packed",
+        "qkv.layers.attention.forward.attend_rows",
     ),
     "norms": ("qkv.layers.norm.normalize",),
 }

@@ -231,7 +231,7 @@ def test_files_that_the_architecture_names_exist() -> None:
         "src/qkv/attend/varlen.py": ("ranged",),
         "src/qkv/layers/base.py": (
             *("checked", "need_shape", "first_parameters"),
-            *("parameter", "vectors_of", "promoted"),
+            *("parameter", "vectors_of", "promoted", "part_back"),
             *("Layer", "Feed"),
         ),
         "src/qkv/ops/linear.py": ("project", "project_back"),

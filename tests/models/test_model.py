@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 import qkv
-from qkv.layers import base
 from qkv.models import Model, ModelError, load, random_model
+from qkv.ops import linear as linear_layer
 
 from .small_models import CONFIGS, write_small
 from .support import Folder, mask_bert, plain_bert, tokenizer_json
@@ -447,22 +447,22 @@ def test_options_of_encode_that_make_no_sense(model, options, error):
 def test_no_padding_is_computed(model, monkeypatch, call):
     """The input of each linear layer has exactly one row per token."""
     rows = []
-    linear = base.linear
+    linear = linear_layer.linear
 
     def counting(x, weight, *rest, **options):
         rows.append(x.size // x.shape[-1])
         return linear(x, weight, *rest, **options)
 
-    monkeypatch.setattr(base, "linear", counting)
+    monkeypatch.setattr(linear_layer, "linear", counting)
     getattr(model, call)(TEXTS)
     assert rows == [9 + 4 + 13 + 3 + 4] * (2 * 6)  # q, k, v, out, up, down in each of two layers
 
 
 def test_encode_batches_texts_by_length_without_padding(model, monkeypatch):
     rows = []
-    linear = base.linear
+    linear = linear_layer.linear
     monkeypatch.setattr(
-        base,
+        linear_layer,
         "linear",
         lambda x, *rest, **options: rows.append(len(x)) or linear(x, *rest, **options),
     )
