@@ -118,7 +118,9 @@ def _arguments(body: int, call: Call, out: Array, lse: Any, *more: Any, threads:
 
 def _arguments_packed(body: int, packed: Packed, out: Array, lse: Array | None, *more: Any) -> Any:
     """Return the arguments of the kernel's functions for packed rows."""
-    call, arrays = packed.call, [*map(_readable, packed.rows), out]
+    call = packed.call
+    rows = (array.swapaxes(0, 1) for array in (call.query, call.key, call.value))
+    arrays = [*map(_readable, rows), out]
     if is_bfloat16(call.plan.dtype):
         arrays = [bits(x) for x in arrays]
     return (

@@ -8,7 +8,7 @@ import numpy as np
 from qkv.arrays import Array, ArrayLike, Shape, float_type, whole_number
 from qkv.layers import base
 from qkv.ops.activation import activate, activation_grad, activation_named
-from qkv.ops.linear import is_wide, project, project_back
+from qkv.ops.linear import project, project_back
 from qkv.trace import Recorder, Trace
 from qkv.trace.recorder import unkept
 
@@ -123,8 +123,8 @@ class MLP(base.Feed):
             if self.gated:
                 hidden = project(x, self.parameters, "up_proj", gate=hidden)
         hidden = keep("hook_post", hidden)
-        out = project(hidden, self.parameters, "down_proj", residual=residual)
-        return (out if is_wide(residual) else out.astype(dtype, copy=False)), saved
+        out = project(hidden, self.parameters, "down_proj", residual=residual, dtype=dtype)
+        return out, saved
 
     @base.quiet
     def backward(

@@ -104,14 +104,17 @@ def linear(
 
 
 def project(
-    x: Array, parameters: Arrays, name: str, *, residual: Array | None = None, **more: Any
+    x: Array, parameters: Arrays, name: str, *, dtype: DType | None = None, **more: Any
 ) -> Array:
     """Apply a linear layer: (..., in) -> (..., out). `more` holds options of `linear`.
 
-    In half precision, a float32 residual gives a float32 result.
+    In half precision, a float32 residual gives a float32 result. Otherwise, the result is converted
+    to `dtype`, if given.
     """
     weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
-    return linear(x, weight, bias, residual=residual, wide=is_wide(residual), **more)
+    wide = is_wide(more.get("residual"))
+    out = linear(x, weight, bias, wide=wide, **more)
+    return out if wide or dtype is None else out.astype(dtype, copy=False)
 
 
 def project_wide(x: Array, parameters: Arrays, name: str) -> Array:

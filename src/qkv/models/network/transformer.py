@@ -199,9 +199,7 @@ class Transformer:
             own["record"] = record and record.under(f"blocks.{number}.")
             x, kept = self.layers[number].run(x, cu=batch.cu, save=save, **own)
             saved += [kept] if save else []
-        last: tuple[NormSaved | None, Array | None] = (None, None)
-        if stop is None:
-            x, last = self.finish(x, rows)
+        x, last = self.finish(x, rows) if stop is None else (x, (None, None))
         return x, Saved(embedding, saved, *last, batch.cu)
 
     def backward(self, grad: Array, saved: Saved, record: Recorder | None = None) -> ByName:

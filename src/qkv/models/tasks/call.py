@@ -134,8 +134,7 @@ def run_columns(
     if not mask.any():
         return np.zeros((0, network.out_dim), network.dtype)
     batch = Columns(ids, mask, network.spans(mask), positions)
-    edited = edited.averaged(network, [batch])
-    return batch.unmasked(network.run(batch, edited)[0])
+    return batch.unmasked(network.run(batch, edited.averaged(network, [batch]))[0])
 
 
 _CALL = "run_layers"
