@@ -142,7 +142,7 @@ def test_undo_gives_the_same_bits(visit: Visit, html: str) -> None:
     after(page, button(page, f"Hide {WORD}").click)
     once = shown(page)
     after(page, chip(page, "small").click)
-    after(page, button(page, "Replace by ?").click)
+    after(page, button(page, "Replace by a gap").click)
     after(page, button(page, "Undo").click)
     alike = page.evaluate(ALIKE)
     assert alike[0] > 1
@@ -274,7 +274,7 @@ def test_words_are_hidden_masked_swapped_and_put_back(quick: Visit, html: str) -
     after(page, chosen.get_by_role("button", name="Hide", exact=True).click)
     assert chip(page, "small").get_attribute("aria-label") == "small, hidden"
     after(page, chosen.get_by_role("button", name="Show", exact=True).click)
-    after(page, button(page, "Replace by ?").click)
+    after(page, button(page, "Replace by a gap").click)
     assert changed(page) == [{"op": "swap", "token": 5, "with": "[MASK]"}]
     after(page, button(page, "Put back").click)
     swap = chosen.get_by_role("textbox")
