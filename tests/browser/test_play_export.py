@@ -294,7 +294,8 @@ def test_a_picture_has_every_word_that_is_shown(quick: Visit, html: str, name: s
     }  # only vector elements
     caption = picture.findtext(f"{SVG}title") or ""
     assert caption.startswith(
-        "“She wore a crown on her ___.” · crown hidden · 1 pair hidden in head 3.2 · head 1.5 removed · "
+        "“She wore a crown on her ___.” · crown hidden · 1 pair hidden in head 3.2 · "
+        "head 1.5 removed · "
     )
     beyond = words_of(" ".join(texts_in(picture)))
     canvas = page.locator(f"[data-region={name}] canvas")
