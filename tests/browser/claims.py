@@ -150,7 +150,7 @@ def sure(seen: Seen, says: bool) -> None:
 
 def place(seen: Seen, where: str | None) -> None:
     """Decide the words for the position of the guess."""
-    number = re.fullmatch(r" at (?:\?|gap) number (\d+)", where or "")
+    number = re.fullmatch(r" at gap (\d+)", where or "")
     if number:
         assert seen.gaps.index(seen.state["position"]) == int(number[1]) - 1
     elif where:
@@ -312,10 +312,18 @@ def word_row(seen: Seen, word: str, **more: Any) -> None:
 
 def words_title(seen: Seen, kind: str, where: str) -> None:
     assert (kind == "What follows") == seen.model.generates
-    assert seen.at_gap == (where in ("?", "the gap"))
+    assert seen.at_gap == where.startswith(("the gap", "gap"))
 
 
-def tokens_counted(seen: Seen, tokens: str, vocabulary: str) -> None:
+def added(seen: Seen, first: str, last: str | None) -> None:
+    """Decide the names of the tokens that the tokenizer adds."""
+    assert (seen.tokens[0], seen.read.special[0]) == (first, True)
+    assert last is None or (seen.tokens[-1], seen.read.special[-1]) == (last, True)
+
+
+def tokens_counted(seen: Seen, tokens: str, vocabulary: str, **more: Any) -> None:
+    if more["first"]:
+        added(seen, **more)
     assert int(tokens) == len(seen.ids)
     assert vocabulary == f"{len(seen.model.embedding.table):,}"
 
@@ -453,7 +461,9 @@ def looks_at(seen: Seen, query: str, share: str, layer: str, head: str, **more: 
 
 def _alike(seen: Seen, name: str, shown: str) -> bool:
     shown = re.sub(r" \(\d+\)$", "", shown)  # the position of one of several equal tokens
-    return shown == name or (name == seen.model.mask and shown in ("?", "the gap"))
+    return shown == name or (
+        name == seen.model.mask and shown.lower().startswith(("the gap", "gap"))
+    )
 
 
 def bits(seen: Seen, temperature: str, before: str | None, now: str) -> None:
@@ -616,6 +626,10 @@ ROLE = (
     rf"(?:, its weights differ by {p('differ')})?(?P<removed>, removed)?(?P<changed>, changed)?"
 )
 FIRST_BEFORE = "(?P<before>Before your changes: )?"
+TYPED = (
+    r"A gap is a word that the model guesses\. Type it as ___, _, \[MASK\], or \? between words\."
+)
+ADDED = r"The tokenizer adds (?P<first>\S+) at the start(?: and (?P<last>\S+) at the end)? of every text\."
 OWN = ":not(.share *)"  # the picture to share also shows the sentence before the changes
 CLAIMS: dict[str, dict[str, Decide | str] | str] = {
     # the guess
@@ -637,9 +651,11 @@ CLAIMS: dict[str, dict[str, Decide | str] | str] = {
     ".front .read": "test_play_front.py::test_the_first_screen_says_what_the_model_has_read",
     ".typed .note": {
         "The model continues after your last word.": decoder,
-        "Write _ for .+": encoder,
+        TYPED: encoder,
     },
     ".unread .note": {
+        rf"(?:{TYPED} )?{ADDED}": added,
+        TYPED: encoder,
         "No word is missing here: write _ where the model should guess.": no_gap,
         r"The text is too long: the model reads its first (?P<tokens>\d+) tokens\.(?: The gap is beyond .+)?": too_long,
         "(?P<said>The model does not know .+)": unknown,
@@ -649,7 +665,8 @@ CLAIMS: dict[str, dict[str, Decide | str] | str] = {
     # the story
     ".story .say": {"There is no guess to explain: write a sentence first.": nowhere},
     ".step > p:not(.asks)": {
-        r"The model cuts the sentence into (?P<tokens>\d+) tokens, and knows each by its number among (?P<vocabulary>[\d,]+)\.": tokens_counted,
+        r"The model cuts the sentence into (?P<tokens>\d+) tokens, and knows each by its number among (?P<vocabulary>[\d,]+)\."
+        + f"(?: {ADDED})?": tokens_counted,
         r"Each token becomes a vector of (?P<size>\d+) numbers, one stripe each\. The vector of (?P<here>.+) (?P<what>says only .+|tells nothing yet of the other words\.)": vectors,
         r"What does (?P<here>.+) need to know\? It asks with a query, and every token answers with a key\. Query times key is a score\.": names,
         r"The softmax turns scores into attention weights, which add up to 100%\. The highest score takes the most\.": always,

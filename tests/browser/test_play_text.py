@@ -112,7 +112,7 @@ def test_a_swapped_subword_is_shown_as_a_separate_word(
 
 def test_the_page_names_what_the_model_does_not_read(quick: Visit, html: str) -> None:
     page = ready(quick(opened_at(html, address(text="The 🙂 is a Ж and 🙂 a small _."))))
-    added = "The model adds [CLS] at the start and [SEP] at the end of every text."
+    added = "The tokenizer adds [CLS] at the start and [SEP] at the end of every text."
     assert notes(page) == ["The model does not know 🙂 and Ж: it reads [UNK] there.", added]
     long = "word " * 70
     after(page, lambda: page.get_by_label("Your sentence").fill(f"{long}_ ."))

@@ -95,7 +95,8 @@ export function sentencePart(ui, store) {
     offer.setAttribute("aria-pressed", String(Boolean(pending?.on)));
     chips.update(/** @type {Now} */ (now));
     chosen.update(/** @type {Now} */ (now), pending);
-    fill(notes, unreadOf(now.sentence, run, now.model), el("p", { class: "note" }, [store.data.guesses ? gapsSaid(store.data) : "", addedTo(run)].filter(Boolean).join(" ")));
+    const about = [store.data.guesses ? gapsSaid(store.data) : "", addedTo(run)].filter(Boolean).join(" ");
+    fill(notes, unreadOf(now.sentence, run, now.model), about && el("p", { class: "note" }, about));
   }
   return { node, update };
 }
@@ -115,7 +116,7 @@ export function reachOf({ protocol, hostname }) {
 export function addedTo({ tokens, special }) {
   const begin = special.includes(false) ? special.indexOf(false) : Math.ceil(tokens.length / 2);
   const added = tokens.flatMap((token, t) => (special[t] ? [`${token} at the ${t < begin ? "start" : "end"}`] : []));
-  return added.length ? `The model adds ${added.join(" and ")} of every text.` : "";
+  return added.length ? `The tokenizer adds ${added.join(" and ")} of every text.` : "";
 }
 
 /**
