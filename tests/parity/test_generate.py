@@ -18,7 +18,10 @@ from transformers import (
 
 import qkv
 from models.small_models import WRITERS
+from qkv.attend import KVCache
+from qkv.models.network.batch import PackedIds
 from qkv.models.tasks.sampling import Sampling
+from qkv.trace.recorder import padded
 
 from .models import Pair, double, made
 
@@ -137,8 +140,10 @@ def test_cached_steps_give_the_logits_of_one_run(
     pair = pair_of(tmp_path, family, dtype)
     body = pair.ours.network
     prompts = [np.array(prompt) for prompt in prompts_of((30, 12, 41))]
-    caches, ids, lengths = body.begin([prompt[:-10] for prompt in prompts])
-    states = [body.step(ids, caches, lengths)[range(3), lengths - 1]]
+    caches = [KVCache(options.get("window")) for options in body.options]
+    texts = PackedIds.of([prompt[:-10] for prompt in prompts])
+    first = body.step(padded(texts.ids, texts.cu), caches, texts.lengths)
+    states = [first[range(3), texts.lengths - 1]]
     for position in range(-10, 0):
         states.append(body.step(np.array([[prompt[position]] for prompt in prompts]), caches)[:, 0])
     for number, prompt in enumerate(prompts):
