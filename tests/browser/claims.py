@@ -246,10 +246,13 @@ def looks_most(seen: Seen, who: str, list: str, where: str, off: str | None) -> 
         near = [value for value in spans if is_share(share, value)]
         assert near, (name, share, spans)
         least = min(least, *near)
+    end = query + 1  # of the word at the query
+    while seen.tokens[end : end + 1] and seen.tokens[end].startswith("##"):
+        end += 1
     others = [
         weight
         for t, weight in enumerate(row)
-        if t != query
+        if not query <= t < end
         and not seen.read.special[t]
         and t not in seen.gaps
         and re.search(r"[^\W_]", text[slice(*seen.read.offsets[t])])
@@ -656,7 +659,7 @@ CLAIMS: dict[str, dict[str, Decide | str] | str] = {
     ".unread .note": {
         rf"(?:{TYPED} )?{ADDED}": added,
         TYPED: encoder,
-        "No word is missing here: write _ where the model should guess.": no_gap,
+        "There is no gap: type ___ where the model should guess.": no_gap,
         r"The text is too long: the model reads its first (?P<tokens>\d+) tokens\.(?: The gap is beyond .+)?": too_long,
         "(?P<said>The model does not know .+)": unknown,
     },

@@ -8,7 +8,7 @@ from qkv.arrays import shown
 from qkv.models.files.names import Describe, Family, Fused
 from qkv.suggest import nearest, suggestion
 
-# State: all families by their `model_type`. `register` adds families, and never replaces or removes one.
+# State: all families by their `model_type`. `register` adds families, and removes none.
 FAMILIES: dict[str, Family] = {}
 
 

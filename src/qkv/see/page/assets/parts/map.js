@@ -7,6 +7,7 @@ import { css, shade } from "../base/colours.js";
 import { choice, roving, scaleBar } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
 import { named, number, percent, visible } from "../base/format.js";
+import { guessName } from "../base/tokens.js";
 import { inTurn } from "../base/turns.js";
 import { editsOf } from "../engine/edits.js";
 import { probabilitiesOf } from "../engine/sampling.js";
@@ -127,7 +128,7 @@ function effects(store, heard) {
     const part = ({ layer, head, logits }) => {
       if (mine !== going) return;
       const after = probabilitiesOf(logits);
-      byHead[`${layer}.${head}`] = { moved: movedProbability(before, after), word: model.words?.[best] ?? "", from: before[best], to: after[best] };
+      byHead[`${layer}.${head}`] = { moved: movedProbability(before, after), word: model.words ? guessName(model.words, best) : "", from: before[best], to: after[best] };
       heard();
     };
     const end = () => {
