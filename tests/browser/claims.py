@@ -8,7 +8,7 @@ selector. `check` reads everything that the page shows: a text without an entry 
 import json
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -53,16 +53,22 @@ class Seen:
     def read(self) -> Tokenized:
         return self.model.tokenize(self.state["text"])
 
+    def cut(self, tokens: Sequence[Any]) -> list[Any]:
+        """Return the tokens that the model reads of a long text."""
+        most = self.model.max_seq_length
+        if len(tokens) <= most:
+            return list(tokens)
+        last = sum(self.read.special[-1:])  # whether the tokenizer adds a token at the end
+        return [*tokens[: most - last], *tokens[len(tokens) - last :]]
+
     @cached_property
     def ids(self) -> list[int]:
-        ids = [int(id) for id in self.read.ids]
-        most = self.model.max_seq_length
-        return ids if len(ids) <= most else ids[: most - 1] + ids[-1:]
+        return self.cut([int(id) for id in self.read.ids])
 
     @cached_property
     def tokens(self) -> list[str]:
         """The tokens that the model reads after the edits, in readable form."""
-        plain = plain_tokens(self.read.tokens, list(self.read.special))[: len(self.ids)]
+        plain = self.cut(plain_tokens(self.read.tokens, list(self.read.special)))
         names = [
             re.sub("^ +| +$", lambda blanks: "\u2423" * len(blanks[0]), name) for name in plain
         ]
@@ -256,20 +262,18 @@ def looks_most(seen: Seen, who: str, list: str, where: str, off: str | None) -> 
         and not seen.read.special[t]
         and t not in seen.gaps
         and re.search(r"[^\W_]", text[slice(*seen.read.offsets[t])])
-        and not any(_part(seen.tokens[t]) in name.lower() for name, _ in named)
+        and not any(text[slice(*seen.read.offsets[t])].strip() in name for name, _ in named)
     ]
     assert max(others, default=0) <= least + NEAR
     for name in re.split(", ", (off or "").removeprefix("; hidden: ")):
         assert not name or any(e["op"] == "hide" for e in seen.edits)
 
 
-def _part(token: str) -> str:
-    return token.removeprefix("##").lower()
-
-
 def _same(name: str, joined: str, text: str, offsets: Any, first: int, last: int) -> bool:
     """Return whether tokens are the word that the page names."""
     own = text[offsets[first][0] : offsets[last][1]].strip()
+    if name == "the gap":
+        return own in ("_", "[MASK]") and first == last
     return name == own or name.lower() == joined.replace("##", "").lower()
 
 

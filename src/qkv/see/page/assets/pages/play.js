@@ -60,6 +60,7 @@ function play(box, data, ui) {
   /** @param {string} side */
   function show(side) {
     open?.close();
+    if (open) document.documentElement.dataset.qkv = "busy";
     buttons.forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.side === side)));
     room.replaceChildren();
     let alive = true;

@@ -45,7 +45,7 @@ export function changesPart(ui, store) {
       all.map(({ said, gone }) => el("li", {}, el("button", { type: "button", onclick: back(gone) }, said, el("span", { class: "cross", "aria-label": "remove" }, "×")))),
       all.length > 1 ? el("li", {}, el("button", { type: "button", class: "all", onclick: () => store.set({ edits: [] }) }, "Clear all")) : null);
     const offer = run && offerOf(store.data, now);
-    fill(why, offer?.on ? offer.why : all.length || !run ? null : "No changes yet. Your changes appear here; click one to undo it.");
+    fill(why, offer?.on && state.edits.length === (offer.tokens.length || 1) ? offer.why : all.length || !run ? null : "No changes yet. Your changes appear here; click one to undo it.");
     if (!run) return;
     masks.update(/** @type {Now} */ (now));
     heat.update(/** @type {Now} */ (now));
