@@ -56,9 +56,14 @@ def _one_blas_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def backend() -> str:
-    """The backend's name: a test with this fixture runs on each backend that this machine has."""
-    return BACKENDS[0]
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Set QKV_BACKEND: each test with this fixture is one item for each backend of this machine.
+
+    A test with `best_backend_alone` stays one item, without a backend in its name.
+    """
+    name: str = getattr(request, "param", BACKENDS[0])
+    monkeypatch.setenv("QKV_BACKEND", name)
+    return name
 
 
 @pytest.fixture
@@ -66,25 +71,11 @@ def best_backend_alone() -> None:
     """Run a test on the fastest backend only, in a folder whose tests run on every backend."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that uses `backend` on each backend in turn.
-
-    The test stays one item of pytest, because a separate item for each backend would take longer.
-    """
-    if "backend" not in pyfuncitem.fixturenames:
-        return None
-    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    for name in BACKENDS[:1] if "best_backend_alone" in pyfuncitem.fixturenames else BACKENDS:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("QKV_BACKEND", name)
-            patch.setattr(sys.modules["qkv.ops.kernel"], "_threads", None)
-            try:
-                pyfuncitem.obj(**given | ({"backend": name} if "backend" in given else {}))
-            except BaseException as error:
-                error.add_note(f"on the backend {name}")
-                raise
-    return True
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Add the backend's name to the item's name: `test_scale[numpy]` or `test_heads[numpy-3]`."""
+    names = set(metafunc.fixturenames)
+    if "backend" in names and "best_backend_alone" not in names:
+        metafunc.parametrize("backend", BACKENDS, indirect=True)
 
 
 @pytest.fixture(autouse=True)

@@ -144,10 +144,6 @@ def test_thread_counts_from_the_environment_give_the_same_bits() -> None:
 SHOW = "import sys; sys.path.insert(0, sys.argv[1]); import qkv; print(qkv.{}())"
 
 
-def test_the_backend_runs_under_its_name(backend: str) -> None:
-    assert qkv.backend() == backend
-
-
 @ON_ONE_BACKEND
 def test_the_backend_of_the_environment_runs() -> None:
     result = _run(SHOW.format("backend"), _source(), QKV_BACKEND=BACKENDS[-1])

@@ -23,7 +23,10 @@ def test_the_fastest_backend_comes_first_and_numpy_is_always_available(
     assert (len(BACKENDS) > 1) == (compiled is not None)
 
 
-def test_each_backend_can_be_picked(backend: str) -> None:
+def test_each_backend_is_in_the_name_of_an_item_and_runs_it(
+    backend: str, request: pytest.FixtureRequest
+) -> None:
+    assert request.node.name.endswith(f"[{backend}]")
     assert qkv.backend() == backend
     assert body() == BODIES.get(backend)
 
