@@ -13,7 +13,7 @@ import pytest
 from processes import ends, ends_with_its_parent
 from qkv_marking import CheckResult, check_file, isolated, write_junit
 
-from .forked import Forks
+from ..forked import Forks
 
 SOFTMAX = """
 import numpy as np

@@ -8,7 +8,7 @@ import pytest
 from qkv import layers
 from qkv_marking import check
 
-from .parts import gelu, gelu_tanh, layer_norm, rms_norm
+from ..parts import gelu, gelu_tanh, layer_norm, rms_norm
 
 
 def softmax(x):

@@ -107,7 +107,7 @@ def test_names_of_joins_the_accepted_names_of_a_task():
     assert names_of(several).startswith("SelfAttention or ")
 
 
-LESSONS = Path(__file__).parents[2] / "docs" / "course"
+LESSONS = Path(__file__).parents[3] / "docs" / "course"
 CELL = re.compile(r"```\{code-cell\} ipython3\n(.*?)```", re.DOTALL)
 CHECKED = re.compile(r'qkv\.check\((\w+)(?:, task="([\w-]+)")?')
 

@@ -31,7 +31,7 @@ from qkv.serve.routes.completions import (
 )
 from qkv.serve.settings import Settings
 
-from .conftest import Served, serve, wait_until
+from ..conftest import Served, serve, wait_until
 
 PROMPTS = ["the cat", "a", "the  dog sat"]
 
