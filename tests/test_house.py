@@ -357,13 +357,24 @@ def wrong_steps(module: str, imported: set[str]) -> list[str]:
 
     def step(name: str) -> int:
         part = name.removeprefix("qkv.").removeprefix(package).lstrip(".").partition(".")[0]
-        return next(number for number, parts in enumerate(STEPS[package]) if part in parts)
+        for number, parts in enumerate(STEPS[package]):
+            if part in parts:
+                return number
+        raise AssertionError(
+            f"{part} has no place in the order of {package}: add it to STEPS[{package!r}] in "
+            f"{Path(__file__).name}, after each file that it imports"
+        )
 
     return [
         f"{module} imports {target}: imports go downward inside {package} too"
         for target in sorted(imported)
         if package in STEPS and package_of(target) == package and step(target) > step(module)
     ]
+
+
+def test_a_file_without_a_place_in_the_order_is_seen() -> None:
+    with pytest.raises(AssertionError, match=r"relu has no place in .* ops: add it to STEPS"):
+        wrong_steps("qkv.ops.relu", {"qkv.ops.kernel"})
 
 
 def circles(graph: dict[str, set[str]]) -> set[str]:
@@ -647,3 +658,72 @@ def test_an_endless_cache_and_a_missing_reason_are_seen() -> None:
     }
     assert has_reason("# State: one\n# model.\na: int = 0", "a")
     assert not has_reason("# One model.\na: int = 0", "a")
+
+
+TESTS = Path(__file__).parent
+# Folders of tests that test no package of their own; CONTRIBUTING.md describes each of them.
+OTHER_TESTS = {"browser", "course", "native", "parity", "real", "training"}
+
+
+def sources() -> dict[str, set[str]]:
+    """Return the folders in which a source file or folder of a name lies, by package and name.
+
+    Folders are those of `tests/`: `src/qkv/ops` is `ops`, and `src/qkv_marking` is `marking`.
+    """
+    found: dict[str, set[str]] = {}
+    for root, home in zip(ROOTS, ("", "marking"), strict=True):
+        for path in root.rglob("*"):
+            if path.suffix == ".py" or (path / "__init__.py").is_file():
+                folder = (home / path.parent.relative_to(root)).as_posix().removeprefix(".")
+                package = folder.partition("/")[0]
+                found.setdefault(f"{package} {path.stem}", set()).add(folder)
+    return found
+
+
+def misplaced(test: str, known: dict[str, set[str]]) -> str:
+    """Return why the path of a test file in `tests/` breaks the rule of CONTRIBUTING.md, or ""."""
+    folder, _, name = test.rpartition("/")
+    name = name.removeprefix("test_").removesuffix(".py")
+    package = folder.partition("/")[0]
+    if package in OTHER_TESTS:
+        return ""
+    if folder not in set().union(*known.values()):
+        return f"{test}: src has no folder {folder}: add {package} to OTHER_TESTS, or move the file"
+    there = known.get(f"{package} {name}", {folder})
+    if folder in there:
+        return ""
+    return f"{test} has the name of a source in {min(there)}: move it there, or name a behaviour"
+
+
+def test_tests_are_where_their_names_say() -> None:
+    known, paths = sources(), sorted(TESTS.rglob("test_*.py"))
+    assert len(paths) > 300
+    assert not [
+        wrong for path in paths if (wrong := misplaced(path.relative_to(TESTS).as_posix(), known))
+    ]
+    assert not [
+        f"{path.name}: say in a docstring, at the top, what the file tests"
+        for path in paths
+        if not path.read_text(encoding="utf-8").startswith('"""')
+    ]
+    contributing = (TESTS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert {f"`tests/{name}`" for name in OTHER_TESTS} <= set(re.findall("`[^`]+`", contributing))
+    assert all((TESTS / name).is_dir() for name in OTHER_TESTS)
+
+
+@pytest.mark.parametrize(
+    ("test", "complaint"),
+    [
+        ("ops/test_norm.py", ""),
+        ("ops/test_any_layout.py", ""),
+        ("models/tasks/test_loading.py", "a source in models:"),
+        ("marking/test_softmax.py", "a source in marking/tasks:"),
+        ("norms/test_norm.py", "src has no folder norms"),
+        ("parity/test_norm.py", ""),
+        ("test_arrays.py", ""),
+    ],
+)
+def test_a_misplaced_test_is_seen(test: str, complaint: str) -> None:
+    wrong = misplaced(test, sources())
+    assert complaint in wrong
+    assert bool(complaint) == bool(wrong)
