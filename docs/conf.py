@@ -34,7 +34,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx-mathjax-offline",
 ]
-exclude_patterns = ["_build", "findings/*"]  # articles, which `write_findings` publishes
+exclude_patterns = ["_build", "README.md", "findings/*"]  # articles, which `write_findings` publishes
 
 myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3

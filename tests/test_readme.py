@@ -19,6 +19,12 @@ PAGES = [
 ]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+# The documents for people who change the code, as one text.
+GUIDES = [
+    *("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/README.md", "native/README.md"),
+    *("src/qkv/see/page/assets/README.md", "training/README.md"),
+]
+GUIDE = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in GUIDES)
 WEIGHTS = (ROOT / "src/qkv/data/minilm.txt").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -141,13 +147,22 @@ def test_installation_instructions_match_the_makefile_and_pyproject() -> None:
     assert "Python 3.11 or newer" in README
 
 
-@pytest.mark.parametrize("page", PAGES)
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *GUIDES[2:]])
 def test_links_point_to_files_that_exist(page: str) -> None:
     home = (ROOT / page).parent
     text = (ROOT / page).read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if not re.match("[a-z]+:", target):
-            assert (home / target.partition("#")[0]).is_file(), target
+            name, _, anchor = target.partition("#")
+            path = home / name if name else ROOT / page
+            assert path.is_file(), target
+            assert not anchor or anchor in anchors(path.read_text(encoding="utf-8")), target
 
 
 def test_the_course_has_as_many_lessons_as_it_says() -> None:
@@ -212,13 +227,17 @@ def test_the_readme_stays_short() -> None:
     assert len(README.splitlines()) <= 150
 
 
-def test_files_that_the_architecture_names_exist() -> None:
+def test_the_architecture_stays_short() -> None:
+    assert len(ARCHITECTURE.splitlines()) <= 250
+
+
+def test_files_that_the_guides_name_exist() -> None:
     files = {
         f"/{path.relative_to(ROOT)}"
-        for folder in (".", "benchmarks", "docs", "src/**", "tests/**", "training")
+        for folder in (".", "benchmarks", "docs/**", "native", "src/**", "tests/**", "training")
         for path in ROOT.glob(f"{folder}/*.*")
     }
-    for name in re.findall(r"`([\w/.-]+\.(?:py|md|toml))`", ARCHITECTURE):
+    for name in re.findall(r"`([\w/.-]+\.(?:py|md|toml|json|h|cpp))`", GUIDE):
         assert any(path.endswith(f"/{name}") for path in files), name
 
 
@@ -240,6 +259,21 @@ def test_files_that_the_architecture_names_exist() -> None:
         "src/qkv/models/network/design.py": ("Design", "Attention", "shapes", "build"),
         "src/qkv/models/files/names.py": ("fused", "body", "harmless"),
         "src/qkv/models/families/shared.py": ("read_families", "stack"),
+        "src/qkv/models/families/registry.py": ("register", "FAMILIES"),
+        "src/qkv/models/core.py": ("read",),
+        "src/qkv/models/network/transformer.py": ("Transformer", "run"),
+        "src/qkv/models/run/edit_ops.py": ("OPS", "Plan"),
+        "src/qkv/models/files/tensors.py": ("TYPES", "FLOATS", "KINDS", "Stored"),
+        "src/qkv/attend/attention.py": ("answer", "solve", "_begun"),
+        "src/qkv/layers/block.py": ("pre_norm",),
+        "src/qkv/ops/activation.py": ("ACTIVATIONS",),
+        "src/qkv/serve/app.py": ("_ROUTERS",),
+        "src/qkv/trace/activations.py": ("TABLE",),
+        "tests/models/sizes.py": ("SMALL",),
+        "tests/parity/test_names.py": ("ALIKE",),
+        "tests/serve/test_keys.py": ("BODIES", "GOOD"),
+        "tests/serve/test_schema.py": ("ROUTES",),
+        "tests/test_house.py": ("LEVELS", "STEPS", "STATE"),
         "src/qkv/models/network/head.py": ("Head",),
         "src/qkv/models/families/__init__.py": ("_MODULES",),
         "tests/attend/support.py": ("agree",),
@@ -247,10 +281,10 @@ def test_files_that_the_architecture_names_exist() -> None:
         "tests/layers/test_attention.py": ("test_every_option_of_the_formula_reaches_it",),
     }.items(),
 )
-def test_the_architecture_names_what_the_code_has(path: str, names: tuple[str, ...]) -> None:
+def test_the_guides_name_what_the_code_has(path: str, names: tuple[str, ...]) -> None:
     code = (ROOT / path).read_text(encoding="utf-8")
     for name in names:
-        assert re.search(rf"`[^`\n]*\b{name}\b", ARCHITECTURE), name
+        assert re.search(rf"`[^`\n]*\b{name}\b", GUIDE), name
         assert re.search(rf"^ *(class |def )?{name}\b.*[(:=]", code, re.MULTILINE), name
 
 
