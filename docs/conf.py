@@ -34,7 +34,8 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx-mathjax-offline",
 ]
-exclude_patterns = ["_build", "README.md", "findings/*"]  # articles, which `write_findings` publishes
+# `write_findings` publishes the articles in findings/
+exclude_patterns = ["_build", "README.md", "findings/*"]
 
 myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
