@@ -84,7 +84,7 @@ STEPS = {
         {"files"},
         {"families"},
         {"run"},
-        {"other_libraries"},
+        {"other_libraries", "kinds"},
         {"core"},
         {"tasks"},
         {"sentence"},

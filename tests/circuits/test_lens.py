@@ -65,10 +65,10 @@ def test_unsupported_models_and_traces_are_refused(small):
     model = small("gpt2")
     trace = model.trace(IDS)
     with pytest.raises(
-        ValueError, match=r"logit_lens: .* has no LM head, so the model computes no logits"
+        ValueError, match=r"logit_lens: .* has no head, so it cannot predict words: load a model"
     ):
         logit_lens(small("headless"), trace)
-    with pytest.raises(ValueError, match=r"logit_lens: .* has a head for classes"):
+    with pytest.raises(ValueError, match=r"logit_lens: .* has a head for [0-9]+ classes"):
         logit_lens(small("classes"), trace)
     with pytest.raises(ValueError, match=r"logit_lens: .* reads one text and writes another"):
         logit_lens(small("t5"), trace)

@@ -221,8 +221,8 @@ def test_unsupported_models_and_invalid_metrics_are_refused(small):
     ):
         patch(small("parallel"), CLEAN, CORRUPTED, at="resid_mid", metric=LOGIT)
     for kind, words in (
-        ("headless", "no LM head, so the model computes no logits"),
-        ("classes", "a head for classes"),
+        ("headless", "no head, so it cannot predict words: load a model"),
+        ("classes", r"a head for \d classes"),
         ("t5", "reads one text and writes another"),
         ("vit", "reads images"),
     ):

@@ -81,11 +81,11 @@ def test_generate_uses_the_shipped_decoder_by_default(
     ("verb", "name", "said"),
     [
         *(
-            (verb, "vit", f"{verb}: vit takes images, not text")
+            (verb, "vit", f"{verb}: vit reads images, not text")
             for verb in ("show", "walk", "compare")
         ),
         ("encode", "vit", "vit reads images, not text"),
-        ("guess", "vit", "vit has a head for classes, not for words"),
+        ("guess", "vit", "vit reads images and has a head for 2 classes, so it cannot"),
         ("guess", "bert", "bert has no head"),
         ("guess", "random", "random has no head, so it cannot predict words"),
         ("guess", "t5", "t5 reads one text and writes another"),

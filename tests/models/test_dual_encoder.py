@@ -245,8 +245,8 @@ def test_images_are_no_texts(model, call, given):
         (lambda m: m.encode_image(pixels(1), batch_size=0), ValueError, "batch_size is 0"),
         (lambda m: m.encode_image(pixels(1), hide="9,9"), ValueError, "`hide` has '9,9'"),
         (lambda m: m(IDS), ValueError, r"pixel_values are missing: .*model\.text\("),
-        (lambda m: m.text.predict("a"), ValueError, "a head for vectors, not for words"),
-        (lambda m: m.text.rank("a", ["b"]), ValueError, "a head for vectors and does not rank"),
+        (lambda m: m.text.predict("a"), ValueError, "a head for vectors, so it cannot predict"),
+        (lambda m: m.text.rank("a", ["b"]), ValueError, "a head for vectors and does not rank:"),
         (lambda m: m.vision.trace("a cat"), TypeError, "reads images, and 'a cat' is no image"),
         (lambda m: m.generate("a"), ValueError, "does not predict the next token"),
     ],
@@ -259,7 +259,7 @@ def test_what_is_refused(model, ask, error, message):
 
 def test_encode_refuses_an_image_classifier(tmp_path):
     model = load(write_small(tmp_path, CONFIGS["vit"]))
-    with pytest.raises(ValueError, match=r"has a head for classes, not a head that computes"):
+    with pytest.raises(ValueError, match=r"has a head for 2 classes, not a head that computes"):
         model.encode(np.zeros((1, 2, 8, 8), np.float32))
 
 

@@ -298,12 +298,12 @@ def test_text_is_no_image(tmp_path, preprocessor):
     for given in ("x.png", b"x.png", tmp_path / "x.png", ["a", "b"]):
         with pytest.raises(TypeError, match=said):
             model.trace(given)
-    with pytest.raises(ValueError, match=r"walk: .* takes images, not text"):
+    with pytest.raises(ValueError, match=r"walk: .* reads images, not text"):
         qkv.walk("I sat", model=model)
     found = CliRunner().invoke(main, ["walk", "I sat", "--model", str(tmp_path)])
     assert found.exit_code != 0
     said = " ".join(found.output.split())
-    assert "takes images, not text: in Python, call qkv.image_view(" in said
+    assert "reads images, not text: in Python, call qkv.image_view(" in said
 
 
 def test_no_image_gives_no_row(model):

@@ -9,14 +9,12 @@ import numpy as np
 
 from qkv.arrays import Array, is_whole_number, shown
 from qkv.attend import attention
-from qkv.models.core import LOAD_LM_HEAD
-from qkv.models.model import Model, Seq2SeqModel
+from qkv.models.model import Model
 from qkv.models.network.batch import PackedIds
 from qkv.models.run.batches import windows as grouped
 from qkv.models.run.inputs import as_ids, ids_given
 from qkv.models.tasks.gradient import checked_position, word_id
 from qkv.models.tasks.trace import layers_to_run, names_to_keep
-from qkv.models.vision import VisionModel
 from qkv.text.tokenizer import check_text
 from qkv.trace import Recorder, Trace
 from qkv.trace.activations import activation, parse, short_name
@@ -51,24 +49,14 @@ def check_model(model: Any, call: str) -> Model:
     if not isinstance(model, Model):
         kind = type(model).__name__
         raise TypeError(f"{call}: `model` is {kind}: give a model from qkv.load(name)")
-    others = {Seq2SeqModel: "reads one text and writes another", VisionModel: "reads images"}
-    for other, does in others.items():
-        if isinstance(model, other):
-            raise ValueError(f"{call}: {model.name} {does}: load a text encoder or decoder")
+    model.need("analyse", call)
     return model
 
 
 def check_words(model: Any, call: str) -> Model:
     """Return the model; raise an error unless the model reads text and has an LM head."""
     checked = check_model(model, call)
-    head = checked.design.head
-    if head is None or head.pool is not None or head.classes:
-        of = "vectors" if head is not None and head.embeds else "classes"
-        has = "no LM head" if head is None else f"a head for {of}, not an LM head"
-        raise ValueError(
-            f"{call}: {checked.name} has {has}, so the model computes no logits for words: "
-            f"{LOAD_LM_HEAD}"
-        )
+    checked.need("predict", call)
     return checked
 
 
@@ -161,7 +149,7 @@ def check_logit(value: Any, model: Model, length: int, call: str, name: str) -> 
             "(position, token, other token)"
         )
     position = checked_position(parts[0], length, call=call, argument=name)
-    words = model._need_words(call)
+    words = model.need_words(call)
     ids = [word_id(model, words, token, call=call, argument=name) for token in parts[1:]]
     return Logit(position, ids)
 

@@ -410,8 +410,7 @@ def _names(one: Model, other: Model) -> dict[str, list[tuple[str, int]]]:
 
 def _words(model: Model) -> int | None:
     """Return V, the number of logits at a position, or None for a model without an LM head."""
-    head = model.head
-    return head.steps.outputs if head is not None and head.predicts else None
+    return model.need_words("diff") if model.can("unembed") else None
 
 
 def _pairs(one: Model, other: Model, texts: Any) -> Iterator[list[Read]]:

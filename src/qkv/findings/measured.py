@@ -361,9 +361,8 @@ def _tokens(model: Model, text: str, call: str) -> "Tokenized":
         ValueError: the model predicts no words, or the text is empty or too long.
     """
     check_text(text, call=call, name="text")
-    model._need_words(call)
-    if not model.continues:
-        raise ValueError(f"{call}: {model.name} is an encoder-decoder: use an encoder or a decoder")
+    model.need("analyse", call)
+    model.need("predict", call)
     model.reader.need_tokenizer(call)
     tokens, limit = model.tokenize(text), model.max_seq_length
     if all(tokens.special) and model.mask not in tokens.tokens:
@@ -385,6 +384,6 @@ def _measured(
             f"{call}: position is {shown(position)} and the text has {len(tokens)} tokens: give 0 "
             f"to {len(tokens) - 1}"
         )
-    top = min(TOP, model._need_words(call))
+    top = min(TOP, model.need_words(call))
     runs = [edits_of(some, call=call, argument="edits") for some in ([], list(edits))]
     return [model.guesses(tokens, [position], top, run)[0] for run in runs]

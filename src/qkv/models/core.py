@@ -17,6 +17,7 @@ from qkv.models.files.names import Weights
 from qkv.models.files.read import GENERATION, ModelError, is_whole
 from qkv.models.files.saving import save_model, storage_type
 from qkv.models.files.sentence import Sentence
+from qkv.models.kinds import can, cannot, kind_of
 from qkv.models.network.batch import Batch
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.design import AnyDesign
@@ -90,12 +91,8 @@ class Parameters(MutableMapping[str, Array]):
         return len(self._arrays)
 
 
-# The last part of the error message for a model that cannot predict words.
-LOAD_LM_HEAD = (
-    "load a model with an LM head (its config.json names an architecture such as BertForMaskedLM "
-    "or LlamaForCausalLM)"
-)
-_SET = ("name", "config", "tokenizer", "design", "reader")  # attributes that `__init__` sets
+# attributes that `__init__` sets
+_SET = ("name", "config", "tokenizer", "design", "kind", "reader")
 
 
 class Core:
@@ -116,7 +113,7 @@ class Core:
         generation: Mapping[str, Any] | None = None,
         notices: Mapping[str, str] | None = None,
     ) -> None:
-        self.config, self.design = config, design
+        self.config, self.design, self.kind = config, design, kind_of(design)
         for key, array in weights.parameters.items():
             weights.parameters[key] = frozen(array)
         self._weights, self._notices = weights, dict(notices or {})
@@ -135,7 +132,7 @@ class Core:
             self.reader,
             limit=min(limits, default=None),
             rows=len(self.network.embedding.table),
-            fills_gaps=self.network.predicts and not self.generates,
+            fills_gaps=self.can("predict") and not self.generates,
         )
         self._eos_ids = end_ids(config, self._generation, name)
         rules = self._generation if self.generates else {}
@@ -363,12 +360,27 @@ class Core:
     @property
     def generates(self) -> bool:
         """Whether the model can generate text."""
-        return self.network.generates
+        return self.can("generate")
 
     @property
     def continues(self) -> bool:
         """Whether generated text continues the prompt; False for encoder-decoder models."""
-        return not isinstance(self.network, EncoderDecoder)
+        return not self.kind.startswith("encoder-decoder")
+
+    def can(self, ask: str) -> bool:
+        """Return whether a model of this kind can be asked "predict", "generate", "rank", ...
+
+        >>> import qkv
+        >>> model = qkv.load()
+        >>> model.kind, model.can("predict"), model.can("generate")
+        ('masked LM', True, False)
+        """
+        return can(self.kind, ask)
+
+    def need(self, ask: str, call: str | None = None) -> None:
+        """Raise a ValueError unless the model can be asked; the error names the public call."""
+        if not self.can(ask):
+            raise ValueError(f"{call or ask}: {self.name} {cannot(self.design, ask)}")
 
     @property
     def embedding(self) -> Embedding:
@@ -530,13 +542,8 @@ class Core:
         """
         return edits.below(stop).averaged(self.network, parts(batch, batch_size), stop)
 
-    def _need_words(self, call: str) -> int:
+    def need_words(self, call: str) -> int:
         """Return V, the size of the vocabulary, or raise a ValueError if no head predicts words."""
-        head = self.head
-        if head is None or not head.predicts:
-            of = "vectors" if head is not None and head.steps.embeds else "classes"
-            has = "no head" if head is None else f"a head for {of}, not for words"
-            raise ValueError(
-                f"{call}: {self.name} has {has}, so it cannot predict words: {LOAD_LM_HEAD}"
-            )
-        return head.steps.outputs
+        self.need("unembed", call)
+        assert self.head is not None
+        return self.head.steps.outputs

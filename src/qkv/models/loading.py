@@ -26,6 +26,7 @@ from qkv.models.files.notices import read_notices
 from qkv.models.files.sentence import Sentence, read_sentence
 from qkv.models.files.tensors import Tensors
 from qkv.models.files.tokenizer_config import configure
+from qkv.models.kinds import kind_of
 from qkv.models.model import CrossEncoderModel, Model, Seq2SeqModel
 from qkv.models.network.design import Design, DualDesign, Seq2SeqDesign, VisionDesign
 from qkv.models.other_libraries import LOADING, advising
@@ -42,6 +43,12 @@ _UNREAD = {
     "(merge_and_unload), and save the result",
     "sparse_linear.pt": "a layer for sparse vectors: qkv computes only dense vectors",
     "colbert_linear.pt": "a layer for one vector per token: qkv computes only dense vectors",
+}
+# The classes of models that have methods of their own, by the first word of the kind.
+_CLASSES = {
+    "encoder-decoder": Seq2SeqModel,
+    "cross-encoder": CrossEncoderModel,
+    "classifier": CrossEncoderModel,
 }
 
 
@@ -152,17 +159,13 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -
     tokenizer = _tokenizer(home / read.TOKENIZER, lowercase=sentence.lowercase)
     if tokenizer is not None:
         configure(tokenizer, sentence._tokenizer_config(), home, values["model_type"])
-    kind_of: Callable[..., Model] = Model
-    if isinstance(design, Seq2SeqDesign):
-        kind_of = Seq2SeqModel
-    elif isinstance(design, VisionDesign):
-        kind_of = partial(VisionModel, pixels=Pixels.read(home, design))
+    made: Callable[..., Model] = _CLASSES.get(kind_of(design).split()[0], Model)
+    if isinstance(design, VisionDesign):
+        made = partial(VisionModel, pixels=Pixels.read(home, design))
     elif isinstance(design, DualDesign):
         looks = Pixels.read(home, design.vision)
-        kind_of = partial(DualEncoder, pixels=looks, towers=towers(values, home / read.CONFIG))
-    elif design.head is not None and design.head.pool is not None and not design.head.embeds:
-        kind_of = CrossEncoderModel
-    return kind_of(
+        made = partial(DualEncoder, pixels=looks, towers=towers(values, home / read.CONFIG))
+    return made(
         name=name,
         config=values,
         design=design,

@@ -28,6 +28,7 @@ class Model(Core):
     Attributes:
         config: the contents of the model's config.json.
         design: the sizes and options of the network.
+        kind: the kind of model, such as "masked LM", "decoder", "cross-encoder" or "dual encoder".
         reader: converts texts to the tokens that the network processes.
 
     >>> import qkv

@@ -14,6 +14,7 @@ from qkv.models.files.image_preprocessor import Pixels
 from qkv.models.files.names import Names, Weights
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR
 from qkv.models.files.sentence import Sentence
+from qkv.models.kinds import cannot
 from qkv.models.model import Model
 from qkv.models.network.batch import Images, Picture
 from qkv.models.network.design import SCALE, DualDesign, VisionDesign
@@ -79,14 +80,7 @@ class ImageReader(TextReader):
 
     def need_tokenizer(self, call: str) -> Tokenizer:
         """Raise a ValueError: images have no tokenizer."""
-        raise ValueError(
-            f"{call}: {self.name} reads images, not text: call model.trace(image) or "
-            "model(pixel_values)"
-        )
-
-    def need_text(self, call: str) -> None:
-        """Raise a ValueError: the model reads no text."""
-        self.need_tokenizer(call)
+        raise ValueError(f"{call}: {self.name} {cannot(self.design, 'text')}")
 
     def prepare(self, images: Any) -> Array:
         """Convert images to pixel values, as `VisionModel.pixels` does."""
@@ -200,13 +194,9 @@ def encode_images(
         ValueError: the model's head computes no vectors; an image has the wrong type or shape;
             there are no images; or `trace` rejects an argument.
     """
-    head = model._embedder
-    if head is None:
-        has = "no head" if model.head is None else "a head for classes"
-        raise ValueError(
-            f"encode: {model.name} reads images and has {has}, not a head that computes one vector "
-            "per image: use a token's vector, such as model(pixel_values).last_hidden_state[:, 0]"
-        )
+    model.need("encode")
+    head = model.head
+    assert head is not None  # because the model can encode
     batch_size = whole_number(batch_size, call="encode", name="batch_size", least=1)
     batch = model.read(images, "encode")
     edits = edits_of(edit, ablate, hide, call="encode")

@@ -311,9 +311,6 @@ class TextReader:
         """
         return Truncator(self.need_tokenizer(call), limit, self.mask if fills_gaps else None)
 
-    def need_text(self, call: str) -> None:
-        """Do nothing. A subclass that reads images overrides this method to raise a ValueError."""
-
     def tokenize(self, text: str) -> Tokenized:
         """Return the tokens of a whole text, as `Model.tokenize` does."""
         text = check_text(text, call="tokenize", name="text")

@@ -284,23 +284,6 @@ def best(
     ]
 
 
-def need_ranking(head: BuiltHead | None, name: str) -> None:
-    """Raise a ValueError if a head does not give one number per text."""
-    if head is None or not head.pools:
-        has = "no head" if head is None else "a head for each token"
-    elif head.steps.embeds:
-        has = "a head for vectors"
-    elif head.steps.outputs != 1:
-        has = f"a head for {head.steps.outputs} classes"
-    else:
-        return
-    raise ValueError(
-        f"rank: {name} has {has} and does not rank: load a cross-encoder (its config.json names "
-        "an architecture such as BertForSequenceClassification, with one label), or compare "
-        "vectors of encode"
-    )
-
-
 def applied(activation: Activation, logits: Array, call: str) -> Array:
     """Apply the activation to logits (n, C).
 
@@ -502,7 +485,7 @@ def ranker(
         ValueError: the model is not a cross-encoder with one score; the model has no tokenizer; or
             an option is invalid.
     """
-    need_ranking(model.head, model.name)
+    model.need("rank")
     return Ranker(model, "rank", prompt_name, prompt, activation_fn)
 
 

@@ -177,11 +177,7 @@ def run_layers(
     True
     """
     body = model.network
-    if not model.continues:
-        raise ValueError(
-            f"{_CALL}: {model.name} reads one text and writes another: load a text encoder "
-            "or decoder"
-        )
+    model.need(_CALL)
     vectors = as_array(resid, call=_CALL, name="resid")
     if not is_float(vectors.dtype):
         raise TypeError(f"{_CALL}: resid is {vectors.dtype}: give floats (B, T, {body.dim})")

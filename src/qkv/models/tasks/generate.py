@@ -25,10 +25,6 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder, Seq2SeqTrace, Trace
 from qkv.trace.recorder import padded
 
-# The kind of model that an error message recommends if a model does not predict the next token.
-DECODER = (
-    "a decoder with an LM head (its config.json names an architecture such as LlamaForCausalLM)"
-)
 AT_ONCE = 32  # The maximum number of prompt tokens whose logits are in memory at once.
 NONE_LEFT = "the rules of its generation_config.json suppress every token: remove one of them"
 DEFAULT_NEW = 64  # The default number of new tokens.
@@ -222,8 +218,7 @@ def rows(
         stop: a new text ends before the first of these strings.
         seed: one seed for all rows. Each row gets its own random number generator from this seed.
     """
-    if not model.generates:
-        raise ValueError(f"generate: {model.name} does not predict the next token: load {DECODER}")
+    model.need("generate")
     single, strings, batch = _read_prompts(model, prompt)
     decode, limit = spelled(model.tokenizer), model.design.max_seq_length
     seeds = np.random.SeedSequence(seed).spawn(len(batch) * copies)

@@ -93,14 +93,9 @@ def gradient(
     >>> grads["pattern", 0].shape == trace["pattern", 0].shape
     True
     """
-    network, reader = model.network, model.reader
-    if not model.continues:
-        raise ValueError(
-            f"gradient: {model.name} reads one text and writes another, and qkv has no "
-            "backward pass for such a model: load a text encoder or decoder"
-        )
-    reader.need_text("gradient")
-    words = 0 if isinstance(of, Mapping) else model._need_words("gradient")
+    network = model.network
+    model.need("gradient")
+    words = 0 if isinstance(of, Mapping) else model.need_words("gradient")
     check_type(model.parameters.values(), model.name)
     edits = edits_of(edit, ablate, hide, call="gradient")
     names = names_of(at, network, "at", spliced_names(edits, network))

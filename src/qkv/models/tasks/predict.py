@@ -102,11 +102,7 @@ def losses(
     >>> bool(losses[2] < losses[3])  # "the" after "of" is likelier than "north" after "the"
     True
     """
-    if not model.generates:
-        raise ValueError(
-            f"losses: {model.name} is not a decoder and does not predict each token from the "
-            "tokens before it: predict(text) gives probabilities at a mask token"
-        )
+    model.need("losses")
     traced = trace(model, text, names=[], logits=True, ablate=ablate, hide=hide, edit=edit)
     if len(traced) != 1:
         raise ValueError(f"losses: {len(traced)} texts are given: give one text per call")
@@ -120,11 +116,7 @@ def blanks(model: Core, text: Any) -> tuple[Tokenized, list[int]]:
     Args:
         text: as in `predict`, which lists the errors.
     """
-    model._need_words("predict")
-    if not model.continues:
-        raise ValueError(
-            f"predict: {model.name} reads one text and writes another: call generate(text)"
-        )
+    model.need("predict")
     tokens = model.reader.with_names(_one_text(model, text))
     if model.generates:
         return tokens, [len(tokens) - 1]
@@ -140,7 +132,7 @@ def guesses(
 ) -> Guesses:
     """Return the guesses of `predict`, given the tokens and positions that `blanks` returns."""
     edits = edits or Edits("predict")
-    most = model._need_words("predict")
+    most = model.need_words("predict")
     top_k = whole_number(top_k, call="predict", name="top_k", least=1)
     if top_k > most:
         raise ValueError(
@@ -181,7 +173,7 @@ def unembed(model: Core, resid: ArrayLike, *, norm: bool = True) -> Array:
     >>> logits.shape == trace["logits"].shape, bool(abs(logits - trace["logits"]).max() < 1e-4)
     (True, True)
     """
-    model._need_words("unembed")
+    model.need("unembed")
     array = as_array(resid, call="unembed", name="resid")
     if not is_float(array.dtype):
         raise TypeError(f"unembed: resid is {array.dtype}: give floats (..., {model.dim})")

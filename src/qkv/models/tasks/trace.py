@@ -339,12 +339,7 @@ class _Tracer:
         model, call = self.model, self.edits.call
         known = [*model.network.hook_names, *spliced_names(self.edits, model.network)]
         if self.logits:
-            model._need_words(call)
-            if not model.continues:
-                wanted = "add target=..." if call == "trace" else "call trace(text, target=...)"
-                raise ValueError(
-                    f"{call}: {model.name} computes logits only for the decoder's text: {wanted}"
-                )
+            model.need("logits", call)
         self.keep = names_to_keep(known, self.layers, self.names, self.top_k, call=call)
         self.stop = None if self.logits else layers_to_run(known, self.keep)
 
@@ -442,7 +437,7 @@ def trace_pair(
         raise ValueError("trace: batch_size is for texts without a target: omit batch_size")
     keep = names_to_keep(pair_network(model).pair_hook_names, **kept)
     if logits:
-        model._need_words("trace")
+        model.need("unembed", "trace")
     batch, written = model.read(texts, "trace"), model.read(target, "trace")
     if len(batch) != len(written):
         raise ValueError(

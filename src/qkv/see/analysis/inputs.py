@@ -10,7 +10,6 @@ import numpy as np
 from qkv.arrays import Array, as_array, whole_number
 from qkv.models import Model, load_for
 from qkv.models.run.inputs import as_ids
-from qkv.models.vision import VisionModel
 from qkv.see.analysis.head_weights import LONG, Axis, Heads
 from qkv.see.analysis.word_vectors import similarity_by_layer
 from qkv.see.analysis.words import is_special, words_of
@@ -87,11 +86,7 @@ def reader_of(model: Named, texts: list[str], call: str) -> Model:
         ValueError: the model takes images instead of texts.
     """
     used = model_of(model, texts)
-    if isinstance(used, VisionModel):
-        raise ValueError(
-            f"{call}: {used.name} takes images, not text: in Python, call "
-            "qkv.image_view(model.trace(image), image)"
-        )
+    used.need("view", call)
     return used
 
 

@@ -180,7 +180,7 @@ def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: boo
 
 def about_of(model: Model, scales: Sequence[tuple[str, float]], plain: bool) -> dict[str, Any]:
     """Describe a model for the page as a `Served` (see assets/engine/server.js)."""
-    gives = model.network.predicts and model.continues
+    gives = model.can("predict")
     tokenizer = model.tokenizer
     names: list[str] = []
     if gives:

@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
 from qkv.models import Model
-from qkv.models.tasks.generate import DECODER, Row
+from qkv.models.tasks.generate import Row
 from qkv.models.tasks.sampling import Measured, Sampling
 from qkv.models.tasks.spelling import Spelling, spelled
 from qkv.serve.bodies import Body, Ids, described, read_json, shown
@@ -118,12 +118,11 @@ class CompletionsBody(Body):
         Raises:
             Refused: 400, with the name of the wrong key.
         """
-        if not model.generates:
-            message = (
-                f"completions: {model.name} does not predict next tokens: serve {DECODER}, or ask "
-                "/v1/embeddings"
-            )
-            raise Refused(400, message, param="model", code="model_does_not_generate")
+        try:
+            model.need("generate", "completions")
+        except ValueError as error:
+            message = f"{error}, or ask /v1/embeddings"
+            raise Refused(400, message, param="model", code="model_does_not_generate") from error
         if self.best_of not in (None, self.n):
             raise self.refused(
                 "best_of", f"is {self.best_of} and n is {self.n}: give equal numbers"
@@ -144,7 +143,7 @@ class CompletionsBody(Body):
             key, times = ("n", f" and n is {self.n}") if self.n > 1 else ("prompt", "")
             way = f"ask for at most {settings.inputs} completions"
             raise self.refused(key, f"of {self.prompts} prompts{times}: {way}")
-        if self.echo and self.logprobs is not None and not model.continues:
+        if self.echo and self.logprobs is not None and not model.can("losses"):
             problem = f"cannot be given with logprobs: {model.name} does not predict the prompt"
             raise self.refused("echo", problem)
 

@@ -13,7 +13,6 @@ from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse
 
 from qkv.models.run.edit_ops import is_plain, scale_in
-from qkv.models.vision import VisionModel
 from qkv.see.page.html import about_model, document
 from qkv.see.page.play import SERVED, served_page
 from qkv.serve.guard import HEALTH
@@ -54,7 +53,7 @@ async def home(request: Request) -> HTMLResponse:
 
 def page_of(model: Any) -> str:
     """Return the live page if the model reads texts, else a page that describes the model."""
-    if isinstance(model, VisionModel) or model.tokenizer is None:
+    if not model.can("text") or model.tokenizer is None:
         return document(model.name, about_model(model), "auto")
     layers = range(model.num_layers)
     scales = [scale_in(model.network, layer) for layer in layers]
@@ -114,15 +113,8 @@ def commands(
 
 def refused(path: str, model: Any) -> str:
     """Return the reason why the route refuses this model, or an empty string."""
-    if path == "/v1/completions" and not model.network.generates:
+    if path == "/v1/completions" and not model.can("generate"):
         return f" {model.name} does not predict the next token: the route refuses it."
-    if path == "/v1/rerank" and not _ranks(model):
+    if path == "/v1/rerank" and not (model.can("rank") and model.tokenizer):
         return f" {model.name} does not rank documents: the route refuses it."
     return ""
-
-
-def _ranks(model: Any) -> bool:
-    try:
-        return bool(model.ranker())
-    except ValueError:
-        return False

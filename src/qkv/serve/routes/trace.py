@@ -19,7 +19,6 @@ from qkv.models import Model
 from qkv.models.network.batch import Batch
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.truncation import Cut, counting
-from qkv.models.vision import VisionModel
 from qkv.serve.bodies import Body, described, read_json
 from qkv.serve.errors import Refused, not_finite
 from qkv.serve.settings import Settings
@@ -171,10 +170,10 @@ async def trace(request: Request) -> Response:
         raise TraceBody.refused("edits", problem)
     body = TraceBody.read(await read_json(request))
     kind = kind_of(request.headers.get("accept", ""))
-    if isinstance(state.model, VisionModel):
-        problem = f"trace: {state.model.name} reads images, not text"
-        message = f"{problem}: call qkv.load(...).trace(image) in Python"
-        raise Refused(400, message, param="model", code="model_reads_no_text")
+    try:
+        state.model.need("view", "trace")
+    except ValueError as error:
+        raise Refused(400, str(error), param="model", code="model_reads_no_text") from error
     changes = await asyncio.to_thread(changed, state.model, body, state.settings)
     text = changes.text
     wanted = wanted_of(state.model, body, changes)
@@ -273,7 +272,7 @@ def wanted_of(model: Model, body: TraceBody, changes: "Changes") -> Wanted:
         if not 0 <= position < tokens:
             problem = f"has {position} and there are {tokens} tokens: give 0 to {tokens - 1}"
             raise body.refused("at", problem)
-    if body.at is not None and not (model.network.predicts and model.continues):
+    if body.at is not None and not model.can("logits"):
         raise body.refused("at", f"selects logits, but {model.name} has none: leave it out")
     if body.top_k is not None:
         if wanted.resid or inside or body.at is not None:

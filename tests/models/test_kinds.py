@@ -1,0 +1,117 @@
+"""Tests of `qkv.models.kinds`: the table agrees with what models of each kind do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qkv.circuits import head_scores
+from qkv.findings import finding
+from qkv.models import load
+from qkv.models.kinds import kind_of
+from qkv.see import show
+
+from .small_models import CONFIGS, write_small
+from .support import CONFIG, mask_bert
+
+# A config of each kind, with the calls that its models answer. `everything` lists all calls.
+EMBEDDER = {
+    **CONFIGS["clip_text_model"],
+    "vocab_size": 30,
+    "architectures": ["CLIPTextModelWithProjection"],
+}
+TEXT = {"trace", "text", "view", "encode", "gradient", "run_layers", "analyse"}
+WORDS = TEXT | {"predict", "unembed", "logits"}
+KINDS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "encoder": ({**CONFIG, "architectures": ["BertModel"]}, TEXT),
+    "embedder": (EMBEDDER, TEXT),
+    "cross-encoder": (
+        {**CONFIG, "architectures": ["BertForSequenceClassification"], "id2label": {"0": "a"}},
+        TEXT | {"rank"},
+    ),
+    "classifier": ({**CONFIG, "architectures": ["BertForSequenceClassification"]}, TEXT),
+    "tagger": ({**CONFIG, "architectures": ["BertForTokenClassification"]}, TEXT),
+    "masked LM": ({}, WORDS),
+    "decoder": (CONFIGS["gpt2"], WORDS | {"losses", "generate"}),
+    "encoder-decoder": (
+        {**CONFIGS["t5"], "vocab_size": 30},
+        {"trace", "text", "view", "encode", "unembed", "generate"},
+    ),
+    "encoder-decoder without head": (
+        {**CONFIGS["t5"], "vocab_size": 30, "architectures": ["T5Model"]},
+        {"trace", "text", "view", "encode"},
+    ),
+    "dual encoder": (CONFIGS["clip"], TEXT),
+    "image encoder": ({**CONFIGS["vit"], "architectures": ["ViTModel"]}, {"trace", "run_layers"}),
+    "image embedder": (
+        {**CONFIGS["clip_vision_model"], "architectures": ["CLIPVisionModelWithProjection"]},
+        {"trace", "encode", "run_layers"},
+    ),
+    "image classifier": (CONFIGS["vit"], {"trace", "run_layers"}),
+}
+
+
+def calls(model: Any) -> dict[str, Callable[[], Any]]:
+    """Return a call for each row of the table."""
+    if model.kind.startswith("image"):
+        given = np.zeros((1, model.design.channels, *model.design.image))
+    else:
+        given = "the cat"
+    vectors = np.zeros((1, 3, model.dim), np.float32)
+    whole = model.network.hook_names
+    return {
+        "trace": lambda: model.trace(given),
+        "text": lambda: model.read("the cat", "text"),
+        "view": lambda: show("the cat", model=model),
+        "encode": lambda: model.encode(given),
+        "predict": lambda: model.guesses(*model.blanks("the [MASK]"), 1),
+        "unembed": lambda: model.unembed(vectors),
+        "logits": lambda: model.trace(given, logits=True),
+        "losses": lambda: model.losses("the cat"),
+        "generate": lambda: model.generate("the cat", max_new_tokens=1),
+        "rank": lambda: model.rank("the", ["cat"]),
+        "gradient": lambda: model.gradient(
+            given, of={whole[0]: np.ones_like(model.trace(given)[whole[0]])}
+        ),
+        "run_layers": lambda: model.run_layers(vectors, 0),
+        "analyse": lambda: head_scores(model, ["the cat"], of=["first"]),
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_answers_exactly_the_calls_of_its_kind(kind: str, tmp_path: Path) -> None:
+    config, answered = KINDS[kind]
+    folder = tmp_path / "small"
+    if kind == "masked LM":
+        mask_bert(folder)
+    else:
+        write_small(folder, config)
+    model = load(folder)
+    assert model.kind == kind_of(model.design) == kind
+    assert {ask for ask in calls(model) if model.can(ask)} == answered
+    assert model.can("similarity")
+    for ask, call in calls(model).items():
+        if ask in answered:
+            call()
+            model.need(ask)
+            continue
+        # the way out follows the second colon, and the error begins with the public call
+        with pytest.raises((ValueError, TypeError), match=r"^\w+: [\w.]+ .*: \w+ "):
+            call()
+        with pytest.raises(ValueError, match=rf"^finding: {model.name} .*: \w+ "):
+            model.need(ask, "finding")
+
+
+def test_a_finding_needs_one_network_for_texts_that_predicts_words(tmp_path: Path) -> None:
+    for kind, said in {
+        "encoder-decoder": "reads one text and writes another: load a text encoder or decoder",
+        "image classifier": "reads images and has a head for 2 classes: load a text encoder",
+        "tagger": "has a head for 2 classes of each token, so it cannot predict words: load",
+    }.items():
+        model = load(write_small(tmp_path / kind, KINDS[kind][0]))
+        with pytest.raises(ValueError, match=f"^finding: {kind} {said}"):
+            finding(model, "the cat")
