@@ -89,7 +89,7 @@ STEPS = {
         {"tasks"},
         {"sentence"},
         {"model"},
-        {"vision"},
+        {"vision", "cross_encoder"},
         {"untrained"},
         {"loading"},
         {"pool"},

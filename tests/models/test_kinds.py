@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 
 from qkv.circuits import head_scores
 from qkv.findings import finding
-from qkv.models import load
+from qkv.models import CrossEncoderModel, DualEncoder, Model, load
 from qkv.models.kinds import kind_of
+from qkv.models.model import Seq2SeqModel
+from qkv.models.vision import VisionModel
 from qkv.see import show
 
 from .small_models import CONFIGS, write_small
@@ -104,6 +107,68 @@ def test_a_model_answers_exactly_the_calls_of_its_kind(kind: str, tmp_path: Path
             call()
         with pytest.raises(ValueError, match=rf"^finding: {model.name} .*: \w+ "):
             model.need(ask, "finding")
+
+
+@pytest.mark.parametrize("kind", [CrossEncoderModel, Seq2SeqModel, VisionModel, DualEncoder])
+def test_a_method_takes_the_arguments_of_the_method_that_it_overrides(kind: type) -> None:
+    """No kind hides a method with another signature behind an annotation."""
+    for name, method in dict(vars(kind)).items():
+        plain = getattr(Model, name, None)
+        if not callable(plain) or name in ("__init__", "__doc__", "__module__", "_build"):
+            continue
+        assert name not in inspect.get_annotations(kind)
+        own, wanted = ([*inspect.signature(one).parameters.values()] for one in (method, plain))
+        if own[-1].kind is not inspect.Parameter.VAR_KEYWORD:
+            assert {one.name for one in wanted[2:]} <= {one.name for one in own[2:]}
+        by_position = [one.name for one in wanted if one.kind is one.POSITIONAL_OR_KEYWORD]
+        assert [one.name for one in own][2 : len(by_position)] == by_position[2:]
+
+
+@pytest.mark.parametrize(
+    ("kind", "call", "argument", "value"),
+    [
+        ("cross-encoder", "predict", "top_k", 3),
+        ("classifier", "predict", "ablate", [(0, 0)]),
+        ("cross-encoder", "predict", "hide", "cat"),
+        ("cross-encoder", "predict", "edit", {"z": np.zeros(1)}),
+        ("image encoder", "model", "attention_mask", [[1]]),
+        ("image classifier", "model", "position_ids", [[1]]),
+        ("image embedder", "encode", "prompt", "a"),
+        ("image embedder", "encode", "prompt_name", "query"),
+        ("image embedder", "encode", "task", "query"),
+        ("image embedder", "encode", "output_value", None),
+        ("image embedder", "encode", "output_value", "token_embeddings"),
+        ("image embedder", "encode", "chunk_size", 3),
+    ],
+)
+def test_an_argument_for_another_kind_is_refused(
+    kind: str, call: str, argument: str, value: Any, tmp_path: Path
+) -> None:
+    model: Any = load(write_small(tmp_path / "small", KINDS[kind][0]))
+    given = ("the", "cat")
+    if kind.startswith("image"):
+        given = np.zeros((1, model.design.channels, *model.design.image), np.float32)
+    method = model if call == "model" else getattr(model, call)
+    said = rf"^{call}: {argument} is not for small, which .* head.*: omit {argument}$"
+    with pytest.raises(ValueError, match=said):
+        method(given, **{argument: value})
+
+
+def test_vectors_of_images_have_the_formats_of_vectors_of_texts(tmp_path: Path) -> None:
+    model: Any = load(write_small(tmp_path / "small", KINDS["image embedder"][0]))
+    shape = (3, model.design.channels, *model.design.image)
+    images = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    plain = np.concatenate([model(image[None]).embeds for image in images])
+    np.testing.assert_allclose(model.encode(images, batch_size=2), plain, rtol=1e-5, atol=1e-6)
+    short = plain[:, :4]
+    scaled = short / np.sqrt((short**2).sum(1, keepdims=True))
+    found = model.encode(images, truncate_dim=4, normalize_embeddings=True)
+    np.testing.assert_allclose(found, scaled, rtol=1e-5, atol=1e-6)
+    bits = model.encode(images, precision="ubinary")
+    assert np.array_equal(bits, np.packbits(plain > 0, axis=1))
+    assert model.encode(images[:1], batch_size=1).shape == plain[:1].shape
+    with pytest.raises(ValueError, match=rf"encode: truncate_dim is {plain.shape[1] + 1}"):
+        model.encode(images, truncate_dim=plain.shape[1] + 1)
 
 
 def test_a_finding_needs_one_network_for_texts_that_predicts_words(tmp_path: Path) -> None:

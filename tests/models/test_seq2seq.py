@@ -299,7 +299,7 @@ def test_many_texts_are_read_in_parts(model):
     ):
         model.trace(texts, logits=True)
     with pytest.raises(
-        ValueError, match=r"trace_stream: .* the decoder's text: call trace\(text, target="
+        ValueError, match=r"trace_stream: .* the decoder's text: add target, as in trace\("
     ):
         model.trace_stream(texts, logits=True)
     with pytest.raises(ValueError, match="batch_size is for texts without a target"):

@@ -13,7 +13,7 @@ import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer, util
 
 import qkv
-from qkv.models.model import CrossEncoderModel
+from qkv.models import CrossEncoderModel
 from qkv.models.other_libraries import ATTRIBUTES
 
 from . import test_cross_encoder as cross

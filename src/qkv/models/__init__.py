@@ -1,12 +1,13 @@
 """Find, read, check and run models."""
 
+from qkv.models.cross_encoder import CrossEncoderModel
 from qkv.models.families.registry import register
 from qkv.models.files.config import Config
 from qkv.models.files.find import places
 from qkv.models.files.names import Family, Fused
 from qkv.models.files.read import ModelError
 from qkv.models.loading import load, load_for
-from qkv.models.model import CrossEncoderModel, Model
+from qkv.models.model import Model
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
 from qkv.models.pool import Pool

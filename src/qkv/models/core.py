@@ -17,7 +17,7 @@ from qkv.models.files.names import Weights
 from qkv.models.files.read import GENERATION, ModelError, is_whole
 from qkv.models.files.saving import save_model, storage_type
 from qkv.models.files.sentence import Sentence
-from qkv.models.kinds import can, cannot, kind_of
+from qkv.models.kinds import can, cannot, does, kind_of
 from qkv.models.network.batch import Batch
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.design import AnyDesign
@@ -541,6 +541,14 @@ class Core:
             stop: only layers before this layer are run; None runs all layers.
         """
         return edits.below(stop).averaged(self.network, parts(batch, batch_size), stop)
+
+    def refuse(self, call: str, **given: Any) -> None:
+        """Raise a ValueError if an argument is given (not None or ()) that is for other kinds."""
+        for name, value in given.items():
+            if value is not None and not (isinstance(value, tuple) and not value):
+                raise ValueError(
+                    f"{call}: {name} is not for {self.name}, which {does(self.design)}: omit {name}"
+                )
 
     def need_words(self, call: str) -> int:
         """Return V, the size of the vocabulary, or raise a ValueError if no head predicts words."""

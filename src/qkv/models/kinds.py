@@ -44,6 +44,11 @@ def cannot(design: AnyDesign, ask: str) -> str:
     own: str | None = row.get(kind, row.get(kind.split()[0]))
     if own is not None:
         return own
+    return f"{does(design)}{row.get('without', '')}: {_TABLE['instead'][row['instead']]}"
+
+
+def does(design: AnyDesign) -> str:
+    """Return the text of a model's kind for errors, such as "has no head"."""
     outputs = 0 if design.head is None else design.head.outputs
-    does = _TABLE["kinds"][kind].format(outputs=outputs)
-    return f"{does}{row.get('without', '')}: {_TABLE['instead'][row['instead']]}"
+    text: str = _TABLE["kinds"][kind_of(design)]
+    return text.format(outputs=outputs)

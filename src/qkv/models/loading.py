@@ -14,6 +14,7 @@ import numpy as np
 
 from qkv.arrays import DType, float_type
 from qkv.files import StrPath
+from qkv.models.cross_encoder import CrossEncoderModel
 from qkv.models.families import described, towers
 from qkv.models.families.static_embedding import read_static
 from qkv.models.files import read
@@ -27,7 +28,7 @@ from qkv.models.files.sentence import Sentence, read_sentence
 from qkv.models.files.tensors import Tensors
 from qkv.models.files.tokenizer_config import configure
 from qkv.models.kinds import kind_of
-from qkv.models.model import CrossEncoderModel, Model, Seq2SeqModel
+from qkv.models.model import Model, Seq2SeqModel
 from qkv.models.network.design import Design, DualDesign, Seq2SeqDesign, VisionDesign
 from qkv.models.other_libraries import LOADING, advising
 from qkv.models.untrained import random_model

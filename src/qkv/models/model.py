@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Self, cast
+from typing import Self, cast
 
 from qkv.models.core import Core
 from qkv.models.sentence.encode import (
@@ -13,7 +13,7 @@ from qkv.models.sentence.encode import (
     routes,
     text_encoder,
 )
-from qkv.models.sentence.rank import predict_pairs, rank, ranker, similarity, similarity_pairwise
+from qkv.models.sentence.rank import rank, ranker, similarity, similarity_pairwise
 from qkv.models.tasks.call import call, call_pair, run_layers
 from qkv.models.tasks.generate import generate, rows, steps
 from qkv.models.tasks.gradient import gradient
@@ -124,18 +124,6 @@ class Model(Core):
         return self.subwords(word)
 
 
-class CrossEncoderModel(Model):
-    """A model that reads two texts together and scores the pair: one score, or one per class."""
-
-    predict: Any = predict_pairs  # A method that scores pairs of texts.
-
-    @property
-    def num_labels(self) -> int:
-        """C, the number of scores for a pair of texts."""
-        assert self.head is not None  # `qkv.load` uses this class only for models with a head
-        return self.head.steps.outputs
-
-
 class Seq2SeqModel(Model):
     """An encoder-decoder model, which reads one text and writes another.
 
@@ -144,8 +132,8 @@ class Seq2SeqModel(Model):
     `generate` returns the text that the decoder writes.
     """
 
-    __call__: Any = call_pair  # Takes ids for the encoder and for the decoder.
-    trace: Any = trace_pair  # If `target` is given, `trace` also traces the decoder.
+    __call__ = call_pair  # Takes ids for the encoder and for the decoder.
+    trace = trace_pair  # If `target` is given, `trace` also traces the decoder.
 
 
 def handed_on(model: Model, layer: int) -> list[tuple[str, int]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, ArrayLike, as_array, is_float, whole_number
+from qkv.arrays import Array, ArrayLike, as_array, is_float
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.models.files.image_preprocessor import Pixels
 from qkv.models.files.names import Names, Weights
@@ -20,11 +20,9 @@ from qkv.models.network.batch import Images, Picture
 from qkv.models.network.design import SCALE, DualDesign, VisionDesign
 from qkv.models.network.pooling import to_length_one
 from qkv.models.network.transformer import Transformer
-from qkv.models.run.batches import parts
 from qkv.models.run.inputs import TextReader
 from qkv.models.sentence.vectors import similarity
 from qkv.models.tasks.call import ModelOutput, output_of
-from qkv.progress import progress
 from qkv.text import Tokenized, Tokenizer
 
 Towers = Mapping[str, tuple[dict[str, Any], Names]]  # Each tower's config and parameter names.
@@ -77,6 +75,10 @@ class ImageReader(TextReader):
     def knows_words(self) -> bool:
         """True: a word is the name of a patch, such as "0,1"."""
         return True
+
+    def is_single(self, inputs: Any) -> bool:
+        """Return whether the input is one image instead of several."""
+        return not are_several(inputs)
 
     def need_tokenizer(self, call: str) -> Tokenizer:
         """Raise a ValueError: images have no tokenizer."""
@@ -160,100 +162,6 @@ class ImageReader(TextReader):
         return [[word]] if word in patch_names(*self.design.grid) else []
 
 
-def encode_images(
-    model: "VisionModel",
-    images: Any,
-    *,
-    batch_size: int = 32,
-    show_progress_bar: bool | None = None,
-    normalize_embeddings: bool = False,
-    ablate: Ablate = (),
-    hide: Hide = (),
-    edit: Edit = None,
-) -> Array:
-    """Return a vector for each image; the model's head must compute vectors, as in CLIP.
-
-    Args:
-        images: images that `pixels` accepts, or the floats (B, C, H, W) that it returns.
-        batch_size: the number of images in a batch.
-        show_progress_bar: whether to show a progress bar; if None, a bar appears only on a terminal
-            and only if the work takes long.
-        normalize_embeddings: whether vectors are scaled to length 1.
-        ablate: heads to ablate, as in `trace`.
-        hide: the patches to mask, by name or position, as in `trace`.
-        edit: activations to change, as in `trace`. A function `f(array, at)` gets the activation of
-            a batch of images; `at.texts` holds the index of each image. An array has one row per
-            image.
-
-    Returns:
-        (n, E) in the order of the images, or (E,) for a single image; E is the size of a vector.
-        The type is float32, or float64 for a float64 model.
-
-    Raises:
-        TypeError: `images` is a string or a path, or `trace` rejects the type of an argument.
-        ValueError: the model's head computes no vectors; an image has the wrong type or shape;
-            there are no images; or `trace` rejects an argument.
-    """
-    model.need("encode")
-    head = model.head
-    assert head is not None  # because the model can encode
-    batch_size = whole_number(batch_size, call="encode", name="batch_size", least=1)
-    batch = model.read(images, "encode")
-    edits = edits_of(edit, ablate, hide, call="encode")
-    batch, edited = model._fit(edits, batch)
-    edited = model._with_means(edited, batch, batch_size)
-    vectors = []
-    with progress("encode", len(batch), show_progress_bar) as advance:
-        for part in parts(batch, batch_size):
-            vectors.append(head(model.network.run(part, edited)[0], part.cu))
-            advance(len(part))
-    joined = np.concatenate(vectors)
-    joined = to_length_one(joined) if normalize_embeddings else joined
-    return joined if are_several(images) else joined[0]
-
-
-def call_images(
-    model: "VisionModel",
-    pixel_values: ArrayLike,
-    *,
-    ablate: Ablate = (),
-    hide: Hide = (),
-    edit: Edit = None,
-) -> ModelOutput:
-    """Run images.
-
-    Args:
-        pixel_values: floats (B, C, H, W), as `pixels` returns them.
-        ablate: heads to ablate, as in `trace`.
-        hide: the patches to mask, by name or position, as in `trace`.
-        edit: activations to change, as in `trace`.
-
-    Returns:
-        `last_hidden_state` (B, N + 1, D): the vector of "[CLS]", then of N patches, row by row.
-        For a classifier, the result also has `logits` (B, classes).
-
-    Raises:
-        TypeError: `pixel_values` are not floats.
-        ValueError: `pixel_values` have the wrong shape.
-    """
-    images, reader = as_array(pixel_values, call="model", name="pixel_values"), model.reader
-    if not is_float(images.dtype):
-        raise TypeError(
-            f"model: pixel_values are {images.dtype}: give floats, as model.pixels(images) "
-            "makes them"
-        )
-    if images.ndim != 4:
-        raise ValueError(f"model: pixel_values have shape {images.shape}: give {reader.wants}")
-    reader.check(images, "model")
-    edits = edits_of(edit, ablate, hide, call="model")
-    batch, edited = model._fit(edits, reader.patches(images))
-    network, rows = model.network, np.zeros((0, model.network.out_dim), model.network.dtype)
-    if len(batch):
-        rows, _ = network.run(batch, model._with_means(edited, batch))
-    seen = np.ones((len(batch), 1 + math.prod(reader.grid_of(images))), bool)
-    return output_of(network, rows, seen)
-
-
 class VisionModel(Model):
     """A model that reads images.
 
@@ -305,8 +213,51 @@ class VisionModel(Model):
         """
         return self.reader.prepare(images)
 
-    __call__: Any = call_images  # Takes pixel values.
-    encode: Any = encode_images  # Takes images.
+    def __call__(
+        self,
+        pixel_values: ArrayLike,
+        attention_mask: ArrayLike | None = None,
+        *,
+        position_ids: ArrayLike | None = None,
+        ablate: Ablate = (),
+        hide: Hide = (),
+        edit: Edit = None,
+    ) -> ModelOutput:
+        """Run images.
+
+        Args:
+            pixel_values: floats (B, C, H, W), as `pixels` returns them.
+            attention_mask: not supported, because images have no padding.
+            position_ids: not supported, because the positions of patches are fixed.
+            ablate: heads to ablate, as in `trace`.
+            hide: the patches to mask, by name or position, as in `trace`.
+            edit: activations to change, as in `trace`.
+
+        Returns:
+            `last_hidden_state` (B, N + 1, D): the vector of "[CLS]", then of N patches, row by row.
+            For a classifier, the result also has `logits` (B, classes).
+
+        Raises:
+            TypeError: `pixel_values` are not floats.
+            ValueError: `pixel_values` have the wrong shape, or an argument is not supported.
+        """
+        self.refuse("model", attention_mask=attention_mask, position_ids=position_ids)
+        images, reader = as_array(pixel_values, call="model", name="pixel_values"), self.reader
+        if not is_float(images.dtype):
+            raise TypeError(
+                f"model: pixel_values are {images.dtype}: give floats, as model.pixels(images) "
+                "makes them"
+            )
+        if images.ndim != 4:
+            raise ValueError(f"model: pixel_values have shape {images.shape}: give {reader.wants}")
+        reader.check(images, "model")
+        edits = edits_of(edit, ablate, hide, call="model")
+        batch, edited = self._fit(edits, reader.patches(images))
+        network, rows = self.network, np.zeros((0, self.network.out_dim), self.network.dtype)
+        if len(batch):
+            rows, _ = network.run(batch, self._with_means(edited, batch))
+        seen = np.ones((len(batch), 1 + math.prod(reader.grid_of(images))), bool)
+        return output_of(network, rows, seen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -425,7 +376,7 @@ class DualEncoder(Model):
         Args:
             images: images that `VisionModel.pixels` accepts, or the floats (B, C, H, W) that it
                 returns.
-            options: the options of `VisionModel.encode`.
+            options: the options of `VisionModel.encode`, except options for texts.
 
         Returns:
             (n, E), or (E,) for a single image.
@@ -502,6 +453,7 @@ class DualEncoder(Model):
         texts = super().__call__(input_ids, attention_mask, position_ids=position_ids, **options)
         images = self.vision(pixel_values).embeds
         assert texts.embeds is not None
+        assert images is not None
         return DualOutput(
             texts.last_hidden_state,
             embeds=texts.embeds,

@@ -290,6 +290,10 @@ class TextReader:
         """The method `TextReader.ids`, or None if the model has no tokenizer."""
         return None if self.tokenizer is None else self.ids
 
+    def is_single(self, inputs: Any) -> bool:
+        """Return whether the input is one text instead of several."""
+        return isinstance(inputs, str)
+
     def need_tokenizer(self, call: str) -> Tokenizer:
         """Return the tokenizer.
 

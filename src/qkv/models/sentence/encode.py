@@ -16,7 +16,7 @@ from qkv.extras import need
 from qkv.models.core import Core
 from qkv.models.files.sentence import Sentence
 from qkv.models.network.batch import Batch, PackedIds
-from qkv.models.run.batches import windows
+from qkv.models.run.batches import parts, windows
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.fit_edits import check
 from qkv.models.run.inputs import check_device, check_ids
@@ -378,17 +378,19 @@ def encode(
     hide: Hide = (),
     edit: Edit = None,
 ) -> Any:
-    """Return a vector for each text, pooled and scaled as the model's files say.
+    """Return a vector for each text or image, pooled and scaled as the model's files say.
 
     Texts of similar length run together, without padding. A text longer than `max_seq_length` is
     truncated as in `trace`; the model's files may set other limits for queries and documents
     (`task`). White space around a text stays, and the tokenizer decides whether it has tokens.
 
     Args:
-        inputs: one text or any iterable of texts.
-        batch_size: a batch has at most `128 * batch_size` tokens, so it holds `batch_size` texts of
-            128 tokens, more texts if they are shorter, and fewer texts if they are longer. A text
-            with more than `128 * batch_size` tokens runs alone.
+        inputs: one text or any iterable of texts. For a model that reads images, one image or
+            several images, as in `trace`; the head must compute vectors, as in CLIP.
+        batch_size: the number of images in a batch. A batch of texts has at most `128 * batch_size`
+            tokens, so it holds `batch_size` texts of 128 tokens, more texts if they are shorter,
+            and fewer texts if they are longer. A text with more than `128 * batch_size` tokens runs
+            alone.
         show_progress_bar: whether to show a progress bar; if None, a bar appears only on a terminal
             and only if the work takes long.
         normalize_embeddings: whether vectors are scaled to length 1; None follows the model's
@@ -435,9 +437,10 @@ def encode(
 
     Raises:
         TypeError: a text is not a string; the texts are a dict; or `trace` does not accept the
-            edits.
+            images or the edits.
         ValueError: a text has no tokens; a prompt or route does not exist; `precision` needs
-            several texts; an argument is invalid; or `trace` does not accept the edits.
+            several texts; an argument is invalid, or is not for images; the head for images
+            computes no vectors; or `trace` does not accept the images or the edits.
         ImportError: the result should be tensors, but torch is not installed.
 
     Source:
@@ -458,18 +461,21 @@ def encode(
     check_precision(precision, call="encode", output_value=output_value)
     tensors = convert_to_tensor or not convert_to_numpy
     torch = need("torch", "torch") if tensors else None
-    encoder = text_encoder(
-        model,
-        batch_size=batch_size,
-        normalize_embeddings=normalize_embeddings,
-        output_value=output_value,
-        prompt_name=prompt_name,
-        prompt=prompt,
-        truncate_dim=truncate_dim,
-        task=task,
-    )
-    texts = [inputs] if isinstance(inputs, str) else inputs
-    edits = edits_of(edit, ablate, hide, call="encode")
+    options: dict[str, Any] = {
+        "batch_size": batch_size,
+        "normalize_embeddings": normalize_embeddings,
+        "truncate_dim": truncate_dim,
+    }
+    of_texts = {"prompt_name": prompt_name, "prompt": prompt, "task": task}
+    single, edits = model.reader.is_single(inputs), edits_of(edit, ablate, hide, call="encode")
+    if not model.can("text"):
+        whole = output_value == "sentence_embedding"
+        others = {"output_value": None if whole else str(output_value), "pool": pool}
+        model.refuse("encode", **of_texts, **others, chunk_size=chunk_size)
+        vectors = encode_images(model, inputs, show_progress_bar, edits, **options)
+        return _converted(vectors, precision, torch, joined=convert_to_tensor, single=single)
+    encoder = text_encoder(model, output_value=output_value, **options, **of_texts)
+    texts = [inputs] if single else inputs
     check(edits, encoder.model.network, encoder.model.reader)
     if pool is not None:
         if pool.model is not model:
@@ -484,11 +490,47 @@ def encode(
         vectors = pool.encode(encoder, texts, chunk_size, show_progress_bar)
     else:
         vectors = encoder.all(texts, show_progress_bar, edits)
+    return _converted(vectors, precision, torch, joined=convert_to_tensor, single=single)
+
+
+def _converted(vectors: Any, precision: str, torch: Any, *, joined: bool, single: bool) -> Any:
+    """Return vectors in the format that the options of `encode` name."""
     if precision != "float32":
         vectors = quantized(vectors, precision, call="encode")
     if torch is not None:
-        vectors = as_tensors(vectors, torch, joined=convert_to_tensor)
-    return vectors[0] if isinstance(inputs, str) else vectors
+        vectors = as_tensors(vectors, torch, joined=joined)
+    return vectors[0] if single else vectors
+
+
+def encode_images(
+    model: Core,
+    images: Any,
+    show: bool | None,
+    edits: Edits,
+    *,
+    batch_size: int,
+    normalize_embeddings: bool | None,
+    truncate_dim: int | None,
+) -> Array:
+    """Return a vector for each image, (n, width); the arguments are those of `encode`."""
+    model.need("encode")
+    head = model.head
+    assert head is not None  # because the model can encode
+    batch_size = whole_number(batch_size, call="encode", name="batch_size", least=1)
+    if truncate_dim is not None:
+        truncate_dim = whole_number(
+            truncate_dim, call="encode", name="truncate_dim", least=1, most=head.steps.outputs
+        )
+    batch, edited = model._fit(edits, model.read(images, "encode"))
+    edited = model._with_means(edited, batch, batch_size)
+    vectors = []
+    with progress("encode", len(batch), show) as advance:
+        for part in parts(batch, batch_size):
+            vectors.append(head(model.network.run(part, edited)[0], part.cu))
+            advance(len(part))
+    return model.sentence.finish(
+        np.concatenate(vectors), normalize=normalize_embeddings, truncate_dim=truncate_dim
+    )
 
 
 def encode_query(

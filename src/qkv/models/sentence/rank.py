@@ -1,4 +1,4 @@
-"""Compare vectors, and score pairs of texts: `similarity`, `rank`, `predict` of a cross-encoder."""
+"""Compare vectors, and score pairs of texts: `similarity` and `rank`."""
 
 import math
 import warnings
@@ -9,8 +9,6 @@ from typing import Any, cast
 import numpy as np
 
 from qkv.arrays import Array, ArrayLike, whole_number
-from qkv.attend import softmax
-from qkv.extras import need
 from qkv.models.core import Core
 from qkv.models.files.sentence import ACTIVATIONS, Sentence
 from qkv.models.network.batch import PackedIds
@@ -487,85 +485,3 @@ def ranker(
     """
     model.need("rank")
     return Ranker(model, "rank", prompt_name, prompt, activation_fn)
-
-
-def predict_pairs(
-    model: Core,
-    inputs: Sequence[str] | Iterable[Sequence[str]],
-    *,
-    prompt_name: str | None = None,
-    prompt: str | None = None,
-    batch_size: int = 32,
-    show_progress_bar: bool | None = None,
-    activation_fn: Any = None,
-    apply_softmax: bool = False,
-    convert_to_numpy: bool = True,
-    convert_to_tensor: bool = False,
-    device: Any = None,
-) -> Any:
-    """Return a score for each pair of texts, or a score for each pair and class.
-
-    Args:
-        inputs: pairs of texts, or one pair.
-        prompt_name: the name of the prompt before the first text of each pair, as in `encode`.
-        prompt: the text of a prompt, instead of `prompt_name`.
-        batch_size: a batch has at most `128 * batch_size` tokens, so it holds `batch_size` pairs of
-            128 tokens, more pairs if they are shorter, and fewer if they are longer. A pair with
-            more than `128 * batch_size` tokens runs alone.
-        show_progress_bar: as in `encode`.
-        activation_fn: the function that turns logits into scores: a function of an array, or an
-            activation of torch.nn. The default is the activation from the model's files. If the
-            files contain no activation, a model with one class applies a sigmoid, and a model with
-            several classes applies no activation.
-        apply_softmax: whether to apply a softmax to the scores of several classes.
-        convert_to_numpy: False for a list of torch tensors, one per pair.
-        convert_to_tensor: True for one torch tensor.
-        device: None or "cpu".
-
-    Returns:
-        The scores (n,), or (n, C) for C classes. For one pair, the result is a number or (C,). The
-        type is float32, or float64 for a float64 model.
-
-    Raises:
-        TypeError: the inputs are not pairs of strings.
-        ValueError: no text has a token, or an argument is invalid.
-        ImportError: the result should be tensors, but torch is not installed.
-    """
-    check_device(device, "predict")
-    tensors = convert_to_tensor or not convert_to_numpy
-    torch = need("torch", "torch") if tensors else None
-    batch_size = whole_number(batch_size, call="predict", name="batch_size", least=1)
-    single, pairs = _checked_pairs(inputs)
-    scorer = Ranker(model, "predict", prompt_name, prompt, activation_fn)
-    scores = np.empty((0,) if scorer.classes == 1 else (0, scorer.classes))
-    if pairs:
-        read = scorer.each(*zip(*pairs, strict=True))
-        with progress("predict", len(read), show_progress_bar) as advance:
-            scores = scorer.all(read, batch_size, advance)
-        scorer.warn(read, "pairs")
-    if apply_softmax and scorer.classes > 1:
-        scores = softmax(scores)
-    scores = scores.astype(model.network.dtype, copy=False)
-    if torch is not None:
-        scores = vectors.as_tensors(scores, torch, joined=convert_to_tensor)
-    return scores[0] if single else scores
-
-
-def _checked_pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
-    """Return `(single, pairs)`; `single` is True if the input is one pair instead of several."""
-    if isinstance(inputs, str | bytes) or not isinstance(inputs, Iterable):
-        raise TypeError(
-            f"predict: `inputs` is {type(inputs).__name__}: this model reads two texts together: "
-            "give pairs of strings, or one pair"
-        )
-    rows = [*inputs]
-    single = len(rows) == 2 and all(isinstance(row, str) for row in rows)
-    pairs: list[tuple[str, str]] = []
-    for number, row in enumerate([rows] if single else rows):
-        if isinstance(row, str) or not isinstance(row, Sequence | np.ndarray) or len(row) != 2:
-            count = len(row) if isinstance(row, list | tuple | np.ndarray) else 0
-            about = f"{type(row).__name__}{f' of {count}' if count else ''}"
-            raise TypeError(f"predict: pair {number} is {about}: give two strings")
-        first, second = (check_text(text, call="predict", name=f"pair {number}") for text in row)
-        pairs.append((first, second))
-    return single, pairs

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -397,6 +397,27 @@ def as_trace(
     )
 
 
+class Options(TypedDict, total=False):
+    """The options of `trace`."""
+
+    layers: int | Iterable[int] | None
+    names: Names | None
+    top_k: int | None
+    logits: bool
+    batch_size: int | None
+    ablate: Ablate
+    hide: Hide
+    edit: Edit
+
+
+@overload
+def trace_pair(
+    model: Core, texts: Texts, *, target: None = None, **options: Unpack[Options]
+) -> Trace: ...
+@overload
+def trace_pair(
+    model: Core, texts: Texts, *, target: Texts, **options: Unpack[Options]
+) -> Seq2SeqTrace: ...
 def trace_pair(
     model: Core,
     texts: Texts,
