@@ -183,7 +183,7 @@ def with_whole_words(
 
 def _text(tokenizer: SubwordTokenizer) -> str:
     """Return the tokenizer.json."""
-    return tokenizer._inner.to_str()
+    return tokenizer.inner.to_str()
 
 
 def _cut(text: str) -> list[tuple[str, tuple[int, int]]]:

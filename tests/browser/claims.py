@@ -123,7 +123,7 @@ def names_of(model: Model) -> np.ndarray:
         text = model.decode([id])
         if "\ufffd" in text:
             return "part of a character"
-        if id in model._eos_ids:
+        if id in model.eos_ids:
             return "end of text"
         if text and not text.strip("\n"):
             return "new line"

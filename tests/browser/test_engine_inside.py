@@ -25,7 +25,7 @@ def bare(visit: Visit) -> Page:
 
 def test_every_character_is_read_as_the_library_reads_it(visit: Visit, model: Model) -> None:
     """Only marks and punctuation of scripts newer than the library's Unicode may differ."""
-    inner = model.tokenizer._inner
+    inner = model.tokenizer.inner
     normalize, cut = inner.normalizer.normalize_str, inner.pre_tokenizer.pre_tokenize_str
     none = ("Cn", "Cs", "Co")
     marks = [chr(i) for i in range(0x20000) if unicodedata.category(chr(i)) not in none]

@@ -461,7 +461,9 @@ def test_models_without_a_residual_stream_of_sums(small, call):
     for kind, words in faults.items():
         with pytest.raises(ValueError, match=f"^{call.__name__}: .*{words}"):
             call(small(kind), **ABOUT, **more)
-    with pytest.raises(ValueError, match=f"^{call.__name__}: .* computes no logits for words"):
+    with pytest.raises(
+        ValueError, match=f"^{call.__name__}: .* has no head, so it cannot predict words"
+    ):
         call(small("headless"), **ABOUT, **more)
     with pytest.raises(TypeError, match=f"^{call.__name__}: `model` is str: give a model"):
         call("gpt2", **ABOUT, **more)

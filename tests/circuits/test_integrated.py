@@ -113,5 +113,7 @@ def test_invalid_arguments_are_refused(small, options, error, words):
 
 
 def test_a_model_without_an_lm_head_is_refused(small):
-    with pytest.raises(ValueError, match=r"integrated_gradients: .* has no LM head"):
+    with pytest.raises(
+        ValueError, match=r"integrated_gradients: .* has no head, so it cannot predict"
+    ):
         integrated_gradients(small("headless"), IDS, of=OF)

@@ -334,7 +334,7 @@ def greedy(pair: Pair, family: str, prompts: list[Any], changes: Any, side: str 
 
 
 def with_ids(pair: Pair, prompts: list[Any], **options: Any) -> list[list[int]]:
-    pair.ours._eos_ids = frozenset()  # no end token stops a text early
+    pair.ours.eos_ids = frozenset()  # no end token stops a text early
     given = [prompt.tolist() for prompt in prompts]
     return [one.ids for one in pair.ours.generate(given, max_new_tokens=COUNT, **options)]
 
@@ -413,7 +413,7 @@ def test_twenty_tokens_of_an_encoder_decoder_with_a_masked_token(pairs: Any) -> 
     pair, prompts = pairs("t5", torch.float64), texts_of(7, [8, 3])
     found = with_ids(pair, prompts, hide=[1], ablate=[(1, 2)])
     expected = []
-    pair.ours._eos_ids = frozenset()
+    pair.ours.eos_ids = frozenset()
     with torch.no_grad(), double(True):
         for prompt in prompts:
             mask = torch.ones((1, len(prompt)), dtype=torch.int64)

@@ -86,10 +86,9 @@ def check_residual(model: Model, call: str) -> Model:
 
 def ungrouped(model: Model) -> Model:
     """Return a copy of the model in which each query head has its own key and value head."""
-    other = copy(model)
-    other._network = copy(model.network)
-    other._network.layers = [_ungrouped(block) for block in model.layers]
-    return other
+    network = copy(model.network)
+    network.layers = [_ungrouped(block) for block in model.layers]
+    return model.with_network(network)
 
 
 def _ungrouped(block: Block) -> Block:

@@ -229,7 +229,7 @@ def finding(
         [position, *_] = mask_positions(tokens, model.tokenizer, model.name, call)
     position = whole_number(position, call=call, name="position", least=-sys.maxsize)
     position += len(tokens) * (position < 0)
-    edits = model._plain(edits_of(edit, ablate, hide, call=call), tokens)
+    edits = model.edit_records(edits_of(edit, ablate, hide, call=call), tokens)
     before, after = _measured(model, tokens, position, edits, call)
     about = {"name": model.name, "sha256": model.sha256}
     return Finding(about, text, position, edits, claim, before, after, model)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from copy import copy
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
@@ -92,7 +93,9 @@ class Parameters(MutableMapping[str, Array]):
 
 
 # attributes that `__init__` sets
-_SET = ("name", "config", "tokenizer", "design", "kind", "reader")
+_SET = {"name", "config", "tokenizer", "design", "kind", "reader"} | {
+    *("eos_ids", "notices", "penalties", "routing"),
+}
 
 
 class Core:
@@ -116,14 +119,14 @@ class Core:
         self.config, self.design, self.kind = config, design, kind_of(design)
         for key, array in weights.parameters.items():
             weights.parameters[key] = frozen(array)
-        self._weights, self._notices = weights, dict(notices or {})
+        self._weights, self.notices = weights, dict(notices or {})
         self._generation = dict(generation or {})
         # the other JSON files in the model's folder, by file name; None if a file is missing
         self._json_files: dict[str, Any] = {GENERATION: self._generation or None}
-        self._routing, self._route, self._others = Routing({"": ()}), "", dict[str, Self]()
+        self.routing, self._route, self._others = Routing({"": ()}), "", dict[str, Self]()
         self.reader = self._new_reader(name, tokenizer, sentence or Sentence())
         self._build()
-        self.sentence.width(self._vector_size)  # raises an error unless the modules' sizes match
+        self.sentence.width(self.vector_size)  # raises an error unless the modules' sizes match
         # without a position table, a file may set a limit above the number of positions
         passes = self.sentence.passes_positions
         most = self.network.embedding.max_positions if passes else design.max_seq_length
@@ -134,9 +137,9 @@ class Core:
             rows=len(self.network.embedding.table),
             fills_gaps=self.can("predict") and not self.generates,
         )
-        self._eos_ids = end_ids(config, self._generation, name)
+        self.eos_ids = end_ids(config, self._generation, name)
         rules = self._generation if self.generates else {}
-        self._penalties = Penalties.read(rules, f"{GENERATION} of {name}", self._eos_ids)
+        self.penalties = Penalties.read(rules, f"{GENERATION} of {name}", self.eos_ids)
         if tokenizer is not None:
             for limit in (self.max_seq_length, *self.sentence.task_limits.values()):
                 check_tokenizer(tokenizer, self.reader.rows, limit, name)
@@ -161,7 +164,7 @@ class Core:
 
     def __repr__(self) -> str:
         name, kind = visible(self.name), self.config.get("model_type")
-        routes = f", routes {', '.join(self._routing.ways)}" if self._routing.is_choice else ""
+        routes = f", routes {', '.join(self.routing.ways)}" if self.routing.is_choice else ""
         return (
             f"<Model {name}: {kind}, {self.num_layers} layers, {self.num_heads} heads, "
             f"vectors of {self.dim}{routes}>"
@@ -239,11 +242,28 @@ class Core:
 
     @max_seq_length.setter
     def max_seq_length(self, limit: int | None) -> None:
-        checked = [(model, model._checked_limit(limit)) for model in self._all_routes()]
+        checked = [(model, model._checked_limit(limit)) for model in self.all_routes()]
         for model, number in checked:
             model.reader = replace(model.reader, limit=number)
 
-    def _all_routes(self) -> list[Self]:
+    @property
+    def routes(self) -> Mapping[str, Self]:
+        """The models of all routes, keyed by name; read-only; empty if the model has no `Router`.
+
+        `encode`, `encode_query` and `encode_document` choose the route; all other methods use the
+        default route, which is this model. To use another route, call a method of its model:
+        `model.routes["query"].trace(text)`.
+
+        >>> import qkv
+        >>> dict(qkv.load("random").routes)
+        {}
+        """
+        if not self.routing.is_choice:
+            return MappingProxyType({})
+        models = {self._route: self, **self._others}
+        return MappingProxyType({name: models[name] for name in self.routing.ways})
+
+    def all_routes(self) -> list[Self]:
         """Return this model and the models of its other routes, e.g. for queries and documents."""
         return [self, *self._others.values()]
 
@@ -288,6 +308,12 @@ class Core:
         """
         return self._weights.sha256
 
+    def with_network(self, network: Transformer) -> Self:
+        """Return a copy of the model that runs another network."""
+        model = copy(self)
+        model._network = network
+        return model
+
     def with_parameters(self, parameters: Mapping[str, ArrayLike], dtype: Any = None) -> Self:
         """Return a copy of the model that holds copies of the arrays in `parameters`.
 
@@ -317,17 +343,17 @@ class Core:
         model._build()
         return model
 
-    def _read_as(self, sentence: Sentence) -> Self:
+    def read_as(self, sentence: Sentence) -> Self:
         """Return a model that has the same arrays as this model, and new settings for texts."""
         model = copy(self)
         model._weights = replace(self._weights, parameters=dict(self._weights.parameters))
         model.reader = replace(self.reader, sentence=sentence)
-        sentence.width(model._vector_size)
+        sentence.width(model.vector_size)
         return model
 
-    def _join(self, routing: Routing, models: Mapping[str, Self]) -> Self:
+    def join_routes(self, routing: Routing, models: Mapping[str, Self]) -> Self:
         """Use this model for the default route, and store the models of the other routes in it."""
-        self._routing, self._route = routing, routing.first
+        self.routing, self._route = routing, routing.first
         self._others = {name: model for name, model in models.items() if name != routing.first}
         return self
 
@@ -346,16 +372,16 @@ class Core:
         return network.decoder.head if isinstance(network, EncoderDecoder) else network.head
 
     @property
-    def _embedder(self) -> BuiltHead | None:
+    def embedder(self) -> BuiltHead | None:
         """The head, if it computes the vector of a text or an image; None otherwise."""
         head = self.head
         embeds = head is not None and head.steps.embeds
         return head if embeds and not self.sentence.has_pooling else None
 
     @property
-    def _vector_size(self) -> int:
+    def vector_size(self) -> int:
         """The size of a text's vector directly after pooling."""
-        return self.network.out_dim if self._embedder is None else self._embedder.steps.outputs
+        return self.network.out_dim if self.embedder is None else self.embedder.steps.outputs
 
     @property
     def generates(self) -> bool:
@@ -482,7 +508,7 @@ class Core:
         >>> bool(np.abs(same.parameters["embed.weight"] - table).max() < np.abs(table).max() / 250)
         True
         """
-        kind, models = storage_type(dtype), self._all_routes()
+        kind, models = storage_type(dtype), self.all_routes()
         if linked := next(filter(None, (model.sentence.linked for model in models)), None):
             raise ModelError(
                 f"save: {linked} is a link to a file outside the model's folder, whose content "
@@ -520,16 +546,16 @@ class Core:
         """
         return self.reader.read(inputs, call, first)
 
-    def _fit(self, edits: Edits, batch: Batch, **others: Any) -> Fitted:
+    def check_edits(self, edits: Edits, batch: Batch, **others: Any) -> Fitted:
         """Check that edits fit this model and a batch; pass the arguments in `others` to `fit`."""
         return fit(edits, batch, self.network, self.reader, **others)
 
-    def _plain(self, edits: Edits, text: Tokenized) -> list[dict[str, Any]]:
+    def edit_records(self, edits: Edits, text: Tokenized) -> list[dict[str, Any]]:
         """Check the edits of one text, and return them as JSON values."""
-        [text], _ = self._fit(edits, Batch([text]))
+        [text], _ = self.check_edits(edits, Batch([text]))
         return plain(edits, text, self.network, self.reader)
 
-    def _with_means(
+    def with_means(
         self, edits: EditedRun, batch: Batch, batch_size: int | None = None, stop: int | None = None
     ) -> EditedRun:
         """Compute the averages that mean ablations need, in an unedited run of all texts.

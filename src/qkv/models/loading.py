@@ -119,10 +119,10 @@ def _read(folder: Path, name: str, kind: DType | None) -> Model:
         alike = (other for other in models.values() if other.sentence.home == sentence.home)
         twin = next(alike, None)
         models[route] = (
-            _of_files(folder, name, sentence, kind) if twin is None else twin._read_as(sentence)
+            _of_files(folder, name, sentence, kind) if twin is None else twin.read_as(sentence)
         )
     model = models[routing.first]
-    return model._join(routing, models) if routing.is_choice else model
+    return model.join_routes(routing, models) if routing.is_choice else model
 
 
 def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -> Model:
@@ -159,7 +159,7 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -
         _warn_of_left_out(Config(values, str(home / read.CONFIG)), weights)
     tokenizer = _tokenizer(home / read.TOKENIZER, lowercase=sentence.lowercase)
     if tokenizer is not None:
-        configure(tokenizer, sentence._tokenizer_config(), home, values["model_type"])
+        configure(tokenizer, sentence.tokenizer_config(), home, values["model_type"])
     made: Callable[..., Model] = _CLASSES.get(kind_of(design).split()[0], Model)
     if isinstance(design, VisionDesign):
         made = partial(VisionModel, pixels=Pixels.read(home, design))

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Self, cast
 
 from qkv.models.core import Core
 from qkv.models.sentence.encode import (
@@ -10,7 +9,6 @@ from qkv.models.sentence.encode import (
     encode_document,
     encode_query,
     encode_stream,
-    routes,
     text_encoder,
 )
 from qkv.models.sentence.rank import rank, ranker, similarity, similarity_pairwise
@@ -30,6 +28,10 @@ class Model(Core):
         design: the sizes and options of the network.
         kind: the kind of model, such as "masked LM", "decoder", "cross-encoder" or "dual encoder".
         reader: converts texts to the tokens that the network processes.
+        eos_ids: the ids of the tokens that end a generated text.
+        penalties: the rules of generation_config.json that change the logits of the next token.
+        routing: the choice of a route for a task, read from the model's files.
+        notices: the texts of the licence and other documents in the model's folder, by file name.
 
     >>> import qkv
     >>> model = qkv.load("random")
@@ -68,20 +70,6 @@ class Model(Core):
     ranker = ranker
 
     @property
-    def routes(self) -> Mapping[str, Self]:
-        """The models of all routes, keyed by name; read-only; empty if the model has no `Router`.
-
-        `encode`, `encode_query` and `encode_document` choose the route; all other methods use the
-        default route, which is this model. To use another route, call a method of its model:
-        `model.routes["query"].trace(text)`.
-
-        >>> import qkv
-        >>> dict(qkv.load("random").routes)
-        {}
-        """
-        return cast(Mapping[str, Self], routes(self))
-
-    @property
     def prompts(self) -> Mapping[str, str]:
         """The prompts that `encode` can put before a text, keyed by name; read-only.
 
@@ -106,7 +94,7 @@ class Model(Core):
         8
         """
         first = next(iter(self.routes.values()), self)
-        return first.sentence.width(first._vector_size)
+        return first.sentence.width(first.vector_size)
 
     def get_sentence_embedding_dimension(self) -> int:
         """Return the result of `get_embedding_dimension()`.

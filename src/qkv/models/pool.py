@@ -60,7 +60,7 @@ class Pool:
             self._folder.cleanup()
             raise
         threads = max(1, get_num_threads() // self.processes)
-        limits = [route.max_seq_length for route in model._all_routes()]
+        limits = [route.max_seq_length for route in model.all_routes()]
         self._executor = ProcessPoolExecutor(
             self.processes,
             mp_context=multiprocessing.get_context("spawn"),  # "fork" would copy only one thread
@@ -140,7 +140,7 @@ def _begin(parent: int, folder: str, name: str, limits: Sequence[int | None], th
     end_with_parent(parent)
     set_num_threads(threads)
     _model = load(folder)
-    for model, limit in zip(_model._all_routes(), limits, strict=True):
+    for model, limit in zip(_model.all_routes(), limits, strict=True):
         model.reader = replace(model.reader, name=name, limit=limit)
 
 

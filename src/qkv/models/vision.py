@@ -252,10 +252,10 @@ class VisionModel(Model):
             raise ValueError(f"model: pixel_values have shape {images.shape}: give {reader.wants}")
         reader.check(images, "model")
         edits = edits_of(edit, ablate, hide, call="model")
-        batch, edited = self._fit(edits, reader.patches(images))
+        batch, edited = self.check_edits(edits, reader.patches(images))
         network, rows = self.network, np.zeros((0, self.network.out_dim), self.network.dtype)
         if len(batch):
-            rows, _ = network.run(batch, self._with_means(edited, batch))
+            rows, _ = network.run(batch, self.with_means(edited, batch))
         seen = np.ones((len(batch), 1 + math.prod(reader.grid_of(images))), bool)
         return output_of(network, rows, seen)
 
@@ -345,7 +345,7 @@ class DualEncoder(Model):
             if name.startswith(prefix)
         }
         weights = Weights(names, _Own(self._weights.parameters, prefix), tensor_names=own)
-        about = {"name": f"{self.name}.{side}", "notices": self._notices}
+        about = {"name": f"{self.name}.{side}", "notices": self.notices}
         return about | {"config": config, "weights": weights}
 
     @property

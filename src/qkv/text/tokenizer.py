@@ -35,6 +35,7 @@ class Tokenizer:
         cuts_left: whether a text that is too long loses its first tokens instead of its last.
         rows: the number of rows of the model's token table, if some tokens have no row; otherwise
             None. A text with a token without a row is an error.
+        inner: the tokenizer of the library tokenizers, which splits the texts.
     """
 
     cuts_left = False
@@ -42,7 +43,7 @@ class Tokenizer:
     _frames = True  # whether the class adds special tokens around a text
 
     def __init__(self, inner: "tokenizers.Tokenizer", factor: float = 1.0) -> None:
-        self._inner = inner
+        self.inner = inner
         # The rules turn a text of at most this length into at most `GROWN` characters.
         self._at_once = max(1, int(GROWN / factor))
         self.unknown = _unknown(inner)
@@ -68,19 +69,19 @@ class Tokenizer:
     @property
     def vocabulary(self) -> dict[str, int]:
         """A copy of the vocabulary: each token (with a row) and its id, in the order of the ids."""
-        known = sorted(self._inner.get_vocab().items(), key=lambda item: item[1])
+        known = sorted(self.inner.get_vocab().items(), key=lambda item: item[1])
         return {token: index for token, index in known if self.rows is None or index < self.rows}
 
     @property
     def rules(self) -> dict[str, Any]:
         """A copy of the contents of the tokenizer.json."""
-        rules: dict[str, Any] = json.loads(self._inner.to_str())
+        rules: dict[str, Any] = json.loads(self.inner.to_str())
         return rules
 
     @cached_property
     def mask(self) -> str | None:
         """The mask token, which marks a word to guess; None if the vocabulary has no mask token."""
-        known = self._inner.get_vocab()
+        known = self.inner.get_vocab()
         return next((token for token in MASKS if token in known), None)
 
     @cached_property
@@ -89,13 +90,13 @@ class Tokenizer:
 
         A token spans two words if it contains a space after another character, as in "of the".
         """
-        spelled = (from_bytes(token, "replace") for token in self._inner.get_vocab())
+        spelled = (from_bytes(token, "replace") for token in self.inner.get_vocab())
         return not any(map(_ACROSS.search, spelled))
 
     @cached_property
     def blank(self) -> str:
         """The mark of a space before a word: "Ġ" or "▁"; "" if the vocabulary has no such mark."""
-        tokens = self._inner.encode("a a", add_special_tokens=False).tokens
+        tokens = self.inner.encode("a a", add_special_tokens=False).tokens
         return next((token[0] for token in tokens if token.startswith(BLANKS)), "")
 
     def entries(self, word: str) -> dict[str, int]:
@@ -105,17 +106,17 @@ class Tokenizer:
         this token and the token without a space. The result is empty if the word is not one token.
         """
         text = text_of(check_text(word, call="entries", name="the word"))
-        names = [word] * (getattr(self._inner.model, "end_of_word_suffix", None) is None)
+        names = [word] * (getattr(self.inner.model, "end_of_word_suffix", None) is None)
         if self.blank:
             spelled = to_bytes if self.blank == BLANKS[0] else str
             both = [text] if text.startswith(" ") or not text else [text, f" {text}"]
             names = [spelled(one).replace(" ", self.blank) for one in both]
-        ids = {name: self._inner.token_to_id(name) for name in names}
+        ids = {name: self.inner.token_to_id(name) for name in names}
         if not (found := {name: index for name, index in ids.items() if index is not None}):
             [row] = self.ids_batch([text])  # for example, if the tokenizer ignores case
             name = self.token(int(row[0])) if len(row) == 1 else self.unknown
             name = word if name == self.unknown else str(name)
-            known = self._inner.token_to_id(name)
+            known = self.inner.token_to_id(name)
             found = {} if known is None else {name: known}
         return {name: index for name, index in found.items() if index < (self.rows or len(self))}
 
@@ -132,7 +133,7 @@ class Tokenizer:
         check_text(text, call="tokenize", name="text")
         with _said("tokenize"):
             self._check_growth(text, "tokenize")
-            encoding = self._inner.encode(text, add_special_tokens=self._frames)
+            encoding = self.inner.encode(text, add_special_tokens=self._frames)
         return _tokenized(self._with_rows(encoding, "tokenize"))
 
     def tokenize_batch(self, texts: Iterable[str]) -> list[Tokenized]:
@@ -171,7 +172,7 @@ class Tokenizer:
         for text in check_texts((first, second), call="pair"):
             self._check_growth(text, "pair")
         with _said("pair"):
-            pair = self._inner.encode(first, second)
+            pair = self.inner.encode(first, second)
         self._with_rows(pair, "pair")
         return np.array(pair.ids, np.int64), np.array(pair.type_ids, np.int64), pair.sequence_ids
 
@@ -181,7 +182,7 @@ class Tokenizer:
             with _said(call):
                 for text in part:
                     self._check_growth(text, call)
-                encodings = self._inner.encode_batch(part, **options)
+                encodings = self.inner.encode_batch(part, **options)
             yield from (self._with_rows(encoding, call) for encoding in encodings)
 
     def _with_rows(self, encoding: "tokenizers.Encoding", call: str) -> "tokenizers.Encoding":
@@ -196,7 +197,7 @@ class Tokenizer:
 
     def _check_growth(self, text: str, call: str) -> None:
         """Raise an error if the rules make a long text more than `USUAL` times longer."""
-        normalizer: Any = self._inner.normalizer
+        normalizer: Any = self.inner.normalizer
         if len(text) <= self._at_once or normalizer is None:
             return
         step = self._at_once
@@ -235,14 +236,14 @@ class Tokenizer:
             )
         wanted = [index for index in wanted if index not in self._special_ids]
         with _said("decode"):
-            text = self._inner.decode(wanted, skip_special_tokens=False)
-        end = getattr(self._inner.model, "end_of_word_suffix", None)
+            text = self.inner.decode(wanted, skip_special_tokens=False)
+        end = getattr(self.inner.model, "end_of_word_suffix", None)
         # the decoder of CLIP's tokenizer does not remove the mark at the end of a word
         return text.replace(end, " ").rstrip(" ") if end else text
 
     def token(self, index: int) -> str | None:
         """Return the token of an id as the vocabulary spells it; None if the id has no token."""
-        return self._inner.id_to_token(index) if 0 <= index < len(self) else None
+        return self.inner.id_to_token(index) if 0 <= index < len(self) else None
 
     def is_special(self, index: int) -> bool:
         """Return whether an id belongs to a special token."""
@@ -260,7 +261,7 @@ class Tokenizer:
             OSError: the file cannot be written.
         """
         with replacing(path) as file:
-            file.write(self._inner.to_str(pretty=True).encode("utf-8"))
+            file.write(self.inner.to_str(pretty=True).encode("utf-8"))
 
 
 class SubwordTokenizer(Tokenizer):
@@ -339,8 +340,8 @@ class SubwordTokenizer(Tokenizer):
         import tokenizers as library
 
         if tokens:
-            self._inner.add_tokens([library.AddedToken(**token) for token in tokens])
-            Tokenizer.__init__(self, self._inner, GROWN / self._at_once)
+            self.inner.add_tokens([library.AddedToken(**token) for token in tokens])
+            Tokenizer.__init__(self, self.inner, GROWN / self._at_once)
 
     @property
     def rules(self) -> dict[str, Any]:

@@ -341,7 +341,7 @@ def test_do_lower_case_lowercases_texts(folder):
     # a special token stays special; the final sigma is not a special case, and offsets are those
     # of the original text, in which a capital may be one letter of two
     assert model.tokenize("The[SEP]CAT").tokens == ["[CLS]", "the", "[SEP]", "cat", "[SEP]"]
-    assert model.tokenizer._inner.normalizer.normalize_str("ΟΔΟΣ") == "οδοσ"
+    assert model.tokenizer.inner.normalizer.normalize_str("ΟΔΟΣ") == "οδοσ"
     assert model.tokenize("\u0130 CAT").offsets[-2] == (2, 5)
     model.save(folder.path.parent / "saved")
     again = load(folder.path.parent / "saved")

@@ -126,7 +126,7 @@ def test_a_new_array_changes_one_route_only(folder):
 )
 def test_route_of_each_task(folder, parameters, ways):
     model = load(routed(folder, **parameters))
-    assert {task: model._routing.way(task) for task in ways} == ways
+    assert {task: model.routing.way(task) for task in ways} == ways
 
 
 def test_a_text_route_takes_precedence_over_the_default():

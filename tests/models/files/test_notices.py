@@ -28,9 +28,9 @@ def test_the_card_comes_first_then_licences_and_notices(folder):
     (folder / "README.rst").write_text("another file")
     (folder / "LICENSES").mkdir()
     model = load(folder)
-    assert model._notices == texts
+    assert model.notices == texts
     names = ["README.md", "LICENCE.wordnet", "LICENSE", "License.txt", "NOTICE"]
-    assert [*model._notices] == names
+    assert [*model.notices] == names
 
 
 def test_derived_models_keep_the_notices(folder):
@@ -38,12 +38,12 @@ def test_derived_models_keep_the_notices(folder):
     model = load(folder)
     again = model.with_parameters(dict(model.parameters))
     for one in (model, again, model.text, again.text, again.vision):
-        assert one._notices == {"LICENSE": "a licence"}
+        assert one.notices == {"LICENSE": "a licence"}
 
 
 def test_models_without_documents_have_no_notices(folder):
-    assert load(folder)._notices == {}
-    assert load("random")._notices == {}
+    assert load(folder).notices == {}
+    assert load("random").notices == {}
 
 
 def test_unreadable_files_are_replaced_by_the_reason(folder, tmp_path):
@@ -52,7 +52,7 @@ def test_unreadable_files_are_replaced_by_the_reason(folder, tmp_path):
     os.mkfifo(folder / "LICENSE")  # opening a pipe would block forever
     (folder / "NOTICE").write_bytes(b"x" * (notices.MOST + 1))
     (folder / "NOTICE.md").symlink_to(folder / "nowhere")
-    found = load(folder)._notices
+    found = load(folder).notices
     assert (
         found["README.md"]
         == "(qkv cannot show this file: it is a link to a file outside the folder.)"
@@ -65,10 +65,10 @@ def test_unreadable_files_are_replaced_by_the_reason(folder, tmp_path):
 def test_total_size_of_notices_is_limited(folder):
     for number in range(3):
         (folder / f"LICENSE.{number}").write_bytes(b"x" * (notices.MOST // 2 - 100))
-    found = [text[0] for text in load(folder)._notices.values()]
+    found = [text[0] for text in load(folder).notices.values()]
     assert found == ["x", "x", "("]
 
 
 def test_invalid_utf8_becomes_replacement_characters(folder):
     (folder / "LICENSE").write_bytes(b"\xef\xbb\xbfCaf\xe9")
-    assert load(folder)._notices == {"LICENSE": "Caf\N{REPLACEMENT CHARACTER}"}
+    assert load(folder).notices == {"LICENSE": "Caf\N{REPLACEMENT CHARACTER}"}

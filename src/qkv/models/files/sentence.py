@@ -100,7 +100,7 @@ class Sentence:
         """
         if self.max_seq_length is not None:
             return self.max_seq_length
-        return tokenizer_limit(self._tokenizer_config())
+        return tokenizer_limit(self.tokenizer_config())
 
     @property
     def tells_texts_apart(self) -> bool:
@@ -111,13 +111,13 @@ class Sentence:
         belongs to no family of models (for example, "PreTrainedTokenizerFast"), the two texts get
         the same segment. Otherwise, the texts get different segments.
         """
-        values = self._tokenizer_config().values
+        values = self.tokenizer_config().values
         names = values.get("model_input_names")
         if isinstance(names, list):
             return "token_type_ids" in names
         return values.get("tokenizer_class") not in _NO_FAMILY
 
-    def _tokenizer_config(self) -> Config:
+    def tokenizer_config(self) -> Config:
         """Return the contents of tokenizer_config.json; `{}` if the file is missing."""
         path = str(PurePosixPath(self.home, TOKENIZER_CONFIG))
         try:

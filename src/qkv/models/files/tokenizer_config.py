@@ -27,7 +27,7 @@ def configure(tokenizer: SubwordTokenizer, config: Config, home: Path, family: s
     Raises:
         ModelError: a value is invalid.
     """
-    values, inner = config.values, tokenizer._inner
+    values, inner = config.values, tokenizer.inner
     kind = str(values.get("tokenizer_class") or family).removesuffix("Fast")
     kind = kind.removesuffix("Tokenizer").lower().replace("-", "").replace("_", "")
     options, left_out = _OPTIONS.get(_OPTIONS["like"].get(kind, kind), {}), []
@@ -90,7 +90,7 @@ def _added(tokenizer: SubwordTokenizer, config: Config, home: Path) -> list[dict
         listed = Config.read(home / ADDED)
         ids = sorted((listed.whole(token), token) for token in listed.values)
         more = [{"content": t, "normalized": t not in names, "special": t in names} for _, t in ids]
-    known = {token.content for token in tokenizer._inner.get_added_tokens_decoder().values()}
+    known = {token.content for token in tokenizer.inner.get_added_tokens_decoder().values()}
     known |= {token["content"] for token in tokens}
     for token in (*more, *({**token, "special": True} for token in special)):
         if token["content"] not in known:

@@ -1,11 +1,10 @@
 """Turn texts into vectors: `Model.encode`, and the choice of a model for queries or documents."""
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from operator import length_hint
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -155,7 +154,7 @@ class Encoder:
             self.check(text.ids, number)
         if not texts:
             return self.all([])
-        texts, edited = model._fit(edits, texts)
+        texts, edited = model.check_edits(edits, texts)
         batch = [text.ids for text in texts]
         edited = edited.averaged(self.network, self._parts(batch))
         with progress("encode", len(batch), show) as advance:
@@ -166,7 +165,7 @@ class Encoder:
     @property
     def width(self) -> int:
         """The size of a text's vector before the truncation to `truncate_dim`."""
-        return self.sentence.width(self.model._vector_size)
+        return self.sentence.width(self.model.vector_size)
 
     @property
     def kind(self) -> Hashable:
@@ -242,7 +241,7 @@ class Encoder:
 
     def _pooled(self, batch: Batch, rows: Array) -> Array:
         """Return a vector for each text, given the packed vectors (total, D) of the tokens."""
-        head = self.model._embedder
+        head = self.model.embedder
         if head is not None:
             return head(rows, batch.cu, batch.ids)
         pool, unread = self.sentence.pool, self._unread
@@ -521,8 +520,8 @@ def encode_images(
         truncate_dim = whole_number(
             truncate_dim, call="encode", name="truncate_dim", least=1, most=head.steps.outputs
         )
-    batch, edited = model._fit(edits, model.read(images, "encode"))
-    edited = model._with_means(edited, batch, batch_size)
+    batch, edited = model.check_edits(edits, model.read(images, "encode"))
+    edited = model.with_means(edited, batch, batch_size)
     vectors = []
     with progress("encode", len(batch), show) as advance:
         for part in parts(batch, batch_size):
@@ -644,14 +643,6 @@ def text_encoder(model: Core, *, task: str | None = None, **options: Any) -> Enc
     return Encoder(own, task=task, **options)
 
 
-def routes(model: Core) -> Mapping[str, Core]:
-    """Return the models of all routes, keyed by name; empty for a model without routes."""
-    if not model._routing.is_choice:
-        return MappingProxyType({})
-    own = {model._route: model}
-    return MappingProxyType({name: (own | model._others)[name] for name in model._routing.ways})
-
-
 def model_for(model: Core, task: str | None, call: str) -> Core:
     """Return the model that encodes texts with this task.
 
@@ -663,7 +654,7 @@ def model_for(model: Core, task: str | None, call: str) -> Core:
     """
     if task is not None and not isinstance(task, str):
         raise TypeError(f"{call}: task is {type(task).__name__}: give a string, or None")
-    routing = model._routing
+    routing = model.routing
     if not routing.is_choice:
         return model
     route = routing.way(task)
@@ -677,4 +668,4 @@ def model_for(model: Core, task: str | None, call: str) -> Core:
             f"{call}: {problem}: give task as one of {known}, or call encode_query or "
             "encode_document"
         )
-    return routes(model)[route]
+    return model.routes[route]

@@ -123,7 +123,7 @@ def fit_ids(
     if not edits:
         return EditedRun(), ids
     texts = Batch([named(*row, model.tokenizer) for row in zip(ids, mask, strict=True)])
-    texts, edited = model._fit(edits, texts, **others)
+    texts, edited = model.check_edits(edits, texts, **others)
     return edited, np.array([text.ids for text in texts]).reshape(ids.shape)
 
 
@@ -200,7 +200,7 @@ def run_layers(
     swaps = [record.source for record in edits.records if record.op == "swap"]
     if swaps:
         raise ValueError(f"{_CALL}: {swaps[0]} needs tokens, but resid has none: omit this edit")
-    _, edited = model._fit(edits, Batch([blank] * texts))
+    _, edited = model.check_edits(edits, Batch([blank] * texts))
     for record in edits.records:
         layer = record.fields.get("layer", None if "at" in record.fields else begin)
         if layer is None or not begin <= layer < end:

@@ -183,7 +183,7 @@ def generate(
     more = [row.max_new_tokens for row in added] if model.continues else ()
     written = None if model.continues else 1
     prompts = Batch([row.prompt_tokens for row in added])
-    prompts, edited = model._fit(edits, prompts, more=more, written=written)
+    prompts, edited = model.check_edits(edits, prompts, more=more, written=written)
     for row, tokens in zip(added, prompts, strict=True):
         row.prompt_tokens = tokens
     steps_taken = steps(model, added, sampling, top=0 if trace else None, edited=edited)
@@ -357,11 +357,11 @@ class Row:
 
     def penalised(self, model: Core, logits: Array) -> Array:
         """Apply the rules of generation_config.json to the logits (V,) of the next token."""
-        if not model._penalties.rules:
+        if not model.penalties.rules:
             return logits
         network, before = model.network, self.prompt_tokens.ids.tolist()
         before = [network.first] if isinstance(network, EncoderDecoder) else before
-        return model._penalties(logits, [*before, *self.ids], len(before), self.max_new_tokens)
+        return model.penalties(logits, [*before, *self.ids], len(before), self.max_new_tokens)
 
     def added(self, tokenizer: Tokenizer | None, begin: int = 0) -> Tokenized:
         """Return the new tokens, with offsets in a text whose new part begins at `begin`."""
@@ -420,7 +420,7 @@ def steps(
     Yields:
         Lists of pairs (index of a row, new text of the row).
     """
-    body, eos_ids, edited = model.network, model._eos_ids, edited or EditedRun()
+    body, eos_ids, edited = model.network, model.eos_ids, edited or EditedRun()
     if not measure_prompts and all(row.finish_reason for row in rows):
         return
     batch = Batch([row.prompt_tokens for row in rows], step=0)

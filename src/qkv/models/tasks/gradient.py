@@ -103,9 +103,9 @@ def gradient(
 
     token_id = partial(word_id, model, words)
     target = target_of(of, [len(tokens) for tokens in batch], network, token_id)
-    batch, edited = model._fit(edits, batch)
+    batch, edited = model.check_edits(edits, batch)
     check_functions(edited.changes, names, network)
-    return gradients(network, batch, target, names, model._with_means(edited, batch))
+    return gradients(network, batch, target, names, model.with_means(edited, batch))
 
 
 @dataclass(frozen=True)

@@ -138,8 +138,8 @@ def guesses(
         raise ValueError(
             f"predict: top_k is {top_k} and {model.name} has {most} words: give 1 to {most}"
         )
-    batch, edited = model._fit(edits, Batch([tokens]))
-    rows, _ = model.network.run(batch, model._with_means(edited, batch))
+    batch, edited = model.check_edits(edits, Batch([tokens]))
+    rows, _ = model.network.run(batch, model.with_means(edited, batch))
     ranked = likeliest(model.network.logits(rows[list(positions)]), top_k, edited.why)
     last = positions if model.generates else [position - 1 for position in positions]
     before = [batch[0].tokens[max(0, position) : position + 1] for position in last]

@@ -349,8 +349,8 @@ class _Tracer:
         if batch_size is not None:
             batch_size = whole_number(batch_size, call=call, name="batch_size", least=1)
         batch = model.read(texts, call, first)
-        batch, edited = model._fit(self.edits, batch, first=first, absent=self.absent)
-        edited = model._with_means(edited, batch, batch_size, self.stop)
+        batch, edited = model.check_edits(self.edits, batch, first=first, absent=self.absent)
+        edited = model.with_means(edited, batch, batch_size, self.stop)
         edited.check_summaries(self.top_k)
         if edited.calls and batch_size is None:
             batch_size = len(batch)
@@ -468,11 +468,11 @@ def trace_pair(
     if not isinstance(target, np.ndarray | list | tuple) or isinstance(target[0], str):
         begun = list[Tokenized]()
         for text in written.texts:
-            has_end = text.special[-1] and int(text.ids[-1]) in model._eos_ids
+            has_end = text.special[-1] and int(text.ids[-1]) in model.eos_ids
             begun.append(after_start(model, text, len(text) - has_end))
         written = Batch(begun)
     edits = edits_of(edit, ablate, hide, call="trace")
-    batch, edited = model._fit(edits, batch, written=written.longest)
+    batch, edited = model.check_edits(edits, batch, written=written.longest)
     edited.check_summaries(kept.get("top_k"))
     return traced_pair(model, batch, written, edited, keep, kept.get("top_k"), logits)
 
@@ -494,7 +494,7 @@ def traced_pair(
     write_to = None if logits else layers_to_run(names, keep, "decoder")
     # every layer of the decoder reads the last vectors of the encoder
     read_to = layers_to_run(names, keep, "encoder") if write_to == 0 else None
-    edited = model._with_means(edited, batch, len(batch))
+    edited = model.with_means(edited, batch, len(batch))
     layout = batch.layout
     masks, visible = edited.masks(layout, batch.longest), edited.visible(layout, batch.longest)
     read, write = Recorder(keep), Recorder(keep)

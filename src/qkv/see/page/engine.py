@@ -103,9 +103,9 @@ def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
     described = _sized(model, size, call)
     if size > LARGE:
         warnings.warn(f"{described}, which takes long to open", UserWarning, stacklevel=callers())
-    if model._penalties.rules:
+    if model.penalties.rules:
         warnings.warn(
-            f"{call}: the page ignores {', '.join(model._penalties.rules)} of {model.name}'s "
+            f"{call}: the page ignores {', '.join(model.penalties.rules)} of {model.name}'s "
             "generation_config.json, so the page may write other texts than model.generate",
             UserWarning,
             stacklevel=callers(),
@@ -159,7 +159,7 @@ def _design(model: Model, design: Design) -> dict[str, Any]:
             "projects_first": design.projects_first,
         },
         "head": {"activation": head.activation, "scale": head.scale, "softcap": head.softcap},
-        "ends": sorted(model._eos_ids) if model.generates else [],
+        "ends": sorted(model.eos_ids) if model.generates else [],
     }
 
 
@@ -260,7 +260,7 @@ def _reasons(model: Model) -> Iterator[str]:
         yield "has no tokenizer"
     elif model.tokenizer.rows is not None:
         yield "has tokens without a row in the token table"
-    elif model.tokenizer._inner.encode_special_tokens or model.tokenizer.cuts_left:
+    elif model.tokenizer.inner.encode_special_tokens or model.tokenizer.cuts_left:
         yield "splits special tokens of texts, or truncates texts on the left"
     else:
         yield from reasons_of_tokenizer(model.tokenizer)

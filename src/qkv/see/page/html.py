@@ -182,7 +182,7 @@ def _tokens(payload: dict[str, Any]) -> str:
 
 def about_model(model: Model | None, name: str = "this model") -> str:
     """Write a model's documents as a collapsed section; return "" if the model has none."""
-    notices = {} if model is None else model._notices
+    notices = {} if model is None else model.notices
     if not notices:
         return ""
     parts = ((_html(name), _html(text)) for name, text in notices.items())

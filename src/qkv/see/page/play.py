@@ -197,7 +197,7 @@ def about_of(model: Model, scales: Sequence[tuple[str, float]], plain: bool) -> 
         "words": names,
         "next": model.generates,
         "mask": model.mask,
-        "ends": sorted(model._eos_ids) if model.generates else [],
+        "ends": sorted(model.eos_ids) if model.generates else [],
         "plain": plain,
         "scales": scales,
     }

@@ -274,7 +274,7 @@ def play(
         other = play(text if whole else None, model=DECODER, theme=theme)
     trace = readable_trace(used.trace(text))
     asked, tokens = edits_of(edit, ablate, hide, call="play"), used.tokenize(text)
-    edits = used._plain(asked, tokens)
+    edits = used.edit_records(asked, tokens)
     shown = by_word(heads_of(trace))
     opening = opening_of(used, trace)
     removing = partial(removal_of, used, trace)

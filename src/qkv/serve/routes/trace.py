@@ -474,5 +474,5 @@ def changes_of(model: Model, text: Tokenized, records: Sequence[Any]) -> Changes
     {0: {1: 0}}
     """
     edits = edits_of(records, call="trace", argument="edits")
-    [changed], run = model._fit(edits, Batch([text]))
+    [changed], run = model.check_edits(edits, Batch([text]))
     return Changes(changed, [record.fields for record in edits.records if record.op != "swap"], run)
