@@ -727,3 +727,76 @@ def test_a_misplaced_test_is_seen(test: str, complaint: str) -> None:
     wrong = misplaced(test, sources())
     assert complaint in wrong
     assert bool(complaint) == bool(wrong)
+
+
+# Private names of other files that a file may read, each with the reason.
+PRIVATE = {
+    "_asdict": "a public method of named tuples, with a name that no field can have",
+    "_fields": "as `_asdict`",
+    "_replace": "as `_asdict`",
+    "_exit": "`os._exit` is the documented way to end a process without its cleanup",
+    "_getframe": "`sys._getframe` is documented, and only it finds a frame without the whole stack",
+    "_ParameterKind": "`inspect` has no public name for the type of `Parameter.kind`",
+}
+# Files that read private names of torch because torch has no public names for the same things.
+TORCH = {
+    "qkv.integrations.tensors",
+    "qkv.integrations.transformers",
+    "qkv.integrations.transformers_masks",
+}
+
+
+def is_own(node: ast.Attribute) -> bool:
+    """Return whether an attribute belongs to `self` or `cls`."""
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def names_defined(tree: ast.AST) -> set[str]:
+    """Return the names of a file's functions, classes and variables, and of attributes it sets."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node):
+            names.add(node.attr)
+    return names
+
+
+def private_reads(source: str) -> set[str]:
+    """Return the private attributes that a file reads or sets on objects of other files."""
+    tree = ast.parse(source)
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and re.match("_(?!_)", node.attr):
+            is_super = isinstance(node.value, ast.Call) and name_of(node.value.func) == "super"
+            if not is_own(node) and not is_super:
+                found.add(node.attr)
+    return found - names_defined(tree)
+
+
+def test_no_file_reads_private_attributes_of_another_file() -> None:
+    used = set()
+    for module, path in modules().items():
+        found = private_reads(path.read_text("utf-8"))
+        used |= found & set(PRIVATE)
+        if module not in TORCH:
+            assert not found - set(PRIVATE), f"{module}: give these attributes public names"
+    assert used == set(PRIVATE), "remove the exceptions that no file uses"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("def f(model):\n    return model._eos_ids", {"_eos_ids"}),
+        ("def f(model):\n    model.network._made = 1", {"_made"}),
+        ("class A:\n    def f(self):\n        return make(self)._x + self.of._y", {"_x", "_y"}),
+        ("class A:\n    _x = 1\n    def f(self, other):\n        return other._x", set()),
+        ("class A:\n    def f(self):\n        self._x = 1\n        return A()._x", set()),
+        ("class A(B):\n    def f(cls):\n        return super()._y + cls._z", set()),
+        ("x = module.__name__", set()),
+    ],
+)
+def test_a_private_read_is_seen(source: str, found: set[str]) -> None:
+    assert private_reads(source) == found
