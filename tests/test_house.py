@@ -85,7 +85,7 @@ STEPS = {
         {"families"},
         {"run"},
         {"other_libraries", "kinds"},
-        {"core"},
+        {"model_base"},
         {"tasks"},
         {"sentence"},
         {"model"},

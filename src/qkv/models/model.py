@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from qkv.models.core import Core
+from qkv.models.model_base import ModelBase
 from qkv.models.sentence.encode import (
     encode,
     encode_document,
@@ -20,7 +20,7 @@ from qkv.models.tasks.predict import blanks, guesses, losses, predict, unembed
 from qkv.models.tasks.trace import trace, trace_pair, trace_stream
 
 
-class Model(Core):
+class Model(ModelBase):
     """A model, as `qkv.load` returns it.
 
     Attributes:

@@ -12,8 +12,8 @@ import numpy as np
 from qkv.arrays import Array, as_array, whole_number
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.extras import need
-from qkv.models.core import Core
 from qkv.models.files.sentence import Sentence
+from qkv.models.model_base import ModelBase
 from qkv.models.network.batch import Batch, PackedIds
 from qkv.models.run.batches import parts, windows
 from qkv.models.run.edited_run import EditedRun
@@ -68,7 +68,7 @@ class Encoder:
         network: the model's network, which computes the token vectors of texts.
     """
 
-    model: Core
+    model: ModelBase
     batch_size: int = 32
     normalize_embeddings: bool | None = None
     output_value: str | None = "sentence_embedding"
@@ -356,7 +356,7 @@ def chosen_prompt(
 
 
 def encode(
-    model: Core,
+    model: ModelBase,
     inputs: str | Iterable[str],
     *,
     batch_size: int = 32,
@@ -502,7 +502,7 @@ def _converted(vectors: Any, precision: str, torch: Any, *, joined: bool, single
 
 
 def encode_images(
-    model: Core,
+    model: ModelBase,
     images: Any,
     show: bool | None,
     edits: Edits,
@@ -533,7 +533,7 @@ def encode_images(
 
 
 def encode_query(
-    model: Core,
+    model: ModelBase,
     inputs: str | Iterable[str],
     *,
     prompt_name: str | None = None,
@@ -565,7 +565,7 @@ def encode_query(
 
 
 def encode_document(
-    model: Core,
+    model: ModelBase,
     inputs: str | Iterable[str],
     *,
     prompt_name: str | None = None,
@@ -597,7 +597,11 @@ def encode_document(
 
 
 def encode_stream(
-    model: Core, sentences: Iterable[str], *, show_progress_bar: bool | None = None, **options: Any
+    model: ModelBase,
+    sentences: Iterable[str],
+    *,
+    show_progress_bar: bool | None = None,
+    **options: Any,
 ) -> Iterator[Any]:
     """Encode any number of texts, in groups of a few thousand texts.
 
@@ -629,7 +633,7 @@ def encode_stream(
     return encoder.windows(sentences, show_progress_bar)
 
 
-def text_encoder(model: Core, *, task: str | None = None, **options: Any) -> Encoder:
+def text_encoder(model: ModelBase, *, task: str | None = None, **options: Any) -> Encoder:
     """Return the `Encoder` for the options of `encode`.
 
     A server uses the `Encoder` to run the texts of several users in one batch.
@@ -643,7 +647,7 @@ def text_encoder(model: Core, *, task: str | None = None, **options: Any) -> Enc
     return Encoder(own, task=task, **options)
 
 
-def model_for(model: Core, task: str | None, call: str) -> Core:
+def model_for(model: ModelBase, task: str | None, call: str) -> ModelBase:
     """Return the model that encodes texts with this task.
 
     In a model with routes, the task selects a route, and each route has its own model.

@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 
 from qkv.arrays import Array, ArrayLike, whole_number
-from qkv.models.core import Core
 from qkv.models.files.sentence import ACTIVATIONS, Sentence
+from qkv.models.model_base import ModelBase
 from qkv.models.network.batch import PackedIds
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.pooling import activated
@@ -144,7 +144,7 @@ class Ranker:
         ValueError: an option has a value that `Model.rank` rejects, or the model has no tokenizer.
     """
 
-    model: Core
+    model: ModelBase
     call: str = "rank"
     prompt_name: str | None = None
     prompt: str | None = None
@@ -345,7 +345,7 @@ def activation_of(
     return ACTIVATIONS[function]
 
 
-def similarity(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
+def similarity(model: ModelBase, a: ArrayLike, b: ArrayLike) -> Any:
     """Return the similarity of each vector of `a` to each vector of `b`.
 
     A larger number means that two vectors are more similar. The measure is `similarity_fn_name`,
@@ -373,7 +373,7 @@ def similarity(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
     return vectors.as_given(vectors.similarity(a, b, model.sentence.similarity), a, b)
 
 
-def similarity_pairwise(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
+def similarity_pairwise(model: ModelBase, a: ArrayLike, b: ArrayLike) -> Any:
     """Return the similarity of each vector of `a` to the vector of `b` at the same index.
 
     Args:
@@ -397,7 +397,7 @@ def similarity_pairwise(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
 
 
 def rank(
-    model: Core,
+    model: ModelBase,
     query: str,
     documents: Iterable[str],
     top_k: int | None = None,
@@ -463,7 +463,7 @@ def rank(
 
 
 def ranker(
-    model: Core,
+    model: ModelBase,
     prompt_name: str | None = None,
     prompt: str | None = None,
     activation_fn: Any = None,

@@ -8,7 +8,7 @@ import numpy as np
 from qkv.arrays import Array, ArrayLike, as_array, is_float, is_whole_number, shown
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.layers.base import starts_of
-from qkv.models.core import Core
+from qkv.models.model_base import ModelBase
 from qkv.models.network.batch import Batch, Columns, Vectors, columns
 from qkv.models.network.decoder import Encoded, EncoderDecoder
 from qkv.models.network.transformer import Transformer, unpacked, without_holes
@@ -57,7 +57,7 @@ def output_of(
 
 
 def call(
-    model: Core,
+    model: ModelBase,
     input_ids: ArrayLike,
     attention_mask: ArrayLike | None = None,
     *,
@@ -114,7 +114,7 @@ def call(
 
 
 def fit_ids(
-    model: Core, edits: Edits, ids: Array, mask: Array, **others: Any
+    model: ModelBase, edits: Edits, ids: Array, mask: Array, **others: Any
 ) -> tuple[EditedRun, Array]:
     """Check that edits can be applied to token ids (B, T).
 
@@ -141,7 +141,7 @@ _CALL = "run_layers"
 
 
 def run_layers(
-    model: Core, resid: ArrayLike, first: int, stop: int | None = None, *, edit: Edit = None
+    model: ModelBase, resid: ArrayLike, first: int, stop: int | None = None, *, edit: Edit = None
 ) -> Array:
     """Run some consecutive layers on given input vectors.
 
@@ -232,14 +232,14 @@ def _layer(number: Any, count: int, name: str) -> int:
     return int(number) + (count if number < 0 else 0)
 
 
-def pair_network(model: Core) -> EncoderDecoder:
+def pair_network(model: ModelBase) -> EncoderDecoder:
     """Return the network of an encoder-decoder model."""
     assert isinstance(model.network, EncoderDecoder)
     return model.network
 
 
 def call_pair(
-    model: Core,
+    model: ModelBase,
     input_ids: ArrayLike,
     attention_mask: ArrayLike | None = None,
     decoder_input_ids: ArrayLike | None = None,

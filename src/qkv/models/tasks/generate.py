@@ -11,7 +11,7 @@ import numpy as np
 from qkv.arrays import Array, is_whole_number, shown, whole_number
 from qkv.attend import KVCache
 from qkv.edits import Ablate, Edit, Hide, edits_of
-from qkv.models.core import Core
+from qkv.models.model_base import ModelBase
 from qkv.models.network.batch import Batch, PackedIds
 from qkv.models.network.decoder import Encoded, EncoderDecoder
 from qkv.models.network.transformer import Transformer
@@ -85,7 +85,7 @@ class Generated(str):
 
 @advising("generate", GENERATING)
 def generate(
-    model: Core,
+    model: ModelBase,
     prompt: str | Iterable[str] | Sequence[Sequence[int]] | Array,
     *,
     max_new_tokens: int | None = None,
@@ -198,7 +198,7 @@ def generate(
 
 
 def rows(
-    model: Core,
+    model: ModelBase,
     prompt: Any,
     *,
     max_new_tokens: int | None = None,
@@ -234,7 +234,7 @@ def rows(
     return single, prompts
 
 
-def _read_prompts(model: Core, prompt: Any) -> tuple[bool, list[str], list[Tokenized]]:
+def _read_prompts(model: ModelBase, prompt: Any) -> tuple[bool, list[str], list[Tokenized]]:
     """Return `(single, strings, tokens)`; `single` is True for one prompt.
 
     If the prompts are given as ids, `strings` is [].
@@ -254,7 +254,9 @@ def _read_prompts(model: Core, prompt: Any) -> tuple[bool, list[str], list[Token
     return single, strings, batch
 
 
-def _traced_rows(model: Core, rows: "Sequence[Row]", edited: EditedRun) -> Trace | Seq2SeqTrace:
+def _traced_rows(
+    model: ModelBase, rows: "Sequence[Row]", edited: EditedRun
+) -> Trace | Seq2SeqTrace:
     """Return the trace of prompts with their new tokens."""
     if not model.continues:
         # the decoder reads all new tokens except the last, because no token follows the last
@@ -355,7 +357,7 @@ class Row:
             self.finish_reason = "stop"
         return piece
 
-    def penalised(self, model: Core, logits: Array) -> Array:
+    def penalised(self, model: ModelBase, logits: Array) -> Array:
         """Apply the rules of generation_config.json to the logits (V,) of the next token."""
         if not model.penalties.rules:
             return logits
@@ -395,7 +397,7 @@ class Row:
 
 
 def steps(
-    model: Core,
+    model: ModelBase,
     rows: Sequence[Row],
     sampling: Sampling,
     *,

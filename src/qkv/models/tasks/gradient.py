@@ -10,7 +10,7 @@ import numpy as np
 from qkv.arrays import Array, Arrays, as_array, compute_type, is_float, is_whole_number, shown
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.layers.base import starts_of
-from qkv.models.core import Core
+from qkv.models.model_base import ModelBase
 from qkv.models.network.batch import Batch
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.edit_ops import shape_of
@@ -28,7 +28,7 @@ _CALL = "gradient"
 
 
 def gradient(
-    model: Core,
+    model: ModelBase,
     text: Any,
     *,
     of: Any,
@@ -265,7 +265,7 @@ def checked_position(
 
 
 def word_id(
-    model: Core, words: int, word: Any, *, call: str = _CALL, argument: str = "`of`"
+    model: ModelBase, words: int, word: Any, *, call: str = _CALL, argument: str = "`of`"
 ) -> int:
     """Return the id of a token; `word` is the token's id, or a string that is one token.
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, compute_type, is_whole_number, shown
-from qkv.models.core import Core
+from qkv.models.model_base import ModelBase
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +123,7 @@ class HeadWeights:
         return Factored(self.W_V, self.W_O)
 
 
-def head_weights(model: Core, layer: int) -> HeadWeights:
+def head_weights(model: ModelBase, layer: int) -> HeadWeights:
     """Return the raw weights of each head of a layer, without norms and rotary positions.
 
     Args:

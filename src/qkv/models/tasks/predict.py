@@ -10,7 +10,7 @@ import numpy as np
 from qkv.arrays import Array, ArrayLike, as_array, is_float, whole_number
 from qkv.attend import softmax
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
-from qkv.models.core import Core
+from qkv.models.model_base import ModelBase
 from qkv.models.network.batch import Batch
 from qkv.models.run.edited_run import CANNOT
 from qkv.models.run.inputs import ids_given
@@ -28,7 +28,7 @@ Guesses = list[list[tuple[str, float]]]
 
 
 def predict(
-    model: Core,
+    model: ModelBase,
     text: Any,
     top_k: int = 5,
     *,
@@ -76,7 +76,7 @@ def predict(
 
 
 def losses(
-    model: Core, text: Any, *, ablate: Ablate = (), hide: Hide = (), edit: Edit = None
+    model: ModelBase, text: Any, *, ablate: Ablate = (), hide: Hide = (), edit: Edit = None
 ) -> Array:
     """Return the cross-entropy of each token of a text, except the first.
 
@@ -110,7 +110,7 @@ def losses(
     return per_token
 
 
-def blanks(model: Core, text: Any) -> tuple[Tokenized, list[int]]:
+def blanks(model: ModelBase, text: Any) -> tuple[Tokenized, list[int]]:
     """Return the tokens of a text, and the positions at which `predict` guesses words.
 
     Args:
@@ -124,7 +124,7 @@ def blanks(model: Core, text: Any) -> tuple[Tokenized, list[int]]:
 
 
 def guesses(
-    model: Core,
+    model: ModelBase,
     tokens: Tokenized,
     positions: Sequence[int],
     top_k: int = 5,
@@ -146,7 +146,7 @@ def guesses(
     return in_words(ranked, before, model.tokenizer)
 
 
-def unembed(model: Core, resid: ArrayLike, *, norm: bool = True) -> Array:
+def unembed(model: ModelBase, resid: ArrayLike, *, norm: bool = True) -> Array:
     """Compute logits from vectors, with the final norm, if any, and the head.
 
     A masked-LM head includes a linear layer, an activation and a norm. In models with
@@ -187,7 +187,7 @@ def unembed(model: Core, resid: ArrayLike, *, norm: bool = True) -> Array:
     return logits.reshape(*array.shape[:-1], logits.shape[-1])
 
 
-def _one_text(model: Core, text: Any) -> Tokenized:
+def _one_text(model: ModelBase, text: Any) -> Tokenized:
     """Return the tokens of one text, given as a string or as ids.
 
     Raises:

@@ -8,7 +8,7 @@ import numpy as np
 
 from qkv.arrays import Array, Arrays, is_whole_number, shown, whole_number
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
-from qkv.models.core import Core
+from qkv.models.model_base import ModelBase
 from qkv.models.network.batch import Batch
 from qkv.models.network.decoder import Encoded
 from qkv.models.network.transformer import Transformer, unpacked
@@ -142,7 +142,7 @@ def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> 
 
 
 def trace(
-    model: Core,
+    model: ModelBase,
     texts: str | Iterable[str] | Sequence[Sequence[int]] | Array,
     *,
     layers: int | Iterable[int] | None = None,
@@ -238,7 +238,7 @@ def trace(
 
 
 def trace_stream(
-    model: Core,
+    model: ModelBase,
     texts: Iterable[str] | Sequence[Sequence[int]] | Array,
     *,
     batch_size: int = 64,
@@ -326,7 +326,7 @@ class _Tracer:
         absent: as in `fit`.
     """
 
-    model: Core
+    model: ModelBase
     edits: Edits
     layers: int | Iterable[int] | None
     names: Names | None
@@ -368,7 +368,12 @@ class _Tracer:
 
 
 def as_trace(
-    model: Core, arrays: Arrays, batch: Batch, body: Transformer, masks: Any = None, **others: Any
+    model: ModelBase,
+    arrays: Arrays,
+    batch: Batch,
+    body: Transformer,
+    masks: Any = None,
+    **others: Any,
 ) -> Trace:
     """Build a `Trace` from the arrays that a network recorded for a batch.
 
@@ -412,14 +417,14 @@ class Options(TypedDict, total=False):
 
 @overload
 def trace_pair(
-    model: Core, texts: Texts, *, target: None = None, **options: Unpack[Options]
+    model: ModelBase, texts: Texts, *, target: None = None, **options: Unpack[Options]
 ) -> Trace: ...
 @overload
 def trace_pair(
-    model: Core, texts: Texts, *, target: Texts, **options: Unpack[Options]
+    model: ModelBase, texts: Texts, *, target: Texts, **options: Unpack[Options]
 ) -> Seq2SeqTrace: ...
 def trace_pair(
-    model: Core,
+    model: ModelBase,
     texts: Texts,
     *,
     target: Texts | None = None,
@@ -478,7 +483,7 @@ def trace_pair(
 
 
 def traced_pair(
-    model: Core,
+    model: ModelBase,
     batch: Batch,
     written: Batch,
     edited: EditedRun,
@@ -523,7 +528,7 @@ def traced_pair(
     )
 
 
-def after_start(model: Core, text: Tokenized, count: int) -> Tokenized:
+def after_start(model: ModelBase, text: Tokenized, count: int) -> Tokenized:
     """Put the decoder's start token before the first `count` tokens of a text."""
     first = pair_network(model).first
     name = None if model.tokenizer is None else model.tokenizer.token(first)

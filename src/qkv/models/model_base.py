@@ -1,4 +1,4 @@
-"""`Core`, the base class of all models: a tokenizer and a network."""
+"""`ModelBase`, the base class of all models: a tokenizer and a network."""
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from copy import copy
@@ -98,7 +98,7 @@ _SET = {"name", "config", "tokenizer", "design", "kind", "reader"} | {
 }
 
 
-class Core:
+class ModelBase:
     """The base class of all models: `read` makes batches, and `network.run` runs them.
 
     The docstring of `Model` describes the attributes.
