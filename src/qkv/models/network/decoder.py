@@ -189,11 +189,6 @@ class EncoderDecoder(Transformer):
             block.cross_attn for block in self.decoder.layers if isinstance(block, DecoderBlock)
         ]
 
-    @property
-    def generates(self) -> bool:
-        """Whether the decoder gives logits for the next token."""
-        return self.decoder.head is not None
-
     def decode(
         self,
         ids: Array,
@@ -243,11 +238,6 @@ class EncoderDecoder(Transformer):
     def step(self, *args: Any, **options: Any) -> Array:
         """Return the decoder's vectors (B, n, D) for the next ids; see `Transformer.step`."""
         return self.decoder.step(*args, **options)
-
-    @property
-    def predicts(self) -> bool:
-        """Whether the decoder predicts words."""
-        return self.decoder.predicts
 
     def logits(self, rows: Array) -> Array:
         """Return the logits (n, V) of the decoder's vectors (n, D)."""

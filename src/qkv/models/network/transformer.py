@@ -245,16 +245,6 @@ class Transformer:
         more = self.embedding.backward(grad, saved.embedding, rows)
         return more if gradients is None else gradients | more
 
-    @property
-    def predicts(self) -> bool:
-        """Whether the head predicts words for each token."""
-        return self.head is not None and self.head.predicts
-
-    @property
-    def generates(self) -> bool:
-        """Whether the head gives logits for the next token and all attention is causal."""
-        return self.predicts and all(options.get("is_causal") for options in self.options)
-
     def logits(self, rows: Array) -> Array:
         """Return the logits (n, V) of n texts, given the last vector of each text, (n, D)."""
         if self.head is None:

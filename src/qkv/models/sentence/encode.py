@@ -1,7 +1,7 @@
 """Turn texts into vectors: `Model.encode`, and the choice of a model for queries or documents."""
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from operator import length_hint
@@ -460,76 +460,59 @@ def encode(
     check_precision(precision, call="encode", output_value=output_value)
     tensors = convert_to_tensor or not convert_to_numpy
     torch = need("torch", "torch") if tensors else None
-    options: dict[str, Any] = {
-        "batch_size": batch_size,
-        "normalize_embeddings": normalize_embeddings,
-        "truncate_dim": truncate_dim,
-    }
+    options: dict[str, Any] = {"batch_size": batch_size, "truncate_dim": truncate_dim}
+    options["normalize_embeddings"] = normalize_embeddings
     of_texts = {"prompt_name": prompt_name, "prompt": prompt, "task": task}
     single, edits = model.reader.is_single(inputs), edits_of(edit, ablate, hide, call="encode")
     if not model.can("text"):
         whole = output_value == "sentence_embedding"
         others = {"output_value": None if whole else str(output_value), "pool": pool}
         model.refuse("encode", **of_texts, **others, chunk_size=chunk_size)
-        vectors = encode_images(model, inputs, show_progress_bar, edits, **options)
-        return _converted(vectors, precision, torch, joined=convert_to_tensor, single=single)
-    encoder = text_encoder(model, output_value=output_value, **options, **of_texts)
-    texts = [inputs] if single else inputs
-    check(edits, encoder.model.network, encoder.model.reader)
-    if pool is not None:
-        if pool.model is not model:
+        vectors: Any = encode_images(model, inputs, edits, show_progress_bar, options)
+    else:
+        encoder = text_encoder(model, output_value=output_value, **options, **of_texts)
+        texts = [inputs] if single else inputs
+        check(edits, encoder.model.network, encoder.model.reader)
+        if pool is None:
+            vectors = encoder.all(texts, show_progress_bar, edits)
+        elif pool.model is not model:
             raise ValueError(
                 f"encode: the pool is for {pool.model.name}, another model: start a pool for this "
                 "model"
             )
-        if edits:
+        elif edits:
             raise ValueError(
                 "encode: pool cannot be combined with ablate, hide or edit: omit one of them"
             )
-        vectors = pool.encode(encoder, texts, chunk_size, show_progress_bar)
-    else:
-        vectors = encoder.all(texts, show_progress_bar, edits)
-    return _converted(vectors, precision, torch, joined=convert_to_tensor, single=single)
-
-
-def _converted(vectors: Any, precision: str, torch: Any, *, joined: bool, single: bool) -> Any:
-    """Return vectors in the format that the options of `encode` name."""
+        else:
+            vectors = pool.encode(encoder, texts, chunk_size, show_progress_bar)
     if precision != "float32":
         vectors = quantized(vectors, precision, call="encode")
     if torch is not None:
-        vectors = as_tensors(vectors, torch, joined=joined)
+        vectors = as_tensors(vectors, torch, joined=convert_to_tensor)
     return vectors[0] if single else vectors
 
 
 def encode_images(
-    model: ModelBase,
-    images: Any,
-    show: bool | None,
-    edits: Edits,
-    *,
-    batch_size: int,
-    normalize_embeddings: bool | None,
-    truncate_dim: int | None,
+    model: ModelBase, images: Any, edits: Edits, show: bool | None, options: Mapping[str, Any]
 ) -> Array:
-    """Return a vector for each image, (n, width); the arguments are those of `encode`."""
+    """Return a vector for each image, (n, width); `options` has three options of `encode`."""
     model.need("encode")
-    head = model.head
+    head, size, most = model.head, options["batch_size"], options["truncate_dim"]
     assert head is not None  # because the model can encode
-    batch_size = whole_number(batch_size, call="encode", name="batch_size", least=1)
-    if truncate_dim is not None:
-        truncate_dim = whole_number(
-            truncate_dim, call="encode", name="truncate_dim", least=1, most=head.steps.outputs
-        )
+    size = whole_number(size, call="encode", name="batch_size", least=1)
+    if most is not None:
+        width = head.steps.outputs
+        most = whole_number(most, call="encode", name="truncate_dim", least=1, most=width)
     batch, edited = model.check_edits(edits, model.read(images, "encode"))
-    edited = model.with_means(edited, batch, batch_size)
+    edited = model.with_means(edited, batch, size)
     vectors = []
     with progress("encode", len(batch), show) as advance:
-        for part in parts(batch, batch_size):
+        for part in parts(batch, size):
             vectors.append(head(model.network.run(part, edited)[0], part.cu))
             advance(len(part))
-    return model.sentence.finish(
-        np.concatenate(vectors), normalize=normalize_embeddings, truncate_dim=truncate_dim
-    )
+    whole, normalize = np.concatenate(vectors), options["normalize_embeddings"]
+    return model.sentence.finish(whole, normalize=normalize, truncate_dim=most)
 
 
 def encode_query(
