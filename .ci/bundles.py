@@ -18,7 +18,7 @@ PAGE = ROOT / "src/qkv/see/page"
 ASSETS, BUNDLES = PAGE / "assets", PAGE / "bundles"
 ESBUILD = ROOT / ".venv-esbuild/node_modules/.bin/esbuild"  # `make bundles` installs it
 # Extra scripts: some pages contain them in addition to the script of the page's own module.
-BESIDE = ("engine/door.js", "engine/server.js", "engine/worker.js")
+BESIDE = ("engine/api.js", "engine/server.js", "engine/worker.js")
 # The global variable `page` holds the exports of a bundled module. Bundles keep the names of
 # variables and functions, so that error messages stay readable.
 FLAGS = (

@@ -1,6 +1,6 @@
 """One model behind many live pages: it is read once, and each page has its own view.
 
-A live page carries its model: 14 MB, which are read whenever the page opens. Here, door.js starts a
+A live page carries its model: 14 MB, which are read whenever the page opens. Here, api.js starts a
 stand-in instead of the page's own worker. The stand-in forwards all messages to one worker. All
 pages that have the same model share this worker within a process. The pages share nothing else:
 each page has its own state, undo history, scripts and view.

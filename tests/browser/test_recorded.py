@@ -19,10 +19,10 @@ from .support import WORDS, made
 
 
 def asked(code: str, *texts: Heads) -> Any:
-    """Return the result of JavaScript code in which `door` is the interface to these texts."""
+    """Return the result of JavaScript code in which `api` is the interface to these texts."""
     data = payload_of("show", "a title", [text_payload(text, 0) for text in texts], model="a model")
     script = script_of("engine/recorded")
-    script += f"\nconst door = page.openRecorded({script_json(data)});"
+    script += f"\nconst api = page.openRecorded({script_json(data)});"
     script += (
         f"\n(async () => process.stdout.write(JSON.stringify(await (async () => {{{code}}})())))();"
     )
@@ -35,7 +35,7 @@ def test_run_returns_the_saved_numbers_of_a_text() -> None:
     one, other = made(WORDS, name="A"), made(WORDS[:4], 1, 2, seed=1, name="B")
     found = asked(
         "return Promise.all(['B', 'A'].map(async (name) => {"
-        " const { tokens, special, pattern, source } = await door.run(name);"
+        " const { tokens, special, pattern, source } = await api.run(name);"
         " const weights = pattern.map((layer) => layer.map((head) => [...head]));"
         " return [tokens, special, weights, source.text.name]; }))",
         one,
@@ -51,9 +51,9 @@ def test_run_returns_the_saved_numbers_of_a_text() -> None:
 def test_requests_that_need_a_model_are_refused() -> None:
     why = "needs a model, but this page has only saved numbers."
     asking = [
-        "door.run('A', [{ op: 'hide', token: 1 }])",
-        "door.run('a text')",
-        "door.sweep('A', [])",
+        "api.run('A', [{ op: 'hide', token: 1 }])",
+        "api.run('a text')",
+        "api.sweep('A', [])",
     ]
     found = asked(
         f"return Promise.all([{', '.join(asking)}].map((asked) => asked.catch(String)))",
@@ -61,9 +61,9 @@ def test_requests_that_need_a_model_are_refused() -> None:
     )
     first = ["A change", "Another text", "Removing heads"]
     assert found == [f"Error: {what} {why}" for what in first]
-    assert asked("return [door.name, door.where]", made(WORDS)) == ["a model", "recorded"]
+    assert asked("return [api.name, api.where]", made(WORDS)) == ["a model", "recorded"]
 
 
 def test_a_long_text_has_no_pattern() -> None:
-    code = "return [door.runs[0].pattern, door.runs[0].tokens.length]"
+    code = "return [api.runs[0].pattern, api.runs[0].tokens.length]"
     assert asked(code, made(["a"] * LONG, 1, 1)) == [None, LONG]

@@ -23,7 +23,7 @@ from qkv.see.steps.step import ACTIVATION_ROWS
 from qkv.text.tokenizer import Tokenizer
 
 # The data for assets/engine/parameters.js, as JSON in a script element that never runs. The file
-# assets/engine/door.js lists the requests that a page sends to `globalThis.qkv`.
+# assets/engine/api.js lists the requests that a page sends to `globalThis.qkv`.
 #
 #   `name` is the name of the model.
 #   `exact` is true if the packed parameters are equal to the model's parameters.
@@ -214,13 +214,13 @@ def engine_part(*payloads: Mapping[str, Any]) -> str:
     The page needs the content security policy `WITH_WORKER` of html.py.
     """
     compute = f"function compute() {{\n{bundle('worker.js')}}}"
-    call = 'page.openDoor(compute, document.querySelectorAll("script[data-side]"));'
+    call = 'page.openApi(compute, document.querySelectorAll("script[data-side]"));'
     models = "".join(
         f'<script type="application/json" data-side="{side_of(payload)}">{script_json(payload)}'
         "</script>\n"
         for payload in payloads
     )
-    return f"{models}{script(compute, bundle('door.js'), call)}"
+    return f"{models}{script(compute, bundle('api.js'), call)}"
 
 
 def side_of(payload: Mapping[str, Any]) -> str:

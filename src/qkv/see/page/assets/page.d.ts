@@ -21,16 +21,16 @@ interface Element {
   checkVisibility(options?: { visibilityProperty?: boolean; opacityProperty?: boolean }): boolean;
 }
 
-interface Door {
+interface Api {
   where?: string;
   model: Promise<import("./engine/parameters.js").Sizes & { name: string; words: string[]; exact?: boolean }>;
-  models?: Record<string, Door["model"]>;
-  run(text: string, edits?: import("./engine/edits.js").Edit[], options?: { model?: string; at?: number[]; layers?: number[]; most?: number; signal?: AbortSignal }): Promise<import("./engine/door.js").Run>;
+  models?: Record<string, Api["model"]>;
+  run(text: string, edits?: import("./engine/edits.js").Edit[], options?: { model?: string; at?: number[]; layers?: number[]; most?: number; signal?: AbortSignal }): Promise<import("./engine/api.js").Run>;
   generate?(
     text: string,
-    options?: { model?: string; max?: number; temperature?: number; top_k?: number | null; seed?: number; begun?: number[]; signal?: AbortSignal; onpart?: (part: import("./engine/door.js").Chosen) => void },
+    options?: { model?: string; max?: number; temperature?: number; top_k?: number | null; seed?: number; begun?: number[]; signal?: AbortSignal; onpart?: (part: import("./engine/api.js").Chosen) => void },
     edits?: import("./engine/edits.js").Edit[],
-  ): Promise<import("./engine/door.js").Written>;
+  ): Promise<import("./engine/api.js").Written>;
   sweep(
     text: string,
     edits: import("./engine/edits.js").Edit[],
@@ -41,4 +41,4 @@ interface Door {
   parameters?(names: string[], rows?: Record<string, number[]>, options?: { model?: string }): Promise<Record<string, Float32Array>>;
 }
 
-declare var qkv: Door;
+declare var qkv: Api;

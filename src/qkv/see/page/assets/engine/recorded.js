@@ -2,7 +2,7 @@
 
 import { unpack } from "../base/arrays.js";
 
-/** @typedef {import("./door.js").Run} Run */
+/** @typedef {import("./api.js").Run} Run */
 /** @typedef {import("./edits.js").Edit} Edit */
 
 /** @typedef {{b64: string, shape: number[], bits?: number, per?: number}} Packed */

@@ -1,4 +1,4 @@
-// The interface to a model on a server: the same globalThis.qkv as in door.js, but POST /v1/trace runs the
+// The interface to a model on a server: the same globalThis.qkv as in api.js, but POST /v1/trace runs the
 // model.
 
 import { spelledOut } from "../base/tokens.js";
@@ -6,7 +6,7 @@ import { OPS } from "./edits.js";
 import { chosenFrom, randomFrom } from "./sampling.js";
 
 /** @typedef {import("./edits.js").Edit} Edit */
-/** @typedef {import("./door.js").Run} Run */
+/** @typedef {import("./api.js").Run} Run */
 
 const BINARY = "application/vnd.safetensors";
 
@@ -30,7 +30,7 @@ const BINARY = "application/vnd.safetensors";
  */
 
 /**
- * Opens the door.
+ * Opens the interface to a model on a server.
  * @param {Served} model
  * @param {HTMLFormElement} form  the form that asks for the key if the server requires one
  */
@@ -60,7 +60,7 @@ export function openServer(model, form) {
   }
 
   /**
-   * One run; returns the whole answer as a Run of door.js.
+   * One run; returns the whole answer as a Run of api.js.
    * @param {string} text
    * @param {Edit[]} edits
    * @param {{at?: number[], layers?: number[], signal?: AbortSignal}} options
@@ -111,7 +111,7 @@ export function openServer(model, form) {
     where: "on the server",
     model: Promise.resolve(/** @type {any} */ (model)),
 
-    /** Like `run` of door.js, but `blocks` is empty unless `model.plain` is true. */
+    /** Like `run` of api.js, but `blocks` is empty unless `model.plain` is true. */
     async run(text, edits = [], options = {}) {
       const one = ask(text, edits, options);
       going.add(one);
@@ -122,10 +122,10 @@ export function openServer(model, form) {
       }
     },
 
-    /** Like `generate` of door.js, with one run for each token, since the server keeps no cache. */
+    /** Like `generate` of api.js, with one run for each token, since the server keeps no cache. */
     generate: model.next ? write : undefined,
 
-    /** Like `sweep` of door.js. */
+    /** Like `sweep` of api.js. */
     async sweep(text, edits, onpart, { at, signal } = {}) {
       for (let layer = model.layers - 1; layer >= 0; layer--)
         for (let head = 0; head < model.heads; head++) {
@@ -190,7 +190,7 @@ function cutUp({ shape: [count, ...rest], numbers }) {
 }
 
 /**
- * Converts an answer to a Run of door.js.
+ * Converts an answer to a Run of api.js.
  * @param {string} text
  * @param {any} about
  * @param {any} arrays

@@ -1,4 +1,4 @@
-// The worker runs the model, while the page stays responsive. It answers the requests of the door (door.js).
+// The worker runs the model, while the page stays responsive. It answers the requests of api.js.
 // A request is for a run, for the continuation of a text, or for a sweep that removes each head separately.
 // The worker splits its work into steps. Between two steps it reads new requests, so that the newest run always goes first.
 
@@ -77,7 +77,7 @@ function asked({ text, edits, most = Infinity }) {
 }
 
 /**
- * A run (see door.js).
+ * A run (see api.js).
  * @param {Question} question
  */
 function* run(question) {
@@ -124,7 +124,7 @@ function* sweep(question) {
 }
 
 /**
- * Continues a text (see door.js): yields each token when it is chosen, and in the end all tokens.
+ * Continues a text (see api.js): yields each token when it is chosen, and in the end all tokens.
  * @param {Question & {options: any}} question
  */
 function* generate(question) {

@@ -11,7 +11,7 @@ import "./cards.css";
 /** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 
@@ -38,7 +38,7 @@ const AS_MUCH = 0.1; // smaller changes count as no change; training/play_cards.
 
 /**
  * Runs the measurements of a card.
- * @param {Door} engine  of the store
+ * @param {Api} engine  of the store
  * @param {Card} card
  * @returns {Promise<number[]>}
  */
@@ -192,7 +192,7 @@ export function cardsPart(ui, store) {
         measured.set(mine, values);
         update({ state: store.state, run });
       };
-      probedBy(/** @type {Door} */ (store.engine), cards[mine]).then(heard, reportError);
+      probedBy(/** @type {Api} */ (store.engine), cards[mine]).then(heard, reportError);
     }
     node.hidden = !measured.get(mine);
     if (node.hidden) return;

@@ -16,7 +16,7 @@ import "./changes.css";
 /** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../base/mount.js").Ui} Ui */
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 /** @typedef {import("../store/store.js").Store} Store */
 
 const WINDOWS = [1, 2, 4, 8];

@@ -12,7 +12,7 @@ import STEPS from "../../../steps/steps.json";
 /** @typedef {import("./block.js").FlowStep} FlowStep */
 /** @typedef {import("./sums.js").Numbers} Numbers */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../engine/engine.js").Step} Step */
 /** @typedef {Record<string, Float32Array>} Known  parameters, by their names */

@@ -18,7 +18,7 @@ import "./head.css";
 /** @typedef {import("../store/store.js").Now} Now */
 /** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Store} Store */
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("./sight.js").At} At */
 /** @typedef {import("./sight.js").Head} Head */

@@ -15,7 +15,7 @@ import "./layer.css";
 /** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/store.js").Store} Store */
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("./block.js").Flow} Flow */
 /** @typedef {import("./flow.js").Known} Known */

@@ -135,7 +135,7 @@ function effects(store, heard) {
       if (mine === going) going = null;
       heard();
     };
-    /** @type {Door} */ (store.engine).sweep(state.text, state.edits, part, { at: [state.position], signal: mine.signal }).then(end, end);
+    /** @type {Api} */ (store.engine).sweep(state.text, state.edits, part, { at: [state.position], signal: mine.signal }).then(end, end);
   }
   return { want, stop, of: (/** @type {string} */ name) => byHead[name], all: () => Object.values(byHead), busy: () => Boolean(going) };
 }

@@ -4,7 +4,7 @@ import { el } from "../base/elements.js";
 import { visible } from "../base/format.js";
 import { seenIn } from "./sight.js";
 
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 /** @typedef {import("../engine/recorded.js").Source} Source */
 
 /** @param {any} data */

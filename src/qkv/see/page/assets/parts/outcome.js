@@ -17,7 +17,7 @@ import "./outcome.css";
 /** @typedef {import("../store/store.js").Now} Now */
 /** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 /** @typedef {import("./words.js").Said} Said */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
 /** @typedef {Now & {state: PlayState & {position: number}}} Looked  like `Now`, but the state has a position */

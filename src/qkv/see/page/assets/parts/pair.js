@@ -12,7 +12,7 @@ import { arrange, cellNumbers, endOfScale, numberOf, seenIn, wordsOfRows } from 
 import "./pair.css";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("../store/alongside.js").Both} Both */
 /** @typedef {import("../store/state.js").PlayState} PlayState */

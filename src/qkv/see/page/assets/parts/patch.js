@@ -14,7 +14,7 @@ import { listOf, spelled } from "./words.js";
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../store/alongside.js").Both} Both */
 /** @typedef {import("../base/mount.js").Ui} Ui */
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("./words.js").Said} Said */
 

@@ -1,7 +1,7 @@
 // Runs of further texts, for the parts of the page that show more than the reader's own text.
 
 /** @typedef {import("../store/store.js").Store} Store */
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 
 const PAUSE = 150; // milliseconds: a text is read after a pause of this length
 
@@ -20,7 +20,7 @@ export function reading(store, heard) {
     if (!texts.length) return;
     setTimeout(async () => {
       if (signal.aborted) return;
-      const { run } = /** @type {Door} */ (store.engine);
+      const { run } = /** @type {Api} */ (store.engine);
       try {
         const runs = await Promise.all(texts.map((text) => run(text, [], { at: [], layers: [], signal })));
         if (!signal.aborted) heard(runs, "");

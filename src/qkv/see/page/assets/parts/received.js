@@ -8,7 +8,7 @@ import "./received.css";
 
 /** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 /** @typedef {import("../engine/recorded.js").Source} Source */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 

@@ -9,7 +9,7 @@ import { sumOf } from "./sums.js";
 import "./score.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("./head.js").HeadPart} HeadPart */

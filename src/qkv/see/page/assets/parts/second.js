@@ -18,7 +18,7 @@ import "./second.css";
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../store/second.js").Second} Second */
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {Now & {second: Second}} Two  the data if there is a second text */
 

@@ -24,7 +24,7 @@ import "./sentence.css";
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../store/store.js").LiveStore} LiveStore */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 
 /**

@@ -9,7 +9,7 @@ import { hiddenBy, scaleOf } from "../engine/edits.js";
 import { SIGHT } from "../store/state.js";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 /** @typedef {import("../engine/recorded.js").Source} Source */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
 /** @typedef {import("../store/state.js").Sight} Sight */

@@ -14,7 +14,7 @@ import "./steer.css";
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/store.js").LiveStore} LiveStore */
 /** @typedef {import("../base/mount.js").Ui} Ui */
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 
 // Each number in a vector is rounded to DIGITS significant digits. For the slider of the strength, STRONGEST is the
 // maximum, STEP is the step, and USUAL is the initial value.

@@ -9,7 +9,7 @@ import { visible } from "../base/format.js";
 import { seenIn } from "./sight.js";
 import "./view_bar.css";
 
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 /** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/store.js").Store} Store */

@@ -12,7 +12,7 @@ import "./weight.css";
 /** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../base/mount.js").Ui} Ui */
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("./lines.js").Key} Key */
 /** @typedef {import("./sight.js").At} At */

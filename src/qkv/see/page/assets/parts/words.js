@@ -5,7 +5,7 @@ import { cut, named, number } from "../base/format.js";
 import { range } from "../base/arrays.js";
 import { OPS } from "../engine/edits.js";
 
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
 

@@ -10,7 +10,7 @@ import { placesIn, wayOf } from "./stage.js";
 import "./writing.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
-/** @typedef {import("../engine/door.js").Chosen} Chosen */
+/** @typedef {import("../engine/api.js").Chosen} Chosen */
 /** @typedef {import("../store/store.js").LiveStore} LiveStore */
 /** @typedef {import("../store/store.js").Now} Now */
 /** @typedef {import("../store/store.js").Part} Part */

@@ -32,7 +32,7 @@ export function beatScreen(ui, store) {
    * @param {string[]} offered
    */
   async function chosen(gapped, offered) {
-    const engine = /** @type {Door} */ (store.engine);
+    const engine = /** @type {Api} */ (store.engine);
     const model = await engine.model;
     const sentence = gapped.replace("_", maskOf(model));
     const { tokens } = await engine.run(sentence, [], { at: [] });

@@ -58,7 +58,7 @@ export function breakScreen(ui, store) {
     if (key === asked) return;
     [asked, best] = [key, null];
     fill(par, "The page is looking for its own answer …");
-    const engine = /** @type {Door} */ (store.engine);
+    const engine = /** @type {Api} */ (store.engine);
     /** @type {Edit[]} */
     const out = [];
     while (out.length < MOST) {
@@ -110,7 +110,7 @@ export function breakScreen(ui, store) {
     }
     const kept = others(state.edits);
     const off = state.edits.length - kept.length;
-    const before = off ? await /** @type {Door} */ (store.engine).run(state.text, kept, { at: [state.position] }) : run;
+    const before = off ? await /** @type {Api} */ (store.engine).run(state.text, kept, { at: [state.position] }) : run;
     if (last !== now) return;
     const [was, is] = [before, run].map(({ logits }) => firstOf(logits));
     const heads = `${off} head${off === 1 ? "" : "s"} off`;

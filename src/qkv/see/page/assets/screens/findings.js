@@ -18,7 +18,7 @@ import { stage } from "../parts/stage.js";
 import "./findings.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../store/store.js").Now} Now */
 /** @typedef {import("../store/store.js").Told} Told */
@@ -103,7 +103,7 @@ function cardOf(ui, store, finding, k) {
 
   /** @param {Edit[]} some */
   async function runsOf(some) {
-    const { engine } = /** @type {{engine: Door}} */ (store);
+    const { engine } = /** @type {{engine: Api}} */ (store);
     model ??= await engine.model;
     /** @param {Edit[]} own */
     const run = (own) => engine.run(text, own, { at: [position], layers: [] });

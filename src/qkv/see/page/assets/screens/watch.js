@@ -26,7 +26,7 @@ export function watchScreen(store) {
 
   async function compute() {
     const mine = (asked += 1);
-    const engine = /** @type {Door} */ (store.engine);
+    const engine = /** @type {Api} */ (store.engine);
     const model = await engine.model;
     const texts = fields.map(({ value }) => value.trim() || " ");
     const runs = await Promise.all(texts.map((text) => engine.run(text, [], { at: [] })));

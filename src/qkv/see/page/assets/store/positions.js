@@ -6,7 +6,7 @@ import { stateOf } from "./state.js";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("./state.js").PlayState} PlayState */
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 
 /**
  * The words of a text as tokens: [first, last + 1, word]. Tokens that the tokenizer added are left out.

@@ -12,7 +12,7 @@ import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
 import { movedProbability } from "./probabilities.js";
 import { maskOf } from "./positions.js";
 
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 
 // A head stands out in two cases: one of its weights exceeds the usual weight by at least 0.1, or the removal of the head
 // moves at least 0.1 of the probability to other words.
@@ -28,7 +28,7 @@ const [MOST_HEADS, MOST_TOKENS] = [48, 512];
  */
 
 /**
- * @param {Door} engine
+ * @param {Api} engine
  * @param {string} text
  * @param {Run} run  of the text, without edits
  * @param {any} model
@@ -52,7 +52,7 @@ export async function headByRule(engine, text, run, model, data, signal) {
 /**
  * Finds the head whose removal changes the guess at a position most, that is, moves the most probability to other
  * words; null if numbers are not finite.
- * @param {Door} engine
+ * @param {Api} engine
  * @param {string} text
  * @param {number} position
  * @param {any} model

@@ -6,7 +6,7 @@ import { isSwap, moved, usualPosition, wordsOf } from "./positions.js";
 /** @typedef {import("./alongside.js").Both} Both */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("./state.js").PlayState} PlayState */
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 
 /**
  * The data about the second text; `axis` aligns its tokens with the tokens of the first text.
@@ -20,7 +20,7 @@ import { isSwap, moved, usualPosition, wordsOf } from "./positions.js";
 
 /**
  * The run of the second text of a state; null if the state has no second text.
- * @param {Door} engine
+ * @param {Api} engine
  * @param {PlayState} state  the positions in the state belong to the text of the run `first`
  * @param {Run} first  the run of its first text, without edits
  * @param {any} model

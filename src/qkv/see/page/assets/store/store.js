@@ -11,7 +11,7 @@ import { FOLDED, fromHash, namesNoHead, openingOf, PLAIN, sideOf, stateOf, toHas
 
 /** @typedef {import("./state.js").PlayState} PlayState */
 /** @typedef {import("./rule.js").Ruled} Ruled */
-/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/api.js").Run} Run */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("./second.js").Second} Second */
 
@@ -38,7 +38,7 @@ import { FOLDED, fromHash, namesNoHead, openingOf, PLAIN, sideOf, stateOf, toHas
  * The interface through which parts read and change the state of a page, live or with recorded texts.
  * @typedef {object} Store
  * @property {any} data  the payload
- * @property {Partial<Door> & {name?: string}} engine
+ * @property {Partial<Api> & {name?: string}} engine
  * @property {PlayState} state
  * @property {(patch: Partial<PlayState>, options?: {undo?: boolean}) => void} set
  * @property {boolean} [recorded]  whether the texts are recorded; the fields below exist only on a live page
@@ -346,22 +346,22 @@ function engineOf({ where = "in this page", run, sweep, models, model, parameter
     name,
     where,
     model: models?.[side] ?? model,
-    /** @type {Door["run"]} */
+    /** @type {Api["run"]} */
     run: async (text, edits, options) => {
       const result = await run(text, edits, { ...own, ...options });
       return Object.assign(result, { tokens: plainTokens(result.tokens, result.special) });
     },
-    /** @type {Door["sweep"]} */
+    /** @type {Api["sweep"]} */
     sweep: (text, edits, onpart, options) => sweep(text, edits, onpart, { ...own, ...options }),
-    /** @type {Door["parameters"]} */
+    /** @type {Api["parameters"]} */
     parameters: parameters && ((names, rows) => parameters(names, rows, own)),
-    /** @type {Door["generate"]} */
+    /** @type {Api["generate"]} */
     generate: generate && ((text, options, edits) => generate(text, { ...own, ...options }, edits)),
   };
 }
 
 /**
- * Calls `open` with the door to a model (door.js) as soon as the door exists; calls `missing` if the page has loaded
+ * Calls `open` with the interface to a model (api.js) as soon as it exists; calls `missing` if the page has loaded
  * and has no model.
  * @param {(qkv: any) => void} open
  * @param {(reason: Error) => void} missing

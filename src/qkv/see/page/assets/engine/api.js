@@ -1,4 +1,4 @@
-// globalThis.qkv is the interface to the model in the page. The comments of this project call the interface the door.
+// globalThis.qkv is the interface to the model in the page.
 // A worker runs the model. The worker is made from the scripts in `compute` (worker.js and its imports), because a page
 // that was opened from a file cannot load a worker from another file.
 
@@ -86,12 +86,12 @@ function workerFor(url, text) {
 }
 
 /**
- * Opens the door.
+ * Opens the interface to the models of the page.
  * @param {() => void} compute
  * @param {Iterable<HTMLElement>} parts  the elements that contain the models; the attribute `data-side` of each is
  *     "encoder" or "decoder"
  */
-export function openDoor(compute, parts) {
+export function openApi(compute, parts) {
   const url = URL.createObjectURL(new Blob([`"use strict";\n(${compute})();`], { type: "text/javascript" }));
   /** @type {Record<string, () => ReturnType<typeof workerFor>>} */
   const sides = {};
