@@ -399,9 +399,9 @@ def test_until_the_first_answer_the_page_says_that_it_is_loading(
     expect(loading).to_be_visible()
     page.evaluate(
         """() => {
-          const room = document.querySelector(".qkv-view").shadowRoot.querySelector(".room");
-          if (!room.lastElementChild.previousElementSibling.inert) throw Error("controls work");
-          for (const one of room.querySelectorAll("button:not(.ways *), input")) one.click();
+          const content = document.querySelector(".qkv-view").shadowRoot.querySelector(".content");
+          if (!content.lastElementChild.previousElementSibling.inert) throw Error("controls work");
+          for (const one of content.querySelectorAll("button:not(.ways *), input")) one.click();
         }"""
     )  # even a press by a script throws no error
     expect(loading).to_be_visible()

@@ -287,9 +287,9 @@ export function heatmap(ui, options) {
     if (x(j) >= right + left - 1) spots.push([x(j) - right, over, cell - 1, high]);
     for (const [px, py, w, h] of spots) {
       pen.lineWidth = 2;
-      for (const [colour, room] of /** @type {[string, number][]} */ ([["--paper", 3], ["--ink", 1.5]])) {
+      for (const [colour, margin] of /** @type {[string, number][]} */ ([["--paper", 3], ["--ink", 1.5]])) {
         pen.strokeStyle = ui.color(colour);
-        pen.strokeRect(px - room, py - room, w + 2 * room, h + 2 * room);
+        pen.strokeRect(px - margin, py - margin, w + 2 * margin, h + 2 * margin);
       }
     }
   }
@@ -355,8 +355,8 @@ export function heatmap(ui, options) {
   /** @param {number} i @param {number} j */
   function reveal(i, j) {
     const { left, top, cell, tall, whole } = shape;
-    /** @param {number} position @param {number} size @param {number} now @param {number} room */
-    const near = (position, size, now, room) => (position < now ? position : Math.max(now, position + size - room));
+    /** @param {number} position @param {number} size @param {number} now @param {number} extent */
+    const near = (position, size, now, extent) => (position < now ? position : Math.max(now, position + size - extent));
     if (whole) return;
     box.scrollTop = near(i * tall, tall, box.scrollTop, box.clientHeight - top);
     box.scrollLeft = near(x(j) - left, cell, box.scrollLeft, box.clientWidth - left);

@@ -152,13 +152,13 @@ function finderOf(added, spelled) {
  */
 export function tokenize(tokenizer, text, most) {
   const { before, after } = tokenizer;
-  const room = most - before.length - after.length;
+  const free = most - before.length - after.length;
   const own = [];
   for (const token of tokensOf(tokenizer, text)) {
     own.push(token);
-    if (own.length > room) break; // all later tokens would be dropped
+    if (own.length > free) break; // all later tokens would be dropped
   }
-  return { tokens: [...before, ...own.slice(0, room), ...after], cut: own.length > room };
+  return { tokens: [...before, ...own.slice(0, free), ...after], cut: own.length > free };
 }
 
 /**

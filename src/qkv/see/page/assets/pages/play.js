@@ -42,10 +42,10 @@ const SIDES = { encoder: "Guess a word", decoder: "Write a text" };
  */
 function play(box, data, ui) {
   box.classList.add("play");
-  const room = el("div", { class: "room" });
+  const content = el("div", { class: "content" });
   if (!data.other) {
-    box.append(room);
-    pageOf(box, room, data, ui);
+    box.append(content);
+    pageOf(box, content, data, ui);
     return;
   }
   /** @type {Record<string, any>} */
@@ -56,16 +56,16 @@ function play(box, data, ui) {
   /** @type {{side: string, hash: () => string, text: () => string, close: () => void}} */
   let open;
   let written = ""; // the text that the decoder has continued
-  box.append(el("div", { class: "sides", role: "group", "aria-label": "what the model does" }, buttons), room);
+  box.append(el("div", { class: "sides", role: "group", "aria-label": "what the model does" }, buttons), content);
   /** @param {string} side */
   function show(side) {
     open?.close();
     if (open) document.documentElement.dataset.qkv = "busy";
     buttons.forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.side === side)));
-    room.replaceChildren();
+    content.replaceChildren();
     let alive = true;
     const own = { ...ui, redraw: (/** @type {() => any} */ draw) => ui.redraw(() => alive && draw()) };
-    const page = pageOf(box, room, all[side], own);
+    const page = pageOf(box, content, all[side], own);
     open = { side, hash: page.hash, text: page.text, close: () => [alive] = [false, page.close()] };
   }
   /** @param {string} side */
@@ -97,11 +97,11 @@ function play(box, data, ui) {
 /**
  * Puts the page of one model into an element of the box.
  * @param {any} box
- * @param {any} room
+ * @param {any} content
  * @param {any} data
  * @param {Ui} ui
  */
-function pageOf(box, room, data, ui) {
+function pageOf(box, content, data, ui) {
   const store = playStore(data, update);
   const parts = { cards: cardsPart(ui, store), outcome: outcomePart(ui, store), writing: writingPart(ui, store) };
   /** @type {Partial<Record<PlayState["view"], () => Screen>>} */
@@ -120,7 +120,7 @@ function pageOf(box, room, data, ui) {
   const ways = wayBar(store);
   const whole = el("a", { class: "whole", target: "_blank", rel: "noopener" }, "The whole page");
   const loading = el("p", { class: "loading", role: "status" }, "The model is loading …");
-  room.append(ways.node, loading, whole);
+  content.append(ways.node, loading, whole);
   inFrame(store);
   ui.theme(store.state.theme);
   const undo = (/** @type {any} */ event) => {
@@ -129,8 +129,8 @@ function pageOf(box, room, data, ui) {
     store.undo();
     event.preventDefault();
   };
-  room.addEventListener("keydown", undo);
-  for (const kind of ["click", "input", "change"]) room.addEventListener(kind, (/** @type {any} */ event) => event.target.closest("[inert]") && event.stopPropagation(), true); // presses by scripts too
+  content.addEventListener("keydown", undo);
+  for (const kind of ["click", "input", "change"]) content.addEventListener(kind, (/** @type {any} */ event) => event.target.closest("[inert]") && event.stopPropagation(), true); // presses by scripts too
 
   /** @param {Told} now */
   function update(now) {
@@ -138,8 +138,8 @@ function pageOf(box, room, data, ui) {
     ui.theme(state.theme);
     const view = state.only || !kinds[state.view] ? "lab" : state.view;
     const screen = (screens[view] ??= /** @type {() => Screen} */ (kinds[view])());
-    if (screen.node.parentNode !== room) {
-      const before = room.contains(ui.focused()); // after a click on a button, the focus moves to the top of the screen
+    if (screen.node.parentNode !== content) {
+      const before = content.contains(ui.focused()); // after a click on a button, the focus moves to the top of the screen
       for (const { node } of Object.values(screens)) if (node !== screen.node) node.remove();
       whole.before(screen.node);
       box.dataset.view = view;
@@ -157,7 +157,7 @@ function pageOf(box, room, data, ui) {
   }
   const close = () => {
     store.close();
-    room.removeEventListener("keydown", undo);
+    content.removeEventListener("keydown", undo);
   };
   return { close, hash: () => new URL(store.address()).hash, text: () => store.state.text };
 }

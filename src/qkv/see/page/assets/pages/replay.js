@@ -126,14 +126,14 @@ export const start = starting((box, payload, ui) => {
       const tall = width < 420 ? low_ : high_;
       if (!width) return;
       const { label, low, high, lines } = what();
-      const [left, right, top, floor] = [44, width - 14, 10, tall - 24];
+      const [left, right, top, bottom] = [44, width - 14, 10, tall - 24];
       const wide = (right - left) / Math.max(1, knots.length - 1);
       x = (value) => {
         const k = Math.max(0, Math.min(knots.length - 2, knots.findLastIndex((knot) => knot <= value)));
         return left + (k + (value - knots[k]) / (knots[k + 1] - knots[k] || 1)) * wide;
       };
       /** @param {number} value */
-      const y = (value) => floor - ((value - low) / (high - low)) * (floor - top);
+      const y = (value) => bottom - ((value - low) / (high - low)) * (bottom - top);
       /** @param {string} text @param {number} px @param {number} py @param {string} anchor */
       const words_ = (text, px, py, anchor) => svg("text", { x: px, y: py, "text-anchor": anchor }, text);
       const here = x(steps[now()]);
@@ -145,7 +145,7 @@ export const start = starting((box, payload, ui) => {
             words_(number(value, high - low < 0.2 ? 3 : 2), left - 6, y(value) + 4, "end"),
           ]),
           names.map((knot) => words_(count(knot), Math.min(x(knot), width - 4 * count(knot).length - 2), tall - 6, "middle")),
-          svg("line", { x1: here, x2: here, y1: top - 6, y2: floor + 4, class: "replay-now" }),
+          svg("line", { x1: here, x2: here, y1: top - 6, y2: bottom + 4, class: "replay-now" }),
           lines.map(({ points, name, look, faint, value }) => [
             svg("polyline", { points: points.map(([a, b]) => `${x(a).toFixed(1)},${y(b).toFixed(1)}`).join(" "), class: faint ? "faint" : "", ...look }, svg("title", {}, name)),
             faint ? null : svg("circle", { cx: here, cy: y(value), r: 5, style: { fill: look.stroke } }),
@@ -291,9 +291,9 @@ export const start = starting((box, payload, ui) => {
     fill(ownTitle, `Scores of ${called(l, h)} over the steps`);
     go(state.at, true);
     move.refresh();
-    const [node, room] = [grid.children[move.at], grid.clientHeight];
+    const [node, height] = [grid.children[move.at], grid.clientHeight];
     const down = node.offsetTop - grid.offsetTop - grid.scrollTop;
-    if (down < 0 || down + node.offsetHeight > room) grid.scrollTop += down - room / 2;
+    if (down < 0 || down + node.offsetHeight > height) grid.scrollTop += down - height / 2;
   }
 
   function play() {

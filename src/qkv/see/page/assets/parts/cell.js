@@ -197,8 +197,8 @@ export function sumBars(ui, { onpoint, writes = true, after } = {}) {
     const mark = pointed ?? at;
     if (mark === null) return;
     [pen.lineWidth, pen.strokeStyle] = [2, ui.color("--ink")];
-    const room = Math.max(wide, 5);
-    pen.strokeRect(left + (mark + 0.5) * wide - room / 2 - 1, 1, room + 1, rows.length * over + 4 + BARS);
+    const outline = Math.max(wide, 5);
+    pen.strokeRect(left + (mark + 0.5) * wide - outline / 2 - 1, 1, outline + 1, rows.length * over + 4 + BARS);
   }
 
   /** @param {CanvasRenderingContext2D} pen @param {{left: number, wide: number, gap: number, size: number, top: number}} layout */

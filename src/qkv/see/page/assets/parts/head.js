@@ -214,10 +214,10 @@ export function headPart(ui, store, hands = null) {
   function layout() {
     const { state } = now;
     const { rows, columns, away } = shown.head;
-    const [room, across, gap] = [node.clientWidth, columns.length + (away ? 1 : 0), away ? 8 : 0];
+    const [width, across, gap] = [node.clientWidth, columns.length + (away ? 1 : 0), away ? 8 : 0];
     const around_ = shown.vectors ? STRIP + 8 : 0;
     const widest = Math.min(40, Math.max(14, Math.floor(600 / Math.max(1, rows.length)))); // the same limits as in the heat map
-    const cell = Math.min(widest, Math.floor((room - 2 * around_ - gap - 300) / Math.max(1, across)));
+    const cell = Math.min(widest, Math.floor((width - 2 * around_ - gap - 300) / Math.max(1, across)));
     aligned = state.inside && Math.max(rows.length, across) <= LISTED && cell >= 14;
     body.classList.toggle("aligned", aligned);
     body.style.gridTemplateColumns = aligned ? `${around_ + across * cell + gap + 6}px minmax(0, 1fr)` : "";

@@ -100,10 +100,10 @@ export function lines(ui, { onhover, onpick, onfree }) {
    * @param {number} i
    */
   function reveal(i) {
-    const room = list.clientHeight;
-    const middle = (i + 0.5) * ROW - room / 2;
-    if (Math.abs(middle - list.scrollTop) > room) list.scrollTop = middle;
-    list.scrollTop = Math.max((i + 1) * ROW - room, Math.min(i * ROW, list.scrollTop));
+    const height = list.clientHeight;
+    const middle = (i + 0.5) * ROW - height / 2;
+    if (Math.abs(middle - list.scrollTop) > height) list.scrollTop = middle;
+    list.scrollTop = Math.max((i + 1) * ROW - height, Math.min(i * ROW, list.scrollTop));
     drawTokens();
   }
 

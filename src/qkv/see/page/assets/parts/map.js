@@ -234,8 +234,8 @@ export function mapPart(ui, store) {
     revealed = key;
     const own = /** @type {Cell} */ (cells.find((cell) => cell.layer === layer && cell.head === head));
     const { offsetTop, offsetLeft, offsetHeight, offsetWidth } = own.node;
-    /** @param {number} at @param {number} size @param {number} from @param {number} room */
-    const near = (at, size, from, room) => Math.max(at + size - room, Math.min(at, from));
+    /** @param {number} at @param {number} size @param {number} from @param {number} extent */
+    const near = (at, size, from, extent) => Math.max(at + size - extent, Math.min(at, from));
     grid.scrollTop = near(offsetTop - grid.offsetTop - 4, offsetHeight + 8, grid.scrollTop, grid.clientHeight);
     grid.scrollLeft = near(offsetLeft - grid.offsetLeft - 4, offsetWidth + 8, grid.scrollLeft, grid.clientWidth);
   }

@@ -383,11 +383,11 @@ export function motionPart(ui) {
 
   /** Places the canvas over the middle of the rows. */
   function fit() {
-    const room = list.querySelector(".motion-room");
-    wide = room && !node.hidden ? room.clientWidth : 0;
+    const track = list.querySelector(".motion-track");
+    wide = track && !node.hidden ? track.clientWidth : 0;
     if (!wide) return;
     pen = canvas2d(canvas, wide, (row.rows.length + 2) * TALL + GAP);
-    canvas.style.left = `${room.offsetLeft}px`;
+    canvas.style.left = `${track.offsetLeft}px`;
     show();
   }
 
@@ -476,7 +476,7 @@ export function motionPart(ui) {
     /**
      * @param {any} name  the name at the beginning of the row
      */
-    const line = (name, kind = "") => el("li", { class: kind }, el("span", { class: "motion-name" }, name), el("span", { class: "motion-room" }), el("span", { class: "motion-figure" }));
+    const line = (name, kind = "") => el("li", { class: kind }, el("span", { class: "motion-name" }, name), el("span", { class: "motion-track" }), el("span", { class: "motion-figure" }));
     fill(list, line(word(row.name), "query"), row.rows.map(({ name, others }) => line(others ? name : drawn(name))), line("sum", "sum"));
     button.hidden = still.matches;
     if (asked) part.play(...asked);

@@ -276,15 +276,15 @@ export function outcomePart(ui, store) {
     const there = word(nameAt(now, now.state.position));
     const T = now.run.tokens.length;
     const alike = now.run.resid.map((one, l) => cosineAt(one, now.original.resid[l], now.state.position, T));
-    const room = el("div", { class: "outcome-chart" });
+    const plot = el("div", { class: "outcome-chart" });
     box.append(
       el("div", {}, el("h4", {}, "How similar ", there, " is to the original"), el("p", { class: "note" },
-        "The cosine between its vectors before and after your changes: after the embeddings, then after each layer."), room),
+        "The cosine between its vectors before and after your changes: after the embeddings, then after each layer."), plot),
       el("div", {}, el("h4", {}, "The heads that changed most"), headList(store, changedHeads(now.original, now.run),
         "The share of attention weight that moved, averaged over all rows. Bars go from 0% to 100%.",
         "No head changed visibly: in each, less than 0.1% of the weight has moved.")),
     );
-    const paint = () => fill(room, alikeChart(room, alike));
+    const paint = () => fill(plot, alikeChart(plot, alike));
     paint();
     return paint;
   }
@@ -345,10 +345,10 @@ export function wordTable(rows, names) {
 
 /**
  * A line chart of a word's similarity after each layer.
- * @param {HTMLElement} room @param {number[]} alike
+ * @param {HTMLElement} plot @param {number[]} alike
  */
-export function alikeChart(room, alike, label = "cosine with the original") {
-  return lineChart(Math.max(240, room.clientWidth || 0), alike, { ...roundEnds([...alike, 1]), name: (i) => (i ? `layer ${i - 1}` : "emb."), label });
+export function alikeChart(plot, alike, label = "cosine with the original") {
+  return lineChart(Math.max(240, plot.clientWidth || 0), alike, { ...roundEnds([...alike, 1]), name: (i) => (i ? `layer ${i - 1}` : "emb."), label });
 }
 
 /**
@@ -366,7 +366,7 @@ export function headList(store, heads, note, none) {
     el("ol", { class: "outcome-heads" }, heads.map(({ layer, head, moved }) => el("li", {}, el("button",
       { type: "button", "data-head": `${layer}.${head}`, onclick: () => store.set({ layer, head }, { undo: false }) },
       el("span", {}, `Head ${layer}.${head}`),
-      el("span", { class: "outcome-room", "aria-hidden": "true" }, el("span", { style: { width: `${Math.min(100, 100 * moved)}%` } })),
+      el("span", { class: "outcome-track", "aria-hidden": "true" }, el("span", { style: { width: `${Math.min(100, 100 * moved)}%` } })),
       el("span", { class: "outcome-moved" }, percent(moved)))))),
   ];
 }

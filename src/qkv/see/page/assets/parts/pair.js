@@ -128,8 +128,8 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   );
   const titles = maps.map(() => el("h4", {}));
   const table = foldedTable("The chosen row as a table", "table of both");
-  const room = el("div", { class: "both-maps" }, maps.map((map, k) => el("div", {}, titles[k], map.node)));
-  const node = el("div", { class: "both" }, el("div", { class: "both-sides" }, sides.map((side) => side.node)), room, table.node);
+  const bothMaps = el("div", { class: "both-maps" }, maps.map((map, k) => el("div", {}, titles[k], map.node)));
+  const node = el("div", { class: "both" }, el("div", { class: "both-sides" }, sides.map((side) => side.node)), bothMaps, table.node);
   /** @type {Shown} */
   let now; // undefined before the first update
   let [pointing, quiet] = [false, false]; // quiet: changes are not drawn one by one, but together afterwards
@@ -263,7 +263,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   function mapsOf(heads, at, high) {
     const { rows, columns, names } = now;
     const size = columns.names.length;
-    room.style.setProperty("--least", `${size > CELLS ? 380 : Math.max(300, 120 + 13 * size)}px`);
+    bothMaps.style.setProperty("--least", `${size > CELLS ? 380 : Math.max(300, 120 + 13 * size)}px`);
     const kind = at.mode === "length" ? "contribution" : "weight";
     const away = heads.some((head) => head.away);
     const lacks = [0, 1].map((k) => [...rows.positions, ...columns.positions].some((both) => both[k] === null));

@@ -95,8 +95,8 @@ export function planePart(ui, shift, named) {
     const points = [before, ...stages.map((stage) => stage.points)].flat();
     /** @type {[number, number][]} */
     const ends = [0, 1].map((axis) => [Math.min(...points.map((p) => p[axis])), Math.max(...points.map((p) => p[axis]))]);
-    const room = [width - 160, height - 90];
-    const unit = Math.min(...ends.map(([low, high], axis) => (high > low ? room[axis] / (high - low) : Infinity)));
+    const space = [width - 160, height - 90];
+    const unit = Math.min(...ends.map(([low, high], axis) => (high > low ? space[axis] / (high - low) : Infinity)));
     const size = Number.isFinite(unit) ? unit : 1;
     const [cx, cy] = ends.map(([low, high]) => (low + high) / 2);
     return { width, height, size, ends, x: (p) => width / 2 + 20 + (p[0] - cx) * size, y: (p) => height / 2 - 14 - (p[1] - cy) * size };
@@ -104,16 +104,16 @@ export function planePart(ui, shift, named) {
 
   /** @param {Scale} scale */
   function axes({ width, height, size, ends, x, y }) {
-    const floor = height - 34;
+    const bottom = height - 34;
     /** @param {string} text @param {number} px @param {number} py @param {object} more */
     const label = (text, px, py, more) => svg("text", { x: px, y: py, class: "shift-axis", ...more }, text);
     return [
-      svg("rect", { x: 50, y: 4, width: width - 54, height: floor - 4, class: "shift-frame" }),
-      ticks(...ends[0]).map((t) => label(number(t, size > 60 ? 2 : 1), x([t, 0]), floor + 14, { "text-anchor": "middle" })),
+      svg("rect", { x: 50, y: 4, width: width - 54, height: bottom - 4, class: "shift-frame" }),
+      ticks(...ends[0]).map((t) => label(number(t, size > 60 ? 2 : 1), x([t, 0]), bottom + 14, { "text-anchor": "middle" })),
       ticks(...ends[1]).map((t) => label(number(t, size > 60 ? 2 : 1), 46, y([0, t]) + 4, { "text-anchor": "end" })),
       explained.map((share, k) => {
         const text = `PC ${k + 1} (${number(100 * share, 0)}% of the variance of unit vectors)`;
-        return k ? label(text, 0, 0, { transform: `translate(11 ${floor / 2}) rotate(-90)`, "text-anchor": "middle" }) : label(text, width / 2, height - 4, { "text-anchor": "middle" });
+        return k ? label(text, 0, 0, { transform: `translate(11 ${bottom / 2}) rotate(-90)`, "text-anchor": "middle" }) : label(text, width / 2, height - 4, { "text-anchor": "middle" });
       }),
     ];
   }

@@ -114,13 +114,13 @@ function drawAlike({ state, run, second }, box, other, store) {
   const alike = run.resid.map((one, l) => cosineAt(vectorAt(one, own, run), vectorAt(second.run.resid[l], other, second.run), 0, 1));
   const [a, b] = [run.tokens[own], second.run.tokens[other]];
   const name = a === b ? [word(a), " is in both"] : [word(a), " and ", word(b), " are"];
-  const room = el("div", { class: "outcome-chart" });
+  const plot = el("div", { class: "outcome-chart" });
   fill(box, el("div", {}, el("h4", {}, "How similar ", name), el("p", { class: "note" },
-    "The cosine between its vectors in the two sentences: after the embeddings, then after each layer."), room),
+    "The cosine between its vectors in the two sentences: after the embeddings, then after each layer."), plot),
     el("div", {}, el("h4", {}, "Where they look at different words"),
       headList(store, apart(run, second, own, other), "The share of the row's weight that goes to other tokens in the second sentence. Bars go from 0% to 100%.",
         "In no head: less than 0.5% of the weight goes to other tokens in each.")));
-  const paint = () => fill(room, alikeChart(room, alike, "cosine between both"));
+  const paint = () => fill(plot, alikeChart(plot, alike, "cosine between both"));
   paint();
   return paint;
 }

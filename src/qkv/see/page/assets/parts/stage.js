@@ -199,8 +199,8 @@ export function placesIn(boxes) {
  */
 export function wayOf(from, to, rows, wide, size) {
   if (from.row === to.row) {
-    const room = to.row ? rows[to.row].top - rows[to.row - 1].bottom - wide / 2 : size * 1.9;
-    const high = Math.min(room, 12 + Math.abs(from.x - to.x) * 0.28) / 0.75;
+    const space = to.row ? rows[to.row].top - rows[to.row - 1].bottom - wide / 2 : size * 1.9;
+    const high = Math.min(space, 12 + Math.abs(from.x - to.x) * 0.28) / 0.75;
     return `M${from.x} ${from.top}C${from.x} ${from.top - high} ${to.x} ${to.top - high} ${to.x} ${to.top}`;
   }
   const down = to.row > from.row;
