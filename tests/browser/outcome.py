@@ -21,10 +21,10 @@ from .engine import by_the_library, shares
 # Runs a text with and without edits, and passes both runs to the outcome part.
 FOLLOW = """
 import { el } from "./base/elements.js";
-import { starting } from "./base/mount.js";
+import { mounter } from "./base/mount.js";
 import { outcomePart } from "./parts/outcome.js";
 
-export const start = starting((box, data, ui) => {
+export const start = mounter((box, data, ui) => {
   const asked = [];
   const part = outcomePart(ui, { set: (patch) => asked.push(patch) });
   box.append(el("p", { class: "lead" }, "A trial"), part.headline, part.node);

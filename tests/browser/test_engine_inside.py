@@ -13,7 +13,7 @@ from .edited import Edit
 from .support import Visit
 from .test_engine import EDITS, TEXT
 
-_PARTS = ("tokenizer", "normalizers", "pretokenizers", "spans", "parameters", "memory", "engine")
+_PARTS = ("tokenizer", "normalizers", "pretokenizers", "spans", "model", "memory", "engine")
 _SCRIPTS = tuple(f"engine/{part}" for part in _PARTS)
 
 
@@ -33,7 +33,7 @@ def test_every_character_is_read_as_the_library_reads_it(visit: Visit, model: Mo
     expected = {one: " ".join(word for word, _ in cut(normalize(f"a{one}b"))) for one in marks}
     wrong = bare(visit).evaluate(
         """([{ normalizer, pre_tokenizer }, expected]) => {
-          const [normalize, cut] = [normalizerOf(normalizer), cutterOf(pre_tokenizer)];
+          const [normalize, cut] = [normalizerOf(normalizer), pretokenizerOf(pre_tokenizer)];
           return Object.keys(expected).filter((one) => {
             const words = cut(normalize(pieceOf(`a${one}b`))).map(({ text }) => text);
             return words.join(" ") !== expected[one];

@@ -22,7 +22,7 @@ from qkv.see.page.payload import pack_halves, pack_rows
 from qkv.see.steps.step import ACTIVATION_ROWS
 from qkv.text.tokenizer import Tokenizer
 
-# The data for assets/engine/parameters.js, as JSON in a script element that never runs. The file
+# The data for assets/engine/model.js, as JSON in a script element that never runs. The file
 # assets/engine/api.js lists the requests that a page sends to `globalThis.qkv`.
 #
 #   `name` is the name of the model.
@@ -137,7 +137,7 @@ def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
 
 
 def _design(model: Model, design: Design) -> dict[str, Any]:
-    """Describe the model's family as a `Design` (see assets/engine/parameters.js)."""
+    """Describe the model's family as a `Design` (see assets/engine/model.js)."""
     rotaries = list(
         dict.fromkeys(layer.rotary for layer in design.layers if layer.rotary is not None)
     )
@@ -192,7 +192,7 @@ def _attends(layer: Attention, rotaries: list[Rotary]) -> dict[str, Any]:
 
 
 def _rotary(rotary: Rotary, size: int) -> dict[str, Any]:
-    """Describe rotary positions as a `Rotary` (see assets/engine/parameters.js)."""
+    """Describe rotary positions as a `Rotary` (see assets/engine/model.js)."""
     dims, scaling = rotary.dims or size, rotary.scaling
     described: dict[str, Any] = {"dims": dims, "interleaved": rotary.interleaved, "scale": 1.0}
     if scaling is None or isinstance(scaling, Dynamic):

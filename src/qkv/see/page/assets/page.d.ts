@@ -23,7 +23,7 @@ interface Element {
 
 interface Api {
   where?: string;
-  model: Promise<import("./engine/parameters.js").Sizes & { name: string; words: string[]; exact?: boolean }>;
+  model: Promise<import("./engine/model.js").Sizes & { name: string; words: string[]; exact?: boolean }>;
   models?: Record<string, Api["model"]>;
   run(text: string, edits?: import("./engine/edits.js").Edit[], options?: { model?: string; at?: number[]; layers?: number[]; most?: number; signal?: AbortSignal }): Promise<import("./engine/api.js").Run>;
   generate?(

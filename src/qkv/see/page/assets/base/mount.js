@@ -28,7 +28,7 @@ let lastId = 0;
  * @param {(box: any, payload: any, ui: Ui) => void} view
  * @returns {(hash: string, data: any, styles: string) => void}
  */
-export function starting(view) {
+export function mounter(view) {
   return (hash, data, styles) => {
     const script = document.currentScript;
     /** @type {any} */

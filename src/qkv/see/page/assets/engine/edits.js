@@ -1,8 +1,8 @@
 // The edits that a reader can make to a run of the model. For example, an edit hides a token, replaces the output of a
 // head, sets the temperature, sets a row of weights, or replaces a word. An edit is an object {op: ...}.
-// record_schema.json describes all edits; records.js checks them.
+// record_schema.json describes all edits; checked_edits.js checks them.
 
-/** @typedef {import("./parameters.js").Sizes} Sizes */
+/** @typedef {import("./model.js").Sizes} Sizes */
 
 /**
  * An edit of a run. sources.js adds `numbers`, which come from another run; a reader never writes `numbers`.

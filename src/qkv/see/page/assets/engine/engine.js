@@ -1,5 +1,5 @@
 // The forward pass of an encoder or a decoder, in order from top to bottom: tokens, vectors, attention, MLP, logits.
-// As in Python, a design lists the options of a family of models (parameters.js). A reader can change a run with edits
+// As in Python, a design lists the options of a family of models (model.js). A reader can change a run with edits
 // (edits.js). T is the number of tokens, D the size of a vector, H the number of heads, d the size of a head, F the
 // hidden size of the MLP, V the size of the vocabulary. `forward` returns steps; each step is an object that holds
 // arrays under their names in a trace. The results are equal to the model's own except for rounding. While a text is
@@ -11,7 +11,7 @@ import { ACTIVATIONS, add, capped, linear, normalized, rotated, scoresOf, softma
 /** @typedef {import("./edits.js").Edit} Edit */
 /** @typedef {import("./memory.js").Memory} Memory */
 /** @typedef {import("./memory.js").Step} Step */
-/** @typedef {import("./parameters.js").Model} Model */
+/** @typedef {import("./model.js").Model} Model */
 
 /**
  * Applies a linear layer of the model, given by name.

@@ -8,7 +8,7 @@ import { chosenFrom, randomFrom } from "./sampling.js";
 
 /** @typedef {import("./edits.js").Edit} Edit */
 /** @typedef {import("./memory.js").Memory} Memory */
-/** @typedef {import("./parameters.js").Model} Model */
+/** @typedef {import("./model.js").Model} Model */
 
 /** @typedef {import("./sampling.js").Choice} Choice */
 
@@ -53,7 +53,7 @@ export class Cache {
  * @param {Choice} choice
  * @returns {Generator<Chosen | void, void>}
  */
-export function* written(model, memory, cache, ids, edits, choice) {
+export function* generateTokens(model, memory, cache, ids, edits, choice) {
   const { max, seed, begun } = choice;
   const { most } = model.sizes;
   const later = edits.filter(({ op, at, token }) => !OPS[op].prompt && (at === undefined || token === undefined));

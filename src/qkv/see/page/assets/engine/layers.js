@@ -2,7 +2,7 @@
 // is stored flat, in row-major order: row t of an array (T, D) begins at index t * D. All numbers are computed in
 // float64, the type of JavaScript's numbers.
 
-/** @typedef {import("./parameters.js").Rotary} Rotary */
+/** @typedef {import("./model.js").Rotary} Rotary */
 
 /**
  * A linear layer: x (T, I) times weight (O, I) plus bias (O). Each row of the weight produces one column of the result.

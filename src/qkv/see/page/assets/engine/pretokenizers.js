@@ -16,7 +16,7 @@ const ENCODER = new TextEncoder();
 
 /** @type {Record<string, (rules: any) => Cutter>} */
 const KINDS = {
-  Sequence: ({ pretokenizers }) => inTurn(pretokenizers.map(cutterOf)),
+  Sequence: ({ pretokenizers }) => inTurn(pretokenizers.map(pretokenizerOf)),
   BertPreTokenizer: () => inTurn([split(BLANK, "Removed"), split(PUNCTUATION, "Isolated")]),
   WhitespaceSplit: () => split(BLANK, "Removed"),
   Punctuation: ({ behavior }) => split(PUNCTUATION, behavior),
@@ -42,7 +42,7 @@ const KINDS = {
  * @param {any} rules  null if the file has no pre-tokenizer
  * @returns {Cutter}
  */
-export function cutterOf(rules) {
+export function pretokenizerOf(rules) {
   return rules ? KINDS[rules.type](rules) : (piece) => [piece];
 }
 

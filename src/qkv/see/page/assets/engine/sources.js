@@ -3,13 +3,13 @@
 
 import { axesOf, indicesOf } from "./edits.js";
 import { forward, handedOn } from "./engine.js";
-import { shown } from "./records.js";
+import { shown } from "./checked_edits.js";
 import { tokenize } from "./tokenizer.js";
 
 /** @typedef {import("./edits.js").Edit} Edit */
 /** @typedef {import("./memory.js").Memory} Memory */
 /** @typedef {import("./memory.js").Step} Step */
-/** @typedef {import("./parameters.js").Model} Model */
+/** @typedef {import("./model.js").Model} Model */
 
 /**
  * Returns the edits. An edit that needs numbers from another run is replaced by a copy, whose property `numbers` holds

@@ -8,7 +8,7 @@ import { decoderOf } from "./decoders.js";
 import { masked } from "./gaps.js";
 import { normalizerOf } from "./normalizers.js";
 import { escaped } from "./patterns.js";
-import { cutterOf } from "./pretokenizers.js";
+import { pretokenizerOf } from "./pretokenizers.js";
 import { matchesOf, partOf, pieceOf } from "./spans.js";
 import { wordpieceOf } from "./wordpiece.js";
 
@@ -67,7 +67,7 @@ export function readTokenizer(file) {
     raw: finderOf(added.filter((token) => !token.normalized), spelled),
     read: finderOf(added.filter((token) => token.normalized), spelled),
     normalize,
-    cut: cutterOf(file.pre_tokenizer),
+    cut: pretokenizerOf(file.pre_tokenizer),
     model: MODELS[file.model.type](file.model),
     join: decoderOf(file.decoder),
     special: new Set(added.filter((one) => one.special && (one.content !== unknown || around.includes(one.id))).map(({ id }) => id)),

@@ -4,15 +4,15 @@
 
 import { range } from "../base/arrays.js";
 import { forward, handedOn, logitsAt } from "./engine.js";
-import { Cache, written } from "./generate.js";
+import { Cache, generateTokens } from "./generate.js";
 import { Memory } from "./memory.js";
-import { readModel } from "./parameters.js";
-import { checkedEdits, shown, swapped } from "./records.js";
+import { readModel } from "./model.js";
+import { checkedEdits, shown, swapped } from "./checked_edits.js";
 import { withSources } from "./sources.js";
 import { decode, tokenize } from "./tokenizer.js";
 
 /** @typedef {import("./memory.js").Step} Step */
-/** @typedef {import("./parameters.js").Model} Model */
+/** @typedef {import("./model.js").Model} Model */
 
 /**
  * @typedef {{id: number, ask: "run" | "sweep" | "parameters", text: string, edits: any, at?: number[], layers?: number[], most?: number}} Question
@@ -139,7 +139,7 @@ function* generate(question) {
     const plain = new_.filter((id) => !model.design.ends.includes(id) && id in model.tokenizer.names);
     return added(ids, decode(model.tokenizer, [...ids, ...plain]));
   };
-  for (const one of written(model, memory, cache, ids, yield* withSources(model, memory, ids, own), choice)) {
+  for (const one of generateTokens(model, memory, cache, ids, yield* withSources(model, memory, ids, own), choice)) {
     if (one) {
       chosen.push(one);
       const all = [...choice.begun, ...chosen.map(({ id }) => id)];

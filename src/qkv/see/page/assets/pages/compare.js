@@ -1,9 +1,9 @@
 // The page of "compare": two texts, or two runs of one text, on one axis of tokens.
 
 import { el, fill, word } from "../base/elements.js";
-import { starting } from "../base/mount.js";
+import { mounter } from "../base/mount.js";
 import { count, number, roundEnds, visible } from "../base/format.js";
-import { recordedStore } from "../store/recorded.js";
+import { recordedStore } from "../store/recorded_store.js";
 import { lineChart } from "../parts/chart.js";
 import { helpOf, notesOf, titleNode, whyOf } from "../parts/notes.js";
 import { pairPart } from "../parts/pair.js";
@@ -67,7 +67,7 @@ function compare(box, data, ui) {
   update(store.now);
 }
 
-export const start = starting(compare);
+export const start = mounter(compare);
 
 // ---- parts that only a comparison has
 

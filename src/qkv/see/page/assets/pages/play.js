@@ -3,7 +3,7 @@
 // describes the data that the screens receive.
 
 import { el } from "../base/elements.js";
-import { starting } from "../base/mount.js";
+import { mounter } from "../base/mount.js";
 import { gapsOf } from "../engine/gaps.js";
 import { openingOf, sideOf, writeAddress } from "../store/state.js";
 import { playStore } from "../store/store.js";
@@ -12,7 +12,7 @@ import { cardsPart } from "../parts/cards.js";
 import { outcomePart } from "../parts/outcome.js";
 import { writingPart } from "../parts/writing.js";
 import { beatScreen } from "../screens/beat.js";
-import { breakScreen } from "../screens/breakit.js";
+import { breakScreen } from "../screens/break.js";
 import { findingsScreen } from "../screens/findings.js";
 import { frontScreen } from "../screens/front.js";
 import { gamesScreen } from "../screens/games.js";
@@ -179,4 +179,4 @@ function wayBar(store) {
   return { node, update };
 }
 
-export const start = starting(play);
+export const start = mounter(play);

@@ -5,7 +5,7 @@ import { LINES, raster } from "../base/colours.js";
 import { choice, roving, stretcher } from "../base/controls.js";
 import { el, fill, svg } from "../base/elements.js";
 import { heatmap } from "../base/heatmap.js";
-import { starting } from "../base/mount.js";
+import { mounter } from "../base/mount.js";
 import { count, named, number, roundEnds, visible } from "../base/format.js";
 import { inTurn } from "../base/turns.js";
 import { unpack } from "../base/arrays.js";
@@ -38,7 +38,7 @@ import "./replay.css";
  * @typedef {{label: string, low: number, high: number, lines: Line[]}} Chart
  */
 
-export const start = starting((box, payload, ui) => {
+export const start = mounter((box, payload, ui) => {
   /** @type {Replay} */
   const { tokens, layers, heads: H, steps, shown, scores, losses, knots, ...data } = payload.replay;
   const [L, last, first] = [tokens.length, shown.length - 1, payload.start];

@@ -2,7 +2,7 @@
 // page/payload.py describes the payload.
 
 import { drawn, el, fill, svg, word } from "../base/elements.js";
-import { starting } from "../base/mount.js";
+import { mounter } from "../base/mount.js";
 import { cut, number, visible } from "../base/format.js";
 import { lineColour, planePart } from "../parts/plane.js";
 import { saveMenu } from "../parts/save.js";
@@ -11,7 +11,7 @@ import "./shift.css";
 /** @typedef {import("../parts/plane.js").Point} Point */
 /** @typedef {import("../parts/plane.js").Shift} Shift */
 
-export const start = starting((box, payload, ui) => {
+export const start = mounter((box, payload, ui) => {
   /** @type {Shift} */
   const shift = payload.shift;
   const { stages, tokens, of, before } = shift;

@@ -1,8 +1,8 @@
 // The page that `qkv.show` makes for a recorded text. It shows one head in detail, and a map of all heads.
 
 import { el, fill } from "../base/elements.js";
-import { starting } from "../base/mount.js";
-import { recordedStore } from "../store/recorded.js";
+import { mounter } from "../base/mount.js";
+import { recordedStore } from "../store/recorded_store.js";
 import { headPart } from "../parts/head.js";
 import { mapPart } from "../parts/map.js";
 import { helpOf, notesOf, titleNode, whyOf } from "../parts/notes.js";
@@ -38,4 +38,4 @@ function show(box, data, ui) {
   update(store.now);
 }
 
-export const start = starting(show);
+export const start = mounter(show);

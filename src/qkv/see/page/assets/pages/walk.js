@@ -2,7 +2,7 @@
 // can show the sum that gives this number. The top of page/payload.py describes the payload; parts/sums.js computes the sums.
 
 import { el, fill } from "../base/elements.js";
-import { starting } from "../base/mount.js";
+import { mounter } from "../base/mount.js";
 import { unpack } from "../base/arrays.js";
 import { stepsView } from "../parts/steps.js";
 import { numbersOf } from "../parts/sums.js";
@@ -11,7 +11,7 @@ import { numbersOf } from "../parts/sums.js";
 /** @typedef {import("../parts/sums.js").Numbers} Numbers */
 /** @typedef {{b64: string | null, shape: number[], rows: "rows" | "key_rows" | number[] | null, columns: number[] | null}} Packed */
 
-export const start = starting((box, payload, ui) => {
+export const start = mounter((box, payload, ui) => {
   const view = stepsView(ui, { stretch: payload.stretch });
   fill(
     box,

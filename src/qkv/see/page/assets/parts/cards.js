@@ -4,7 +4,7 @@
 import { el, fill, word } from "../base/elements.js";
 import { percent } from "../base/format.js";
 import { probabilitiesOf } from "../engine/sampling.js";
-import { movedProbability } from "../store/probabilities.js";
+import { movedProbability } from "../store/measures.js";
 import "./cards.css";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */

@@ -1,6 +1,6 @@
 // One head: its weights as lines and as a heat map with the same tokens. Around the heat map are the keys K (above),
-// the queries Q (left) and the values V (right). The reader can paint the mask (paint.js) and set a row of weights
-// (weight.js). For a recorded text, only the weights are shown, and a click keeps a row in view.
+// the queries Q (left) and the values V (right). The reader can paint the mask (paint_bar.js) and set a row of weights
+// (weight_handles.js). For a recorded text, only the weights are shown, and a click keeps a row in view.
 
 import { canvas2d, css, shade } from "../base/colours.js";
 import { foldedTable } from "../base/controls.js";
@@ -30,7 +30,7 @@ import "./head.css";
  * @typedef {{d: number, q: Vectors, k: Vectors, v: Vectors, z: Vectors}} HeadVectors  `d`: the size of a vector
  * @typedef {{run: Run, head: Head, far: Head | null, at: At, high: number, vectors: HeadVectors | null}} Shown  a head
  *     and its view; `far`: the head with which it is compared; `high`: the end of the scale
- * @typedef {{paintBar: typeof import("./paint.js").paintBar, weightHandles: typeof import("./weight.js").weightHandles}} Hands
+ * @typedef {{paintBar: typeof import("./paint_bar.js").paintBar, weightHandles: typeof import("./weight_handles.js").weightHandles}} Hands
  * @typedef {ReturnType<typeof headPart>} HeadPart
  */
 

@@ -27,7 +27,7 @@ import "./layer.css";
  * @param {Store} store
  * @returns {Part}
  */
-export function stepsPart(ui, store) {
+export function layerPart(ui, store) {
   const title = el("h3", {});
   /** @param {number} by */
   const go = (by) => () => store.set({ layer: Math.max(0, Math.min(now.run.pattern.length - 1, now.state.layer + by)) });

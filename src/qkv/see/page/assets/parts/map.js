@@ -11,7 +11,7 @@ import { guessName } from "../base/tokens.js";
 import { inTurn } from "../base/turns.js";
 import { editsOf } from "../engine/edits.js";
 import { probabilitiesOf } from "../engine/sampling.js";
-import { movedProbability, movedShare } from "../store/probabilities.js";
+import { movedProbability, movedShare } from "../store/measures.js";
 import { measured, rolesIn, usually } from "../store/roles.js";
 import { differenceOf, endOfScale, numberOf, seenIn, thumbnail } from "./sight.js";
 import "./map.css";

@@ -7,7 +7,7 @@ import { fixed, percent, roundEnds, visible } from "../base/format.js";
 import { guessName, plainName } from "../base/tokens.js";
 import { editsOf, OPS } from "../engine/edits.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
-import { cosineAt, movedShare } from "../store/probabilities.js";
+import { cosineAt, movedShare } from "../store/measures.js";
 import { isGap, maskOf } from "../store/positions.js";
 import { lineChart } from "./chart.js";
 import { numberOf } from "./sight.js";

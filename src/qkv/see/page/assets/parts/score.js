@@ -4,7 +4,7 @@
 import { el, fill, word } from "../base/elements.js";
 import { named, number, visible } from "../base/format.js";
 import { hiddenBy, scaleOf, setRow } from "../engine/edits.js";
-import { productBars, sumBars } from "./cell.js";
+import { productBars, sumBars } from "./bars.js";
 import { sumOf } from "./sums.js";
 import "./score.css";
 

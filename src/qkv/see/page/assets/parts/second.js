@@ -4,7 +4,7 @@
 
 import { el, fill, word } from "../base/elements.js";
 import { probabilitiesOf } from "../engine/sampling.js";
-import { cosineAt } from "../store/probabilities.js";
+import { cosineAt } from "../store/measures.js";
 import { partnerOf } from "../store/second.js";
 import { LONGEST } from "../store/limits.js";
 import { alikeChart, barLegend, headList, HEADS_LISTED, outcomeOf, wordTable } from "./outcome.js";

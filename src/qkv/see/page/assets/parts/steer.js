@@ -3,7 +3,7 @@
 import { el, fill } from "../base/elements.js";
 import { count, number } from "../base/format.js";
 import { LONGEST } from "../store/limits.js";
-import { oneAtATime } from "./hand.js";
+import { oneAtATime } from "./one_at_a_time.js";
 import { ALL, menu, numbered, patchPanel, tokenOptions } from "./patch.js";
 import { reading } from "./reading.js";
 import { steeringOf } from "./words.js";

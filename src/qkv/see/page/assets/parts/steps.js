@@ -8,7 +8,7 @@ import { heatmap } from "../base/heatmap.js";
 import { fixed, named, number, visible } from "../base/format.js";
 import { inTurn } from "../base/turns.js";
 import { blockPart, lengthIn } from "./block.js";
-import { productBars, shareBars, sumBars } from "./cell.js";
+import { productBars, shareBars, sumBars } from "./bars.js";
 import { inSum, powers, sumsOf } from "./sums.js";
 import "./steps.css";
 

@@ -8,19 +8,19 @@ import { visible } from "../base/format.js";
 import { inTurn } from "../base/turns.js";
 import { PART_OF } from "../store/state.js";
 import { changesPart } from "../parts/changes.js";
-import { aboutPart } from "../parts/export.js";
+import { aboutPart } from "../parts/about.js";
 import { headPart } from "../parts/head.js";
-import { stepsPart } from "../parts/layer.js";
+import { layerPart } from "../parts/layer.js";
 import { mapPart } from "../parts/map.js";
 import { motionPart } from "../parts/motion.js";
-import { paintBar } from "../parts/paint.js";
+import { paintBar } from "../parts/paint_bar.js";
 import { saveMenu } from "../parts/save.js";
 import { scorePart } from "../parts/score.js";
 import { secondPart } from "../parts/second.js";
 import { sentencePart } from "../parts/sentence.js";
 import { steerPart } from "../parts/steer.js";
 import { viewBarPart } from "../parts/view_bar.js";
-import { weightHandles } from "../parts/weight.js";
+import { weightHandles } from "../parts/weight_handles.js";
 import "./lab.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
@@ -164,7 +164,7 @@ function partsOf(ui, store, { cards, outcome, writing }) {
     motion: motionPart(ui),
     view: viewBarPart(ui, store),
     map: mapPart(ui, store),
-    steps: stepsPart(ui, store),
+    steps: layerPart(ui, store),
     second: secondPart(ui, store),
   };
   parts.head.body.append(parts.motion.node);

@@ -9,7 +9,7 @@
 import { named, percent } from "../base/format.js";
 import { guessName, isCut } from "../base/tokens.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
-import { movedProbability } from "./probabilities.js";
+import { movedProbability } from "./measures.js";
 import { maskOf } from "./positions.js";
 
 /** @typedef {import("../engine/api.js").Run} Run */

@@ -5,7 +5,7 @@ import { visible } from "../base/format.js";
 import { hiddenBy } from "../engine/edits.js";
 import { withSigns } from "../engine/gaps.js";
 import { probabilitiesOf } from "../engine/sampling.js";
-import { cosineAt, movedShare } from "../store/probabilities.js";
+import { cosineAt, movedShare } from "../store/measures.js";
 import { inWords } from "./changes.js";
 import { isRemoved } from "./map.js";
 import { matricesIn } from "./save.js";

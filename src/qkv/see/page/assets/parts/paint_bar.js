@@ -6,7 +6,7 @@ import { el, fill, word } from "../base/elements.js";
 import { count, named } from "../base/format.js";
 import { range } from "../base/arrays.js";
 import { isFor, setRow } from "../engine/edits.js";
-import { oneAtATime } from "./hand.js";
+import { oneAtATime } from "./one_at_a_time.js";
 
 /** @typedef {import("../base/heatmap.js").HeatMap} HeatMap */
 /** @typedef {import("../base/mount.js").Ui} Ui */

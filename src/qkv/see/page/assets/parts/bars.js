@@ -7,7 +7,7 @@ import { foldedTable } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
 import { cut, named, number, roundEnds } from "../base/format.js";
 import { inSum, termsOf, total } from "./sums.js";
-import "./cell.css";
+import "./bars.css";
 
 /** @typedef {import("./sums.js").Sum} Sum */
 /** @typedef {import("../base/mount.js").Ui} Ui */

@@ -5,9 +5,9 @@ import { roving } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
 import { fixed, named, percent } from "../base/format.js";
 import { setRow } from "../engine/edits.js";
-import { oneAtATime } from "./hand.js";
+import { oneAtATime } from "./one_at_a_time.js";
 import { ROW } from "./lines.js";
-import "./weight.css";
+import "./weight_handles.css";
 
 /** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Store} Store */

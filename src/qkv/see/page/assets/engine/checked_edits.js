@@ -8,7 +8,7 @@ import schema from "../../../../edits/record_schema.json";
 
 /** @typedef {import("./edits.js").Edit} Edit */
 /** @typedef {import("./edits.js").ByOp} ByOp */
-/** @typedef {import("./parameters.js").Model} Model */
+/** @typedef {import("./model.js").Model} Model */
 /** @typedef {import("./tokenizer.js").Token} Token */
 /** @typedef {import("./tokenizer.js").Tokenizer} Tokenizer */
 
