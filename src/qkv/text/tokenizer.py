@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from qkv.arrays import Array, as_array
 from qkv.files import StrPath, ordinary, replacing
 from qkv.text.gaps import MASKS
-from qkv.text.growth import GROWN, USUAL, growth
 from qkv.text.tokenized import BLANKS, Tokenized, from_bytes, text_of, to_bytes
+from qkv.text.tokenizer_limits import GROWN, USUAL, growth
 
 if TYPE_CHECKING:
     import tokenizers
