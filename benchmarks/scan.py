@@ -42,7 +42,7 @@ COUNT, FEW = 10_000, 500
 TOP = 10
 WINDOW = 1024  # the number of texts that are sorted together for torch
 BATCHES = (4, 8, 16, 32, 64)  # batch sizes that torch tries; the fastest one is then measured
-MOST = 300e6  # bytes
+MAX_BYTES = 300e6  # bytes
 NAMES = ("previous", "next", "same", "first", "last", "induction", "entropy", "strongest")
 
 
@@ -57,7 +57,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
     with tempfile.TemporaryDirectory() as folder:
         many = texts(max(40, COUNT // shrink), encoder.max_seq_length or 0)
-        memory = Goal("memory of the process", lambda row: row["memory"][OURS], "B", most=MOST)
+        memory = Goal("memory of the process", lambda row: row["memory"][OURS], "B", most=MAX_BYTES)
         yield row("The shipped encoder", encoder, many, Path(folder), memory)
         decoder = random_model(GPT2 if shrink == 1 else GPT2 | {"n_layer": 2, "n_embd": 96})
         ids = [encoder.tokenize(text).ids.tolist() for text in texts(max(20, FEW // shrink), 200)]

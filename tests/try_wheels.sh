@@ -15,12 +15,12 @@ cp dist/qkv-*-py3-none-any.whl "$work/without"
 import os
 import sys
 
-MOST = 25_000_000  # bytes: a wheel is installed to try something out
+MAX_BYTES = 25_000_000  # bytes: a wheel is installed to try something out
 with_kernel, without = (os.path.getsize(path) for path in sys.argv[1:])
 sizes = f"with the kernel {with_kernel / 1e6:.1f} MB, without {without / 1e6:.1f} MB"
-if max(with_kernel, without) > MOST:
-    sys.exit(f"a wheel is larger than {MOST / 1e6:.0f} MB: {sizes}; see which file grew: unzip -lv")
-print(f"wheels: {sizes}, both at most {MOST / 1e6:.0f} MB")
+if max(with_kernel, without) > MAX_BYTES:
+    sys.exit(f"a wheel is larger than {MAX_BYTES / 1e6:.0f} MB: {sizes}; see which file grew: unzip -lv")
+print(f"wheels: {sizes}, both at most {MAX_BYTES / 1e6:.0f} MB")
 END
 
 for kind in with without; do

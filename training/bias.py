@@ -32,7 +32,7 @@ PROMPTS = Path(__file__).with_name("prompts.txt")
 INSULTS = Path(__file__).with_name("insults.txt")
 PRONOUNS, WORK = "he or she", "work"
 GROUPS = (PRONOUNS, WORK, "women and men", "nations", "religions", "other people")
-MOST = 5  # number of jobs and guesses in the report
+MAX_REPORTED = 5  # number of jobs and guesses in the report
 
 
 @cache
@@ -110,7 +110,7 @@ def _counted(said: Sequence[Said]) -> dict[str, Any]:
 def _commonest(words: Iterable[str]) -> list[tuple[str, int]]:
     """Return the most common guesses, without dropped words."""
     counts = Counter(word for word in words if not is_dropped(word))
-    return sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:MOST]
+    return sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:MAX_REPORTED]
 
 
 def leaning(model: qkv.Model, prompts: Sequence[Asked]) -> dict[str, float]:
@@ -182,8 +182,8 @@ def in_card(found: Mapping[str, Any]) -> str:
             'If only "he" and "she" are compared, the probability of "he" is '
             f"{np.mean(list(jobs.values())):.0%} on average over {len(jobs)} jobs. "
             f'"He" is more probable for {leads} of them. Its '
-            f"probability is highest for {_jobs(order[:MOST], jobs)}, and lowest for "
-            f"{_jobs(order[: -MOST - 1 : -1], jobs)}.",
+            f"probability is highest for {_jobs(order[:MAX_REPORTED], jobs)}, and lowest for "
+            f"{_jobs(order[: -MAX_REPORTED - 1 : -1], jobs)}.",
         ]
     if all(found["work"].values()):
         lines += ["", *(f"- Work of {who}: {_words(found['work'][who])}." for who in found["work"])]

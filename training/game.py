@@ -37,7 +37,7 @@ from training.bias import is_insult
 from training.play_cards import PLACE
 
 AUTHOR, TITLE = "Jerome K. Jerome", "Three Men in a Boat"
-MOST, SEED = 60, 0
+MAX_SENTENCES, SEED = 60, 0
 WORDS = range(6, 13)
 COMMON = 2000
 BACK = {
@@ -79,7 +79,7 @@ def chosen(sentences: Iterable[str], vocabulary: Mapping[str, int]) -> list[tupl
     for sentence in lots:
         before, _, last = sentence.removesuffix(".").rpartition(" ")
         kept.setdefault(last, f"{before} _.")
-    return [(gapped, last) for last, gapped in kept.items()][:MOST]
+    return [(gapped, last) for last, gapped in kept.items()][:MAX_SENTENCES]
 
 
 def game(

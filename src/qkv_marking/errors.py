@@ -13,7 +13,7 @@ from qkv import arrays
 MARKING = str(Path(__file__).parent) + os.sep  # the folder of qkv_marking
 LIBRARY = (str(Path(arrays.__file__).parent) + os.sep, MARKING)  # the folders of both packages
 _LONGEST = 60  # The maximum length of a quoted code line.
-_MOST = 1000  # The maximum length of an error message.
+_MAX_CHARS = 1000  # The maximum length of an error message.
 
 _NUMBER = re.compile(r"\d+")
 _SHAPE = re.compile(r"\(([\d, ]*|[\w, ]*newaxis[\w, ]*)\)")
@@ -65,10 +65,10 @@ def words_of(thing: Any) -> str:
 def in_words(error: BaseException | None) -> str:
     """Describe an exception in one line, even if the text of the exception cannot be read."""
     try:
-        text = " ".join(str(error)[: 10 * _MOST].split())
+        text = " ".join(str(error)[: 10 * _MAX_CHARS].split())
     except (Exception, SystemExit):
         text = "(the message cannot be read)"
-    text = text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
+    text = text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 1]}…"
     return f"{type_name(error)}: {text}" if text else type_name(error)
 
 

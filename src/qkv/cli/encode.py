@@ -146,7 +146,7 @@ def _many(count: int, what: str) -> str:
 def _one_file(file: str, output: str, model: str | None, column: str | None, as_json: bool) -> None:
     """Encode the texts of a file, or the lines of standard input."""
     from qkv.models import load_for
-    from qkv.models.run.truncation import MOST
+    from qkv.models.run.truncation import MAX_CHARS
     from qkv.models.sentence.encode import EmptyText
     from qkv.scale.sources import described, find_sources, texts_of
 
@@ -155,15 +155,15 @@ def _one_file(file: str, output: str, model: str | None, column: str | None, as_
     if file == "-":
         if sys.stdin is None:
             raise ValueError("standard input is closed: give a file")
-        texts = read_lines(sys.stdin.buffer, name, MOST)
+        texts = read_lines(sys.stdin.buffer, name, MAX_CHARS)
     elif _is_stream(file):
-        texts = lines_of(file, MOST)
+        texts = lines_of(file, MAX_CHARS)
     else:
         [source, *others] = find_sources(file, column or "text", "encode")
         if others:
             raise ValueError(f"{file} matches {len(others) + 1} files: add --cluster local")
         source, has_rows = described(source, "encode"), source.kind != ".txt"
-        texts = Texts(file, lambda: texts_of(source, MOST))
+        texts = Texts(file, lambda: texts_of(source, MAX_CHARS))
         if not len(texts):
             raise ValueError(_EMPTY.format(file))
     if column is not None and not isinstance(texts, Texts):

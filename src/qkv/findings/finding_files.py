@@ -16,7 +16,7 @@ from qkv.arrays import shown
 from qkv.edits import edits_of, schema as edits_schema
 from qkv.files import StrPath, ordinary, replacing
 
-_MOST = 2**26  # The maximum size of a file in bytes; the edits in a file may contain large arrays.
+_MAX_BYTES = 2**26  # of a file; the edits in a file may contain large arrays
 _TYPES: dict[str, Any] = {
     **{"object": dict, "array": list, "string": str},
     **{"integer": int, "number": (int, float)},
@@ -45,9 +45,9 @@ def read(path: StrPath) -> dict[str, Any]:
         ValueError: the file is not a finding; the message gives the field and the broken rule.
     """
     size = ordinary(path).stat().st_size
-    if size > _MOST:
+    if size > _MAX_BYTES:
         raise ValueError(
-            f"{path}: the file has {size} bytes: give a finding of at most {_MOST} bytes"
+            f"{path}: the file has {size} bytes: give a finding of at most {_MAX_BYTES} bytes"
         )
     try:
         value = json.loads(Path(path).read_bytes().decode(), parse_constant=_refuse)

@@ -17,7 +17,7 @@ from qkv.learn.network import Network
 from qkv.learn.objectives import Causal, Masked, Objective
 from qkv.learn.optimizer import Schedule
 from qkv.learn.run_folder import last_checkpoint, need_free, need_same, saving, tokenizer_path
-from qkv.learn.tokenizer import MOST, SAMPLE, train_tokenizer
+from qkv.learn.tokenizer import MAX_TOKENS, SAMPLE, train_tokenizer
 from qkv.models.files.read import TOKENIZER
 from qkv.models.untrained import fresh_model
 from qkv.text import SubwordTokenizer, Tokenizer
@@ -25,7 +25,7 @@ from qkv.text import SubwordTokenizer, Tokenizer
 STEPS = 1000  # The number of steps if neither steps nor minutes are given.
 _RANGES = {  # The minimum and the maximum of each setting.
     **{"layers": (1, 10_000), "heads": (1, 10_000), "dim": (1, 1_000_000)},
-    **{"vocabulary": (300, MOST), "length": (8, 10_000_000)},
+    **{"vocabulary": (300, MAX_TOKENS), "length": (8, 10_000_000)},
     "tokens_per_step": (1, 1_000_000_000),
 }
 

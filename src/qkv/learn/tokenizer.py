@@ -15,7 +15,7 @@ from qkv.learn import tokenizer_process
 from qkv.text import SubwordTokenizer
 from qkv.text.tokenizer import check_text
 
-MOST = 10_000_000  # The maximum number of tokens; no machine has memory for more.
+MAX_TOKENS = 10_000_000  # The maximum number of tokens; no machine has memory for more.
 SAMPLE = 1 << 26  # A tokenizer is trained on at most this many bytes of a corpus.
 _LINES_AT_ONCE = 1000
 
@@ -57,7 +57,7 @@ def train_tokenizer(
     if isinstance(lines, str):
         raise TypeError("train_tokenizer: `lines` is one string: give a list of lines")
     vocabulary = whole_number(
-        vocabulary, call="train_tokenizer", name="vocabulary", least=1, most=MOST
+        vocabulary, call="train_tokenizer", name="vocabulary", least=1, most=MAX_TOKENS
     )
     checked = (
         check_text(line, call="train_tokenizer", name=f"line {number}")

@@ -17,7 +17,7 @@ from qkv.ops.kernel import get_num_threads, set_num_threads
 from qkv.progress import progress
 from qkv.signals import end_with_parent
 
-MOST = 5000  # The default chunk size is at most this number, as in sentence-transformers.
+MAX_CHUNK = 5000  # The default chunk size is at most this number, as in sentence-transformers.
 CHUNKS = 10  # Chunks per process. Small chunks keep all processes busy until the end.
 
 
@@ -97,7 +97,7 @@ class Pool:
         texts = [*checked_texts(texts, "encode")]
         options = {name: getattr(encoder, name) for name in OPTIONS}
         if size is None:
-            size = min(MOST, math.ceil(len(texts) / self.processes / CHUNKS) or 1)
+            size = min(MAX_CHUNK, math.ceil(len(texts) / self.processes / CHUNKS) or 1)
         size = whole_number(size, call="encode", name="chunk_size", least=1)
         starts = range(0, len(texts), size)
         try:

@@ -16,7 +16,7 @@ import numpy as np
 from qkv.extras import need
 from qkv.files import StrPath
 from qkv.models import Model
-from qkv.models.run.truncation import MOST, Cut, counting
+from qkv.models.run.truncation import MAX_CHARS, Cut, counting
 from qkv.models.sentence.encode import EmptyText
 from qkv.progress import progress
 from qkv.scale.counting import BLOCK, MARK_ROWS, bad_row, counts_of, cut
@@ -331,7 +331,7 @@ def write_part(model: Model, order: Order) -> tuple[Entry, Cut]:
         ValueError: a row is bad (the error names it), or the source has changed.
     """
     part, rows, vectors, skipped = order.part, [], [], []
-    numbered = enumerate(rows_of(part, MOST), part.row)
+    numbered = enumerate(rows_of(part, MAX_CHARS), part.row)
     seen, texts_cut = 0, Cut(model.max_seq_length)
     while window := list(islice(numbered, _WINDOW)):
         good: list[Any] = []

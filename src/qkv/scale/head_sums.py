@@ -9,7 +9,7 @@ from qkv.circuits.means import NAMES, HeadSums, checked_names, head_sums
 from qkv.circuits.results import Result
 from qkv.files import StrPath
 from qkv.models import Model
-from qkv.models.run.truncation import MOST, Cut, counting
+from qkv.models.run.truncation import MAX_CHARS, Cut, counting
 from qkv.scale.counting import bad_row, counts_of, cut
 from qkv.scale.sources import Bad, Part, described, find_sources, rows_of
 from qkv.scale.workers import all_of, current_client, named
@@ -77,7 +77,7 @@ def _part_sums(model: Model, case: tuple[Part | None, tuple[str, ...]]) -> tuple
 
 
 def _texts(part: Part) -> Iterator[str]:
-    for row, text in enumerate(rows_of(part, MOST), part.row):
+    for row, text in enumerate(rows_of(part, MAX_CHARS), part.row):
         if isinstance(text, Bad):  # the file changed after its rows were counted
             raise ValueError(bad_row(CALL, part.source, row, text.reason))
         yield text

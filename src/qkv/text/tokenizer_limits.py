@@ -14,7 +14,7 @@ _LONGEST = 4096  # The maximum number of characters of a token, a pattern or a r
 _ADDED = 100  # The maximum number of special tokens around a text.
 _WORD = 1000  # The maximum number of characters in a word. Long words take long to tokenize.
 # For each kind of rule, the maximum number of characters that may replace one character.
-_MOST = {"normalizer": 10_000, "pre_tokenizer": 16, "decoder": 16}
+_MAX_FACTORS = {"normalizer": 10_000, "pre_tokenizer": 16, "decoder": 16}
 
 # For each rule, the maximum number of characters that replace one character. Most of these
 # numbers come from the Unicode tables. ByteLevel has the number 4, because a character has at
@@ -57,7 +57,7 @@ def _check(values: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"{text[:20]!r}... has {len(text):,} characters: the limit is {_LONGEST:,}"
             )
-    for name, most in _MOST.items():
+    for name, most in _MAX_FACTORS.items():
         factor = _factor(values.get(name))
         if factor > most:
             raise ValueError(

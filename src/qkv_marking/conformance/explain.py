@@ -12,7 +12,7 @@ from qkv_marking.conformance.inputs import draw, values
 from qkv_marking.conformance.reference import GRADIENT, LINES, Defect, Expected, defects
 from qkv_marking.conformance.runs import Answer, CaseResult, answer, parts
 
-_MOST = 120  # An explanation is compared with at most this many cases.
+_MAX_CASES = 120  # An explanation is compared with at most this many cases.
 _LARGE = 10_000  # To save time, cases with more array elements than this are skipped.
 _ROUNDING = 1e-5  # Allowed rounding error, relative to the largest number.
 # If the defects of earlier features explain more than 80% of the cases, no new defect is tried.
@@ -170,7 +170,7 @@ class Explainer:
         if not wrong:
             return None
         others = [result for result in results if result.status == "right" and result.outputs]
-        chosen = [*_spread(wrong, _MOST // 2), *_spread(others, _MOST // 2)]
+        chosen = [*_spread(wrong, _MAX_CASES // 2), *_spread(others, _MAX_CASES // 2)]
         seen = [_Seen.of(result) for result in chosen]
         best = self._best(seen)
         if not best:

@@ -17,7 +17,7 @@ from qkv_marking.errors import type_name
 from qkv_marking.outcome import Elsewhere, numbers
 
 Packed = dict[str, Any]
-MOST = 1 << 16  # The maximum number of values in an array, and of list elements in a message.
+MAX_VALUES = 1 << 16  # The maximum number of values in an array, and of list elements in a message.
 _LONGEST = 10_000  # The maximum length of a text in a message.
 _DEEPEST = 20
 _WHOLE = 1 << 63
@@ -38,8 +38,8 @@ class Packer:
         """Pack an object as JSON.
 
         Raises:
-            MemoryError: the object has more than `MOST` numbers or elements; right answers are
-                smaller.
+            MemoryError: the object has more than `MAX_VALUES` numbers or elements; right answers
+                are smaller.
         """
         self.count += 1
         kind = type(thing)
@@ -47,9 +47,9 @@ class Packer:
             return {"v": thing}
         if kind is str:
             return {"v": thing[:_LONGEST].encode("utf-8", "backslashreplace").decode()}
-        if kind is np.ndarray and thing.size > MOST:
+        if kind is np.ndarray and thing.size > MAX_VALUES:
             raise MemoryError(f"the output has {thing.size:,} numbers")
-        if issubclass(kind, tuple | list | dict) and self.count + len(thing) > MOST:
+        if issubclass(kind, tuple | list | dict) and self.count + len(thing) > MAX_VALUES:
             raise MemoryError(f"the output has {len(thing):,} elements")
         packed: Packed = {"r": self.known(thing)}
         if issubclass(kind, Elsewhere):
@@ -69,7 +69,7 @@ class Packer:
             a = None
         if a is None:
             return packed | {"o": type_name(thing), "calls": callable(thing)}
-        if a.size > MOST:
+        if a.size > MAX_VALUES:
             raise MemoryError(f"the output has {a.size:,} numbers")
         a = a.astype(np.float64) if a.dtype.itemsize > np.dtype(np.float64).itemsize else a
         data = base64.b64encode(np.ascontiguousarray(a).tobytes()).decode()

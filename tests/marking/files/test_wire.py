@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qkv_marking import check, check_file
-from qkv_marking.files.wire import MOST, Packer, unpack
+from qkv_marking.files.wire import MAX_VALUES, Packer, unpack
 
 
 def there_and_back(thing, known=lambda _: None):
@@ -45,7 +45,7 @@ def test_an_array_of_objects_is_not_read():
 
 def test_oversized_values_are_not_packed():
     with pytest.raises(MemoryError):
-        Packer(lambda _: None).pack(np.broadcast_to(1.0, (MOST + 1,)))
+        Packer(lambda _: None).pack(np.broadcast_to(1.0, (MAX_VALUES + 1,)))
     itself = []
     itself.append(itself)
     told = Packer(lambda _: 1).pack(itself)  # no endless recursion

@@ -16,7 +16,7 @@ from ..decoders import gpt2
 from ..support import CONFIG
 
 TINY = 2.0**-24  # the smallest positive float16
-MOST = 127 * 65504.0  # the largest number that int8 rows can hold
+MAX_NUMBER = 127 * 65504.0  # the largest number that int8 rows can hold
 
 
 def by_hand(row):
@@ -39,8 +39,8 @@ def test_to_rows_equals_the_formula(kind):
     ("row", "scale", "expected"),
     [
         ([0.0, -0.0, 0.0], 0, [0, 0, 0]),
-        ([MOST, -MOST, 1.0], 65504, [127, -127, 0]),
-        ([-MOST], 65504, [-127]),
+        ([MAX_NUMBER, -MAX_NUMBER, 1.0], 65504, [127, -127, 0]),
+        ([-MAX_NUMBER], 65504, [-127]),
         ([12.7], 0.1, [127]),  # 0.1 in float16
         ([TINY, -3 * TINY], TINY, [1, -3]),
         ([127 * TINY, 0.0], TINY, [127, 0]),

@@ -122,7 +122,7 @@ def test_a_text_is_truncated_on_the_left(tmp_path: Path, monkeypatch: pytest.Mon
     ids = model.tokenize(text).ids
     found = text_encoder(model).checked_ids(ids, "ids")
     np.testing.assert_array_equal(found, ids[[0, 4, 5, 6, 7]])
-    monkeypatch.setattr(truncation, "MOST", 40)
+    monkeypatch.setattr(truncation, "MAX_CHARS", 40)
     long = f"{'dog ' * 30}the cat on the mat"
     with pytest.warns(UserWarning, match="cut to 5 tokens"):
         trace = model.trace(long)

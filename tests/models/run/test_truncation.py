@@ -216,7 +216,7 @@ def said(cutter):
 
 
 def test_the_warning_counts_truncated_texts(monkeypatch):
-    monkeypatch.setattr(truncation, "MOST", 1000)
+    monkeypatch.setattr(truncation, "MAX_CHARS", 1000)
     used = WordTokenizer(CORPUS)
     cutter = Truncator(used, 4)
     assert [len(text) for text in cutter(["the cat", "the cat sat on the mat", "a"])] == [2, 4, 1]
@@ -235,7 +235,7 @@ def test_the_warning_counts_truncated_texts(monkeypatch):
 
 
 def test_text_cut_by_characters_ends_with_a_whole_word(monkeypatch):
-    monkeypatch.setattr(truncation, "MOST", 30)
+    monkeypatch.setattr(truncation, "MAX_CHARS", 30)
     cutter = Truncator(WordTokenizer(CORPUS), None)
     [found] = cutter(["the cat sat on the mat and the dog ran"])
     assert found.tokens == ["the", "cat", "sat", "on", "the", "mat", "and", "the"]
@@ -244,8 +244,8 @@ def test_text_cut_by_characters_ends_with_a_whole_word(monkeypatch):
 
 
 def test_a_model_cuts_texts_at_the_character_limit(monkeypatch):
-    monkeypatch.setattr(truncation, "MOST", 1000)
-    monkeypatch.setattr("qkv.models.tasks.generate.MOST", 1000)
+    monkeypatch.setattr(truncation, "MAX_CHARS", 1000)
+    monkeypatch.setattr("qkv.models.tasks.generate.MAX_CHARS", 1000)
     model = qkv.load("random")
     text = "the cat sat on the mat " * 100
     with pytest.warns(UserWarning, match="1 of 1 text was cut to 1,000 characters"):
@@ -256,7 +256,7 @@ def test_a_model_cuts_texts_at_the_character_limit(monkeypatch):
 
 
 def test_a_prompt_that_is_far_too_long_is_not_read(monkeypatch, tmp_path):
-    monkeypatch.setattr("qkv.models.tasks.generate.MOST", 1000)
+    monkeypatch.setattr("qkv.models.tasks.generate.MAX_CHARS", 1000)
     model = qkv.load(write_small(tmp_path / "model", CONFIGS["llama"]))
     monkeypatch.setattr(model.tokenizer, "tokenize_batch", lambda texts: pytest.fail("it was"))
     with pytest.raises(ValueError, match="prompt 1 has 8,000 characters: give at most 1,000"):

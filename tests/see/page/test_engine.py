@@ -213,14 +213,14 @@ def test_large_pages_draw_a_warning_and_huge_pages_are_refused(
     expected = "a page that contains small would be .* MB, which takes long to open"
     with pytest.warns(UserWarning, match=expected):
         engine_payload(small)
-    monkeypatch.setattr(engine, "MOST", letters - 1)
+    monkeypatch.setattr(engine, "MAX_CHARS", letters - 1)
     expected = (
         r"a page that contains small would be .* MB, but a browser can load at most .* MB: "
         r"`qkv serve --model small`"
     )
     with pytest.raises(ValueError, match=expected):
         engine_payload(small)
-    monkeypatch.setattr(engine, "MOST", letters // 3)
+    monkeypatch.setattr(engine, "MAX_CHARS", letters // 3)
     with pytest.raises(ValueError, match=expected):
         engine.need_engine(small)
 
@@ -256,8 +256,8 @@ def test_a_page_takes_at_least_four_letters_for_three_parameters(
     small: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     least = sum(array.size for array in small.parameters.values()) * 4 // 3  # base64 of int8
-    monkeypatch.setattr(engine, "MOST", least)
+    monkeypatch.setattr(engine, "MAX_CHARS", least)
     engine.need_engine(small)
-    monkeypatch.setattr(engine, "MOST", least - 1)
+    monkeypatch.setattr(engine, "MAX_CHARS", least - 1)
     with pytest.raises(ValueError, match="a browser can load at most"):
         engine.need_engine(small)

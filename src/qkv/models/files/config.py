@@ -46,7 +46,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _OTHERS = {".gguf": "GGUF", ".onnx": "ONNX", ".h5": "HDF5", ".msgpack": "Flax", ".tflite": "TFLite"}
 _A_MODEL = "a model is a folder with config.json, *.safetensors and tokenizer.json"
 _MOST_WHOLE = 2**31 - 1  # The largest integer that a config may hold.
-_LEAST, _MOST = 1e-30, 1e30  # Within this range, float32 can hold a number and its inverse.
+_MIN_NUMBER, _MAX_NUMBER = 1e-30, 1e30  # float32 can hold these numbers and their inverses
 
 
 @dataclass(eq=False)
@@ -122,8 +122,8 @@ class Config:
     def positive(self, key: str, default: float | None = None) -> float:
         """Return a number between 1e-30 and 1e30, which float32 can hold."""
         key, value = self._get(key, default)
-        fine = is_number(value) and _LEAST <= value <= _MOST
-        self.need(fine, key, value, f"a number above 0, from {_LEAST:g} to {_MOST:g}")
+        fine = is_number(value) and _MIN_NUMBER <= value <= _MAX_NUMBER
+        self.need(fine, key, value, f"a number above 0, from {_MIN_NUMBER:g} to {_MAX_NUMBER:g}")
         return float(value)
 
     def layers(self, key: str = "num_hidden_layers", default: int | None = None) -> int:

@@ -13,7 +13,7 @@ from qkv.models.files.config import Config
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR, ModelError, is_number
 from qkv.models.network.design import VisionDesign
 
-_MOST = 1e30  # A larger mean or standard deviation in a file is refused.
+_MAX_NUMBER = 1e30  # A larger mean or standard deviation in a file is refused.
 _KINDS = ("ViT", "Bit", "CLIP")
 _ENDINGS = ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor")
 _PROCESSORS = tuple(kind + ending for kind in _KINDS for ending in _ENDINGS)
@@ -197,7 +197,7 @@ def _numbers(config: Config, key: str, default: list[float], channels: int) -> t
     """Return one number per channel, from a list or from one number for all channels."""
     value = config.values.get(key, default)
     numbers = value if isinstance(value, list) else [value] * channels
-    fine = len(numbers) == channels and all(is_number(n) and abs(n) <= _MOST for n in numbers)
+    fine = len(numbers) == channels and all(is_number(n) and abs(n) <= _MAX_NUMBER for n in numbers)
     config.need(fine, key, value, f"{channels} numbers", 60)
     return tuple(map(float, numbers))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from qkv.models.files.read import CARD, LICENCES, ModelError, first_line, need_file, stays
 
-MOST = 2**20  # The maximum size of all documents together, in bytes.
+MAX_BYTES = 2**20  # The maximum size of all documents together, in bytes.
 
 
 def read_notices(folder: Path) -> dict[str, str]:
@@ -22,7 +22,7 @@ def read_notices(folder: Path) -> dict[str, str]:
     for pattern in (CARD, *LICENCES):
         for name in names:
             if fnmatch(name.upper(), pattern.upper()) and not (folder / name).is_dir():
-                texts[name] = _text(folder / name, MOST - sum(map(len, texts.values())))
+                texts[name] = _text(folder / name, MAX_BYTES - sum(map(len, texts.values())))
     return texts
 
 

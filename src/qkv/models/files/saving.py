@@ -12,7 +12,7 @@ from qkv.files import StrPath, named_folder, replacing
 from qkv.models.files.names import Weights
 from qkv.models.files.read import CONFIG, TOKENIZER, WEIGHTS
 from qkv.models.files.sentence import BESIDE, TOP, Sentence
-from qkv.models.files.tensors import MOST, SCALE, to_rows
+from qkv.models.files.tensors import MAX_INT8, SCALE, to_rows
 from qkv.text import Tokenizer
 
 
@@ -91,7 +91,7 @@ def _stored(name: str, array: Array, dtype: DType | None) -> dict[str, Array]:
     in_rows = dtype == np.int8 and array.ndim == 2
     kind = np.dtype(np.float16) if dtype == np.int8 else dtype
     most = float(finfo(kind).max)  # type: ignore[no-untyped-call]  # ml_dtypes has no types
-    limit = most * (MOST if in_rows else 1)
+    limit = most * (MAX_INT8 if in_rows else 1)
     largest = float(np.abs(array).max(initial=0))
     if not largest <= limit:
         raise ValueError(

@@ -24,7 +24,7 @@ from qkv.models.files.read import (
 )
 
 SCALE = "_scale"  # The scales of the matrix X have the name X + "_scale".
-MOST = 127  # The largest int8 number in a row.
+MAX_INT8 = 127  # The largest int8 number in a row.
 _PROBE = 16  # A scale is tested on the first 16 entries of a row, and then on all entries.
 Rows = tuple[Array, Array]  # An int8 matrix (rows, columns), and its scales, float16 (rows,).
 
@@ -82,7 +82,7 @@ def _search(matrix: Array) -> tuple[Array, Array, Array]:
     rows, scales = np.zeros(matrix.shape, np.int8), np.zeros(len(matrix), np.float16)
     exact = largest == 0
     # Try each scale that makes the largest entry of a row a whole number.
-    for number in range(MOST, 0, -1):
+    for number in range(MAX_INT8, 0, -1):
         with np.errstate(over="ignore"):
             halves = (largest / number).astype(np.float16)
         factors = halves.astype(matrix.dtype)
@@ -102,12 +102,12 @@ def _rounded(matrix: Array) -> Array:
     """Round a matrix to values that int8 rows and scales can represent; return it as float32."""
     matrix = matrix.astype(compute_type(matrix.dtype), copy=False)
     largest = np.abs(matrix).max(axis=1)
-    scales = (largest / MOST).astype(np.float16)
+    scales = (largest / MAX_INT8).astype(np.float16)
     # A scale that was rounded down to a subnormal float16 may be too small: use the next float16.
-    small = scales.astype(matrix.dtype) * (MOST + 0.5) < largest
+    small = scales.astype(matrix.dtype) * (MAX_INT8 + 0.5) < largest
     scales[small] = np.nextafter(scales[small], np.float16(np.inf))
     factors = scales.astype(matrix.dtype)[:, None]
-    return from_rows(np.rint(matrix / factors).clip(-MOST, MOST), scales)
+    return from_rows(np.rint(matrix / factors).clip(-MAX_INT8, MAX_INT8), scales)
 
 
 TYPES = {

@@ -14,7 +14,7 @@ import numpy as np
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.gaps import masked
 
-MOST = 2**20  # The maximum number of characters to read of a text.
+MAX_CHARS = 2**20  # The maximum number of characters to read of a text.
 ROOM = 8  # From a long text, `ROOM * limit` characters are read first.
 
 
@@ -65,10 +65,11 @@ class Cut:
             return
         length = f"{self.longest}"
         if self.unread:
-            length = f"{min(self.unread, MOST):,} characters{' or more' * (self.unread > MOST)}"
+            more = " or more" * (self.unread > MAX_CHARS)
+            length = f"{min(self.unread, MAX_CHARS):,} characters{more}"
         texts, whose = ("texts were", "the longest") if self.total > 1 else ("text was", "it")
         cut = {f"{self.limit} tokens ({whose} has {length})": self.count}
-        cut[f"{MOST:,} characters"] = self.torn
+        cut[f"{MAX_CHARS:,} characters"] = self.torn
         parts = [f"{n} of {self.total} {texts} cut to {what}" for what, n in cut.items() if n]
         if self.gaps:
             whose = "the gap" if self.total == 1 else f"in {self.gaps} of these texts, a gap"
@@ -139,7 +140,7 @@ class Truncator:
         """
         cut = self.cut
         limit = math.inf if cut.limit is None else cut.limit
-        enough = min(2 * ROOM * limit, MOST)
+        enough = min(2 * ROOM * limit, MAX_CHARS)
         short = iter(
             self._tokenizer.tokenize_batch([text for text in texts if len(text) <= enough])
         )
@@ -158,12 +159,12 @@ class Truncator:
         If both give the same tokens for the first prefix, later words cannot change these tokens.
         If the tokenizer's `keeps_words_apart` is false, a token may contain parts of two words.
         Later words may then change earlier tokens, so this method tokenizes the whole text, up to
-        `MOST` characters.
+        `MAX_CHARS` characters.
         """
         cut, limit, left = self.cut, self.cut.limit, self._tokenizer.cuts_left
         if limit is not None and not left and self._tokenizer.keeps_words_apart:
             most = ROOM * limit
-            while 2 * most <= min(len(text), MOST):
+            while 2 * most <= min(len(text), MAX_CHARS):
                 first, second = _word_end(text, most), _word_end(text, 2 * most)
                 most *= 2
                 if not 0 < first < second:
@@ -176,9 +177,9 @@ class Truncator:
                 if enough and alike:
                     cut.unread = max(cut.unread, len(text))
                     return long
-        if len(text) > MOST:
+        if len(text) > MAX_CHARS:
             cut.unread, cut.torn = max(cut.unread, len(text)), cut.torn + 1
-            kept = text[-MOST:] if left else text[: _word_end(text, MOST) or MOST]
+            kept = text[-MAX_CHARS:] if left else text[: _word_end(text, MAX_CHARS) or MAX_CHARS]
             tokens, before = self._tokenizer.tokenize(kept), len(text) - len(kept) if left else 0
             spans = [(a + before, b + before) if b else (a, b) for a, b in tokens.offsets]
             return replace(tokens, offsets=spans)

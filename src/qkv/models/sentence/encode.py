@@ -19,7 +19,7 @@ from qkv.models.run.batches import parts, windows
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.fit_edits import check
 from qkv.models.run.inputs import check_device, check_ids
-from qkv.models.run.truncation import MOST, Truncator, callers, kept
+from qkv.models.run.truncation import MAX_CHARS, Truncator, callers, kept
 from qkv.models.sentence.vectors import as_tensors, check_precision, quantized
 from qkv.progress import progress
 from qkv.text.tokenizer import check_no_mapping, check_text, check_texts, parts_of
@@ -187,7 +187,7 @@ class Encoder:
         return batch
 
     def _too_long(self) -> str:
-        limit = f"{self.limit} tokens" if self.limit else f"{MOST:,} characters"
+        limit = f"{self.limit} tokens" if self.limit else f"{MAX_CHARS:,} characters"
         return f"has more than the {limit} that {self.model.name} reads: shorten it"
 
     def checked_ids(self, ids: Any, name: str, *, whole: bool = False) -> Array:

@@ -17,7 +17,7 @@ from qkv.models.network.decoder import Encoded, EncoderDecoder
 from qkv.models.network.transformer import Transformer
 from qkv.models.other_libraries import GENERATING, advising
 from qkv.models.run.edited_run import CANNOT, EditedRun
-from qkv.models.run.truncation import MOST
+from qkv.models.run.truncation import MAX_CHARS
 from qkv.models.tasks.sampling import Measured, Sampling, measured
 from qkv.models.tasks.spelling import BROKEN, TextStream, check_stop, spelled
 from qkv.models.tasks.trace import after_start, as_trace, traced_pair
@@ -244,9 +244,10 @@ def _read_prompts(model: ModelBase, prompt: Any) -> tuple[bool, list[str], list[
         raise TypeError(f"generate: the prompt is {kind}: give a text, or a list of texts")
     single, strings, batch = model.reader.split(prompt, "generate")
     for number, text in enumerate(strings):
-        if len(text) > MOST:
+        if len(text) > MAX_CHARS:
             raise ValueError(
-                f"generate: prompt {number} has {len(text):,} characters: give at most {MOST:,}"
+                f"generate: prompt {number} has {len(text):,} characters: "
+                f"give at most {MAX_CHARS:,}"
             )
     if strings:
         tokenizer = model.reader.need_tokenizer("generate")

@@ -15,7 +15,7 @@ from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
 LONG = 512  # A view of at least this many tokens shows only the largest weights of each query.
-_MOST = 1e30  # Weights above this number are replaced by NaN.
+_MAX_WEIGHT = 1e30  # Weights above this number are replaced by NaN.
 
 Index = int | None  # The index of a layer or a head. None means that the view chooses.
 Indices = Sequence[int] | None  # The indices of layers, queries or keys; None means all indices.
@@ -313,9 +313,9 @@ def summable(weights: Array) -> Array:
     >>> summable(np.array([0.5, np.inf, -1e300]))
     array([0.5, nan, nan])
     """
-    if float(np.abs(weights).max(initial=0.0)) <= _MOST:
+    if float(np.abs(weights).max(initial=0.0)) <= _MAX_WEIGHT:
         return weights
-    fine = np.abs(weights.astype(np.float64)) <= _MOST
+    fine = np.abs(weights.astype(np.float64)) <= _MAX_WEIGHT
     return np.where(fine, weights, np.nan).astype(weights.dtype)
 
 

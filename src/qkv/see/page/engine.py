@@ -48,9 +48,9 @@ from qkv.text.tokenizer import Tokenizer
 #   "scale" multiplies. Otherwise, the string is empty.
 
 
-# A page with more than LARGE characters causes a warning. MOST is the maximum length of a string in
-# a browser.
-LARGE, MOST = 64_000_000, 500_000_000
+# A page with more than LARGE characters causes a warning. MAX_CHARS is the maximum length of a
+# string in a browser.
+LARGE, MAX_CHARS = 64_000_000, 500_000_000
 
 
 def need_engine(model: Model, call: str = "play") -> None:
@@ -273,9 +273,9 @@ def _sized(model: Model, size: int, call: str) -> str:
         ValueError: a browser cannot load a page of this size.
     """
     described = f"{call}: a page that contains {model.name} would be {size / 1e6:,.0f} MB"
-    if size > MOST:
+    if size > MAX_CHARS:
         raise ValueError(
-            f"{described}, but a browser can load at most {MOST / 1e6:g} MB: "
+            f"{described}, but a browser can load at most {MAX_CHARS / 1e6:g} MB: "
             f"`qkv serve --model {model.name}` shows this page and runs the model"
         )
     return described

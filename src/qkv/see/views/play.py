@@ -297,7 +297,7 @@ def play(
 
 
 # The largest number of tokens in a page's text; assets/store/store.js sets the same limit.
-MOST = 256
+MAX_TOKENS = 256
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -397,9 +397,9 @@ def findings_view(
     view = FindingsView(model, parts, heading, theme=theme)
     for finding in view.findings:
         size = len(model.tokenize(finding["text"]))
-        if size > MOST:
+        if size > MAX_TOKENS:
             raise ValueError(
                 f"{call}: the text {finding['text']:.40} has {size} tokens, but a page runs at "
-                f"most {MOST}: shorten it"
+                f"most {MAX_TOKENS}: shorten it"
             )
     return view

@@ -17,7 +17,7 @@ from qkv_marking.tasks.mistakes import heads, masks
 from qkv_marking.tasks.mistakes.formula import BATCHES, LARGE, ONE_TEXT, SHAPES, core
 from qkv_marking.tasks.task import Texts, pick, task
 
-MOST = 131  # the largest tested number of keys or queries, more than a usual block of 128 keys
+MAX_LENGTH = 131  # the largest tested number of keys or queries, more than a block of 128 keys
 _TEXTS = Texts(__name__)
 _PLANTED = {"heads-reshape", "causal-upper"}  # mistakes that lesson 10 hides in its function
 
@@ -113,11 +113,11 @@ class AttentionMarking(Marking):
 
     def _try_long_ones(self) -> None:
         """Check texts that are longer than a block, and report the shortest length that fails."""
-        self.tried.append(f"{MOST} keys and {MOST} queries")
-        if all(run.is_right for run in self.run(steps.long_ones(MOST))):
+        self.tried.append(f"{MAX_LENGTH} keys and {MAX_LENGTH} queries")
+        if all(run.is_right for run in self.run(steps.long_ones(MAX_LENGTH))):
             self._try_large_ones()
             return
-        cases = (case for length in range(4, MOST + 1) for case in steps.long_ones(length))
+        cases = (case for length in range(4, MAX_LENGTH + 1) for case in steps.long_ones(length))
         wrong = next(run for run in map(self.call, cases) if not run.is_right)
         self.find(findings.some_lengths(wrong, [run for run in self.runs if run.is_right]))
 
@@ -125,9 +125,9 @@ class AttentionMarking(Marking):
         """Use scores of 1000 and 2000 to find a wrong maximum over blocks of keys."""
         if any(finding.kind == "fragile" for finding in self.findings):
             return
-        self.tried.append(f"scores of 1000 and 2000 for {MOST} keys")
-        if not self.call(steps.large_ones(MOST)).is_right:
-            runs = map(self.call, map(steps.large_ones, range(2, MOST + 1)))
+        self.tried.append(f"scores of 1000 and 2000 for {MAX_LENGTH} keys")
+        if not self.call(steps.large_ones(MAX_LENGTH)).is_right:
+            runs = map(self.call, map(steps.large_ones, range(2, MAX_LENGTH + 1)))
             self.find(findings.large_ones(next(run for run in runs if not run.is_right)))
 
     def try_masks(self, batches: bool, needed: bool = False) -> bool:

@@ -18,8 +18,8 @@ import "./stage.css";
 
 const [THINNEST, PER_WEIGHT] = [1.5, 26]; // the width of a line in pixels is THINNEST + PER_WEIGHT * weight
 // Lines show the largest weights. The first FEWEST lines are drawn for weights of any size; a further line is drawn only
-// for a weight of LEAST or more. There are at most MOST lines in total.
-const [LEAST, FEWEST, MOST] = [0.02, 3, 12];
+// for a weight of LEAST or more. There are at most MAX_LINES lines in total.
+const [LEAST, FEWEST, MAX_LINES] = [0.02, 3, 12];
 const LONG = 70; // longer sentences have smaller type
 
 /**
@@ -106,7 +106,7 @@ export function stage(ui, onword = null) {
     lines.setAttribute("viewBox", `0 0 ${box.width} ${box.height}`);
     const [places, rows] = placesIn([...words.children].map(boxOf));
     const order = inOrder(own);
-    const shown = new Set(order.slice(0, MOST).filter((i, rank) => rank < FEWEST || own[i] >= LEAST));
+    const shown = new Set(order.slice(0, MAX_LINES).filter((i, rank) => rank < FEWEST || own[i] >= LEAST));
     all.forEach(({ first }, i) => {
       const path = paths.get(first);
       if (!shown.has(i)) return path?.style.setProperty("stroke-opacity", "0");

@@ -7,7 +7,7 @@ import "./strips.css";
 /** @typedef {import("../base/mount.js").Ui} Ui */
 
 const TALL = 22; // the height of a strip, in pixels
-const MOST = 14; // the largest number of strips
+const MAX_STRIPS = 14; // the largest number of strips
 
 /** @param {Ui} ui */
 export function strips(ui) {
@@ -44,8 +44,8 @@ export function strips(ui) {
      * @returns {Element | undefined}  the strip of this vector
      */
     update(next, at) {
-      const first = Math.max(0, Math.min(at - MOST / 2, next.length - MOST));
-      [rows, all] = [next.slice(first, first + MOST), next.length];
+      const first = Math.max(0, Math.min(at - MAX_STRIPS / 2, next.length - MAX_STRIPS));
+      [rows, all] = [next.slice(first, first + MAX_STRIPS), next.length];
       draw();
       return node.children[at - first];
     },

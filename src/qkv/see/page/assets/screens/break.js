@@ -16,7 +16,7 @@ import { stage } from "../parts/stage.js";
 /** @typedef {import("../store/store.js").LiveStore} LiveStore */
 /** @typedef {import("./lab.js").Screen} Screen */
 
-const MOST = 6; // the number of heads after which the page gives up
+const MAX_HEADS = 6; // the number of heads after which the page gives up
 
 /** @param {Ui} ui @param {LiveStore} store @returns {Screen} */
 export function breakScreen(ui, store) {
@@ -61,7 +61,7 @@ export function breakScreen(ui, store) {
     const engine = /** @type {Api} */ (store.engine);
     /** @type {Edit[]} */
     const out = [];
-    while (out.length < MOST) {
+    while (out.length < MAX_HEADS) {
       /** @type {{edit: Edit, share: number, changes: boolean}[]} */
       const results = [];
       const stop = new AbortController();

@@ -63,7 +63,7 @@ import { FOLDED, fromHash, namesNoHead, openingOf, PLAIN, sideOf, stateOf, toHas
  * @typedef {{node: HTMLElement, update: (now: Told) => void | Promise<void>, headline?: HTMLElement}} Part
  */
 
-const MOST = 256; // the maximum number of tokens in a page's text; the limit is low because the page shows all heads
+const MAX_TOKENS = 256; // the maximum number of tokens in a page's text; the limit is low because the page shows all heads
 const KEPT = ["text", "second", "edits"]; // the fields whose changes can be undone
 const RUN_FOR = ["text", "second", "edits", "position", "layer"]; // the fields of the state on which a run depends
 
@@ -341,7 +341,7 @@ function differs(one, other, name) {
  * @param {any} data
  */
 function engineOf({ where = "in this page", run, sweep, models, model, parameters, generate }, { model: name, side }) {
-  const own = { most: MOST, model: side };
+  const own = { most: MAX_TOKENS, model: side };
   return {
     name,
     where,
