@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 # The public packages.
-_ROOMS = (
+_PACKAGES = (
     "attend",
     "circuits",
     "embed",
@@ -100,7 +100,7 @@ _LATER = {
 
 def __getattr__(name: str) -> Any:
     """Load models, views and integrations on first use."""
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return import_module(f"qkv.{name}")
     if name in __all__:
         return getattr(import_module(_LATER.get(name, "qkv.see")), name)
@@ -109,4 +109,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Return all public names for Tab completion, including names that load on first use."""
-    return [*__all__, *_ROOMS, "__version__"]
+    return [*__all__, *_PACKAGES, "__version__"]

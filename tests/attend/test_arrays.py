@@ -262,10 +262,10 @@ def test_out_may_have_any_strides(size: tuple[int, int]) -> None:
     out = np.zeros((2, L, 2, 4), np.float32).swapaxes(1, 2)
     assert qkv.attention(*arrays, out=out) is out
     assert (out == expected).all()
-    room = np.full((2, 2, 2 * L, 8), 7, np.float32)
-    qkv.attention(*arrays, out=room[:, :, ::-2, ::2])
-    assert (room[:, :, ::-2, ::2] == expected).all()
-    assert (room[:, :, :, 1::2] == 7).all()
+    buffer = np.full((2, 2, 2 * L, 8), 7, np.float32)
+    qkv.attention(*arrays, out=buffer[:, :, ::-2, ::2])
+    assert (buffer[:, :, ::-2, ::2] == expected).all()
+    assert (buffer[:, :, :, 1::2] == 7).all()
 
 
 def test_out_of_two_dimensions() -> None:
@@ -320,15 +320,15 @@ def test_out_must_be_writable() -> None:
     ],
 )
 def test_out_must_not_share_memory_with_itself(strides: tuple[int, ...]) -> None:
-    room = np.full(800, 7, np.float32)
-    out = as_strided(room[400:], (2, 2, 5, 3), strides)
+    buffer = np.full(800, 7, np.float32)
+    out = as_strided(buffer[400:], (2, 2, 5, 3), strides)
     with pytest.raises(ValueError, match=r"^attention: several elements of `out` share"):
         qkv.attention(*qkv_arrays(), out=out)
-    assert (room == 7).all()
+    assert (buffer == 7).all()
 
 
 def test_out_may_have_any_strides_without_overlap() -> None:
-    room = np.full(800, 7, np.float32)
+    buffer = np.full(800, 7, np.float32)
     expected = qkv.attention(*qkv_arrays())
     for strides in [(8, 4, 16 * 3, 16), (-120, 60, -12, 4), (600, 300, 8, 12 * 4)]:
         places = [
@@ -337,7 +337,7 @@ def test_out_may_have_any_strides_without_overlap() -> None:
         ]
         distinct = len(set(places)) == len(places)
         assert distinct
-        out = as_strided(room[400:], (2, 2, 5, 3), strides)
+        out = as_strided(buffer[400:], (2, 2, 5, 3), strides)
         assert qkv.attention(*qkv_arrays(), out=out) is out
         assert (out == expected).all()
 
@@ -345,14 +345,14 @@ def test_out_may_have_any_strides_without_overlap() -> None:
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_out_must_not_share_memory_with_query_key_or_value(which: int) -> None:
     arrays = list(qkv_arrays(L=5, S=5, d=3, dv=3))
-    room = np.zeros((3, 2, 5, 3), np.float32)
-    room[:2] = arrays[which]
-    arrays[which] = room[:2]
-    before = room.copy()
-    for out in (room[:2], room[1:], room[1::-1], room[:2, ::-1]):
+    buffer = np.zeros((3, 2, 5, 3), np.float32)
+    buffer[:2] = arrays[which]
+    arrays[which] = buffer[:2]
+    before = buffer.copy()
+    for out in (buffer[:2], buffer[1:], buffer[1::-1], buffer[:2, ::-1]):
         with pytest.raises(ValueError, match=r"attention.*out"):
             qkv.attention(*arrays, out=out)
-        assert (room == before).all()
+        assert (buffer == before).all()
 
 
 @pytest.mark.parametrize("name", ["attn_mask", "bias", "sinks", "alibi_slopes"])
@@ -367,13 +367,13 @@ def test_out_must_not_share_memory_with_masks_biases_sinks_or_slopes(name: str) 
 
 
 def test_out_may_interleave_with_an_input_in_memory() -> None:
-    room = np.zeros((2, 2, 5, 6), np.float32)
+    buffer = np.zeros((2, 2, 5, 6), np.float32)
     query, key, value = qkv_arrays(d=3)
-    room[..., ::2] = query
-    expected = qkv.attention(room[..., ::2], key, value)
-    qkv.attention(room[..., ::2], key, value, out=room[..., 1::2])
-    assert (room[..., 1::2] == expected).all()
-    assert (room[..., ::2] == query).all()
+    buffer[..., ::2] = query
+    expected = qkv.attention(buffer[..., ::2], key, value)
+    qkv.attention(buffer[..., ::2], key, value, out=buffer[..., 1::2])
+    assert (buffer[..., 1::2] == expected).all()
+    assert (buffer[..., ::2] == query).all()
 
 
 @pytest.mark.parametrize(

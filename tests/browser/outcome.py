@@ -115,8 +115,8 @@ def rows(page: Page) -> list[Row]:
     found = page.locator(".outcome-words tbody tr").evaluate_all(
         """rows => rows.map((row) => {
           const all = (which) => [...row.querySelectorAll(which)];
-          const room = row.querySelector(".outcome-cell div").clientWidth;
-          const long = (bar) => bar.getBoundingClientRect().width / room;
+          const width = row.querySelector(".outcome-cell div").clientWidth;
+          const long = (bar) => bar.getBoundingClientRect().width / width;
           const cells = all("th, td:not(.outcome-cell)").map((cell) => cell.textContent);
           return [cells, all(".outcome-bar").map(long)];
         })"""

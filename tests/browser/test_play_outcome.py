@@ -61,14 +61,14 @@ def check_words(page: Page, own: Expected, edits: list[Edit]) -> None:
     shown = rows(page)
     assert len({row.word for row in shown}) == len(shown) == 8
     assert page.locator(".outcome-scale span").all_inner_texts() == ["0%", "100%"]
-    room = page.locator(".outcome-cell div").first.evaluate("one => one.clientWidth")
+    width = page.locator(".outcome-cell div").first.evaluate("one => one.clientWidth")
     for row in shown:
         before, now = own.before[own.id(row.word)], own.now[own.id(row.word)]
         assert is_percent(row.now, now), row
         assert (row.before is None) == (not edits)
         assert row.before is None or is_percent(row.before, before), row
         lengths = [before, now] if edits else [now]
-        np.testing.assert_allclose(row.bars, np.maximum(lengths, 2 / room), atol=0.004)
+        np.testing.assert_allclose(row.bars, np.maximum(lengths, 2 / width), atol=0.004)
     for one, other in itertools.pairwise(shown):
         first, second = own.now[own.id(one.word)], own.now[own.id(other.word)]
         assert first > second - 1e-5, (one, other)

@@ -112,8 +112,8 @@ class KVCache:
         needed = _most(keep) + count
         capacity = self._arrays[0].shape[-2]
         if needed > capacity:
-            room = max(needed, 2 * capacity) if self._left is None else 2 * needed
-            capacity = -(-room // BLOCK) * BLOCK
+            wanted = max(needed, 2 * capacity) if self._left is None else 2 * needed
+            capacity = -(-wanted // BLOCK) * BLOCK
         moved = []
         for buffer in self._arrays:
             fresh = np.empty((*buffer.shape[:-2], capacity, buffer.shape[-1]), buffer.dtype)

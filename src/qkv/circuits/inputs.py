@@ -272,7 +272,7 @@ class _Enough(Exception):
     """An exception that ends a run as soon as the last layer's attention weights are computed."""
 
 
-def room(model: Model) -> int:
+def max_cells(model: Model) -> int:
     """Return how many attention weights of one head may be in memory at once."""
     return CELLS // model.num_heads
 
@@ -295,7 +295,7 @@ def watch(model: Model, batch: Sequence[Array], use: Use) -> None:
     (2, 2, 2, 2)
     """
     longest = max(map(len, batch))
-    if len(batch) == 1 and longest * longest > room(model):
+    if len(batch) == 1 and longest * longest > max_cells(model):
         _in_parts(model, batch[0], use)
         return
 
@@ -315,7 +315,7 @@ def _in_parts(model: Model, ids: Array, use: Use) -> None:
     """Split the queries of one long text into parts, and pass each part's weights to `use`."""
     rotated = any(layer.attn.rotary or layer.attn.q_norm for layer in model.layers)
     trace = model.trace(ids, names=["q", "k", "v", *["rot_q", "rot_k"] * rotated])
-    step = max(1, room(model) // len(ids))
+    step = max(1, max_cells(model) // len(ids))
     for first in range(0, len(ids), step):
         queries = slice(first, first + step)
         for layer in range(trace.num_layers):
@@ -391,7 +391,7 @@ def rows_of(model: Model, texts: Any, name: str, call: str, *, may_be_empty: boo
     """
     empty = not may_be_empty
     for window in windows(model, texts, call):
-        for batch in batches(window, room(model)):
+        for batch in batches(window, max_cells(model)):
             rows = recorded(model, [text.ids for text in batch], [name])[name]
             empty = False
             yield batch, rows.reshape(len(rows), -1)

@@ -297,7 +297,7 @@ def summed(
         inputs.watch(model, ids, use)
 
     for window in inputs.windows(model, texts, call):
-        for batch in inputs.batches(window, inputs.room(model)):
+        for batch in inputs.batches(window, inputs.max_cells(model)):
             measure(batch)
         if keep is not None:
             keep(window)

@@ -160,9 +160,9 @@ def each(
     next_ = 0
     try:
         while begun or next_ < len(cases):
-            if crew.look() and next_ < len(cases) and len(begun) <= crew.room // 2:
+            if crew.look() and next_ < len(cases) and len(begun) <= crew.capacity // 2:
                 job = _Job(call, model, _PROCESS, crew.hosts)
-                numbers = range(next_, min(next_ + crew.room - len(begun), len(cases)))
+                numbers = range(next_, min(next_ + crew.capacity - len(begun), len(cases)))
                 keys = [f"{call}-{crew.run}-{number}" for number in numbers]
                 futures = client.map(
                     _work, [cases[number] for number in numbers], key=keys, pure=False,
@@ -205,7 +205,7 @@ class _Crew:
         self._client, self._call, self._total = client, call, total
         self.run = uuid.uuid4().hex[:8]
         self.hosts: dict[str, int] = {}
-        self.room = 0
+        self.capacity = 0
         self._asked = -_LOOK
         self._alive = time.monotonic()
 
@@ -213,7 +213,7 @@ class _Crew:
         """Return whether a worker is connected; raise an error after `NO_WORKER` seconds."""
         now = time.monotonic()
         if now - self._asked < _LOOK:
-            return self.room > 0
+            return self.capacity > 0
         self._asked = now
         if self._client.status not in ("running", "connecting"):
             raise self.lost()
@@ -224,7 +224,7 @@ class _Crew:
         self.hosts = {}
         for address in workers:
             self.hosts[_host(address)] = self.hosts.get(_host(address), 0) + 1
-        self.room = AHEAD * sum(worker["nthreads"] for worker in workers.values())
+        self.capacity = AHEAD * sum(worker["nthreads"] for worker in workers.values())
         if workers:
             self._alive = now
         elif now - self._alive > NO_WORKER:
@@ -232,7 +232,7 @@ class _Crew:
                 f"{self._call}: the cluster has had no worker for {NO_WORKER:.0f} seconds: start "
                 "workers and repeat the call"
             )
-        return self.room > 0
+        return self.capacity > 0
 
     def lost(self) -> ConnectionError:
         where = getattr(self._client.scheduler, "address", "") or "of this run"

@@ -76,9 +76,9 @@ class Batches:
         for alike in _alike(uncut, lambda piece: (id(piece.request.encoder), piece.request.whole)):
             self._cut(alike)
         pieces = [piece for piece in taken if not piece.request.dropped]
-        room, fits = self._settings.batch_tokens, 0
-        while fits < len(pieces) and (not fits or len(pieces[fits].text) <= room):
-            room -= len(pieces[fits].text)
+        free, fits = self._settings.batch_tokens, 0
+        while fits < len(pieces) and (not fits or len(pieces[fits].text) <= free):
+            free -= len(pieces[fits].text)
             fits += 1
         self.waiting.put_back(pieces[fits:])
         return pieces[:fits]

@@ -202,10 +202,10 @@ def test_shortened_as_the_tokenizers_package_does_it():
 
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    for room in range(2, 19):
-        tokenizer.enable_truncation(room, strategy="longest_first")
+    for free in range(2, 19):
+        tokenizer.enable_truncation(free, strategy="longest_first")
         for first in range(1, 10):
             for second in range(1, 10):
                 found = tokenizer.encode("a " * first, "b " * second).ids
                 expected = found.count(0), found.count(1)
-                assert shortened(first, second, room) == expected, (first, second, room)
+                assert shortened(first, second, free) == expected, (first, second, free)

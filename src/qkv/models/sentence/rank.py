@@ -71,8 +71,8 @@ class Frame:
 
     def pair(self, first: Array, second: Array, limit: int | None) -> Pair:
         """Join two texts, given as ids, in up to `limit` tokens; the longer text is cut first."""
-        room = (math.inf if limit is None else limit) - len(self)
-        sizes = shortened(len(first), len(second), room)
+        free = (math.inf if limit is None else limit) - len(self)
+        sizes = shortened(len(first), len(second), free)
         before, between, after = self.around
         texts = zip((first, second), sizes, strict=True)
         one, two = (ids[len(ids) - n :] if self.left else ids[:n] for ids, n in texts)
@@ -82,21 +82,21 @@ class Frame:
         return Pair(np.concatenate(sections), segments, whole)
 
 
-def shortened(first: int, second: int, room: float) -> tuple[int, int]:
-    """Return how many tokens to keep of each of two texts, so that both together fit into `room`.
+def shortened(first: int, second: int, free: float) -> tuple[int, int]:
+    """Return how many tokens to keep of each of two texts, so that both together fit into `free`.
 
     As in the `tokenizers` package, the longer text is cut first. If both texts have more than
-    `room / 2` tokens, `room / 2` tokens of each text are kept. If `room` is odd, one more token of
+    `free / 2` tokens, `free / 2` tokens of each text are kept. If `free` is odd, one more token of
     the longer text is kept.
 
     >>> shortened(3, 9, 12), shortened(3, 9, 8), shortened(5, 9, 8), shortened(9, 5, 7)
     ((3, 9), (3, 5), (4, 4), (4, 3))
     """
-    if first + second <= room:
+    if first + second <= free:
         return first, second
-    room = int(room)
-    least = min(first, second, room // 2)
-    return (least, room - least) if first <= second else (room - least, least)
+    free = int(free)
+    least = min(first, second, free // 2)
+    return (least, free - least) if first <= second else (free - least, least)
 
 
 def frame_of(tokenizer: Tokenizer, text: str, name: str, call: str) -> Frame:

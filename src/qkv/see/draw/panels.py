@@ -453,13 +453,13 @@ class Passages(Panel):
         passages = []
         for passage in self.passages:
             lines: list[list[int]] = [[]]
-            room = width
+            free = width
             for number, size in enumerate(map(measure, passage.words)):
-                if lines[-1] and size > room:
+                if lines[-1] and size > free:
                     lines.append([])
-                    room = width
+                    free = width
                 lines[-1].append(number)
-                room -= size
+                free -= size
             passages.append(lines)
         return passages
 

@@ -146,7 +146,7 @@ class Screen:
 
         return max(least, min(most, max((cell_len(self.safe(t)) for t in texts), default=0)))
 
-    def room(self, most: int, *, beside: int) -> int:
+    def free_columns(self, most: int, *, beside: int) -> int:
         """Return the screen's width minus `beside` columns, limited to the range 4 to `most`."""
         return max(4, min(most, self.width - beside))
 
@@ -311,12 +311,12 @@ def _links(screen: Screen, panel: panels.Links) -> list[Text]:
     """Draw the largest links with bars."""
     width = screen.fit([query for query, _, _ in panel.strongest], 3, 16)
     wide = screen.fit([key for _, key, _ in panel.strongest], 3, 16)
-    room = screen.room(24, beside=width + wide + 11)
+    free = screen.free_columns(24, beside=width + wide + 11)
     lines = []
     for query, key, weight in panel.strongest:
         line = styled("  " + screen.cut(query, width), style="bold")
         line.append(f" {weight:.2f} ", style="not bold")
-        line.append(bar(screen, weight, room))
+        line.append(bar(screen, weight, free))
         lines.append(line.append(screen.plain(" → ") + screen.cut(key, wide)))
     return lines
 
@@ -345,8 +345,8 @@ def _table(screen: Screen, panel: panels.Table) -> list[Text]:
     while len(spare) > 2 and width + sum(2 + size for _, size in sized) > screen.width:
         sized.remove(spare.pop(0))
     beside = width + sum(2 + size for column, size in sized if not column.bars)
-    room = screen.room(24, beside=beside + 2)
-    sized = [(column, room if column.bars else size) for column, size in sized]
+    free = screen.free_columns(24, beside=beside + 2)
+    sized = [(column, free if column.bars else size) for column, size in sized]
     lines = []
     if any(column.header for column, _ in sized):
         line = styled(screen.cut(screen.plain(panel.corner), width), style="dim")
@@ -383,9 +383,9 @@ def _heat_map(screen: Screen, panel: panels.HeatMap) -> list[Text]:
         [form(end) for end in panel.ends] if words is None else [x for row in words for x in row]
     )
     cell = screen.fit(written, 4, 12) + (not screen.shades)
-    room = max(1, (screen.width - label - 1) // (cell + 1))
+    free = max(1, (screen.width - label - 1) // (cell + 1))
     summed = panel.of == "weight"
-    most = room if len(columns) <= room or not summed else max(1, room - 2)
+    most = free if len(columns) <= free or not summed else max(1, free - 2)
     score = np.abs(shares) if panel.score is None else panel.score
     shown_rows, shown = strongest_block(score, panel.most_rows, most)
     rest = summed and len(columns) > len(shown)
@@ -425,12 +425,12 @@ def _numbers(screen: Screen, panel: panels.Numbers) -> list[Text]:
     label = screen.fit(panel.rows, 3, min(12, screen.width // 3))
     form = panels.number_format(values)
     width = max(7, *(len(form(x)) for x in values[np.isfinite(values)].tolist()), 0)
-    room = max(1, (screen.width - label - 2) // (width + 1))
+    free = max(1, (screen.width - label - 2) // (width + 1))
     headings = [str(j) for j in range(values.shape[1])] if columns is None else list(columns)
-    if columns is None and len(headings) > room:
-        room = min(room, 8)
+    if columns is None and len(headings) > free:
+        free = min(free, 8)
     shown_rows = _first(len(panel.rows), panel.most_rows, cell[0] if cell else 0)
-    shown = _first(len(headings), room, cell[1] if cell else 0)
+    shown = _first(len(headings), free, cell[1] if cell else 0)
 
     head = styled(" " * label, style="bold" if columns else "dim")
     for j in shown:
@@ -457,9 +457,9 @@ def _passages(screen: Screen, panel: panels.Passages) -> list[Text]:
     from rich.cells import cell_len
 
     label = screen.fit([passage.label for passage in panel.passages], 1, 10)
-    room = screen.room(100, beside=label + 4)
+    free = screen.free_columns(100, beside=label + 4)
     drawn = []
-    lines = panel.wrapped(lambda word: cell_len(screen.safe(word)) + 3, room)
+    lines = panel.wrapped(lambda word: cell_len(screen.safe(word)) + 3, free)
     for passage, rows in zip(panel.passages, lines, strict=True):
         front = screen.right(passage.label, label)
         for row in rows:
@@ -525,9 +525,9 @@ def _scale(screen: Screen, panel: panels.HeatMap) -> Text:
     return line
 
 
-def _first(count: int, room: int, needed: int) -> list[int]:
-    """Choose the first `room` indices; if `needed` is not among them, it replaces the last one."""
-    shown = list(range(min(count, room)))
+def _first(count: int, free: int, needed: int) -> list[int]:
+    """Choose the first `free` indices; if `needed` is not among them, it replaces the last one."""
+    shown = list(range(min(count, free)))
     if shown and needed not in shown:
         shown[-1] = needed
     return shown

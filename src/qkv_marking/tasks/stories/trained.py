@@ -223,8 +223,8 @@ def decoder_of(thing: Any) -> Decoder:
     """
     if thing is None or type_name(thing) == "ellipsis":
         raise Unmeasured(EMPTY)
-    room = getattr(thing, "max_seq_length", None)
-    if isinstance(room, int) and room < grammar.LONGEST:
+    limit = getattr(thing, "max_seq_length", None)
+    if isinstance(limit, int) and limit < grammar.LONGEST:
         raise Unmeasured(_TEXTS.mistake("story-model-short", words=grammar.LONGEST))
     first = generator(0).integers(1 << 30) if by_seed() else 10**6
     stories = [grammar.story(int(first) + number) for number in range(_STORIES)]
