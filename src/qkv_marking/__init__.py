@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from qkv_marking.marker import check
+from qkv_marking.check_function import check
 from qkv_marking.result import CheckResult
 
 if TYPE_CHECKING:

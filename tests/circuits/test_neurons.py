@@ -59,8 +59,8 @@ def agree(found, arrays, top):
     ],
 )
 def test_scanned_neurons_equal_plain_loops(small, monkeypatch, kind, of, positions, texts, top):
-    monkeypatch.setattr("qkv.circuits.inputs.MOST_POSITIONS", positions)
-    monkeypatch.setattr("qkv.circuits.inputs.TEXTS", texts)
+    monkeypatch.setattr("qkv.circuits.reader.MOST_POSITIONS", positions)
+    monkeypatch.setattr("qkv.circuits.reader.TEXTS", texts)
     model = small(kind)
     arrays = [model.trace(text)[of][0].reshape(len(text), -1) for text in TEXTS]
     found = scan(model, iter(TEXTS), of=of, top=top)
@@ -107,7 +107,7 @@ def test_texts_keep_their_words(small):
 
 @pytest.mark.attack
 def test_memory_does_not_grow_with_the_number_of_texts(small, monkeypatch):
-    monkeypatch.setattr("qkv.circuits.inputs.TEXTS", 32)
+    monkeypatch.setattr("qkv.circuits.reader.TEXTS", 32)
     model = small("gpt2")
 
     def peak(count):

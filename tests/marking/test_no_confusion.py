@@ -21,7 +21,7 @@ from qkv_marking.tasks import (
     writing_step,
 )
 from qkv_marking.tasks.attention import steps, steps as attending
-from qkv_marking.tasks.decoder import marker as decoders, steps as decoder
+from qkv_marking.tasks.decoder import decoder_task as decoders, steps as decoder
 from qkv_marking.tasks.kv_cache import Run
 from qkv_marking.tasks.mistakes import formula, heads, masks
 

@@ -6,7 +6,7 @@ import pytest
 
 from qkv_marking import check
 from qkv_marking.tasks import block, kv_cache
-from qkv_marking.tasks.decoder import marker as decoders
+from qkv_marking.tasks.decoder import decoder_task as decoders
 from qkv_marking.tasks.mask import KNOWN as CAUSAL
 from qkv_marking.tasks.mistakes.formula import core
 from qkv_marking.tasks.mistakes.heads import HEADS

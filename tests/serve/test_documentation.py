@@ -23,7 +23,7 @@ from qkv.serve.app import create_app, routes
 from qkv.serve.routes.completions import CompletionsBody
 from qkv.serve.routes.embeddings import EmbeddingsBody
 from qkv.serve.routes.rerank import RerankBody
-from qkv.serve.routes.trace import TraceBody
+from qkv.serve.routes.trace_route import TraceBody
 from qkv.serve.settings import Settings
 from qkv.serve.streams import QUANTUM
 

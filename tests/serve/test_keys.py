@@ -19,7 +19,7 @@ from qkv.serve.bodies import IGNORED, Body
 from qkv.serve.routes.completions import CompletionsBody
 from qkv.serve.routes.embeddings import EmbeddingsBody
 from qkv.serve.routes.rerank import RerankBody
-from qkv.serve.routes.trace import TraceBody
+from qkv.serve.routes.trace_route import TraceBody
 
 BODIES: dict[str, type[Body]] = {
     "/v1/embeddings": EmbeddingsBody,

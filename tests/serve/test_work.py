@@ -17,7 +17,7 @@ from models.support import Folder
 from qkv.models import random_model
 from qkv.models.sentence.encode import Encoder
 from qkv.serve.batches import Counts
-from qkv.serve.errors import Refused
+from qkv.serve.refusals import Refused
 from qkv.serve.settings import Settings
 from qkv.serve.streams import AHEAD, QUANTUM
 from qkv.serve.waiting import Texts, TextTurns

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, Arrays, DType, float_type, narrowed, shown
-from qkv.circuits import inputs
+from qkv.circuits import reader
 from qkv.files import StrPath, named_folder, replacing
 from qkv.models.files.read import ModelError, read_json
 from qkv.models.files.tensors import Stored, header
@@ -110,7 +110,7 @@ class Cache:
 
     def _located(self, number: int) -> tuple[Mapping[str, Stored], slice]:
         """Return `(file, rows)`: the file that holds a text, and the slice of the text's rows."""
-        number = inputs.check_index(number, len(self), "cache", "text")
+        number = reader.check_index(number, len(self), "cache", "text")
         file = int(np.searchsorted(self._ends, number, side="right"))
         starts = self._files[file][_STARTS].read()
         first = number - (int(self._ends[file - 1]) if file else 0)
@@ -118,7 +118,7 @@ class Cache:
 
 
 def cache(
-    model: Model, texts: inputs.Texts, folder: StrPath, *, names: Any, dtype: Any = "float32"
+    model: Model, texts: reader.Texts, folder: StrPath, *, names: Any, dtype: Any = "float32"
 ) -> Cache:
     """Run many texts and write their activations to files.
 
@@ -155,8 +155,8 @@ def cache(
     ...     len(cached), cached[1]["resid_post", 2].shape
     (2, (1, 4, 192))
     """
-    model = inputs.check_model(model, _CALL)
-    chosen, kind = inputs.sites(model, names, _CALL, "names"), float_type(dtype, call=_CALL)
+    model = reader.check_model(model, _CALL)
+    chosen, kind = reader.sites(model, names, _CALL, "names"), float_type(dtype, call=_CALL)
     path = named_folder(folder, _CALL)
     about = {"qkv_cache": 1, "model": model.name, "names": chosen, "dtype": kind.name}
     done = _begun(path, about)
@@ -165,7 +165,7 @@ def cache(
     writer = _Writer(path, about if done is None else _manifest(path), kind)
     count = 0
     with progress("Caching", None, unit="texts") as advance:
-        for window in inputs.windows(model, texts, _CALL, empty=True):
+        for window in reader.windows(model, texts, _CALL, empty=True):
             for text in window:
                 if not len(text.ids):
                     raise ValueError(f"{_CALL}: text {text.number} has no token: omit it")
@@ -173,7 +173,7 @@ def cache(
             if old and done is not None:
                 _compare(model, done, old, chosen)
             for part in _groups(window[len(old) :]):
-                writer.add(part, inputs.recorded(model, [text.ids for text in part], chosen))
+                writer.add(part, reader.recorded(model, [text.ids for text in part], chosen))
                 advance(len(part))
             count += len(window)
     if count < known:
@@ -199,7 +199,7 @@ def _begun(path: Path, about: Mapping[str, Any]) -> Cache | None:
     return Cache(path)
 
 
-def _compare(model: Model, done: Cache, texts: Sequence[inputs.Read], names: Sequence[str]) -> None:
+def _compare(model: Model, done: Cache, texts: Sequence[reader.Read], names: Sequence[str]) -> None:
     """Raise an error if the tokens of a text or the activations of text 0 differ from the cache."""
     for text in texts:
         if not np.array_equal(done.ids(text.number), text.ids):
@@ -210,7 +210,7 @@ def _compare(model: Model, done: Cache, texts: Sequence[inputs.Read], names: Seq
     first = texts[0]
     if first.number:
         return
-    for name, rows in inputs.recorded(model, [first.ids], names).items():
+    for name, rows in reader.recorded(model, [first.ids], names).items():
         stored = done[0][name][0].astype(np.float64)
         if not np.allclose(rows, stored, rtol=0.02, atol=0.02 * np.abs(stored).max()):
             raise ValueError(
@@ -219,16 +219,16 @@ def _compare(model: Model, done: Cache, texts: Sequence[inputs.Read], names: Seq
             )
 
 
-def _groups(texts: Sequence[inputs.Read]) -> Iterator[list[inputs.Read]]:
+def _groups(texts: Sequence[reader.Read]) -> Iterator[list[reader.Read]]:
     """Yield groups of texts in order.
 
     A group is a single text, or several texts with at most `MOST_POSITIONS` tokens in total,
     including padding.
     """
-    group: list[inputs.Read] = []
+    group: list[reader.Read] = []
     for text in texts:
         longest = max(len(other.ids) for other in [*group, text])
-        if group and longest * (len(group) + 1) > inputs.MOST_POSITIONS:
+        if group and longest * (len(group) + 1) > reader.MOST_POSITIONS:
             yield group
             group = []
         group.append(text)
@@ -249,7 +249,7 @@ class _Writer:
         self.rows: dict[str, list[Array]] = {name: [] for name in self.about["names"]}
         self.size = 0
 
-    def add(self, texts: Sequence[inputs.Read], rows: Arrays) -> None:
+    def add(self, texts: Sequence[reader.Read], rows: Arrays) -> None:
         """Add texts and the rows of their activations."""
         self.ids += [text.ids for text in texts]
         for name, array in rows.items():

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, Arrays, real_number, shown, whole_number
-from qkv.circuits.inputs import Names, check_words
 from qkv.circuits.patching import Metric, pair_of
+from qkv.circuits.reader import Names, check_words
 from qkv.circuits.residual import INPUTS, Stream, Wiring, check_residual, mlp_parts
 from qkv.circuits.results import Edge, Graph, node_of, strongest
 from qkv.layers.base import quiet

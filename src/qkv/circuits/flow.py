@@ -5,8 +5,8 @@ from typing import Literal
 import numpy as np
 
 from qkv.arrays import Array, shown
-from qkv.circuits.inputs import check_index, check_model, check_trace, check_words, kept
 from qkv.circuits.logits import has_linear_head, unembedding
+from qkv.circuits.reader import check_index, check_model, check_trace, check_words, kept
 from qkv.circuits.results import Result, words_of
 from qkv.models.model import Model
 from qkv.trace import Trace

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from qkv.arrays import Array, as_array, is_float, shown, whole_number
-from qkv.circuits.inputs import Logit, Target, check_logit, check_trace, check_words, for_each, kept
+from qkv.circuits.reader import Logit, Target, check_logit, check_trace, check_words, for_each, kept
 from qkv.circuits.residual import mlp_parts
 from qkv.circuits.results import Result, words_of
 from qkv.layers import MLP, LayerNorm

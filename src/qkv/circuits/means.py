@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.circuits import inputs
-from qkv.circuits.inputs import Read
+from qkv.circuits import reader
+from qkv.circuits.reader import Read
 from qkv.circuits.results import Result
 from qkv.layers.base import starts_of
 from qkv.models.model import Model, handed_on
@@ -18,7 +18,7 @@ NAMES = ("previous", "next", "same", "first", "last", "induction", "entropy")
 STRONGEST = "strongest"
 
 
-def checked_names(of: inputs.Names, call: str, known: Sequence[str]) -> tuple[str, ...]:
+def checked_names(of: reader.Names, call: str, known: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the requested measures without duplicates."""
     names = tuple(dict.fromkeys([of] if isinstance(of, str) else of))
     odd = [name for name in names if name not in known]
@@ -197,7 +197,7 @@ class HeadSums:
         return results
 
 
-def head_scores(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> dict[str, Result]:
+def head_scores(model: Model, texts: reader.Texts, of: reader.Names = NAMES) -> dict[str, Result]:
     """Measure what each attention head looks at, averaged over all queries of all texts.
 
     Each text is read once. Memory does not depend on the number of texts, and grows linearly with
@@ -240,11 +240,11 @@ def head_scores(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> 
     return head_sums(model, texts, of).means()
 
 
-def head_sums(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> HeadSums:
+def head_sums(model: Model, texts: reader.Texts, of: reader.Names = NAMES) -> HeadSums:
     """Return the sums from which `head_scores` computes means; sums of two corpora can be added."""
     call = "head_scores"
     return summed(
-        inputs.check_model(model, call), texts, checked_names(of, call, NAMES), call, None, None
+        reader.check_model(model, call), texts, checked_names(of, call, NAMES), call, None, None
     )
 
 
@@ -294,17 +294,17 @@ def summed(
                 if add is not None:
                     add(Measurement(name, layer, first, batch, measured, values, weights))
 
-        inputs.watch(model, ids, use)
+        reader.watch(model, ids, use)
 
-    for window in inputs.windows(model, texts, call):
-        for batch in inputs.batches(window, inputs.max_cells(model)):
+    for window in reader.windows(model, texts, call):
+        for batch in reader.batches(window, reader.max_cells(model)):
             measure(batch)
         if keep is not None:
             keep(window)
     return result
 
 
-def diff(model_a: Model, model_b: Model, texts: inputs.Texts) -> dict[str, Result | float]:
+def diff(model_a: Model, model_b: Model, texts: reader.Texts) -> dict[str, Result | float]:
     """Compare two models on many texts, for example one model before and after fine-tuning.
 
     Each text is read once. Memory does not grow with the number of texts.
@@ -344,7 +344,7 @@ def diff(model_a: Model, model_b: Model, texts: inputs.Texts) -> dict[str, Resul
     >>> means["heads"].shape, bool((means["resid"] > 0.99).all()), means["kl"] < 0.05
     ((5, 6), True, True)
     """
-    one, other = (inputs.check_model(model, "diff") for model in (model_a, model_b))
+    one, other = (reader.check_model(model, "diff") for model in (model_a, model_b))
     names = _names(one, other)
     words = _words(one) is not None and _words(other) is not None
     sums: dict[str, Any] = {}
@@ -415,10 +415,10 @@ def _words(model: Model) -> int | None:
 
 def _pairs(one: Model, other: Model, texts: Any) -> Iterator[list[Read]]:
     """Yield batches of texts of similar length; check that both models split texts alike."""
-    for window in inputs.windows(one, texts, "diff"):
+    for window in reader.windows(one, texts, "diff"):
         if not window:
             continue
-        again = next(inputs.windows(other, [text.source for text in window], "diff", empty=True))
+        again = next(reader.windows(other, [text.source for text in window], "diff", empty=True))
         for text, same in zip(window, again, strict=True):
             if not np.array_equal(text.ids, same.ids):
                 raise ValueError(
@@ -426,9 +426,9 @@ def _pairs(one: Model, other: Model, texts: Any) -> Iterator[list[Read]]:
                     f"{other.name} into {len(same.ids)} different tokens: give models with the "
                     "same tokenizer"
                 )
-        for batch in inputs.batches(window, inputs.MOST_POSITIONS * inputs.MOST_POSITIONS):
+        for batch in reader.batches(window, reader.MOST_POSITIONS * reader.MOST_POSITIONS):
             # batches are split, so that their logits fit in memory
-            step = max(1, inputs.MOST_POSITIONS // 4 // len(batch[0].ids))
+            step = max(1, reader.MOST_POSITIONS // 4 // len(batch[0].ids))
             for first in range(0, len(batch), step):
                 yield batch[first : first + step]
 

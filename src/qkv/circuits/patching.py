@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from qkv.arrays import Array, shown
-from qkv.circuits.inputs import Logit, Target, check_logit, check_words, for_each
+from qkv.circuits.reader import Logit, Target, check_logit, check_words, for_each
 from qkv.circuits.results import Result, words_of
 from qkv.models.model import Model, handed_on
 from qkv.trace import Trace

@@ -9,8 +9,8 @@ import numpy as np
 
 from qkv.arrays import Array, Arrays, compute_type
 from qkv.attend import attention
-from qkv.circuits.inputs import Logit
 from qkv.circuits.patching import TOKENS, Pair
+from qkv.circuits.reader import Logit
 from qkv.layers import Block, LayerNorm, MultiHeadAttention
 from qkv.layers.attention.forward import Inputs, Positions, attention_out, project_heads
 from qkv.layers.base import narrowed_to, promoted, quiet

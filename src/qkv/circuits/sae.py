@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from qkv.arrays import Array, ArrayLike, as_array, is_float, is_whole_number, shown, whole_number
-from qkv.circuits.inputs import check_model, one_site, rows_of
+from qkv.circuits.reader import check_model, one_site, rows_of
 from qkv.circuits.sae_files import ARCHITECTURES, read_folder, write_folder
 from qkv.circuits.sae_training import largest, measures, trained
 from qkv.files import StrPath

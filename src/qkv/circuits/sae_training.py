@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, Arrays
-from qkv.circuits.inputs import MOST_POSITIONS, rows_of
+from qkv.circuits.reader import MOST_POSITIONS, rows_of
 from qkv.learn.optimizer import Schedule
 from qkv.models.model import Model
 from qkv.ops.adamw import adamw

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, shown, whole_number
-from qkv.circuits.inputs import Names, Read, Texts, check_index, check_model, one_site, rows_of
 from qkv.circuits.means import NAMES, STRONGEST, Measurement, checked_names, summed
 from qkv.circuits.plot_view import MOST_CARDS, PlotView, cards_of, passage_of
+from qkv.circuits.reader import Names, Read, Texts, check_index, check_model, one_site, rows_of
 from qkv.circuits.results import Result
 from qkv.circuits.sae import SAE
 from qkv.models.model import Model
-from qkv.models.run.inputs import named
+from qkv.models.run.text_reader import named
 from qkv.see.draw.panels import Passages
 
 _NAMES = (*NAMES, STRONGEST)

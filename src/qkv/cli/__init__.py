@@ -7,10 +7,10 @@ import click
 from qkv.cli.check import check
 from qkv.cli.conform import conform
 from qkv.cli.encode import encode
-from qkv.cli.errors import Program, debug_option
-from qkv.cli.findings import publish, verify
 from qkv.cli.generate import generate
 from qkv.cli.machine import bench, info
+from qkv.cli.program import Program, debug_option
+from qkv.cli.publishing import publish, verify
 from qkv.cli.serve import serve
 from qkv.cli.train import train
 from qkv.cli.views import compare, guess, play, replay, show, walk

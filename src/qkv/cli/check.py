@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qkv.cli.errors import FAILED
 from qkv.cli.options import json_option, writable
 from qkv.cli.output import print_json, tell
+from qkv.cli.program import FAILED
 from qkv.files import ordinary
 from qkv.visible import visible
 
@@ -99,7 +99,7 @@ def check(
         qkv check submissions --roster roster.csv --csv grades.csv --html grades.html
     """  # noqa: D301 (\b tells click not to wrap the next lines)
     import qkv_marking as marking
-    from qkv_marking.marker import task_of
+    from qkv_marking.check_function import task_of
 
     if options["as_list"]:
         _print_tasks(as_json)

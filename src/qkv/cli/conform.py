@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qkv.cli.errors import FAILED
 from qkv.cli.options import json_option, writable
 from qkv.cli.output import console, print_json
+from qkv.cli.program import FAILED
 from qkv.visible import visible
 
 if TYPE_CHECKING:

@@ -127,7 +127,7 @@ def walk(text: str, model: str | None, **options: Any) -> "View":
     """
     from qkv import see
     from qkv.models import random_model
-    from qkv.see.analysis.inputs import texts_of
+    from qkv.see.analysis.view_inputs import texts_of
 
     names = ("dim", "heads", "seed", "causal", "no_positions")
     values = {name: options.pop(name) for name in names}

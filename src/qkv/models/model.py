@@ -17,7 +17,7 @@ from qkv.models.tasks.generate import generate, rows, steps
 from qkv.models.tasks.gradient import gradient
 from qkv.models.tasks.head_weights import head_weights
 from qkv.models.tasks.predict import blanks, guesses, losses, predict, unembed
-from qkv.models.tasks.trace import trace, trace_pair, trace_stream
+from qkv.models.tasks.tracing import trace, trace_pair, trace_stream
 
 
 class Model(ModelBase):

@@ -29,7 +29,7 @@ from qkv.models.other_libraries import ATTRIBUTES
 from qkv.models.run.batches import parts
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.fit_edits import Fitted, fit, plain
-from qkv.models.run.inputs import TextReader, check_tokenizer, end_ids
+from qkv.models.run.text_reader import TextReader, check_tokenizer, end_ids
 from qkv.ops.packing import frozen
 from qkv.suggest import nearest, suggestion
 from qkv.text import Tokenized, Tokenizer

@@ -20,7 +20,7 @@ from qkv.models.network.batch import Images, Picture
 from qkv.models.network.design import SCALE, DualDesign, VisionDesign
 from qkv.models.network.pooling import to_length_one
 from qkv.models.network.transformer import Transformer
-from qkv.models.run.inputs import TextReader
+from qkv.models.run.text_reader import TextReader
 from qkv.models.sentence.vectors import similarity
 from qkv.models.tasks.call import ModelOutput, output_of
 from qkv.text import Tokenized, Tokenizer

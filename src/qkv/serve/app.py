@@ -19,16 +19,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from qkv.models import Model
-from qkv.serve.errors import ERRORS, FAILED, Refused
 from qkv.serve.guard import Guard, Numbers
 from qkv.serve.protocol import Connection
-from qkv.serve.routes import about, completions, embeddings, home, rerank, trace
+from qkv.serve.refusals import ERRORS, FAILED, Refused
+from qkv.serve.routes import about, completions, embeddings, home, rerank, trace_route
 from qkv.serve.settings import Settings
 from qkv.serve.work import Worker
 from qkv.signals import answering
 from qkv.visible import visible
 
-_ROUTERS = [route.router for route in (home, embeddings, completions, trace, rerank, about)]
+_ROUTERS = [route.router for route in (home, embeddings, completions, trace_route, rerank, about)]
 
 # `/metrics` reports some attributes of the worker: `_WATCHED` lists attributes of `worker`, and
 # `_COUNTED` lists attributes of `worker.counts`.

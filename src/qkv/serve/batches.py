@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.models.sentence.encode import EmptyText, Encoder
-from qkv.serve.errors import Refused
+from qkv.serve.refusals import Refused
 from qkv.serve.settings import Settings
 from qkv.serve.waiting import Numbered, QueuedText, Texts, TextTurns
 from qkv.text.tokenizer import check_text

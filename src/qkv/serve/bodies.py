@@ -11,7 +11,7 @@ import orjson
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from qkv.serve.errors import Refused
+from qkv.serve.refusals import Refused
 
 _TABLE = tomllib.loads(files("qkv.serve").joinpath("keys.toml").read_text(encoding="utf-8"))
 IGNORED: tuple[str, ...] = tuple(_TABLE["ignored"])  # Keys that never change an answer.

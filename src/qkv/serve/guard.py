@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qkv.serve.errors import FAILED, Refused
+from qkv.serve.refusals import FAILED, Refused
 from qkv.serve.settings import Settings
 from qkv.visible import visible
 

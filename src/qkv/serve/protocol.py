@@ -7,7 +7,7 @@ import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from qkv.serve.errors import Refused
+from qkv.serve.refusals import Refused
 from qkv.serve.settings import Settings
 
 LINGER = 0.2  # An idle connection stays open for this many seconds after the shutdown begins.

@@ -16,7 +16,7 @@ from qkv.arrays import Array
 from qkv.models import Model
 from qkv.models.sentence.encode import Encoder
 from qkv.serve.batches import Batches
-from qkv.serve.errors import Refused
+from qkv.serve.refusals import Refused
 from qkv.serve.settings import Settings
 from qkv.serve.streams import END, Stream, Streams
 from qkv.serve.waiting import Request, Single, Task, Texts, Turns

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv_marking.conformance.inputs import draw, values
+from qkv_marking.conformance.random_arrays import draw, values
 from qkv_marking.conformance.reference import GRADIENT, LINES, Defect, Expected, defects
 from qkv_marking.conformance.runs import Answer, CaseResult, answer, parts
 

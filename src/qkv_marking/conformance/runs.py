@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv_marking.conformance.inputs import Drawn, draw, float_type, values
+from qkv_marking.conformance.random_arrays import Drawn, draw, float_type, values
 from qkv_marking.conformance.read_cases import Case
 from qkv_marking.conformance.reference import Expected, run
 from qkv_marking.files.wire import unpack

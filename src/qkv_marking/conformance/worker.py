@@ -15,7 +15,7 @@ from qkv.arrays import Array
 from qkv.files import ordinary
 from qkv_marking.conformance import adapters
 from qkv_marking.conformance.called import Callee, Library, callee, library
-from qkv_marking.conformance.inputs import draw, laid
+from qkv_marking.conformance.random_arrays import draw, laid
 from qkv_marking.conformance.read_cases import Case
 from qkv_marking.errors import in_words, type_name
 from qkv_marking.files.wire import Packer

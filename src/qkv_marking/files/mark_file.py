@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from qkv.arrays import whole_number
 from qkv.files import StrPath, ordinary
+from qkv_marking.check_function import check, task_of
 from qkv_marking.errors import type_name, words_of
 from qkv_marking.files.library_calls import answers
 from qkv_marking.files.remote import Remotes, StudentFunction
 from qkv_marking.files.verdicts import failed, listed, names_of, not_marked
 from qkv_marking.isolated import SECONDS, Ended, Isolated
-from qkv_marking.marker import check, task_of
 from qkv_marking.raised import RAISES
 from qkv_marking.result import CheckResult
 from qkv_marking.tasks import TASKS, Task

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from qkv_marking.check_function import task_of
 from qkv_marking.errors import frames_of, in_words, sentence, words_of
 from qkv_marking.files.source import NOTEBOOK
-from qkv_marking.marker import task_of
 from qkv_marking.mistake import Mistake, described
 from qkv_marking.raised import key_of, known
 from qkv_marking.result import CheckResult

@@ -1,16 +1,16 @@
 """All tasks, keyed by name, in the order of the course."""
 
 from qkv_marking.tasks import exercises
-from qkv_marking.tasks.attention.marker import ATTENTION, BATCHED_ATTENTION, MENDED, TILES
+from qkv_marking.tasks.attention.attention_tasks import ATTENTION, BATCHED_ATTENTION, MENDED, TILES
 from qkv_marking.tasks.block import BLOCK
 from qkv_marking.tasks.cross_attention import CROSS_ATTENTION
-from qkv_marking.tasks.decoder.marker import DECODER
+from qkv_marking.tasks.decoder.decoder_task import DECODER
 from qkv_marking.tasks.decoder_block import DECODER_BLOCK
 from qkv_marking.tasks.kv_cache import KV_CACHE
 from qkv_marking.tasks.mask import BATCHED_MASK, MASK
 from qkv_marking.tasks.multi_head import HEADS
 from qkv_marking.tasks.positions import POSITIONS
-from qkv_marking.tasks.self_attention_class.marker import SELF_ATTENTION_CLASS
+from qkv_marking.tasks.self_attention_class.mark_class import SELF_ATTENTION_CLASS
 from qkv_marking.tasks.softmax import SOFTMAX
 from qkv_marking.tasks.stories import trained, writer
 from qkv_marking.tasks.task import Task

@@ -10,9 +10,9 @@ from qkv_marking.engine import Group, Marking, by_seed, generator
 from qkv_marking.findings import Finding, of_mistake
 from qkv_marking.mistake import Function, Mistake, Steps, mended
 from qkv_marking.outcome import Outcome, close, name_of, numbers, options_of, outcome
-from qkv_marking.tasks.attention import marker
-from qkv_marking.tasks.attention.findings import large_scores
+from qkv_marking.tasks.attention import attention_tasks
 from qkv_marking.tasks.attention.steps import CORE, RIGHT as ATTENTION, Case, learner
+from qkv_marking.tasks.attention.symptoms import large_scores
 from qkv_marking.tasks.mistakes import formula, masks
 from qkv_marking.tasks.task import Texts, both_ends, pick, tested
 
@@ -151,7 +151,7 @@ def _nothing_but_nan(wrong: Outcome) -> Finding | None:
     return of_mistake(times_inf, wrong)
 
 
-def _no_row_left(m: marker.AttentionMarking) -> Finding | None:
+def _no_row_left(m: attention_tasks.AttentionMarking) -> Finding | None:
     """Describe a function that inverts the mask before softmax, but not the mask after softmax."""
     values = (run.case.arrays["value"] for run in m.runs)
     means = [np.broadcast_to(v.mean(axis=0), v.shape) for v in values]  # L == S
@@ -178,7 +178,7 @@ def _mark_masked(function: Function, task: str, *, batches: bool) -> Marking:
             f"check: {call.name} has no parameter for a mask: name a parameter mask, attn_mask or"
             " attention_mask"
         )
-    m = marker.AttentionMarking(task, call, "qkv", batches)
+    m = attention_tasks.AttentionMarking(task, call, "qkv", batches)
     m.first_calls()
     if m.wrong:
         return m

@@ -7,7 +7,7 @@ import numpy as np
 from qkv_marking.engine import Group, generator
 from qkv_marking.mistake import Function, mended
 from qkv_marking.outcome import kind_of
-from qkv_marking.tasks.attention import findings, marker
+from qkv_marking.tasks.attention import attention_tasks, symptoms
 from qkv_marking.tasks.attention.steps import CORE, Case, drawn, flip, join, learner, softmax
 from qkv_marking.tasks.mistakes import heads
 from qkv_marking.tasks.mistakes.formula import BATCHES, LARGE, SHAPES, core, of_output
@@ -63,14 +63,14 @@ PROJECTED = mended(
 )
 
 
-def _mark(function: Function) -> marker.AttentionMarking:
+def _mark(function: Function) -> attention_tasks.AttentionMarking:
     """Run all tests in order."""
     call = learner(function, _NAMES)
     if "heads" not in call.options:
         raise TypeError(
             f"check: {call.name} has no parameter for the number of heads: add num_heads"
         )
-    m = marker.AttentionMarking("heads", call, _NAMES, batches=False)
+    m = attention_tasks.AttentionMarking("heads", call, _NAMES, batches=False)
     (words,) = drawn(_NAMES, 300, (4, 6, 6, 9))
     # even: 2 words and heads of 2 columns; square: 4 words and heads of 2 columns; wide: 3 words
     # and heads of 5 columns
@@ -96,7 +96,7 @@ def _mark(function: Function) -> marker.AttentionMarking:
         _try_output(m)
     else:
         m.untried.append("w_o")
-    m.ask("scores of 1000", LARGE, otherwise=findings.large_scores)
+    m.ask("scores of 1000", LARGE, otherwise=symptoms.large_scores)
     if not m.wrong:
         _try_batches(m)
     if "mask" in call.options and not m.wrong:
@@ -113,7 +113,7 @@ def _unprojected(case: Case) -> Case:
     return replace(case, output=np.eye(case.arrays["w_v"].shape[-1]))
 
 
-def _try_output(m: marker.AttentionMarking) -> None:
+def _try_output(m: attention_tasks.AttentionMarking) -> None:
     """Try square and non-square output projections."""
     two, four = m.cases["two heads"]
     rng = generator(400)
@@ -126,23 +126,23 @@ def _try_output(m: marker.AttentionMarking) -> None:
     m.test(Group("the output projection", cases, PROJECTED))
 
 
-def _try_batches(m: marker.AttentionMarking) -> None:
+def _try_batches(m: attention_tasks.AttentionMarking) -> None:
     """Test a batch of two texts, first with one head, then with two heads."""
     refused = m.refused_batch()
     if refused is None:
-        m.ask("batches", BATCHES, otherwise=findings.wrong_batch)
+        m.ask("batches", BATCHES, otherwise=symptoms.wrong_batch)
         batch = replace(m.cases["batches"][-1], heads=2)
         run = m.call(batch)
         misshapen = run.out is None or run.out.shape != run.right.shape
         refused = run if misshapen and not m.wrong else None
         if refused is None:
-            m.test(Group("two heads on a batch", [batch], (), findings.wrong_batch))
+            m.test(Group("two heads on a batch", [batch], (), symptoms.wrong_batch))
     if refused is not None:
         m.tried.append("a batch")
         m.find(_TEXTS.finding("heads-one-text", refused))
 
 
-def _try_mask(m: marker.AttentionMarking) -> None:
+def _try_mask(m: attention_tasks.AttentionMarking) -> None:
     """Try a mask that all heads share."""
     (_, case) = m.cases["two heads"]
     visible = np.array([[True, False, True], [True, True, False], [True, False, False]])
@@ -150,13 +150,13 @@ def _try_mask(m: marker.AttentionMarking) -> None:
     masked, known = replace(case, mask=visible), (*MASK, *HIDING)
     as_bool, adding = m.run([masked]), replace(m.call, adds_mask=True, unmasked=0.0)
     (nothing,) = m.run([replace(case, mask=empty_row)], adding)
-    for_numbers = m.call.number_as_mask or marker.is_made_for_numbers(nothing)
-    if marker.adds_its_mask(m, (as_bool, m.run([masked], adding)), known, for_numbers):
+    for_numbers = m.call.number_as_mask or attention_tasks.is_made_for_numbers(nothing)
+    if attention_tasks.adds_its_mask(m, (as_bool, m.run([masked], adding)), known, for_numbers):
         m.call = adding
     m.test(Group("a mask on two heads", [masked], known, may_refuse=True))
 
 
-def _try_uneven_heads(m: marker.AttentionMarking, case: Case) -> None:
+def _try_uneven_heads(m: attention_tasks.AttentionMarking, case: Case) -> None:
     """Check that splitting six columns into four heads raises an error."""
     run = m.call.refused(case)
     if run.error is not None:

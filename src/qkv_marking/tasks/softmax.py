@@ -11,8 +11,8 @@ from qkv_marking.errors import in_words
 from qkv_marking.findings import Finding
 from qkv_marking.mistake import Function, Steps, mended
 from qkv_marking.outcome import Outcome, options_of
-from qkv_marking.tasks.attention.findings import large_scores
 from qkv_marking.tasks.attention.steps import RIGHT as ATTENTION, same, softmax
+from qkv_marking.tasks.attention.symptoms import large_scores
 from qkv_marking.tasks.mistakes import formula
 from qkv_marking.tasks.task import (
     Computation,

@@ -10,7 +10,7 @@ import pytest
 
 import qkv
 from attend import loops
-from qkv_marking.conformance.inputs import draw, values
+from qkv_marking.conformance.random_arrays import draw, values
 from qkv_marking.conformance.read_cases import structured
 from qkv_marking.conformance.reference import GRADIENT, LINES, defects, run
 

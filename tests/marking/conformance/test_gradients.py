@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv_marking.conformance.inputs import draw, values
+from qkv_marking.conformance.random_arrays import draw, values
 from qkv_marking.conformance.read_cases import structured
 from qkv_marking.conformance.reference import run
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from qkv_marking.check_function import task_of
 from qkv_marking.files.source import defined, tasks_in
 from qkv_marking.files.verdicts import names_of, not_marked, of_error
-from qkv_marking.marker import task_of
 from qkv_marking.tasks import TASKS
 
 

@@ -10,7 +10,7 @@ import pytest
 import qkv
 from qkv.models import load
 from qkv.models.run import batches
-from qkv.models.tasks.trace import names_to_keep
+from qkv.models.tasks.tracing import names_to_keep
 
 from ..small_models import CONFIGS, write_small
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from qkv.arrays import Array, Arrays, is_whole_number, whole_number
 from qkv.models.network.batch import Batch
-from qkv.models.run.inputs import as_ids
+from qkv.models.run.text_reader import as_ids
 from qkv.text.tokenizer import check_no_mapping
 from qkv.trace.activations import WORDS, activation, axes
 

@@ -16,7 +16,7 @@ from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.edit_ops import OPS, Plan, are_numbers, shape_of, wrong
 from qkv.models.run.edited_run import At, EditedRun, Masked, Spliced, is_number
-from qkv.models.run.inputs import TextReader
+from qkv.models.run.text_reader import TextReader
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import joined_words, plain_tokens
 from qkv.trace.activations import activation, parse

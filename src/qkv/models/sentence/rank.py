@@ -15,7 +15,7 @@ from qkv.models.network.batch import PackedIds
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.pooling import activated
 from qkv.models.run.batches import LETTERS
-from qkv.models.run.inputs import check_device
+from qkv.models.run.text_reader import check_device
 from qkv.models.run.truncation import Truncator, callers
 from qkv.models.sentence import vectors
 from qkv.models.sentence.encode import TEXTS, TOKENS, by_length, chosen_prompt

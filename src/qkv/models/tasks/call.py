@@ -13,7 +13,7 @@ from qkv.models.network.batch import Batch, Columns, Vectors, columns
 from qkv.models.network.decoder import Encoded, EncoderDecoder
 from qkv.models.network.transformer import Transformer, unpacked, without_holes
 from qkv.models.run.edited_run import EditedRun
-from qkv.models.run.inputs import checked_ids, checked_positions, named
+from qkv.models.run.text_reader import checked_ids, checked_positions, named
 from qkv.text import Tokenized
 from qkv.trace.activations import parse
 

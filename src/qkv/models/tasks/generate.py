@@ -20,7 +20,7 @@ from qkv.models.run.edited_run import CANNOT, EditedRun
 from qkv.models.run.truncation import MAX_CHARS
 from qkv.models.tasks.sampling import Measured, Sampling, measured
 from qkv.models.tasks.spelling import BROKEN, TextStream, check_stop, spelled
-from qkv.models.tasks.trace import after_start, as_trace, traced_pair
+from qkv.models.tasks.tracing import after_start, as_trace, traced_pair
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder, Seq2SeqTrace, Trace
 from qkv.trace.recorder import padded

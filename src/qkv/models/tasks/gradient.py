@@ -16,7 +16,7 @@ from qkv.models.network.transformer import Transformer
 from qkv.models.run.edit_ops import shape_of
 from qkv.models.run.edited_run import EditedRun, Spliced, is_number
 from qkv.models.run.fit_edits import spliced_names
-from qkv.models.tasks.trace import layers_to_run
+from qkv.models.tasks.tracing import layers_to_run
 from qkv.trace.activations import activation, parse
 from qkv.trace.names import NameIndex, is_tuple_name
 

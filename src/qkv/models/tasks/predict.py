@@ -13,9 +13,9 @@ from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.models.model_base import ModelBase
 from qkv.models.network.batch import Batch
 from qkv.models.run.edited_run import CANNOT
-from qkv.models.run.inputs import ids_given
+from qkv.models.run.text_reader import ids_given
 from qkv.models.run.truncation import callers
-from qkv.models.tasks.trace import trace
+from qkv.models.tasks.tracing import trace
 from qkv.ops.loss import cross_entropy
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import plain_tokens, told_unknown

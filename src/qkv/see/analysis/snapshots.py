@@ -16,8 +16,8 @@ from qkv.models.run.truncation import callers
 from qkv.progress import progress
 from qkv.see.analysis import measures, selection
 from qkv.see.analysis.head_weights import Heads, heads_of
-from qkv.see.analysis.inputs import one_text, texts_of
 from qkv.see.analysis.selection import ChosenHead
+from qkv.see.analysis.view_inputs import one_text, texts_of
 from qkv.trace import Trace
 
 Text = str | Sequence[int] | None

@@ -11,7 +11,7 @@ import numpy as np
 
 from qkv.models import Model, load
 from qkv.models.files.find import DEFAULT, shipped
-from qkv.see.analysis.inputs import positions_in
+from qkv.see.analysis.view_inputs import positions_in
 from qkv.see.analysis.words import FUNCTION_WORDS, LEFT_OVER, run_name
 from qkv.see.page import html
 from qkv.see.page.payload import payload_of

@@ -10,10 +10,10 @@ from qkv.arrays import Array
 from qkv.models import Model
 from qkv.see.analysis import selection, word_vectors
 from qkv.see.analysis.head_weights import Heads, by_word, heads_of
-from qkv.see.analysis.inputs import positions_of, reader_of, texts_of, traced
 from qkv.see.analysis.interventions import moved_in_both
 from qkv.see.analysis.measures import Link, attended, strongest, strongest_by_token
 from qkv.see.analysis.selection import ChosenHead
+from qkv.see.analysis.view_inputs import positions_of, reader_of, texts_of, traced
 from qkv.see.analysis.words import drawn, named, quoted, run_name
 from qkv.see.draw.panels import (
     PICTURE,

@@ -8,7 +8,7 @@ from qkv.edits import Ablate, Hide, edits_of
 from qkv.models import Model
 from qkv.models.files.find import DEFAULT
 from qkv.models.tasks.predict import Guesses
-from qkv.see.analysis.inputs import model_of, texts_of
+from qkv.see.analysis.view_inputs import model_of, texts_of
 from qkv.see.analysis.words import drawn, named, run_name
 from qkv.see.draw.panels import Panel, Prose
 from qkv.see.page.payload import check_theme

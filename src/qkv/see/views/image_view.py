@@ -9,7 +9,7 @@ import numpy as np
 from qkv.arrays import Array, as_array
 from qkv.models.vision import grid_of
 from qkv.see.analysis.head_weights import summable
-from qkv.see.analysis.inputs import one_text
+from qkv.see.analysis.view_inputs import one_text
 from qkv.see.draw.colours import AFTER, THEMES, scale_end
 from qkv.see.draw.panels import PICTURE, Cells, Image, Later, Panel, Prose
 from qkv.see.page.payload import check_theme

@@ -15,9 +15,9 @@ from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.models import Model
 from qkv.models.files.find import DEFAULT
 from qkv.see.analysis.head_weights import by_word, heads_of
-from qkv.see.analysis.inputs import model_of, readable_trace, texts_of
 from qkv.see.analysis.interventions import COUNT, Opening, opening_of, removal_of
 from qkv.see.analysis.selection import PAGE, choose_head, percent
+from qkv.see.analysis.view_inputs import model_of, readable_trace, texts_of
 from qkv.see.analysis.words import quoted, run_name
 from qkv.see.draw.panels import Panel
 from qkv.see.page.engine import engine_part, engine_payload, need_engine

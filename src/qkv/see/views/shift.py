@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from qkv.models import Model
-from qkv.see.analysis.inputs import one_text, reader_of, texts_of
 from qkv.see.analysis.measures import strongest
+from qkv.see.analysis.view_inputs import one_text, reader_of, texts_of
 from qkv.see.analysis.word_vectors import Shift, shift_of_traces
 from qkv.see.draw import figure
 from qkv.see.draw.panels import PICTURE, Arrows, Column, HeatMap, Panel, Prose, Table

@@ -11,8 +11,8 @@ from qkv.arrays import Array
 from qkv.models import Model
 from qkv.see.analysis import selection
 from qkv.see.analysis.head_weights import Axis, Heads, Indices, by_word, heads_of, kept_in
-from qkv.see.analysis.inputs import heads_from, positions_in, readable_trace, traced
 from qkv.see.analysis.interventions import removal_of
+from qkv.see.analysis.view_inputs import heads_from, positions_in, readable_trace, traced
 from qkv.see.analysis.word_vectors import Movement, movement
 from qkv.see.draw.panels import Panel
 from qkv.see.page.payload import check_theme

@@ -11,9 +11,9 @@ from qkv.arrays import Array
 from qkv.layers import Block, MultiHeadAttention
 from qkv.models import Model
 from qkv.see.analysis.head_weights import by_word, heads_of
-from qkv.see.analysis.inputs import is_ids, model_of, one_text, readable_trace, reader_for
 from qkv.see.analysis.interventions import removal_of
 from qkv.see.analysis.selection import ChosenHead, choose_head
+from qkv.see.analysis.view_inputs import is_ids, model_of, one_text, readable_trace, reader_for
 from qkv.see.analysis.words import drawn, quoted
 from qkv.see.draw.colours import scale_end
 from qkv.see.draw.panels import PICTURE, TERMINAL, Bars, HeatMap, Numbers, Panel, Prose

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from qkv.serve.errors import Refused
+from qkv.serve.refusals import Refused
 
 router = APIRouter()
 

@@ -21,8 +21,8 @@ from qkv.models.tasks.generate import Row
 from qkv.models.tasks.sampling import Measured, Sampling
 from qkv.models.tasks.spelling import Spelling, spelled
 from qkv.serve.bodies import Body, Ids, described, read_json, shown
-from qkv.serve.errors import FAILED, Refused
 from qkv.serve.guard import in_one_line
+from qkv.serve.refusals import FAILED, Refused
 from qkv.serve.settings import Settings
 
 router = APIRouter()

@@ -15,7 +15,7 @@ from qkv.arrays import Array
 from qkv.models import Model
 from qkv.serve.batches import too_many
 from qkv.serve.bodies import Body, Ids, PromptUsage, described, read_json, shown
-from qkv.serve.errors import not_finite
+from qkv.serve.refusals import not_finite
 
 router = APIRouter()
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from qkv.models.sentence.encode import by_length
 from qkv.models.sentence.rank import Pair, Ranker, best
 from qkv.serve.bodies import Body, PromptUsage, described, read_json
-from qkv.serve.errors import Refused, not_finite
+from qkv.serve.refusals import Refused, not_finite
 
 router = APIRouter()
 

@@ -12,7 +12,7 @@ from qkv_marking.findings import Finding, changed_inputs, of_mistake
 from qkv_marking.mistake import Function, Mistake
 from qkv_marking.outcome import Outcome
 from qkv_marking.result import CheckResult
-from qkv_marking.tasks.attention import findings, steps
+from qkv_marking.tasks.attention import steps, symptoms
 from qkv_marking.tasks.mistakes import heads, masks
 from qkv_marking.tasks.mistakes.formula import BATCHES, LARGE, ONE_TEXT, SHAPES, core
 from qkv_marking.tasks.task import Texts, pick, task
@@ -28,7 +28,7 @@ class AttentionMarking(Marking):
     call: steps.Learner
 
     def __init__(self, task: str, call: steps.Learner, signature: str, batches: bool) -> None:
-        super().__init__(task, call.name, call, steps.compute, steps.RIGHT, returns=findings.RETURN)
+        super().__init__(task, call.name, call, steps.compute, steps.RIGHT, returns=symptoms.RETURN)
         self.needs_batches = batches
         self.signature, self.cases = signature, steps.cases(signature)
         self.of_weight_one = self.cases["one key"]
@@ -48,12 +48,12 @@ class AttentionMarking(Marking):
 
     def at_last(self) -> Finding | None:
         """Report a function that changes inputs, overwrites outputs, or returns wrong weights."""
-        return super().at_last() or findings.second_output(self.runs)
+        return super().at_last() or symptoms.second_output(self.runs)
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
         """Describe a wrong result: the sizes for which it occurs, or its properties."""
-        odd = findings.odd_shape(runs) if what == steps.SIZES[self.signature] else None
-        finding = odd or findings.unexplained(self.call, runs, what)
+        odd = symptoms.odd_shape(runs) if what == steps.SIZES[self.signature] else None
+        finding = odd or symptoms.unexplained(self.call, runs, what)
         self.explained = self.explained or finding.key in ("scale-wrong", "some-lengths")
         return finding
 
@@ -67,7 +67,7 @@ class AttentionMarking(Marking):
         self.ask(steps.CORE, (*core(self.signature), *one_head))
         if not self.wrong:
             self.ask(steps.SIZES[self.signature], SHAPES)
-        self.ask("scores of 1000", LARGE, otherwise=findings.large_scores)
+        self.ask("scores of 1000", LARGE, otherwise=symptoms.large_scores)
         if not self.wrong:
             self.find(changed_inputs(self.runs))
         if not self.wrong:
@@ -119,7 +119,7 @@ class AttentionMarking(Marking):
             return
         cases = (case for length in range(4, MAX_LENGTH + 1) for case in steps.long_ones(length))
         wrong = next(run for run in map(self.call, cases) if not run.is_right)
-        self.find(findings.some_lengths(wrong, [run for run in self.runs if run.is_right]))
+        self.find(symptoms.some_lengths(wrong, [run for run in self.runs if run.is_right]))
 
     def _try_large_ones(self) -> None:
         """Use scores of 1000 and 2000 to find a wrong maximum over blocks of keys."""
@@ -128,7 +128,7 @@ class AttentionMarking(Marking):
         self.tried.append(f"scores of 1000 and 2000 for {MAX_LENGTH} keys")
         if not self.call(steps.large_ones(MAX_LENGTH)).is_right:
             runs = map(self.call, map(steps.large_ones, range(2, MAX_LENGTH + 1)))
-            self.find(findings.large_ones(next(run for run in runs if not run.is_right)))
+            self.find(symptoms.large_ones(next(run for run in runs if not run.is_right)))
 
     def try_masks(self, batches: bool, needed: bool = False) -> bool:
         """Test boolean masks, or masks of 0 and -inf if the function seems to expect numbers.
@@ -159,7 +159,7 @@ class AttentionMarking(Marking):
                 self.tried.append("a mask of keys")
                 return False
         self.ask("a mask", known)
-        self.ask("a row masked out", masks.EMPTY, otherwise=findings.empty_row)
+        self.ask("a row masked out", masks.EMPTY, otherwise=symptoms.empty_row)
         if batches:
             self.ask("a mask on a batch", may_refuse=not self.needs_batches)
         return True
@@ -185,7 +185,7 @@ class AttentionMarking(Marking):
                     "It takes one text at a time: a batch fails, or its output has a wrong shape."
                 )
             return False
-        self.ask("batches", BATCHES, otherwise=findings.wrong_batch)
+        self.ask("batches", BATCHES, otherwise=symptoms.wrong_batch)
         return not self.wrong
 
     def refused_batch(self) -> Outcome | None:

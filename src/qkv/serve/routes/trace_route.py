@@ -20,7 +20,7 @@ from qkv.models.network.batch import Batch
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.truncation import Cut, counting
 from qkv.serve.bodies import Body, described, read_json
-from qkv.serve.errors import Refused, not_finite
+from qkv.serve.refusals import Refused, not_finite
 from qkv.serve.settings import Settings
 from qkv.text import Tokenized
 from qkv.trace.activations import activation, parse

@@ -9,7 +9,7 @@ import numpy as np
 
 from qkv.arrays import Array, as_array, whole_number
 from qkv.models import Model, load_for
-from qkv.models.run.inputs import as_ids
+from qkv.models.run.text_reader import as_ids
 from qkv.see.analysis.head_weights import LONG, Axis, Heads
 from qkv.see.analysis.word_vectors import similarity_by_layer
 from qkv.see.analysis.words import is_special, words_of

@@ -12,8 +12,8 @@ from qkv_marking.errors import words_of
 from qkv_marking.findings import Finding, nothing_done, raises
 from qkv_marking.mistake import Function, Mistake
 from qkv_marking.outcome import RAISED, Outcome, differ, name_of, outcome
-from qkv_marking.tasks.attention.findings import second_output
-from qkv_marking.tasks.attention.marker import adds_its_mask, is_made_for_numbers
+from qkv_marking.tasks.attention.attention_tasks import adds_its_mask, is_made_for_numbers
+from qkv_marking.tasks.attention.symptoms import second_output
 from qkv_marking.tasks.mistakes.formula import BATCHES, LARGE
 from qkv_marking.tasks.mistakes.masks import CAUSAL, EMPTY, HIDING, MASK
 from qkv_marking.tasks.self_attention_class import layers as steps

@@ -2,9 +2,9 @@
 
 import click
 
-from qkv.cli.errors import FAILED
 from qkv.cli.options import json_option
 from qkv.cli.output import print_json, tell
+from qkv.cli.program import FAILED
 from qkv.cli.views import page_options, present
 from qkv.visible import visible
 

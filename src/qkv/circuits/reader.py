@@ -12,9 +12,9 @@ from qkv.attend import attention
 from qkv.models.model import Model
 from qkv.models.network.batch import PackedIds
 from qkv.models.run.batches import windows as grouped
-from qkv.models.run.inputs import as_ids, ids_given
+from qkv.models.run.text_reader import as_ids, ids_given
 from qkv.models.tasks.gradient import checked_position, word_id
-from qkv.models.tasks.trace import layers_to_run, names_to_keep
+from qkv.models.tasks.tracing import layers_to_run, names_to_keep
 from qkv.text.tokenizer import check_text
 from qkv.trace import Recorder, Trace
 from qkv.trace.activations import activation, parse, short_name

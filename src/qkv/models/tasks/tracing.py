@@ -15,7 +15,7 @@ from qkv.models.network.transformer import Transformer, unpacked
 from qkv.models.run.batches import Joined, batches, parts
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.fit_edits import check, hide_value, spliced_names
-from qkv.models.run.inputs import Texts
+from qkv.models.run.text_reader import Texts
 from qkv.models.run.truncation import Cut, counting
 from qkv.models.tasks.call import pair_network
 from qkv.text import Tokenized
