@@ -9,7 +9,7 @@ import numpy as np
 import qkv
 from benchmarks.peers import needs, torch
 from qkv.models.families import described
-from qkv.models.files.names import Weights
+from qkv.models.files.names import Storage
 
 
 def random_model(values: dict[str, Any], *, seed: int = 0) -> qkv.Model:
@@ -28,7 +28,7 @@ def random_model(values: dict[str, Any], *, seed: int = 0) -> qkv.Model:
         name=values["model_type"],
         config=values,
         design=design,
-        weights=Weights(names, parameters),
+        weights=Storage(names, parameters),
     )
 
 

@@ -17,7 +17,7 @@ from benchmarks.common import Row, Way, measure
 from benchmarks.models import random_model
 from qkv.cli import main
 from qkv.measure import (
-    Task,
+    Timed,
     exact,
     in_turn,
     largest_error,
@@ -465,8 +465,8 @@ def test_a_claim_that_is_not_there(monkeypatch, capsys) -> None:
 @pytest.fixture
 def _two_small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = (
-        Task("few", (1, 2, 2, 8, 8, 4), is_causal=True),
-        Task("one", (1, 4, 2, 1, 16, 8), bound="read_rate"),
+        Timed("few", (1, 2, 2, 8, 8, 4), is_causal=True),
+        Timed("one", (1, 4, 2, 1, 16, 8), bound="read_rate"),
     )
     monkeypatch.setattr(qkv.measure, "TASKS", tasks)
     monkeypatch.setattr(qkv.measure.survey, "__defaults__", (tasks,))

@@ -233,7 +233,7 @@ def processor() -> tuple[str, list[str]]:
 
 
 @dataclass(frozen=True)
-class Task:
+class Timed:
     """A task that `qkv bench` measures."""
 
     name: str
@@ -251,12 +251,12 @@ class Task:
 
 
 TASKS = (
-    Task("128 tokens", (1, 12, 12, 128, 128, 64)),
-    Task("512 tokens", (1, 12, 12, 512, 512, 64)),
-    Task("2,048 tokens", (1, 12, 12, 2048, 2048, 64)),
-    Task("1,024, causal", (1, 12, 12, 1024, 1024, 64), is_causal=True),
-    Task("1,024, bf16", (1, 12, 12, 1024, 1024, 64), dtype="bfloat16"),
-    Task("1 after 8,191", (1, 32, 8, 1, 8192, 128), bound="read_rate"),
+    Timed("128 tokens", (1, 12, 12, 128, 128, 64)),
+    Timed("512 tokens", (1, 12, 12, 512, 512, 64)),
+    Timed("2,048 tokens", (1, 12, 12, 2048, 2048, 64)),
+    Timed("1,024, causal", (1, 12, 12, 1024, 1024, 64), is_causal=True),
+    Timed("1,024, bf16", (1, 12, 12, 1024, 1024, 64), dtype="bfloat16"),
+    Timed("1 after 8,191", (1, 32, 8, 1, 8192, 128), bound="read_rate"),
 )
 
 
@@ -272,12 +272,12 @@ def random_inputs(
 
 
 def survey(
-    tasks: Iterable[Task] = TASKS, *, rounds: int = ROUNDS, advance: Advance = lambda _: None
+    tasks: Iterable[Timed] = TASKS, *, rounds: int = ROUNDS, advance: Advance = lambda _: None
 ) -> list[dict[str, Any]]:
     """Verify each task against float64, and measure it in qkv and in plain NumPy.
 
     Each task has a warm-up round and at least `rounds` measured rounds; `advance(1)` is called
-    after each round. The result for each task is a dict with the fields of the `Task`. The entries
+    after each round. The result for each task is a dict with the fields of the `Timed`. The entries
     `qkv` and `numpy` contain the median `seconds` and the largest `error`. `times_faster` is
     NumPy's median divided by qkv's median. `limit` is the machine's peak rate for this work, and
     `share` is the fraction of the limit that qkv reaches.
@@ -288,7 +288,7 @@ def survey(
     return [_measured(task, rounds, advance) for task in tasks]
 
 
-def _measured(task: Task, rounds: int, advance: Advance) -> dict[str, Any]:
+def _measured(task: Timed, rounds: int, advance: Advance) -> dict[str, Any]:
     """Measure one task of `survey`."""
     q, k, v = task.inputs()
     causal = task.is_causal

@@ -13,9 +13,9 @@ import numpy as np
 from qkv.arrays import Array
 from qkv_marking import findings
 from qkv_marking.errors import alike, clash, in_words, sentence
-from qkv_marking.findings import Finding, of_mistake
+from qkv_marking.findings import Symptom, of_mistake
 from qkv_marking.mistake import Mistake, Steps
-from qkv_marking.outcome import Case, Outcome, close, differ, first_wrong
+from qkv_marking.outcome import Outcome, Sample, close, differ, first_wrong
 from qkv_marking.result import CheckResult
 
 _T = TypeVar("_T")
@@ -128,7 +128,7 @@ def explain(runs: Runs, steps: Steps, known: Sequence[Mistake], compute: Compute
     return None
 
 
-def nothing_known(wrong: Outcome) -> Finding | None:
+def nothing_known(wrong: Outcome) -> Symptom | None:
     """Return no finding; this is the default of `Group.otherwise`."""
     return None
 
@@ -148,9 +148,9 @@ class Group:
     """
 
     what: str
-    cases: Sequence[Case]
+    cases: Sequence[Sample]
     known: Sequence[Mistake] = ()
-    otherwise: Callable[[Outcome], Finding | None] = nothing_known
+    otherwise: Callable[[Outcome], Symptom | None] = nothing_known
     may_refuse: bool = False
     if_right: bool = False
 
@@ -177,14 +177,14 @@ class Marking:
     steps: Steps | None  # None if no known steps give the function's results
     _: KW_ONLY
     returns: str = "return the result"
-    nothing_done: Callable[[Runs], Finding | None] = findings.nothing_done
+    nothing_done: Callable[[Runs], Symptom | None] = findings.nothing_done
     # cases with one key, whose weight is always 1: here code that truncates weights to integers
     # gives the right result
-    of_weight_one: Sequence[Case] = field(default=(), init=False)
+    of_weight_one: Sequence[Sample] = field(default=(), init=False)
     # whether known steps gave the same array as the student's function; it is not enough that both
     # raised the same exception
     explained: bool = field(default=False, init=False)
-    findings: list[Finding] = field(default_factory=list, init=False)
+    findings: list[Symptom] = field(default_factory=list, init=False)
     runs: Runs = field(default_factory=list, init=False)
     tried: list[str] = field(default_factory=list, init=False)
     limits: list[str] = field(default_factory=list, init=False)
@@ -195,11 +195,11 @@ class Marking:
         """Has a test found a mistake? Only findings of the kind "wrong" count."""
         return any(finding.kind == "wrong" for finding in self.findings)
 
-    def run(self, cases: Sequence[Case], call: Callable[[Any], Outcome] | None = None) -> Runs:
+    def run(self, cases: Sequence[Sample], call: Callable[[Any], Outcome] | None = None) -> Runs:
         """Call the student's function on each case, through `call` (default: `self.call`)."""
         return [(call or self.call)(case) for case in cases]
 
-    def find(self, finding: Finding | None) -> None:
+    def find(self, finding: Symptom | None) -> None:
         """Add a finding; ignore None."""
         if finding is not None:
             self.findings.append(finding)
@@ -213,7 +213,7 @@ class Marking:
         explained, other = (self.explain(each, known) for each in (runs, others))
         return explained is not None and (other is None or len(explained[1]) < len(other[1]))
 
-    def first_call(self, case: Case) -> None:
+    def first_call(self, case: Sample) -> None:
         """Report a function that returns no array, or two different arrays for the same input."""
         run, again = self.call(case), self.call(case)
         if run.error is None and run.out is None:
@@ -260,7 +260,7 @@ class Marking:
         right = bool(ones) and all(run.is_right for run in ones)
         return right and self.explain(runs, known) is not None
 
-    def whole_numbers(self, case: Case, remedy: str) -> None:
+    def whole_numbers(self, case: Sample, remedy: str) -> None:
         """Test integer inputs: a function may refuse them, but must not truncate its results."""
         run = self.call(case)
         # `out += x` with an integer `out` raises a UFuncTypeError; this is a mistake, not a refusal
@@ -273,11 +273,11 @@ class Marking:
         self.tried.append("whole numbers")
         self.find(findings.whole_numbers(run, remedy))
 
-    def unexplained(self, runs: list[Outcome], what: str) -> Finding:
+    def unexplained(self, runs: list[Outcome], what: str) -> Symptom:
         """Report wrong results without a known cause."""
         return findings.unexplained(runs, what, self.returns, [])
 
-    def at_last(self) -> Finding | None:
+    def at_last(self) -> Symptom | None:
         """Report a function that overwrites its inputs or earlier outputs."""
         return findings.changed_inputs(self.runs) or findings.overwritten(self.runs)
 
@@ -307,7 +307,7 @@ class Marking:
             hint=ordered[0].hint if ordered else (),
         )
 
-    def _findings(self, ordered: Sequence[Finding]) -> Iterator[str]:
+    def _findings(self, ordered: Sequence[Symptom]) -> Iterator[str]:
         """Yield the findings as sentences."""
         if not ordered:
             yield f"{self.name} is right."

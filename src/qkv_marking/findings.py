@@ -16,7 +16,7 @@ RANDOM = described("random")
 
 
 @dataclass(frozen=True)
-class Finding(Mistake):
+class Symptom(Mistake):
     """A mistake, the call that shows it, and additional arrays to print with this call."""
 
     run: Outcome | None = field(kw_only=True)
@@ -33,9 +33,9 @@ class Finding(Mistake):
         return {**run.case.shown(), "yours": yours, "right": run.right, **self.more}
 
 
-def of_mistake(known: Mistake, run: Outcome | None, more: dict[str, Any] | None = None) -> Finding:
+def of_mistake(known: Mistake, run: Outcome | None, more: dict[str, Any] | None = None) -> Symptom:
     """Return a finding: a mistake, and the call (if any) that shows the mistake."""
-    return Finding(**vars(known), run=run, more=more or {})
+    return Symptom(**vars(known), run=run, more=more or {})
 
 
 def told(run: Outcome) -> str:
@@ -54,7 +54,7 @@ def shapes(run: Outcome) -> str:
     )
 
 
-def no_array(run: Outcome, remedy: str) -> Finding:
+def no_array(run: Outcome, remedy: str) -> Symptom:
     """Report a function that returned no array of numbers."""
     if run.returned is None:
         return nothing_returned(run, "it returns None", remedy)
@@ -64,12 +64,12 @@ def no_array(run: Outcome, remedy: str) -> Finding:
     return of_mistake(replace(mistake, remedy=remedy), run)
 
 
-def nothing_returned(run: Outcome, says: str, remedy: str) -> Finding:
+def nothing_returned(run: Outcome, says: str, remedy: str) -> Symptom:
     """Report a function that returned None."""
     return of_mistake(replace(described("returns-nothing", returned=says), remedy=remedy), run)
 
 
-def nothing_done(runs: list[Outcome]) -> Finding | None:
+def nothing_done(runs: list[Outcome]) -> Symptom | None:
     """Report a function that returns its input unchanged, or the same number for every input."""
     outs = [run.out for run in runs]
     if all(run.is_right for run in runs) or any(out is None or not out.size for out in outs):
@@ -89,7 +89,7 @@ def _equal(out: Array | None, argument: Any) -> bool:
     return out is not None and is_number and np.array_equal(out, argument)
 
 
-def changed_inputs(runs: list[Outcome]) -> Finding | None:
+def changed_inputs(runs: list[Outcome]) -> Symptom | None:
     """Report a function that writes to its inputs."""
     for run in runs:
         for name, afterwards in run.changed.items():
@@ -98,7 +98,7 @@ def changed_inputs(runs: list[Outcome]) -> Finding | None:
     return None
 
 
-def overwritten(runs: list[Outcome]) -> Finding | None:
+def overwritten(runs: list[Outcome]) -> Symptom | None:
     """Report a function that overwrites the result of an earlier call."""
     for run in runs:
         if (now := run.overwritten) is not None:
@@ -107,7 +107,7 @@ def overwritten(runs: list[Outcome]) -> Finding | None:
     return None
 
 
-def prints(runs: list[Outcome]) -> Finding | None:
+def prints(runs: list[Outcome]) -> Symptom | None:
     """Report a function that prints while it computes."""
     for run in runs:
         if run.printed:
@@ -116,7 +116,7 @@ def prints(runs: list[Outcome]) -> Finding | None:
     return None
 
 
-def whole_numbers(run: Outcome, remedy: str) -> Finding | None:
+def whole_numbers(run: Outcome, remedy: str) -> Symptom | None:
     """Report a function that truncates its results if its inputs are integers."""
     if run.is_right:
         return None
@@ -126,7 +126,7 @@ def whole_numbers(run: Outcome, remedy: str) -> Finding | None:
     return of_mistake(replace(mistake, remedy=remedy), run)
 
 
-def raises(run: Outcome, tested: str) -> Finding:
+def raises(run: Outcome, tested: str) -> Symptom:
     """Report a function that raises an error, and the most likely cause if it is known."""
     cause = raised.known(run.error)
     if cause is None:
@@ -135,7 +135,7 @@ def raises(run: Outcome, tested: str) -> Finding:
     return of_mistake(replace(cause, shows=told(run)), run)
 
 
-def unexplained(runs: list[Outcome], tested: str, returns: str, hints: list[str]) -> Finding:
+def unexplained(runs: list[Outcome], tested: str, returns: str, hints: list[str]) -> Symptom:
     """Report a wrong output, with the input and the size of the error.
 
     Args:

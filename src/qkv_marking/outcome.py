@@ -164,7 +164,7 @@ class Elsewhere:
         raise NotImplementedError
 
 
-class Case(Protocol):
+class Sample(Protocol):
     """The arguments of one call, with small numbers that are easy to read."""
 
     def shown(self) -> dict[str, Any]:
@@ -197,7 +197,9 @@ class Outcome:
         return self.out is not None and close(self.out, self.right)
 
 
-def outcome(case: Case, call: Callable[..., Any], right: Array, *, beside: bool = False) -> Outcome:
+def outcome(
+    case: Sample, call: Callable[..., Any], right: Array, *, beside: bool = False
+) -> Outcome:
     """Call a function on a copy of a case; return an outcome with the result or the error.
 
     Args:

@@ -11,7 +11,7 @@ import qkv
 from models.small_models import CONFIGS, write_small
 from models.support import CONFIG
 from qkv.models.families import described
-from qkv.models.files.names import Weights
+from qkv.models.files.names import Storage
 
 BERT = {**CONFIG, "architectures": ["BertForMaskedLM"]}
 BLOOM = {
@@ -63,5 +63,5 @@ def parallel() -> qkv.Model:
         name: rng.standard_normal(shape) * 0.5 + ("norm" in name) for name, shape in design.shapes()
     }
     return qkv.Model(
-        name="parallel", config=config, design=design, weights=Weights(names, parameters)
+        name="parallel", config=config, design=design, weights=Storage(names, parameters)
     )

@@ -11,9 +11,9 @@ from models.small_models import CONFIGS
 from qkv.circuits import discover, edges, path
 from qkv.circuits.edge_effects import _correlation
 from qkv.circuits.patching import pair_of
-from qkv.circuits.residual import Stream
+from qkv.circuits.residual import Residual
 from qkv.models.families import described
-from qkv.models.files.names import Weights
+from qkv.models.files.names import Storage
 from qkv.models.network.design import Attention
 
 CLEAN = [3, 7, 1, 9, 4, 7]
@@ -61,7 +61,7 @@ def by_hand():
         for name, shape in design.shapes()
     }
     return qkv.Model(
-        name="by hand", config=config, design=design, weights=Weights(names, parameters)
+        name="by hand", config=config, design=design, weights=Storage(names, parameters)
     )
 
 
@@ -276,7 +276,7 @@ def test_edges_do_not_depend_on_the_batch_size(small, monkeypatch, tokens):
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_oss", "parallel"])
 def test_nothing_below_a_receiver_is_computed_again(small, monkeypatch, kind):
     """After both runs, `effects` runs layer 1 only for receivers in layer 1, and never layer 0."""
-    stream = Stream(pair_of(small(kind), (CLEAN, CORRUPTED), "resid_pre", LOGIT, "edges"))
+    stream = Residual(pair_of(small(kind), (CLEAN, CORRUPTED), "resid_pre", LOGIT, "edges"))
     ran = []
     for name in ("_project", "_attend", "_fed"):
         one = getattr(stream, name)

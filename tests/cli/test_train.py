@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 import qkv
 from qkv.learn import last_checkpoint, read_metrics
-from qkv.learn.loop import Run
+from qkv.learn.loop import Training
 
 from .test_cli import refused, run
 
@@ -187,14 +187,14 @@ def test_an_interrupted_run_resumes_to_the_same_model(
 def test_other_signals_end_it_as_ctrl_c_does(
     name: str, corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, one, advance = tmp_path / "model", getattr(signal, name), Run.advance
+    folder, one, advance = tmp_path / "model", getattr(signal, name), Training.advance
 
-    def asked(self: Run) -> dict[str, Any]:
+    def asked(self: Training) -> dict[str, Any]:
         if self.step == 2:
             signal.raise_signal(one)
         return advance(self)
 
-    monkeypatch.setattr(Run, "advance", asked)
+    monkeypatch.setattr(Training, "advance", asked)
     result = run(
         "train", corpus, "--objective", "causal", *QUICK, "--steps", "9", "-o", str(folder)
     )
@@ -335,7 +335,7 @@ def test_without_matplotlib(corpus: str, tmp_path: Path, monkeypatch: pytest.Mon
 def test_ctrl_c_before_the_first_step(
     corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Run, "snapshot", lambda self: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(Training, "snapshot", lambda self: signal.raise_signal(signal.SIGINT))
     folder = tmp_path / "early"
     options = ("--objective", "causal", *QUICK, "--steps", "2", "-o", str(folder))
     result = run("train", corpus, *options)

@@ -167,7 +167,7 @@ class Killed(BaseException):
 @contextmanager
 def killed_at(step: int) -> Iterator[None]:
     """End the loop before it makes this step, so that it writes nothing more."""
-    advance = loop_module.Run.advance
+    advance = loop_module.Training.advance
 
     def until(run: Any) -> dict[str, Any]:
         if run.step == step:
@@ -175,7 +175,7 @@ def killed_at(step: int) -> Iterator[None]:
         return advance(run)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop_module.Run, "advance", until)
+        patch.setattr(loop_module.Training, "advance", until)
         try:
             yield
         except Killed:
@@ -310,14 +310,14 @@ def test_other_signals_do_as_ctrl_c_does(one: int, tmp_path: Path) -> None:
 def test_a_signal_during_the_final_save_waits_until_it_is_done(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = getattr(loop_module.Run, when)
+    write = getattr(loop_module.Training, when)
 
     def asked(run: Any) -> None:
         if run.step == 4:
             signal.raise_signal(signal.SIGINT)
         write(run)
 
-    monkeypatch.setattr(loop_module.Run, when, asked)
+    monkeypatch.setattr(loop_module.Training, when, asked)
     with pytest.raises(Interrupted, match="stopped at step 4"):
         train(network(), Pull(), folder=tmp_path, steps=4, snapshots=[])
     assert checkpoints_of(tmp_path)[-1] == "step-00000004.safetensors"

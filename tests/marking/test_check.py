@@ -10,7 +10,7 @@ import pytest
 
 from qkv.attend import attention
 from qkv_marking import check
-from qkv_marking.tasks.attention.steps import RIGHT, Case, answer, cases, compute
+from qkv_marking.tasks.attention.steps import RIGHT, Trial, answer, cases, compute
 from qkv_marking.tasks.mistakes.formula import BATCHES, LARGE, SHAPES, core
 from qkv_marking.tasks.mistakes.heads import HEADS
 from qkv_marking.tasks.mistakes.masks import BOTH, CAUSAL, EMPTY, HIDING, MASK, OFFSET
@@ -1618,7 +1618,7 @@ def test_answer_by_hand():
         np.array([[1.0, 0], [3, 2]]),
     )
     second = [1 / (1 + math.exp(2 / math.sqrt(2))), 1 / (1 + math.exp(3 / math.sqrt(2)))]
-    right = answer(Case({"query": q, "key": k, "value": v}))
+    right = answer(Trial({"query": q, "key": k, "value": v}))
     np.testing.assert_allclose(right.pattern, [[1 - w, w] for w in second], rtol=1e-12)
     np.testing.assert_allclose(right.out, [[1 + 2 * w, 2 * w] for w in second], rtol=1e-12)
     scores = np.array([[3, 1], [4, 1]]) / math.sqrt(2)

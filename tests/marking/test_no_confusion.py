@@ -22,7 +22,7 @@ from qkv_marking.tasks import (
 )
 from qkv_marking.tasks.attention import steps, steps as attending
 from qkv_marking.tasks.decoder import decoder_task as decoders, steps as decoder
-from qkv_marking.tasks.kv_cache import Run
+from qkv_marking.tasks.kv_cache import Calls
 from qkv_marking.tasks.mistakes import formula, heads, masks
 
 pytestmark = pytest.mark.attack
@@ -36,13 +36,13 @@ def of_softmax(made):
 
 def of_positions(made):
     steps = {**positions.RIGHT, **made}
-    return lambda length, dim: positions.compute(positions.Table(length, dim), steps)
+    return lambda length, dim: positions.compute(positions.PositionsCall(length, dim), steps)
 
 
 def of_attention(made):
     def mine(q, k, v, mask=None, is_causal=False, q_offset=0):
         arrays = {"query": q, "key": k, "value": v}
-        case = steps.Case(arrays, mask, is_causal, q_offset)
+        case = steps.Trial(arrays, mask, is_causal, q_offset)
         return attending.compute(case, {**attending.RIGHT, **made})
 
     return mine
@@ -51,7 +51,7 @@ def of_attention(made):
 def of_words(made):
     def mine(x, w_q, w_k, w_v, num_heads=1):
         arrays = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v}
-        return attending.compute(steps.Case(arrays, heads=num_heads), {**attending.RIGHT, **made})
+        return attending.compute(steps.Trial(arrays, heads=num_heads), {**attending.RIGHT, **made})
 
     return mine
 
@@ -66,7 +66,7 @@ def of_masks(made):
     def mine(q, k, v, mask):
         if mask.ndim == 2 and {*made} == {"mask"}:
             return of_attention({})(q, k, v, mask)
-        case = steps.Case({"query": q, "key": k, "value": v}, mask)
+        case = steps.Trial({"query": q, "key": k, "value": v}, mask)
         return attending.compute(case, {**attending.RIGHT, **made})
 
     return mine
@@ -75,7 +75,7 @@ def of_masks(made):
 def of_heads(made):
     def mine(x, w_q, w_k, w_v, num_heads, w_o=None):
         arrays = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v}
-        case = steps.Case(arrays, heads=num_heads, output=w_o)
+        case = steps.Trial(arrays, heads=num_heads, output=w_o)
         return attending.compute(case, {**attending.RIGHT, **made})
 
     return mine
@@ -100,10 +100,10 @@ def of_steps(made):
         before, first = cache or ([], now)
         pieces = [*before, x]
         arrays = {"x": np.concatenate(pieces), **first}
-        run = Run(arrays, tuple(map(len, pieces)), positions, later=now)
+        run = Calls(arrays, tuple(map(len, pieces)), positions, later=now)
         rows = kv_cache.compute(run, {**kv_cache.RIGHT, **made})
         arrays = {**arrays, "x": arrays["x"][: -len(x)]}
-        earlier = Run(arrays, run.parts[:-1], positions, later=now)
+        earlier = Calls(arrays, run.parts[:-1], positions, later=now)
         kept = kv_cache.compute(earlier, {**kv_cache.RIGHT, **made}) if before else []
         return rows[len(kept) :], (pieces, first)
 

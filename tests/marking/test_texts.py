@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qkv_marking import tasks
-from qkv_marking.tasks.task import Texts
+from qkv_marking.tasks.task import Phrases
 
 FOLDER = Path(tasks.__file__).parent
 CATALOGUE = FOLDER / "tasks.toml"
@@ -54,7 +54,7 @@ def test_groups_give_defaults_and_values_replace_placeholders(tmp_path, monkeypa
         '[group.two]\nkey = "other"\nsays = "b {c}"\nshows = "d"\nremedy = "own"\nalone = true\n'
     )
     monkeypatch.setattr("qkv_marking.mistake.files", lambda package: tmp_path)
-    texts = Texts("package.written")
+    texts = Phrases("package.written")
     one, two = texts.mistake("one", {"a": min}, {"a": max}, row="last"), texts.mistake("two")
     assert (one.key, one.says, one.remedy, one.alone) == ("one", "the last row", "all", False)
     assert one.variants == ({"a": min}, {"a": max})

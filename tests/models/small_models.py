@@ -6,7 +6,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from qkv.models.families import described
-from qkv.models.files.names import Weights
+from qkv.models.files.names import Storage
 
 from .sizes import SMALL
 from .support import tokenizer_json
@@ -193,7 +193,7 @@ def arrays_of(config, seed=0, spread=0.5):
         name: (rng.standard_normal(shape) * spread + ("norm" in name)).astype(np.float32)
         for name, shape in design.shapes()
     }
-    found = Weights(names, parameters).to_files()
+    found = Storage(names, parameters).to_files()
     return {name: np.asarray(array, order="C") for name, array in found.items()}
 
 

@@ -30,7 +30,7 @@ from transformers import (
 from models.sizes import SMALL
 from qkv.models.families import PUBLISHED, described
 from qkv.models.network.batch import PackedIds
-from qkv.models.network.decoder import Encoded, EncoderDecoder
+from qkv.models.network.decoder import EncodedTexts, EncoderDecoder
 from qkv.models.network.design import VisionDesign
 from qkv.trace import Recorder
 
@@ -395,7 +395,7 @@ def test_a_run_records_the_names_that_its_family_lists(name: str) -> None:
         elif isinstance(body, EncoderDecoder):
             batch = PackedIds.of(texts)
             rows, _ = body.run(batch, record=record.under("encoder."), top_k=top_k)
-            encoded = Encoded(rows, batch.cu)
+            encoded = EncodedTexts(rows, batch.cu)
             ids, mask = np.array([[0, 3, 4], [0, 5, 6]]), np.ones((2, 3), bool)
             body.decode(ids, mask, encoded, record=record.under("decoder."), top_k=top_k)
         else:

@@ -22,7 +22,7 @@ def read(path: Path, block: int, rows: int = 3, size: int = 1000) -> list[str | 
     [source] = [described(one, "t") for one in find_sources(path, "text", "t")]
     counts = [count(one) for one in blocks_of(source, block)]
     if not all(one.whole for one in counts):
-        counts = [count(counting.Block(source))]
+        counts = [count(counting.InputBlock(source))]
     parts = cut([source], [counts], rows, size)
     assert all(part.rows == len(list(rows_of(part, 10**6))) for part in parts)
     starts = [sum(one.rows for one in parts[:n]) for n in range(len(parts))]

@@ -7,7 +7,7 @@ import numpy as np
 
 from qkv.models import Model
 from qkv.models.families import described
-from qkv.models.files.names import Weights
+from qkv.models.files.names import Storage
 from qkv.trace import Trace
 
 BANK = "I sat on the bank of the river."
@@ -57,7 +57,7 @@ def random_of(values: dict[str, Any]) -> Model:
         name="random",
         config=values,
         design=design,
-        weights=Weights(names, {name: np.float32(array) for name, array in parameters.items()}),
+        weights=Storage(names, {name: np.float32(array) for name, array in parameters.items()}),
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, strategies as st
 
 from qkv.text import lines
-from qkv.text.lines import Texts, lines_of, read_lines
+from qkv.text.lines import FileTexts, lines_of, read_lines
 
 ENDS = ["\n", "\r\n", "\r"]
 PARTS = [
@@ -100,7 +100,7 @@ def test_a_file_that_changes_while_it_is_read(
     monkeypatch.setattr(lines, "_BLOCK", block)
     path = tmp_path / "in.txt"
     path.write_text("a\nb\nc\n")
-    texts = Texts(str(path), lambda: lines_of(str(path), 100))
+    texts = FileTexts(str(path), lambda: lines_of(str(path), 100))
     assert (len(texts), list(texts)) == (3, ["a", "b", "c"])
     path.write_text("a\nb\nc\nd\n")  # as if the file were a growing log
     assert list(texts) == ["a", "b", "c"]

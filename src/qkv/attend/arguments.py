@@ -28,7 +28,7 @@ OPTIONS = ("attn_mask", "bias", "query_lengths", "key_lengths", "return_weights"
 
 
 @dataclass(frozen=True)
-class Plan:
+class Shapes:
     """The checked sizes of an attention call, and the shapes of its results."""
 
     dtype: DType  # The dtype of the result.
@@ -63,7 +63,7 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan_of(call: str, query: Shape, key: Shape, value: Shape, *types: DType) -> Plan:
+def plan_of(call: str, query: Shape, key: Shape, value: Shape, *types: DType) -> Shapes:
     """Return the plan for arrays of these shapes and dtypes; `call` is the function name in errors.
 
     The plan depends only on shapes and dtypes, not on numbers such as the scale or the window.
@@ -78,7 +78,7 @@ def plan_of(call: str, query: Shape, key: Shape, value: Shape, *types: DType) ->
     _check_heads(call, heads, kv_heads, v[-3])
     lead = _lead(call, q[:-3], k[:-3], v[:-3])
     rows = q[-2:-1] if is_flat else (*lead, *q[-3:-1])
-    return Plan(
+    return Shapes(
         dtype=dtype,
         kind=compute_type(dtype),
         lead=lead,
@@ -217,7 +217,7 @@ class Call(NamedTuple):
     Query, key, value, mask and bias are the user's arrays, with their original dtypes.
     """
 
-    plan: Plan
+    plan: Shapes
     query: Array
     key: Array
     value: Array
@@ -265,7 +265,7 @@ class Packed(NamedTuple):
     offsets: Array  # (B,).
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> Shapes:
         """The plan of `call`."""
         return self.call.plan
 
@@ -379,7 +379,7 @@ def narrow(array: Array, dtype: DType) -> Array:
     return converted
 
 
-def _cells(call: str, name: str, value: Any, plan: Plan) -> Array:
+def _cells(call: str, name: str, value: Any, plan: Shapes) -> Array:
     """Return a mask or a bias as an array; check its shape and its dtype."""
     array = as_array(value, call=call, name=name)
     check_cells(call, name, array.shape, array.dtype, (*plan.rows, plan.keys))
@@ -388,7 +388,7 @@ def _cells(call: str, name: str, value: Any, plan: Plan) -> Array:
     return array
 
 
-def _per_head(call: str, name: str, value: Any, plan: Plan) -> Array | None:
+def _per_head(call: str, name: str, value: Any, plan: Shapes) -> Array | None:
     """Return slopes `(Hq,)` or sinks `(Hq, n)` for the kernel; return None if n is 0."""
     array = as_array(value, call=call, name=name)
     check_per_head(call, name, array.shape, array.dtype, plan.heads)

@@ -23,7 +23,7 @@ FAR = 1e9  # If a log-sum-exp exceeds this number, its rounding error makes the 
 SHARES = 8
 
 
-class Result(NamedTuple):
+class Solution(NamedTuple):
     """The arrays that an attention call returns."""
 
     out: Array  # (*lead, Hq, L, dv). The dtype is `Plan.dtype` or `Plan.kind`.
@@ -61,7 +61,7 @@ def answer(
 
 def solve(
     calls: Sequence[Call], *, weights: bool = False, lse: bool = False, exact: bool = False
-) -> list[Result]:
+) -> list[Solution]:
     """Compute checked calls with the kernel if possible, otherwise with NumPy.
 
     The kernel computes one call after the other. NumPy computes the tiles of all calls in parallel.
@@ -70,13 +70,13 @@ def solve(
     outs = (np.empty(call.plan.out, call.plan.kind) if exact else None for call in calls)
     begun = [_begun(call, weights, lse, out) for call, out in zip(calls, outs, strict=True)]
     run_all(tiled.attend, [case for *_, cases in begun for case in cases])
-    return [Result(out, sums, shown) for out, sums, shown, _ in begun]
+    return [Solution(out, sums, shown) for out, sums, shown, _ in begun]
 
 
 def _begun(
     call: Call, weights: bool, lse: bool, out: Array | None
 ) -> tuple[Array, Array | None, Array | None, Sequence[tuple[Any, ...]]]:
-    """Return the three arrays of a `Result`, and the calls of `tiled.attend` that will fill them.
+    """Return the three arrays of a `Solution`, and the calls of `tiled.attend` that will fill them.
 
     Each call is a tuple of arguments. If the kernel or `tiled.attend_one_block` has already filled
     the arrays, the list of calls is empty. The kernel writes directly to `out` if the memory layout

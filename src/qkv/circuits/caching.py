@@ -162,7 +162,7 @@ def cache(
     done = _begun(path, about)
     known = 0 if done is None else len(done)
     path.mkdir(parents=True, exist_ok=True)
-    writer = _Writer(path, about if done is None else _manifest(path), kind)
+    writer = _RowWriter(path, about if done is None else _manifest(path), kind)
     count = 0
     with progress("Caching", None, unit="texts") as advance:
         for window in reader.windows(model, texts, _CALL, empty=True):
@@ -236,7 +236,7 @@ def _groups(texts: Sequence[reader.Read]) -> Iterator[list[reader.Read]]:
         yield group
 
 
-class _Writer:
+class _RowWriter:
     """A buffer that writes its rows to a file as soon as their size reaches `BYTES`."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any], kind: DType) -> None:

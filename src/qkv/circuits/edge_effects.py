@@ -9,7 +9,7 @@ import numpy as np
 from qkv.arrays import Array, Arrays, real_number, shown, whole_number
 from qkv.circuits.patching import Metric, pair_of
 from qkv.circuits.reader import Names, check_words
-from qkv.circuits.residual import INPUTS, Stream, Wiring, check_residual, mlp_parts
+from qkv.circuits.residual import INPUTS, Residual, Wiring, check_residual, mlp_parts
 from qkv.circuits.results import Edge, Graph, node_of, strongest
 from qkv.layers.base import quiet
 from qkv.layers.norm import NormSaved
@@ -83,7 +83,7 @@ def edges(
     False
     """
     model = _checked(model, metric, method, "edges")
-    stream = Stream(pair_of(model, (clean, corrupted), "resid_pre", metric, "edges"))
+    stream = Residual(pair_of(model, (clean, corrupted), "resid_pre", metric, "edges"))
     return _graph(stream, metric, method)
 
 
@@ -147,7 +147,7 @@ def path(
         raise ValueError(
             "path: `receivers` is empty: give at least one name, for example ['mlp.3']"
         )
-    stream = Stream(pair_of(model, (clean, corrupted), "resid_pre", metric, "path"))
+    stream = Residual(pair_of(model, (clean, corrupted), "resid_pre", metric, "path"))
     return stream.metric(chosen) - stream.base
 
 
@@ -217,7 +217,7 @@ def discover(
             f"{call}: `edges` is {edges}, but {model.name} has only {most} edges: "
             f"give at most {most}"
         )
-    stream = Stream(pair_of(model, (clean, corrupted), "resid_pre", metric, call))
+    stream = Residual(pair_of(model, (clean, corrupted), "resid_pre", metric, call))
     if stream.base == stream.low:
         raise ValueError(
             f"{call}: `metric` is {stream.base:.6g} in the clean and in the corrupted run, so "
@@ -247,7 +247,7 @@ def _checked(model: Any, metric: Any, method: Any, call: str) -> Model:
     return check_residual(check_words(model, call), call)
 
 
-def _graph(stream: Stream, of: Any, method: str) -> Graph:
+def _graph(stream: Residual, of: Any, method: str) -> Graph:
     """Return the graph of all edges."""
     wiring = stream.wiring
     every = {name: np.arange(one.senders) for name, one in wiring.receivers.items()}
@@ -266,7 +266,7 @@ def _graph(stream: Stream, of: Any, method: str) -> Graph:
     return Graph(nodes, strongest(scored), method, stream.base, stream.low, correlation)
 
 
-def _correlation(stream: Stream, scores: Arrays) -> float:
+def _correlation(stream: Residual, scores: Arrays) -> float:
     """Return Pearson's correlation between estimated and exact scores on a sample of edges.
 
     Half of the sample consists of the edges with the largest estimates. The other half is chosen
@@ -304,7 +304,7 @@ def _known(name: Any, names: Sequence[str], argument: str) -> str:
 
 
 @quiet
-def estimated(stream: Stream, of: Any, steps: int | None) -> dict[str, Array]:
+def estimated(stream: Residual, of: Any, steps: int | None) -> dict[str, Array]:
     """Estimate the effect of every edge; return float64 arrays (senders,), keyed by receiver.
 
     An estimate is the sum of the elementwise products of two arrays: the sender's corrupted output
@@ -360,7 +360,7 @@ def estimated(stream: Stream, of: Any, steps: int | None) -> dict[str, Array]:
 _SILENT = GradientRecorder(lambda name: False, {}, {})
 
 
-def _scores(stream: Stream, slopes: Array, count: int | None = None) -> Array:
+def _scores(stream: Residual, slopes: Array, count: int | None = None) -> Array:
     """Estimate the effects (n, count) of the first `count` senders on n receivers.
 
     `slopes` (m, n, T, D) holds the gradients at the inputs of n receivers, from m runs.

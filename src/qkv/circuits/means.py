@@ -28,7 +28,7 @@ def checked_names(of: reader.Names, call: str, known: Sequence[str]) -> tuple[st
     return names
 
 
-class Measured:
+class Measures:
     """Computes measures of attention weights: one number per query of a batch of texts.
 
     Args:
@@ -102,7 +102,7 @@ class Measured:
 class _Pairs:
     """All pairs of a query and an earlier position with the same token."""
 
-    def __init__(self, about: Measured, first: int, count: int) -> None:
+    def __init__(self, about: Measures, first: int, count: int) -> None:
         rows = np.arange(first, first + count)[:, None]  # (Q, 1).
         same = about.ids[:, first : first + count, None] == about.ids[:, None]  # (B, Q, K).
         same &= (np.arange(same.shape[2]) < rows) & about.there[:, first : first + count, None]
@@ -127,10 +127,10 @@ class _Pairs:
         return np.moveaxis(sums.reshape(*self.shape, heads), 2, 1)
 
 
-def _beside(shift: int) -> Callable[[Measured, Array, int], Array]:
+def _beside(shift: int) -> Callable[[Measures, Array, int], Array]:
     """Return a function that reads, for each query position i, the weight on key `i + shift`."""
 
-    def weight(about: Measured, weights: Array, first: int) -> Array:
+    def weight(about: Measures, weights: Array, first: int) -> Array:
         out = np.zeros(weights.shape[:3], weights.dtype)
         queries, keys = weights.shape[2:]
         begin, end = max(0, -shift - first), min(queries, keys - shift - first)
@@ -142,14 +142,14 @@ def _beside(shift: int) -> Callable[[Measured, Array, int], Array]:
     return weight
 
 
-def _entropy(about: Measured, weights: Array, first: int) -> Array:
+def _entropy(about: Measures, weights: Array, first: int) -> Array:
     """Return `-sum(w * ln(w))`; a weight of 0 adds nothing."""
     logs = np.maximum(weights, np.finfo(weights.dtype).tiny)
     np.log(logs, out=logs)
     return np.asarray(-np.einsum("bhqk,bhqk->bhq", weights, logs))
 
 
-def _strongest(about: Measured, weights: Array, first: int) -> Array:
+def _strongest(about: Measures, weights: Array, first: int) -> Array:
     """Return the largest weight, ignoring special tokens and the first position."""
     seen = weights * about.words[:, None, None].astype(weights.dtype)
     # NumPy's argmax is faster than its max
@@ -255,7 +255,7 @@ class Measurement(NamedTuple):
     layer: int
     first: int  # the position of the first query
     batch: Sequence[Read]
-    measured: Measured
+    measured: Measures
     values: Array  # (B, H, Q).
     weights: Array  # The measured weights (B, H, Q, K).
 
@@ -283,7 +283,7 @@ def summed(
 
     def measure(batch: list[Read]) -> None:
         ids = [text.ids for text in batch]
-        measured = Measured(ids, special)
+        measured = Measures(ids, special)
         for name in names:
             result.counts[name] += measured.count(name)
 

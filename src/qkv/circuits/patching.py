@@ -77,7 +77,7 @@ def attribution_patch(
 
 
 @dataclass(frozen=True)
-class Pair:
+class Contrast:
     """A pair of texts: the traces of both runs, and the metric."""
 
     model: Model
@@ -149,7 +149,7 @@ def _check_site(at: Any, sites: Sequence[str], call: str) -> None:
         raise ValueError(f"{call}: `at` is {shown(at)}: choose among {', '.join(sites)}")
 
 
-def pair_of(model: Model, texts: Any, at: str, metric: Any, call: str, which: str = "") -> Pair:
+def pair_of(model: Model, texts: Any, at: str, metric: Any, call: str, which: str = "") -> Contrast:
     """Run the clean and the corrupted text; check that both have the same number of tokens."""
     if any(not any(short_name(hook) == at for hook in layer.hooks) for layer in model.layers):
         raise ValueError(
@@ -174,10 +174,10 @@ def pair_of(model: Model, texts: Any, at: str, metric: Any, call: str, which: st
     chosen = (
         metric if callable(metric) else check_logit(metric, model, one, call, f"`metric`{which}")
     )
-    return Pair(model, at, runs[0], runs[1], chosen, call, which)
+    return Contrast(model, at, runs[0], runs[1], chosen, call, which)
 
 
-def _first_order(pair: Pair, at: str, layer: int, gradient: Array) -> Array:
+def _first_order(pair: Contrast, at: str, layer: int, gradient: Array) -> Array:
     """Estimate the metric's change for each patched position or head, by a linear approximation."""
     clean, corrupted = (array.astype(np.float64) for array in pair.both(layer))
     each = (clean - corrupted) * gradient  # (T, ...), or (Hq, T, T) for "pattern"
@@ -277,7 +277,7 @@ def patch(
     return _result(pairs, values, "Activation patching", normalize)
 
 
-def _result(pairs: Sequence[Pair], values: list[Array], name: str, normalize: bool) -> Result:
+def _result(pairs: Sequence[Contrast], values: list[Array], name: str, normalize: bool) -> Result:
     """Join the metrics (layers, ...) of all pairs; pad the metrics of shorter texts with NaN."""
     at = pairs[0].at
     unit = "token" if at in POSITIONS else "neuron" if at in NEURONS else "head"
@@ -335,7 +335,7 @@ def _axes(at: Any, by: Any) -> tuple[int, ...]:
     return axes if by == "position" and unit != "position" else axes[:1]
 
 
-def _pairs(model: Model, clean: Any, corrupted: Any, at: Any, metric: Any) -> list[Pair]:
+def _pairs(model: Model, clean: Any, corrupted: Any, at: Any, metric: Any) -> list[Contrast]:
     """Check the arguments; run both texts of each pair."""
     traces = (model.trace(texts, names=[]) for texts in (clean, corrupted))
     one, other = (
@@ -363,7 +363,7 @@ class _Group:
         axes: the axes along which one text's activation is patched.
     """
 
-    def __init__(self, pairs: Sequence[Pair], axes: tuple[int, ...]) -> None:
+    def __init__(self, pairs: Sequence[Contrast], axes: tuple[int, ...]) -> None:
         self.pairs, self.axes = pairs, axes
         self.model, self.at = pairs[0].model, pairs[0].at
         self.by_position = self.at in POSITIONS or len(axes) == 2

@@ -118,7 +118,7 @@ def graph_view(graph: Any) -> PlotView:
         raise ValueError("plot: the graph has no nodes: keep more edges")
     drawn = [edge for edge in edges[:MOST_EDGES] if edge.value]
     cells, rows = _cells(nodes)
-    panel = panels.Graph(
+    panel = panels.GraphPanel(
         title="Edges between the parts of the model",
         nodes=cells,
         edges=drawn,
@@ -154,7 +154,7 @@ def graph_view(graph: Any) -> PlotView:
     return PlotView(said, facts, [[panel, table]], {"nodes": nodes, "edges": numbers})
 
 
-def _edge(sender: Any, receiver: Any, score: Any, nodes: frozenset[str]) -> panels.Edge:
+def _edge(sender: Any, receiver: Any, score: Any, nodes: frozenset[str]) -> panels.GraphEdge:
     """Return an edge; raise an error unless the edge connects two of `nodes`."""
     end, _, last = str(receiver).rpartition(".")
     node, kind = (end, last) if last in panels.INPUTS else (str(receiver), "")
@@ -164,7 +164,7 @@ def _edge(sender: Any, receiver: Any, score: Any, nodes: frozenset[str]) -> pane
                 f"plot: the edge {sender} → {receiver} joins {name}, which is not among the "
                 f"{len(nodes)} nodes of the graph: add the node"
             )
-    return panels.Edge(str(sender), node, kind, float(score))
+    return panels.GraphEdge(str(sender), node, kind, float(score))
 
 
 def _cells(nodes: Sequence[str]) -> tuple[dict[str, tuple[float, float]], dict[float, str]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from qkv.arrays import Array, Arrays, compute_type
 from qkv.attend import attention
-from qkv.circuits.patching import TOKENS, Pair
+from qkv.circuits.patching import TOKENS, Contrast
 from qkv.circuits.reader import Logit
 from qkv.layers import Block, LayerNorm, MultiHeadAttention
 from qkv.layers.attention.forward import Inputs, Positions, attention_out, project_heads
@@ -119,8 +119,8 @@ def mlp_parts(block: Block) -> list[Any]:
     return [part for part in parts if part is not None]
 
 
-class Kept(NamedTuple):
-    """Activations of a layer in the clean run, at the n positions that `Stream` recomputes."""
+class CleanState(NamedTuple):
+    """Activations of a layer in the clean run, at the n positions that `Residual` recomputes."""
 
     pre: Array  # The input of the layer (n, D).
     parts: dict[str, Array]  # "q", "k" and "v" (1, H, n, d).
@@ -142,7 +142,7 @@ class _Edges(NamedTuple):
 Changed = Iterator[tuple[Array, Array]]  # Indices of edges, and the layer's output for each edge.
 
 
-class Stream:
+class Residual:
     """A clean run, a corrupted run, and edited versions of the clean run.
 
     In a decoder, positions before the first token that differs between the runs are not recomputed.
@@ -159,7 +159,7 @@ class Stream:
     """
 
     @quiet
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: Contrast) -> None:
         self.pair, self.model = pair, ungrouped(pair.model)
         self.body, self.layers = self.model.network, self.model.layers
         self.wiring = Wiring(self.layers)
@@ -258,7 +258,7 @@ class Stream:
         """Return, as a slice, the positions at which a layer computes queries and runs its MLP."""
         return self._only if layer >= len(self.layers) - 1 else slice(None)
 
-    def _kept(self, layer: int) -> Kept:
+    def _kept(self, layer: int) -> CleanState:
         whole = self.pair.clean["resid_pre", layer][0][: self.span.stop]
         parts = self._project(layer, whole[None], slice(0, self.span.stop))
         before = {kind: parts[kind][0, :, : self.span.start] for kind in "kv"}
@@ -266,7 +266,7 @@ class Stream:
         pre = whole[self.span]
         z = self._attend(layer, parts, before)
         raw = self._joined(layer, z)
-        return Kept(pre, parts, before, z, raw, pre + self._finished(layer, raw)[0])
+        return CleanState(pre, parts, before, z, raw, pre + self._finished(layer, raw)[0])
 
     def _added(self, ids: Array) -> Array:
         """Return the output of each sender in a run, (senders, n, D)."""
@@ -404,7 +404,7 @@ class Stream:
             outputs = outputs / scale * norm.scaled()
         return outputs if block.scale1 is None else block.scale1.run(outputs)[0]
 
-    def _head_of(self, pair: Pair) -> BuiltHead:
+    def _head_of(self, pair: Contrast) -> BuiltHead:
         """Return the LM head, reduced to the tokens of the metric."""
         head = self.body.head
         assert head is not None

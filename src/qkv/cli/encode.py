@@ -17,7 +17,7 @@ import numpy as np
 from qkv.cli.options import json_option, model_option, writable
 from qkv.cli.output import print_json, say
 from qkv.files import replacing
-from qkv.text.lines import Texts, lines_of, read_lines
+from qkv.text.lines import FileTexts, lines_of, read_lines
 
 if TYPE_CHECKING:
     from qkv.models import Model
@@ -163,10 +163,10 @@ def _one_file(file: str, output: str, model: str | None, column: str | None, as_
         if others:
             raise ValueError(f"{file} matches {len(others) + 1} files: add --cluster local")
         source, has_rows = described(source, "encode"), source.kind != ".txt"
-        texts = Texts(file, lambda: texts_of(source, MAX_CHARS))
+        texts = FileTexts(file, lambda: texts_of(source, MAX_CHARS))
         if not len(texts):
             raise ValueError(_EMPTY.format(file))
-    if column is not None and not isinstance(texts, Texts):
+    if column is not None and not isinstance(texts, FileTexts):
         raise ValueError(
             f"{name} is read line by line and has no column {column!r:.80}: give a .jsonl, .csv or "
             ".parquet file, or omit --column"

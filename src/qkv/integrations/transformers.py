@@ -232,7 +232,7 @@ def _options(
         # `Ran.mask` must be different for each forward pass. Several passes may share this
         # `attention_mask`, so it does not identify a pass, and `Ran` is created without a mask.
         return {}, attention_mask, Ran(module)
-    rules: transformers_masks.Rules = attention_mask.rules
+    rules: transformers_masks.MaskOptions = attention_mask.rules
     ran = Ran(module, attention_mask, rules.start, rules.first_key, rules.is_causal, rules.padding)
     if rules.changed or (rules.length, rules.keys) != (length, keys):
         return {}, attention_mask + 0, ran

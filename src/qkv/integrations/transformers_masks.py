@@ -30,13 +30,13 @@ def mask(*, mask_function: Any = None, attention_mask: Any = None, **others: Any
     padding = [] if attention_mask is None else [attention_mask]
     if elsewhere or torch.compiler.is_compiling() or unreadable(*padding):
         return masking.eager_mask(**request)
-    return mask_type()(Rules(request))
+    return mask_type()(MaskOptions(request))
 
 
 Window = tuple[int | None, int | None]
 
 
-class Rules:
+class MaskOptions:
     """The options of `qkv.attention` that describe a mask of `transformers`.
 
     Most masks are described by options such as `is_causal`, `window` and `key_lengths`. For any
@@ -170,7 +170,7 @@ def mask_type() -> Any:
     torch = torch_module()
     aten = torch.ops.aten
 
-    def new(cls: Any, rules: Rules) -> Any:
+    def new(cls: Any, rules: MaskOptions) -> Any:
         size = (rules.request["batch_size"], 1, rules.length, rules.keys)
         made = torch.Tensor._make_wrapper_subclass(
             cls, size, dtype=rules.request.get("dtype", torch.float32), device="cpu"

@@ -27,7 +27,7 @@ _OPTIONS = {"is_causal", "window", "scale", "softcap", "alibi_slopes", "sinks"}
 Rotation = tuple[Array, Array]
 
 
-class Steps:
+class BlockSteps:
     """Several blocks that run one after the other.
 
     Args:
@@ -68,8 +68,8 @@ class Steps:
 
 def steps_for(
     blocks: Sequence[Any], options: Sequence[Mapping[str, Any]], dtype: DType
-) -> Steps | None:
-    """Return `Steps` for these blocks, or None if a part or an option is not supported."""
+) -> BlockSteps | None:
+    """Return `BlockSteps` for these blocks, or None if a part or an option is not supported."""
     here, threads = body_and_threads()
     if here is None or (dtype != np.float32 and not stays_bfloat16(dtype)):
         return None
@@ -90,13 +90,13 @@ def steps_for(
         arrays = [part for part in made_of([block]) if isinstance(part, np.ndarray)]
         if not all(array.dtype == dtype and is_frozen(array) for array in arrays):
             return None
-    return Steps(blocks, options, Prepared(here, dtype, threads))
+    return BlockSteps(blocks, options, Prepared(here, dtype, threads))
 
 
 def made_of(blocks: Sequence[Any]) -> list[Any]:
-    """Return the parts and arrays from which `Steps` is built.
+    """Return the parts and arrays from which `BlockSteps` is built.
 
-    After a part or an array is replaced, the caller must build `Steps` again.
+    After a part or an array is replaced, the caller must build `BlockSteps` again.
     """
     objects: list[Any] = []
     for block in blocks:

@@ -132,7 +132,7 @@ def train(
     parts = _parts(objectives)
     home, wanted = named_folder(folder, "train"), spread(steps) if snapshots is None else snapshots
     optimizer = optimizer or AdamW(network)
-    run = Run(
+    run = Training(
         home,
         network,
         parts,
@@ -191,7 +191,7 @@ class Diverged(RuntimeError):
 
 
 @dataclass
-class Watch:
+class LossMeans:
     """The running means of the losses of a run. The keys of the dicts are names of objectives.
 
     Attributes:
@@ -247,7 +247,7 @@ class Watch:
 
 
 @dataclass
-class Run:
+class Training:
     """A training run: its settings, and its state between two steps."""
 
     folder: Path
@@ -264,7 +264,7 @@ class Run:
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    watch: Watch = field(default_factory=lambda: Watch(0, {}, {}, {}))
+    watch: LossMeans = field(default_factory=lambda: LossMeans(0, {}, {}, {}))
     about: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -446,7 +446,7 @@ class Run:
         self.optimizer.count = about["updates"]
         self.step, self.tokens, self.seconds = about["step"], about["tokens"], about["seconds"]
         try:
-            self.watch = Watch(**about["watch"])
+            self.watch = LossMeans(**about["watch"])
             for part in self.parts:
                 part.objective.restore(about["objectives"][part.objective.name])
         except (LookupError, TypeError) as error:

@@ -22,7 +22,7 @@ from qkv.models.files.config import Config, lacking
 from qkv.models.files.find import DEFAULT, find_model, shipped
 from qkv.models.files.image_preprocessor import Pixels
 from qkv.models.files.modules_json import read_routing
-from qkv.models.files.names import Names, Weights, read_weights
+from qkv.models.files.names import Names, Storage, read_weights
 from qkv.models.files.notices import read_notices
 from qkv.models.files.sentence import Sentence, read_sentence
 from qkv.models.files.tensors import Tensors
@@ -223,7 +223,7 @@ def _with_what_is_there(design: Any, names: Names, tensors: Tensors) -> Any:
     return replace(design, head=None)
 
 
-def _warn_of_left_out(config: Config, weights: Weights) -> None:
+def _warn_of_left_out(config: Config, weights: Storage) -> None:
     """Warn about a head that qkv does not compute."""
     parts = sorted({name.removesuffix(".weight").removesuffix(".bias") for name in weights.heads})
     is_bare = config.architecture().endswith(_BARE)

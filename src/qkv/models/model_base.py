@@ -14,7 +14,7 @@ from qkv.files import StrPath
 from qkv.layers import Block
 from qkv.models.files.generation_config import Penalties
 from qkv.models.files.modules_json import Routing
-from qkv.models.files.names import Weights
+from qkv.models.files.names import Storage
 from qkv.models.files.read import GENERATION, ModelError, is_whole
 from qkv.models.files.saving import save_model, storage_type
 from qkv.models.files.sentence import Sentence
@@ -110,7 +110,7 @@ class ModelBase:
         name: str,
         config: dict[str, Any],
         design: AnyDesign,
-        weights: Weights,
+        weights: Storage,
         tokenizer: Tokenizer | None = None,
         sentence: Sentence | None = None,
         generation: Mapping[str, Any] | None = None,

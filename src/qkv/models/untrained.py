@@ -11,7 +11,7 @@ from qkv.embed import TokenEmbedding
 from qkv.layers import SelfAttention
 from qkv.models.families import described
 from qkv.models.families.lessons import LESSON, MAX_LENGTH
-from qkv.models.files.names import Names, Weights
+from qkv.models.files.names import Names, Storage
 from qkv.models.files.read import ModelError
 from qkv.models.files.sentence import Sentence
 from qkv.models.model import Model
@@ -67,7 +67,7 @@ def fresh_model(
         name=name,
         config=dict(config),
         design=design,
-        weights=Weights(names, parameters, tensor_names=tensor_names),
+        weights=Storage(names, parameters, tensor_names=tensor_names),
         tokenizer=tokenizer,
     )
 
@@ -157,7 +157,7 @@ def random_model(
         name="random",
         config=config,
         design=design,
-        weights=Weights(names, parameters),
+        weights=Storage(names, parameters),
         tokenizer=tokenizer,
         sentence=Sentence(max_seq_length=MAX_LENGTH),
     )

@@ -11,12 +11,12 @@ import numpy as np
 from qkv.arrays import Array, ArrayLike, as_array, is_float
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.models.files.image_preprocessor import Pixels
-from qkv.models.files.names import Names, Weights
+from qkv.models.files.names import Names, Storage
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR
 from qkv.models.files.sentence import Sentence
 from qkv.models.kinds import cannot
 from qkv.models.model import Model
-from qkv.models.network.batch import Images, Picture
+from qkv.models.network.batch import Images, ImageTokens
 from qkv.models.network.design import SCALE, DualDesign, VisionDesign
 from qkv.models.network.pooling import to_length_one
 from qkv.models.network.transformer import Transformer
@@ -150,7 +150,7 @@ class ImageReader(TextReader):
             names = patch_names(*self.grid_of(image))
             count = len(names)
             special = [True] + [False] * (count - 1)
-            batch.append(Picture(np.arange(count), names, [(0, 0)] * count, special, image))
+            batch.append(ImageTokens(np.arange(count), names, [(0, 0)] * count, special, image))
         return Images(batch, single=len(images) == 1)
 
     def subwords(self, word: str) -> list[list[str]]:
@@ -344,7 +344,7 @@ class DualEncoder(Model):
             for name, tensor in self._weights.tensor_names.items()
             if name.startswith(prefix)
         }
-        weights = Weights(names, _Own(self._weights.parameters, prefix), tensor_names=own)
+        weights = Storage(names, _Own(self._weights.parameters, prefix), tensor_names=own)
         about = {"name": f"{self.name}.{side}", "notices": self.notices}
         return about | {"config": config, "weights": weights}
 

@@ -12,7 +12,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.scale.sources import LONGEST, Bad, Part, Source, digest_of
+from qkv.scale.sources import LONGEST, Bad, RowRange, TextFile, digest_of
 from qkv.scale.workers import all_of
 from qkv.text.lines import each_line
 
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Block:
+class InputBlock:
     """The input of one task: the lines that begin in a byte range, or a Parquet row group.
 
     Attributes:
@@ -34,7 +34,7 @@ class Block:
         end: the byte after the range; None for the end of the file.
     """
 
-    source: Source
+    source: TextFile
     begin: int = 0
     end: int | None = None
 
@@ -60,17 +60,17 @@ class Count:
     whole: bool = True
 
 
-def blocks_of(source: Source, size: int = BLOCK) -> list[Block]:
+def blocks_of(source: TextFile, size: int = BLOCK) -> list[InputBlock]:
     """Divide a source into blocks of at most `size` bytes; a compressed file is one block."""
     if source.kind == ".parquet":
-        return [Block(source, group) for group in range(source.parquet().num_row_groups)]
+        return [InputBlock(source, group) for group in range(source.parquet().num_row_groups)]
     if source.packed:
-        return [Block(source)]
-    return [Block(source, begin, begin + size) for begin in range(0, source.size, size)]
+        return [InputBlock(source)]
+    return [InputBlock(source, begin, begin + size) for begin in range(0, source.size, size)]
 
 
 def counts_of(
-    files: list[Source],
+    files: list[TextFile],
     client: Any,
     call: str,
     *,
@@ -98,7 +98,7 @@ def counts_of(
         counts[number].append(result)
     torn = [number for number, some in enumerate(counts) if not all(c.whole for c in some)]
     # Files with line ends inside quotes cannot be counted in blocks: count them again as a whole.
-    streams = [(Block(files[number]), check) for number in torn]
+    streams = [(InputBlock(files[number]), check) for number in torn]
     for number, result in zip(torn, all_of(client, _count, streams, call=call), strict=True):
         counts[number] = [result]
     for file, some in zip(files, counts, strict=True):
@@ -110,16 +110,16 @@ def counts_of(
     return counts
 
 
-def bad_row(call: str, file: Source, row: int, reason: str, way: str = WAY) -> str:
+def bad_row(call: str, file: TextFile, row: int, reason: str, way: str = WAY) -> str:
     """Return the error message for a bad row."""
     return f"{call}: {file.path}, row {row} {reason}: {way}"
 
 
-def _count(_: None, case: tuple[Block, bool]) -> Count:
+def _count(_: None, case: tuple[InputBlock, bool]) -> Count:
     return count(*case)
 
 
-def count(block: Block, check: bool = True) -> Count:
+def count(block: InputBlock, check: bool = True) -> Count:
     """Count the rows that begin in a block. If `check` is true, also find the first bad row."""
     if block.source.kind == ".parquet":
         return _count_group(block, check)
@@ -146,12 +146,12 @@ def count(block: Block, check: bool = True) -> Count:
     return Count(len(begins) - header, marks, end, digest, bad, whole)
 
 
-def _count_stream(source: Source, check: bool) -> Count:
+def _count_stream(source: TextFile, check: bool) -> Count:
     """Count the rows of a whole file."""
     marks: list[tuple[int, int]] = []
     bad, rows, begin = None, 0, 0
     with source.open() as stream:
-        seen = _Seen(stream)
+        seen = _CheckedStream(stream)
         for text in source.rows(seen.counted(each_line(seen, None))):
             if begin or source.kind != ".csv":
                 row, at = marks[-1] if marks else (-MARK_ROWS, 0)
@@ -164,7 +164,7 @@ def _count_stream(source: Source, check: bool) -> Count:
     return Count(rows, np.array(marks, np.int64).reshape(-1, 2), begin, seen.hash.hexdigest(), bad)
 
 
-class _Seen:
+class _CheckedStream:
     """A stream that reads from `stream`, and finds a checksum and the positions of line ends."""
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -198,7 +198,7 @@ class _Seen:
         return int(self._begins[line]) if line < len(self._begins) else self._size
 
 
-def _count_group(block: Block, check: bool) -> Count:
+def _count_group(block: InputBlock, check: bool) -> Count:
     """Count the rows of a row group of a Parquet file."""
     texts = block.source.group(block.begin)
     digest = digest_of(json.dumps(texts, default=str).encode())
@@ -210,7 +210,7 @@ def _count_group(block: Block, check: bool) -> Count:
     return Count(len(texts), marks, len(texts), digest, bad)
 
 
-def _first_bad(source: Source, data: bytes, at_begin: bool) -> tuple[int, str] | None:
+def _first_bad(source: TextFile, data: bytes, at_begin: bool) -> tuple[int, str] | None:
     """Return the number of the first bad row in `data` and the reason; None if all are good."""
     if source.kind == ".txt":
         try:
@@ -271,8 +271,8 @@ def _marks(begins: Array) -> Array:
 
 
 def cut(
-    sources: Sequence[Source], counts: Sequence[Sequence[Count]], most_rows: int, most_bytes: int
-) -> list[Part]:
+    sources: Sequence[TextFile], counts: Sequence[Sequence[Count]], most_rows: int, most_bytes: int
+) -> list[RowRange]:
     """Cut sources into parts of at most `most_rows` rows.
 
     Args:
@@ -282,7 +282,7 @@ def cut(
         most_bytes: the approximate maximum size of a part in bytes. A part with one very long line
             may be larger.
     """
-    parts: list[Part] = []
+    parts: list[RowRange] = []
     first = 0
     for number, (source, blocks) in enumerate(zip(sources, counts, strict=True)):
         row = 0
@@ -290,7 +290,7 @@ def cut(
         for index, together in enumerate(groups):
             for begin, end, rows in _pieces(together, most_rows, most_bytes):
                 which = index if source.kind == ".parquet" else None
-                parts.append(Part(source, number, first + row, row, rows, begin, end, which))
+                parts.append(RowRange(source, number, first + row, row, rows, begin, end, which))
                 row += rows
         first += row
     return parts

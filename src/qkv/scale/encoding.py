@@ -21,7 +21,7 @@ from qkv.models.sentence.encode import EmptyText
 from qkv.progress import progress
 from qkv.scale.counting import BLOCK, MARK_ROWS, bad_row, counts_of, cut
 from qkv.scale.manifest import MANIFEST, Folder, writing
-from qkv.scale.sources import Bad, Part, Source, described, digest_of, find_sources, rows_of
+from qkv.scale.sources import Bad, RowRange, TextFile, described, digest_of, find_sources, rows_of
 from qkv.scale.workers import Named, all_of, current_client, each, loaded, named, workers_of
 
 MOST_ROWS, MOST_BYTES = 8192, 2**24  # A part has at most this many rows, and this many bytes.
@@ -62,11 +62,11 @@ class Estimate:
 class _Plan:
     """The plan of a run: the sources, the model, and the parts to write."""
 
-    sources: list[Source]
+    sources: list[TextFile]
     digests: list[str]
     model: Named
     sizes: dict[str, int]
-    parts: list[Part]
+    parts: list[RowRange]
 
     @cached_property
     def about(self) -> Entry:
@@ -197,7 +197,7 @@ def estimate(
     return Estimate(rows, len(plan.parts), hours)
 
 
-def _tried(model: Model, part: Part) -> tuple[int, float]:
+def _tried(model: Model, part: RowRange) -> tuple[int, float]:
     """Encode a sample of a part; return the number of rows, and how many seconds they took."""
     texts = [text for text in rows_of(part, MOST_BYTES) if isinstance(text, str) and text.strip()]
     texts = texts[:: max(1, len(texts) // SAMPLE)][:SAMPLE]
@@ -213,7 +213,7 @@ def _check_model(model: Model) -> None:
 
 
 def _planned(
-    model: Named, files: list[Source], client: Any, check: bool, old: Entry | None
+    model: Named, files: list[TextFile], client: Any, check: bool, old: Entry | None
 ) -> _Plan:
     """Count all rows and plan a run.
 
@@ -313,7 +313,7 @@ class Order:
         skip: whether bad rows are skipped.
     """
 
-    part: Part
+    part: RowRange
     folder: Folder
     name: str
     run: str
@@ -377,7 +377,7 @@ def _encoded(model: Model, good: list[Any], bad: list[Any]) -> Any:
             good[:] = [(row, text) for row, text in good if text != empty]
 
 
-def _parquet(part: Part, rows: list[int], vectors: Any) -> bytes:
+def _parquet(part: RowRange, rows: list[int], vectors: Any) -> bytes:
     """Return the bytes of a Parquet file with these rows of a part."""
     arrow, parquet = need("pyarrow", "scale"), need("pyarrow.parquet", "scale")
     row = np.array(rows, np.int64)

@@ -20,7 +20,7 @@ _READ = ("query", "key", "value", "attn_mask", "bias", "alibi_slopes")
 _ROUNDED = 1e8  # Above this number, the rounding error of a float64 log-sum-exp is too large.
 
 
-class Part(NamedTuple):
+class Partial(NamedTuple):
     """The result of attention over some keys."""
 
     out: Array  # (*lead, Hq, L, dv), in the dtype of the computation.
@@ -86,7 +86,7 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
 
 
 def _attended(blocks: Blocks) -> Tasks:
-    """Return tasks that compute the `Part` over all keys for each block of queries."""
+    """Return tasks that compute the `Partial` over all keys for each block of queries."""
     tasks = blocks.tasks("attention-parts", blocks.arrays)
     for row, seen in blocks.rows():
         at, refs = blocks.in_result(row), []
@@ -135,14 +135,14 @@ def _weights(blocks: Blocks, parts: Tasks) -> Any:
     return tasks.array((*blocks.chunks, keys), kind)
 
 
-def _attend(rules: Rules, **inputs: Array) -> Part:
+def _attend(rules: Rules, **inputs: Array) -> Partial:
     """Compute attention over some keys."""
     with one_thread():
         return _solved(rules.call(inputs))[0]
 
 
-def _attend_nothing(rules: Rules, shapes: list[Shape], kind: DType, **inputs: Array) -> Part:
-    """Return the result of attention, a `Part`, for queries that see no keys.
+def _attend_nothing(rules: Rules, shapes: list[Shape], kind: DType, **inputs: Array) -> Partial:
+    """Return the result of attention, a `Partial`, for queries that see no keys.
 
     `shapes` holds the shapes of query, key and value.
     """
@@ -152,27 +152,27 @@ def _attend_nothing(rules: Rules, shapes: list[Shape], kind: DType, **inputs: Ar
     return _attend(rules._replace(key_lengths=None), **arrays, **inputs)
 
 
-def _solved(call: Call, *, weights: bool = False) -> tuple[Part, Array | None]:
-    """Compute a `Part` and, if requested, weights that sum to 1 over the keys of this part."""
+def _solved(call: Call, *, weights: bool = False) -> tuple[Partial, Array | None]:
+    """Compute a `Partial` and, if requested, weights that sum to 1 over the keys of this part."""
     [(out, lse, shown)] = solve([call], weights=weights, lse=True)
     assert lse is not None
     out, rest = out.astype(call.plan.kind, copy=False), None
     if np.abs(lse).max(initial=0, where=np.isfinite(lse)) > _ROUNDED:
         lse, rest = (x.reshape(lse.shape)[..., 0] for x in log_sums(grouped(call)))
         return _tidy(out, lse, rest), shown
-    return Part(out, lse[..., 0], rest), shown
+    return Partial(out, lse[..., 0], rest), shown
 
 
-def _tidy(out: Array, lse: Array, rest: Array) -> Part:
-    """Return a `Part`; in rows without visible keys, its `lse` is -inf and its `rest` is 0."""
+def _tidy(out: Array, lse: Array, rest: Array) -> Partial:
+    """Return a `Partial`; in rows without visible keys, its `lse` is -inf and its `rest` is 0."""
     blind = np.isneginf(rest)
-    return Part(out, np.where(blind, rest, lse), np.where(blind, 0, rest))
+    return Partial(out, np.where(blind, rest, lse), np.where(blind, 0, rest))
 
 
-def joined(part: Part, other: Part) -> Part:
+def joined(part: Partial, other: Partial) -> Partial:
     """Join the results of two parts over different keys."""
     if part.rest is other.rest is None:
-        return Part(*merge_attention(part.out, part.lse, other.out, other.lse), None)
+        return Partial(*merge_attention(part.out, part.lse, other.out, other.lse), None)
     with np.errstate(all="ignore"):
         top = np.maximum(part.lse, other.lse)
         top = np.where(np.isneginf(top), 0, top)
@@ -181,15 +181,15 @@ def joined(part: Part, other: Part) -> Part:
     return _tidy(out, top, rest)
 
 
-def _out(part: Part, kind: DType) -> Array:
+def _out(part: Partial, kind: DType) -> Array:
     return rounded(part.out, kind)
 
 
-def _lse(part: Part, kind: DType) -> Array:
+def _lse(part: Partial, kind: DType) -> Array:
     return rounded(part.lse if part.rest is None else part.lse + part.rest, kind)
 
 
-def _weigh(rules: Rules, *, part: Part, values: Shape, **inputs: Array) -> Array:
+def _weigh(rules: Rules, *, part: Partial, values: Shape, **inputs: Array) -> Array:
     """Return the weights of a block of keys, normalized over all keys.
 
     First, compute weights that sum to 1 over the keys of the block. Then multiply these weights by

@@ -11,7 +11,7 @@ from qkv.files import StrPath
 from qkv.models import Model
 from qkv.models.run.truncation import MAX_CHARS, Cut, counting
 from qkv.scale.counting import bad_row, counts_of, cut
-from qkv.scale.sources import Bad, Part, described, find_sources, rows_of
+from qkv.scale.sources import Bad, RowRange, described, find_sources, rows_of
 from qkv.scale.workers import all_of, current_client, named
 
 CALL = "scale.head_scores"
@@ -57,7 +57,7 @@ def head_scores(
     names = checked_names(of, CALL, NAMES)
     files = [described(source, CALL) for source in find_sources(sources, column, CALL)]
     used, client = named(model, CALL), current_client(client)
-    parts: list[Part | None] = [*cut(files, counts_of(files, client, CALL), ROWS, BYTES)]
+    parts: list[RowRange | None] = [*cut(files, counts_of(files, client, CALL), ROWS, BYTES)]
     cases = [(part, names) for part in parts or [None]]
     results = all_of(client, _part_sums, cases, call=CALL, model=used)
     sums = [part_sums for part_sums, _ in results]
@@ -68,7 +68,7 @@ def head_scores(
     return sums[0].means()
 
 
-def _part_sums(model: Model, case: tuple[Part | None, tuple[str, ...]]) -> tuple[HeadSums, Cut]:
+def _part_sums(model: Model, case: tuple[RowRange | None, tuple[str, ...]]) -> tuple[HeadSums, Cut]:
     """Return the sums of scores over the texts of a part, and the count of truncated texts."""
     part, names = case
     texts_cut = Cut(model.max_seq_length)
@@ -76,7 +76,7 @@ def _part_sums(model: Model, case: tuple[Part | None, tuple[str, ...]]) -> tuple
         return head_sums(model, () if part is None else _texts(part), names), texts_cut
 
 
-def _texts(part: Part) -> Iterator[str]:
+def _texts(part: RowRange) -> Iterator[str]:
     for row, text in enumerate(rows_of(part, MAX_CHARS), part.row):
         if isinstance(text, Bad):  # the file changed after its rows were counted
             raise ValueError(bad_row(CALL, part.source, row, text.reason))

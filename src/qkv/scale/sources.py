@@ -27,7 +27,7 @@ class Bad:
 
 
 @dataclass(frozen=True)
-class Source:
+class TextFile:
     """A file of texts, which fsspec opens.
 
     Attributes:
@@ -124,7 +124,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Part:
+class RowRange:
     """Consecutive rows of one source, for one task.
 
     Attributes:
@@ -138,7 +138,7 @@ class Part:
         group: the index of the row group; None if the file is not Parquet.
     """
 
-    source: Source
+    source: TextFile
     number: int
     first: int
     row: int
@@ -148,7 +148,7 @@ class Part:
     group: int | None = None
 
 
-def find_sources(sources: Any, column: str, call: str) -> list[Source]:
+def find_sources(sources: Any, column: str, call: str) -> list[TextFile]:
     """Find the files of a path, a glob or a list of both, in order. Matches of a glob are sorted.
 
     Raises:
@@ -169,7 +169,7 @@ def find_sources(sources: Any, column: str, call: str) -> list[Source]:
     return files
 
 
-def _found(path: Any, column: str, call: str) -> Iterator[Source]:
+def _found(path: Any, column: str, call: str) -> Iterator[TextFile]:
     if not isinstance(path, str | os.PathLike):
         what = type(path).__name__
         raise TypeError(f"{call}: a source is {what}: give a path, a glob or a list of them")
@@ -202,10 +202,10 @@ def _found(path: Any, column: str, call: str) -> Iterator[Source]:
             need("zstandard", "scale")
         if "://" not in name:
             name = os.path.abspath(name)  # a worker may have another current folder
-        yield Source(name, kind, column, bool(packed))
+        yield TextFile(name, kind, column, bool(packed))
 
 
-def described(source: Source, call: str) -> Source:
+def described(source: TextFile, call: str) -> TextFile:
     """Check that a source has the text column; return the source, and fill in `field` for a CSV.
 
     Raises:
@@ -243,7 +243,7 @@ def described(source: Source, call: str) -> Source:
     )
 
 
-def rows_of(part: Part, most: int) -> Iterator[str | Bad]:
+def rows_of(part: RowRange, most: int) -> Iterator[str | Bad]:
     """Yield the text of each row of a part, or a `Bad` with the reason for a bad row.
 
     Args:
@@ -262,7 +262,7 @@ def rows_of(part: Part, most: int) -> Iterator[str | Bad]:
         yield from source.rows(each_line(piece, kept, at_begin=at_begin))
 
 
-def texts_of(source: Source, most: int) -> Iterator[str]:
+def texts_of(source: TextFile, most: int) -> Iterator[str]:
     """Yield all texts of a source; raise an error that names the file and the row of a bad row."""
     if source.kind == ".txt":
         with source.open() as stream:
@@ -270,7 +270,7 @@ def texts_of(source: Source, most: int) -> Iterator[str]:
         return
     is_parquet, header = source.kind == ".parquet", int(source.kind == ".csv")
     groups = range(source.parquet().num_row_groups) if is_parquet else [None]
-    parts = (Part(source, 0, 0, 0, 0, 0, sys.maxsize, group) for group in groups)
+    parts = (RowRange(source, 0, 0, 0, 0, 0, sys.maxsize, group) for group in groups)
     rows = chain.from_iterable(rows_of(part, most) for part in parts)
     for row, text in enumerate(islice(rows, header, None)):
         if isinstance(text, Bad):

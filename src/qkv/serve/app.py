@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from qkv.models import Model
-from qkv.serve.guard import Guard, Numbers
+from qkv.serve.guard import Guard, Metrics
 from qkv.serve.protocol import Connection
 from qkv.serve.refusals import ERRORS, FAILED, Refused
 from qkv.serve.routes import about, completions, embeddings, home, rerank, trace_route
@@ -56,7 +56,7 @@ def create_app(model: Model, settings: Settings | None = None) -> Guard:
     app = _with_routes(f"qkv serves {model.name}", needs_key=settings.key is not None)
     state = app.state
     state.model, state.settings, state.name = model, settings, model.name
-    state.worker, state.numbers, state.routes = Worker(model, settings), Numbers(), routes()
+    state.worker, state.numbers, state.routes = Worker(model, settings), Metrics(), routes()
     for owner, watched in (state.worker, _WATCHED), (state.worker.counts, _COUNTED):
         for attribute, words in watched.items():
             state.numbers.watch(f"qkv_{attribute}", words, owner, attribute)

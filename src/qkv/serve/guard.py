@@ -36,10 +36,10 @@ _log = logging.getLogger("qkv.serve")
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
-class Numbers:
+class Metrics:
     """The metrics of one server, in their own Prometheus registry.
 
-    >>> numbers = Numbers()
+    >>> numbers = Metrics()
     >>> numbers.count("/v1/embeddings", 200, 0.004)
     >>> b'requests_total{route="/v1/embeddings",status="200"} 1.0' in numbers.text()
     True
@@ -84,7 +84,7 @@ class Guard:
         ending: whether the server is shutting down.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, numbers: Numbers) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, numbers: Metrics) -> None:
         self.app, self._settings, self._numbers = app, settings, numbers
         self.ending = False
         self._held = 0  # bytes of all bodies in memory

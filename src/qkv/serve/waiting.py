@@ -66,7 +66,7 @@ class Single(Request):
 
 
 @dataclass(eq=False, kw_only=True)
-class Task(Single):
+class Job(Single):
     """A function that needs exclusive use of the model."""
 
     function: Callable[[], Any]
@@ -142,9 +142,9 @@ class Turns(Generic[Some]):
     with only one connection.
 
     >>> loop = asyncio.new_event_loop()
-    >>> turns = Turns[Task]()
+    >>> turns = Turns[Job]()
     >>> for connection, word in (("a", 1), "1"), (("a", 1), "2"), (("a", 2), "3"), (("b", 1), "4"):
-    ...     turns.add(Task(connection=connection, loop=loop, function=word.strip))
+    ...     turns.add(Job(connection=connection, loop=loop, function=word.strip))
     >>> [turns.next().function() for _ in range(4)]
     ['1', '4', '3', '2']
     >>> loop.close()

@@ -19,7 +19,7 @@ from qkv.serve.batches import Batches
 from qkv.serve.refusals import Refused
 from qkv.serve.settings import Settings
 from qkv.serve.streams import END, Stream, Streams
-from qkv.serve.waiting import Request, Single, Task, Texts, Turns
+from qkv.serve.waiting import Job, Request, Single, Texts, Turns
 
 Result = TypeVar("Result")
 POLL = 0.01  # After `stop`, check every 10 ms whether the thread has ended.
@@ -44,7 +44,7 @@ class Worker:
 
     While the thread computes one batch, the texts of the next batch arrive. A batch takes one text
     from each connection in turn, up to `settings.batch_tokens` tokens, and packs the texts into
-    rows. Between two batches, the thread calls the function of one `Task`. Then the thread computes
+    rows. Between two batches, the thread calls the function of one `Job`. Then the thread computes
     the next piece of up to `settings.streams` streams.
 
     Args:
@@ -68,9 +68,9 @@ class Worker:
         limit = None if self._encoder is None else self._encoder.limit
         self._batches = Batches(limit, settings, self._embedded)
         self.counts = self._batches.counts
-        self._texts, self._tasks = self._batches.waiting, Turns[Task]()
+        self._texts, self._tasks = self._batches.waiting, Turns[Job]()
         self._streams = Streams(settings.streams, settings.stream_tokens)
-        self._lines: dict[type[Request], Any] = {Texts: self._texts, Task: self._tasks}
+        self._lines: dict[type[Request], Any] = {Texts: self._texts, Job: self._tasks}
         self._lines[Stream] = self._streams
         self._usual = 1  # the number of requests in the last batch
         self._answers: list[tuple[Request, Any, BaseException | None]] = []
@@ -160,7 +160,7 @@ class Worker:
         Raises:
             Refused: too many requests wait (429), or the server is shutting down (503).
         """
-        result: Result = await self._answer_of(Task(connection=connection, function=function))
+        result: Result = await self._answer_of(Job(connection=connection, function=function))
         return result
 
     async def stream(
@@ -298,7 +298,7 @@ class Worker:
         self._answers += self._streams.step()
         self._tell()
 
-    def _call(self, task: Task) -> None:
+    def _call(self, task: Job) -> None:
         try:
             self._answers.append((task, task.function(), None))
         except BaseException as error:

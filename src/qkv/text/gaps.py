@@ -14,7 +14,7 @@ _TYPED = r"\[MASK\]|\[mask\]|(?<!\w)_+(?!\w)|(?<= )\?(?![ \t\r\n]*\Z)"
 
 
 @dataclass(frozen=True)
-class Masked:
+class MaskedText:
     """A text in which each gap is replaced by a mask token.
 
     Attributes:
@@ -45,7 +45,7 @@ class Masked:
         return self.gaps[number][1] + beyond if beyond >= 0 else self.gaps[number][side]
 
 
-def masked(text: str, mask: str | None) -> Masked:
+def masked(text: str, mask: str | None) -> MaskedText:
     """Replace the gaps of a text with the mask token; if `mask` is None, do not change the text.
 
     >>> masked("The oak is a small ?. Is it ?", "[MASK]").text
@@ -55,11 +55,11 @@ def masked(text: str, mask: str | None) -> Masked:
     ('snake_case <mask> <mask>', [(11, 14)])
     """
     if mask is None:
-        return Masked(text, [], [], "")
+        return MaskedText(text, [], [], "")
     pattern = re.compile(f"{re.escape(mask)}|{_TYPED}")
     gaps = [gap.span() for gap in pattern.finditer(text)]
     starts, shift = [], 0
     for first, end in gaps:
         starts.append(first + shift)
         shift += len(mask) - (end - first)
-    return Masked(pattern.sub(lambda _: mask, text), gaps, starts, mask)
+    return MaskedText(pattern.sub(lambda _: mask, text), gaps, starts, mask)

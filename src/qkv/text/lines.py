@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 _BLOCK = 2**18  # the maximum number of bytes to read at once
 
 
-class Texts:
+class FileTexts:
     """The texts of a file, such as its lines; each iteration reads the file again.
 
     Args:

@@ -11,7 +11,7 @@ from qkv.arrays import Array, Arrays
 WORDS = ("token", "query", "key")  # axes with an index for each token
 
 
-class Activation(NamedTuple):
+class ActivationSpec(NamedTuple):
     """Properties that an activation has in every layer of a model.
 
     Attributes:
@@ -41,28 +41,28 @@ class Activation(NamedTuple):
 _EDGES = ("text", "head", "query", "key")
 _BEST = ("text", "head", "query", "rank")
 _INNER = ("text", "token", "F")
-_OTHER = Activation()  # activations that are not in `TABLE`, such as the residual stream
+_OTHER = ActivationSpec()  # activations that are not in `TABLE`, such as the residual stream
 TABLE = {
-    "q": Activation(("text", "token", "head", "d"), aliases=("query",)),
-    "k": Activation(("text", "token", "kv_head", "d"), aliases=("key",), of_keys=True),
-    "v": Activation(("text", "token", "kv_head", "dv"), aliases=("value",), of_keys=True),
-    "rot_q": Activation(("text", "token", "head", "d")),
-    "rot_k": Activation(("text", "token", "kv_head", "d"), of_keys=True),
-    "attn_scores": Activation(_EDGES, -np.inf, ("attn_logits",)),
-    "pattern": Activation(_EDGES, aliases=("attn",)),
-    "z": Activation(("text", "token", "head", "dv")),
+    "q": ActivationSpec(("text", "token", "head", "d"), aliases=("query",)),
+    "k": ActivationSpec(("text", "token", "kv_head", "d"), aliases=("key",), of_keys=True),
+    "v": ActivationSpec(("text", "token", "kv_head", "dv"), aliases=("value",), of_keys=True),
+    "rot_q": ActivationSpec(("text", "token", "head", "d")),
+    "rot_k": ActivationSpec(("text", "token", "kv_head", "d"), of_keys=True),
+    "attn_scores": ActivationSpec(_EDGES, -np.inf, ("attn_logits",)),
+    "pattern": ActivationSpec(_EDGES, aliases=("attn",)),
+    "z": ActivationSpec(("text", "token", "head", "dv")),
     # a vector per head and token; a trace has `result` only if `names=` lists `result`
-    "result": Activation(("text", "token", "head", "D"), unasked=False),
-    "top_indices": Activation(_BEST, -1, editable=False),
-    "top_weights": Activation(_BEST, editable=False),
-    "received": Activation(("text", "head", "key"), editable=False),
-    "lse": Activation(("text", "head", "query"), -np.inf, editable=False),
-    "scale": Activation(("text", "token", "one")),
-    "pre": Activation(_INNER, aliases=("mlp_pre",)),
-    "pre_linear": Activation(_INNER),
-    "post": Activation(_INNER, aliases=("mlp_post",)),
-    "sae_acts_post": Activation(("text", "token", "feature")),
-    "logits": Activation(("text", "token", "V")),
+    "result": ActivationSpec(("text", "token", "head", "D"), unasked=False),
+    "top_indices": ActivationSpec(_BEST, -1, editable=False),
+    "top_weights": ActivationSpec(_BEST, editable=False),
+    "received": ActivationSpec(("text", "head", "key"), editable=False),
+    "lse": ActivationSpec(("text", "head", "query"), -np.inf, editable=False),
+    "scale": ActivationSpec(("text", "token", "one")),
+    "pre": ActivationSpec(_INNER, aliases=("mlp_pre",)),
+    "pre_linear": ActivationSpec(_INNER),
+    "post": ActivationSpec(_INNER, aliases=("mlp_post",)),
+    "sae_acts_post": ActivationSpec(("text", "token", "feature")),
+    "logits": ActivationSpec(("text", "token", "V")),
 }
 ALIASES = {alias: name for name, one in TABLE.items() for alias in one.aliases}
 WEIGHTS = SCORES, PATTERN = tuple(f"hook_{name}" for name, one in TABLE.items() if one.is_weights)
@@ -70,7 +70,7 @@ SUMMARY = tuple(name for name, one in TABLE.items() if not one.editable)
 
 
 @lru_cache(4096)
-def activation(name: str) -> Activation:
+def activation(name: str) -> ActivationSpec:
     """Return the properties of an activation, given its full or short name.
 
     >>> activation("blocks.0.attn.hook_pattern").axes, activation("lse").fill

@@ -14,9 +14,9 @@ from qkv.arrays import whole_number
 from qkv_marking.conformance.called import LIBRARIES, Callee
 from qkv_marking.conformance.explain import Explainer
 from qkv_marking.conformance.read_cases import FEATURES, Case, random, smaller, structured
-from qkv_marking.conformance.report import Finding, Report, status_of
+from qkv_marking.conformance.report import Report, WrongCase, status_of
 from qkv_marking.conformance.runs import CaseResult, Runs
-from qkv_marking.conformance.worker import MEGABYTES, Worker, load, of_function
+from qkv_marking.conformance.worker import MEGABYTES, CaseWorker, load, of_function
 from qkv_marking.isolated import Isolated, serve
 from qkv_marking.outcome import name_of
 
@@ -157,7 +157,7 @@ def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolate
         return load(function, names) if isinstance(function, str) else of_function(function, names)
 
     def fork() -> None:
-        worker = Worker(task, loaded)
+        worker = CaseWorker(task, loaded)
         serve(lambda: worker.answer, MEGABYTES, 1e5)
 
     return lambda: Isolated(fork, **limits)
@@ -211,14 +211,16 @@ def _settled(results: Sequence[CaseResult]) -> list[CaseResult]:
     ]
 
 
-def _findings(runs: Runs, results: list[CaseResult]) -> tuple[list[CaseResult], dict[str, Finding]]:
+def _findings(
+    runs: Runs, results: list[CaseResult]
+) -> tuple[list[CaseResult], dict[str, WrongCase]]:
     """Return `(results, findings)`, with a finding for each wrong or refused feature.
 
     A finding holds the smallest case with the error. If a case of "window" is wrong only because
     of a defect in "causal", the case does not make the feature "window" wrong.
     """
     explainer = Explainer(results)
-    findings: dict[str, Finding] = {}
+    findings: dict[str, WrongCase] = {}
     done: list[CaseResult] = []
     for name in FEATURES:
         own = _of(name, results)
@@ -237,10 +239,10 @@ def _findings(runs: Runs, results: list[CaseResult]) -> tuple[list[CaseResult], 
         if smallest.like:
             earlier = findings.get(smallest.like)
             cause = None if earlier is None else earlier.explanation
-            findings[name] = Finding(smallest, cause, smallest.like)
+            findings[name] = WrongCase(smallest, cause, smallest.like)
         else:
             cause = explainer.explain([result for result in own if not result.like])
-            findings[name] = Finding(smallest, cause)
+            findings[name] = WrongCase(smallest, cause)
     return done, findings
 
 

@@ -17,7 +17,7 @@ _NAMED = 3  # the maximum number of refused cases to list
 
 
 @dataclass(frozen=True)
-class Finding:
+class WrongCase:
     """The smallest wrong or refused case of a feature, and its explanation.
 
     Attributes:
@@ -40,14 +40,14 @@ class Report:
         features: the status of each feature: "right", "wrong", "refused" (the function raises an
             error) or "absent" (the function has no argument for the feature).
         cases: the result of each case, with `.case`, `.status`, `.error` and `.bound`.
-        findings: a `Finding` for each wrong or refused feature, keyed by feature. A finding holds
+        findings: a `WrongCase` for each wrong or refused feature, keyed by feature. A finding holds
             the smallest case with the error, and the known defects that explain this case.
     """
 
     name: str
     features: Mapping[str, str]
     cases: tuple[CaseResult, ...]
-    findings: Mapping[str, Finding] = field(default_factory=dict)
+    findings: Mapping[str, WrongCase] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -181,7 +181,7 @@ def _html_line(line: str) -> str:
     return f"<{tag}>{escape(line)}</{tag}>" if tag else escape(line)
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: WrongCase) -> dict[str, Any]:
     cause = finding.explanation
     return {
         "case": _case(finding.case),

@@ -34,7 +34,7 @@ def main() -> None:
     """Read a task from the first command-line argument, then answer requests."""
     task, seconds = json.loads(sys.argv[1]), float(sys.argv[2])
     sys.path[:] = dict.fromkeys([*task.pop("path"), *sys.path])
-    worker = Worker(task, lambda target: load(target, task["names"]))
+    worker = CaseWorker(task, lambda target: load(target, task["names"]))
     serve(lambda: worker.answer, MEGABYTES, seconds)
 
 
@@ -79,7 +79,7 @@ def of_function(thing: Any, names: Mapping[str, str] | None) -> Callee:
     return adapters.known(thing) or callee(thing, names)
 
 
-class Worker:
+class CaseWorker:
     """Passes the arrays of cases to a function.
 
     Args:

@@ -15,13 +15,13 @@ import numpy as np
 from qkv.arrays import Array, Arrays, Shape
 from qkv_marking import findings
 from qkv_marking.engine import Group, Marking, generator, per_seed, reproduces
-from qkv_marking.findings import Finding
+from qkv_marking.findings import Symptom
 from qkv_marking.mistake import Function, Steps
 from qkv_marking.outcome import Outcome, first_wrong, options_of
-from qkv_marking.tasks.attention.steps import RIGHT as ATTENTION, Case, compute as attention, same
+from qkv_marking.tasks.attention.steps import RIGHT as ATTENTION, Trial, compute as attention, same
 from qkv_marking.tasks.mistakes.formula import LARGE, core, of_output
 from qkv_marking.tasks.mistakes.heads import HEADS, ONE_HEAD
-from qkv_marking.tasks.task import Computation, StepwiseMarking, Texts, tested
+from qkv_marking.tasks.task import Computation, Phrases, StepwiseMarking, tested
 
 Part = Callable[[Array], Array]
 Rule = Callable[[Array, Sequence[Part], Sequence[Part]], Array]
@@ -83,7 +83,7 @@ NORMS_EXCHANGED = (_normed_by(1, 0),)
 NORM_KEPT = (wire(_norm_kept),)
 
 
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 EPS = 1e-5
 
 # the computation, step by step
@@ -112,7 +112,7 @@ def compute(case: BlockCall, steps: Steps) -> Array:
 
     def attend(x: Array) -> Array:
         arrays = {"x": x, **{name: p[name] for name in ("w_q", "w_k", "w_v")}}
-        return attention(Case(arrays, heads=heads, output=p["w_o"]), steps)
+        return attention(Trial(arrays, heads=heads, output=p["w_o"]), steps)
 
     def norm(number: int) -> Part:
         scale, shift = p[f"norm{number}_scale"], p[f"norm{number}_shift"]
@@ -434,7 +434,7 @@ class BlockMarking(StepwiseMarking):
                     self.limits += said
                     return
 
-    def unexplained(self, runs: list[Outcome], what: str) -> Finding:
+    def unexplained(self, runs: list[Outcome], what: str) -> Symptom:
         """Switch off one part at a time, to find the part with the mistake."""
         case = first_wrong(runs).case
         hints = []

@@ -10,15 +10,15 @@ import numpy as np
 
 from qkv.arrays import Array, Arrays
 from qkv_marking.engine import Group, Marking, generator, per_seed
-from qkv_marking.findings import Finding, of_mistake
+from qkv_marking.findings import Symptom, of_mistake
 from qkv_marking.mistake import Function, Steps, mended
 from qkv_marking.outcome import Outcome, options_of
-from qkv_marking.tasks.attention.steps import RIGHT as ATTENTION, Case, compute as attention, same
+from qkv_marking.tasks.attention.steps import RIGHT as ATTENTION, Trial, compute as attention, same
 from qkv_marking.tasks.mistakes.formula import BATCHES as ATTENTION_BATCHES, LARGE, ONE_TEXT, core
 from qkv_marking.tasks.mistakes.masks import HIDING, MASK, TEXTS as TEXTS_OF_A_BATCH
-from qkv_marking.tasks.task import Computation, StepwiseMarking, Texts, tested
+from qkv_marking.tasks.task import Computation, Phrases, StepwiseMarking, tested
 
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 
 # the computation, step by step
 
@@ -37,7 +37,7 @@ class TwoTexts:
         return {"x": self.x, "context": self.context, **self.parameters, "mask": self.mask}
 
 
-def attend(case: Case, texts: tuple[Array, Array, Array], steps: Steps) -> Array:
+def attend(case: Trial, texts: tuple[Array, Array, Array], steps: Steps) -> Array:
     """Compute attention (..., L, dv) with queries, keys and values from three texts.
 
     Args:
@@ -57,7 +57,7 @@ def compute(case: TwoTexts, steps: Steps) -> Array:
     """Return the output (..., L, dv) of attention from x to the context."""
     texts = steps["texts"](case.x, case.context)
     arrays = {"x": texts[0], **case.parameters}
-    return attend(Case(arrays, mask=steps["keys"](case.mask)), texts, steps)
+    return attend(Trial(arrays, mask=steps["keys"](case.mask)), texts, steps)
 
 
 def of_keys(mask: Array) -> Array:
@@ -176,7 +176,7 @@ def _others() -> tuple[Group, ...]:
     )
 
 
-def one_text_only(wrong: Outcome) -> Finding | None:
+def one_text_only(wrong: Outcome) -> Symptom | None:
     """Return a finding if a call with a batch raises an error."""
     return of_mistake(ONE_TEXT, wrong) if wrong.error is not None else None
 

@@ -15,13 +15,13 @@ from qkv_marking.engine import Group, Marking, generator, per_seed
 from qkv_marking.mistake import Function, Mistake, Steps
 from qkv_marking.outcome import close, options_of
 from qkv_marking.tasks import block, cross_attention as cross
-from qkv_marking.tasks.attention.steps import Case, same
+from qkv_marking.tasks.attention.steps import Trial, same
 from qkv_marking.tasks.block import BlockMarking, Part, pre_norm, some_parts, wire
 from qkv_marking.tasks.mistakes.formula import BATCHES, LARGE
 from qkv_marking.tasks.mistakes.masks import HIDING, TEXTS as MASKS_OF_A_BATCH
-from qkv_marking.tasks.task import Computation, Texts, tested
+from qkv_marking.tasks.task import Computation, Phrases, tested
 
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 
 # the computation, step by step
 
@@ -48,7 +48,7 @@ def compute(case: cross.TwoTexts, steps: Steps) -> Array:
 
     def attention(name: str, texts: tuple[Array, Array, Array], mask: Any, causal: bool) -> Array:
         arrays = {"x": texts[0], **{f"w_{role}": p[f"{name}_{role}"] for role in "qkv"}}
-        one = Case(arrays, mask=mask, causal=causal, output=p[f"{name}_o"])
+        one = Trial(arrays, mask=mask, causal=causal, output=p[f"{name}_o"])
         return cross.attend(one, texts, steps)
 
     def self_attention(x: Array) -> Array:

@@ -10,13 +10,13 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv_marking.engine import generator
-from qkv_marking.findings import Finding, told
+from qkv_marking.findings import Symptom, told
 from qkv_marking.mistake import Function
 from qkv_marking.outcome import Outcome
 from qkv_marking.tasks.attention.steps import same, softmax
-from qkv_marking.tasks.task import DO, Exercise, Texts
+from qkv_marking.tasks.task import DO, Exercise, Phrases
 
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 
 # lesson 1: the weights of a recurrence; the score that gives a word a certain weight
 
@@ -123,7 +123,7 @@ def _sentences() -> list[tuple[Any, ...]]:
     return [(text, vocabulary) for text in texts]
 
 
-def _no_such_word(wrong: Outcome) -> Finding | None:
+def _no_such_word(wrong: Outcome) -> Symptom | None:
     """Describe a function that raises a KeyError for a word outside the vocabulary."""
     if not isinstance(wrong.error, KeyError):
         return None

@@ -13,7 +13,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv_marking.engine import Group, Marking, generator, per_seed
-from qkv_marking.findings import Finding, nothing_returned, of_mistake, overwritten
+from qkv_marking.findings import Symptom, nothing_returned, of_mistake, overwritten
 from qkv_marking.mistake import Function, Mistake, Steps
 from qkv_marking.outcome import (
     Outcome,
@@ -24,15 +24,15 @@ from qkv_marking.outcome import (
     options_of,
     outcome,
 )
-from qkv_marking.tasks.attention.steps import RIGHT as ATTENTION, Sizes
+from qkv_marking.tasks.attention.steps import RIGHT as ATTENTION, Scales
 from qkv_marking.tasks.mistakes.formula import LARGE, OF_CAUSAL, core
-from qkv_marking.tasks.task import Computation, StepwiseMarking, Texts, tested
+from qkv_marking.tasks.task import Computation, Phrases, StepwiseMarking, tested
 
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 
 
 @dataclass(frozen=True)
-class Run:
+class Calls:
     """One text in several calls: word vectors (T, D), and the number of words in each call."""
 
     arrays: dict[str, Array]
@@ -67,7 +67,7 @@ class Stepping:
         self.cache_first = False
         self.given_back: list[tuple[Array, Array]] = []  # (copy of an output, output)
 
-    def __call__(self, case: Run) -> Any:
+    def __call__(self, case: Calls) -> Any:
         """Concatenate the outputs of all calls; if an output is not numeric, return this output."""
         outs, cache = [], self.first()
         for x in case.pieces():
@@ -80,12 +80,12 @@ class Stepping:
                 case = replace(case, arrays=case.arrays | case.later)
         return np.concatenate(outs)
 
-    def alone(self, case: Run) -> Any:
+    def alone(self, case: Calls) -> Any:
         """Return the output of one call with all words, as if the function had no cache."""
         returned = self.call(self.step, case, case.arrays["x"], self.first())
         return returned[0] if isinstance(returned, tuple) and returned else returned
 
-    def make_call(self, case: Run, x: Array, cache: Any) -> tuple[Any, Any]:
+    def make_call(self, case: Calls, x: Array, cache: Any) -> tuple[Any, Any]:
         """Make one call, and return the output and the cache for the next call."""
         returned = self.call(self.step, case, x, cache)
         if not isinstance(returned, tuple | list) or len(returned) != 2:
@@ -118,7 +118,7 @@ class StepMarking(StepwiseMarking):
         smallest: a case with two calls of one word each.
     """
 
-    def __init__(self, right: Computation, step: Function, call: Function, smallest: Run) -> None:
+    def __init__(self, right: Computation, step: Function, call: Function, smallest: Calls) -> None:
         self.stepping, self.smallest = Stepping(step, call), smallest
         super().__init__(right, step, self.stepping)
 
@@ -151,7 +151,9 @@ class StepMarking(StepwiseMarking):
         self.stepping.first = lambda: None
         return None
 
-    def test_in_parts(self, single: list[Run], more: list[Run], known: Sequence[Mistake]) -> None:
+    def test_in_parts(
+        self, single: list[Calls], more: list[Calls], known: Sequence[Mistake]
+    ) -> None:
         """Test single-word calls, and calls with several words.
 
         Args:
@@ -181,7 +183,7 @@ class StepMarking(StepwiseMarking):
         mistakes = together[1]
         return len(mistakes) < 2 or first is None or any(m not in mistakes for m in first[1])
 
-    def last_calls(self, others: Sequence[Run], recomputed: Sequence[Mistake]) -> None:
+    def last_calls(self, others: Sequence[Calls], recomputed: Sequence[Mistake]) -> None:
         """Check that the step function uses its cache, and does not modify the cache.
 
         This method does nothing if an earlier test has found a mistake.
@@ -225,7 +227,7 @@ class StepMarking(StepwiseMarking):
         """Return whether a second call with the same cache gives a different output or an error."""
         call = self.stepping
 
-        def second_time(run: Run) -> Any:
+        def second_time(run: Calls) -> Any:
             first, last = run.pieces()
             _, cache = call.make_call(run, first, call.first())
             call.make_call(run, last, cache)
@@ -234,7 +236,7 @@ class StepMarking(StepwiseMarking):
         right = self.call(self.smallest).right[-1:]
         return not outcome(self.smallest, second_time, right).is_right
 
-    def _no_cache(self, run: Outcome, error: NoCacheError) -> Finding:
+    def _no_cache(self, run: Outcome, error: NoCacheError) -> Symptom:
         yours = {"yours": str(error).removeprefix("it returns ")}
         if error.returned is None:
             return replace(nothing_returned(run, str(error), self.returns), more=yours)
@@ -249,24 +251,24 @@ _WEIGHTS = ("w_q", "w_k", "w_v")
 # the computation, step by step
 
 
-class Kept(NamedTuple):
+class Past(NamedTuple):
     """The cached keys and values of earlier words."""
 
     key: Array
     value: Array
 
 
-def compute(case: Run, steps: Steps) -> Array:
+def compute(case: Calls, steps: Steps) -> Array:
     """Return the outputs (T, dv) of all calls, concatenated."""
     w_q, w_k, w_v = (case.arrays[name] for name in _WEIGHTS)
-    kept = Kept(np.zeros((0, w_k.shape[1])), np.zeros((0, w_v.shape[1])))
+    kept = Past(np.zeros((0, w_k.shape[1])), np.zeros((0, w_v.shape[1])))
     outs: list[Array] = []
     before = 0
     words = case.arrays["x"][:0]  # the words of the earlier calls
     for x in case.pieces():
         if case.later is not None and outs:
             w_q, w_k, w_v = (case.later[name] for name in _WEIGHTS)
-        kept = Kept(*steps["recalls"](kept, words, w_k, w_v))
+        kept = Past(*steps["recalls"](kept, words, w_k, w_v))
         if case.positions is not None:
             x = x + case.positions[steps["positions"](len(x), before, len(outs))]
         words = np.concatenate([words, x])
@@ -276,21 +278,21 @@ def compute(case: Run, steps: Steps) -> Array:
     return np.concatenate(outs)
 
 
-def advance(x: Array, weights: Sequence[Array], kept: Kept, steps: Steps) -> tuple[Array, Kept]:
+def advance(x: Array, weights: Sequence[Array], kept: Past, steps: Steps) -> tuple[Array, Past]:
     """Compute causal attention from new words to all words; return the output and new cache."""
     q, k, v = steps["choose"](*steps["project"](x, *weights))
     keys, values = steps["reads"](kept, k, v)
     first = steps["first"](len(kept.key), len(keys), len(x))  # the position of the first new word
     i, j = np.arange(len(q))[:, None], np.arange(len(keys))
     out = attend(q, keys, values, steps["sees"](i, j, first), x.shape[1], steps)
-    return out, Kept(*steps["keeps"](kept, k, v))
+    return out, Past(*steps["keeps"](kept, k, v))
 
 
 def attend(q: Array, k: Array, v: Array, sees: Array, width: int, steps: Steps) -> Array:
     """Return the output (n, dv) of attention from new queries to visible keys."""
     if not len(k):
         return np.zeros((len(q), v.shape[1]))
-    sizes = Sizes(q.shape[-1], v.shape[-1], len(k), width, q.shape[-1])
+    sizes = Scales(q.shape[-1], v.shape[-1], len(k), width, q.shape[-1])
     scores = steps["scale"](steps["score"](q, k), sizes)
     visible = np.broadcast_to(sees, scores.shape)
     weights = steps["normalise"](steps["exp"](steps["shift"](np.where(visible, scores, -np.inf))))
@@ -298,7 +300,7 @@ def attend(q: Array, k: Array, v: Array, sees: Array, width: int, steps: Steps) 
     return out
 
 
-def after(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
+def after(kept: Past, k: Array, v: Array) -> tuple[Array, Array]:
     """Append the new rows of keys and values to the cached rows."""
     return np.concatenate([kept.key, k]), np.concatenate([kept.value, v])
 
@@ -316,7 +318,7 @@ RIGHT: Steps = {
 # known mistakes; each mistake replaces some steps
 
 
-def _both(way: Callable[[Kept, Array, Array], Sequence[Array]]) -> Steps:
+def _both(way: Callable[[Past, Array, Array], Sequence[Array]]) -> Steps:
     """Return the steps "reads" and "keeps"; each step calls `way` to join cached and new rows.
 
     "reads" returns the rows that attention reads, and "keeps" returns the rows for the cache.
@@ -324,12 +326,12 @@ def _both(way: Callable[[Kept, Array, Array], Sequence[Array]]) -> Steps:
     return {"reads": way, "keeps": way}
 
 
-def _twice(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
+def _twice(kept: Past, k: Array, v: Array) -> tuple[Array, Array]:
     """Append the new rows to the cached rows, then append them again."""
-    return after(Kept(*after(kept, k, v)), k, v)
+    return after(Past(*after(kept, k, v)), k, v)
 
 
-def _new(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
+def _new(kept: Past, k: Array, v: Array) -> tuple[Array, Array]:
     return k, v
 
 
@@ -339,7 +341,7 @@ CACHING = _TEXTS.mistakes(
         "cache-overwritten": [{"keeps": _new}],
         "cache-twice": [{"keeps": _twice}, {"reads": _twice}, _both(_twice)],
         "cache-twice-at-first": [
-            _both(lambda kept, k, v: after(kept if len(kept.key) else Kept(k, v), k, v))
+            _both(lambda kept, k, v: after(kept if len(kept.key) else Past(k, v), k, v))
         ],
         "cache-one-of-two": [
             _both(lambda kept, k, v: (after(kept, k, v)[0], v)),
@@ -381,7 +383,7 @@ MASKING = _TEXTS.mistakes(
         "cache-mask-start": [lambda i, j, first: j <= i],
         "cache-mask-diagonal": [lambda i, j, first: j < first + i],
         "cache-mask-ahead": [lambda i, j, first: j <= first + i + 1],
-        "cache-front": [_both(lambda kept, k, v: after(Kept(k, v), *kept))],
+        "cache-front": [_both(lambda kept, k, v: after(Past(k, v), *kept))],
     },
     step="sees",
 )
@@ -403,15 +405,15 @@ KNOWN = (*CACHING, *MASKING, *core("x,w_q,w_k,w_v"), *OF_CAUSAL, EXCHANGED)
 # the test inputs, and the function that marks an answer
 
 
-def _drawn(seed: int, parts: tuple[int, ...], sizes: tuple[int, int, int]) -> Run:
+def _drawn(seed: int, parts: tuple[int, ...], sizes: tuple[int, int, int]) -> Calls:
     """Draw word vectors and projections of sizes D, d, dv in multiples of 1/2."""
     width, d, dv = sizes
     rng = generator(seed)
     shapes = {"x": (sum(parts), width), "w_q": (width, d), "w_k": (width, d), "w_v": (width, dv)}
-    return Run({name: rng.integers(-4, 5, shape) / 2 for name, shape in shapes.items()}, parts)
+    return Calls({name: rng.integers(-4, 5, shape) / 2 for name, shape in shapes.items()}, parts)
 
 
-def _cases(seed: int, *parts: tuple[int, ...]) -> list[Run]:
+def _cases(seed: int, *parts: tuple[int, ...]) -> list[Calls]:
     """Draw a small text and a large text for each item of `parts`.
 
     An item lists the number of words in each call: (2, 1) means a call with two words, then a call
@@ -429,18 +431,18 @@ _LARGE = {"x": [[1, 0], [1, 1]], "w_q": [[1000], [0]], "w_k": [[0], [1]], "w_v":
 _LARGE_ARRAYS = {name: np.array(rows, dtype=float) for name, rows in _LARGE.items()}
 
 LARGE_SCORES = Group(
-    "scores of 1000", [Run(_LARGE_ARRAYS, (1, 1)), Run(_LARGE_ARRAYS, (2,))], LARGE
+    "scores of 1000", [Calls(_LARGE_ARRAYS, (1, 1)), Calls(_LARGE_ARRAYS, (2,))], LARGE
 )
 
 
 @per_seed
-def word_by_word() -> list[Run]:
+def word_by_word() -> list[Calls]:
     """Return texts that are read one word per call; smaller texts come first."""
     return _cases(10, (1, 1), (1, 1, 1))
 
 
 @per_seed
-def several() -> list[Run]:
+def several() -> list[Calls]:
     """Return texts that are read in one or more calls; at least one call reads several words."""
     return [
         *_cases(110, (2,)),
@@ -449,7 +451,7 @@ def several() -> list[Run]:
     ]
 
 
-def _with_positions(case: Run) -> Run:
+def _with_positions(case: Calls) -> Calls:
     """Add a table of T + 3 position vectors to a case of T words; the last vector is all zeros."""
     words, width = case.arrays["x"].shape
     table = np.arange(1.0, 1 + (words + 3) * width).reshape(-1, width) % 5 / 2
@@ -463,7 +465,7 @@ def _positions() -> Group:
     return Group("positions", [_with_positions(case) for case in cases], PLACING)
 
 
-def _call(step: Function, case: Run, x: Array, cache: Any) -> Any:
+def _call(step: Function, case: Calls, x: Array, cache: Any) -> Any:
     """Call a step function with these words and this cache."""
     positions = {} if case.positions is None else {"positions": case.positions}
     return step(x, cache, *(case.arrays[name] for name in _WEIGHTS), **positions)
@@ -490,7 +492,7 @@ def _mark(function: Function) -> Marking:
     return m
 
 
-def _with_other_projections(case: Run) -> Run:
+def _with_other_projections(case: Calls) -> Calls:
     """Change the key and value projections of a case after the first call."""
     w = {name: case.arrays[name] for name in _WEIGHTS}
     return replace(case, later=w | {"w_k": w["w_k"] + 1, "w_v": w["w_v"] - 2})

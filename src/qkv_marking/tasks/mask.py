@@ -7,14 +7,14 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv_marking.engine import Group, Marking, by_seed, generator
-from qkv_marking.findings import Finding, of_mistake
+from qkv_marking.findings import Symptom, of_mistake
 from qkv_marking.mistake import Function, Mistake, Steps, mended
 from qkv_marking.outcome import Outcome, close, name_of, numbers, options_of, outcome
 from qkv_marking.tasks.attention import attention_tasks
-from qkv_marking.tasks.attention.steps import CORE, RIGHT as ATTENTION, Case, learner
+from qkv_marking.tasks.attention.steps import CORE, RIGHT as ATTENTION, Trial, learner
 from qkv_marking.tasks.attention.symptoms import large_scores
 from qkv_marking.tasks.mistakes import formula, masks
-from qkv_marking.tasks.task import Texts, both_ends, pick, tested
+from qkv_marking.tasks.task import Phrases, both_ends, pick, tested
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def compute(case: Length, steps: Steps) -> Array:
 
 
 RIGHT: Steps = {"sees": ATTENTION["sees"]}
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 LINE = "mask = np.tril(np.ones((length, length), dtype=bool))  # True = may attend"
 KNOWN = mended(
     LINE,
@@ -74,7 +74,7 @@ def _read(out: Array) -> tuple[Array, Mistake | None]:
     return out, None
 
 
-def _all_or_nothing(runs: list[Outcome]) -> Finding | None:
+def _all_or_nothing(runs: list[Outcome]) -> Symptom | None:
     """Return a finding if a function's causal masks contain only ones, or only zeros."""
     outs = [run.out for run in runs]
     for number, name in ((1, "causal-everything"), (0, "causal-nothing")):
@@ -120,10 +120,10 @@ def _mark_causal(function: Function) -> Marking:
     return m
 
 
-def _masked(query: Any, key: Any, mask: Any) -> Case:
+def _masked(query: Any, key: Any, mask: Any) -> Trial:
     """Return a case with this mask; the value of key 0 is 1, and the value of key 1 is 2."""
     arrays = (np.array(rows, dtype=np.float64) for rows in (query, key, [[1], [2]]))
-    return Case(dict(zip(("query", "key", "value"), arrays, strict=True)), mask=np.array(mask))
+    return Trial(dict(zip(("query", "key", "value"), arrays, strict=True)), mask=np.array(mask))
 
 
 # First case: the scores are [[1000, 0], [-1000, 0]], and the larger score of each row is masked.
@@ -141,7 +141,7 @@ _LARGE = (
 )
 
 
-def _nothing_but_nan(wrong: Outcome) -> Finding | None:
+def _nothing_but_nan(wrong: Outcome) -> Symptom | None:
     """Describe a function that returns only nan if it is called without a mask."""
     if wrong.out is None or wrong.out.shape != wrong.right.shape:
         return None
@@ -151,7 +151,7 @@ def _nothing_but_nan(wrong: Outcome) -> Finding | None:
     return of_mistake(times_inf, wrong)
 
 
-def _no_row_left(m: attention_tasks.AttentionMarking) -> Finding | None:
+def _no_row_left(m: attention_tasks.AttentionMarking) -> Symptom | None:
     """Describe a function that inverts the mask before softmax, but not the mask after softmax."""
     values = (run.case.arrays["value"] for run in m.runs)
     means = [np.broadcast_to(v.mean(axis=0), v.shape) for v in values]  # L == S

@@ -8,15 +8,15 @@ from qkv_marking.engine import Group, generator
 from qkv_marking.mistake import Function, mended
 from qkv_marking.outcome import kind_of
 from qkv_marking.tasks.attention import attention_tasks, symptoms
-from qkv_marking.tasks.attention.steps import CORE, Case, drawn, flip, join, learner, softmax
+from qkv_marking.tasks.attention.steps import CORE, Trial, drawn, flip, join, learner, softmax
 from qkv_marking.tasks.mistakes import heads
 from qkv_marking.tasks.mistakes.formula import BATCHES, LARGE, SHAPES, core, of_output
 from qkv_marking.tasks.mistakes.masks import HIDING, MASK
-from qkv_marking.tasks.task import Texts, tested
+from qkv_marking.tasks.task import Phrases, tested
 
 _NAMES = "x,w_q,w_k,w_v"
 _OUTPUT = "return joined @ w_o"
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 
 JOINING = mended(
     heads.JOIN,
@@ -108,7 +108,7 @@ def _mark(function: Function) -> attention_tasks.AttentionMarking:
     return m
 
 
-def _unprojected(case: Case) -> Case:
+def _unprojected(case: Trial) -> Trial:
     """Set w_o of a case to the identity matrix."""
     return replace(case, output=np.eye(case.arrays["w_v"].shape[-1]))
 
@@ -118,7 +118,7 @@ def _try_output(m: attention_tasks.AttentionMarking) -> None:
     two, four = m.cases["two heads"]
     rng = generator(400)
 
-    def projected(case: Case, width: int) -> Case:
+    def projected(case: Trial, width: int) -> Trial:
         joined = case.arrays["w_v"].shape[-1]
         return replace(case, output=rng.integers(-4, 5, (joined, width)) / 2)
 
@@ -156,7 +156,7 @@ def _try_mask(m: attention_tasks.AttentionMarking) -> None:
     m.test(Group("a mask on two heads", [masked], known, may_refuse=True))
 
 
-def _try_uneven_heads(m: attention_tasks.AttentionMarking, case: Case) -> None:
+def _try_uneven_heads(m: attention_tasks.AttentionMarking, case: Trial) -> None:
     """Check that splitting six columns into four heads raises an error."""
     run = m.call.refused(case)
     if run.error is not None:

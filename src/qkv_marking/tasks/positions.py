@@ -15,8 +15,8 @@ from qkv_marking.mistake import Function, Mistake, Steps
 from qkv_marking.outcome import options_of
 from qkv_marking.tasks.task import (
     Computation,
+    Phrases,
     StepwiseMarking,
-    Texts,
     both_ends,
     cut,
     tested,
@@ -24,11 +24,11 @@ from qkv_marking.tasks.task import (
 )
 
 BASE = 10000.0
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 
 
 @dataclass(frozen=True)
-class Table:
+class PositionsCall:
     """One call: the number of positions, and the size of their vectors."""
 
     length: int
@@ -39,7 +39,7 @@ class Table:
         return {"length": self.length, "dim": self.dim}
 
 
-def compute(case: Table, steps: Steps) -> Array:
+def compute(case: PositionsCall, steps: Steps) -> Array:
     """Compute the table (T, D) with these steps."""
     length, dim = steps["sizes"](case.length, case.dim)
     column = np.arange(dim)
@@ -168,14 +168,14 @@ def _second_angle(table: Array) -> float:
 
 
 # The smallest table comes first. With two columns, the angle at position p is p.
-TABLES = (Table(2, 2), Table(3, 4), Table(4, 6), Table(3, 8))
-ODD = (Table(2, 3), Table(3, 5))
+TABLES = (PositionsCall(2, 2), PositionsCall(3, 4), PositionsCall(4, 6), PositionsCall(3, 8))
+ODD = (PositionsCall(2, 3), PositionsCall(3, 5))
 
 
-def _another() -> tuple[Table, ...]:
+def _another() -> tuple[PositionsCall, ...]:
     """Return a table of random size if the random seed is not 0; otherwise, return no table."""
     length, half = generator(0).integers(4, 10, 2)
-    return (Table(int(length), 2 * int(half)),) if by_seed() else ()
+    return (PositionsCall(int(length), 2 * int(half)),) if by_seed() else ()
 
 
 def _mark(function: Function) -> Marking:

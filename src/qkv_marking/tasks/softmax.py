@@ -8,7 +8,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv_marking.engine import Group, Marking, by_seed, generator, nothing_known
 from qkv_marking.errors import in_words
-from qkv_marking.findings import Finding
+from qkv_marking.findings import Symptom
 from qkv_marking.mistake import Function, Steps, mended
 from qkv_marking.outcome import Outcome, options_of
 from qkv_marking.tasks.attention.steps import RIGHT as ATTENTION, same, softmax
@@ -16,8 +16,8 @@ from qkv_marking.tasks.attention.symptoms import large_scores
 from qkv_marking.tasks.mistakes import formula
 from qkv_marking.tasks.task import (
     Computation,
+    Phrases,
     StepwiseMarking,
-    Texts,
     both_ends,
     cut,
     first_row_only,
@@ -25,7 +25,7 @@ from qkv_marking.tasks.task import (
     without,
 )
 
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 LINES = "e = np.exp(x - x.max(axis=-1, keepdims=True)); weights = e / e.sum(axis=-1, keepdims=True)"
 RETURN = "return e / e.sum(axis=-1, keepdims=True)"
 
@@ -166,13 +166,13 @@ def _scores(rows: Any, axis: int | None = None) -> Scores:
     return Scores(np.array(rows, dtype=np.float64), axis)
 
 
-def _minus_inf(wrong: Outcome) -> Finding:
+def _minus_inf(wrong: Outcome) -> Symptom:
     """Describe a wrong result for a score of -inf."""
     finding = _TEXTS.finding("softmax-minus-inf", wrong)
     return replace(finding, shows=in_words(wrong.error)) if wrong.error else finding
 
 
-def _one_row(wrong: Outcome) -> Finding | None:
+def _one_row(wrong: Outcome) -> Symptom | None:
     """Describe a function that raises an error for more than one row."""
     if wrong.error is None:
         return None

@@ -12,7 +12,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv_marking.engine import Compute, Group, Marking, nothing_known, per_seed
-from qkv_marking.findings import Finding
+from qkv_marking.findings import Symptom
 from qkv_marking.isolated import SECONDS
 from qkv_marking.mistake import Function, Mistake, Steps, read_texts
 from qkv_marking.outcome import Outcome, kind_of, name_of, numbers, options_of, outcome
@@ -120,7 +120,7 @@ class StepwiseMarking(Marking):
             self.test(group)
 
 
-class Texts:
+class Phrases:
     """Descriptions of the mistakes of one module.
 
     Each table of the module's TOML file describes a mistake with fields of `Mistake`, for example
@@ -130,7 +130,7 @@ class Texts:
     Args:
         module: the module's `__name__`.
 
-    >>> Texts("qkv_marking.tasks.exercises").mistake("rotation-one-step").shows
+    >>> Phrases("qkv_marking.tasks.exercises").mistake("rotation-one-step").shows
     'the matrix is right only for steps = 1'
     """
 
@@ -165,9 +165,9 @@ class Texts:
             for name, ways in variants.items()
         )
 
-    def finding(self, name: str, run: Outcome | None, **values: object) -> Finding:
+    def finding(self, name: str, run: Outcome | None, **values: object) -> Symptom:
         """Return a finding: the mistake in the table `name`, and the call that shows it."""
-        return Finding(**vars(self.mistake(name, **values)), run=run)
+        return Symptom(**vars(self.mistake(name, **values)), run=run)
 
 
 def without(a: Array, at: int, axis: int, number: float = 0) -> Array:
@@ -187,7 +187,7 @@ def pick(known: Iterable[Mistake], *keys: str) -> list[Mistake]:
     return [mistake for mistake in known if mistake.key in keys]
 
 
-def both_ends(texts: Texts, name: str, *steps: Callable[[int], Steps]) -> tuple[Mistake, ...]:
+def both_ends(texts: Phrases, name: str, *steps: Callable[[int], Steps]) -> tuple[Mistake, ...]:
     """Return two mistakes: a loop that skips the last item, and a loop that skips the first item.
 
     Args:
@@ -256,7 +256,7 @@ class Exercise:
     tried: str
     returns: str
     parts: Sequence[str] = ()
-    otherwise: Callable[[Outcome], Finding | None] = nothing_known
+    otherwise: Callable[[Outcome], Symptom | None] = nothing_known
     within: float = 0.0
 
     def task(self) -> Task:
@@ -299,11 +299,11 @@ class Exercise:
             return next((a for a in near if np.allclose(out, a, 0, self.within)), returned)
         return returned
 
-    def _describe(self, wrong: Outcome) -> Finding | None:
+    def _describe(self, wrong: Outcome) -> Symptom | None:
         """Describe a call that did not return the requested arrays, or another wrong call."""
         if not isinstance(wrong.error, _NotParts):
             return self.otherwise(wrong)
-        return Finding(
+        return Symptom(
             "wrong-parts",
             str(wrong.error),
             "the caller unpacks these arrays from the result",

@@ -11,7 +11,7 @@ from qkv_marking.outcome import numbers
 from qkv_marking.result import CheckResult
 from qkv_marking.tasks.attention.steps import softmax
 from qkv_marking.tasks.exercises import gradients
-from qkv_marking.tasks.task import Task, Texts, task
+from qkv_marking.tasks.task import Phrases, Task, task
 
 _Table = Mapping[str, Sequence[float]]
 # the features water, money, noun and adjective of a word; words not in the table have zeros
@@ -28,7 +28,7 @@ _TABLE: _Table = {
     "cheap": [0, 0.5, 0, 1],
 }
 _SHAPE = (4, 2)
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 
 
 # the word vectors at the end of lesson 2 and in lesson 9

@@ -17,17 +17,17 @@ from qkv_marking.tasks import kv_cache
 from qkv_marking.tasks.attention.steps import same
 from qkv_marking.tasks.block import NO_RESIDUAL, pre_norm
 from qkv_marking.tasks.cross_attention import CORE_OF_TWO, EXCHANGED
-from qkv_marking.tasks.kv_cache import Kept, Run, StepMarking, advance, attend
+from qkv_marking.tasks.kv_cache import Calls, Past, StepMarking, advance, attend
 from qkv_marking.tasks.mistakes.formula import OF_CAUSAL
-from qkv_marking.tasks.task import Computation, Texts, tested
+from qkv_marking.tasks.task import Computation, Phrases, tested
 
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 NAMES = tuple(f"{text}_{role}" for text in ("self", "cross") for role in "qkv")
 
 # the computation, step by step
 
 
-class Writing(Run):
+class Writing(Calls):
     """A text that is split into several calls, and a context (S, D) that each call receives."""
 
     def shown(self) -> dict[str, Any]:
@@ -39,10 +39,10 @@ class Writing(Run):
         }
 
 
-def compute(case: Run, steps: Steps) -> Array:
+def compute(case: Calls, steps: Steps) -> Array:
     """Return the outputs (T, D) of all calls, concatenated."""
     context, width = case.arrays["context"], case.arrays["x"].shape[1]
-    own = cross = Kept(*np.zeros((2, 0, width)))
+    own = cross = Past(*np.zeros((2, 0, width)))
     words = case.arrays["x"][:0]  # all words that self-attention has read so far
     outs: list[Array] = []
     for x in case.pieces():
@@ -53,7 +53,7 @@ def compute(case: Run, steps: Steps) -> Array:
 
         def self_attention(x: Array, w: tuple[Array, ...] = own_w) -> Array:
             nonlocal own, words
-            own = Kept(*steps["recalls"](own, words, w[1], w[2]))
+            own = Past(*steps["recalls"](own, words, w[1], w[2]))
             words = np.concatenate([words, x])
             out, own = advance(x, w, own, steps)
             return out
@@ -61,7 +61,7 @@ def compute(case: Run, steps: Steps) -> Array:
         def cross_attention(x: Array, w: tuple[Array, ...] = cross_w, before: Array = x) -> Array:
             nonlocal cross
             new = steps["words"](x, before)
-            made = Kept(context @ w[1], context @ w[2]), Kept(new @ w[1], new @ w[2])
+            made = Past(context @ w[1], context @ w[2]), Past(new @ w[1], new @ w[2])
             source = steps["source"](cross, *made)
             cross = steps["stored"](source)
             read = steps["read"](source, own)
@@ -74,7 +74,7 @@ def compute(case: Run, steps: Steps) -> Array:
     return np.concatenate(outs)
 
 
-def _once(kept: Kept, context: Kept, words: Kept) -> Kept:
+def _once(kept: Past, context: Past, words: Past) -> Past:
     """Return the cached keys and values of the context; if the cache is empty, return `context`."""
     return kept if len(kept.key) else context
 
@@ -107,16 +107,16 @@ WIRING = _TEXTS.mistakes(
 )
 
 
-def _joined(a: Kept, b: Kept) -> Kept:
-    return Kept(np.concatenate([a.key, b.key]), np.concatenate([a.value, b.value]))
+def _joined(a: Past, b: Past) -> Past:
+    return Past(np.concatenate([a.key, b.key]), np.concatenate([a.value, b.value]))
 
 
-def _with_words(kept: Kept, context: Kept, words: Kept) -> Kept:
+def _with_words(kept: Past, context: Past, words: Past) -> Past:
     """Append the keys and values of new words to the cached rows of the context."""
     return _joined(_once(kept, context, words), words)
 
 
-def _of_words(*sources: Callable[[Kept, Kept, Kept], Kept]) -> list[Steps]:
+def _of_words(*sources: Callable[[Past, Past, Past], Past]) -> list[Steps]:
     """Return the variants of a mistake: two variants for each function in `sources`.
 
     In both variants, the function takes the place of the step "source". Its third argument holds
@@ -139,11 +139,11 @@ SOURCE = _TEXTS.mistakes(
         "cross-self": _of_words(
             lambda kept, context, words: words, lambda kept, context, words: _joined(kept, words)
         ),
-        "cross-keys-from-x": _of_words(lambda kept, context, words: Kept(words.key, context.value)),
+        "cross-keys-from-x": _of_words(lambda kept, context, words: Past(words.key, context.value)),
         "cross-values-from-x": _of_words(
-            lambda kept, context, words: Kept(context.key, words.value)
+            lambda kept, context, words: Past(context.key, words.value)
         ),
-        "cross-cache-exchanged": [{"stored": lambda source: Kept(source.value, source.key)}],
+        "cross-cache-exchanged": [{"stored": lambda source: Past(source.value, source.key)}],
         "cross-reads-own-cache": [{"read": lambda source, own: own}],
     }
 )
@@ -153,8 +153,8 @@ RECOMPUTED = _TEXTS.mistakes(
     {
         "cross-recomputed": [
             lambda kept, context, words: context,
-            lambda kept, context, words: Kept(context.key, _once(kept, context, words).value),
-            lambda kept, context, words: Kept(_once(kept, context, words).key, context.value),
+            lambda kept, context, words: Past(context.key, _once(kept, context, words).value),
+            lambda kept, context, words: Past(_once(kept, context, words).key, context.value),
         ],
         "cross-appended": [lambda kept, context, words: _joined(kept, context)],
     },
@@ -192,13 +192,13 @@ def _drawn(seed: int, parts: tuple[int, ...], source: int, width: int) -> Writin
 
 
 @per_seed
-def word_by_word() -> list[Run]:
+def word_by_word() -> list[Calls]:
     """Draw texts that are read one word per call; smaller texts come first."""
     return [_drawn(801, (1, 1), 2, 2), _drawn(802, (1, 1), 3, 2), _drawn(803, (1, 1, 1), 4, 3)]
 
 
 @per_seed
-def several() -> list[Run]:
+def several() -> list[Calls]:
     """Draw texts that are read in one or more calls; at least one call reads several words."""
     return [
         _drawn(811, (2,), 2, 2),
@@ -211,7 +211,7 @@ def several() -> list[Run]:
     ]
 
 
-def _call(step: Function, case: Run, x: Array, cache: Any) -> Any:
+def _call(step: Function, case: Calls, x: Array, cache: Any) -> Any:
     """Call a step function with these words and this cache."""
     parameters = {name: case.arrays[name] for name in NAMES}
     return step(x, case.arrays["context"], cache, parameters)
@@ -233,7 +233,7 @@ def _mark(function: Function) -> Marking:
     return m
 
 
-def _with_other_projections(case: Run) -> Run:
+def _with_other_projections(case: Calls) -> Calls:
     """Change the key and value projections of a case after the first call."""
     w = case.arrays
     changed = {"self_k": w["self_k"] + 1, "self_v": w["self_v"] - 2}

@@ -17,7 +17,16 @@ from qkv.see import View, compare, head_view, play, plot_shift, show, walk
 from qkv.see.analysis.measures import summarize
 from qkv.see.draw import svg
 from qkv.see.draw.colours import AFTER, BEFORE, FAINT, INK, THEMES, TONES, shade
-from qkv.see.draw.panels import Arrows, Bars, HeatMap, Image as Picture, Line, Lines, Links, Panel
+from qkv.see.draw.panels import (
+    Arrows,
+    Bars,
+    ChartLine,
+    HeatMap,
+    Image as Picture,
+    Lines,
+    Links,
+    Panel,
+)
 from qkv.trace import Trace
 
 from ..support import BANK, CAT, MONEY
@@ -140,7 +149,11 @@ PIXELS = np.zeros((2, 4, 3), np.uint8)
         (Picture(pixels=PIXELS), 300, 150),
         (Picture(pixels=PIXELS, chosen=True), 150, 75),
         # 150 for the lines, 32 for the names below them, 18 for each line of the legend
-        (Lines(lines=[Line([(0, 1)], name="x")] * 2, names=["0"], ends=(0, 1)), 460, 150 + 32 + 36),
+        (
+            Lines(lines=[ChartLine([(0, 1)], name="x")] * 2, names=["0"], ends=(0, 1)),
+            460,
+            150 + 32 + 36,
+        ),
     ],
     ids=["heat map", "links", "bars", "signed bars", "image", "small image", "lines"],
 )
@@ -283,7 +296,7 @@ def test_lines_are_as_strong_as_the_weights() -> None:
 
 
 def test_ordered_numbers_are_drawn_as_a_line() -> None:
-    line = Line([(0, 1.0), (1, -0.5), (2, 0.25)])
+    line = ChartLine([(0, 1.0), (1, -0.5), (2, 0.25)])
     names = ["embeddings", "layer 0", "layer 1"]
     text = of(Lines(title="alike", lines=[line], names=names, ends=(-0.5, 1.0), numbered=True))
     assert words(text)[:2] == ["title", "alike"]
@@ -299,7 +312,7 @@ def test_ordered_numbers_are_drawn_as_a_line() -> None:
     [(0.934, 1.0, "0.92 0.96 1"), (2.93, 9.81, "2 6 10"), (0.0123, 0.0371, "0.01 0.025 0.04")],
 )
 def test_an_axis_ends_at_round_numbers(least: float, most: float, ticks: str) -> None:
-    panel = Lines(lines=[Line([(0, most), (1, least)])], names=["a", "b"], ends=(least, most))
+    panel = Lines(lines=[ChartLine([(0, most), (1, least)])], names=["a", "b"], ends=(least, most))
     low, middle, high = ticks.split()
     assert set(words(of(panel))) >= {low, middle, high}
     assert panel.axis == (float(low), float(high))

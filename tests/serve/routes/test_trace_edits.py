@@ -21,7 +21,7 @@ from models.small_models import CONFIGS, write_small
 from models.support import mask_bert
 from qkv.models import Model
 from qkv.models.network.batch import Layout
-from qkv.models.run.edited_run import EditedRun, Masked
+from qkv.models.run.edited_run import EditedRun, MaskedKey
 from qkv.serve.app import create_app
 from qkv.serve.routes import trace_route as trace_route
 from qkv.serve.routes.trace_route import WORK, changes_of
@@ -383,7 +383,7 @@ def test_a_causal_edit_equals_hiding_all_its_edges(encoder: Model) -> None:
 
 def test_a_causal_mask_accounts_for_cached_positions() -> None:
     """Three queries after two cached positions see three, four and five keys."""
-    edits = EditedRun(masked=[Masked(0, None, None, None, None)], heads=[2])
+    edits = EditedRun(masked=[MaskedKey(0, None, None, None, None)], heads=[2])
     [mask] = edits.masks(Layout([0], first=np.array([2])), 5, queries=3).values()
     expected = [[True] * 3 + [False] * 2, [True] * 4 + [False], [True] * 5]
     np.testing.assert_array_equal(mask[0, 0], expected)

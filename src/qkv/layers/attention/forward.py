@@ -111,7 +111,7 @@ class Positions(NamedTuple):
     length: int | Array
 
 
-class Result(NamedTuple):
+class Forward(NamedTuple):
     """The result of the forward pass."""
 
     out: Array
@@ -119,7 +119,7 @@ class Result(NamedTuple):
     saved: AttentionSaved | None
 
 
-def attention_forward(layer: Parts, inputs: Inputs, plan: Call | None) -> Result:
+def attention_forward(layer: Parts, inputs: Inputs, plan: Call | None) -> Forward:
     """Run the forward pass of a layer; `plan` is the result of `attention_plan`, or None."""
     inputs, residual = _in_working_type(inputs), inputs.residual
     keep = of_heads(inputs.record, inputs.cu) or unkept
@@ -134,7 +134,7 @@ def attention_forward(layer: Parts, inputs: Inputs, plan: Call | None) -> Result
         made = parts["q"], parts["k"], parts["v"], z
         saved = AttentionSaved(inputs, shapes, norms, positions, *made, lse, weighed)
     out = attention_out(keep("hook_z", z), layer.parameters, residual, inputs.record, inputs.cu)
-    return Result(out if is_wide(residual) else out.astype(inputs.dtype, copy=False), extra, saved)
+    return Forward(out if is_wide(residual) else out.astype(inputs.dtype, copy=False), extra, saved)
 
 
 class Projected(NamedTuple):

@@ -6,7 +6,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.models.files.config import Config
-from qkv.models.files.names import Family, Names, Weights
+from qkv.models.files.names import Family, Names, Storage
 from qkv.models.files.read import ModelError
 from qkv.models.files.tensors import FLOATS, Stored, Tensors
 from qkv.models.network.design import Design
@@ -30,7 +30,7 @@ def design(config: Config) -> Design:
 STATIC = Family(model_type="static-embedding", design=design, names={"embed": "embedding"})
 
 
-def read_static(tensors: Tensors, dtype: Any = None) -> tuple[dict[str, Any], Design, Weights]:
+def read_static(tensors: Tensors, dtype: Any = None) -> tuple[dict[str, Any], Design, Storage]:
     """Return `(config, design, weights)` of a folder that has no config.json.
 
     The tensor "embedding.weight" is the table. Files of model2vec have three tensors instead:
@@ -49,7 +49,7 @@ def read_static(tensors: Tensors, dtype: Any = None) -> tuple[dict[str, Any], De
         "hidden_size": table.shape[1],
     }
     about = Config(config, tensors.source)
-    return config, design(about), Weights(Names.of(STATIC, about), {"embed.weight": table})
+    return config, design(about), Storage(Names.of(STATIC, about), {"embed.weight": table})
 
 
 def _table(tensors: Tensors) -> Array:

@@ -209,7 +209,7 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Weights:
+class Storage:
     """The contents of a model's files.
 
     Attributes:
@@ -261,7 +261,7 @@ class Weights:
         return {**files, **self.heads}
 
 
-def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any = None) -> Weights:
+def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any = None) -> Storage:
     """Read the weights of a model, and convert all parameters to one dtype.
 
     All names, types and shapes are checked before any values are read.
@@ -332,7 +332,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         begins = tuple(filter(None, (family.prefix, family.old_prefix)))
         prefix = family.prefix if stored[theirs].startswith(begins) else ""
         tensor_names[name] = prefix + theirs
-    return Weights(names, parameters, heads, tensor_names, tensors)
+    return Storage(names, parameters, heads, tensor_names, tensors)
 
 
 def _outputs(

@@ -9,7 +9,7 @@ import numpy as np
 
 from qkv.arrays import FLOAT_NAMES, Array, DType, float_type, is_float, shown
 from qkv.files import StrPath, named_folder, replacing
-from qkv.models.files.names import Weights
+from qkv.models.files.names import Storage
 from qkv.models.files.read import CONFIG, TOKENIZER, WEIGHTS
 from qkv.models.files.sentence import BESIDE, TOP, Sentence
 from qkv.models.files.tensors import MAX_INT8, SCALE, to_rows
@@ -37,7 +37,7 @@ def save_model(
     folder: StrPath,
     *,
     config: Mapping[str, Any] | None,
-    weights: Weights,
+    weights: Storage,
     sentence: Sentence,
     tokenizer: Tokenizer | None,
     others: Mapping[str, Mapping[str, Any] | None],

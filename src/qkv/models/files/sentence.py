@@ -15,7 +15,7 @@ from qkv.models.files import read
 from qkv.models.files.config import Config
 from qkv.models.files.modules_json import STEPS, Module
 from qkv.models.files.tensors import FLOATS, Tensors
-from qkv.models.network.pooling import EMPTY, POOLING, Dense, LengthOne, Norm, Step, to_length_one
+from qkv.models.network.pooling import EMPTY, POOLING, Dense, Extra, LengthOne, Norm, to_length_one
 from qkv.ops.packing import frozen
 
 # Files that may set the maximum number of tokens; qkv reads only the first file that exists.
@@ -74,7 +74,7 @@ class Sentence:
     modes: tuple[str, ...] = ("mean",)
     has_pooling: bool = False
     include_prompt: bool = True
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Extra, ...] = ()
     static: bool = False
     max_seq_length: int | None = None
     passes_positions: bool = False
@@ -353,11 +353,11 @@ def _length_one(folder: Path, subfolder: str) -> LengthOne:
     return LengthOne(subfolder)
 
 
-_STEPS: Mapping[str, Callable[[Path, str], Step]] = {
+_STEPS: Mapping[str, Callable[[Path, str], Extra]] = {
     "Dense": _dense,
     "LayerNorm": _norm,
     "Normalize": _length_one,
-    "Dropout": lambda folder, subfolder: Step(subfolder),
+    "Dropout": lambda folder, subfolder: Extra(subfolder),
 }
 
 

@@ -324,7 +324,7 @@ class Vectors(PackedIds):
 
 
 @dataclass(frozen=True, eq=False)
-class Picture(Tokenized):
+class ImageTokens(Tokenized):
     """An image as tokens; `ids` holds the index of each token.
 
     Attributes:
@@ -335,9 +335,9 @@ class Picture(Tokenized):
 
 
 class Images(Batch):
-    """Images that a network runs together, each a `Picture`; their tokens are patches."""
+    """Images that a network runs together, each a `ImageTokens`; their tokens are patches."""
 
     @cached_property
     def ids(self) -> Array:
         """The pixel values of all images, (B, C, H, W)."""
-        return np.stack([image.pixels for image in self if isinstance(image, Picture)])
+        return np.stack([image.pixels for image in self if isinstance(image, ImageTokens)])

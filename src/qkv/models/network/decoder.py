@@ -21,7 +21,7 @@ from qkv.trace.activations import SUMMARY
 from qkv.trace.recorder import of_heads, padded, unkept
 
 
-class Encoded(NamedTuple):
+class EncodedTexts(NamedTuple):
     """The encoder's vectors of B texts, which the decoder reads.
 
     Attributes:
@@ -45,7 +45,7 @@ class DecoderCache(KVCache):
         key: the keys of the encoder's text, (B, Hkv, S, d).
         value: the values of the encoder's text, (B, Hkv, S, dv).
         key_lengths: the lengths of the encoder's texts, (B,).
-        visible: a mask of the keys, as in `Encoded`.
+        visible: a mask of the keys, as in `EncodedTexts`.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class CrossAttention:
         self.dim, self.parameters = attn.embed_dim, attn.parameters
 
     @quiet
-    def remember(self, texts: Encoded, window: Any, record: Recorder | None) -> DecoderCache:
+    def remember(self, texts: EncodedTexts, window: Any, record: Recorder | None) -> DecoderCache:
         """Compute the keys and values of the encoder's texts, and return them in a cache.
 
         `window` is passed on to `DecoderCache`. If `record` contains edits of keys or values, this
@@ -193,7 +193,7 @@ class EncoderDecoder(Transformer):
         self,
         ids: Array,
         mask: Array,
-        texts: Encoded,
+        texts: EncodedTexts,
         record: Recorder | None = None,
         top_k: int | None = None,
         stop: int | None = None,
@@ -221,7 +221,7 @@ class EncoderDecoder(Transformer):
         return x[seen]
 
     def remember(
-        self, texts: Encoded, record: Recorder | None, stop: int | None = None
+        self, texts: EncodedTexts, record: Recorder | None, stop: int | None = None
     ) -> list[KVCache]:
         """Return a cache for each decoder layer with an index below `stop` (all layers if None).
 

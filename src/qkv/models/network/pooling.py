@@ -99,7 +99,7 @@ def to_length_one(vectors: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Step:
+class Extra:
     """The base class of modules after the pooling.
 
     A call of the base class returns the input unchanged, like Dropout in inference.
@@ -125,7 +125,7 @@ class Step:
         return {}
 
 
-class LengthOne(Step):
+class LengthOne(Extra):
     """A module that scales vectors to length 1."""
 
     def __call__(self, x: Array) -> Array:
@@ -134,7 +134,7 @@ class LengthOne(Step):
 
 
 @dataclass(frozen=True)
-class Dense(Step):
+class Dense(Extra):
     """A linear layer over pooled vectors, and its activation.
 
     Attributes:
@@ -177,7 +177,7 @@ class Dense(Step):
 
 
 @dataclass(frozen=True)
-class Norm(Step):
+class Norm(Extra):
     """A LayerNorm over pooled vectors.
 
     Attributes:

@@ -22,7 +22,7 @@ from qkv.layers.base import (
 )
 from qkv.layers.block import BlockSaved
 from qkv.layers.norm import NormSaved
-from qkv.layers.stepping import Steps, made_of, steps_for
+from qkv.layers.stepping import BlockSteps, made_of, steps_for
 from qkv.models.network.batch import Batch
 from qkv.models.network.embedding import Embedding, EmbeddingSaved
 from qkv.models.network.head import BuiltHead
@@ -52,7 +52,7 @@ class Saved(NamedTuple):
     cu: Array  # (B + 1,), the index of each text's first row, then the number of rows
 
 
-class Edits(Protocol):
+class RunEdits(Protocol):
     """The edits of a run, which `qkv.models.run.edited_run` makes."""
 
     def applied(self, batch: Batch, record: Recorder | None) -> tuple[Recorder | None, Masks]:
@@ -83,7 +83,7 @@ class Transformer:
     final_norm: Norm | None = None
     final_proj: Arrays = field(default_factory=dict)
     head: BuiltHead | None = None
-    _steps: tuple[tuple[int | None, int], Steps | None, list[Any]] | None = field(
+    _steps: tuple[tuple[int | None, int], BlockSteps | None, list[Any]] | None = field(
         default=None, init=False
     )
 
@@ -161,7 +161,7 @@ class Transformer:
     def run(
         self,
         batch: Batch,
-        edits: Edits | None = None,
+        edits: RunEdits | None = None,
         record: Recorder | None = None,
         *,
         first: int = 0,
@@ -315,7 +315,7 @@ class Transformer:
         rows = [self.bias(count, longest, offset) for offset in offsets.tolist()]
         return {"bias": rows[0] if len(rows) == 1 else np.concatenate(rows)}
 
-    def _quick(self) -> Steps | None:
+    def _quick(self) -> BlockSteps | None:
         """Return a fast implementation of a step with one new token per text; None if none exists.
 
         The implementation is cached. If a layer or the backend changes, the implementation is

@@ -12,7 +12,7 @@ from qkv.arrays import Array, Shape, shown
 from qkv.edits import Record
 from qkv.models.network.batch import PackedIds
 from qkv.models.network.transformer import Transformer
-from qkv.models.run.edited_run import At, Change, Masked, Step, is_number
+from qkv.models.run.edited_run import At, Change, EditStep, MaskedKey, is_number
 from qkv.trace import Recorder
 from qkv.trace.activations import Parsed, activation, parse
 from qkv.trace.names import NameIndex
@@ -20,7 +20,7 @@ from qkv.trace.names import NameIndex
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-class Source:
+class Origin:
     """The activations of another text.
 
     The first access to an activation runs the network, without edits.
@@ -74,16 +74,18 @@ class Plan:
     prefix: str = ""
     first: int = 0
     read: Callable[[str, str], Array] | None = None
-    sources: dict[str, Source] = field(default_factory=dict)
-    masked: list[Masked] = field(default_factory=list)
+    sources: dict[str, Origin] = field(default_factory=dict)
+    masked: list[MaskedKey] = field(default_factory=list)
     ablated: dict[int, dict[int, Any]] = field(default_factory=dict)
-    changes: dict[str, list[Step]] = field(default_factory=dict)
+    changes: dict[str, list[EditStep]] = field(default_factory=dict)
 
     def hide(
         self, query: int | None, key: int | None, layer: int | None = None, head: int | None = None
     ) -> None:
-        """Mask a key in each text; see `Masked`."""
-        self.masked += [Masked(text, query, key, layer, head) for text in range(len(self.lengths))]
+        """Mask a key in each text; see `MaskedKey`."""
+        self.masked += [
+            MaskedKey(text, query, key, layer, head) for text in range(len(self.lengths))
+        ]
 
     def name(self, short: str, layer: int | None) -> str:
         """Return the full name of an activation without the prefix, or "" if there is none."""
@@ -107,7 +109,9 @@ class Plan:
 
         `back` multiplies the gradient by the transposed Jacobian of `do`.
         """
-        self.changes.setdefault(self.prefix + self.name(short, layer), []).append(Step(do, back))
+        self.changes.setdefault(self.prefix + self.name(short, layer), []).append(
+            EditStep(do, back)
+        )
 
     def part(self, record: Record, tokens: int) -> dict[str, tuple[int, Any]]:
         """Return the part of an activation that a record changes, in a text of `tokens` tokens.
@@ -141,7 +145,7 @@ class Plan:
         if not isinstance(text, str) or not text.strip():
             raise wrong(self.call, record, "from", "a text with at least one word")
         if text not in self.sources:
-            self.sources[text] = Source(self.body, self.read(text, self.call))
+            self.sources[text] = Origin(self.body, self.read(text, self.call))
         source = self.sources[text]
         for number, length in enumerate(self.lengths, self.first):
             if length != len(source):

@@ -41,7 +41,7 @@ Change = Callable[[Array, At], Array]
 Keep = Callable[[str], bool]  # Returns whether to keep the activation with a given name.
 
 
-class Step(NamedTuple):
+class EditStep(NamedTuple):
     """The effect of an edit record on an activation (`do`), and on its gradient (`back`)."""
 
     do: Change
@@ -71,7 +71,7 @@ class Spliced(Protocol):
         """Return the gradient for `x`, given the gradient for the replacement of `x`."""
 
 
-class Masked(NamedTuple):
+class MaskedKey(NamedTuple):
     """A masked key of one text.
 
     If `query`, `layer` or `head` is None, the key is masked for every query, layer or head. If
@@ -109,9 +109,9 @@ class EditedRun:
 
     call: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    recorded: Mapping[str, Sequence[Step]] = field(default_factory=dict)
+    recorded: Mapping[str, Sequence[EditStep]] = field(default_factory=dict)
     ablated: Mapping[int, Mapping[int, Any]] = field(default_factory=dict)
-    masked: Sequence[Masked] = ()
+    masked: Sequence[MaskedKey] = ()
     heads: Sequence[int] = ()
     is_pair: bool = False
     asked: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -419,7 +419,7 @@ def _never(name: str) -> bool:
     return False
 
 
-def _mask(cells: Sequence[Masked], first: Array, heads: int, queries: int, keys: int) -> Array:
+def _mask(cells: Sequence[MaskedKey], first: Array, heads: int, queries: int, keys: int) -> Array:
     """Return a mask (B, heads or 1, queries or 1, keys) that is False at the masked keys."""
     per_head = any(one.head is not None for one in cells)
     per_query = any(one.query is not None or one.key is None for one in cells)

@@ -15,7 +15,7 @@ from qkv.models.network.batch import Batch
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.edit_ops import OPS, Plan, are_numbers, shape_of, wrong
-from qkv.models.run.edited_run import At, EditedRun, Masked, Spliced, is_number
+from qkv.models.run.edited_run import At, EditedRun, MaskedKey, Spliced, is_number
 from qkv.models.run.text_reader import TextReader
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import joined_words, plain_tokens
@@ -439,7 +439,7 @@ class _Masking:
     first: int = 0
     absent: set[Any] | None = None
 
-    def keys(self, hides: Sequence[Any]) -> list[Masked]:
+    def keys(self, hides: Sequence[Any]) -> list[MaskedKey]:
         """Return the attention keys that the words, positions and edges in `hides` mask."""
         words = [value for value in hides if isinstance(value, str)]
         masked = self._of_words(words) if words else []
@@ -448,7 +448,7 @@ class _Masking:
                 masked += self._of_positions(value)
         return masked
 
-    def _of_words(self, words: Sequence[str]) -> list[Masked]:
+    def _of_words(self, words: Sequence[str]) -> list[MaskedKey]:
         """Return the keys to mask: all occurrences of words or special tokens such as "[SEP]"."""
         call, batch, absent = self.call, self.batch, self.absent
         if not self.reader.knows_words:
@@ -476,12 +476,12 @@ class _Masking:
                 which = "the text" if len(batch) == 1 and not number else f"text {number}"
                 raise ValueError(f"{call}: hide masks every word of {which}: leave one visible")
         return [
-            Masked(number, None, position, None, None)
+            MaskedKey(number, None, position, None, None)
             for number, row in enumerate(keys)
             for position in sorted(row)
         ]
 
-    def _of_positions(self, asked: int | tuple[int, ...]) -> list[Masked]:
+    def _of_positions(self, asked: int | tuple[int, ...]) -> list[MaskedKey]:
         """Return the attention keys to mask for a position or an edge in `hide`.
 
         A text that is too short for the position has no masked key. Position -1 is the last token.
@@ -503,7 +503,7 @@ class _Masking:
             return None if at is None else at + length * (at < 0)
 
         return [
-            Masked(number, from_end(query, length), from_end(key, length), layer, head)
+            MaskedKey(number, from_end(query, length), from_end(key, length), layer, head)
             for number, (length, limit) in enumerate(zip(lengths, self.limits, strict=True))
             if all(at is None or -length <= at < limit for at in (query, key))
         ]

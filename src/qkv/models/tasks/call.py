@@ -10,7 +10,7 @@ from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.layers.base import starts_of
 from qkv.models.model_base import ModelBase
 from qkv.models.network.batch import Batch, Columns, Vectors, columns
-from qkv.models.network.decoder import Encoded, EncoderDecoder
+from qkv.models.network.decoder import EncodedTexts, EncoderDecoder
 from qkv.models.network.transformer import Transformer, unpacked, without_holes
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.text_reader import checked_ids, checked_positions, named
@@ -304,7 +304,7 @@ def call_pair(
         record = edited.recorder(own)
         decoder_options["record"] = None if record is None else record.under("decoder.")
         visible = edited.visible(layout, int(spans.sum(1).max()))
-    read = Encoded(run_columns(network, ids, mask, edited), starts_of(mask.sum(1)), visible)
+    read = EncodedTexts(run_columns(network, ids, mask, edited), starts_of(mask.sum(1)), visible)
     encoded = unpacked(read.rows, mask, network.dtype)
     packed = network.decode(written, written_mask, read, **decoder_options)
     return output_of(network.decoder, packed, written_mask, encoder_last_hidden_state=encoded)

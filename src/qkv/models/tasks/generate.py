@@ -13,7 +13,7 @@ from qkv.attend import KVCache
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.models.model_base import ModelBase
 from qkv.models.network.batch import Batch, PackedIds
-from qkv.models.network.decoder import Encoded, EncoderDecoder
+from qkv.models.network.decoder import EncodedTexts, EncoderDecoder
 from qkv.models.network.transformer import Transformer
 from qkv.models.other_libraries import GENERATING, advising
 from qkv.models.run.edited_run import CANNOT, EditedRun
@@ -472,7 +472,7 @@ def first_step(
     """
     if isinstance(body, EncoderDecoder):
         visible = edited.visible(batch.layout, batch.longest)
-        encoded = Encoded(body.run(batch, edited)[0], batch.cu, visible)
+        encoded = EncodedTexts(body.run(batch, edited)[0], batch.cu, visible)
         record = edited.recorder(batch.layout._replace(other=batch.layout))
         caches = body.remember(encoded, record and record.under("decoder."))
         begun = [np.array([body.first])] * len(batch)

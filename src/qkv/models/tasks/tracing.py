@@ -10,7 +10,7 @@ from qkv.arrays import Array, Arrays, is_whole_number, shown, whole_number
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.models.model_base import ModelBase
 from qkv.models.network.batch import Batch
-from qkv.models.network.decoder import Encoded
+from qkv.models.network.decoder import EncodedTexts
 from qkv.models.network.transformer import Transformer, unpacked
 from qkv.models.run.batches import Joined, batches, parts
 from qkv.models.run.edited_run import EditedRun
@@ -505,7 +505,7 @@ def traced_pair(
     read, write = Recorder(keep), Recorder(keep)
     edited.recorder(written.layout._replace(other=layout), write)
     rows, _ = network.run(batch, edited, read, top_k=top_k, stop=read_to)
-    encoded, record = Encoded(rows, batch.cu, visible), write.under("decoder.")
+    encoded, record = EncodedTexts(rows, batch.cu, visible), write.under("decoder.")
     last = network.decode(ids, real, encoded, record=record, top_k=top_k, stop=write_to)
     if logits:
         write.arrays["decoder.logits"] = unpacked(network.logits(last), real)

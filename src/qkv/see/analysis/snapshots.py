@@ -27,7 +27,7 @@ _ASIDE = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "seed
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """A training run.
 
     Attributes:
@@ -44,7 +44,7 @@ class Run:
     open: Callable[[int], Any]
 
 
-def read_run(run: Any) -> Run:
+def read_run(run: Any) -> TrainingRun:
     """Read a run from a folder or a mapping.
 
     The keys of the mapping are steps, and its values are models or traces.
@@ -77,7 +77,7 @@ def read_run(run: Any) -> Run:
             f"replay: {folder} has no snapshots ({SNAPSHOTS}/step-00000100 and so on, each a "
             "model): `qkv train` writes them during training"
         )
-    return Run(
+    return TrainingRun(
         folder.resolve().name,
         list(snapshots),
         read_losses(folder, call="replay"),
@@ -85,7 +85,7 @@ def read_run(run: Any) -> Run:
     )
 
 
-def _of_mapping(run: Mapping[Any, Any]) -> Run:
+def _of_mapping(run: Mapping[Any, Any]) -> TrainingRun:
     if not run:
         raise ValueError("replay: `run` is empty: give at least one step, {100: model}")
     for step, snapshot in run.items():
@@ -99,10 +99,10 @@ def _of_mapping(run: Mapping[Any, Any]) -> Run:
                 "an encoder-decoder, give trace.encoder or trace.decoder"
             )
     steps = sorted(int(step) for step in run)
-    return Run("", steps, [], lambda step: run[step])
+    return TrainingRun("", steps, [], lambda step: run[step])
 
 
-def traces(run: Run, text: Text, most: int) -> Iterator[tuple[int, Trace]]:
+def traces(run: TrainingRun, text: Text, most: int) -> Iterator[tuple[int, Trace]]:
     """Run each snapshot and trace its attention weights; the first trace also has the scores.
 
     Args:
@@ -317,7 +317,7 @@ class Replay:
         return None if nearest is None else nearest[1]
 
 
-def replay_of(run: Run, text: Text) -> Replay:
+def replay_of(run: TrainingRun, text: Text) -> Replay:
     """Trace a text with each snapshot of a run, and score each head.
 
     If a page cannot hold the weights of all snapshots, only the weights of some snapshots are kept.
@@ -384,7 +384,7 @@ def _measured(scores: Sequence[Score], weights: Array, copies: Array) -> Array:
 
 
 def _controls(
-    run: Run, steps: Sequence[int], trace: Trace, scores: Sequence[Score]
+    run: TrainingRun, steps: Sequence[int], trace: Trace, scores: Sequence[Score]
 ) -> tuple[Array | None, int]:
     """Measure the heads on random tokens at these steps, and return `controls` and their length.
 

@@ -289,7 +289,7 @@ class Stage:
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class SharedWord:
     """A word that two sentences share, and the similarity of its vectors.
 
     Attributes:
@@ -333,7 +333,7 @@ class Shift:
     explained: Array
     stages: list[Stage]
     labelled: list[int]
-    pairs: list[Pair]
+    pairs: list[SharedWord]
 
     def moved(self, stage: Stage) -> Array:
         """Compute how far each word at `stage` is from its static vector in the plane, `(n,)`."""
@@ -391,7 +391,7 @@ def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
     )
 
 
-def _pairs(tokens: list[str], of: list[int], states: list[Array]) -> list[Pair]:
+def _pairs(tokens: list[str], of: list[int], states: list[Array]) -> list[SharedWord]:
     """Find the words that two sentences share; use each word's first occurrence in a sentence."""
     positions: dict[str, dict[int, int]] = {}  # keyed by word and sentence
     for position, (token, sentence) in enumerate(zip(tokens, of, strict=True)):
@@ -401,7 +401,7 @@ def _pairs(tokens: list[str], of: list[int], states: list[Array]) -> list[Pair]:
         (word, *two) for word, at in positions.items() for two in combinations(at.values(), 2)
     ]
     return [
-        Pair(word, a, b, np.array([float(cosine(state[a], state[b])) for state in states]))
+        SharedWord(word, a, b, np.array([float(cosine(state[a], state[b])) for state in states]))
         for word, a, b in shared[:_MOST_PAIRS]
     ]
 

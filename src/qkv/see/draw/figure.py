@@ -97,7 +97,7 @@ def _size(panel: panels.Panel) -> tuple[float, float]:
         return width, 0.5 + width * panel.pixels.shape[0] / panel.pixels.shape[1]
     if isinstance(panel, panels.HeatMap) and panel.compact:
         return 2.2, 2.5
-    if isinstance(panel, panels.Graph):
+    if isinstance(panel, panels.GraphPanel):
         columns, high = panel.size
         return max(4.0, 1.4 + 0.56 * columns), 1.4 + 0.44 * high
     if isinstance(panel, panels.HeatMap):
@@ -219,7 +219,7 @@ def _bars(axes: Axes, panel: panels.Bars, tone: Tone) -> None:
     axes.spines[["top", "right", "bottom"]].set_visible(False)
 
 
-def _graph(axes: Axes, panel: panels.Graph, tone: Tone) -> None:
+def _graph(axes: Axes, panel: panels.GraphPanel, tone: Tone) -> None:
     """Draw nodes in rows, and edges; a larger number gives a wider edge, nearer to the front."""
     from matplotlib.patches import FancyBboxPatch, PathPatch
     from matplotlib.path import Path
@@ -504,7 +504,7 @@ def _cmap(signed: bool, name: str) -> Colormap:
 _DRAW: dict[type[panels.Panel], Callable[[Axes, Any, Tone], None]] = {
     panels.Arrows: _arrows,
     panels.Bars: _bars,
-    panels.Graph: _graph,
+    panels.GraphPanel: _graph,
     panels.HeatMap: _heat_map,
     panels.Image: _image,
     panels.Lines: _chart,

@@ -199,7 +199,7 @@ class Bars(Panel):
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """A line of a chart.
 
     Attributes:
@@ -227,7 +227,7 @@ class Lines(Panel):
         numbered: whether each number is written beside its point.
     """
 
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     names: Sequence[str]
     ends: tuple[float, float]
     along: str = ""
@@ -476,7 +476,7 @@ class Later(Panel):
     shown_in: frozenset[str] = PICTURE
 
 
-class Edge(NamedTuple):
+class GraphEdge(NamedTuple):
     """An edge of a graph.
 
     Attributes:
@@ -504,7 +504,7 @@ class Edge(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Graph(Panel):
+class GraphPanel(Panel):
     """A graph: nodes in rows from the bottom up, and edges that are wider for larger numbers.
 
     Attributes:
@@ -517,7 +517,7 @@ class Graph(Panel):
     """
 
     nodes: Mapping[str, tuple[float, float]]
-    edges: Sequence[Edge]
+    edges: Sequence[GraphEdge]
     labels: Mapping[str, str]
     rows: Mapping[float, str]
     of: str

@@ -358,7 +358,7 @@ def _chart(panel: panels.Lines, tone: Tone) -> Drawing:
     return Drawing(elements, width, height + 32 + 18 * len(named))
 
 
-def _stroke(line: panels.Line, tone: Tone) -> str:
+def _stroke(line: panels.ChartLine, tone: Tone) -> str:
     dash = f' stroke-dasharray="{" ".join(f"{n:g}" for n in line.dash)}"' if line.dash else ""
     return f'stroke="{tone.of(line.color) or tone.before}" stroke-width="2"{dash}'
 
@@ -432,7 +432,7 @@ def _bars(panel: panels.Bars, tone: Tone) -> Drawing:
     return Drawing(elements, begin + wide + 60, 18.0 * len(panel.names))
 
 
-def _graph(panel: panels.Graph, tone: Tone) -> Drawing:
+def _graph(panel: panels.GraphPanel, tone: Tone) -> Drawing:
     """Draw nodes and edges; pointing at a node or an edge shows its numbers below the graph."""
     across, up, form = 46.0, 42.0, panel.form
     columns, high = panel.size
@@ -491,7 +491,7 @@ def _graph(panel: panels.Graph, tone: Tone) -> Drawing:
     return Drawing([f'<g class="qkv-graph">{graph}</g>'], width, height)
 
 
-def _graph_rules(panel: panels.Graph) -> str:
+def _graph_rules(panel: panels.GraphPanel) -> str:
     """Write the CSS rules for the node or edge that is pointed at or has the focus."""
     chosen, dim = ":is(:hover,:focus)", "{opacity:.1}"
     rules = [
@@ -515,7 +515,7 @@ def _readout(lines: Sequence[str], bottom: float, tone: Tone) -> str:
     return f'<g class="qkv-readout">{"".join(words)}</g>'
 
 
-def _sums(panel: panels.Graph, node: str) -> list[str]:
+def _sums(panel: panels.GraphPanel, node: str) -> list[str]:
     """Write two lines about a node: one about its inputs, one about its outputs."""
 
     def listed(verb: str, ends: list[tuple[str, float]]) -> str:
@@ -594,7 +594,7 @@ def _scale(x: float, y: float, panel: panels.HeatMap, tone: Tone) -> list[str]:
 _DRAW: dict[type[panels.Panel], Callable[[Any, Tone], Drawing]] = {
     panels.Arrows: _arrows,
     panels.Bars: _bars,
-    panels.Graph: _graph,
+    panels.GraphPanel: _graph,
     panels.HeatMap: _heat_map,
     panels.Image: _image,
     panels.Lines: _chart,

@@ -14,7 +14,7 @@ from qkv.see.analysis.head_weights import Heads
 from qkv.see.analysis.measures import strongest
 from qkv.see.analysis.words import quoted
 from qkv.see.draw.colours import INK, THEMES, scale_end
-from qkv.see.draw.panels import PICTURE, Column, HeatMap, Line, Lines, Panel, Prose, Table
+from qkv.see.draw.panels import PICTURE, ChartLine, Column, HeatMap, Lines, Panel, Prose, Table
 from qkv.see.page.payload import check_theme, replay_payload
 from qkv.see.views.view import Heading, HeadShown
 from qkv.trace import Trace
@@ -91,9 +91,9 @@ class ReplayView(HeadShown):
         replay, knots = self.replay, self.replay.knots
         names, along = [f"{knot:,}" for knot in knots], "training step"
 
-        def line(points: Sequence[tuple[float, float]], *style: Any) -> Line:
+        def line(points: Sequence[tuple[float, float]], *style: Any) -> ChartLine:
             xs = np.interp([step for step, _ in points], knots, range(len(knots))).tolist()
-            return Line(list(zip(xs, (y for _, y in points), strict=True)), *style)
+            return ChartLine(list(zip(xs, (y for _, y in points), strict=True)), *style)
 
         scores = [
             line(

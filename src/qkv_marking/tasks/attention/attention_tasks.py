@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from qkv_marking.engine import Group, Marking
-from qkv_marking.findings import Finding, changed_inputs, of_mistake
+from qkv_marking.findings import Symptom, changed_inputs, of_mistake
 from qkv_marking.mistake import Function, Mistake
 from qkv_marking.outcome import Outcome
 from qkv_marking.result import CheckResult
 from qkv_marking.tasks.attention import steps, symptoms
 from qkv_marking.tasks.mistakes import heads, masks
 from qkv_marking.tasks.mistakes.formula import BATCHES, LARGE, ONE_TEXT, SHAPES, core
-from qkv_marking.tasks.task import Texts, pick, task
+from qkv_marking.tasks.task import Phrases, pick, task
 
 MAX_LENGTH = 131  # the largest tested number of keys or queries, more than a block of 128 keys
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 _PLANTED = {"heads-reshape", "causal-upper"}  # mistakes that lesson 10 hides in its function
 
 
@@ -46,11 +46,11 @@ class AttentionMarking(Marking):
         """Run the test with this name; `options` are fields of `Group`, such as `may_refuse`."""
         self.test(Group(test, self.cases[test], known, **options))
 
-    def at_last(self) -> Finding | None:
+    def at_last(self) -> Symptom | None:
         """Report a function that changes inputs, overwrites outputs, or returns wrong weights."""
         return super().at_last() or symptoms.second_output(self.runs)
 
-    def unexplained(self, runs: list[Outcome], what: str) -> Finding:
+    def unexplained(self, runs: list[Outcome], what: str) -> Symptom:
         """Describe a wrong result: the sizes for which it occurs, or its properties."""
         odd = symptoms.odd_shape(runs) if what == steps.SIZES[self.signature] else None
         finding = odd or symptoms.unexplained(self.call, runs, what)

@@ -22,7 +22,7 @@ CORE = "scores, scaling, softmax, values"  # name of the test with L == S and d 
 
 
 @dataclass(frozen=True)
-class Case:
+class Trial:
     """The arguments of one call: arrays keyed by name, and options."""
 
     arrays: dict[str, Array]
@@ -39,7 +39,7 @@ class Case:
             return self.mask
         return np.isfinite(self.mask)
 
-    def with_added_mask(self) -> "Case":
+    def with_added_mask(self) -> "Trial":
         """Turn a boolean mask into a mask to add: 0 for visible keys, -inf for masked keys."""
         if self.mask is None or self.mask.dtype != bool:
             return self
@@ -56,7 +56,7 @@ class Case:
         }
         return self.arrays | {name: a for name, a in options.items() if a is not None}
 
-    def at_rank(self, rank: int) -> "Case":
+    def at_rank(self, rank: int) -> "Trial":
         """Add leading axes of size 1 to all arrays except weights, up to `rank` dimensions."""
         arrays = {
             name: a if name.startswith("w_") else _lift(a, rank) for name, a in self.arrays.items()
@@ -67,7 +67,7 @@ class Case:
             mask = _lift(mask, rank - (mask.ndim == 1))
         return replace(self, arrays=arrays, mask=mask)
 
-    def permuted(self) -> "Case":
+    def permuted(self) -> "Trial":
         """Reverse the order of keys and values, or of the tokens of x."""
         ordered = ("key", "value", "x")
         arrays = {n: a[..., ::-1, :].copy() if n in ordered else a for n, a in self.arrays.items()}
@@ -80,7 +80,7 @@ def _lift(a: Array, rank: int) -> Array:
     return a.reshape(a.shape[:-2] + (1,) * missing + a.shape[-2:])
 
 
-def cases(signature: str) -> dict[str, list[Case]]:
+def cases(signature: str) -> dict[str, list[Trial]]:
     """Return the cases of all tests, keyed by test name; smaller cases come first."""
     own_cases = _of_query_key_value() if signature == "qkv" else _of_word_vectors()
     two, _, three, *_ = own_cases[CORE]
@@ -95,7 +95,7 @@ def cases(signature: str) -> dict[str, list[Case]]:
         masks += [replace(case, mask=lopsided[:2]) for case in drawn("qkv", 140, (2, 3, 2, 2))]
     return {
         **own_cases,
-        "whole numbers": [Case(whole)],
+        "whole numbers": [Trial(whole)],
         "one key": drawn(signature, 160, (1, 1, 2, 2)),
         # every query sees a key, even if a function inverts the mask
         "a mask": masks,
@@ -108,7 +108,7 @@ def cases(signature: str) -> dict[str, list[Case]]:
     }
 
 
-def _of_query_key_value() -> dict[str, list[Case]]:
+def _of_query_key_value() -> dict[str, list[Trial]]:
     """Return cases for functions that take query, key and value."""
     smallest = _case("qkv", [[1, 1], [2, 1]], [[1, 2], [0, 1]], [[1, 0], [3, 2]])
     if by_seed():
@@ -127,7 +127,7 @@ def _of_query_key_value() -> dict[str, list[Case]]:
     }
 
 
-def _of_word_vectors() -> dict[str, list[Case]]:
+def _of_word_vectors() -> dict[str, list[Trial]]:
     """Return cases for functions that take x and three projections."""
     names = "x,w_q,w_k,w_v"
     smallest = [[[1, 0], [1, 2]], [[1, 1], [0, 1]], [[1, -1], [0, 1]], [[1, 2], [1, 0]]]
@@ -144,7 +144,7 @@ def _of_word_vectors() -> dict[str, list[Case]]:
     }
 
 
-def long_ones(length: int) -> list[Case]:
+def long_ones(length: int) -> list[Trial]:
     """Return two cases: two queries with many keys, and many queries with two keys.
 
     In the first case, the scores of query 0 rise from key to key, and the scores of query 1 fall.
@@ -154,7 +154,7 @@ def long_ones(length: int) -> list[Case]:
     return [_case("qkv", both, long, value), _case("qkv", long, both, value[:2])]
 
 
-def large_ones(length: int) -> Case:
+def large_ones(length: int) -> Trial:
     """Return a case with very large scores.
 
     The scores of the first query are 2000 and 1000. The scores of the second query are -2000 and
@@ -164,13 +164,13 @@ def large_ones(length: int) -> Case:
     return _case("qkv", [[1000], [-1000]], key, np.arange(length)[:, None])
 
 
-def _case(signature: str, *rows: Any) -> Case:
+def _case(signature: str, *rows: Any) -> Trial:
     """Convert rows of numbers to the arrays of a case."""
     arrays = [np.array(row, dtype=np.float64) for row in rows]
-    return Case(dict(zip(NAMES[signature], arrays, strict=True)))
+    return Trial(dict(zip(NAMES[signature], arrays, strict=True)))
 
 
-def drawn(names: str, seed: int, *sizes: Shape, apart: int = 10, batch: Shape = ()) -> list[Case]:
+def drawn(names: str, seed: int, *sizes: Shape, apart: int = 10, batch: Shape = ()) -> list[Trial]:
     """Draw cases from multiples of 1/2 between -2 and 2, which float32 represents exactly.
 
     Args:
@@ -206,7 +206,7 @@ FLOATS = "out = np.zeros((L, dv), dtype=float)  # not zeros_like(v); or x.astype
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Scales:
     """The sizes that a learner might use, rightly or wrongly, to scale the scores."""
 
     d: int
@@ -216,7 +216,7 @@ class Sizes:
     all_heads: int
 
 
-def compute(case: Case, steps: Steps) -> Array:
+def compute(case: Trial, steps: Steps) -> Array:
     """Compute the output of attention with these steps."""
     arrays, parts = case.arrays, list(case.arrays.values())
     width = parts[0].shape[-1]
@@ -227,7 +227,7 @@ def compute(case: Case, steps: Steps) -> Array:
     if case.heads > 1:
         q, k, v = (steps["sized"](a, case.heads, width) for a in (q, k, v))
         q, k, v = steps["arranged"](*(steps["split"](a, case.heads) for a in (q, k, v)))
-    sizes = Sizes(q.shape[-1], v.shape[-1], q.shape[-2], width, all_heads)
+    sizes = Scales(q.shape[-1], v.shape[-1], q.shape[-2], width, all_heads)
     scores = steps["scale"](steps["score"](q, k), sizes)
     visible = _visible(case, steps, *scores.shape[-2:])
     if not visible.all():
@@ -243,7 +243,7 @@ def compute(case: Case, steps: Steps) -> Array:
     return out
 
 
-def _visible(case: Case, steps: Steps, queries: int, keys: int) -> Array:
+def _visible(case: Trial, steps: Steps, queries: int, keys: int) -> Array:
     """Combine the masks of a case into one mask (L, S), which is True for visible keys."""
     i, j = np.arange(queries)[:, None], np.arange(keys)
     allowed = steps["sees"](i, j, case.q_offset or 0) if case.causal else steps["not_causal"](i, j)
@@ -254,7 +254,7 @@ def _visible(case: Case, steps: Steps, queries: int, keys: int) -> Array:
     return visible
 
 
-def answer(case: Case) -> Formula:
+def answer(case: Trial) -> Formula:
     """Return the right output, weights and scores, and the log-sum-exp of each row of scores."""
     arrays = [a.astype(np.float64) for a in case.arrays.values()]
     parts = RIGHT["project"](*arrays) if "x" in case.arrays else arrays
@@ -360,7 +360,7 @@ class Learner:
     adds_mask: bool = False
     number_as_mask: bool = False
 
-    def __call__(self, case: Case) -> Outcome:
+    def __call__(self, case: Trial) -> Outcome:
         """Run the function on a copy of the case, and return the result or the error."""
         case = case.at_rank(self.rank)
         if self.adds_mask:
@@ -370,17 +370,17 @@ class Learner:
             run = replace(run, out=run.second, second=run.out)
         return run
 
-    def refused(self, case: Case) -> Outcome:
+    def refused(self, case: Trial) -> Outcome:
         """Run the function on a case for which it should raise an error."""
         return outcome(case.at_rank(self.rank), self._returned, np.zeros(0), beside=True)
 
-    def _returned(self, case: Case) -> Any:
+    def _returned(self, case: Trial) -> Any:
         """Call the function with the arrays and options of a case."""
         keywords = self._keywords(case)
         positional = [keywords.pop(p.name, p.default) for p in self.positional]
         return self.function(*case.arrays.values(), *positional, **keywords)
 
-    def _keywords(self, case: Case) -> dict[str, Any]:
+    def _keywords(self, case: Trial) -> dict[str, Any]:
         """Return the options of a case, keyed by the function's parameter names."""
         options = {option: getattr(case, option) for option in self.options}
         if case.mask is not None:

@@ -8,18 +8,18 @@ import numpy as np
 from qkv.arrays import Array
 from qkv_marking import findings
 from qkv_marking.errors import in_words
-from qkv_marking.findings import Finding, of_mistake, told
+from qkv_marking.findings import Symptom, of_mistake, told
 from qkv_marking.outcome import TOLERANCE, Outcome, close, differ, first_wrong
-from qkv_marking.tasks.attention.steps import Case, Learner, answer
+from qkv_marking.tasks.attention.steps import Learner, Trial, answer
 from qkv_marking.tasks.mistakes.formula import LARGE
 from qkv_marking.tasks.mistakes.masks import EMPTY
-from qkv_marking.tasks.task import Texts
+from qkv_marking.tasks.task import Phrases
 
 RETURN = "return weights @ v"
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 
 
-def odd_shape(runs: list[Outcome]) -> Finding | None:
+def odd_shape(runs: list[Outcome]) -> Symptom | None:
     """Describe a function that fails only if L and S differ, or only if d and dv differ."""
     wrong = first_wrong(runs)
     lengths = _sides(runs, lambda case: [a.shape[-2] for a in [*case.arrays.values()][:2]])
@@ -33,7 +33,7 @@ def odd_shape(runs: list[Outcome]) -> Finding | None:
     return _TEXTS.finding("value-size", wrong, error=told(wrong))
 
 
-def _sides(runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]) -> list[list[Outcome]]:
+def _sides(runs: list[Outcome], sizes: Callable[[Trial], Sequence[int]]) -> list[list[Outcome]]:
     """Return `[below, above]`: runs with `first < second`, and runs with `first > second`."""
     below: list[Outcome] = []
     above: list[Outcome] = []
@@ -58,7 +58,7 @@ def _lengths(run: Outcome) -> str:
     return f"{query.shape[-2]} x {key.shape[-2]}"
 
 
-def _by_length(call: Learner, runs: list[Outcome]) -> Finding | None:
+def _by_length(call: Learner, runs: list[Outcome]) -> Symptom | None:
     """Describe a function that is right for some lengths and always wrong for other lengths."""
     right, wrong = ([run for run in runs if run.is_right is good] for good in (True, False))
     if "query" not in runs[0].case.arrays or {*map(_lengths, right)} & {*map(_lengths, wrong)}:
@@ -74,14 +74,14 @@ def _by_length(call: Learner, runs: list[Outcome]) -> Finding | None:
     return some_lengths(wrong[0], right)
 
 
-def some_lengths(wrong: Outcome, right: list[Outcome]) -> Finding:
+def some_lengths(wrong: Outcome, right: list[Outcome]) -> Symptom:
     """Describe a function that is right only for some lengths, such as multiples of 16."""
     good = ", ".join(dict.fromkeys(map(_lengths, right)))
     failed = "" if wrong.error is None else f" ({in_words(wrong.error)})"
     return _TEXTS.finding("some-lengths", wrong, right=good, wrong=_lengths(wrong), failed=failed)
 
 
-def large_scores(wrong: Outcome) -> Finding:
+def large_scores(wrong: Outcome) -> Symptom:
     """Describe a function that is right for small scores and wrong for large scores.
 
     For large scores, exp overflows: `math.exp` raises an error, and `np.exp` leads to nan.
@@ -93,7 +93,7 @@ def large_scores(wrong: Outcome) -> Finding:
     return _TEXTS.finding("large-scores", wrong, output=shows)
 
 
-def large_ones(wrong: Outcome) -> Finding:
+def large_ones(wrong: Outcome) -> Symptom:
     """Describe a wrong result for two queries, whose large scores have opposite signs."""
     nan = [False, False] if wrong.out is None else np.isnan(wrong.out).any(axis=-1).tolist()
     if nan == [True, False]:
@@ -103,7 +103,7 @@ def large_ones(wrong: Outcome) -> Finding:
     return large_scores(wrong)
 
 
-def empty_row(wrong: Outcome) -> Finding | None:
+def empty_row(wrong: Outcome) -> Symptom | None:
     """Describe a function that is wrong only in fully masked rows."""
     row_nan, row_uniform = EMPTY
     if wrong.error is not None:
@@ -117,12 +117,12 @@ def empty_row(wrong: Outcome) -> Finding | None:
     return of_mistake(row_uniform if np.isfinite(wrong.out).all() else row_nan, wrong)
 
 
-def wrong_batch(wrong: Outcome) -> Finding | None:
+def wrong_batch(wrong: Outcome) -> Symptom | None:
     """Describe a function that is right for one text and wrong for a batch."""
     return _TEXTS.finding("batch-wrong", wrong, error=told(wrong))
 
 
-def second_output(runs: list[Outcome]) -> Finding | None:
+def second_output(runs: list[Outcome]) -> Symptom | None:
     """Describe a function that returns a correct output but wrong weights."""
     for run in runs:
         visible = run.case.visible
@@ -150,7 +150,7 @@ def _same_numbers(a: Array, b: Array) -> bool:
     return a.size == b.size and a.shape[-2:] == b.shape[-2:] and close(a.reshape(b.shape), b)
 
 
-def unexplained(call: Learner, runs: list[Outcome], what: str) -> Finding:
+def unexplained(call: Learner, runs: list[Outcome], what: str) -> Symptom:
     """Describe a wrong result: its input, its error, and hints about the cause."""
     wrong = first_wrong(runs)
     numbers = wrong.out is not None and wrong.out.shape == wrong.right.shape
@@ -195,7 +195,7 @@ def _weights_behind(run: Outcome) -> Array | None:
     return weights
 
 
-def _wrong_scale(runs: list[Outcome]) -> Finding | None:
+def _wrong_scale(runs: list[Outcome]) -> Symptom | None:
     """Describe a function that divides its scores by a wrong number."""
     factors: dict[int, float] = {}
     sign, off = 1.0, False

@@ -15,7 +15,7 @@ from qkv.arrays import Array
 from qkv_marking import findings
 from qkv_marking.engine import Group, Marking, by_seed, generator, per_seed
 from qkv_marking.errors import words_of
-from qkv_marking.findings import Finding, of_mistake, told
+from qkv_marking.findings import Symptom, of_mistake, told
 from qkv_marking.mistake import Function, Steps
 from qkv_marking.outcome import Outcome, numbers, options_of
 from qkv_marking.tasks import block
@@ -23,9 +23,9 @@ from qkv_marking.tasks.attention.steps import flip, same, softmax
 from qkv_marking.tasks.decoder import steps
 from qkv_marking.tasks.mistakes import formula
 from qkv_marking.tasks.mistakes.heads import HEADS as SPLITTING
-from qkv_marking.tasks.task import Computation, StepwiseMarking, Texts, tested, without
+from qkv_marking.tasks.task import Computation, Phrases, StepwiseMarking, tested, without
 
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 
 # mistakes in the steps before, between and after the layers
 ENDS = _TEXTS.mistakes(
@@ -414,7 +414,7 @@ def _without_batch(logits: Array) -> Array:
     return logits[0] if logits.ndim == 3 and len(logits) == 1 else logits
 
 
-def _unknown_name(wrong: Outcome) -> Finding | None:
+def _unknown_name(wrong: Outcome) -> Symptom | None:
     """Report a name that is neither in the weights nor in config."""
     if not isinstance(wrong.error, KeyError):
         return None
@@ -436,7 +436,7 @@ def _unknown_name(wrong: Outcome) -> Finding | None:
 class _DecoderMarking(StepwiseMarking):
     """The tests of one decoder."""
 
-    def unexplained(self, runs: list[Outcome], what: str) -> Finding:
+    def unexplained(self, runs: list[Outcome], what: str) -> Symptom:
         """Describe a wrong result; add a hint if only texts of two or more words are wrong."""
         hints = []
         if runs[0].is_right and len(runs[0].case.ids) == 1:

@@ -13,7 +13,7 @@ import numpy as np
 from qkv.arrays import Array, Arrays
 from qkv_marking.engine import generator, per_seed
 from qkv_marking.mistake import Steps
-from qkv_marking.tasks.attention.steps import RIGHT as ATTENTION, Sizes
+from qkv_marking.tasks.attention.steps import RIGHT as ATTENTION, Scales
 from qkv_marking.tasks.block import Part, pre_norm, rms_norm, sigmoid
 
 _Model = tuple[dict[str, Array], dict[str, Any]]  # the weights, keyed by name, and the config
@@ -193,7 +193,7 @@ def _attend(x: Array, p: Arrays, config: Mapping[str, Any], steps: Steps) -> Arr
     q, k, v = steps["choose"](*projected)
     q, k, v = steps["in_order"](split, rotate, q, k, v)
     k, v = (steps["repeat"](a, heads // groups) for a in (k, v))  # (query heads, T, d)
-    sizes = Sizes(q.shape[-1], v.shape[-1], len(x), x.shape[-1], x.shape[-1])
+    sizes = Scales(q.shape[-1], v.shape[-1], len(x), x.shape[-1], x.shape[-1])
     scores = steps["scale"](steps["score"](q, k), sizes)
     i, j = np.arange(len(x))[:, None], np.arange(len(x))
     scores = np.where(steps["sees"](i, j, 0), scores, -np.inf)

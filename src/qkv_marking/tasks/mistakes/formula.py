@@ -10,9 +10,9 @@ import numpy as np
 from qkv.arrays import Array
 from qkv_marking.mistake import Mistake, Steps, mended
 from qkv_marking.tasks.attention.steps import CONTEXT, PROJECT, SCALE, WEIGHTS, flip, same, softmax
-from qkv_marking.tasks.task import Texts, both_ends, cut, first_row_only, without
+from qkv_marking.tasks.task import Phrases, both_ends, cut, first_row_only, without
 
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 
 
 def _added_up(terms: Iterable[Array]) -> Array:

@@ -7,10 +7,10 @@ import numpy as np
 from qkv.arrays import Array
 from qkv_marking.mistake import Steps
 from qkv_marking.tasks.attention.steps import flip, join, same
-from qkv_marking.tasks.task import Texts, both_ends, cut, without
+from qkv_marking.tasks.task import Phrases, both_ends, cut, without
 
 JOIN = "out = np.swapaxes(out, 0, 1).reshape(T, num_heads * d)  # (H, T, d) -> (T, H * d)"
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 
 
 def _reshape(a: Array, heads: int) -> Array:

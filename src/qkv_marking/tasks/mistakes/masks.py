@@ -8,9 +8,9 @@ import numpy as np
 from qkv.arrays import Array
 from qkv_marking.mistake import Mistake, Steps, mended
 from qkv_marking.tasks.attention.steps import HIDE, flip, same
-from qkv_marking.tasks.task import Texts
+from qkv_marking.tasks.task import Phrases
 
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 # maps each mistake's name to wrong rules; a rule decides whether query i sees key j
 _COMPARED: Mapping[str, list[Callable[..., Array]]] = {
     "ignored": [lambda i, j, first: (i >= 0) & (j >= 0)],

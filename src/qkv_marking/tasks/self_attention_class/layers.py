@@ -18,18 +18,18 @@ from qkv_marking.outcome import RAISED, Elsewhere, as_tensors, is_number, number
 from qkv_marking.tasks.attention.steps import (
     OPTIONS,
     RIGHT as ATTENTION,
-    Case,
+    Trial,
     compute as attention,
 )
 from qkv_marking.tasks.mistakes.formula import core, of_output
 from qkv_marking.tasks.mistakes.heads import HEADS, IN_TURN, JOINED, ONE_HEAD, OUTPUT_MISSING
-from qkv_marking.tasks.task import Texts
+from qkv_marking.tasks.task import Phrases
 
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 
 
 @dataclass(frozen=True)
-class Call:
+class LayerCall:
     """One call of a layer.
 
     Attributes:
@@ -68,7 +68,7 @@ class Call:
         return {name: value for name, value in shown.items() if value is not None}
 
 
-def as_attention(case: Call) -> Case:
+def as_attention(case: LayerCall) -> Trial:
     """Convert a call of a layer to a case of the task `attention`, which has no biases.
 
     A 1 is appended to each word vector, and each bias becomes the last row of its projection.
@@ -80,10 +80,10 @@ def as_attention(case: Call) -> Case:
         for role in "qkv":
             w = matrices[role]
             arrays[f"w_{role}"] = np.vstack([w, biases.get(role, np.zeros(w.shape[1]))])
-    return Case({"x": x, **arrays}, case.mask, case.causal, None, case.heads, matrices["o"])
+    return Trial({"x": x, **arrays}, case.mask, case.causal, None, case.heads, matrices["o"])
 
 
-def compute(case: Call, steps: Steps) -> Array:
+def compute(case: LayerCall, steps: Steps) -> Array:
     """Compute the output from the layer's weights, or return the input if no weights are known."""
     if case.matrices is None:
         return case.x
@@ -143,7 +143,7 @@ class Projections:
     slices: bool = False
 
 
-class Layout(NamedTuple):
+class Format(NamedTuple):
     """The sizes of a layer, and the order of the two axes of its matrices.
 
     Attributes:
@@ -157,7 +157,7 @@ class Layout(NamedTuple):
     flipped: bool
 
 
-def projections(layer: Any, layout: Layout) -> Projections | None:
+def projections(layer: Any, layout: Format) -> Projections | None:
     """Read the weights of a layer from its attributes; return None if their sizes do not fit.
 
     The layer's arrays may be inside lists, mappings and other objects.
@@ -225,7 +225,7 @@ def _role(path: str) -> str | None:
     return "o" if _NAMES["o"] & {*words} else None
 
 
-def _read(by_role: Mapping[str, list[Array]], layout: Layout) -> Projections | None:
+def _read(by_role: Mapping[str, list[Array]], layout: Format) -> Projections | None:
     """Join the arrays of each role into one matrix; return None if their sizes do not fit."""
     parts = dict(by_role)
     if "qkv" in parts and not {"q", "k", "v"} & {*parts}:
@@ -264,7 +264,7 @@ def _in_three(a: Array, flipped: bool) -> list[Array]:
     return np.split(a, 3, axis=axis) if a.shape[axis] % 3 == 0 else [a, a, a]
 
 
-def _joined(arrays: list[Array], role: str, layout: Layout) -> tuple[Array, str] | None:
+def _joined(arrays: list[Array], role: str, layout: Format) -> tuple[Array, str] | None:
     """Join the matrices of all heads into one; also return a note, such as "slices, shared".
 
     The note lists the fields of `Projections` that are True for these matrices. If the sizes of the
@@ -322,7 +322,7 @@ class Layers:
         self.batched = False  # Whether a layer takes only x (1, T, D).
         self.adds_mask = False  # Whether a layer expects masks of 0 and -inf, not boolean masks.
 
-    def of(self, case: Call) -> Any:
+    def of(self, case: LayerCall) -> Any:
         """Return the layer of a case."""
         causal = case.causal and "causal" in self.when_built
         sizes = *case.built_with, causal
@@ -336,13 +336,13 @@ class Layers:
             self.layers[sizes] = layer
         return self.layers[sizes]
 
-    def drawn(self, case: Call, seed: int) -> Any:
+    def drawn(self, case: LayerCall, seed: int) -> Any:
         """Build a layer with this seed, and return its output for the words of a case."""
         others = Layers(self.built, seed)
         others.batched = self.batched
         return others(case)
 
-    def number_as_mask(self, case: Call) -> bool:
+    def number_as_mask(self, case: LayerCall) -> bool:
         """Return whether the default of the layer's mask parameter is a number.
 
         If the default is a number, the layer probably adds its mask to the scores.
@@ -351,7 +351,7 @@ class Layers:
         name = self.takes(case)[0].get("mask")
         return name is not None and is_number(parameters[name].default)
 
-    def takes(self, case: Call) -> tuple[dict[str, str], frozenset[str]]:
+    def takes(self, case: LayerCall) -> tuple[dict[str, str], frozenset[str]]:
         """Return the names of the mask parameters, keyed by option, and the required options.
 
         Raises:
@@ -359,11 +359,11 @@ class Layers:
         """
         return options_of(_called(self.of(case)), ("x",), _MASKS)
 
-    def read(self, case: Call) -> Callable[[bool], Projections | None]:
-        """Return a function that reads the weights; its argument is `flipped`, as in `Layout`."""
-        return lambda flipped: projections(self.of(case), Layout(*case.built_with, flipped))
+    def read(self, case: LayerCall) -> Callable[[bool], Projections | None]:
+        """Return a function that reads the weights; its argument is `flipped`, as in `Format`."""
+        return lambda flipped: projections(self.of(case), Format(*case.built_with, flipped))
 
-    def weighed(self, case: Call, flipped: bool) -> Call | None:
+    def weighed(self, case: LayerCall, flipped: bool) -> LayerCall | None:
         """Add the layer's weights to a case; return None if the weights cannot be read.
 
         A missing W_O becomes the identity matrix.
@@ -374,7 +374,7 @@ class Layers:
         width = read.matrices["v"].shape[1]
         return replace(case, matrices={"o": np.eye(width), **read.matrices}, biases=read.biases)
 
-    def __call__(self, case: Call) -> Any:
+    def __call__(self, case: LayerCall) -> Any:
         """Run the layer of a case on the words of this case."""
         layer = self.of(case)
         alone = self.batched and case.x.ndim == 2
@@ -392,7 +392,7 @@ class Layers:
             return tuple(one if one is None else one[0] for one in returned)
         return returned[0]
 
-    def _arrays(self, case: Call) -> dict[str, Any]:
+    def _arrays(self, case: LayerCall) -> dict[str, Any]:
         """Return the word vectors as "x", and the mask under the name of its argument."""
         options, needed = self.takes(case)
         mask = case.mask

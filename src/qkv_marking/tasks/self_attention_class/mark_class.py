@@ -9,7 +9,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv_marking.engine import Group, Marking, explain, generator, per_seed
 from qkv_marking.errors import words_of
-from qkv_marking.findings import Finding, nothing_done, raises
+from qkv_marking.findings import Symptom, nothing_done, raises
 from qkv_marking.mistake import Function, Mistake
 from qkv_marking.outcome import RAISED, Outcome, differ, name_of, outcome
 from qkv_marking.tasks.attention.attention_tasks import adds_its_mask, is_made_for_numbers
@@ -17,10 +17,10 @@ from qkv_marking.tasks.attention.symptoms import second_output
 from qkv_marking.tasks.mistakes.formula import BATCHES, LARGE
 from qkv_marking.tasks.mistakes.masks import CAUSAL, EMPTY, HIDING, MASK
 from qkv_marking.tasks.self_attention_class import layers as steps
-from qkv_marking.tasks.self_attention_class.layers import Call, Layers
-from qkv_marking.tasks.task import Texts, tested
+from qkv_marking.tasks.self_attention_class.layers import LayerCall, Layers
+from qkv_marking.tasks.task import Phrases, tested
 
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 # minimum and maximum of the ratio size(queries) / size(words); torch's layer has the ratio 0.6
 _SMALL, _LARGE = 0.5, 2.0
 # tokens, embed_dim, num_heads
@@ -51,26 +51,26 @@ class _Inputs:
         wide: a case with wide word vectors, which shows whether the weights are scaled.
     """
 
-    cases: list[Call]
-    one_word: Call
-    uneven: Call
+    cases: list[LayerCall]
+    one_word: LayerCall
+    uneven: LayerCall
     batch: Array
-    wide: Call
+    wide: LayerCall
 
 
 @per_seed
 def _inputs() -> _Inputs:
     return _Inputs(
-        [Call(_words(seed, t, width), heads) for seed, (t, width, heads) in enumerate(_SIZES)],
-        Call(_words(6, 1, 4), 2),
-        Call(_words(9, 2, 5), 2),
+        [LayerCall(_words(seed, t, width), heads) for seed, (t, width, heads) in enumerate(_SIZES)],
+        LayerCall(_words(6, 1, 4), 2),
+        LayerCall(_words(9, 2, 5), 2),
         _words(7, 2, 2, 4),
-        Call(_words(8, 2, 64), 8),
+        LayerCall(_words(8, 2, 64), 8),
     )
 
 
 @dataclass(frozen=True)
-class _LayerFinding(Finding):
+class _LayerFinding(Symptom):
     """A finding about a layer; its example contains the wrong output, but no right output."""
 
     def example(self) -> dict[str, Any]:
@@ -78,12 +78,12 @@ class _LayerFinding(Finding):
         return {name: it for name, it in super().example().items() if name != "right"}
 
 
-def _of_layer(name: str, run: Outcome, more: Mapping[str, Any] | None = None) -> Finding:
+def _of_layer(name: str, run: Outcome, more: Mapping[str, Any] | None = None) -> Symptom:
     """Return a finding: the mistake with this name, and the call `run` that shows the mistake."""
     return _LayerFinding(**vars(_TEXTS.mistake(name)), run=run, more=more or {})
 
 
-def _ways(layers: Layers, cases: list[Call]) -> dict[bool, list[Call]]:
+def _ways(layers: Layers, cases: list[LayerCall]) -> dict[bool, list[LayerCall]]:
     """Copy all cases for each order of a matrix's axes; the copies contain the layer's weights.
 
     In the result, False is the key of the copies whose matrices are read as (in, out), and True is
@@ -101,7 +101,7 @@ def _mark(built: Function) -> Marking:
     """Test a class."""
     layers = Layers(built)
 
-    def run(case: Call) -> Outcome:
+    def run(case: LayerCall) -> Outcome:
         return outcome(case, layers, steps.compute(case, steps.RIGHT), beside=True)
 
     m = Marking(
@@ -163,7 +163,7 @@ def _is_called(layers: Layers) -> bool:
         return True  # no layer can be built
 
 
-def _ignored_seed(m: Marking, layers: Layers) -> Finding | None:
+def _ignored_seed(m: Marking, layers: Layers) -> Symptom | None:
     """Check that equal seeds give equal layers, and different seeds give different layers."""
     if "seed" not in layers.when_built:
         m.untried.append("seed")
@@ -171,7 +171,7 @@ def _ignored_seed(m: Marking, layers: Layers) -> Finding | None:
     m.tried.append("seeds")
 
     def drawn(seed: int) -> Outcome:
-        def call(case: Call) -> Any:
+        def call(case: LayerCall) -> Any:
             return layers.drawn(case, seed)
 
         return outcome(_inputs().cases[1], call, np.zeros(0), beside=True)
@@ -187,7 +187,7 @@ def _ignored_seed(m: Marking, layers: Layers) -> Finding | None:
     return None
 
 
-def _best(m: Marking, ways: dict[bool, list[Call]]) -> tuple[bool, list[Call]]:
+def _best(m: Marking, ways: dict[bool, list[LayerCall]]) -> tuple[bool, list[LayerCall]]:
     """Choose the order of the weights' axes for which the outputs can be explained.
 
     First look for an order for which the outputs are correct. If there is none, look for an order
@@ -203,13 +203,13 @@ def _best(m: Marking, ways: dict[bool, list[Call]]) -> tuple[bool, list[Call]]:
     return next(iter(fitting.items()))
 
 
-def _clashes(case: Call) -> bool:
+def _clashes(case: LayerCall) -> bool:
     """Return whether the joined heads and W_O have different sizes."""
     w = case.matrices or {}
     return bool(len(w["o"]) != w["v"].shape[1])
 
 
-def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) -> None:
+def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[LayerCall]) -> None:
     """Compare the output with the formula for the layer's weights, and check the weights."""
     clashing = next((case for case in cases if _clashes(case)), None)
     if clashing is not None:
@@ -237,7 +237,7 @@ def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) ->
     _try_masks(m, layers, cases[1:3], flipped)
 
 
-def _try_masks(m: Marking, layers: Layers, cases: list[Call], flipped: bool) -> None:
+def _try_masks(m: Marking, layers: Layers, cases: list[LayerCall], flipped: bool) -> None:
     """Test a mask and a causal mask, and record the masks that the layer rejects.
 
     Args:
@@ -260,7 +260,7 @@ def _try_masks(m: Marking, layers: Layers, cases: list[Call], flipped: bool) -> 
     m.test(Group("a causal mask", there, (*CAUSAL, *HIDING, *EMPTY)))
 
 
-def _try_mask(m: Marking, layers: Layers, cases: list[Call], nothing: Call) -> None:
+def _try_mask(m: Marking, layers: Layers, cases: list[LayerCall], nothing: LayerCall) -> None:
     """Test boolean masks, or masks of 0 and -inf if the layer seems to expect numbers."""
     known = (*MASK, *HIDING)
     as_bool = m.run(cases)
@@ -273,7 +273,7 @@ def _try_mask(m: Marking, layers: Layers, cases: list[Call], nothing: Call) -> N
         m.test(Group("a row masked out", [nothing], EMPTY, may_refuse=True))
 
 
-def _output_size(m: Marking, layers: Layers, cases: list[Call], clashing: Call) -> None:
+def _output_size(m: Marking, layers: Layers, cases: list[LayerCall], clashing: LayerCall) -> None:
     """Test the cases whose W_O fits the joined heads; then report a case whose W_O does not fit."""
     fitting = [case for case in cases if not _clashes(case)]
     if fitting:
@@ -283,7 +283,7 @@ def _output_size(m: Marking, layers: Layers, cases: list[Call], clashing: Call) 
     m.steps = None
 
 
-def _of_weights(layers: Layers, case: Call) -> Iterator[Mistake]:
+def _of_weights(layers: Layers, case: LayerCall) -> Iterator[Mistake]:
     """Yield mistakes that are visible in the weights of a layer with two heads."""
     weights = next(read for read in map(layers.read(case), (False, True)) if read is not None)
     w = weights.matrices
@@ -302,7 +302,7 @@ def _of_weights(layers: Layers, case: Call) -> Iterator[Mistake]:
         yield steps.NO_OUTPUT
 
 
-def _unscaled(layers: Layers) -> Finding | None:
+def _unscaled(layers: Layers) -> Symptom | None:
     """Check that queries, keys and values have about the same magnitude as the word vectors."""
     try:
         weights = next(
@@ -356,7 +356,7 @@ def _by_symmetries(m: Marking) -> None:
     m.find(_of_layer("class-weights-hidden", m.call(_inputs().cases[0])))
 
 
-def _not_refused(m: Marking, layers: Layers) -> Finding | None:
+def _not_refused(m: Marking, layers: Layers) -> Symptom | None:
     """Check that building a layer raises a ValueError if num_heads does not divide embed_dim."""
     try:
         layers.of(_inputs().uneven)

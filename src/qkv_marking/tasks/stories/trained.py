@@ -15,9 +15,9 @@ from qkv_marking.result import CheckResult
 from qkv_marking.tasks.attention.steps import softmax
 from qkv_marking.tasks.stories import grammar
 from qkv_marking.tasks.stories.grammar import begins, others, returning
-from qkv_marking.tasks.task import DO, Exercise, Texts, task
+from qkv_marking.tasks.task import DO, Exercise, Phrases, task
 
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 
 
 def _returning(ids: Any, names: Any) -> Iterator[tuple[int, list[int]]]:

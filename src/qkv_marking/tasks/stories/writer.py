@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from qkv_marking.engine import Marking, by_seed, generator
-from qkv_marking.findings import Finding, no_array, nothing_returned, raises
+from qkv_marking.findings import Symptom, no_array, nothing_returned, raises
 from qkv_marking.mistake import Function
 from qkv_marking.outcome import Outcome, kind_of, name_of, options_of, outcome
 from qkv_marking.result import CheckResult
 from qkv_marking.tasks.stories.grammar import PEOPLE, SENTENCES, sentences_of
-from qkv_marking.tasks.task import Arguments, Texts, task
+from qkv_marking.tasks.task import Arguments, Phrases, task
 
-_TEXTS = Texts(__name__)
+_TEXTS = Phrases(__name__)
 _STORIES = 60
 # minimum number of last names per first name in sixty stories; ten is usual
 _LAST_NAMES = 3
@@ -119,7 +119,7 @@ _SHOWS: Mapping[str, Callable[[_Written], bool]] = {
 }
 
 
-def _judged(runs: Sequence[Outcome], again: Outcome) -> Iterator[tuple[Finding, Outcome]]:
+def _judged(runs: Sequence[Outcome], again: Outcome) -> Iterator[tuple[Symptom, Outcome]]:
     """Yield the first mistake in these stories, if any, and the run that shows this mistake."""
     for run in (*runs, again):
         if run.error is not None:
