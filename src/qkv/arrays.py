@@ -144,10 +144,10 @@ def compute_type(dtype: DType) -> DType:
     return np.dtype(np.float64) if dtype.name == "float64" else np.dtype(np.float32)
 
 
-def narrowed(array: Array, kind: DType, call: str, name: str) -> Array:
+def convert_exactly(array: Array, kind: DType, call: str, name: str) -> Array:
     """Convert an array to another float type. Raise an error if a finite number is too large.
 
-    >>> narrowed(np.ones(2), np.dtype(np.float16), "save", "weight").dtype
+    >>> convert_exactly(np.ones(2), np.dtype(np.float16), "save", "weight").dtype
     dtype('float16')
     """
     with np.errstate(over="ignore"):

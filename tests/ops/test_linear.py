@@ -12,7 +12,7 @@ from ml_dtypes import bfloat16
 
 from activations import FORMULAS
 from qkv.ops.activation import ACTIVATIONS
-from qkv.ops.kernel import BODIES, compiled, narrowed, set_num_threads
+from qkv.ops.kernel import BODIES, compiled, set_num_threads, to_bfloat16
 from qkv.ops.linear import linear, linear_grad, multiply
 
 from .support import Array, close, grown, numbers, slope
@@ -129,16 +129,16 @@ def test_narrowed_is_rounded_to_nearest(count: int, backend: str) -> None:
     special = [np.inf, -np.inf, np.nan, -0.0, 3.4e38, 1 + 2**-8, 1 + 3 * 2**-8, 1 - 2**-9]
     x[: len(special)] = np.array(special, np.float32)[:count]
     weight = np.ones((1, 1), bfloat16)
-    found = narrowed(x, weight)
+    found = to_bfloat16(x, weight)
     if backend == "numpy":
         assert found is x
         return
     assert found.dtype == bfloat16
     np.testing.assert_array_equal(found.astype(np.float32), x.astype(bfloat16).astype(np.float32))
-    every = narrowed(np.repeat(x, 2)[::2].reshape(1, -1), weight)
+    every = to_bfloat16(np.repeat(x, 2)[::2].reshape(1, -1), weight)
     np.testing.assert_array_equal(every[0].astype(np.float32), found.astype(np.float32))
-    assert narrowed(found, weight) is found
-    assert narrowed(x, weight.astype(np.float32)) is x
+    assert to_bfloat16(found, weight) is found
+    assert to_bfloat16(x, weight.astype(np.float32)) is x
 
 
 @pytest.mark.parametrize("dtype", [np.float32, bfloat16])

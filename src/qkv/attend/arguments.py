@@ -366,7 +366,7 @@ def rounded(array: Array, dtype: DType) -> Array:
         return array.astype(dtype)
 
 
-def narrow(array: Array, dtype: DType) -> Array:
+def clamp(array: Array, dtype: DType) -> Array:
     """Convert to `dtype`, and keep numbers finite: -1e300 becomes the lowest float32, not -inf."""
     if array.dtype == dtype:
         return array
@@ -394,7 +394,7 @@ def _per_head(call: str, name: str, value: Any, plan: Shapes) -> Array | None:
     check_per_head(call, name, array.shape, array.dtype, plan.heads)
     if name == "sinks":
         array = array.reshape(plan.heads, -1 if array.size else 0)
-    return np.ascontiguousarray(narrow(array, plan.kind)) if array.shape[-1:] != (0,) else None
+    return np.ascontiguousarray(clamp(array, plan.kind)) if array.shape[-1:] != (0,) else None
 
 
 def _for_float32(number: float) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 
 from qkv.arrays import Array, check_out, whole_number
 from qkv.attend import native, tiled
-from qkv.attend.arguments import RETURNS, Call, check_call, check_options, narrow, rounded
+from qkv.attend.arguments import RETURNS, Call, check_call, check_options, clamp, rounded
 from qkv.attend.formula import Steps, formula, weigh, weights_of
 from qkv.attend.grouped import Grouped, grouped
 from qkv.attend.visibility import check_flag
@@ -273,13 +273,13 @@ def _steps(call: Call) -> Steps:
     """Compute the steps of a checked call."""
     plan, wide = call.plan, grouped(call)
     i, j = slice(0, plan.length), slice(0, plan.keys)
-    bias = None if wide.bias is None else narrow(wide.bias, plan.kind)
+    bias = None if wide.bias is None else clamp(wide.bias, plan.kind)
     if wide.slopes is not None:
         distance = wide.visibility.distance((), i, j).astype(plan.kind)
         bias = (0 if bias is None else bias) - wide.slopes * distance
     return formula(
         wide.query, wide.key, wide.value, scale=wide.scale, softcap=wide.softcap, bias=bias,
-        mask=None if wide.mask is None else narrow(wide.mask, plan.kind),
+        mask=None if wide.mask is None else clamp(wide.mask, plan.kind),
         visible=wide.visibility.block((), (), i, j), sinks=wide.sinks, matmul=matmul_alone,
     )  # fmt: skip
 

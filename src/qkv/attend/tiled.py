@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, DType
-from qkv.attend.arguments import Call, narrow
+from qkv.attend.arguments import Call, clamp
 from qkv.attend.formula import weigh
 from qkv.attend.grouped import Grouped
 from qkv.ops.threads import go_on, matmul_alone
@@ -87,12 +87,12 @@ def masked(call: Grouped, tile: Tile, keys: slice, scores: Array) -> tuple[Array
     """Add bias, ALiBi and mask to the scores of one block in place; return scores and mask."""
     i, j = tile.queries, keys
     if call.bias is not None:
-        scores += narrow(call.bias[tile.index][..., i, j], scores.dtype)
+        scores += clamp(call.bias[tile.index][..., i, j], scores.dtype)
     if call.slopes is not None:
         distance = call.visibility.distance(tile.rows, i, j).astype(scores.dtype)
         scores -= call.slopes[tile.index[-1]] * distance
     if call.mask is not None:
-        scores += narrow(call.mask[tile.index][..., i, j], scores.dtype)
+        scores += clamp(call.mask[tile.index][..., i, j], scores.dtype)
     visible = call.visibility.block(tile.index, tile.rows, i, j)
     if visible is not None:
         visible = np.broadcast_to(visible, scores.shape)

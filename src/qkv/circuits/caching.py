@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, Arrays, DType, float_type, narrowed, shown
+from qkv.arrays import Array, Arrays, DType, convert_exactly, float_type, shown
 from qkv.circuits import reader
 from qkv.files import StrPath, named_folder, replacing
 from qkv.models.files.read import ModelError, read_json
@@ -253,7 +253,7 @@ class _RowWriter:
         """Add texts and the rows of their activations."""
         self.ids += [text.ids for text in texts]
         for name, array in rows.items():
-            self.rows[name].append(narrowed(array, self.kind, _CALL, name))
+            self.rows[name].append(convert_exactly(array, self.kind, _CALL, name))
             self.size += self.rows[name][-1].nbytes
         if self.size >= BYTES:
             self.write()

@@ -11,7 +11,7 @@ from qkv.circuits.reader import Logit, Target, check_logit, check_trace, check_w
 from qkv.circuits.residual import mlp_parts
 from qkv.circuits.results import Result, words_of
 from qkv.layers import MLP, LayerNorm
-from qkv.layers.base import narrowed_to
+from qkv.layers.base import to_bfloat16_like
 from qkv.models.model import Model, handed_on
 from qkv.models.network.design import Design
 from qkv.models.tasks.gradient import word_id
@@ -233,7 +233,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
         if f"blocks.{layer}.hook_mlp_out" in edited:  # compute the MLP's own output again
             out = kept(trace, call, ("resid_pre" if block.parallel else "resid_mid", layer))[cells]
             for part in mlp_parts(block):
-                out = part.run(narrowed_to(out, part.parameters))[0]
+                out = part.run(to_bfloat16_like(out, part.parameters))[0]
         mlps.append((out * towards).sum(-1))
         if by is not None:
             own, _ = through(block.out_norm2, name.format(2), towards)

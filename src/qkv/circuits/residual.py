@@ -13,7 +13,7 @@ from qkv.circuits.patching import TOKENS, Contrast
 from qkv.circuits.reader import Logit
 from qkv.layers import Block, LayerNorm, MultiHeadAttention
 from qkv.layers.attention.forward import Inputs, Positions, attention_out, project_heads
-from qkv.layers.base import narrowed_to, promoted, quiet
+from qkv.layers.base import promoted, quiet, to_bfloat16_like
 from qkv.models.model import Model
 from qkv.models.network.head import BuiltHead
 from qkv.ops.packing import frozen
@@ -350,7 +350,7 @@ class Residual:
         block = self.layers[layer]
         x = x if block.norm1 is None else block.norm1.run(x)[0]
         x, dtype = promoted(
-            narrowed_to(x, block.attn.parameters), block.attn.parameters, call="edges"
+            to_bfloat16_like(x, block.attn.parameters), block.attn.parameters, call="edges"
         )
         at = Positions(np.arange(positions.start, positions.stop), self.length)
         return project_heads(block.attn, Inputs(x, None, dtype, {}, "edges", positions=at)).parts
@@ -387,7 +387,7 @@ class Residual:
         if not parts:
             return np.zeros_like(x)
         for part in parts:
-            x = part.run(narrowed_to(x, part.parameters))[0]
+            x = part.run(to_bfloat16_like(x, part.parameters))[0]
         return x
 
     def _each(self, layer: int, z: Array) -> Array:

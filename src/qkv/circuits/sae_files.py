@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Arrays, float_type, narrowed, shown
+from qkv.arrays import Arrays, convert_exactly, float_type, shown
 from qkv.files import StrPath, named_folder, replacing
 from qkv.models.files.read import ModelError, read_json
 from qkv.models.files.tensors import FLOATS, header
@@ -150,7 +150,7 @@ def write_folder(folder: StrPath, arrays: Arrays, config: Mapping[str, Any], dty
     call = "SAE.save"
     path = named_folder(folder, call)
     kind = arrays["W_enc"].dtype if dtype is None else float_type(dtype, call=call)
-    converted = {name: narrowed(array, kind, call, name) for name, array in arrays.items()}
+    converted = {name: convert_exactly(array, kind, call, name) for name, array in arrays.items()}
     size, features = arrays["W_enc"].shape
     whole = {
         "d_in": size,

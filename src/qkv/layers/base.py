@@ -9,7 +9,7 @@ import numpy as np
 from qkv.arrays import Array, ArrayLike, Arrays, DType, Shape, as_array, compute_type, is_float
 from qkv.attend import arguments
 from qkv.attend.arguments import Options
-from qkv.ops.kernel import is_bfloat16, narrowed, stays_bfloat16
+from qkv.ops.kernel import is_bfloat16, stays_bfloat16, to_bfloat16
 from qkv.trace import Recorder
 from qkv.trace.recorder import GradientRecorder
 
@@ -127,11 +127,11 @@ def promoted(x: Array, parameters: Arrays, *, call: str) -> tuple[Array, DType]:
     return working(x, dtype), dtype
 
 
-def narrowed_to(x: Array, parameters: Arrays) -> Array:
+def to_bfloat16_like(x: Array, parameters: Arrays) -> Array:
     """Return `x`; if all parameters are bfloat16, convert it to bfloat16."""
     first, *others = parameters.values()
     alike = is_bfloat16(first.dtype) and all(array.dtype == first.dtype for array in others)
-    return narrowed(x, first) if alike else x
+    return to_bfloat16(x, first) if alike else x
 
 
 def working(x: Array, dtype: DType) -> Array:

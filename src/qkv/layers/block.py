@@ -430,7 +430,7 @@ class _Forward:
         elif part == "cross_attn":
             more |= {name: options.get(name) for name in ("cache", "lengths", "top_k")}
         if x is not None and is_bfloat16(next(iter(layer.parameters.values())).dtype):
-            read = base.narrowed_to(read, layer.parameters)
+            read = base.to_bfloat16_like(read, layer.parameters)
         out: Array
         last = tuple(name for name in last if name in self._parts)
         if last or (self._record is not None and self._record.wants(hook)):

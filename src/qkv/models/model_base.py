@@ -27,8 +27,8 @@ from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import Transformer
 from qkv.models.other_libraries import ATTRIBUTES
 from qkv.models.run.batches import parts
+from qkv.models.run.check_edits import CheckedEdits, fit, plain
 from qkv.models.run.edited_run import EditedRun
-from qkv.models.run.fit_edits import Fitted, fit, plain
 from qkv.models.run.text_reader import TextReader, check_tokenizer, end_ids
 from qkv.ops.packing import frozen
 from qkv.suggest import nearest, suggestion
@@ -546,7 +546,7 @@ class ModelBase:
         """
         return self.reader.read(inputs, call, first)
 
-    def check_edits(self, edits: Edits, batch: Batch, **others: Any) -> Fitted:
+    def check_edits(self, edits: Edits, batch: Batch, **others: Any) -> CheckedEdits:
         """Check that edits fit this model and a batch; pass the arguments in `others` to `fit`."""
         return fit(edits, batch, self.network, self.reader, **others)
 

@@ -117,7 +117,7 @@ def stays_bfloat16(dtype: DType) -> bool:
     return is_bfloat16(dtype) and dtype.isnative and body() is not None
 
 
-def narrowed(x: Array, weight: Array) -> Array:
+def to_bfloat16(x: Array, weight: Array) -> Array:
     """Round `x` to bfloat16 if `weight` is bfloat16 and the kernel multiplies bfloat16 directly.
 
     If `x` stayed float32, the kernel would compute `x @ weight` in float32.

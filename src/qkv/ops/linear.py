@@ -120,7 +120,7 @@ def project(
 def project_wide(x: Array, parameters: Arrays, name: str) -> Array:
     """Apply a linear layer; the result is float32 for weights in half precision."""
     weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
-    return linear(kernel.narrowed(x, weight), weight, bias, wide=True)
+    return linear(kernel.to_bfloat16(x, weight), weight, bias, wide=True)
 
 
 def is_wide(residual: Array | None) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array, Arrays, DType, Shape, as_array
-from qkv.attend.arguments import Call, Options, check_call, narrow, plan_of
+from qkv.attend.arguments import Call, Options, check_call, clamp, plan_of
 from qkv.attend.visibility import FAR, Visibility
 from qkv.extras import need
 
@@ -42,7 +42,7 @@ class Rules(NamedTuple):
         shapes, types = (query.shape, key.shape, value.shape), (query.dtype, key.dtype, value.dtype)
         plan = plan_of("scale.attention", *shapes, *types)
         slopes, sinks = (
-            np.require(narrow(arrays[name], plan.kind), requirements=["C", "A"])
+            np.require(clamp(arrays[name], plan.kind), requirements=["C", "A"])
             if name in arrays and arrays[name].size
             else None
             for name in PER_HEAD

@@ -12,7 +12,7 @@ from qkv.attend.attention import answer, record_weights
 from qkv.attend.grouped import split_heads
 from qkv.layers import Block, MultiHeadAttention
 from qkv.layers.attention.forward import Norm, attention_out
-from qkv.layers.base import narrowed_to, quiet, starts_of
+from qkv.layers.base import quiet, starts_of, to_bfloat16_like
 from qkv.layers.block import Run, Value
 from qkv.models.network.transformer import Transformer, without_holes
 from qkv.ops.linear import project
@@ -82,7 +82,7 @@ class CrossAttention:
         `window` is passed on to `DecoderCache`. If `record` contains edits of keys or values, this
         method applies the edits, and `run` records the edited arrays.
         """
-        rows = narrowed_to(texts.rows, self.parameters)
+        rows = to_bfloat16_like(texts.rows, self.parameters)
         lengths, parts = np.diff(texts.cu), {}
         real = np.arange(lengths.max(initial=0)) < lengths[:, None]  # (B, S)
         for name in ("k", "v"):

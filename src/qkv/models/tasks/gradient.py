@@ -13,9 +13,9 @@ from qkv.layers.base import starts_of
 from qkv.models.model_base import ModelBase
 from qkv.models.network.batch import Batch
 from qkv.models.network.transformer import Transformer
+from qkv.models.run.check_edits import spliced_names
 from qkv.models.run.edit_ops import shape_of
 from qkv.models.run.edited_run import EditedRun, Spliced, is_number
-from qkv.models.run.fit_edits import spliced_names
 from qkv.models.tasks.tracing import layers_to_run
 from qkv.trace.activations import activation, parse
 from qkv.trace.names import NameIndex, is_tuple_name

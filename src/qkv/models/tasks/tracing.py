@@ -13,8 +13,8 @@ from qkv.models.network.batch import Batch
 from qkv.models.network.decoder import EncodedTexts
 from qkv.models.network.transformer import Transformer, unpacked
 from qkv.models.run.batches import Joined, batches, parts
+from qkv.models.run.check_edits import check, hide_value, spliced_names
 from qkv.models.run.edited_run import EditedRun
-from qkv.models.run.fit_edits import check, hide_value, spliced_names
 from qkv.models.run.text_reader import Texts
 from qkv.models.run.truncation import Cut, counting
 from qkv.models.tasks.call import pair_network

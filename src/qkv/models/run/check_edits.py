@@ -22,7 +22,7 @@ from qkv.text.tokenized import joined_words, plain_tokens
 from qkv.trace.activations import activation, parse
 from qkv.trace.names import NameIndex
 
-Fitted = tuple[Batch, EditedRun]  # The texts of a run, and its interventions.
+CheckedEdits = tuple[Batch, EditedRun]  # The texts of a run, and its interventions.
 # Maps "", "encoder" and "decoder" to the number of texts and the length of the longest text.
 Counts = Mapping[str, tuple[int, int]]
 
@@ -37,7 +37,7 @@ def fit(
     written: int | None = None,
     first: int = 0,
     absent: set[Any] | None = None,
-) -> Fitted:
+) -> CheckedEdits:
     """Check edits against a model and texts.
 
     Return `(batch, edited)`. `batch` holds the texts with the "swap" records applied, and `edited`
