@@ -12,7 +12,7 @@ LONGEST = 65536
 WAYS = ("qkv", "qkv, window (512, 0)", "qkv on NumPy", "torch", "numpy")
 MOST_SECONDS = 20.0
 MOST_BYTES = 6e9
-FLOOR = 4e6  # measured bytes below this number are noise of the process
+NOISE = 4e6  # measured bytes below this number are noise of the process
 
 
 def curves(shrink: int = 1) -> dict[str, list[dict[str, float]]]:
@@ -41,7 +41,7 @@ def next_is_too_much(points: list[dict[str, float]]) -> bool:
 
 def exponent(points: list[dict[str, Any]], name: str) -> float | None:
     """Return the log-log slope of the last four points, or None if fewer than two are usable."""
-    seen = [(p["length"], p[name]) for p in points if name == "seconds" or p[name] > FLOOR][-4:]
+    seen = [(p["length"], p[name]) for p in points if name == "seconds" or p[name] > NOISE][-4:]
     if len(seen) < 2:
         return None
     lengths, values = np.log(np.array(seen, float)).T

@@ -57,7 +57,7 @@ def _agree(case: Case, seed: int, expected: exact.Exact) -> None:
     ways: list[dict[str, Any]] = [
         {"return_lse": True},
         {"return_lse": True},
-        {"return_lse": True, "out": _room(expected.out.shape, dtype)},
+        {"return_lse": True, "out": _padded(expected.out.shape, dtype)},
         {"return_weights": True, "return_lse": True},
         {"top_k": 1 + seed % 11},
     ]
@@ -102,7 +102,7 @@ def _settled(actual: Any, expected: Any, certainty: Any) -> Any:
     return exact.settled(actual, expected, certainty).astype(actual.dtype)
 
 
-def _room(shape: tuple[int, ...], dtype: Any) -> Any:
+def _padded(shape: tuple[int, ...], dtype: Any) -> Any:
     """Return an array for the result, inside a larger array of sevens."""
     return np.full((*shape[:-1], shape[-1] + 2), 7, dtype)[..., 1:-1]
 

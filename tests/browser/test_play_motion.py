@@ -18,7 +18,7 @@ from .test_page import problems
 
 LAYER, NUMBER = HEAD
 END = 60  # the last value of the slider
-ROW, ROOM = 22, 20  # the height of a row and of the drawing in it, in pixels
+ROW, TALL = 22, 20  # the height of a row and of the drawing in it, in pixels
 TIMES = "\N{MULTIPLICATION SIGN}"
 LONG = "She wore a crown of gold and silver on her head and a ring on her small left [MASK]."
 # Records the slider's value at every frame.
@@ -75,7 +75,7 @@ def vectors(trace: Trace, name: str) -> np.ndarray:
 
 
 def tall(page: Page) -> list[float]:
-    """Return the height of each key's strip, divided by `ROOM`, the height of a full strip.
+    """Return the height of each key's strip, divided by `TALL`, the height of a full strip.
 
     The height is measured in the first column of cells.
     """
@@ -89,7 +89,7 @@ def tall(page: Page) -> list[float]:
         }"""
         )
     )
-    return [sum(column[ROW * r + 1 :][:ROOM]) / 255 / ROOM for r in range(1, len(names(page)) - 1)]
+    return [sum(column[ROW * r + 1 :][:TALL]) / 255 / TALL for r in range(1, len(names(page)) - 1)]
 
 
 def test_every_moment_matches_the_trace(page: Page, trace: Trace) -> None:

@@ -317,13 +317,13 @@ def test_a_sentence_stands_in_its_own_direction(
 
 
 def test_an_emoji_of_several_tokens_is_named_after_itself(visit: Visit) -> None:
-    face = "\N{HUGGING FACE}"
-    hash_ = f'#model=decoder&view="lab"&inside=true&text=She said {face} again'
+    emoji = "\N{HUGGING FACE}"
+    hash_ = f'#model=decoder&view="lab"&inside=true&text=She said {emoji} again'
     page = ready(visit(opened_at(qkv.play()._document(), hash_)))
     chips = page.get_by_role("listbox", name="words of the sentence").get_by_role("option")
-    assert chips.all_inner_texts() == ["She", "said", face, "again"]
+    assert chips.all_inner_texts() == ["She", "said", emoji, "again"]
     names = page.locator("[data-part=head] .queries .token bdi").all_inner_texts()
-    assert [name for name in names if face in name] == [f"{face} {k}/4" for k in range(1, 5)]
+    assert [name for name in names if emoji in name] == [f"{emoji} {k}/4" for k in range(1, 5)]
     assert not set(" ".join(names)) & set("ðŁĻĤ")
 
 

@@ -187,7 +187,7 @@ def test_truncation_reads_whole_texts_only_if_tokens_need_it(kind, monkeypatch):
     if kind in ACROSS or kind == "one word":
         assert ORDINARY in read  # no token is certain before the end
     else:
-        assert sum(map(len, read)) <= 3 * 16 * truncation.ROOM
+        assert sum(map(len, read)) <= 3 * 16 * truncation.CHARS_PER_TOKEN
 
 
 def test_subwords_over_two_words_may_depend_on_the_end_of_the_text(monkeypatch):

@@ -15,7 +15,7 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.text.gaps import masked
 
 MAX_CHARS = 2**20  # The maximum number of characters to read of a text.
-ROOM = 8  # From a long text, `ROOM * limit` characters are read first.
+CHARS_PER_TOKEN = 8  # From a long text, `CHARS_PER_TOKEN * limit` characters are read first.
 
 
 @dataclass
@@ -140,7 +140,7 @@ class Truncator:
         """
         cut = self.cut
         limit = math.inf if cut.limit is None else cut.limit
-        enough = min(2 * ROOM * limit, MAX_CHARS)
+        enough = min(2 * CHARS_PER_TOKEN * limit, MAX_CHARS)
         short = iter(
             self._tokenizer.tokenize_batch([text for text in texts if len(text) <= enough])
         )
@@ -163,7 +163,7 @@ class Truncator:
         """
         cut, limit, left = self.cut, self.cut.limit, self._tokenizer.cuts_left
         if limit is not None and not left and self._tokenizer.keeps_words_apart:
-            most = ROOM * limit
+            most = CHARS_PER_TOKEN * limit
             while 2 * most <= min(len(text), MAX_CHARS):
                 first, second = _word_end(text, most), _word_end(text, 2 * most)
                 most *= 2

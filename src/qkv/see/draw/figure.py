@@ -158,9 +158,9 @@ def _heat_map(axes: Axes, panel: panels.HeatMap, tone: Tone) -> None:
     for i, j in np.ndindex(*values.shape):
         if hatched[i, j]:
             hatch = None if panel.compact else "////" if n <= 16 else "//"
-            face = tone.faint if panel.compact else tone.paper
+            fill = tone.faint if panel.compact else tone.paper
             cell = (j - 0.5, i - 0.5, 1, 1)
-            _frame(axes, cell, tone.line, 0, fill=True, facecolor=face, hatch=hatch, clip_on=True)
+            _frame(axes, cell, tone.line, 0, fill=True, facecolor=fill, hatch=hatch, clip_on=True)
         elif n <= _NUMBERED and not panel.compact:
             color, size = ink(shade(float(shares[i, j]), tone.theme)), max(_LEAST, min(9.0, 88 / n))
             number = form(float(values[i, j]))

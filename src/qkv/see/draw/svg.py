@@ -302,7 +302,7 @@ def _links(panel: panels.Links, tone: Tone) -> Drawing:
                 f'stroke-width="{0.5 + 4 * strength:.2f}" opacity="{0.15 + 0.85 * strength:.2f}"/>'
             )
     for i, row in enumerate(shown.rows):
-        face = "bold" if i == query else "normal"
+        font = "bold" if i == query else "normal"
         elements.append(
             text(
                 left - 6,
@@ -310,7 +310,7 @@ def _links(panel: panels.Links, tone: Tone) -> Drawing:
                 label(row),
                 tone.ink,
                 text_anchor="end",
-                font_weight=face,
+                font_weight=font,
             )
         )
     for j, column in enumerate(shown.columns):
