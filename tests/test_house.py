@@ -20,6 +20,7 @@ ROOTS = (SOURCE, SOURCE.with_name("qkv_marking"))
 # The levels of the packages of `qkv`, from the lowest: a package may import only packages on lower
 # levels. As in ARCHITECTURE.md, a single file of `src/qkv` is a package too.
 LEVELS = [
+    {"argument_errors"},
     {"arrays", "extras", "files", "progress", "signals", "suggest", "visible"},
     {"trace", "ops"},
     {"text", "embed", "attend", "edits"},
@@ -33,8 +34,8 @@ LEVELS = [
 ]
 # These parts of `qkv` may import only the listed parts of `qkv`.
 ONLY = {
-    "qkv_marking": {"arrays", "attend", "extras", "files", "signals"},
-    "measure": {"arrays", "attend", "ops"},
+    "qkv_marking": {"argument_errors", "arrays", "attend", "extras", "files", "signals"},
+    "measure": {"argument_errors", "arrays", "attend", "ops"},
 }
 # The order of the files in a subpackage: a file must not import files from later sets. In the
 # code, `step` means the index of a set.

@@ -13,6 +13,8 @@ from numpy.typing import (
     NDArray,
 )
 
+from qkv.argument_errors import type_error, value_error
+
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]  # maps names to arrays, for example a layer's parameters
 Shape = tuple[int, ...]
@@ -21,7 +23,7 @@ DType = np.dtype[Any]
 FLOAT_NAMES = ("float16", "bfloat16", "float32", "float64")
 
 
-def as_array(x: Any, *, call: str, name: str) -> Array:
+def as_array(x: Any, *, call: str = "", name: str) -> Array:
     """Read `x` as a NumPy array, if possible without a copy.
 
     Accepts arrays, nested lists, numbers, and objects with `__array__` or a CPU `__dlpack__`.
@@ -33,9 +35,10 @@ def as_array(x: Any, *, call: str, name: str) -> Array:
     if type(x) is np.ndarray:
         return x
     if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(
-            f"{call}: {name} is a masked array, whose mask would be lost: "
-            f"pass {name}.data, and the mask as attn_mask"
+        raise type_error(
+            f"{name} is a masked array, whose mask would be lost: "
+            f"pass {name}.data, and the mask as attn_mask",
+            call,
         )
     try:
         if _is_torch_bfloat16(x):
@@ -45,26 +48,26 @@ def as_array(x: Any, *, call: str, name: str) -> Array:
         array = np.asarray(x)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise TypeError(f"{call}: {name} cannot be read as an array: {reason}") from error
+        raise type_error(f"{name} cannot be read as an array: {reason}", call) from error
     if array.dtype == object:
-        raise TypeError(
-            f"{call}: {name} ({type(x).__name__}) cannot be read as an array of numbers"
-        )
+        raise type_error(f"{name} ({type(x).__name__}) cannot be read as an array of numbers", call)
     return array
 
 
-def whole_number(value: Any, *, call: str, name: str, least: int, most: float = sys.maxsize) -> int:
+def whole_number(
+    value: Any, *, call: str = "", name: str, least: int, most: float = sys.maxsize
+) -> int:
     """Return `value` as an int; raise an error unless `least <= value <= most`."""
     try:
         if isinstance(value, bool | np.bool_):
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{call}: {name} is {shown(value)}: give a whole number") from None
+        raise type_error(f"{name} is {shown(value)}: give a whole number", call) from None
     if number < least:
-        raise ValueError(f"{call}: {name} is {shown(number)}: it must be {least} or more")
+        raise value_error(f"{name} is {shown(number)}: it must be {least} or more", call)
     if number > most:
-        raise ValueError(f"{call}: {name} is {shown(number)}: it must be at most {most:,}")
+        raise value_error(f"{name} is {shown(number)}: it must be at most {most:,}", call)
     return number
 
 
@@ -73,18 +76,18 @@ def is_whole_number(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def real_number(value: Any, *, call: str, name: str) -> float:
+def real_number(value: Any, *, call: str = "", name: str) -> float:
     """Return `value` as a float; NaN and infinity are allowed."""
     kind = getattr(getattr(value, "dtype", None), "kind", "f")
     single = not isinstance(value, bool | str | bytes) and getattr(value, "shape", ()) == ()
     if not single or kind in "bcSUMm":
-        raise TypeError(f"{call}: {name} is {shown(value)}: give one number")
+        raise type_error(f"{name} is {shown(value)}: give one number", call)
     try:
         return float(value)
     except OverflowError:
-        raise ValueError(f"{call}: {name} is {shown(value)}: it is too large for a float") from None
+        raise value_error(f"{name} is {shown(value)}: it is too large for a float", call) from None
     except (TypeError, ValueError):
-        raise TypeError(f"{call}: {name} is {shown(value)}: give a number") from None
+        raise type_error(f"{name} is {shown(value)}: give a number", call) from None
 
 
 def shown(value: Any) -> str:
@@ -116,7 +119,7 @@ def is_float(dtype: DType) -> bool:
     return dtype.name in FLOAT_NAMES
 
 
-def float_type(dtype: Any, *, call: str) -> DType:
+def float_type(dtype: Any, *, call: str = "") -> DType:
     """Return `dtype` as one of the supported float types. The name "bfloat16" is accepted too.
 
     >>> float_type("bfloat16", call="load")
@@ -130,7 +133,7 @@ def float_type(dtype: Any, *, call: str) -> DType:
         kind = None
     if kind is None or not is_float(kind):
         shown = repr(dtype) if kind is None else kind
-        raise TypeError(f"{call}: dtype is {shown}: choose {', '.join(FLOAT_NAMES)}")
+        raise type_error(f"dtype is {shown}: choose {', '.join(FLOAT_NAMES)}", call)
     return kind
 
 
@@ -154,36 +157,41 @@ def convert_exactly(array: Array, kind: DType, call: str, name: str) -> Array:
         converted = np.ascontiguousarray(array.astype(kind))
     lost = ~np.isfinite(converted.astype(np.float64)) & np.isfinite(array)
     if lost.any():
-        raise ValueError(
-            f"{call}: {name} contains {array[lost][0]:.6g}, which is too large for {kind}: give "
-            "dtype='float32'"
+        raise value_error(
+            f"{name} contains {array[lost][0]:.6g}, which is too large for {kind}: give "
+            "dtype='float32'",
+            call,
         )
     return converted
 
 
-def check_out(out: Any, shape: Shape, dtype: DType, inputs: Iterable[Any], *, call: str) -> None:
+def check_out(
+    out: Any, shape: Shape, dtype: DType, inputs: Iterable[Any], *, call: str = ""
+) -> None:
     """Raise an error if `out` cannot store a result with this shape and dtype.
 
     `out` must be writable and must not share memory with `inputs`.
     """
     if not isinstance(out, np.ndarray):
-        raise TypeError(f"{call}: `out` is {type(out).__name__}: give a NumPy array")
+        raise type_error(f"`out` is {type(out).__name__}: give a NumPy array", call)
     if out.shape != shape or out.dtype != dtype:
-        raise ValueError(
-            f"{call}: `out` is {out.shape} {out.dtype} and the result is {shape} {dtype}: "
-            "give an array of the result's shape and type"
+        raise value_error(
+            f"`out` is {out.shape} {out.dtype} and the result is {shape} {dtype}: "
+            "give an array of the result's shape and type",
+            call,
         )
     if not out.flags.writeable:
-        raise ValueError(f"{call}: `out` cannot be written to: give a writable array")
+        raise value_error("`out` cannot be written to: give a writable array", call)
     if _overlaps_itself(out):
-        raise ValueError(
-            f"{call}: several elements of `out` share memory: give an array without overlap"
+        raise value_error(
+            "several elements of `out` share memory: give an array without overlap",
+            call,
         )
     for value in inputs:
         if value is None or isinstance(value, (str, int)):
             continue
         if _overlap(out, as_array(value, call=call, name="an input")):
-            raise ValueError(f"{call}: `out` shares memory with an input: give another array")
+            raise value_error("`out` shares memory with an input: give another array", call)
 
 
 def _overlap(array: Array, other: Array) -> bool:
