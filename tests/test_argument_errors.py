@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.argument_errors import invalid, message, named
+from qkv.argument_errors import invalid, message, public_call
 
 
-@named("outer")
+@public_call("outer")
 def outer(work: Callable[[], Any]) -> Any:
     """A public call."""
     return work()
 
 
-@named("inner")
+@public_call("inner")
 def inner() -> None:
     """A public call that always fails."""
     raise invalid(KeyError, "no such name")
@@ -46,7 +46,7 @@ def test_the_public_call_adds_its_name(kind: type[Exception]) -> None:
 
 
 def test_a_context_adds_the_name_too() -> None:
-    with pytest.raises(ValueError, match=r"^block: x is 0$"), named("block"):
+    with pytest.raises(ValueError, match=r"^block: x is 0$"), public_call("block"):
         raise invalid(ValueError, "x is 0")
 
 

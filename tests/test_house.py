@@ -801,3 +801,40 @@ def test_no_file_reads_private_attributes_of_another_file() -> None:
 )
 def test_a_private_read_is_seen(source: str, found: set[str]) -> None:
     assert private_reads(source) == found
+
+
+# Packages whose helpers still take the name of the public call for their errors.
+CARRY_NAMES = {"ops", "embed", "text", "trace", "edits", "layers", "models", "learn", "circuits"}
+CARRY_NAMES |= {"see", "scale", "serve", "findings", "arrays", "files", "argument_errors"}
+
+
+def carriers(source: str) -> set[str]:
+    """Return the functions and classes that take the name of the public call as `call: str`."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef):
+            arguments = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+            pairs = [(argument.arg, argument.annotation) for argument in arguments]
+        elif isinstance(node, ast.ClassDef):
+            fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+            pairs = [(name_of(field.target), field.annotation) for field in fields]
+        else:
+            continue
+        if any(name == "call" and kind and ast.unparse(kind) == "str" for name, kind in pairs):
+            found.add(node.name)
+    return found
+
+
+def test_helpers_do_not_carry_the_name_of_the_public_call() -> None:
+    carrying = {
+        package_of(module)
+        for module, path in modules().items()
+        if carriers(path.read_text(encoding="utf-8"))
+    }
+    assert carrying - {"qkv_marking"} == CARRY_NAMES
+
+
+def test_a_helper_that_carries_a_name_is_seen() -> None:
+    assert carriers("def check(x, *, call: str): ...") == {"check"}
+    assert carriers("class Inputs:\n    call: str = ''") == {"Inputs"}
+    assert carriers("def run(call: Call): ...\ndef named(call): ...") == set()

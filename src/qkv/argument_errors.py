@@ -2,7 +2,7 @@
 
     raise value_error(f"window is {window}: write (left, right)")  # in a helper
 
-    @named("attention")  # the user reads "attention: window is 3: write (left, right)"
+    @public_call("attention")  # the user reads "attention: window is 3: write (left, right)"
 
 Only errors that this module makes get a name. If one public call uses another, the error has the
 name of the call that the user made.
@@ -23,7 +23,7 @@ _TEXT = "_qkv_text"  # The attribute with an error's message, while its name may
 def invalid(kind: Callable[[str], Error], text: str, call: str = "") -> Error:
     """Return an error about an argument, which gets the name of the public call.
 
-    A caller that is not `named` gives the name as `call`.
+    A function that is no `public_call` gives the name as `call`.
     """
     error = kind(f"{call}: {text}" if call else text)
     if not call:
@@ -65,10 +65,10 @@ def _is_ours(frame: FrameType | None) -> bool:
     return module.partition(".")[0] in ("qkv", "qkv_marking")
 
 
-class named:
+class public_call:
     """Name a public call in its errors: as a decorator, or as a context around its work.
 
-    >>> @named("predict")
+    >>> @public_call("predict")
     ... def predict(top_k):
     ...     raise value_error(f"top_k is {top_k}: it must be 1 or more")
     >>> predict(0)
@@ -105,3 +105,18 @@ class named:
         """Add the name to an error of the work."""
         if error is not None:
             add_name(error, self.name)
+
+
+def public_method(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Name the class in the errors of a method, or of a class method."""
+
+    @functools.wraps(method)
+    def call(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
+        try:
+            return method(*args, **options)
+        except Exception as error:
+            owner = args[0]
+            add_name(error, (owner if isinstance(owner, type) else type(owner)).__name__)
+            raise
+
+    return call

@@ -1001,7 +1001,7 @@ def test_options_are_checked_before_projections_and_errors_name_the_call(
 
 
 def test_zero_one_float_mask_warns_once_at_the_callers_line() -> None:
-    with pytest.warns(UserWarning, match=r"^SelfAttention: attn_mask .* 0 and 1") as caught:
+    with pytest.warns(UserWarning, match=r"^attn_mask .* 0 and 1") as caught:
         SelfAttention(4).trace(ones(3, 4), attn_mask=np.eye(3))
     assert [warning.filename for warning in caught] == [__file__]
 

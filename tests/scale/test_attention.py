@@ -279,7 +279,7 @@ def test_bad_input(change: dict[str, Any], error: type[Exception], message: str)
 def test_a_float_mask_of_zeros_and_ones_draws_a_warning_at_the_call() -> None:
     x = words(9, 3)
     mask = np.eye(9)
-    with pytest.warns(UserWarning, match="scale.attention: attn_mask is float64 and holds only"):
+    with pytest.warns(UserWarning, match="attn_mask is float64 and holds only"):
         out = scale.attention(x, x, x, mask)
     out.compute()  # computing does not warn again
 

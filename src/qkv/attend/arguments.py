@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import type_error, value_error
 from qkv.arrays import Array, DType, Shape, as_array, compute_type, is_float, native, real_number
 from qkv.attend.visibility import check_lengths, check_offset, check_window
 from qkv.ops.kernel import compiled
@@ -63,20 +64,20 @@ class Shapes:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan_of(call: str, query: Shape, key: Shape, value: Shape, *types: DType) -> Shapes:
-    """Return the plan for arrays of these shapes and dtypes; `call` is the function name in errors.
+def plan_of(query: Shape, key: Shape, value: Shape, *types: DType) -> Shapes:
+    """Return the plan for arrays of these shapes and dtypes.
 
     The plan depends only on shapes and dtypes, not on numbers such as the scale or the window.
     Checking a number is faster than looking up the number in the cache. The cache would also treat
     True, 1 and 1.0 as the same argument.
     """
-    dtype = check_types(call, dict(zip(("query", "key", "value"), types, strict=True)))
+    dtype = check_types(dict(zip(("query", "key", "value"), types, strict=True)))
     shapes = {"query": query, "key": key, "value": value}
-    is_flat = _check_axes(call, shapes)
+    is_flat = _check_axes(shapes)
     q, k, v = ((1,) * is_flat + shape for shape in shapes.values())
     heads, kv_heads = q[-3], k[-3]
-    _check_heads(call, heads, kv_heads, v[-3])
-    lead = _lead(call, q[:-3], k[:-3], v[:-3])
+    _check_heads(heads, kv_heads, v[-3])
+    lead = _lead(q[:-3], k[:-3], v[:-3])
     rows = q[-2:-1] if is_flat else (*lead, *q[-3:-1])
     return Shapes(
         dtype=dtype,
@@ -100,85 +101,81 @@ def takes(dtype: DType, size: int) -> bool:
     return size <= MAX_SIZE and compute_type(dtype) == np.float32
 
 
-def check_types(call: str, types: Mapping[str, DType]) -> DType:
+def check_types(types: Mapping[str, DType]) -> DType:
     """Return the float type that the named arrays share, or raise an error."""
     kinds = {native(kind) for kind in types.values()}
     if len(kinds) == 1 and is_float(next(iter(kinds))):
         return kinds.pop()
     named = ", ".join(f"{name} {native(kind)}" for name, kind in types.items())
     if not all(map(is_float, kinds)):
-        raise TypeError(
-            f"{call}: {named}: all must be float16, bfloat16, float32 or float64: "
+        raise type_error(
+            f"{named}: all must be float16, bfloat16, float32 or float64: "
             "convert the arrays, for example with .astype(np.float32)"
         )
-    raise TypeError(f"{call}: {named}: all must have the same type: convert with .astype(...)")
+    raise type_error(f"{named}: all must have the same type: convert with .astype(...)")
 
 
-def _check_heads(call: str, heads: int, kv_heads: int, value_heads: int) -> None:
+def _check_heads(heads: int, kv_heads: int, value_heads: int) -> None:
     """Raise an error unless the numbers of heads are compatible."""
     if kv_heads != value_heads:
-        raise ValueError(
-            f"{call}: key has {kv_heads} heads and value has {value_heads}: "
+        raise value_error(
+            f"key has {kv_heads} heads and value has {value_heads}: "
             "both must have the same number of heads"
         )
     if heads and (kv_heads == 0 or heads % kv_heads):
-        raise ValueError(
-            f"{call}: query has {heads} heads and key has {kv_heads}: "
+        raise value_error(
+            f"query has {heads} heads and key has {kv_heads}: "
             "the number of query heads must be a multiple of the number of key heads"
         )
 
 
-def _check_axes(call: str, shapes: Mapping[str, Shape]) -> bool:
+def _check_axes(shapes: Mapping[str, Shape]) -> bool:
     """Check that the axes of the arrays match, and return whether the arrays are 2-D."""
     axes = [len(shape) for shape in shapes.values()]
     named = "" if min(axes) == max(axes) > 1 else ", ".join(f"{n} {s}" for n, s in shapes.items())
     if min(axes) < 2:
-        raise ValueError(
-            f"{call}: {named}: each must be (..., heads, length, size), or all (length, size)"
+        raise value_error(
+            f"{named}: each must be (..., heads, length, size), or all (length, size)"
         )
     if min(axes) == 2 and max(axes) > 2:
-        raise ValueError(
-            f"{call}: {named}: either all arrays are 2-D or none is: "
+        raise value_error(
+            f"{named}: either all arrays are 2-D or none is: "
             "add a head axis to the 2-D arrays with x[None]"
         )
     (*_, keys, size), query_size = shapes["key"], shapes["query"][-1]
     if query_size != size:
-        raise ValueError(
-            f"{call}: query has size {query_size} and key has size {size} in the last axis: "
+        raise value_error(
+            f"query has size {query_size} and key has size {size} in the last axis: "
             "queries and keys must have the same size"
         )
     if size == 0:
-        raise ValueError(
-            f"{call}: query and key have size 0 in the last axis: the size must be at least 1"
-        )
+        raise value_error("query and key have size 0 in the last axis: the size must be at least 1")
     if shapes["value"][-2] != keys:
-        raise ValueError(
-            f"{call}: key has {keys} rows and value has {shapes['value'][-2]}: "
-            "each key needs a value"
+        raise value_error(
+            f"key has {keys} rows and value has {shapes['value'][-2]}: each key needs a value"
         )
     return max(axes) == 2
 
 
-def _lead(call: str, query: Shape, key: Shape, value: Shape) -> Shape:
+def _lead(query: Shape, key: Shape, value: Shape) -> Shape:
     """Return the shape to which the leading dimensions of the arrays broadcast."""
     if query == key == value:
         return query
     try:
         return np.broadcast_shapes(query, key, value)
     except ValueError:
-        raise ValueError(
-            f"{call}: the leading dimensions do not broadcast: query {query}, key {key}, "
-            f"value {value}"
+        raise value_error(
+            f"the leading dimensions do not broadcast: query {query}, key {key}, value {value}"
         ) from None
 
 
 @functools.lru_cache(maxsize=1024)
-def check_cells(call: str, name: str, shape: Shape, dtype: DType, cells: Shape) -> None:
+def check_cells(name: str, shape: Shape, dtype: DType, cells: Shape) -> None:
     """Raise an error unless a mask or a bias broadcasts to the shape `cells`, `(..., Hq, L, S)`."""
     if dtype.kind == "b":
         if name != "attn_mask":
-            raise TypeError(
-                f"{call}: {name} is bool and is added to the scores: give a bool mask as attn_mask"
+            raise type_error(
+                f"{name} is bool and is added to the scores: give a bool mask as attn_mask"
             )
     elif not is_float(dtype):
         way = (
@@ -187,28 +184,25 @@ def check_cells(call: str, name: str, shape: Shape, dtype: DType, cells: Shape) 
             if name == "attn_mask"
             else "it is added to the scores: give floats"
         )
-        raise TypeError(f"{call}: {name} is {dtype}: {way}")
+        raise type_error(f"{name} is {dtype}: {way}")
     try:
         fits = np.broadcast_shapes(shape, cells) == cells
     except ValueError:
         fits = False
     if not fits:
-        raise ValueError(
-            f"{call}: {name} has shape {shape} and (L, S) is {cells[-2:]}: "
-            f"{name} must broadcast to {cells}"
+        raise value_error(
+            f"{name} has shape {shape} and (L, S) is {cells[-2:]}: {name} must broadcast to {cells}"
         )
 
 
-def check_per_head(call: str, name: str, shape: Shape, dtype: DType, heads: int) -> None:
+def check_per_head(name: str, shape: Shape, dtype: DType, heads: int) -> None:
     """Raise an error unless the shape is `(heads,)`; for sinks, `(heads, n)` is also allowed."""
     if not is_float(dtype):
-        raise TypeError(f"{call}: {name} is {dtype}: give floats")
+        raise type_error(f"{name} is {dtype}: give floats")
     most = 2 if name == "sinks" else 1
     if not 1 <= len(shape) <= most or shape[0] != heads:
         expected = f"({heads},) or ({heads}, n)" if name == "sinks" else f"({heads},)"
-        raise ValueError(
-            f"{call}: {name} has shape {shape} and query has {heads} heads: write {expected}"
-        )
+        raise value_error(f"{name} has shape {shape} and query has {heads} heads: write {expected}")
 
 
 class Call(NamedTuple):
@@ -236,7 +230,7 @@ class Call(NamedTuple):
     def of(self, query: Array, key: Array, value: Array) -> "Call":
         """Return a call with the same options and new arrays, which are not checked."""
         shapes, types = (query.shape, key.shape, value.shape), (query.dtype, key.dtype, value.dtype)
-        plan = plan_of("attention", *shapes, *types)
+        plan = plan_of(*shapes, *types)
         return self._replace(plan=plan, query=query, key=key, value=value)
 
     def in_rows(self, rows: Sequence[Array], starts: Array) -> "Packed":
@@ -292,34 +286,33 @@ def check_call(
     scale: Any = None,
     query_lengths: Any = None,
     key_lengths: Any = None,
-    call: str = "attention",
 ) -> Call:
-    """Check the arguments of `qkv.attention`; `call` is the function name in errors."""
+    """Check the arguments of `qkv.attention`."""
     if not (type(query) is type(key) is type(value) is np.ndarray):
         arrays = {"query": query, "key": key, "value": value}
-        query, key, value = (as_array(x, call=call, name=name) for name, x in arrays.items())
-    plan = plan_of(call, query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype)
-    left, right = check_window(call, window, is_causal)
+        query, key, value = (as_array(x, name=name) for name, x in arrays.items())
+    plan = plan_of(query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype)
+    left, right = check_window(window, is_causal)
     needed = left is not None or right is not None or alibi_slopes is not None
     if query_lengths is not None:
-        query_lengths = check_lengths(call, "query_lengths", query_lengths, plan.length, plan.lead)
+        query_lengths = check_lengths("query_lengths", query_lengths, plan.length, plan.lead)
     if key_lengths is not None:
-        key_lengths = check_lengths(call, "key_lengths", key_lengths, plan.keys, plan.lead)
-    mask = None if attn_mask is None else _cells(call, "attn_mask", attn_mask, plan)
+        key_lengths = check_lengths("key_lengths", key_lengths, plan.keys, plan.lead)
+    mask = None if attn_mask is None else _cells("attn_mask", attn_mask, plan)
     if bias is not None:
-        bias = _cells(call, "bias", bias, plan)
-    slopes = None if alibi_slopes is None else _per_head(call, "alibi_slopes", alibi_slopes, plan)
+        bias = _cells("bias", bias, plan)
+    slopes = None if alibi_slopes is None else _per_head("alibi_slopes", alibi_slopes, plan)
     if sinks is not None:
-        sinks = _per_head(call, "sinks", sinks, plan)
-    offset = check_offset(call, q_offset, plan.length, plan.keys, plan.lead, needed=needed)
-    softcap, scale = check_softcap(call, softcap), check_scale(call, scale, plan.size)
+        sinks = _per_head("sinks", sinks, plan)
+    offset = check_offset(q_offset, plan.length, plan.keys, plan.lead, needed=needed)
+    softcap, scale = check_softcap(softcap), check_scale(scale, plan.size)
     return Call(
         plan, query, key, value, mask, bias, slopes, sinks,
         offset, query_lengths, key_lengths, left, right, softcap, scale,
     )  # fmt: skip
 
 
-def check_options(options: Options, call: str, without: Container[str] = (), why: str = "") -> None:
+def check_options(options: Options, without: Container[str] = (), why: str = "") -> None:
     """Raise an error for an unknown option, or for an option that the call does not accept.
 
     `without` contains the options that the call does not accept. The error message for such an
@@ -327,34 +320,30 @@ def check_options(options: Options, call: str, without: Container[str] = (), why
     """
     for name in options:
         if name in without:
-            raise TypeError(f"{call}: {name} is not an option here{why}")
+            raise type_error(f"{name} is not an option here{why}")
         if name not in OPTIONS:
             near = nearest(name, OPTIONS, 1, 0.61)
             meant = f"did you mean {near[0]}?" if near else f"choose from {', '.join(OPTIONS)}"
-            raise TypeError(f"{call}: there is no option {name}: {meant}")
+            raise type_error(f"there is no option {name}: {meant}")
 
 
-def check_softcap(call: str, softcap: Any) -> float | None:
+def check_softcap(softcap: Any) -> float | None:
     """Return `softcap` as a number; raise an error unless it is finite and above 0."""
     if softcap is None:
         return None
-    number = real_number(softcap, call=call, name="softcap")
+    number = real_number(softcap, name="softcap")
     if not (math.isfinite(number) and number > 0):
-        raise ValueError(
-            f"{call}: softcap is {number}: it must be finite and above 0, or None for no cap"
-        )
+        raise value_error(f"softcap is {number}: it must be finite and above 0, or None for no cap")
     return _for_float32(number)
 
 
-def check_scale(call: str, scale: Any, size: int) -> float:
+def check_scale(scale: Any, size: int) -> float:
     """Return `scale` as a number, `1 / sqrt(size)` if it is None."""
     if scale is None:
         return 1 / math.sqrt(size)
-    number = real_number(scale, call=call, name="scale")
+    number = real_number(scale, name="scale")
     if not math.isfinite(number):
-        raise ValueError(
-            f"{call}: scale is {number}: it must be finite, or None for 1 / sqrt({size})"
-        )
+        raise value_error(f"scale is {number}: it must be finite, or None for 1 / sqrt({size})")
     return _for_float32(number)
 
 
@@ -379,19 +368,19 @@ def clamp(array: Array, dtype: DType) -> Array:
     return converted
 
 
-def _cells(call: str, name: str, value: Any, plan: Shapes) -> Array:
+def _cells(name: str, value: Any, plan: Shapes) -> Array:
     """Return a mask or a bias as an array; check its shape and its dtype."""
-    array = as_array(value, call=call, name=name)
-    check_cells(call, name, array.shape, array.dtype, (*plan.rows, plan.keys))
+    array = as_array(value, name=name)
+    check_cells(name, array.shape, array.dtype, (*plan.rows, plan.keys))
     if name == "attn_mask" and array.dtype != bool:
-        _warn_of_zeros_and_ones(call, array)
+        _warn_of_zeros_and_ones(array)
     return array
 
 
-def _per_head(call: str, name: str, value: Any, plan: Shapes) -> Array | None:
+def _per_head(name: str, value: Any, plan: Shapes) -> Array | None:
     """Return slopes `(Hq,)` or sinks `(Hq, n)` for the kernel; return None if n is 0."""
-    array = as_array(value, call=call, name=name)
-    check_per_head(call, name, array.shape, array.dtype, plan.heads)
+    array = as_array(value, name=name)
+    check_per_head(name, array.shape, array.dtype, plan.heads)
     if name == "sinks":
         array = array.reshape(plan.heads, -1 if array.size else 0)
     return np.ascontiguousarray(clamp(array, plan.kind)) if array.shape[-1:] != (0,) else None
@@ -402,13 +391,13 @@ def _for_float32(number: float) -> float:
     return number if 1e-30 < abs(number) < 1e30 or number == 0 else np.float64(number)
 
 
-def _warn_of_zeros_and_ones(call: str, mask: Array) -> None:
+def _warn_of_zeros_and_ones(mask: Array) -> None:
     """Warn if a float mask holds only 0.0 and 1.0, because the user probably means a bool mask."""
     if not mask.size or mask.flat[0] not in (0, 1):
         return
     if ((mask == 0) | (mask == 1)).all() and (mask == 1).any():
         warnings.warn(
-            f"{call}: attn_mask is {mask.dtype} and holds only 0 and 1, which are added to "
+            f"attn_mask is {mask.dtype} and holds only 0 and 1, which are added to "
             "the scores: if 1 means 'may attend', write attn_mask.astype(bool)",
             UserWarning,
             stacklevel=_levels_up(),

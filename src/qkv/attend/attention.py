@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import add_name, public_call
 from qkv.arrays import Array, check_out, whole_number
 from qkv.attend import native, tiled
 from qkv.attend.arguments import RETURNS, Call, check_call, check_options, clamp, rounded
@@ -173,22 +174,27 @@ def attention(
     >>> (weights @ words == out).all()
     np.True_
     """
-    if not (type(return_weights) is type(return_lse) is bool):
-        check_flag("attention", "return_weights", return_weights)
-        check_flag("attention", "return_lse", return_lse)
-    call = check_call(
-        query, key, value, attn_mask, is_causal=is_causal, q_offset=q_offset, window=window,
-        bias=bias, alibi_slopes=alibi_slopes, softcap=softcap, sinks=sinks, scale=scale,
-        query_lengths=query_lengths, key_lengths=key_lengths,
-    )  # fmt: skip
-    if out is not None:
-        arrays = (query, key, value, attn_mask, bias, alibi_slopes, sinks)
-        rows = (q_offset, query_lengths, key_lengths)
-        check_out(out, call.plan.out, call.plan.dtype, (*arrays, *rows), call="attention")
+    try:  # faster than the decorator `public_call`
+        if not (type(return_weights) is type(return_lse) is bool):
+            check_flag("return_weights", return_weights)
+            check_flag("return_lse", return_lse)
+        call = check_call(
+            query, key, value, attn_mask, is_causal=is_causal, q_offset=q_offset, window=window,
+            bias=bias, alibi_slopes=alibi_slopes, softcap=softcap, sinks=sinks, scale=scale,
+            query_lengths=query_lengths, key_lengths=key_lengths,
+        )  # fmt: skip
+        if out is not None:
+            arrays = (query, key, value, attn_mask, bias, alibi_slopes, sinks)
+            rows = (q_offset, query_lengths, key_lengths)
+            check_out(out, call.plan.out, call.plan.dtype, (*arrays, *rows))
+    except Exception as error:
+        add_name(error, "attention")
+        raise
     results = answer(call, weights=return_weights, lse=return_lse, out=out)
     return results if len(results) > 1 else results[0]
 
 
+@public_call("trace_attention")
 def trace_attention(
     query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any
 ) -> Trace:
@@ -210,9 +216,8 @@ def trace_attention(
     array([[0.71, -inf],
            [0.  , 0.71]])
     """
-    name = "trace_attention"
-    check_options(options, call=name, without=RETURNS, why=": the trace holds every result")
-    return trace_call(check_call(query, key, value, attn_mask, call=name, **options))
+    check_options(options, without=RETURNS, why=": the trace holds every result")
+    return trace_call(check_call(query, key, value, attn_mask, **options))
 
 
 def softmax_of(call: Call, scores: Array) -> Array:
@@ -294,6 +299,7 @@ class AttentionSummary(NamedTuple):
     received: Array
 
 
+@public_call("summarize_attention")
 def summarize_attention(
     query: Any, key: Any, value: Any, attn_mask: Any = None, *, top_k: int = 8, **options: Any
 ) -> AttentionSummary:
@@ -325,10 +331,9 @@ def summarize_attention(
     >>> summary.received.round(2)
     array([1.43, 0.72, 0.85])
     """
-    name = "summarize_attention"
-    check_options(options, call=name, without=RETURNS)
-    kept = whole_number(top_k, call=name, name="top_k", least=1, most=2**31 - 1)
-    return summarize_call(check_call(query, key, value, attn_mask, call=name, **options), kept)
+    check_options(options, without=RETURNS)
+    kept = whole_number(top_k, name="top_k", least=1, most=2**31 - 1)
+    return summarize_call(check_call(query, key, value, attn_mask, **options), kept)
 
 
 def summarize_call(call: Call, kept: int) -> AttentionSummary:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import public_call, value_error
 from qkv.arrays import Array, as_array
 from qkv.attend.arguments import check_types
 from qkv.attend.visibility import check_lengths, check_window
@@ -33,8 +34,9 @@ class KVCache:
     True
     """
 
+    @public_call("KVCache")
     def __init__(self, window: tuple[int | None, int | None] | None = None) -> None:
-        self._left, _ = check_window("KVCache", window, False)
+        self._left, _ = check_window(window, False)
         self.window = window
         self._arrays: list[Array] = []
         self._lead: tuple[int, ...] = ()
@@ -48,6 +50,7 @@ class KVCache:
         """The number of tokens that each row has seen `(*lead,)`; dropped tokens count too."""
         return np.full(self._lead, self._seen) if isinstance(self._seen, int) else self._seen
 
+    @public_call("KVCache.append")
     def append(self, key: Any, value: Any, lengths: Any = None) -> dict[str, Any]:
         """Append keys and values.
 
@@ -62,13 +65,12 @@ class KVCache:
             `query_lengths` and `window`. The arrays are views, which are valid until the next
             `append`.
         """
-        call = "KVCache.append"
-        key, value = as_array(key, call=call, name="key"), as_array(value, call=call, name="value")
-        check_types(call, {"key": key.dtype, "value": value.dtype})
+        key, value = as_array(key, name="key"), as_array(value, name="value")
+        check_types({"key": key.dtype, "value": value.dtype})
         self._check_shapes(key, value)
         if lengths is not None:
             *lead, _, count, _ = key.shape
-            lengths = check_lengths(call, "lengths", lengths, count, tuple(lead))
+            lengths = check_lengths("lengths", lengths, count, tuple(lead))
         return self._put(key, value, lengths)
 
     def _put(self, key: Array, value: Array, lengths: Array | None = None) -> dict[str, Any]:
@@ -129,15 +131,15 @@ class KVCache:
 
     def _check_shapes(self, key: Array, value: Array) -> None:
         if key.ndim < 2 or key.shape[:-1] != value.shape[:-1]:
-            raise ValueError(
-                f"KVCache.append: key is {key.shape} and value {value.shape}: "
+            raise value_error(
+                f"key is {key.shape} and value {value.shape}: "
                 "both must be (..., Hkv, n, size), and only their sizes may differ"
             )
         for name, old, new in zip(("key", "value"), self._arrays, (key, value), strict=False):
             same = old.shape[:-2] == new.shape[:-2] and old.shape[-1] == new.shape[-1]
             if not same or old.dtype != new.dtype:
-                raise ValueError(
-                    f"KVCache.append: {name} is {new.shape} {new.dtype} and the cache holds "
+                raise value_error(
+                    f"{name} is {new.shape} {new.dtype} and the cache holds "
                     f"{old.shape[:-2]} x {old.shape[-1]} {old.dtype}: "
                     "only the number of tokens may change"
                 )

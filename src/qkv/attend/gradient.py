@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from qkv.argument_errors import public_call, type_error, value_error
 from qkv.arrays import Array, DType, Shape, as_array, is_float, shown
 from qkv.attend import arguments, native
 from qkv.attend.arguments import Call, Options, Packed
@@ -43,6 +44,7 @@ class AttentionGradient(NamedTuple):
     alibi_slopes: Array | None
 
 
+@public_call("attention_grad")
 def attention_grad(
     query: Any,
     key: Any,
@@ -88,14 +90,11 @@ def attention_grad(
     array([[1., 1.],
            [1., 1.]])
     """
-    name = "attention_grad"
-    arguments.check_options(
-        options, call=name, without=arguments.RETURNS, why=": it returns only gradients"
-    )
-    call = arguments.check_call(query, key, value, attn_mask, call=name, **options)
-    grad_out = _checked(grad_out, "grad_out", call.plan.out, call.plan.dtype, name)
+    arguments.check_options(options, without=arguments.RETURNS, why=": it returns only gradients")
+    call = arguments.check_call(query, key, value, attn_mask, **options)
+    grad_out = _checked(grad_out, "grad_out", call.plan.out, call.plan.dtype)
     clean, grad_out = _without_hidden(call, grad_out)
-    gradients = _gradients(clean, _outputs(clean, grad_out, forward, name))
+    gradients = _gradients(clean, _outputs(clean, grad_out, forward))
     return _result(gradients, (call.query, call.key, call.value), call.plan.dtype, options)
 
 
@@ -181,6 +180,7 @@ def gradient_by_weights(
     return plan.ungrouped(matmul_alone(change, key)), grad_key, grad_value
 
 
+@public_call("varlen_attention_grad")
 def varlen_attention_grad(
     query: Any,
     key: Any,
@@ -222,30 +222,29 @@ def varlen_attention_grad(
     >>> gradients.value.ravel().round(2)
     array([0.39, 1.61, 1.  ])
     """
-    name = "varlen_attention_grad"
-    arguments.check_options(options, call=name, without=_NOT_PACKED)
-    packed = check_packed(name, (query, key, value), (cu_query_lengths, cu_key_lengths), **options)
+    arguments.check_options(options, without=_NOT_PACKED)
+    packed = check_packed((query, key, value), (cu_query_lengths, cu_key_lengths), **options)
     plan = packed.plan
     shape = (plan.length, plan.heads, plan.out[-1])
-    grad_out = _checked(grad_out, "grad_out", shape, plan.dtype, name)
+    grad_out = _checked(grad_out, "grad_out", shape, plan.dtype)
     clean, grad_out = _without_hidden(packed, grad_out)
-    gradients = _packed_gradients(clean, _outputs(clean, grad_out, forward, name))
+    gradients = _packed_gradients(clean, _outputs(clean, grad_out, forward))
     return _result(gradients, packed.rows, plan.dtype, options)
 
 
-def _outputs(call: Call | Packed, grad_out: Array, forward: Any, name: str) -> Outputs:
+def _outputs(call: Call | Packed, grad_out: Array, forward: Any) -> Outputs:
     """Check the shapes of `forward`; compute `forward` if it is None or in half precision."""
     # With nearly all weight on one key, `dP` and `sum(grad_out * O)` are nearly equal, and the
     # rounding error of an O in half precision would be larger than their difference.
     plan, shape = call.plan, grad_out.shape
     if forward is not None:
         if not isinstance(forward, (tuple, list)) or len(forward) != 2:
-            raise TypeError(
-                f"{name}: `forward` is {shown(forward)}: give (out, lse), "
+            raise type_error(
+                f"`forward` is {shown(forward)}: give (out, lse), "
                 "the result of attention with return_lse=True"
             )
-        out = _checked(forward[0], "forward[0]", shape, plan.dtype, name)
-        lse = _checked(forward[1], "forward[1]", shape[:-1], plan.kind, name)
+        out = _checked(forward[0], "forward[0]", shape, plan.dtype)
+        lse = _checked(forward[1], "forward[1]", shape[:-1], plan.kind)
         if out.dtype.itemsize >= plan.kind.itemsize:
             return Outputs(grad_out, out, lse[..., None], EXACT)
     if isinstance(call, Packed):
@@ -471,16 +470,16 @@ def _add_to_bias(bias: Array, tile: Tile, keys: slice, change: Array) -> None:
     bias[at] += change.sum(repeated, keepdims=True)
 
 
-def _checked(value: Any, name: str, shape: Shape, dtype: DType, call: str) -> Array:
+def _checked(value: Any, name: str, shape: Shape, dtype: DType) -> Array:
     """Check the shape and type of an array of floats, and make its last axis contiguous."""
-    array = as_array(value, call=call, name=name)
+    array = as_array(value, name=name)
     if array.shape != shape:
-        raise ValueError(
-            f"{call}: {name} has shape {array.shape} and the result of attention {shape}: "
+        raise value_error(
+            f"{name} has shape {array.shape} and the result of attention {shape}: "
             "both shapes must be the same"
         )
     if not is_float(array.dtype):
-        raise TypeError(f"{call}: {name} is {array.dtype}: write {dtype}")
+        raise type_error(f"{name} is {array.dtype}: write {dtype}")
     return array if native.is_contiguous(array) else np.ascontiguousarray(array)
 
 

@@ -4,9 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import public_call, type_error, value_error
 from qkv.arrays import Array, as_array, compute_type, is_float, native, shown
 
 
+@public_call("softmax")
 def softmax(x: Any, axis: int | tuple[int, ...] | None = -1) -> Array:
     """Compute `exp(x) / exp(x).sum(axis)` without overflow.
 
@@ -22,19 +24,17 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = -1) -> Array:
     >>> softmax([1000.0, 1000.0, -np.inf])
     array([0.5, 0.5, 0. ])
     """
-    array = as_array(x, call="softmax", name="x")
+    array = as_array(x, name="x")
     if array.dtype.kind in "biu":
         array = array.astype(np.float64)
     if not is_float(array.dtype):
-        raise TypeError(
-            f"softmax: x is {array.dtype}: convert it to float16, bfloat16, float32 or float64"
-        )
+        raise type_error(f"x is {array.dtype}: convert it to float16, bfloat16, float32 or float64")
     wide = array.astype(compute_type(array.dtype), copy=False)
     try:
         np.empty_like(wide, shape=[1] * wide.ndim).sum(axis=axis)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(
-            f"softmax: x has shape {array.shape} and axis is {shown(axis)}: "
+        raise value_error(
+            f"x has shape {array.shape} and axis is {shown(axis)}: "
             "give one axis of x, several axes, or None for all"
         ) from None
     with np.errstate(all="ignore"):
@@ -45,6 +45,7 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = -1) -> Array:
     return np.asarray(weights, native(array.dtype))
 
 
+@public_call("merge_attention")
 def merge_attention(out1: Any, lse1: Any, out2: Any, lse2: Any) -> tuple[Array, Array]:
     """Merge two results of attention, over different keys, into the result over all keys.
 
@@ -72,18 +73,18 @@ def merge_attention(out1: Any, lse1: Any, out2: Any, lse2: Any) -> tuple[Array, 
     True
     """
     arguments = {"out1": out1, "lse1": lse1, "out2": out2, "lse2": lse2}
-    arrays = {name: as_array(x, call="merge_attention", name=name) for name, x in arguments.items()}
+    arrays = {name: as_array(x, name=name) for name, x in arguments.items()}
     a, lse_a, b, lse_b = arrays.values()
     for first, second in (("out1", "out2"), ("lse1", "lse2")):
         x, y = arrays[first], arrays[second]
         if x.shape != y.shape or native(x.dtype) != native(y.dtype) or not is_float(x.dtype):
-            raise (ValueError if x.shape != y.shape else TypeError)(
-                f"merge_attention: {first} is {x.shape} {x.dtype} and {second} is {y.shape} "
+            raise (value_error if x.shape != y.shape else type_error)(
+                f"{first} is {x.shape} {x.dtype} and {second} is {y.shape} "
                 f"{y.dtype}: both parts must have the same shape and the same float type"
             )
     if a.shape[:-1] != lse_a.shape or a.ndim < 1:
-        raise ValueError(
-            f"merge_attention: out1 has shape {a.shape} and lse1 {lse_a.shape}: "
+        raise value_error(
+            f"out1 has shape {a.shape} and lse1 {lse_a.shape}: "
             "lse must have the shape of out without the last axis"
         )
     kind = compute_type(a.dtype)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import public_call, value_error
 from qkv.arrays import Array, as_array
 from qkv.attend import native
 from qkv.attend.arguments import Call, Packed, check_call, rounded
@@ -14,6 +15,7 @@ from qkv.attend.visibility import check_flag, check_offset, check_per_row
 from qkv.ops.kernel import body
 
 
+@public_call("varlen_attention")
 def varlen_attention(
     query: Any,
     key: Any,
@@ -56,9 +58,9 @@ def varlen_attention(
     >>> varlen_attention(x, x, x, [0, 2, 3], [0, 2, 3]).ravel().round(2)
     array([1.73, 1.88, 5.  ])
     """
-    check_flag("varlen_attention", "return_lse", return_lse)
+    check_flag("return_lse", return_lse)
     packed = check_packed(
-        "varlen_attention", (query, key, value), (cu_query_lengths, cu_key_lengths), q_offset,
+        (query, key, value), (cu_query_lengths, cu_key_lengths), q_offset,
         is_causal=is_causal, window=window, softcap=softcap, alibi_slopes=alibi_slopes,
         sinks=sinks, scale=scale,
     )  # fmt: skip
@@ -67,30 +69,30 @@ def varlen_attention(
 
 
 def check_packed(
-    call: str, rows: Sequence[Any], cu: Sequence[Any], q_offset: Any = None, **options: Any
+    rows: Sequence[Any], cu: Sequence[Any], q_offset: Any = None, **options: Any
 ) -> Packed:
-    """Check the arguments of `varlen_attention`; `call` is the function name in errors.
+    """Check the arguments of `varlen_attention`.
 
     `rows` contains query, key and value. `cu` contains `cu_query_lengths` and `cu_key_lengths`.
     """
     arrays = []
     for name, part in zip(("query", "key", "value"), rows, strict=True):
-        array = as_array(part, call=call, name=name)
+        array = as_array(part, name=name)
         if array.ndim != 3:
-            raise ValueError(
-                f"{call}: {name} has shape {array.shape}: packed rows are (total, heads, size)"
+            raise value_error(
+                f"{name} has shape {array.shape}: packed rows are (total, heads, size)"
             )
         arrays.append(array.swapaxes(0, 1))
-    whole = check_call(*arrays, q_offset=0, call=call, **options)
-    starts = check_starts(call, "cu_query_lengths", cu[0], "query", whole.plan.length)
-    key_starts = check_starts(call, "cu_key_lengths", cu[1], "key", whole.plan.keys)
+    whole = check_call(*arrays, q_offset=0, **options)
+    starts = check_starts("cu_query_lengths", cu[0], "query", whole.plan.length)
+    key_starts = check_starts("cu_key_lengths", cu[1], "key", whole.plan.keys)
     if len(starts) != len(key_starts):
-        raise ValueError(
-            f"{call}: cu_query_lengths has {len(starts) - 1} sequences and cu_key_lengths "
+        raise value_error(
+            f"cu_query_lengths has {len(starts) - 1} sequences and cu_key_lengths "
             f"{len(key_starts) - 1}: both must have the same number"
         )
     ranged = any(rule is not None for rule in (whole.slopes, whole.left, whole.right))
-    offsets = _offsets(call, q_offset, np.diff(starts), np.diff(key_starts), ranged)
+    offsets = _offsets(q_offset, np.diff(starts), np.diff(key_starts), ranged)
     return Packed(whole, starts, key_starts, offsets)
 
 
@@ -142,32 +144,31 @@ def as_batch(rows: Array, starts: Array, first: int, last: int) -> Array:
     return np.swapaxes(part.reshape(texts, len(part) // texts, *part.shape[1:]), 1, 2)
 
 
-def check_starts(call: str, name: str, value: Any, packed: str, total: int) -> Array:
+def check_starts(name: str, value: Any, packed: str, total: int) -> Array:
     """Check `cu_query_lengths` or a similar argument; return it as an array `(B + 1,)`."""
-    cu = as_array(value, call=call, name=name)
+    cu = as_array(value, name=name)
     if cu.ndim != 1 or cu.size == 0:
-        raise ValueError(f"{call}: {name} has shape {cu.shape}: it must be (B + 1,)")
-    cu = check_per_row(call, name, cu, cu.shape)
+        raise value_error(f"{name} has shape {cu.shape}: it must be (B + 1,)")
+    cu = check_per_row(name, cu, cu.shape)
     if cu[0] != 0 or cu[-1] != total:
-        raise ValueError(
-            f"{call}: {name} runs from {cu[0]} to {cu[-1]} and {packed} has {total} rows: "
+        raise value_error(
+            f"{name} runs from {cu[0]} to {cu[-1]} and {packed} has {total} rows: "
             f"{name} must begin with 0 and end with {total}"
         )
     falls = np.flatnonzero(np.diff(cu) < 0)
     if falls.size:
-        raise ValueError(
-            f"{call}: {name} decreases from {cu[falls[0]]} to {cu[falls[0] + 1]}: "
-            "it must not decrease"
+        raise value_error(
+            f"{name} decreases from {cu[falls[0]]} to {cu[falls[0] + 1]}: it must not decrease"
         )
     return cu
 
 
-def _offsets(call: str, q_offset: Any, lengths: Array, key_lengths: Array, needed: bool) -> Array:
+def _offsets(q_offset: Any, lengths: Array, key_lengths: Array, needed: bool) -> Array:
     """Return the position of query 0 among the keys of each sequence `(B,)`."""
     if isinstance(q_offset, str) and q_offset == "end":
         return key_lengths - lengths
     unlike = np.flatnonzero(lengths != key_lengths)
     at = unlike[0] if unlike.size else 0
     both = (int(lengths[at]), int(key_lengths[at])) if lengths.size else (0, 0)
-    offset = check_offset(call, q_offset, *both, lengths.shape, needed=needed)
+    offset = check_offset(q_offset, *both, lengths.shape, needed=needed)
     return np.full(lengths.shape, offset, np.int64)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import type_error, value_error
 from qkv.arrays import Array, Shape, as_array, shown
 
 Index = tuple[Any, ...]  # Integers and slices along the leading axes.
@@ -86,98 +87,94 @@ def _front(per_row: Array) -> Array:
     return per_row[..., None, None, None, None]
 
 
-def check_window(call: str, window: Any, is_causal: bool) -> tuple[int | None, int | None]:
+def check_window(window: Any, is_causal: bool) -> tuple[int | None, int | None]:
     """Return the left and right sides of `window`; if `is_causal`, the right side is 0."""
     left = right = None
     if is_causal is not True and is_causal is not False:
-        check_flag(call, "is_causal", is_causal)
+        check_flag("is_causal", is_causal)
     if window is not None:
         if not isinstance(window, (tuple, list)) or len(window) != 2:
-            raise ValueError(
-                f"{call}: window is {shown(window)}: write (left, right), each a number or None; "
+            raise value_error(
+                f"window is {shown(window)}: write (left, right), each a number or None; "
                 "for a sliding window of the last W keys, write (W - 1, 0)"
             )
-        left, right = (_side(call, side) for side in window)
+        left, right = (_side(side) for side in window)
     if is_causal:
         right = 0 if right is None else min(right, 0)
     return left, right
 
 
-def check_flag(call: str, name: str, value: Any) -> None:
+def check_flag(name: str, value: Any) -> None:
     """Raise an error unless `value` is True or False."""
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{call}: {name} is {shown(value)}: write True or False")
+        raise type_error(f"{name} is {shown(value)}: write True or False")
 
 
-def _side(call: str, side: Any) -> int | None:
+def _side(side: Any) -> int | None:
     if side is None:
         return None
     if isinstance(side, (bool, np.bool_)):
-        raise TypeError(f"{call}: a side of `window` is {side}: write a number of keys or None")
+        raise type_error(f"a side of `window` is {side}: write a number of keys or None")
     try:
         keys = operator.index(side)
     except TypeError:
-        raise TypeError(
-            f"{call}: a side of `window` is {type(side).__name__}: write a whole number or None"
+        raise type_error(
+            f"a side of `window` is {type(side).__name__}: write a whole number or None"
         ) from None
     if keys < 0:
-        raise ValueError(
-            f"{call}: a side of `window` is {shown(keys)}: it must be 0 or more, or None"
-        )
+        raise value_error(f"a side of `window` is {shown(keys)}: it must be 0 or more, or None")
     return min(keys, FAR)
 
 
 def check_offset(
-    call: str, q_offset: Any, length: int, keys: int, lead: Shape, *, needed: bool
+    q_offset: Any, length: int, keys: int, lead: Shape, *, needed: bool
 ) -> int | Array:
     """Return query 0's position among the keys: one int, or one per row in an array `(*lead,)`."""
     if q_offset is None:
         if needed and length != keys:
-            raise ValueError(
-                f"{call}: query has {length} rows and key has {keys}, so causal, window and ALiBi "
+            raise value_error(
+                f"query has {length} rows and key has {keys}, so causal, window and ALiBi "
                 'need q_offset: "start" if query 0 is at key 0, "end" if the last query is at the '
                 "last key (a KV cache), or the position of query 0 as a number"
             )
         return 0
     if isinstance(q_offset, str):
         if q_offset not in ("start", "end"):
-            raise ValueError(
-                f'{call}: q_offset is {shown(q_offset)}: write "start", "end" or a number'
-            )
+            raise value_error(f'q_offset is {shown(q_offset)}: write "start", "end" or a number')
         return 0 if q_offset == "start" else keys - length
     if type(q_offset) is int:
         return max(-FAR, min(FAR, q_offset))
-    offsets = np.clip(check_per_row(call, "q_offset", q_offset, lead), -FAR, FAR)
+    offsets = np.clip(check_per_row("q_offset", q_offset, lead), -FAR, FAR)
     return offsets if lead else int(offsets)
 
 
-def check_lengths(call: str, name: str, lengths: Any, most: int, lead: Shape) -> Array:
+def check_lengths(name: str, lengths: Any, most: int, lead: Shape) -> Array:
     """Return the lengths of the rows `(*lead,)`, each from 0 to `most`."""
-    checked = check_per_row(call, name, lengths, lead)
+    checked = check_per_row(name, lengths, lead)
     wrong = (checked < 0) | (checked > most)
     if wrong.any():
         array = "query" if name.startswith("query") else "key"
-        raise ValueError(
-            f"{call}: {name} has {checked[wrong].flat[0]}, but {array} has {most} rows: "
+        raise value_error(
+            f"{name} has {checked[wrong].flat[0]}, but {array} has {most} rows: "
             f"each length must lie between 0 and {most}"
         )
     return checked
 
 
-def check_per_row(call: str, name: str, value: Any, lead: Shape) -> Array:
+def check_per_row(name: str, value: Any, lead: Shape) -> Array:
     """Return an argument with one integer per row as an array `(*lead,)`."""
-    array = as_array(value, call=call, name=name)
+    array = as_array(value, name=name)
     if array.dtype.kind not in "iu":
-        raise TypeError(f"{call}: {name} is {array.dtype}: write whole numbers")
+        raise type_error(f"{name} is {array.dtype}: write whole numbers")
     if array.size and array.max() > 2**62:
-        raise ValueError(
-            f"{call}: {name} has {array.max()}, larger than any length: give a smaller number"
+        raise value_error(
+            f"{name} has {array.max()}, larger than any length: give a smaller number"
         )
     try:
         return np.broadcast_to(array.astype(np.int64), lead).copy()
     except ValueError:
         rows = f"the leading dimensions are {lead}" if lead else "2-D input takes one number"
-        raise ValueError(
-            f"{call}: {name} has shape {array.shape} and {rows}: "
+        raise value_error(
+            f"{name} has shape {array.shape} and {rows}: "
             "give a number for all rows or one for each row"
         ) from None

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import public_call
 from qkv.arrays import Array
 from qkv.attend.arguments import check_call
 from qkv.attend.attention import answer
@@ -265,7 +266,8 @@ def _answer(inputs: dict[str, Any], ran: Ran, weights: bool, lse: bool = False) 
     The shapes are `(B, L, Hq, dv)`, `(B, Hq, L, S)` and `(B, Hq, L)`. Calls during a backward pass
     are not recorded: with gradient checkpointing, the backward pass repeats the forward pass.
     """
-    call = check_call(**inputs, call=type(ran.owner).__name__)
+    with public_call(type(ran.owner).__name__):
+        call = check_call(**inputs)
     recording = CURRENT.get()
     shown = sums = None
     if (

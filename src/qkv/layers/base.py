@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from qkv.argument_errors import value_error
 from qkv.arrays import Array, ArrayLike, Arrays, DType, Shape, as_array, compute_type, is_float
 from qkv.attend import arguments
 from qkv.attend.arguments import Options
@@ -270,18 +271,18 @@ class Feed(Layer):
         return self.run(self._checked(x), residual=residual, record=record)[0]
 
 
-def check_options(options: Options, *, packed: bool, call: str, returns: bool = True) -> None:
+def check_options(options: Options, *, packed: bool, returns: bool = True) -> None:
     """Raise an error for options that are unknown or not supported.
 
     If `packed` is True, reject options that packed rows do not support. If `returns` is False,
     reject `return_weights`, `return_lse` and `out`.
     """
     without = () if returns else arguments.RETURNS
-    arguments.check_options(options, call=call, without=without, why=": use trace()")
+    arguments.check_options(options, without=without, why=": use trace()")
     for name, value in options.items():
         if packed and name not in PACKED and value is not None and value is not False:
-            raise ValueError(
-                f"{call}: {name} cannot be used with cu_lengths: choose from {', '.join(PACKED)}"
+            raise value_error(
+                f"{name} cannot be used with cu_lengths: choose from {', '.join(PACKED)}"
             )
 
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from qkv.argument_errors import public_method
 from qkv.arrays import Array, ArrayLike, DType, compute_type
 from qkv.attend.arguments import Call, Options
 from qkv.attend.cache import KVCache
@@ -239,6 +240,7 @@ class Block:
         self.placement(0, run)
         return run.steps
 
+    @public_method
     @base.quiet
     def __call__(
         self,
@@ -273,6 +275,7 @@ class Block:
             array, cu=cu, cache=cache, lengths=lengths, record=record, top_k=top_k, **options
         )[0]
 
+    @public_method
     @base.quiet
     def training_forward(
         self, x: ArrayLike, *, cu_lengths: ArrayLike | None = None, **options: Any
@@ -287,10 +290,10 @@ class Block:
     ) -> tuple[Array, Array | None, Call | None]:
         """Check the arguments; return `x` and `cu_lengths` as arrays, and the attention's plan."""
         call = type(self).__name__
-        base.check_options(options, packed=cu_lengths is not None, call=call, returns=False)
+        base.check_options(options, packed=cu_lengths is not None, returns=False)
         array = base.vectors_of(x, self.attn.embed_dim, call=call, of="block")
         if cu_lengths is not None:
-            cu_lengths = check_starts(call, "cu_lengths", cu_lengths, "x", len(array))
+            cu_lengths = check_starts("cu_lengths", cu_lengths, "x", len(array))
         _, plan, _ = self.attn.check(array, None, cu_lengths, options, **fields)
         return array, cu_lengths, plan
 

@@ -40,7 +40,7 @@ class Rules(NamedTuple):
         """Return the attention `Call` for the arrays of a block."""
         query, key, value = (arrays[name] for name in ("query", "key", "value"))
         shapes, types = (query.shape, key.shape, value.shape), (query.dtype, key.dtype, value.dtype)
-        plan = plan_of("scale.attention", *shapes, *types)
+        plan = plan_of(*shapes, *types)
         slopes, sinks = (
             np.require(clamp(arrays[name], plan.kind), requirements=["C", "A"])
             if name in arrays and arrays[name].size
@@ -251,7 +251,7 @@ def cut(call: str, query: Any, key: Any, value: Any, attn_mask: Any, options: Op
         name: _stand_in(array) if name != "attn_mask" or _is_dask(attn_mask) else attn_mask
         for name, array in arrays.items()
     }
-    checked = check_call(call=call, **dict(options) | stand_ins)
+    checked = check_call(**dict(options) | stand_ins)
     is_flat = arrays["query"].ndim == 2
     if is_flat:
         arrays |= {name: arrays[name][None] for name in ("query", "key", "value")}

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import public_call
 from qkv.arrays import Array, DType, Shape
 from qkv.attend.arguments import Call, check_options, rounded
 from qkv.attend.attention import solve
@@ -28,6 +29,7 @@ class Partial(NamedTuple):
     rest: Array | None  # The exact log-sum-exp is `lse + rest`, or `lse` if `rest` is None.
 
 
+@public_call("scale.attention")
 def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any) -> Any:
     """Compute `qkv.attention` on dask arrays with any chunks along batch, heads, queries and keys.
 
@@ -72,10 +74,10 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
     True
     """
     name = "scale.attention"
-    check_options(options, call=name, without=("out",), why=": Dask decides where results are kept")
+    check_options(options, without=("out",), why=": Dask decides where results are kept")
     returns = {which: options.pop(f"return_{which}", False) for which in ("weights", "lse")}
     for which, wanted in returns.items():
-        check_flag(name, f"return_{which}", wanted)
+        check_flag(f"return_{which}", wanted)
     blocks = cut(name, query, key, value, attn_mask, options)
     parts = _attended(blocks)
     results = [_output(blocks, parts)]

@@ -85,7 +85,7 @@ def _from_weights(grad: Array, saved: AttentionSaved, record: Keep) -> Attention
     if cu is not None:
         parts, lengths = padded_heads(parts, cu), np.diff(cu)
         options |= {"query_lengths": lengths, "key_lengths": lengths}
-    call = check_call(*parts[:3], **options, call=saved.inputs.call)
+    call = check_call(*parts[:3], **options)
     weights = None if saved.weighed is None else saved.weighed[1:]
     heads = gradient_by_weights(call, parts[3], weights, record)
     query, key, value = heads if cu is None else (unpadded_heads(part, cu) for part in heads)

@@ -200,7 +200,7 @@ def attention_plan(layer: Parts, inputs: Inputs) -> Call:
     )
     kind = base.working_type(inputs.dtype)
     stand_ins = (np.broadcast_to(np.zeros((), kind), shape) for shape in shapes)
-    call = check_call(*stand_ins, **options, call=inputs.call)
+    call = check_call(*stand_ins, **options)
     if inputs.cu is None:
         return call
     # `cu` is already checked, so the lengths are valid
@@ -241,14 +241,14 @@ def _positions(inputs: Inputs, length: int, keys: int) -> dict[str, Positions]:
         past = inputs.cache.lengths[..., None, None]
         of_queries = of_keys = past + np.arange(length)  # (B, 1, L)
     else:
-        q_offset, call = inputs.options.get("q_offset"), inputs.call
+        q_offset = inputs.options.get("q_offset")
         if inputs.cu is None:
-            offset = check_offset(call, q_offset, length, keys, inputs.lead, needed=True)
+            offset = check_offset(q_offset, length, keys, inputs.lead, needed=True)
             of_queries = np.broadcast_to(offset, inputs.lead)[..., None, None] + np.arange(length)
             of_keys = np.arange(keys)
         else:
             text, of_keys = texts_and_positions(inputs.cu)
-            offset = check_offset(call, q_offset, 0, 0, (len(inputs.cu) - 1,), needed=False)
+            offset = check_offset(q_offset, 0, 0, (len(inputs.cu) - 1,), needed=False)
             own = np.broadcast_to(offset, len(inputs.cu) - 1)[text]
             lengths = np.diff(inputs.cu)[text]
             return {
@@ -270,7 +270,7 @@ def _with_cache(inputs: Inputs, cache: KVCache, parts: Arrays) -> tuple[Call, di
     if kept.get("attn_mask") is not None:
         dropped = np.asarray(seen - cached["q_offset"])
         kept["attn_mask"] = _of_keys_left(kept["attn_mask"], dropped, key.shape[-2])
-    plan = check_call(query, key, value, **cached, **kept, call=inputs.call)
+    plan = check_call(query, key, value, **cached, **kept)
     return plan, {"q": query, "k": key, "v": value}
 
 

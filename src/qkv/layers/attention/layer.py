@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from qkv.argument_errors import public_call, public_method
 from qkv.arrays import Array, ArrayLike, as_array, check_out, float_type, whole_number
 from qkv.attend.arguments import RETURNS, Call, Options
 from qkv.attend.cache import KVCache
@@ -184,6 +185,7 @@ class MultiHeadAttention(Parts):
             # Rotate zeros, so that wrong fields of `rotary` raise an error before the first call.
             self.rotary.rotate(np.zeros((1, self.d_query)), np.zeros(1), 1)
 
+    @public_method
     @base.quiet
     def __call__(
         self,
@@ -237,6 +239,7 @@ class MultiHeadAttention(Parts):
             extra = [array[0] for array in extra]
         return (out, *extra) if extra else out
 
+    @public_method
     @base.quiet
     def training_forward(
         self,
@@ -248,7 +251,7 @@ class MultiHeadAttention(Parts):
     ) -> tuple[Array, AttentionSaved]:
         """Return `(result, saved)`: the layer's result (..., L, D), and values for `backward`."""
         call = self._weights.call
-        base.check_options(options, packed=cu_lengths is not None, call=call, returns=False)
+        base.check_options(options, packed=cu_lengths is not None, returns=False)
         inputs, plan, _ = self.check(x, context, cu_lengths, options, save=True)
         for array in (inputs.words, inputs.others):
             base.need_single(array, self.parameters, call=call)
@@ -270,7 +273,7 @@ class MultiHeadAttention(Parts):
         `fields` are further fields of `Inputs`, such as `lengths`.
         """
         call = self._weights.call
-        base.check_options(options, packed=cu_lengths is not None, call=call)
+        base.check_options(options, packed=cu_lengths is not None)
         words = self._weights.vectors(x, "x")
         others = None if context is None else self._weights.vectors(context, "context")
         if others is None and self.context_dim != self.embed_dim:
@@ -292,7 +295,7 @@ class MultiHeadAttention(Parts):
                 raise ValueError(
                     f"{call}: x has shape {words.shape}: with cu_lengths it is (total, D)"
                 )
-            cu = check_starts(call, "cu_lengths", cu_lengths, "x", len(words))
+            cu = check_starts("cu_lengths", cu_lengths, "x", len(words))
         vectors = [words] if others is None else [words, others]
         dtype = base.result_type(vectors, self.parameters, call=call)
         target = options.get("out")
@@ -438,6 +441,7 @@ class SelfAttention(MultiHeadAttention):
             )
 
 
+@public_call("self_attention")
 def self_attention(
     x: ArrayLike,
     w_q: ArrayLike,

@@ -124,7 +124,7 @@ class CrossAttention:
         parts = (query, cache.key, cache.value)
         options = {**self.options, "key_lengths": cache.key_lengths, "query_lengths": lengths}
         options["attn_mask"] = cache.visible
-        call = check_call(*parts, **options, call="CrossAttention")
+        call = check_call(*parts, **options)
         weighed = None
         if record is not None and heads is not None:
             heads.keep("hook_k", cache.key)
