@@ -804,7 +804,7 @@ def test_a_private_read_is_seen(source: str, found: set[str]) -> None:
 
 
 # Packages whose helpers still take the name of the public call for their errors.
-CARRY_NAMES = {"ops", "embed", "text", "trace", "edits", "layers", "models", "learn", "circuits"}
+CARRY_NAMES = {"text", "trace", "edits", "layers", "models", "learn", "circuits"}
 CARRY_NAMES |= {"see", "scale", "serve", "findings", "arrays", "files", "argument_errors"}
 
 

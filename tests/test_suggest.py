@@ -53,7 +53,7 @@ def test_a_suggestion_lists_names_that_are_near_or_at_most_ten() -> None:
             "choose from name_or_path, revision, dtype$",
         ),
         (lambda m: setattr(m, NONSENSE, 1), AttributeError, f"attribute '{NONSENSE}'$"),
-        (lambda m: activation_named(NONSENSE, call="MLP"), ValueError, "choose from gelu"),
+        (lambda m: activation_named(NONSENSE), ValueError, "choose from gelu"),
         (
             lambda m: main.resolve_command(main.make_context("qkv", ["info"]), [NONSENSE]),
             UsageError,

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qkv.argument_errors import public_call, value_error
 from qkv.arrays import Array, DType
 from qkv.attend.arguments import Call
 from qkv.attend.visibility import Visibility
@@ -81,7 +80,6 @@ def grouped(call: Call) -> Grouped:
     return Grouped(query, key, value, visibility, bias, mask, slopes, sinks, *rest)
 
 
-@public_call("split_heads")
 def split_heads(x: Array, num_heads: int) -> Array:
     """View `(..., T, H * d)` as `(..., H, T, d)`: each head gets d consecutive columns.
 
@@ -93,8 +91,8 @@ def split_heads(x: Array, num_heads: int) -> Array:
             [6, 7]]])
     """
     if x.shape[-1] % num_heads:
-        raise value_error(
-            f"the last axis has {x.shape[-1]} columns for {num_heads} heads: "
+        raise ValueError(
+            f"split_heads: the last axis has {x.shape[-1]} columns for {num_heads} heads: "
             "write a number of heads that divides the number of columns"
         )
     size = x.shape[-1] // num_heads

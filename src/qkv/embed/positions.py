@@ -2,10 +2,12 @@
 
 import numpy as np
 
+from qkv.argument_errors import public_call, public_method, value_error
 from qkv.arrays import Array, ArrayLike, whole_number
 from qkv.embed.table import fixed_table, positive_number, take_rows
 
 
+@public_call("sinusoidal_positions")
 def sinusoidal_positions(length: int, dim: int, base: float = 10000.0) -> Array:
     """Return a vector for each position: sines and cosines with increasing periods.
 
@@ -34,10 +36,9 @@ def sinusoidal_positions(length: int, dim: int, base: float = 10000.0) -> Array:
                [ 0.841,  0.54 ,  0.01 ,  1.   ],
                [ 0.909, -0.416,  0.02 ,  1.   ]])
     """
-    call = "sinusoidal_positions"
-    length = whole_number(length, call=call, name="length", least=0)
-    dim = whole_number(dim, call=call, name="dim", least=1)
-    base = positive_number(base, call=call, name="base")
+    length = whole_number(length, name="length", least=0)
+    dim = whole_number(dim, name="dim", least=1)
+    base = positive_number(base, name="base")
     turns = base ** (np.arange(0, dim, 2) / dim)
     angle = np.arange(length)[:, None] / turns  # (length, ceil(dim / 2))
     table = np.empty((length, dim))
@@ -70,13 +71,13 @@ class LearnedPositions:
                [3., 4.]])
     """
 
+    @public_method
     def __init__(self, weight: ArrayLike, *, offset: int = 0) -> None:
-        call = "LearnedPositions"
-        self.weight = fixed_table(weight, call=call)
-        self.offset = whole_number(offset, call=call, name="offset", least=0)
+        self.weight = fixed_table(weight)
+        self.offset = whole_number(offset, name="offset", least=0)
         if self.offset >= len(self.weight):
-            raise ValueError(
-                f"{call}: offset is {self.offset} and weight has {len(self.weight)} rows: "
+            raise value_error(
+                f"offset is {self.offset} and weight has {len(self.weight)} rows: "
                 "give an offset that leaves at least one row"
             )
 
@@ -84,6 +85,7 @@ class LearnedPositions:
         """The number of positions, which is the maximum number of tokens in a text."""
         return len(self.weight) - self.offset
 
+    @public_method
     def __call__(self, length: int) -> Array:
         """Return the rows of positions 0 to length - 1 as a read-only view, (length, dim).
 
@@ -91,14 +93,15 @@ class LearnedPositions:
             TypeError: `length` is not a whole number.
             ValueError: `length` is negative or larger than the number of positions.
         """
-        length = whole_number(length, call="LearnedPositions", name="length", least=0)
+        length = whole_number(length, name="length", least=0)
         if length > len(self):
-            raise ValueError(
-                f"LearnedPositions: the text has {length} tokens and the table has {len(self)} "
+            raise value_error(
+                f"the text has {length} tokens and the table has {len(self)} "
                 "positions: truncate the text"
             )
         return self.weight[self.offset : self.offset + length]
 
+    @public_method
     def rows(self, positions: ArrayLike) -> Array:
         """Return a copy of the rows (..., dim) for positions (...).
 
@@ -107,9 +110,10 @@ class LearnedPositions:
             ValueError: a position has no row.
         """
         table = self.weight[self.offset :]
-        return take_rows(table, positions, call="LearnedPositions", name="position")
+        return take_rows(table, positions, name="position")
 
 
+@public_call("alibi_slopes")
 def alibi_slopes(num_heads: int) -> Array:
     """Return the slope of each head: the decrease of its scores per unit of distance.
 
@@ -135,7 +139,7 @@ def alibi_slopes(num_heads: int) -> Array:
         >>> alibi_slopes(4)
         array([0.25      , 0.0625    , 0.015625  , 0.00390625])
     """
-    heads = whole_number(num_heads, call="alibi_slopes", name="num_heads", least=1)
+    heads = whole_number(num_heads, name="num_heads", least=1)
     lower = 1 << (heads.bit_length() - 1)  # the largest power of two up to num_heads
     return np.concatenate([_geometric(lower), _geometric(2 * lower)[0::2][: heads - lower]])
 

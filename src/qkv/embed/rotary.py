@@ -3,10 +3,12 @@
 import numpy as np
 
 from qkv import arrays
+from qkv.argument_errors import public_call, type_error, value_error
 from qkv.arrays import Array, ArrayLike
 from qkv.embed.table import positive_number
 
 
+@public_call("apply_rotary")
 def apply_rotary(
     x: ArrayLike,
     positions: ArrayLike,
@@ -52,12 +54,11 @@ def apply_rotary(
         >>> apply_rotary(np.array([[1.0, 0.0]]), [np.pi / 2]).round(6)
         array([[0., 1.]])
     """
-    call = "apply_rotary"
-    array = arrays.as_array(x, call=call, name="x")
+    array = arrays.as_array(x, name="x")
     if not arrays.is_float(array.dtype):
-        raise TypeError(f"{call}: x is {array.dtype}: give float16, bfloat16, float32 or float64")
+        raise type_error(f"x is {array.dtype}: give float16, bfloat16, float32 or float64")
     if array.ndim == 0:
-        raise ValueError(f"{call}: x is a single number: give (..., L, d)")
+        raise value_error("x is a single number: give (..., L, d)")
     base, dims = checked_rotary(base, dims, array.shape[-1])
     each = rotary_speeds(base, dims) if speeds is None else _checked_speeds(speeds, dims)
     cos, sin = rotation_at(array, positions, each, interleaved)
@@ -115,19 +116,17 @@ def _pairs(dims: int, interleaved: bool) -> tuple[slice, slice]:
 
 def _rotated_size(dims: int | None, size: int) -> int:
     """Return how many numbers of each row are rotated."""
-    call = "apply_rotary"
     if dims is None:
         if size == 0 or size % 2:
-            raise ValueError(
-                f"{call}: x has rows of {size}, which cannot be paired: "
+            raise value_error(
+                f"x has rows of {size}, which cannot be paired: "
                 "give an even size, or set dims to the number of rotated entries"
             )
         return size
-    dims = arrays.whole_number(dims, call=call, name="dims", least=2)
+    dims = arrays.whole_number(dims, name="dims", least=2)
     if dims % 2 or dims > size:
-        raise ValueError(
-            f"{call}: dims is {arrays.shown(dims)} and x has rows of {size}: "
-            f"give an even dims up to {size}"
+        raise value_error(
+            f"dims is {arrays.shown(dims)} and x has rows of {size}: give an even dims up to {size}"
         )
     return dims
 
@@ -145,15 +144,15 @@ def rotary_speeds(base: float, dims: int) -> Array:
 def checked_rotary(base: float, dims: int | None, size: int) -> tuple[float, int]:
     """Check `base` and `dims` of `apply_rotary` for queries of length `size`; return both."""
     dims = _rotated_size(dims, size)
-    return positive_number(base, call="apply_rotary", name="base"), dims
+    return positive_number(base, name="base"), dims
 
 
 def _checked_speeds(speeds: ArrayLike, dims: int) -> Array:
     """Return the given speeds as float64; raise an error unless their shape fits."""
-    checked = arrays.as_array(speeds, call="apply_rotary", name="speeds").astype(np.float64)
+    checked = arrays.as_array(speeds, name="speeds").astype(np.float64)
     if checked.shape != (dims // 2,) or not np.isfinite(checked).all():
-        raise ValueError(
-            f"apply_rotary: speeds has shape {checked.shape}, but {dims} rotated dimensions need "
+        raise value_error(
+            f"speeds has shape {checked.shape}, but {dims} rotated dimensions need "
             f"({dims // 2},): give finite numbers in this shape"
         )
     return checked
@@ -161,18 +160,17 @@ def _checked_speeds(speeds: ArrayLike, dims: int) -> Array:
 
 def _checked_positions(positions: ArrayLike, shape: tuple[int, ...]) -> Array:
     """Return positions as float64; raise an error unless they broadcast to `shape`."""
-    call = "apply_rotary"
-    checked = arrays.as_array(positions, call=call, name="positions")
+    checked = arrays.as_array(positions, name="positions")
     if checked.size and not arrays.is_float(checked.dtype) and checked.dtype.kind not in "iu":
-        raise TypeError(f"{call}: positions are {checked.dtype}: give integers or floats")
+        raise type_error(f"positions are {checked.dtype}: give integers or floats")
     try:
         np.broadcast_to(checked, shape)
     except ValueError:
-        raise ValueError(
-            f"{call}: positions have shape {checked.shape} and x has {shape} before its last "
+        raise value_error(
+            f"positions have shape {checked.shape} and x has {shape} before its last "
             "dimension: give positions that broadcast to this shape"
         ) from None
     checked = checked.astype(np.float64)
     if not np.isfinite(checked).all():
-        raise ValueError(f"{call}: positions are not all finite: give finite numbers")
+        raise value_error("positions are not all finite: give finite numbers")
     return checked

@@ -6,42 +6,43 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
+from qkv.argument_errors import public_method, type_error, value_error
 from qkv.arrays import Array, as_array, float_type, is_float, native, real_number, whole_number
 
 
-def positive_number(value: Any, *, call: str, name: str) -> float:
+def positive_number(value: Any, *, name: str) -> float:
     """Return `value` as a float; raise an error unless it is finite and greater than 0."""
-    number = real_number(value, call=call, name=name)
+    number = real_number(value, name=name)
     if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"{call}: {name} is {number}: it must be finite and greater than 0")
+        raise value_error(f"{name} is {number}: it must be finite and greater than 0")
     return number
 
 
-def fixed_table(weight: Any, *, call: str, dtype: Any = None) -> Array:
+def fixed_table(weight: Any, *, dtype: Any = None) -> Array:
     """Return `weight` as a read-only table (rows, dim)."""
-    table = as_array(weight, call=call, name="weight")
+    table = as_array(weight, name="weight")
     if table.ndim != 2 or table.shape[1] == 0:
-        raise ValueError(f"{call}: weight has shape {table.shape}: give a table (rows, dim)")
+        raise value_error(f"weight has shape {table.shape}: give a table (rows, dim)")
     if not is_float(table.dtype) and table.dtype.kind not in "iu":
-        raise TypeError(f"{call}: weight is {table.dtype}: give floats or integers")
+        raise type_error(f"weight is {table.dtype}: give floats or integers")
     kind = native(table.dtype) if dtype is None else dtype
     table = table.astype(kind, copy=table.flags.writeable)
     table.setflags(write=False)
     return table
 
 
-def take_rows(table: Array, ids: Any, *, call: str, name: str) -> Array:
+def take_rows(table: Array, ids: Any, *, name: str) -> Array:
     """Return a copy of the rows `ids (...)` of `table (N, dim)`; raise an error for unknown ids."""
-    wanted = as_array(ids, call=call, name=f"{name}s")
+    wanted = as_array(ids, name=f"{name}s")
     if wanted.size == 0:
         wanted = wanted.astype(np.int64)
     if wanted.dtype.kind not in "iu":
-        raise TypeError(f"{call}: {name}s are {wanted.dtype}: give integers")
+        raise type_error(f"{name}s are {wanted.dtype}: give integers")
     outside = wanted[(wanted < 0) | (wanted >= len(table))]
     if outside.size:
         shown = ", ".join(str(value) for value in np.unique(outside)[:5])
-        raise ValueError(
-            f"{call}: no row for {name} {shown}: the table has {len(table)} rows, "
+        raise value_error(
+            f"no row for {name} {shown}: the table has {len(table)} rows, "
             f"so {name}s run from 0 to {len(table) - 1}"
         )
     return table[wanted]
@@ -89,6 +90,7 @@ class TokenEmbedding:
         True
     """
 
+    @public_method
     def __init__(
         self,
         tokenizer: _Tokenizer,
@@ -98,30 +100,30 @@ class TokenEmbedding:
         weight: ArrayLike | None = None,
         dtype: DTypeLike | None = None,
     ) -> None:
-        call = "TokenEmbedding"
-        kind = None if dtype is None else float_type(dtype, call=call)
+        kind = None if dtype is None else float_type(dtype)
         if dim is not None:
-            dim = whole_number(dim, call=call, name="dim", least=1)
+            dim = whole_number(dim, name="dim", least=1)
         if weight is not None and seed is not None:
-            raise ValueError(f"{call}: weight and seed are both given: give only one of them")
+            raise value_error("weight and seed are both given: give only one of them")
         if weight is None:
             if dim is None:
-                raise ValueError(f"{call}: neither dim nor weight is given: give one of them")
+                raise value_error("neither dim nor weight is given: give one of them")
             numbers = np.random.default_rng(seed).standard_normal((len(tokenizer), dim))
             weight = numbers.astype(kind or np.float32)
-        table = fixed_table(weight, call=call, dtype=kind)
+        table = fixed_table(weight, dtype=kind)
         if dim is not None and table.shape[1] != dim:
-            raise ValueError(
-                f"{call}: weight has rows of {table.shape[1]} and dim is {dim}: give equal sizes"
+            raise value_error(
+                f"weight has rows of {table.shape[1]} and dim is {dim}: give equal sizes"
             )
         if len(table) < len(tokenizer):
-            raise ValueError(
-                f"{call}: weight has {len(table)} rows and the tokenizer has {len(tokenizer)} "
+            raise value_error(
+                f"weight has {len(table)} rows and the tokenizer has {len(tokenizer)} "
                 "ids: give a row for each id"
             )
         self.tokenizer = tokenizer
         self.weight = table
 
+    @public_method
     def __call__(self, text: str) -> Array:
         """Return the vectors of one text, (1, T, dim).
 
@@ -130,12 +132,12 @@ class TokenEmbedding:
                 different lengths do not fit in one array.
         """
         if not isinstance(text, str):
-            raise TypeError(
-                f"TokenEmbedding: text is {type(text).__name__}: give one string, "
-                "and make one call per text"
+            raise type_error(
+                f"text is {type(text).__name__}: give one string, and make one call per text"
             )
         return self.rows(self.tokenizer(text).ids)[None]  # (1, T, dim)
 
+    @public_method
     def rows(self, ids: ArrayLike) -> Array:
         """Return a copy of the rows (..., dim) for token ids (...).
 
@@ -143,4 +145,4 @@ class TokenEmbedding:
             TypeError: `ids` are not integers.
             ValueError: an id has no row.
         """
-        return take_rows(self.weight, ids, call="TokenEmbedding", name="id")
+        return take_rows(self.weight, ids, name="id")

@@ -85,7 +85,7 @@ class MLP(base.Feed):
     def _set(self, parameters: dict[str, Array], activation: str) -> None:
         """Check the parameters and the activation, then set all attributes."""
         call = type(self).__name__
-        activation_named(activation, call=call)
+        activation_named(activation)
         up = base.parameter(parameters, "up_proj.weight", "(D, F)", call=call)
         base.parameter(parameters, "down_proj.weight", "(F, D)", call=call)
         self.dim, self.hidden = up.shape

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import value_error
 from qkv.arrays import Array
 from qkv.ops.kernel import CHUNK, body_for, compiled, contiguous, get_num_threads, working
 from qkv.suggest import nearest
@@ -23,7 +24,7 @@ def activate(x: Array, name: str) -> Array:
     >>> activate(np.array([-1.0, 0.0, 2.0]), "relu")
     array([0., 0., 2.])
     """
-    code, chosen = activation_named(name, call="activate").code, body_for(x)
+    code, chosen = activation_named(name).code, body_for(x)
     return activate_in_numpy(x, name) if chosen is None else _map(chosen, code, x, None)
 
 
@@ -44,7 +45,7 @@ def activation_grad(x: Array, grad: Array, name: str) -> Array:
     >>> activation_grad(np.array([-1.0, 2.0]), np.array([5.0, 5.0]), "relu")
     array([0., 5.])
     """
-    activation = activation_named(name, call="activation_grad")
+    activation = activation_named(name)
     x, grad = working(x, grad)
     if (chosen := body_for(x)) is not None:
         return _map(chosen, activation.code, x, grad)
@@ -52,14 +53,12 @@ def activation_grad(x: Array, grad: Array, name: str) -> Array:
         return activation.gradient(x.reshape(-1), grad.reshape(-1)).reshape(x.shape)
 
 
-def activation_named(name: str, *, call: str) -> "Activation":
+def activation_named(name: str) -> "Activation":
     """Return the activation `name`, or raise an error that lists the known names."""
     if name not in ACTIVATIONS:
         near = nearest(name, ACTIVATIONS, 1)
         meant = f"did you mean {near[0]!r}? Choose from " if near else "choose from "
-        raise ValueError(
-            f"{call}: there is no activation {name!r}: {meant}{', '.join(ACTIVATIONS)}"
-        )
+        raise value_error(f"there is no activation {name!r}: {meant}{', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 

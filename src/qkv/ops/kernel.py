@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from qkv.argument_errors import public_call
 from qkv.arrays import Array, DType, compute_type, whole_number
 
 try:
@@ -84,6 +85,7 @@ def get_num_threads() -> int:
     return int(text)
 
 
+@public_call("set_num_threads")
 def set_num_threads(n: int) -> None:
     """Let attention and linear layers use `n` threads (1 to 1024) in this process.
 
@@ -92,7 +94,7 @@ def set_num_threads(n: int) -> None:
     2
     """
     global _threads
-    _threads = whole_number(n, call="set_num_threads", name="n", least=1, most=MOST_THREADS)
+    _threads = whole_number(n, name="n", least=1, most=MOST_THREADS)
 
 
 @contextmanager

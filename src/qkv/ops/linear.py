@@ -72,7 +72,7 @@ def linear(
     >>> linear(np.ones((1, 2)), np.array([[1.0], [2.0]]), np.array([-4.0]), activation="relu")
     array([[0.]])
     """
-    code = 0 if activation is None else activation_named(activation, call="linear").code
+    code = 0 if activation is None else activation_named(activation).code
     kind = _product_type(x.dtype, weight.dtype)
     factors = _narrow.get() or kind if kind == kernel.FLOAT32 else kind
     # if the shapes do not fit, the NumPy code at the end raises the error

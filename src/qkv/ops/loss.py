@@ -4,10 +4,12 @@ import math
 
 import numpy as np
 
+from qkv.argument_errors import public_call, type_error, value_error
 from qkv.arrays import Array
 from qkv.ops import kernel
 
 
+@public_call("cross_entropy")
 def cross_entropy(
     logits: Array, targets: Array, weights: Array | None = None
 ) -> tuple[Array, Array]:
@@ -54,19 +56,18 @@ def cross_entropy(
 
 def _check_targets(logits: Array, targets: Array, weights: Array | None) -> None:
     if logits.ndim != 2 or targets.shape != logits.shape[:1]:
-        raise ValueError(
-            f"cross_entropy: logits have shape {logits.shape} and targets {targets.shape}: "
-            "give (N, V) and (N,)"
+        raise value_error(
+            f"logits have shape {logits.shape} and targets {targets.shape}: give (N, V) and (N,)"
         )
     if weights is not None and weights.shape != targets.shape:
-        raise ValueError(
-            f"cross_entropy: weights have shape {weights.shape} and targets {targets.shape}: "
+        raise value_error(
+            f"weights have shape {weights.shape} and targets {targets.shape}: "
             "give one weight per target"
         )
     if targets.dtype.kind not in "iu":
-        raise TypeError(f"cross_entropy: targets are {targets.dtype}: give whole numbers")
+        raise type_error(f"targets are {targets.dtype}: give whole numbers")
     if targets.size and not (targets.min() >= 0 and targets.max() < logits.shape[1]):
-        raise ValueError(
-            f"cross_entropy: targets run from {targets.min()} to {targets.max()} "
+        raise value_error(
+            f"targets run from {targets.min()} to {targets.max()} "
             f"and there are {logits.shape[1]} columns: each target must be the index of a column"
         )

@@ -226,7 +226,7 @@ class Prepared:
         self, weights: Array, width: int, bias: Array | None, activation: str | None
     ) -> Callable[..., Array]:
         bits, threads, chosen = self.bits, self.threads, self.body
-        code = 0 if activation is None else activation_named(activation, call="linear").code
+        code = 0 if activation is None else activation_named(activation).code
         addend = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])
 
         def run(x: Array, gate: Array | None = None, residual: Array | None = None) -> Array:
