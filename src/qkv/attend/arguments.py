@@ -29,7 +29,7 @@ OPTIONS = ("attn_mask", "bias", "query_lengths", "key_lengths", "return_weights"
 
 
 @dataclass(frozen=True)
-class Shapes:
+class Plan:
     """The checked sizes of an attention call, and the shapes of its results."""
 
     dtype: DType  # The dtype of the result.
@@ -64,7 +64,7 @@ class Shapes:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan_of(query: Shape, key: Shape, value: Shape, *types: DType) -> Shapes:
+def plan_of(query: Shape, key: Shape, value: Shape, *types: DType) -> Plan:
     """Return the plan for arrays of these shapes and dtypes.
 
     The plan depends only on shapes and dtypes, not on numbers such as the scale or the window.
@@ -79,7 +79,7 @@ def plan_of(query: Shape, key: Shape, value: Shape, *types: DType) -> Shapes:
     _check_heads(heads, kv_heads, v[-3])
     lead = _lead(q[:-3], k[:-3], v[:-3])
     rows = q[-2:-1] if is_flat else (*lead, *q[-3:-1])
-    return Shapes(
+    return Plan(
         dtype=dtype,
         kind=compute_type(dtype),
         lead=lead,
@@ -211,7 +211,7 @@ class Call(NamedTuple):
     Query, key, value, mask and bias are the user's arrays, with their original dtypes.
     """
 
-    plan: Shapes
+    plan: Plan
     query: Array
     key: Array
     value: Array
@@ -259,7 +259,7 @@ class Packed(NamedTuple):
     offsets: Array  # (B,).
 
     @property
-    def plan(self) -> Shapes:
+    def plan(self) -> Plan:
         """The plan of `call`."""
         return self.call.plan
 
@@ -368,7 +368,7 @@ def clamp(array: Array, dtype: DType) -> Array:
     return converted
 
 
-def _cells(name: str, value: Any, plan: Shapes) -> Array:
+def _cells(name: str, value: Any, plan: Plan) -> Array:
     """Return a mask or a bias as an array; check its shape and its dtype."""
     array = as_array(value, name=name)
     check_cells(name, array.shape, array.dtype, (*plan.rows, plan.keys))
@@ -377,7 +377,7 @@ def _cells(name: str, value: Any, plan: Shapes) -> Array:
     return array
 
 
-def _per_head(name: str, value: Any, plan: Shapes) -> Array | None:
+def _per_head(name: str, value: Any, plan: Plan) -> Array | None:
     """Return slopes `(Hq,)` or sinks `(Hq, n)` for the kernel; return None if n is 0."""
     array = as_array(value, name=name)
     check_per_head(name, array.shape, array.dtype, plan.heads)

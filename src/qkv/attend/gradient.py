@@ -455,7 +455,7 @@ def _is_padding(call: Grouped, tile: Tile) -> Array | bool:
     return np.asarray(positions >= lengths[tile.rows][..., None, None, None])[..., None]
 
 
-def _grouped_shape(shape: Shape, plan: arguments.Shapes) -> Shape:
+def _grouped_shape(shape: Shape, plan: arguments.Plan) -> Shape:
     """Return the shape of a bias `(..., Hq, L, S)` after its heads are grouped by key head."""
     axes = len(plan.groups) + 1
     *lead, heads, length, keys = ((1,) * axes + shape)[-axes:]
