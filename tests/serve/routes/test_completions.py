@@ -387,8 +387,8 @@ def test_a_model_that_generates_nothing_says_what_to_serve() -> None:
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["code"] == "model_does_not_generate"
-    assert "random has no head and does not predict the next token: load" in error["message"]
-    assert "serve a decoder" in error["message"]
+    assert "random has no head and does not predict the next token: use" in error["message"]
+    assert "use a decoder" in error["message"]
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "t5"])
