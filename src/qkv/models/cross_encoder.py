@@ -10,7 +10,7 @@ from qkv.attend import softmax
 from qkv.edits import Ablate, Edit, Hide
 from qkv.extras import need
 from qkv.models.model import Model
-from qkv.models.run.inputs import check_device
+from qkv.models.run.text_reader import check_device
 from qkv.models.sentence.rank import Ranker
 from qkv.models.sentence.vectors import as_tensors
 from qkv.progress import progress

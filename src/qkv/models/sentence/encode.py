@@ -16,6 +16,7 @@ from qkv.models.files.sentence import Sentence
 from qkv.models.model_base import ModelBase
 from qkv.models.network.batch import Batch, PackedIds
 from qkv.models.run.batches import parts, windows
+from qkv.models.run.check_edits import check
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.text_reader import check_device, check_ids
 from qkv.models.run.truncation import MAX_CHARS, Truncator, callers, kept
