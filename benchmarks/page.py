@@ -113,7 +113,7 @@ Times are medians. "Of limit" is the share of the machine's peak; if reading lim
 the share of the machine's read rate. `onnxruntime` is the operator `MultiHeadAttention` of
 onnxruntime, `opset 24` is ONNX's `Attention`, and `GQA` is `GroupQueryAttention` of onnxruntime.
 `openvino` is OpenVINO's SDPA operator, and `numpy` is attention as most tutorials write it in
-NumPy. Plan are `(B, H, L, d)`. For decoding, shapes are `(B, Hq over Hkv, L x S, d)`: Hq query
+NumPy. Shapes are `(B, H, L, d)`. For decoding, shapes are `(B, Hq over Hkv, L x S, d)`: Hq query
 heads share Hkv key heads, and L queries attend to S keys.
 """
 

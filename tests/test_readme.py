@@ -260,7 +260,7 @@ def test_files_that_the_guides_name_exist() -> None:
         "src/qkv/models/files/names.py": ("fused", "body", "harmless"),
         "src/qkv/models/families/shared.py": ("read_families", "stack"),
         "src/qkv/models/families/registry.py": ("register", "FAMILIES"),
-        "src/qkv/models/core.py": ("read",),
+        "src/qkv/models/model_base.py": ("read",),
         "src/qkv/models/network/transformer.py": ("Transformer", "run"),
         "src/qkv/models/run/edit_ops.py": ("OPS", "Plan"),
         "src/qkv/models/files/tensors.py": ("TYPES", "FLOATS", "KINDS", "Stored"),
