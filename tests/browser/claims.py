@@ -10,7 +10,7 @@ import re
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -108,7 +108,7 @@ class Seen:
         return self.patterns()[self.state["layer"], self.state["head"], query]
 
 
-@cache
+@lru_cache(maxsize=64)  # a trace of every activation is large
 def _traced(model: Model, ids: tuple[int, ...], edits: str) -> Trace:
     return model.trace(list(ids), logits=True, edit=json.loads(edits))
 
