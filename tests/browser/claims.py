@@ -660,7 +660,7 @@ CLAIMS: dict[str, dict[str, Decide | str] | str] = {
         "The model continues after your last word.": decoder,
         TYPED: encoder,
     },
-    ".unread .note": {
+    ":not([data-part=second]) > .unread .note": {
         rf"(?:{TYPED} )?{ADDED}": added,
         TYPED: encoder,
         "There is no gap: type ___ where the model should guess.": no_gap,

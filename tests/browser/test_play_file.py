@@ -148,7 +148,7 @@ def test_a_page_made_from_an_address_shows_the_same(
         assert page.locator("[data-qkv-first]").get_attribute("aria-pressed") == "true"
         assert complaints == []
     with offline(chromium, f"{path.as_uri()}#text=Snow+is+%5BMASK%5D.") as (page, _, _):
-        assert page.get_by_label("Your sentence").input_value() == "Snow is _."
+        assert page.get_by_label("Your sentence").input_value() == "Snow is ___."
 
 
 def test_a_notebook_frames_the_file(

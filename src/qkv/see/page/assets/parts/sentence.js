@@ -95,7 +95,7 @@ export function sentencePart(ui, store) {
     offer.setAttribute("aria-pressed", String(Boolean(pending?.on)));
     chips.update(/** @type {Now} */ (now));
     chosen.update(/** @type {Now} */ (now), pending);
-    const about = [store.data.guesses ? gapsSaid(store.data) : "", addedTo(run)].filter(Boolean).join(" ");
+    const about = state.only ? "" : [store.data.guesses ? gapsSaid(store.data) : "", addedTo(run)].filter(Boolean).join(" "); // a frame in a lesson is small
     fill(notes, unreadOf(now.sentence, run, now.model), about && el("p", { class: "note" }, about));
   }
   return { node, update };
