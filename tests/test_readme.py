@@ -237,7 +237,9 @@ def test_files_that_the_guides_name_exist() -> None:
         for folder in (".", "benchmarks", "docs/**", "native", "src/**", "tests/**", "training")
         for path in ROOT.glob(f"{folder}/*.*")
     }
-    for name in re.findall(r"`([\w/.-]+\.(?:py|md|toml|json|h|cpp))`", GUIDE):
+    readmes = [*ROOT.glob("src/**/assets/README.md"), *ROOT.glob("*/README.md")]
+    guides = "\n".join([GUIDE, *(path.read_text(encoding="utf-8") for path in readmes)])
+    for name in re.findall(r"`([\w/.-]+\.(?:py|md|toml|json|h|cpp|js|css))`", guides):
         assert any(path.endswith(f"/{name}") for path in files), name
 
 

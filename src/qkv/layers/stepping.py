@@ -139,7 +139,7 @@ class _Step:
     def attend(self, x: Array, run: "_Run", residual: Array | None) -> Array:
         """Apply the attention to vectors (B, D), and add a residual."""
         heads, kernel = self.heads, self.kernel
-        both, values = self.qkv(x)  # Plan (B, Hq + Hkv, d) and (B, Hkv, dv).
+        both, values = self.qkv(x)  # shapes (B, Hq + Hkv, d) and (B, Hkv, dv)
         if self.q_norm is not None and self.k_norm is not None:
             parts = ((*self.q_norm, both[:, :heads]), (*self.k_norm, both[:, heads:]))
             both = np.concatenate(

@@ -107,10 +107,7 @@ class NameIndex:
         if isinstance(name, tuple) and len(name) > 1:
             layer = name[1]
         if is_whole_number(layer) and not -count <= layer < count:
-            return (
-                f"there is no layer {layer}: the model has {count} layers, "
-                f"numbered 0 to {count - 1}"
-            )
+            return no_layer(layer, count)
         if len(self.counts) > 1:
             return f"there is no {name!r}: names begin with {self._sides_for(name)}"
         local = {parse(full).local for full in names}
@@ -185,6 +182,11 @@ class NameIndex:
         short = {short_name(full): full for full in ordered}
         near = [short.get(match, match) for match in nearest(text, [*self.full, *short])]
         return suggestion(near, short)
+
+
+def no_layer(layer: int, count: int) -> str:
+    """Return the error message about a layer that a model of `count` layers does not have."""
+    return f"there is no layer {layer}: the model has {count} layers, numbered 0 to {count - 1}"
 
 
 def is_tuple_name(name: object) -> bool:

@@ -126,7 +126,7 @@ def test_an_unknown_family_is_refused_with_the_way_out(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("registered")
 def test_a_design_function_that_returns_no_design_is_named(tmp_path: Path) -> None:
     write(tmp_path, model_type="tests-wrong")
-    qkv.models.register("tests-wrong", lambda config: None, NAMES)  # type: ignore[arg-type]
+    qkv.models.register("tests-wrong", lambda config: None, NAMES)  # type: ignore[arg-type]  # it returns no Design
     with pytest.raises(TypeError, match=r"'tests-wrong'.* returned None: return a qkv"):
         qkv.load(tmp_path)
 

@@ -335,7 +335,7 @@ class ImageTokens(Tokenized):
 
 
 class Images(Batch):
-    """Images that a network runs together, each a `ImageTokens`; their tokens are patches."""
+    """Images that a network runs together, each an `ImageTokens`; their tokens are patches."""
 
     @cached_property
     def ids(self) -> Array:

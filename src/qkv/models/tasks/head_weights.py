@@ -8,6 +8,7 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type, is_whole_number, shown
 from qkv.models.model_base import ModelBase
+from qkv.trace.names import no_layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,10 +159,7 @@ def head_weights(model: ModelBase, layer: int) -> HeadWeights:
     if not is_whole_number(layer):
         raise TypeError(f"head_weights: layer is {shown(layer)}: give a whole number")
     if not -count <= layer < count:
-        raise ValueError(
-            f"head_weights: there is no layer {layer}: the model has {count} layers, "
-            f"numbered 0 to {count - 1}"
-        )
+        raise ValueError(f"head_weights: {no_layer(layer, count)}")
     network = model.network
     attn, head = network.layers[layer].attn, network.head
     own: Mapping[str, Any] = head.parameters if head is not None and head.predicts else {}

@@ -21,7 +21,7 @@ from qkv.models.tasks.call import pair_network
 from qkv.text import Tokenized
 from qkv.trace import Recorder, Seq2SeqTrace, Trace
 from qkv.trace.activations import activation, parse, side_of
-from qkv.trace.names import Name, NameIndex, is_tuple_name
+from qkv.trace.names import Name, NameIndex, is_tuple_name, no_layer
 from qkv.trace.recorder import kept_unasked, padded
 
 Names = Name | Iterable[Name]  # one name or several names
@@ -128,10 +128,7 @@ def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> 
         if not is_whole_number(number):
             raise TypeError(f"{call}: `layers` contains {shown(number)}: layers are whole numbers")
         if not -most <= number < most:
-            raise ValueError(
-                f"{call}: there is no layer {number}: the model has {most} layers, "
-                f"numbered 0 to {most - 1}"
-            )
+            raise ValueError(f"{call}: {no_layer(number, most)}")
     wanted, names = {int(number) for number in numbers}, set()
     for full in known:
         at = parse(full)
