@@ -25,7 +25,7 @@ from qkv.text.tokenized import plain_tokens
 from qkv.trace import Trace
 
 from .engine import shares
-from .outcome import percent
+from .outcome import is_percent
 
 NEAR = 2e-5  # the page computes in float32
 SURE = 0.1  # the page is "not sure" of a guess with a lower probability
@@ -136,7 +136,7 @@ def names_of(model: Model) -> np.ndarray:
 
 
 def is_share(shown: str, value: float) -> bool:
-    return any(shown == percent(min(1, max(0, value + by))) for by in (-NEAR, 0, NEAR))
+    return is_percent(shown, value, NEAR)
 
 
 def has_share(seen: Seen, word: str, share: str, probabilities: np.ndarray) -> None:
@@ -229,7 +229,12 @@ def nowhere(seen: Seen) -> None:
 
 def guessed(seen: Seen, word: str, unsure: str | None, share: str) -> None:
     is_first(seen, word, share, seen.shares())
+    guess_share(seen, unsure, share)
+
+
+def guess_share(seen: Seen, unsure: str | None, share: str) -> None:
     best = seen.shares().max()
+    assert is_share(share, best)
     assert bool(unsure) == (best < SURE) or abs(best - SURE) < NEAR
 
 
@@ -261,12 +266,19 @@ def looks_most(seen: Seen, who: str, list: str, where: str, off: str | None) -> 
         if not query <= t < end
         and not seen.read.special[t]
         and t not in seen.gaps
-        and re.search(r"[^\W_]", text[slice(*seen.read.offsets[t])])
-        and not any(text[slice(*seen.read.offsets[t])].strip() in name for name, _ in named)
+        and re.search(r"[^\W_]", own_text(seen, t))
+        and not any(own_text(seen, t) in name for name, _ in named)
     ]
     assert max(others, default=0) <= least + NEAR
     for name in re.split(", ", (off or "").removeprefix("; hidden: ")):
         assert not name or any(e["op"] == "hide" for e in seen.edits)
+
+
+def own_text(seen: Seen, token: int) -> str:
+    """Return the text of a token: the reader's, or the word that the reader put in its place."""
+    if any(edit["op"] == "swap" and edit["token"] == token for edit in seen.edits):
+        return seen.tokens[token].removeprefix("##")
+    return seen.state["text"][slice(*seen.read.offsets[token])].strip()
 
 
 def _same(name: str, joined: str, text: str, offsets: Any, first: int, last: int) -> bool:
@@ -414,30 +426,30 @@ def moved(seen: Seen, layer: int, head: int) -> float:
 
 def in_head(seen: Seen, layer: str, head: str, **more: Any) -> None:
     """Decide a head of the map: its role, and the effect of its removal or of the changes."""
-    l, h = int(layer), int(head)  # noqa: E741
-    known, role = roles_of(seen.model).get(f"{l}.{h}"), more["role"]
+    at = int(layer), int(head)
+    known, role = roles_of(seen.model).get(f"{layer}.{head}"), more["role"]
     if role == "mixed":
         assert known is None
     elif role:
         assert known
         assert role == usually(known[0])
         assert seen.gaps or not known[0].startswith("hidden ")
-    off = any(e["op"] == "ablate" and e["layer"] == l and e.get("head", h) == h for e in seen.edits)
+    off = any(e["op"] == "ablate" and (e["layer"], e.get("head", at[1])) == at for e in seen.edits)
     assert bool(more["removed"]) == off
     if more["moved"]:
         before = seen.shares()
-        after = seen.shares({"op": "ablate", "layer": l, "head": h})
+        after = seen.shares({"op": "ablate", "layer": at[0], "head": at[1]})
         assert is_share(more["moved"], np.abs(after - before).sum() / 2)
         is_first(seen, more["word"], more["from_"], before)
         has_share(seen, more["word"], more["to"], after)
     if more["differ"]:
-        assert is_share(more["differ"], moved(seen, l, h))
+        assert is_share(more["differ"], moved(seen, *at))
 
 
 def why_head(seen: Seen, before: str | None, layer: str, head: str, **more: Any) -> None:
     """Decide the reason for the open head of a text with a gap: it changes the guess most."""
     assert bool(before) == bool(seen.edits)
-    l, h = int(layer), int(head)  # noqa: E741
+    at = int(layer), int(head)
     gap = next(t for t, name in enumerate(seen.read.tokens) if name == seen.model.mask)
     plain = Seen(seen.model, seen.state | {"edits": [], "position": gap})
     moved = {
@@ -445,12 +457,12 @@ def why_head(seen: Seen, before: str | None, layer: str, head: str, **more: Any)
         for i in range(seen.model.num_layers)
         for j in range(seen.model.num_heads)
     }
-    assert moved[l, h] >= max(moved.values()) - NEAR
+    assert moved[at] >= max(moved.values()) - NEAR
     if more.get("word"):
         is_first(plain, more["word"], more["from_"], plain.shares())
-        removed = plain.shares({"op": "ablate", "layer": l, "head": h})
+        removed = plain.shares({"op": "ablate", "layer": at[0], "head": at[1]})
         has_share(plain, more["word"], more["to"], removed)
-        row = plain.patterns()[l, h, gap]
+        row = plain.patterns()[(*at, gap)]
         assert any(
             is_share(more["most"], row[a:b].sum())
             for a in range(len(row))
@@ -458,12 +470,23 @@ def why_head(seen: Seen, before: str | None, layer: str, head: str, **more: Any)
         )
 
 
-def looks_at(seen: Seen, query: str, share: str, layer: str, head: str, **more: Any) -> None:
-    """Decide the sentence about a row of a head: its largest weight."""
-    row = seen.patterns()[int(layer), int(head)]
-    rows = [q for q, name in enumerate(seen.tokens) if _alike(seen, name, query)]
-    assert rows, query
-    assert any(is_share(share, row[q].max()) for q in rows), (share, [row[q].max() for q in rows])
+def looks_at(seen: Seen, said: str) -> None:
+    """Decide the sentences about rows of a head: the largest weight of each, and its key."""
+    for row in re.finditer(ROW, said):
+        weights = seen.patterns()[int(row["layer"]), int(row["head"])]
+        rows = [q for q, name in enumerate(seen.tokens) if _alike(seen, name, row["query"])]
+        assert rows, row["query"]
+        if row["key"] is None:
+            assert any(weights[q].max() == 0 for q in rows)
+            continue
+        assert any(
+            is_share(row["share"], weights[q].max())
+            and any(
+                k == q if row["key"] == "itself" else _alike(seen, seen.tokens[k], row["key"])
+                for k in np.flatnonzero(weights[q] >= weights[q].max() - NEAR)
+            )
+            for q in rows
+        ), (row[0], [weights[q].max() for q in rows])
 
 
 def _alike(seen: Seen, name: str, shown: str) -> bool:
@@ -540,6 +563,12 @@ def no_gap(seen: Seen) -> None:
 
 def changed_heads(seen: Seen, head: str, share: str) -> None:
     assert is_share(share, moved(seen, *map(int, head.split("."))))
+
+
+def no_head_changed(seen: Seen) -> None:
+    for layer in range(seen.model.num_layers):
+        for head in range(seen.model.num_heads):
+            assert moved(seen, layer, head) < 1e-3
 
 
 def cosines(seen: Seen, said: str) -> None:
@@ -632,6 +661,11 @@ ROLE = (
     rf"(?:, removing it moves {p('moved')} of the probability; {WORD} {p('from_')} → {p('to')})?"
     rf"(?:, its weights differ by {p('differ')})?(?P<removed>, removed)?(?P<changed>, changed)?"
 )
+ROW = (
+    r"(?P<query>[^ ].*?) looks at (?:nothing in sight|(?P<key>.+?):"
+    rf" {p()}) \({HEAD}\)\."
+)
+UNNAMED_ROW = re.sub(r"\?P<\w+>", "?:", ROW) + " ?"
 FIRST_BEFORE = "(?P<before>Before your changes: )?"
 TYPED = (
     r"A gap is a word that the model guesses\. Type it as ___, _, \[MASK\], or \? between words\."
@@ -642,7 +676,7 @@ CLAIMS: dict[str, dict[str, Decide | str] | str] = {
     # the guess
     ".outcome-headline": FOR_GUESS,
     f".gap{OWN}@aria-label": {rf"the model's guess: {WORD}, (?P<unsure>not sure, )?{p()}": guessed},
-    f".gap{OWN} small": {rf"(?P<unsure>not sure, )?{p()}": lambda seen, unsure, share: None},
+    f".gap{OWN} small": {rf"(?P<unsure>not sure, )?{p()}": guess_share},
     ".gap .guess": "test_play_front.py::test_one_press_changes_the_guess_and_the_lines",
     # the lines above the sentence
     f".arcs{OWN}@aria-label": {
@@ -724,9 +758,7 @@ CLAIMS: dict[str, dict[str, Decide | str] | str] = {
     "[data-part=map] h3": {"The map of the model": always},
     "[data-part=map] > .note": {
         r"Each square is a head: rows are queries, columns are keys\.(?: Choose one to open it\.)?(?: Its switch turns it off\.)?": always,
-        "Weights now minus weights before: .+": lambda seen: (
-            no_changes(seen) if not seen.edits else None
-        ),
+        "Weights now minus weights before: .+": changes,
         "No changes yet, so nothing differs.": no_changes,
         "There is no word to look at: choose one in the sentence.": nowhere,
         r"Removing this head would move this share of the probability at (?P<here>.+) to other words \(total variation distance\)\.(?: \d+ of \d+ measured\.)?": always,
@@ -748,8 +780,8 @@ CLAIMS: dict[str, dict[str, Decide | str] | str] = {
         rf"{FIRST_BEFORE}(?!Without ).+": "test_play_rule.py::test_page_and_terminal_choose_the_same_head_and_say_the_same",
     },
     "[data-part=head] .head-words": {
-        rf"(?P<query>.+?) looks at .+?: {p()} \({HEAD}\)\.": looks_at,
-        "(?P<said>There are no tokens.|Nothing is in sight.|.+)": lambda seen, said: None,
+        rf"(?P<said>(?:{UNNAMED_ROW})+)(?: And \d+ more\.)?": looks_at,
+        "There are no tokens.": nowhere,
     },
     "[data-part=head], [data-part=before]": "test_play_head.py::test_lines_and_heat_map_match_the_trace",
     "[data-part=motion]": "test_play_motion.py::test_every_moment_matches_the_trace",
@@ -768,7 +800,7 @@ CLAIMS: dict[str, dict[str, Decide | str] | str] = {
         "Hide a word or remove a head to see how far .+": no_changes,
         "The cosine between its vectors .+": always,
         "The share of attention weight that moved, .+": always,
-        "No head changed visibly: .+": lambda seen: None,
+        "No head changed visibly: .+": no_head_changed,
     },
     "[data-part=outcome] .outcome-heads button": {
         rf"Head (?P<head>\d+\.\d+)\|\|{p()}": changed_heads

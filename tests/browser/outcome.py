@@ -139,12 +139,13 @@ def is_written(shown: str, value: float, digits: int = 3) -> bool:
     )
 
 
-def is_percent(shown: str, value: float) -> bool:
-    """Return whether a page may write the share `value` as the percentage `shown`.
+def is_percent(shown: str, value: float, near: float = 2e-6) -> bool:
+    """Return whether a page may write a share as the percentage `shown`.
 
-    A percentage below 10% has one decimal, and a larger percentage has none; see `percent`.
+    The share differs from `value` by at most `near`. A percentage below 10% has one decimal, and a
+    larger percentage has none; see `percent`.
     """
-    return any(shown == percent(max(0, value + by)) for by in (-2e-6, 0, 2e-6))
+    return any(shown == percent(max(0, value + by)) for by in (-near, 0, near))
 
 
 def percent(share: float) -> str:
