@@ -561,6 +561,11 @@ def no_gap(seen: Seen) -> None:
     assert not seen.gaps
 
 
+def elsewhere(seen: Seen) -> None:
+    assert seen.gaps
+    assert not seen.at_gap
+
+
 def changed_heads(seen: Seen, head: str, share: str) -> None:
     assert is_share(share, moved(seen, *map(int, head.split("."))))
 
@@ -725,6 +730,7 @@ CLAIMS: dict[str, dict[str, Decide | str] | str] = {
         rf"(?P<off>\d+) heads? off\. It still says {WORD}\.": broken,
         rf"Broken! (?P<off>\d+) heads? off: (?P<was>.+) has become {WORD}\.": broken,
         "Write a sentence with a gap first.": no_gap,
+        "The guess is at another word: choose the gap in the lab first.": elsewhere,
         "Write a beginning first.": lambda seen: (decoder(seen), nowhere(seen)),
     },
     ".break > .note": {

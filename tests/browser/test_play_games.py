@@ -137,6 +137,14 @@ def test_break_it_needs_a_gap(visit: Visit, html: str) -> None:
     expect(page.locator(".break .say")).to_have_text("Write a sentence with a gap first.")
 
 
+def test_break_it_says_that_the_guess_is_at_another_word(visit: Visit, html: str) -> None:
+    state = {"text": "The cat sat on the [MASK].", "position": 2, "edits": []}
+    page = ready(visit(opened_at(html, address(view="break", **state))))
+    expect(page.locator(".break .say")).to_have_text(
+        "The guess is at another word: choose the gap in the lab first."
+    )
+
+
 def distances(model: Model, texts: list[str], word: str) -> list[str]:
     """Return the page's numbers: for each layer, the mean distance inside and between senses."""
     vectors = []

@@ -5,7 +5,7 @@ import { el, fill, word } from "../base/elements.js";
 import { guessName } from "../base/tokens.js";
 import { range } from "../base/arrays.js";
 import { likeliestOf, probabilitiesOf } from "../engine/sampling.js";
-import { isGap } from "../store/positions.js";
+import { isGap, maskOf } from "../store/positions.js";
 import { isRemoved } from "../parts/map.js";
 import { stage } from "../parts/stage.js";
 
@@ -104,7 +104,8 @@ export function breakScreen(ui, store) {
     show.disabled = !best;
     clear.disabled = !state.edits.some(isHead);
     if (!run.logits.length || state.position === null || !(model.next || isGap(last))) {
-      fill(say, model.next ? "Write a beginning first." : "Write a sentence with a gap first.");
+      const elsewhere = run.logits.length > 0 && run.tokens.includes(maskOf(model));
+      fill(say, model.next ? "Write a beginning first." : elsewhere ? "The guess is at another word: choose the gap in the lab first." : "Write a sentence with a gap first.");
       fill(par);
       return;
     }
