@@ -8,7 +8,7 @@ import qkv
 from qkv.models import Model
 
 from .outcome import is_percent
-from .play import after, opened_at, ready
+from .play import address, after, opened_at, ready
 from .support import Visit, drawn
 from .test_page import problems
 
@@ -235,3 +235,22 @@ def test_the_decoder_has_a_story_too(visit: Visit, html: str) -> None:
     logits = model.trace("She opened the door and", logits=True)["logits"][0, -1]
     word = model.tokenizer.token(int(logits.argmax())).lstrip("Ġ▁")
     expect(page.locator(".story .step.on p").first).to_contain_text(word)
+
+
+def test_a_step_that_is_seen_late_changes_no_other_screen(visit: Visit, html: str) -> None:
+    observed = """<script>
+      const Own = IntersectionObserver;
+      window.late = [];
+      window.IntersectionObserver = class extends Own {
+        constructor(hear, options) { super(hear, options); late.push(hear); }
+      };
+    </script>"""
+    page = ready(visit(opened_at(html, '#view="story"').replace("<head>", f"<head>{observed}", 1)))
+    hide = address(view="lab", text=TEXT, edits=[{"op": "hide", "token": 4}])
+    after(page, lambda: page.evaluate("hash => { location.hash = hash; }", hide))
+    headline = page.locator(".outcome-headline")
+    said = headline.inner_text()
+    assert "glass" in said
+    entry = "{ isIntersecting: true, target: { dataset: { step: '7' } } }"  # the step of the guess
+    page.evaluate(f"late.forEach((hear) => hear([{entry}]))")
+    expect(headline).to_have_text(said)

@@ -182,7 +182,7 @@ export function storyScreen(ui, store, { outcome }) {
     at = k;
     texts.forEach((text, i) => text.classList.toggle("on", i === k));
     dots.forEach((dot, i) => dot.setAttribute("aria-current", String(i === k)));
-    if (last) show();
+    if (last && node.isConnected) show(); // other screens show the same outcome part
   }
 
   /** Shows the picture of the current step, and updates the texts of all steps. */
