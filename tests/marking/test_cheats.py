@@ -64,12 +64,12 @@ def softmax(x):
 
 # name of the cheat: its file, and the start of the forbidden call's name, or None
 CHEATS = {
-    "it calls qkv": ("import qkv\ndef softmax(x):\n    return qkv.softmax(x)", "qkv."),
-    "it is qkv's by another name": ("import qkv\nsoftmax = qkv.softmax", "qkv."),
+    "it calls qkv": ("import qkv\ndef softmax(x):\n    return qkv.softmax(x)", "qkv.softmax"),
+    "it is qkv's by another name": ("import qkv\nsoftmax = qkv.softmax", "qkv.softmax"),
     "it borrows the marker's answer": (
         "import numpy as np\nfrom qkv_marking.tasks.attention import steps\n"
         "def attention(q, k, v):\n"
-        "    return steps.answer(steps.Case({'query': q, 'key': k, 'value': v})).out",
+        "    return steps.answer(steps.Trial({'query': q, 'key': k, 'value': v})).out",
         "qkv.",
     ),
     "it imports where nobody looks": (
@@ -150,10 +150,11 @@ def test_an_own_solution_keeps_its_points_despite_importing_qkv(tmp_path):
     assert (result.points, result.helped_by) == (10, ())
 
 
-def test_attention_may_call_a_library_softmax(tmp_path):
+@pytest.mark.parametrize("library", ["scipy", "qkv"])
+def test_attention_may_call_a_library_softmax(tmp_path, library):
     source = "import numpy as np\ndef attention(q, k, v):\n"
-    source += "    return scipy.softmax(q @ np.swapaxes(k, -1, -2) / q.shape[-1] ** 0.5) @ v"
+    source += f"    return {library}.softmax(q @ np.swapaxes(k, -1, -2) / q.shape[-1] ** 0.5) @ v"
     path = tmp_path / "mine.py"
-    path.write_text(SCIPY + source)
+    path.write_text((SCIPY if library == "scipy" else "import qkv\n") + source)
     (result,) = check_file(path)
     assert (result.points, result.helped_by) == (10, ())

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from qkv import argument_errors
 from qkv_marking.errors import LIBRARY, MARKING
 
 _SOFTMAX = frozenset({"softmax", "log_softmax", "logsumexp", "Softmax.forward"})
@@ -15,6 +16,7 @@ _ATTENTION = frozenset(
     | {"TransformerEncoderLayer.forward", "_native_multi_head_attention"}
 )
 _STARTS = frozenset({"system", "popen", "fork_exec", "posix_spawn", "execv", "execve", "spawnv"})
+_PASSED = frozenset({__file__, argument_errors.__file__})  # their own functions answer no task
 _PRINTED = "Unread.write"  # print() calls this method while output is hidden
 _SWITCHED_OFF = "sys.setprofile"
 # These functions are saved here because a student's file may replace the attributes of `sys`.
@@ -43,9 +45,9 @@ class Watch:
     def _spy(self, frame: FrameType, event: str, thing: Any) -> None:
         if event == "call":
             code = frame.f_code
-            caller = frame.f_back.f_code.co_filename if frame.f_back else ""
             if code.co_filename.startswith(LIBRARY):
-                own = code.co_filename == __file__ or code.co_qualname == _PRINTED
+                caller = _caller(frame)
+                own = code.co_filename in _PASSED or code.co_qualname == _PRINTED
                 if not own and _is_outside(caller, code.co_filename):
                     self.called.add(f"qkv.{code.co_qualname}")
             elif code.co_qualname in _SOFTMAX | _ATTENTION:
@@ -65,6 +67,14 @@ class Watch:
         library = module.partition(".")[0]
         if library in ("torch", "scipy"):
             self.called.add(f"{library}.{name}")
+
+
+def _caller(frame: FrameType) -> str:
+    """Return the file that called a function, behind the wrappers which name it in errors."""
+    back = frame.f_back
+    while back is not None and back.f_code.co_filename == argument_errors.__file__:
+        back = back.f_back
+    return "" if back is None else back.f_code.co_filename
 
 
 def _is_outside(caller: str, called: str) -> bool:
