@@ -9,15 +9,21 @@ name of the call that the user made.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType, TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
+Item = TypeVar("Item")
 Error = TypeVar("Error", bound=Exception)
 
 _TEXT = "_qkv_text"  # The attribute with an error's message, while its name may still change.
+
+
+def unnamed(error: Error) -> Error:
+    """Let the public call add its name to the message of an error about an argument."""
+    setattr(error, _TEXT, error.args[0])
+    return error
 
 
 def invalid(kind: Callable[[str], Error], text: str, call: str = "") -> Error:
@@ -25,10 +31,7 @@ def invalid(kind: Callable[[str], Error], text: str, call: str = "") -> Error:
 
     A function that is no `public_call` gives the name as `call`.
     """
-    error = kind(f"{call}: {text}" if call else text)
-    if not call:
-        setattr(error, _TEXT, text)
-    return error
+    return kind(f"{call}: {text}") if call else unnamed(kind(text))
 
 
 def value_error(text: str, call: str = "") -> ValueError:
@@ -43,7 +46,10 @@ def type_error(text: str, call: str = "") -> TypeError:
 
 def message(error: BaseException) -> str:
     """Return an error's message without the name of the public call that qkv itself made."""
-    return str(getattr(error, _TEXT, error))
+    text = getattr(error, _TEXT, None)
+    if text is None and isinstance(error, KeyError) and error.args:
+        text = error.args[0]  # `str` would add quotes
+    return str(error if text is None else text)
 
 
 def add_name(error: BaseException, name: str) -> None:
@@ -79,19 +85,9 @@ class public_call:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __call__(self, function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    def __call__(self, function: Function) -> Function:
         """Return `function` with the name in its errors."""
-        name = self.name
-
-        @functools.wraps(function)
-        def call(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
-            try:
-                return function(*args, **options)
-            except Exception as error:
-                add_name(error, name)
-                raise
-
-        return call
+        return _naming(function, lambda args: self.name)
 
     def __enter__(self) -> None:
         """Begin the work of the call."""
@@ -107,16 +103,31 @@ class public_call:
             add_name(error, self.name)
 
 
-def public_method(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+def public_method(method: Function) -> Function:
     """Name the class in the errors of a method, or of a class method."""
+    return _naming(method, _class_name)
 
-    @functools.wraps(method)
-    def call(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
+
+def public_items(name: str, items: Iterable[Item]) -> Iterator[Item]:
+    """Yield the items of a public call's result, and name the call in errors between items."""
+    with public_call(name):
+        yield from items
+
+
+def _class_name(args: Sequence[Any]) -> str:
+    owner = args[0]
+    return (owner if isinstance(owner, type) else type(owner)).__name__
+
+
+def _naming(function: Function, name_of: Callable[[Sequence[Any]], str]) -> Function:
+    """Return `function` with a name in its errors, which depends on the arguments."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
         try:
-            return method(*args, **options)
+            return function(*args, **options)
         except Exception as error:
-            owner = args[0]
-            add_name(error, (owner if isinstance(owner, type) else type(owner)).__name__)
+            add_name(error, name_of(args))
             raise
 
-    return call
+    return cast(Function, call)

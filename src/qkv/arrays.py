@@ -147,7 +147,7 @@ def compute_type(dtype: DType) -> DType:
     return np.dtype(np.float64) if dtype.name == "float64" else np.dtype(np.float32)
 
 
-def convert_exactly(array: Array, kind: DType, call: str, name: str) -> Array:
+def convert_exactly(array: Array, kind: DType, name: str) -> Array:
     """Convert an array to another float type. Raise an error if a finite number is too large.
 
     >>> convert_exactly(np.ones(2), np.dtype(np.float16), "save", "weight").dtype
@@ -160,7 +160,6 @@ def convert_exactly(array: Array, kind: DType, call: str, name: str) -> Array:
         raise value_error(
             f"{name} contains {array[lost][0]:.6g}, which is too large for {kind}: give "
             "dtype='float32'",
-            call,
         )
     return converted
 

@@ -9,14 +9,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from qkv.argument_errors import value_error
+
 StrPath = str | os.PathLike[str]
 
 
-def named_folder(folder: StrPath, call: str) -> Path:
+def named_folder(folder: StrPath) -> Path:
     """Return the path of an output folder. Raise an error for "", which `Path` reads as "."."""
     if not os.fspath(folder):
-        raise ValueError(
-            f'{call}: the name of the folder is empty: give a name, or "." for the current folder'
+        raise value_error(
+            'the name of the folder is empty: give a name, or "." for the current folder'
         )
     return Path(folder)
 

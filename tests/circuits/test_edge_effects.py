@@ -276,7 +276,7 @@ def test_edges_do_not_depend_on_the_batch_size(small, monkeypatch, tokens):
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_oss", "parallel"])
 def test_nothing_below_a_receiver_is_computed_again(small, monkeypatch, kind):
     """After both runs, `effects` runs layer 1 only for receivers in layer 1, and never layer 0."""
-    stream = Residual(pair_of(small(kind), (CLEAN, CORRUPTED), "resid_pre", LOGIT, "edges"))
+    stream = Residual(pair_of(small(kind), (CLEAN, CORRUPTED), "resid_pre", LOGIT))
     ran = []
     for name in ("_project", "_attend", "_fed"):
         one = getattr(stream, name)

@@ -80,9 +80,7 @@ def test_a_baseline_may_be_a_word():
 
 def test_too_few_steps_give_a_warning(small):
     """Near zero vectors, RMSNorm divides by almost 0, so three steps miss the steep slope."""
-    with pytest.warns(
-        UserWarning, match=r"integrated_gradients: the contributions sum to .* than 3, or"
-    ):
+    with pytest.warns(UserWarning, match=r"the contributions sum to .* than 3, or"):
         integrated_gradients(small("llama"), IDS, of=OF, steps=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

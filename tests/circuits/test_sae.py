@@ -296,9 +296,9 @@ def test_a_topk_folder_without_k_has_the_default_of_saelens(tmp_path):
         (
             {"architecture": "transcoder"},
             {},
-            "architecture is 'transcoder', which SAE.load does no",
+            "architecture is 'transcoder', which qkv does no",
         ),
-        ({"activation_fn": "tanh-relu"}, {}, "activation_fn is 'tanh-relu', which SAE.load does"),
+        ({"activation_fn": "tanh-relu"}, {}, "activation_fn is 'tanh-relu', which qkv does"),
         ({"normalize_activations": "layer_norm"}, {}, "normalize_activations is 'layer_norm', whi"),
         ({"normalize_activations": True}, {}, "normalize_activations is True, which"),
         ({"hook_head_index": 3}, {}, "hook_head_index is 3, which"),

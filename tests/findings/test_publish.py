@@ -80,7 +80,7 @@ def test_a_finding_that_does_not_hold_is_published_with_a_warning(
     glass: qkv.Finding, tmp_path: Path
 ) -> None:
     wrong = replace(glass, after=glass.before)
-    said = "^publish: 'A glass makes it wine.' does not hold, which the page also reports"
+    said = "^'A glass makes it wine.' does not hold, which the page also reports"
     with pytest.warns(UserWarning, match=said):
         qkv.publish(tmp_path / "a.html", [wrong])
     assert data_of((tmp_path / "a.html").read_text("utf-8"))[0]["findings"] == [wrong.to_dict()]

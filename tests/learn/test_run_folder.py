@@ -259,13 +259,13 @@ def test_read_losses_keeps_only_valid_steps_and_losses(tmp_path: Path) -> None:
         '{"step": 40}\n[1]\n"x"\n{"step": true, "loss": []}\n{"step": 1.5, "loss": 1}\n'
         f'{{"step": 50, "loss": {"9" * 400}}}\n{{"step": 60, "los'
     )
-    assert read_losses(tmp_path, call="replay") == [(5, 4.0), (10, 3.5), (20, 2.5)]
+    assert read_losses(tmp_path) == [(5, 4.0), (10, 3.5), (20, 2.5)]
     path.write_text('{"step": 1, "loss": 2}\n{"step"\n{"step": 3, "loss": 2}\n')
-    with pytest.raises(ValueError, match=r"^replay: .*metrics\.jsonl, line 2 is not JSON"):
-        read_losses(tmp_path, call="replay")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2 is not JSON"):
+        read_losses(tmp_path)
     path.write_bytes(b"\xff\xfe\n")
-    assert read_losses(tmp_path, call="replay") == []
-    assert read_losses(tmp_path / "none", call="replay") == []
+    assert read_losses(tmp_path) == []
+    assert read_losses(tmp_path / "none") == []
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

@@ -106,9 +106,9 @@ def test_hide_takes_each_spelling(model: qkv.Model, word: str, positions: list[i
         assert (
             hidden(model, f"{TEXT} dog" if 1 not in positions else TEXT, hide=spelling) == positions
         )
-        assert model.edit_records(
-            edits_of(None, hide=spelling, call="play"), model.tokenize(TEXT)
-        ) == [{"op": "hide", "token": position} for position in positions]
+        assert model.edit_records(edits_of(None, hide=spelling), model.tokenize(TEXT)) == [
+            {"op": "hide", "token": position} for position in positions
+        ]
         if len(positions) == 1:
             shown = [qkv.show(TEXT, model=model, key=key) for key in (spelling, *positions)]
             assert shown[0].to_dict() == shown[1].to_dict()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import invalid, public_call, value_error
 from qkv.arrays import Array, Arrays, DType, convert_exactly, float_type, shown
 from qkv.circuits import reader
 from qkv.files import StrPath, named_folder, replacing
@@ -17,7 +18,6 @@ from qkv.progress import progress
 from qkv.trace import Trace
 from qkv.trace.names import NameIndex
 
-_CALL = "cache"
 MANIFEST = "cache.json"
 BYTES = 2**28  # The approximate size of a file with activations.
 # The names of two arrays in each file: the token ids, and the index of each text's first row.
@@ -43,6 +43,7 @@ class Cache:
         ModelError: a file is broken or missing.
     """
 
+    @public_call("Cache")
     def __init__(self, folder: StrPath) -> None:
         self.folder = Path(folder)
         about = _manifest(self.folder)
@@ -64,6 +65,7 @@ class Cache:
             f"{self.model}>"
         )
 
+    @public_call("cache")
     def arrays(self, name: str | tuple[Any, ...]) -> list[Array]:
         """Return an activation as a list of read-only memory maps (tokens, ...), one for each file.
 
@@ -82,11 +84,13 @@ class Cache:
             )
         return [stored[full].read() for stored in self._files]
 
+    @public_call("cache")
     def ids(self, number: int) -> Array:
         """Return the token ids (T,) of a text."""
         stored, rows = self._located(number)
         return stored[_IDS].read()[rows]
 
+    @public_call("cache")
     def __getitem__(self, number: int) -> Trace:
         stored, rows = self._located(number)
         ids = stored[_IDS].read()[rows].tolist()
@@ -110,13 +114,14 @@ class Cache:
 
     def _located(self, number: int) -> tuple[Mapping[str, Stored], slice]:
         """Return `(file, rows)`: the file that holds a text, and the slice of the text's rows."""
-        number = reader.check_index(number, len(self), "cache", "text")
+        number = reader.check_index(number, len(self), "text")
         file = int(np.searchsorted(self._ends, number, side="right"))
         starts = self._files[file][_STARTS].read()
         first = number - (int(self._ends[file - 1]) if file else 0)
         return self._files[file], slice(int(starts[first]), int(starts[first + 1]))
 
 
+@public_call("cache")
 def cache(
     model: Model, texts: reader.Texts, folder: StrPath, *, names: Any, dtype: Any = "float32"
 ) -> Cache:
@@ -155,9 +160,9 @@ def cache(
     ...     len(cached), cached[1]["resid_post", 2].shape
     (2, (1, 4, 192))
     """
-    model = reader.check_model(model, _CALL)
-    chosen, kind = reader.sites(model, names, _CALL, "names"), float_type(dtype, call=_CALL)
-    path = named_folder(folder, _CALL)
+    model = reader.check_model(model)
+    chosen, kind = reader.sites(model, names, "names"), float_type(dtype)
+    path = named_folder(folder)
     about = {"qkv_cache": 1, "model": model.name, "names": chosen, "dtype": kind.name}
     done = _begun(path, about)
     known = 0 if done is None else len(done)
@@ -165,10 +170,10 @@ def cache(
     writer = _RowWriter(path, about if done is None else _manifest(path), kind)
     count = 0
     with progress("Caching", None, unit="texts") as advance:
-        for window in reader.windows(model, texts, _CALL, empty=True):
+        for window in reader.windows(model, texts, empty=True):
             for text in window:
                 if not len(text.ids):
-                    raise ValueError(f"{_CALL}: text {text.number} has no token: omit it")
+                    raise value_error(f"text {text.number} has no token: omit it")
             old = [text for text in window if text.number < known]
             if old and done is not None:
                 _compare(model, done, old, chosen)
@@ -177,8 +182,8 @@ def cache(
                 advance(len(part))
             count += len(window)
     if count < known:
-        raise ValueError(
-            f"{_CALL}: {count} texts are given, but {path} has {known} texts: give all "
+        raise value_error(
+            f"{count} texts are given, but {path} has {known} texts: give all "
             f"{known} texts, or another folder"
         )
     writer.write()
@@ -192,8 +197,8 @@ def _begun(path: Path, about: Mapping[str, Any]) -> Cache | None:
     there = _manifest(path)
     for name, asked in about.items():
         if there[name] != asked:
-            raise ValueError(
-                f"{_CALL}: {path} has {name} {shown(there[name])} but the call has {shown(asked)}: "
+            raise value_error(
+                f"{path} has {name} {shown(there[name])} but the call has {shown(asked)}: "
                 "give another folder"
             )
     return Cache(path)
@@ -203,8 +208,8 @@ def _compare(model: Model, done: Cache, texts: Sequence[reader.Read], names: Seq
     """Raise an error if the tokens of a text or the activations of text 0 differ from the cache."""
     for text in texts:
         if not np.array_equal(done.ids(text.number), text.ids):
-            raise ValueError(
-                f"{_CALL}: text {text.number} has different tokens in {done.folder}: give the "
+            raise value_error(
+                f"text {text.number} has different tokens in {done.folder}: give the "
                 "same texts, or another folder"
             )
     first = texts[0]
@@ -213,8 +218,8 @@ def _compare(model: Model, done: Cache, texts: Sequence[reader.Read], names: Seq
     for name, rows in reader.recorded(model, [first.ids], names).items():
         stored = done[0][name][0].astype(np.float64)
         if not np.allclose(rows, stored, rtol=0.02, atol=0.02 * np.abs(stored).max()):
-            raise ValueError(
-                f"{_CALL}: {name} of text 0 differs from {done.folder}: give the same model, or "
+            raise value_error(
+                f"{name} of text 0 differs from {done.folder}: give the same model, or "
                 "another folder"
             )
 
@@ -253,7 +258,7 @@ class _RowWriter:
         """Add texts and the rows of their activations."""
         self.ids += [text.ids for text in texts]
         for name, array in rows.items():
-            self.rows[name].append(convert_exactly(array, self.kind, _CALL, name))
+            self.rows[name].append(convert_exactly(array, self.kind, name))
             self.size += self.rows[name][-1].nbytes
         if self.size >= BYTES:
             self.write()
@@ -285,7 +290,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         ModelError: the file is not the manifest of a cache.
     """
     if not (folder / MANIFEST).is_file():
-        raise FileNotFoundError(f"Cache: {folder} has no {MANIFEST}: give a folder from cache()")
+        raise invalid(FileNotFoundError, f"{folder} has no {MANIFEST}: give a folder from cache()")
     about: dict[str, Any] = read_json(folder / MANIFEST)
 
     def fits(value: Any, kinds: Mapping[str, type]) -> bool:

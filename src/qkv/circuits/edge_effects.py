@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import invalid, public_call, type_error, value_error
 from qkv.arrays import Array, Arrays, real_number, shown, whole_number
 from qkv.circuits.patching import Metric, pair_of
 from qkv.circuits.reader import Names, check_words
@@ -22,6 +23,7 @@ _METHODS = {"exact": None, "eap": None, "eap-ig": 5}  # The number of gradients 
 _SAMPLE = 200  # The number of edges whose estimates are compared with exact scores.
 
 
+@public_call("edges")
 def edges(
     model: Model, clean: Any, corrupted: Any, *, metric: Metric, method: str = "exact"
 ) -> Graph:
@@ -82,11 +84,12 @@ def edges(
     >>> len(graph.edges) == sum(edge.receiver == "logits" for edge in graph.edges)
     False
     """
-    model = _checked(model, metric, method, "edges")
-    stream = Residual(pair_of(model, (clean, corrupted), "resid_pre", metric, "edges"))
+    model = _checked(model, metric, method)
+    stream = Residual(pair_of(model, (clean, corrupted), "resid_pre", metric))
     return _graph(stream, metric, method)
 
 
+@public_call("path")
 def path(
     model: Model, clean: Any, corrupted: Any, *, sender: str, receivers: Names, metric: Metric
 ) -> float:
@@ -128,29 +131,26 @@ def path(
     """
     names = [receivers] if isinstance(receivers, str) else receivers
     if not isinstance(names, Iterable):
-        raise TypeError(
-            f"path: `receivers` is {shown(receivers)}: give names, for example ['mlp.3']"
-        )
-    wiring = Wiring(_checked(model, metric, "exact", "path").layers)
+        raise type_error(f"`receivers` is {shown(receivers)}: give names, for example ['mlp.3']")
+    wiring = Wiring(_checked(model, metric, "exact").layers)
     number = wiring.senders.index(_known(sender, wiring.senders, "sender"))
     chosen = {}
     for name in names:
         count = wiring.receivers[_known(name, list(wiring.receivers), "receivers")].senders
         if number >= count:
-            raise ValueError(
-                f"path: {name} does not read {sender}, which the model computes later or in "
+            raise value_error(
+                f"{name} does not read {sender}, which the model computes later or in "
                 f"parallel: the senders of {name} are {wiring.senders[0]} to "
                 f"{wiring.senders[count - 1]}"
             )
         chosen[name] = np.arange(count) == number
     if not chosen:
-        raise ValueError(
-            "path: `receivers` is empty: give at least one name, for example ['mlp.3']"
-        )
-    stream = Residual(pair_of(model, (clean, corrupted), "resid_pre", metric, "path"))
+        raise value_error("`receivers` is empty: give at least one name, for example ['mlp.3']")
+    stream = Residual(pair_of(model, (clean, corrupted), "resid_pre", metric))
     return stream.metric(chosen) - stream.base
 
 
+@public_call("discover")
 def discover(
     model: Model,
     clean: Any,
@@ -201,26 +201,23 @@ def discover(
     >>> len(circuit.edges), whole.faithfulness > 0.999
     (20, True)
     """
-    call = "discover"
     if (threshold is None) == (edges is None):
-        raise ValueError(
-            f"{call}: give either `threshold` (the smallest absolute score) or "
-            "`edges` (the number of edges)"
+        raise value_error(
+            "give either `threshold` (the smallest absolute score) or `edges` (the number of edges)"
         )
-    least = 0.0 if threshold is None else real_number(threshold, call=call, name="threshold")
+    least = 0.0 if threshold is None else real_number(threshold, name="threshold")
     if not least >= 0:
-        raise ValueError(f"{call}: `threshold` is {shown(threshold)}: give a non-negative number")
-    wiring = Wiring(_checked(model, metric, method, call).layers)
+        raise value_error(f"`threshold` is {shown(threshold)}: give a non-negative number")
+    wiring = Wiring(_checked(model, metric, method).layers)
     most = sum(one.senders for one in wiring.receivers.values())
-    if edges is not None and whole_number(edges, call=call, name="edges", least=0) > most:
-        raise ValueError(
-            f"{call}: `edges` is {edges}, but {model.name} has only {most} edges: "
-            f"give at most {most}"
+    if edges is not None and whole_number(edges, name="edges", least=0) > most:
+        raise value_error(
+            f"`edges` is {edges}, but {model.name} has only {most} edges: give at most {most}"
         )
-    stream = Residual(pair_of(model, (clean, corrupted), "resid_pre", metric, call))
+    stream = Residual(pair_of(model, (clean, corrupted), "resid_pre", metric))
     if stream.base == stream.low:
-        raise ValueError(
-            f"{call}: `metric` is {stream.base:.6g} in the clean and in the corrupted run, so "
+        raise value_error(
+            f"`metric` is {stream.base:.6g} in the clean and in the corrupted run, so "
             "there is no difference to explain: choose another metric or other texts"
         )
     whole = _graph(stream, metric, method)
@@ -235,16 +232,16 @@ def discover(
     return replace(whole, nodes=nodes, edges=kept, faithfulness=float(faithfulness))
 
 
-def _checked(model: Any, metric: Any, method: Any, call: str) -> Model:
+def _checked(model: Any, metric: Any, method: Any) -> Model:
     """Return the model, or raise an error if the method cannot use this metric or this model."""
     if not isinstance(method, str) or method not in _METHODS:
-        raise ValueError(f"{call}: `method` is {shown(method)}: choose among {', '.join(_METHODS)}")
+        raise value_error(f"`method` is {shown(method)}: choose among {', '.join(_METHODS)}")
     if method != "exact" and callable(metric):
-        raise TypeError(
-            f"{call}: `metric` is a function, which has no gradient here: give (position, token) "
+        raise type_error(
+            "`metric` is a function, which has no gradient here: give (position, token) "
             'or (position, token, other token), or use method="exact"'
         )
-    return check_residual(check_words(model, call), call)
+    return check_residual(check_words(model))
 
 
 def _graph(stream: Residual, of: Any, method: str) -> Graph:
@@ -294,12 +291,12 @@ def _correlation(stream: Residual, scores: Arrays) -> float:
 def _known(name: Any, names: Sequence[str], argument: str) -> str:
     """Return the name if it is known; otherwise raise an error with the nearest names."""
     if not isinstance(name, str):
-        raise TypeError(
-            f"path: {argument}: {shown(name)} is not a name: give names, for example 'mlp.3'"
+        raise type_error(
+            f"{argument}: {shown(name)} is not a name: give names, for example 'mlp.3'"
         )
     if name not in names:
         near = suggestion(nearest(name, names), names, "the nearest names are")
-        raise KeyError(f"path: {argument}: {shown(name)} is unknown; {near}")
+        raise invalid(KeyError, f"{argument}: {shown(name)} is unknown; {near}")
     return name
 
 

@@ -4,6 +4,7 @@ from typing import Literal
 
 import numpy as np
 
+from qkv.argument_errors import public_call, value_error
 from qkv.arrays import Array, shown
 from qkv.circuits.logits import has_linear_head, unembedding
 from qkv.circuits.reader import check_index, check_model, check_trace, check_words, kept
@@ -12,6 +13,7 @@ from qkv.models.model import Model
 from qkv.trace import Trace
 
 
+@public_call("rollout")
 def rollout(trace: Trace) -> Result:
     """Attention rollout: estimate how much each token contributes to the vector of each position.
 
@@ -44,13 +46,13 @@ def rollout(trace: Trace) -> Result:
     array([[1.    , 0.    ],
            [0.4375, 0.5625]])
     """
-    trace = check_trace(trace, "rollout")
+    trace = check_trace(trace)
     layers: list[Array] = []
     for layer in range(trace.num_layers):
-        weights = kept(trace, "rollout", ("pattern", layer))[0].astype(np.float64)  # (Hq, T, T)
+        weights = kept(trace, ("pattern", layer))[0].astype(np.float64)  # (Hq, T, T)
         if weights.shape[-1] != weights.shape[-2]:
-            raise ValueError(
-                f"rollout: layer {layer} has {weights.shape[-2]} queries and {weights.shape[-1]} "
+            raise value_error(
+                f"layer {layer} has {weights.shape[-2]} queries and {weights.shape[-1]} "
                 "keys: use a trace whose queries and keys are the same tokens"
             )
         mixed = weights.mean(0) + np.eye(weights.shape[-1])
@@ -60,6 +62,7 @@ def rollout(trace: Trace) -> Result:
     return Result(layers, axes, of="weight", title="Attention rollout", words=words)
 
 
+@public_call("value_weighted")
 def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> Result:
     """Multiply attention weights by the norms of the value vectors.
 
@@ -98,13 +101,12 @@ def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> R
     >>> value_weighted(trace, 0, model=model).shape
     (2, 3, 3)
     """
-    call = "value_weighted"
     if model is not None:
-        model = check_model(model, call)
-    trace = check_trace(trace, call, model)
-    layer = check_index(layer, trace.num_layers, call, "layer", ValueError)
+        model = check_model(model)
+    trace = check_trace(trace, model)
+    layer = check_index(layer, trace.num_layers, "layer", ValueError)
     weights, values = (
-        kept(trace, call, (name, layer))[0].astype(np.float64) for name in ("pattern", "v")
+        kept(trace, (name, layer))[0].astype(np.float64) for name in ("pattern", "v")
     )  # Weights (Hq, Q, K) and values (K, Hkv, dv).
     values = np.swapaxes(values, 0, 1).repeat(len(weights) // values.shape[1], 0)
     if model is not None:
@@ -120,6 +122,7 @@ def _words(trace: Trace) -> dict[str, list[str]]:
     return dict.fromkeys(("query", "key"), words_of(trace))
 
 
+@public_call("composition")
 def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     """Measure how strongly each head reads the output of each earlier head.
 
@@ -162,9 +165,9 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     >>> bool(np.isclose(scores[0, 1, 3, 2], norm(one @ other) / (norm(one) * norm(other))))
     True
     """
-    model = check_model(model, "composition")
+    model = check_model(model)
     if kind not in ("q", "k", "v"):
-        raise ValueError(f"composition: `kind` is {shown(kind)}: choose among q, k and v")
+        raise value_error(f"`kind` is {shown(kind)}: choose among q, k and v")
     layers, heads = model.num_layers, model.num_heads
     write, read = [], []
     for layer in range(layers):
@@ -204,6 +207,7 @@ def _lengths(matrices: Array) -> Array:
     return np.asarray(np.linalg.norm(matrices, axis=(1, 2)))
 
 
+@public_call("copying_scores")
 def copying_scores(model: Model) -> Result:
     """Measure copying: how much each head raises the logits of the tokens that it attends to.
 
@@ -235,10 +239,10 @@ def copying_scores(model: Model) -> Result:
     >>> scores.shape == (model.num_layers, model.num_heads), bool(abs(scores).max() <= 1)
     (True, True)
     """
-    model = check_words(model, "copying_scores")
+    model = check_words(model)
     if not has_linear_head(model):
-        raise ValueError(
-            f"copying_scores: the LM head of {model.name} has a layer before the last matrix, "
+        raise value_error(
+            f"the LM head of {model.name} has a layer before the last matrix, "
             "so a head's contribution to the logits is not a product of matrices: use a decoder"
         )
     embed, out = model.parameters["embed.weight"], unembedding(model)  # (V, D), (D, V)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from qkv.argument_errors import public_call, type_error, value_error
 from qkv.arrays import Array, as_array, is_float, shown, whole_number
 from qkv.circuits.reader import Logit, Target, check_logit, check_trace, check_words, for_each, kept
 from qkv.circuits.residual import mlp_parts
@@ -14,11 +15,13 @@ from qkv.layers import MLP, LayerNorm
 from qkv.layers.base import to_bfloat16_like
 from qkv.models.model import Model, handed_on
 from qkv.models.network.design import Design
+from qkv.models.run.truncation import callers
 from qkv.models.tasks.gradient import word_id
 from qkv.trace import Trace
 from qkv.trace.activations import parse
 
 
+@public_call("logit_lens")
 def logit_lens(model: Model, trace: Trace) -> Result:
     """Apply the final norm and the LM head to the hidden states before and after each layer.
 
@@ -54,18 +57,18 @@ def logit_lens(model: Model, trace: Trace) -> Result:
     >>> bool(abs(logits[-1] - trace["logits"][0]).max() < 1e-4)
     True
     """
-    model = check_words(model, "logit_lens")
-    trace = check_trace(trace, "logit_lens", model, many=True)
+    model = check_words(model)
+    trace = check_trace(trace, model, many=True)
     layers = range(model.num_layers)
     names = [(("resid_pre", 0), "full_embed"), *(handed_on(model, layer) for layer in layers)]
-    hidden = [kept(trace, "logit_lens", *either) for either in names]  # (B, T, D) each.
+    hidden = [kept(trace, *either) for either in names]  # (B, T, D) each.
     first = model.unembed(hidden[0])  # (B, T, V).
     lens = np.empty((len(first), len(hidden), *first.shape[1:]), first.dtype)
     lens[:, 0] = first
     for row, vectors in enumerate(hidden[1:], 1):
         lens[:, row] = model.unembed(vectors)
     if any(parse(name).is_last for name in trace.changed.get("edit", ())):
-        last = _last(model, trace, "logit_lens")
+        last = _last(model, trace)
         rows = model.network.logits(last.reshape(-1, last.shape[-1]))
         lens[:, -1] = rows.reshape(first.shape)
     words = {"layer": ["embeddings", *(f"after layer {layer}" for layer in layers)]}
@@ -96,12 +99,13 @@ def unembedding(model: Model) -> Array:
     return model.parameters["embed.weight"].T if weight is None else weight
 
 
-def _last(model: Model, trace: Trace, call: str) -> Array:
+def _last(model: Model, trace: Trace) -> Array:
     """Return the vectors (B, T, D or E) that the LM head reads."""
     own = [name for name in model.network.hook_names if parse(name).is_last]
-    return kept(trace, call, own[-1] if own else handed_on(model, model.num_layers - 1)[0])
+    return kept(trace, own[-1] if own else handed_on(model, model.num_layers - 1)[0])
 
 
+@public_call("attribute_logits")
 def attribute_logits(
     model: Model, trace: Trace, of: Target | list[Target], *, by: Literal["neuron"] | None = None
 ) -> dict[str, Any]:
@@ -166,16 +170,15 @@ def attribute_logits(
     >>> parts["neurons"].shape[0] == model.num_layers
     True
     """
-    call = "attribute_logits"
-    model = check_words(model, call)
+    model = check_words(model)
     _check_linear(model, by)
-    trace = check_trace(trace, call, model, many=True)
-    embed = kept(trace, call, "full_embed", ("resid_pre", 0))  # (B, T, D)
+    trace = check_trace(trace, model, many=True)
+    embed = kept(trace, "full_embed", ("resid_pre", 0))  # (B, T, D)
     texts = len(embed)
     lengths = trace.lengths.tolist() if texts > 1 else [embed.shape[1]]
     names = [f"`of` of text {number}" for number in range(texts)] if texts > 1 else ["`of`"]
-    pairs = zip(for_each(of, texts, call, "of"), lengths, names, strict=True)
-    logits = [check_logit(one, model, length, call, name) for one, length, name in pairs]
+    pairs = zip(for_each(of, texts, "of"), lengths, names, strict=True)
+    logits = [check_logit(one, model, length, name) for one, length, name in pairs]
     axes = {"heads": ("layer", "head"), "mlp": ("layer",), "neurons": ("layer", "neuron")}
     shares = {}
     for name, share in _shares(model, trace, logits, by).items():
@@ -189,12 +192,11 @@ def attribute_logits(
 
 def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dict[str, Array]:
     """Return the contributions of `attribute_logits`, (B, ...), keyed by name."""
-    call = "attribute_logits"
     cells = np.arange(len(logits)), [logit.position for logit in logits]
 
     def at(*names: Any) -> Array:
         """Return the activation (B, ...) at the position of each text's logit."""
-        return _wide(kept(trace, call, *names)[cells])
+        return _wide(kept(trace, *names)[cells])
 
     def through(norm: Any, name: str, towards: Array) -> tuple[Array, Any]:
         """Return factors and bias: `(norm(x) * towards).sum() == (x * factors).sum() + bias`."""
@@ -209,7 +211,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
     towards, bias = _from_head(model, logits)  # (B, D or E), (B,)
     edited = trace.changed.get("edit", ())
     if trace.changed:
-        whole = (_wide(_last(model, trace, call)[cells]) * towards).sum(-1) + bias
+        whole = (_wide(_last(model, trace)[cells]) * towards).sum(-1) + bias
     for weight in model.network.final_proj.values():
         towards = towards @ _wide(weight).T
     design = model.design
@@ -231,7 +233,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
             bias += own @ _wide(block.attn.parameters["out_proj.bias"])
         out = 0 if block.mlp is None else at(("mlp_out", layer))
         if f"blocks.{layer}.hook_mlp_out" in edited:  # compute the MLP's own output again
-            out = kept(trace, call, ("resid_pre" if block.parallel else "resid_mid", layer))[cells]
+            out = kept(trace, ("resid_pre" if block.parallel else "resid_mid", layer))[cells]
             for part in mlp_parts(block):
                 out = part.run(to_bfloat16_like(out, part.parameters))[0]
         mlps.append((out * towards).sum(-1))
@@ -250,21 +252,21 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
 def _check_linear(model: Model, by: Any) -> None:
     """Raise an error unless fixed scales of the norms make a logit a sum of contributions."""
     if by not in (None, "neuron"):
-        raise ValueError(f"attribute_logits: `by` is {shown(by)}: give 'neuron', or omit it")
+        raise value_error(f"`by` is {shown(by)}: give 'neuron', or omit it")
     if by is not None and not all(isinstance(block.mlp, MLP) for block in model.layers):
-        raise ValueError(
-            f"attribute_logits: `by` is 'neuron', but a block of {model.name} has "
+        raise value_error(
+            f"`by` is 'neuron', but a block of {model.name} has "
             "no MLP or has a mixture of experts: omit by='neuron'"
         )
     if not has_linear_head(model):
-        raise ValueError(
-            f"attribute_logits: the LM head of {model.name} has a layer before its last matrix, so "
+        raise value_error(
+            f"the LM head of {model.name} has a layer before its last matrix, so "
             "a logit is not a sum of parts: use a decoder, or measure effects with "
             "patch(model, ...)"
         )
     if any(block.post_norm for block in model.layers):
-        raise ValueError(
-            f"attribute_logits: {model.name} has norms after its parts, so each norm rescales the "
+        raise value_error(
+            f"{model.name} has norms after its parts, so each norm rescales the "
             "outputs of earlier parts: use a decoder with norms before its parts, or call "
             "patch(model, ...)"
         )
@@ -291,6 +293,7 @@ def _wide(array: Array) -> Array:
 TOKENS = 2**11  # the maximum number of positions per backward pass; a longer text runs alone
 
 
+@public_call("integrated_gradients")
 def integrated_gradients(
     model: Model, text: Any, *, of: Target, baseline: Any = None, steps: int = 50
 ) -> Result:
@@ -338,15 +341,14 @@ def integrated_gradients(
     >>> shares.shape == (logits.shape[1], model.dim)
     True
     """
-    call = "integrated_gradients"
-    model = check_words(model, call)
-    steps = whole_number(steps, call=call, name="steps", least=1)
+    model = check_words(model)
+    steps = whole_number(steps, name="steps", least=1)
     trace = model.trace(text, names="embed", logits=True)
     if len(trace) > 1:
-        raise ValueError(f"{call}: text is a list of {len(trace)} texts: give one text")
+        raise value_error(f"text is a list of {len(trace)} texts: give one text")
     ids, end = trace[0].ids, trace["embed"][0].astype(np.float64)  # (T, D)
-    logit = check_logit(of, model, len(end), call, "`of`")
-    start = _baseline(model, baseline, end.shape, call)
+    logit = check_logit(of, model, len(end), "`of`")
+    start = _baseline(model, baseline, end.shape)
     nodes, weights = np.polynomial.legendre.leggauss(steps)  # between -1 and 1
     mean = np.zeros_like(end)
     at_once = max(1, TOKENS // len(end))
@@ -361,33 +363,33 @@ def integrated_gradients(
     missing = abs(shares.sum() - (high - low))
     if missing > 0.05 * abs(high - low) + 1e-4 * max(abs(low), abs(high)):
         warnings.warn(
-            f"{call}: the contributions sum to {shares.sum():.4g}, but should sum to "
+            f"the contributions sum to {shares.sum():.4g}, but should sum to "
             f"{high - low:.4g} (the logit minus the logit of the baseline): give more steps than "
             f"{steps}, or another baseline",
-            stacklevel=2,
+            stacklevel=callers(),
         )
     axes, title, words = ("token", "D"), "Integrated gradients", {"token": words_of(trace[0])}
     return Result(shares, axes, of="share of the logit", title=title, words=words)
 
 
-def _baseline(model: Model, baseline: Any, shape: tuple[int, ...], call: str) -> Array:
+def _baseline(model: Model, baseline: Any, shape: tuple[int, ...]) -> Array:
     """Return the vectors (T, D) of a baseline, float64."""
     if baseline is None:
         return np.zeros(shape)
     if isinstance(baseline, str) or np.ndim(baseline) == 0:
         rows = len(model.embedding.table)
-        token = word_id(model, rows, baseline, call=call, argument="`baseline`")
+        token = word_id(model, rows, baseline, argument="`baseline`")
         alone = model.trace(np.full(shape[0], token), names="embed")["embed"][0]
         return np.asarray(alone, np.float64)
-    array = as_array(baseline, call=call, name="baseline")
+    array = as_array(baseline, name="baseline")
     if not is_float(array.dtype):
-        raise TypeError(
-            f"{call}: `baseline` is {shown(baseline)}: give a token, or floats of "
+        raise type_error(
+            f"`baseline` is {shown(baseline)}: give a token, or floats of "
             f"shape {shape[1:]} or {shape}"
         )
     if array.shape not in (shape, shape[1:]):
-        raise ValueError(
-            f"{call}: `baseline` has shape {array.shape} and the embeddings have {shape}: "
+        raise value_error(
+            f"`baseline` has shape {array.shape} and the embeddings have {shape}: "
             f"give {shape}, or {shape[1:]} for all positions"
         )
     return np.array(np.broadcast_to(array, shape), np.float64)

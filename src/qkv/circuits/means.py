@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import public_call, value_error
 from qkv.arrays import Array
 from qkv.circuits import reader
 from qkv.circuits.reader import Read
@@ -18,13 +19,13 @@ NAMES = ("previous", "next", "same", "first", "last", "induction", "entropy")
 STRONGEST = "strongest"
 
 
-def checked_names(of: reader.Names, call: str, known: Sequence[str]) -> tuple[str, ...]:
+def checked_names(of: reader.Names, known: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the requested measures without duplicates."""
     names = tuple(dict.fromkeys([of] if isinstance(of, str) else of))
     odd = [name for name in names if name not in known]
     if odd or not names:
         fault = f"has {odd[0]!r:.40}" if odd else "is empty"
-        raise ValueError(f"{call}: `of` {fault}: choose among {', '.join(known)}")
+        raise value_error(f"`of` {fault}: choose among {', '.join(known)}")
     return names
 
 
@@ -197,6 +198,7 @@ class HeadSums:
         return results
 
 
+@public_call("head_scores")
 def head_scores(model: Model, texts: reader.Texts, of: reader.Names = NAMES) -> dict[str, Result]:
     """Measure what each attention head looks at, averaged over all queries of all texts.
 
@@ -240,12 +242,10 @@ def head_scores(model: Model, texts: reader.Texts, of: reader.Names = NAMES) -> 
     return head_sums(model, texts, of).means()
 
 
+@public_call("head_scores")
 def head_sums(model: Model, texts: reader.Texts, of: reader.Names = NAMES) -> HeadSums:
     """Return the sums from which `head_scores` computes means; sums of two corpora can be added."""
-    call = "head_scores"
-    return summed(
-        reader.check_model(model, call), texts, checked_names(of, call, NAMES), call, None, None
-    )
+    return summed(reader.check_model(model), texts, checked_names(of, NAMES), None, None)
 
 
 class Measurement(NamedTuple):
@@ -265,7 +265,7 @@ Keep = Callable[[Sequence[Read]], None] | None
 
 
 def summed(
-    model: Model, texts: Any, names: Sequence[str], call: str, add: Add = None, keep: Keep = None
+    model: Model, texts: Any, names: Sequence[str], add: Add = None, keep: Keep = None
 ) -> HeadSums:
     """Return the sums of measures over all queries, without checking `model` and `names`.
 
@@ -273,7 +273,6 @@ def summed(
         model: a text encoder or decoder.
         texts: as for `head_scores`.
         names: the names of the measures.
-        call: the function name for error messages.
         add: a function that is called with each `Measurement`.
         keep: a function that is called with each group of texts, after they are measured.
     """
@@ -296,7 +295,7 @@ def summed(
 
         reader.watch(model, ids, use)
 
-    for window in reader.windows(model, texts, call):
+    for window in reader.windows(model, texts):
         for batch in reader.batches(window, reader.max_cells(model)):
             measure(batch)
         if keep is not None:
@@ -304,6 +303,7 @@ def summed(
     return result
 
 
+@public_call("diff")
 def diff(model_a: Model, model_b: Model, texts: reader.Texts) -> dict[str, Result | float]:
     """Compare two models on many texts, for example one model before and after fine-tuning.
 
@@ -344,7 +344,7 @@ def diff(model_a: Model, model_b: Model, texts: reader.Texts) -> dict[str, Resul
     >>> means["heads"].shape, bool((means["resid"] > 0.99).all()), means["kl"] < 0.05
     ((5, 6), True, True)
     """
-    one, other = (reader.check_model(model, "diff") for model in (model_a, model_b))
+    one, other = (reader.check_model(model) for model in (model_a, model_b))
     names = _names(one, other)
     words = _words(one) is not None and _words(other) is not None
     sums: dict[str, Any] = {}
@@ -370,7 +370,7 @@ def diff(model_a: Model, model_b: Model, texts: reader.Texts) -> dict[str, Resul
         for name, values in measured:
             sums[name] = sums.get(name, 0.0) + values.sum(0, dtype=np.float64)
     if not count:
-        raise ValueError("diff: the texts hold no token: give a text with tokens")
+        raise value_error("the texts hold no token: give a text with tokens")
     axes = {"heads": ("layer", "head")}
     return {
         name: Result(total / count, axes.get(name, ("layer",)), of="cosine", title=name)
@@ -389,14 +389,14 @@ def _names(one: Model, other: Model) -> dict[str, list[tuple[str, int]]]:
         ("words", (_words(one), _words(other))),
     ):
         if sizes[0] != sizes[1] and None not in sizes:
-            raise ValueError(
-                f"diff: {one.name} has {sizes[0]} {kind} and {other.name} has {sizes[1]}: give "
+            raise value_error(
+                f"{one.name} has {sizes[0]} {kind} and {other.name} has {sizes[1]}: give "
                 "models of the same sizes"
             )
     hooks = [[layer.hooks for layer in model.layers] for model in (one, other)]
     if hooks[0] != hooks[1]:
-        raise ValueError(
-            f"diff: the blocks of {one.name} and {other.name} have different parts: give models "
+        raise value_error(
+            f"the blocks of {one.name} and {other.name} have different parts: give models "
             "of the same family"
         )
     layers = range(one.num_layers)
@@ -410,19 +410,19 @@ def _names(one: Model, other: Model) -> dict[str, list[tuple[str, int]]]:
 
 def _words(model: Model) -> int | None:
     """Return V, the number of logits at a position, or None for a model without an LM head."""
-    return model.need_words("diff") if model.can("unembed") else None
+    return model.need_words() if model.can("unembed") else None
 
 
 def _pairs(one: Model, other: Model, texts: Any) -> Iterator[list[Read]]:
     """Yield batches of texts of similar length; check that both models split texts alike."""
-    for window in reader.windows(one, texts, "diff"):
+    for window in reader.windows(one, texts):
         if not window:
             continue
-        again = next(reader.windows(other, [text.source for text in window], "diff", empty=True))
+        again = next(reader.windows(other, [text.source for text in window], empty=True))
         for text, same in zip(window, again, strict=True):
             if not np.array_equal(text.ids, same.ids):
-                raise ValueError(
-                    f"diff: {one.name} splits text {text.number} into {len(text.ids)} tokens, but "
+                raise value_error(
+                    f"{one.name} splits text {text.number} into {len(text.ids)} tokens, but "
                     f"{other.name} into {len(same.ids)} different tokens: give models with the "
                     "same tokenizer"
                 )

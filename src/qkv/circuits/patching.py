@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from qkv.argument_errors import public_call, type_error, value_error
 from qkv.arrays import Array, shown
 from qkv.circuits.reader import Logit, Target, check_logit, check_words, for_each
 from qkv.circuits.results import Result, words_of
@@ -24,6 +25,7 @@ TOKENS = 2**11  # the maximum number of tokens that run at once; a longer text r
 Metric = Callable[[Array], Any] | Target
 
 
+@public_call("attribution_patch")
 def attribution_patch(
     model: Model, clean: Any, corrupted: Any, *, at: str, metric: Target, normalize: bool = False
 ) -> Result:
@@ -63,13 +65,13 @@ def attribution_patch(
     (True, True)
     """
     if callable(metric):
-        raise TypeError(
-            "attribution_patch: `metric` is a function, which has no gradient here: give "
+        raise type_error(
+            "`metric` is a function, which has no gradient here: give "
             "(position, token) or (position, token, other token), or call patch"
         )
-    model = check_words(model, "attribution_patch")
-    _check_site(at, (*POSITIONS, *HEADS), "attribution_patch")
-    pair = pair_of(model, (clean, corrupted), at, metric, "attribution_patch")
+    model = check_words(model)
+    _check_site(at, (*POSITIONS, *HEADS))
+    pair = pair_of(model, (clean, corrupted), at, metric)
     names = [(at, layer) for layer in range(model.num_layers)]
     gradients = model.gradient(pair.corrupted.ids, of=metric, at=names)
     values = np.array([_first_order(pair, *name, gradients[name][0]) for name in names])
@@ -85,7 +87,6 @@ class Contrast:
     clean: Trace
     corrupted: Trace
     metric: Logit | Callable[[Array], Any]
-    call: str
     which: str = ""  # the name of the pair for error messages, if there are several pairs
 
     @cached_property
@@ -97,8 +98,8 @@ class Contrast:
         """Scale metrics so that `corrupted` scores 0 and `clean` scores 1."""
         low, high = self.low, self._of(self.clean)
         if low == high or not np.isfinite(high - low):
-            raise ValueError(
-                f"{self.call}: `metric`{self.which} is {low:.6g} in the corrupted run and "
+            raise value_error(
+                f"`metric`{self.which} is {low:.6g} in the corrupted run and "
                 f"{high:.6g} in the clean run, so the result cannot be normalized: omit normalize, "
                 "or choose another metric"
             )
@@ -134,26 +135,26 @@ class Contrast:
         assert not isinstance(self.metric, Logit)
         number = np.asarray(self.metric(logits))
         if number.shape:
-            raise ValueError(
-                f"{self.call}: `metric` returned an array {number.shape} for logits "
+            raise value_error(
+                f"`metric` returned an array {number.shape} for logits "
                 f"{logits.shape}: return one number"
             )
         if number.dtype.kind not in "fiub":
             value = shown(number.item())
-            raise TypeError(f"{self.call}: `metric` returned {value}: return one number")
+            raise type_error(f"`metric` returned {value}: return one number")
         return float(number)
 
 
-def _check_site(at: Any, sites: Sequence[str], call: str) -> None:
+def _check_site(at: Any, sites: Sequence[str]) -> None:
     if at not in sites:
-        raise ValueError(f"{call}: `at` is {shown(at)}: choose among {', '.join(sites)}")
+        raise value_error(f"`at` is {shown(at)}: choose among {', '.join(sites)}")
 
 
-def pair_of(model: Model, texts: Any, at: str, metric: Any, call: str, which: str = "") -> Contrast:
+def pair_of(model: Model, texts: Any, at: str, metric: Any, which: str = "") -> Contrast:
     """Run the clean and the corrupted text; check that both have the same number of tokens."""
     if any(not any(short_name(hook) == at for hook in layer.hooks) for layer in model.layers):
-        raise ValueError(
-            f"{call}: `at` is {at!r}, but the layers of {model.name} have no such activation: "
+        raise value_error(
+            f"`at` is {at!r}, but the layers of {model.name} have no such activation: "
             "choose another"
         )
     names = [(part, layer) for part in ("resid_pre", at) for layer in range(model.num_layers)]
@@ -162,19 +163,17 @@ def pair_of(model: Model, texts: Any, at: str, metric: Any, call: str, which: st
     for name, text in zip(("clean", "corrupted"), texts, strict=True):
         trace = model.trace(text, names=[*dict.fromkeys(names)])
         if len(trace) > 1:
-            raise ValueError(f"{call}: `{name}` is a list of {len(trace)} texts: give one text")
+            raise value_error(f"`{name}` is a list of {len(trace)} texts: give one text")
         runs.append(trace[0])
     one, other = (len(trace.ids) for trace in runs)
     if one != other:
-        raise ValueError(
-            f"{call}: `clean`{which} has {one} tokens and `corrupted` has {other}: give texts "
+        raise value_error(
+            f"`clean`{which} has {one} tokens and `corrupted` has {other}: give texts "
             "with equal numbers of tokens, because an activation of one text replaces the "
             "activation at the same position of the other text"
         )
-    chosen = (
-        metric if callable(metric) else check_logit(metric, model, one, call, f"`metric`{which}")
-    )
-    return Contrast(model, at, runs[0], runs[1], chosen, call, which)
+    chosen = metric if callable(metric) else check_logit(metric, model, one, f"`metric`{which}")
+    return Contrast(model, at, runs[0], runs[1], chosen, which)
 
 
 def _first_order(pair: Contrast, at: str, layer: int, gradient: Array) -> Array:
@@ -185,6 +184,7 @@ def _first_order(pair: Contrast, at: str, layer: int, gradient: Array) -> Array:
     return np.asarray(each.reshape(len(each), -1).sum(-1))
 
 
+@public_call("patch")
 def patch(
     model: Model,
     clean: Any,
@@ -258,7 +258,7 @@ def patch(
     >>> several.shape == (2, model.num_layers, model.num_heads)
     True
     """
-    model = check_words(model, "patch")
+    model = check_words(model)
     if isinstance(at, list | tuple) and all(isinstance(site, str) for site in at):
         alone = partial(patch, model, clean, corrupted, metric=metric, by=by, normalize=normalize)
         return _of_sites(at, by, alone)
@@ -301,15 +301,15 @@ def _result(pairs: Sequence[Contrast], values: list[Array], name: str, normalize
 def _of_sites(sites: Sequence[str], by: Any, patched: Callable[..., Result]) -> Result:
     """Join the results for several activations, such as "z" and "q", along a new first axis."""
     if not sites:
-        raise ValueError(f"patch: `at` is an empty list: choose among {', '.join(SITES)}")
+        raise value_error(f"`at` is an empty list: choose among {', '.join(SITES)}")
     for site in sites:
         _axes(site, by)  # check all sites before the first run
     results = [patched(at=site) for site in sites]
     first = results[0]
     for site, other in zip(sites, results, strict=True):
         if (other.axes, other.shape) != (first.axes, first.shape):
-            raise ValueError(
-                f"patch: the result for {sites[0]!r} has axes {first.axes} and shape "
+            raise value_error(
+                f"the result for {sites[0]!r} has axes {first.axes} and shape "
                 f"{first.shape}, but the result for {site!r} has axes {other.axes} and shape "
                 f"{other.shape}: patch them in two calls"
             )
@@ -324,13 +324,13 @@ def _axes(at: Any, by: Any) -> tuple[int, ...]:
 
     The axis of heads or neurons comes before the axis of tokens.
     """
-    _check_site(at, SITES, "patch")
+    _check_site(at, SITES)
     unit, own = ("position", 0) if at in POSITIONS else ("neuron" if at in NEURONS else "head", 1)
     axes = (0, 1) if at == "pattern" else (own, 0)
     if by not in (None, "position", unit):
         others = " or ".join(map(repr, dict.fromkeys(("position", unit))))
-        raise ValueError(
-            f"patch: `by` is {shown(by)}, but {at!r} has no axis of this kind: give {others}"
+        raise value_error(
+            f"`by` is {shown(by)}, but {at!r} has no axis of this kind: give {others}"
         )
     return axes if by == "position" and unit != "position" else axes[:1]
 
@@ -343,14 +343,14 @@ def _pairs(model: Model, clean: Any, corrupted: Any, at: Any, metric: Any) -> li
         for trace in traces
     )
     if len(one) != len(other):
-        raise ValueError(
-            f"patch: `clean` has {len(one)} texts and `corrupted` has {len(other)}: "
+        raise value_error(
+            f"`clean` has {len(one)} texts and `corrupted` has {len(other)}: "
             "give equal numbers of texts"
         )
-    metrics = for_each(metric, len(one), "patch", "metric")
+    metrics = for_each(metric, len(one), "metric")
     names = [f" of pair {number}" * (len(one) > 1) for number in range(len(one))]
     return [
-        pair_of(model, texts, at, metric, "patch", name)
+        pair_of(model, texts, at, metric, name)
         for *texts, metric, name in zip(one, other, metrics, names, strict=True)
     ]
 

@@ -69,7 +69,7 @@ def cards_of(cards: list[Passages], said: str, whole: int, unit: str, theme: str
 
     `whole` is the number of all neurons, features or heads of the result.
     """
-    check_theme(theme, "cards")
+    check_theme(theme)
     if not cards:
         raise ValueError(
             f"cards: there is no {unit} to show: no value is above 0, or no {unit} was given"

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import public_call, type_error, value_error
 from qkv.arrays import Array
 from qkv.circuits.plot_view import PlotView, graph_view, in_rows, is_graph
 from qkv.circuits.results import Result
@@ -21,6 +22,7 @@ Scale = tuple[float, float]  # The numbers at both ends of a color scale.
 _SHARES = ("weight", "mean weight", "probability")  # Numbers with a color scale from 0 to 1.
 
 
+@public_call("plot")
 def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView:
     """Draw a result of `qkv.circuits`.
 
@@ -64,7 +66,7 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
     >>> view.to_dict()["results"][0]["axes"]
     ['layer', 'head']
     """
-    check_theme(theme, "plot")
+    check_theme(theme)
     if is_graph(result):
         return replace(graph_view(result), theme=theme)
     if isinstance(result, Scan):
@@ -190,7 +192,7 @@ def _of_mapping(results: Mapping[Any, Any]) -> list[_Drawing]:
         for name, value in results.items()
     ]
     if not parts:
-        raise ValueError("plot: `result` is an empty dict: give a dict with results")
+        raise value_error("`result` is an empty dict: give a dict with results")
     return parts
 
 
@@ -206,14 +208,12 @@ def _read(result: Any) -> _Drawing:
         kind = type(result).__name__
         if isinstance(result, np.ndarray):
             kind += f" {result.shape}, without named axes"
-        raise TypeError(
-            f"plot: `result` is {kind}: give a result of qkv.circuits, or an "
+        raise type_error(
+            f"`result` is {kind}: give a result of qkv.circuits, or an "
             "xarray.DataArray, such as a slice of result.to_xarray()"
         )
     if part.values.size == 0:
-        raise ValueError(
-            f"plot: `result` is empty, {part.values.shape}: give a result with numbers"
-        )
+        raise value_error(f"`result` is empty, {part.values.shape}: give a result with numbers")
     last = part.axes[-1].name if part.axes else ""
     # The softmax needs the logits of all tokens, but a DataArray may lack some of them.
     if last == "V" and part.of == "logit" and isinstance(result, Result):
@@ -228,9 +228,7 @@ def _read(result: Any) -> _Drawing:
 def _from_xarray(array: Any) -> _Drawing:
     """Read a DataArray, its axis names and its index numbers."""
     if array.dtype.kind not in "fiub":
-        raise TypeError(
-            f"plot: `result` is a DataArray of {array.dtype}: give a DataArray of numbers"
-        )
+        raise type_error(f"`result` is a DataArray of {array.dtype}: give a DataArray of numbers")
     axes = []
     for name in map(str, array.dims):
         words = array.coords.get(f"{name}_text")

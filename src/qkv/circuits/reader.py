@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import invalid, type_error, value_error
 from qkv.arrays import Array, is_whole_number, shown
 from qkv.attend import attention
 from qkv.models.model import Model
@@ -44,23 +45,23 @@ class Logit(NamedTuple):
         return np.asarray(chosen[..., 0] - chosen[..., 1:].sum(-1))
 
 
-def check_model(model: Any, call: str) -> Model:
+def check_model(model: Any) -> Model:
     """Return the model; raise an error unless the model is a text encoder or decoder."""
     if not isinstance(model, Model):
         kind = type(model).__name__
-        raise TypeError(f"{call}: `model` is {kind}: give a model from qkv.load(name)")
-    model.need("analyse", call)
+        raise type_error(f"`model` is {kind}: give a model from qkv.load(name)")
+    model.need("analyse")
     return model
 
 
-def check_words(model: Any, call: str) -> Model:
+def check_words(model: Any) -> Model:
     """Return the model; raise an error unless the model reads text and has an LM head."""
-    checked = check_model(model, call)
-    checked.need("predict", call)
+    checked = check_model(model)
+    checked.need("predict")
     return checked
 
 
-def check_trace(trace: Any, call: str, model: Model | None = None, *, many: bool = False) -> Trace:
+def check_trace(trace: Any, model: Model | None = None, *, many: bool = False) -> Trace:
     """Check a trace, and return it.
 
     The trace must be from a model with as many layers as `model`. Unless `many` is true, the trace
@@ -68,22 +69,18 @@ def check_trace(trace: Any, call: str, model: Model | None = None, *, many: bool
     """
     if not isinstance(trace, Trace):
         kind = type(trace).__name__
-        raise TypeError(f"{call}: `trace` is {kind}: give a trace from model.trace(text)")
+        raise type_error(f"`trace` is {kind}: give a trace from model.trace(text)")
     if len(trace) > 1 and not many:
-        raise ValueError(
-            f"{call}: `trace` holds {len(trace)} texts: give one, for example trace[0]"
-        )
+        raise value_error(f"`trace` holds {len(trace)} texts: give one, for example trace[0]")
     if model is not None and trace.num_layers != model.num_layers:
-        raise ValueError(
-            f"{call}: `trace` has {trace.num_layers} layers and {model.name} has "
+        raise value_error(
+            f"`trace` has {trace.num_layers} layers and {model.name} has "
             f"{model.num_layers}: trace the text with this model"
         )
     return trace
 
 
-def check_index(
-    number: Any, count: int, call: str, name: str, error: type[Exception] = IndexError
-) -> int:
+def check_index(number: Any, count: int, name: str, error: type[Exception] = IndexError) -> int:
     """Return `number` as an index below `count`; negative numbers count from the end.
 
     `error` is the class of the exception for an index that does not exist.
@@ -92,13 +89,13 @@ def check_index(
     2
     """
     if not is_whole_number(number):
-        raise TypeError(f"{call}: {name} is {shown(number)}: give a whole number")
+        raise type_error(f"{name} is {shown(number)}: give a whole number")
     if not -count <= number < count:
-        raise error(f"{call}: there is no {name} {number}: give 0 to {count - 1}")
+        raise invalid(error, f"there is no {name} {number}: give 0 to {count - 1}")
     return int(number) % count
 
 
-def kept(trace: Trace, call: str, *names: Any) -> Array:
+def kept(trace: Trace, *names: Any) -> Array:
     """Return the activation (B, ...) of the first name in `names` that the trace contains.
 
     Raises:
@@ -108,16 +105,17 @@ def kept(trace: Trace, call: str, *names: Any) -> Array:
         if name in trace:
             return np.asarray(trace[name])
     short = names[0] if isinstance(names[0], str) else names[0][0]
-    raise KeyError(
-        f"{call}: `trace` has no {shown(names[0])}: call trace() without names=, or add {short!r} "
-        "to names="
+    raise invalid(
+        KeyError,
+        f"`trace` has no {shown(names[0])}: call trace() without names=, or add {short!r} "
+        "to names=",
     )
 
 
-def for_each(value: Any, count: int, call: str, name: str) -> list[Any]:
+def for_each(value: Any, count: int, name: str) -> list[Any]:
     """Return a list with one value per text; a single value is repeated for all texts.
 
-    >>> for_each((-1, 7), 2, "patch", "metric"), for_each([(-1, 7), (3, 2)], 2, "patch", "metric")
+    >>> for_each((-1, 7), 2, "metric"), for_each([(-1, 7), (3, 2)], 2, "metric")
     ([(-1, 7), (-1, 7)], [(-1, 7), (3, 2)])
     """
     if not isinstance(value, list) or not all(
@@ -125,32 +123,30 @@ def for_each(value: Any, count: int, call: str, name: str) -> list[Any]:
     ):
         return [value] * count
     if len(value) != count:
-        raise ValueError(
-            f"{call}: `{name}` is a list of {len(value)} for {count} texts: give one "
+        raise value_error(
+            f"`{name}` is a list of {len(value)} for {count} texts: give one "
             "value for all texts, or a list with one value for each text"
         )
     return value
 
 
-def check_logit(value: Any, model: Model, length: int, call: str, name: str) -> Logit:
+def check_logit(value: Any, model: Model, length: int, name: str) -> Logit:
     """Convert `(position, token)` or `(position, token, other token)` to a `Logit`.
 
     Args:
         value: the tuple. The position may be negative. A token may be a one-token string.
         model: a model with an LM head.
         length: the number of tokens of the text.
-        call: the function name for error messages.
         name: the argument name for error messages.
     """
     parts = tuple(value) if isinstance(value, tuple | list) else ()
     if len(parts) not in (2, 3) or not is_whole_number(parts[0]):
-        raise TypeError(
-            f"{call}: {name} is {shown(value)}: give (position, token) or "
-            "(position, token, other token)"
+        raise type_error(
+            f"{name} is {shown(value)}: give (position, token) or (position, token, other token)"
         )
-    position = checked_position(parts[0], length, call=call, argument=name)
-    words = model.need_words(call)
-    ids = [word_id(model, words, token, call=call, argument=name) for token in parts[1:]]
+    position = checked_position(parts[0], length, argument=name)
+    words = model.need_words()
+    ids = [word_id(model, words, token, argument=name) for token in parts[1:]]
     return Logit(position, ids)
 
 
@@ -169,22 +165,21 @@ class Read(NamedTuple):
 class _Reader:
     """Converts texts (strings or token ids) to ids (T,), truncated as in `trace`."""
 
-    def __init__(self, model: Model, call: str, empty: bool) -> None:
-        self.model, self.call, self.empty = model, call, empty
-        self.truncator = model.tokenizer and model.reader.truncator(call, model.max_seq_length)
+    def __init__(self, model: Model, empty: bool) -> None:
+        self.model, self.empty = model, empty
+        self.truncator = model.tokenizer and model.reader.truncator(model.max_seq_length)
 
     def checked(self, text: Any, number: int) -> str | Array:
         """Return a text or its ids. Raise an error if the model cannot read the text or the ids."""
         model, name, text = self.model, f"text {number}", as_ids(text)
         if not isinstance(text, np.ndarray | list | tuple):
             if self.truncator is None:
-                raise ValueError(
-                    f"{self.call}: {name} is not a list of ids and {model.name} has no "
-                    "tokenizer: give token ids"
+                raise value_error(
+                    f"{name} is not a list of ids and {model.name} has no tokenizer: give token ids"
                 )
-            return check_text(text, call=self.call, name=name)
+            return check_text(text, name=name)
         rows, limit = len(model.embedding.table), model.max_seq_length
-        ids = ids_given([text], rows=rows, limit=limit, call=self.call, first=number)
+        ids = ids_given([text], rows=rows, limit=limit, first=number)
         assert ids is not None
         return ids[1][0].ids
 
@@ -199,13 +194,12 @@ class _Reader:
         return [text for text in texts if len(text.ids) or self.empty]
 
 
-def windows(model: Model, texts: Any, call: str, *, empty: bool = False) -> Iterator[list[Read]]:
+def windows(model: Model, texts: Any, *, empty: bool = False) -> Iterator[list[Read]]:
     """Yield lists of at most `TEXTS` texts; after the last list, warn if texts were truncated.
 
     Args:
         model: the model, whose tokenizer splits the texts into tokens.
         texts: any iterable of texts, or a single text. A text is a string or an array of ids.
-        call: the function name for error messages.
         empty: whether to yield texts that have no token.
 
     Raises:
@@ -218,8 +212,8 @@ def windows(model: Model, texts: Any, call: str, *, empty: bool = False) -> Iter
         texts = [texts]
     if not isinstance(texts, Iterable):
         kind = type(texts).__name__
-        raise TypeError(f"{call}: `texts` is {kind}: give strings, or the ids of their tokens")
-    read, first = _Reader(model, call, empty), 0
+        raise type_error(f"`texts` is {kind}: give strings, or the ids of their tokens")
+    read, first = _Reader(model, empty), 0
     for window in grouped(map(read.checked, texts, count()), TEXTS):
         yield read(window, first)
         first += len(window)
@@ -325,13 +319,12 @@ def _in_parts(model: Model, ids: Array, use: Use) -> None:
             use(layer, first, attention(**inputs, return_weights=True)[1])
 
 
-def sites(model: Model, names: Any, call: str, argument: str) -> list[str]:
+def sites(model: Model, names: Any, argument: str) -> list[str]:
     """Return the full names of activations. Each activation must have one row per token.
 
     Args:
         model: a text encoder or decoder.
         names: as for `model.trace`.
-        call: the function name for error messages.
         argument: the argument name for error messages.
 
     Raises:
@@ -339,30 +332,28 @@ def sites(model: Model, names: Any, call: str, argument: str) -> list[str]:
         ValueError: an activation does not have one row per token, or `names` is empty.
 
     >>> import qkv
-    >>> sites(qkv.load("random"), ("z", 0), "cache", "names")
+    >>> sites(qkv.load("random"), ("z", 0), "names")
     ['blocks.0.attn.hook_z']
     """
     known = model.network.hook_names
-    full = list(filter(names_to_keep(known, names=names, call=call), known))
+    full = list(filter(names_to_keep(known, names=names), known))
     for name in full:
         if activation(name).axes[:2] != ("text", "token"):
-            raise ValueError(
-                f"{call}: `{argument}` has {name}, which does not have one row per "
+            raise value_error(
+                f"`{argument}` has {name}, which does not have one row per "
                 'token: give vectors, for example ("resid_post", 0) or ("z", 0)'
             )
     if not full:
-        raise ValueError(
-            f"{call}: `{argument}` is empty: give activations, for example ('resid_post', 0)"
-        )
+        raise value_error(f"`{argument}` is empty: give activations, for example ('resid_post', 0)")
     return full
 
 
-def one_site(model: Model, name: Any, call: str, argument: str) -> str:
+def one_site(model: Model, name: Any, argument: str) -> str:
     """Return the full name of one activation, which must have one row per token."""
-    full = sites(model, [name], call, argument)
+    full = sites(model, [name], argument)
     if len(full) > 1:
-        raise ValueError(
-            f"{call}: `{argument}` is {shown(name)}, which means {len(full)} "
+        raise value_error(
+            f"`{argument}` is {shown(name)}, which means {len(full)} "
             f'activations: give one layer, as ("{name}", 0)'
         )
     return full[0]
@@ -371,14 +362,13 @@ def one_site(model: Model, name: Any, call: str, argument: str) -> str:
 Rows = Iterator[tuple[list[Read], Array]]
 
 
-def rows_of(model: Model, texts: Any, name: str, call: str, *, may_be_empty: bool = False) -> Rows:
+def rows_of(model: Model, texts: Any, name: str, *, may_be_empty: bool = False) -> Rows:
     """Run batches of texts of similar length; yield each batch with the rows of an activation.
 
     Args:
         model: a text encoder or decoder.
         texts: any iterable of texts. A text is a string or an array of token ids.
         name: the full name of the activation.
-        call: the function name for error messages.
         may_be_empty: if True and the texts hold no token, the function yields nothing and raises no
             error.
 
@@ -390,13 +380,13 @@ def rows_of(model: Model, texts: Any, name: str, call: str, *, may_be_empty: boo
         ValueError: the texts hold no token and `may_be_empty` is false.
     """
     empty = not may_be_empty
-    for window in windows(model, texts, call):
+    for window in windows(model, texts):
         for batch in batches(window, max_cells(model)):
             rows = recorded(model, [text.ids for text in batch], [name])[name]
             empty = False
             yield batch, rows.reshape(len(rows), -1)
     if empty:
-        raise ValueError(f"{call}: the texts hold no token: give a text with tokens")
+        raise value_error("the texts hold no token: give a text with tokens")
 
 
 def recorded(model: Model, ids: Sequence[Array], names: Sequence[str]) -> dict[str, Array]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import value_error
 from qkv.arrays import Array, Arrays, compute_type
 from qkv.attend import attention
 from qkv.circuits.patching import TOKENS, Contrast
@@ -66,19 +67,19 @@ class Wiring:
         self.receivers["logits"] = Receiver(len(layers), "logits", 0, len(self.senders))
 
 
-def check_residual(model: Model, call: str) -> Model:
+def check_residual(model: Model) -> Model:
     """Return the model, or raise an error if a part's input is not a sum of earlier outputs."""
     for block in model.layers:
         if block.post_norm:
-            raise ValueError(
-                f"{call}: {model.name} has norms after its parts, so no part reads a sum "
+            raise value_error(
+                f"{model.name} has norms after its parts, so no part reads a sum "
                 "of outputs: use a decoder with norms before its parts (GPT-2, Llama, "
                 "GPT-NeoX), or call patch(model, ...)"
             )
         norm = block.attn.q_norm
         if norm is not None and norm.dim != block.attn.d_query:
-            raise ValueError(
-                f"{call}: {model.name} normalizes the queries of all heads together, so heads "
+            raise value_error(
+                f"{model.name} normalizes the queries of all heads together, so heads "
                 "have no separate inputs: call patch(model, ...)"
             )
     return model
@@ -349,11 +350,9 @@ class Residual:
         """Return queries, keys and values (n, H, t, d) of a layer for its inputs `x` (n, t, D)."""
         block = self.layers[layer]
         x = x if block.norm1 is None else block.norm1.run(x)[0]
-        x, dtype = promoted(
-            to_bfloat16_like(x, block.attn.parameters), block.attn.parameters, call="edges"
-        )
+        x, dtype = promoted(to_bfloat16_like(x, block.attn.parameters), block.attn.parameters)
         at = Positions(np.arange(positions.start, positions.stop), self.length)
-        return project_heads(block.attn, Inputs(x, None, dtype, {}, "edges", positions=at)).parts
+        return project_heads(block.attn, Inputs(x, None, dtype, {}, positions=at)).parts
 
     def _attend(self, layer: int, parts: Arrays, before: Arrays, first: int = 0) -> Array:
         """Return the outputs of heads, (n, H, t, dv).

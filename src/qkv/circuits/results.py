@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from qkv.argument_errors import invalid, public_call
 from qkv.arrays import Array, ArrayLike, shown, whole_number
 from qkv.extras import need
 from qkv.suggest import nearest, suggestion
@@ -160,6 +161,7 @@ class Graph:
         more = "".join(f", {name} {x:.3f}" for name, x in measures.items() if x is not None)
         return f"<Graph: {len(self.nodes)} nodes, {len(self.edges)} edges, {self.method}{more}>"
 
+    @public_call("score")
     def score(self, sender: str, receiver: str) -> float:
         """Return the score of one edge.
 
@@ -172,11 +174,13 @@ class Graph:
         names = senders or list(dict.fromkeys(edge.receiver for edge in self.edges))
         near = nearest(sender, names, cutoff=0.0) if senders else nearest(receiver, names)
         kind = f"{receiver} reads" if senders else "the nearest receivers are"
-        raise KeyError(
-            f"score: there is no edge {shown(sender)} to {shown(receiver)}"
-            + f"; {suggestion(near, names, kind)}" * bool(names)
+        raise invalid(
+            KeyError,
+            f"there is no edge {shown(sender)} to {shown(receiver)}"
+            + f"; {suggestion(near, names, kind)}" * bool(names),
         )
 
+    @public_call("top")
     def top(self, count: int) -> list[Edge]:
         """Return the `count` edges with the largest absolute scores, largest first.
 
@@ -184,7 +188,7 @@ class Graph:
             TypeError: `count` is not an integer.
             ValueError: `count` is below 0.
         """
-        return self.edges[: whole_number(count, call="top", name="count", least=0)]
+        return self.edges[: whole_number(count, name="count", least=0)]
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame` with a row for each edge, ordered as in `edges`.

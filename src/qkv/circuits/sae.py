@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from qkv.argument_errors import public_call, type_error, value_error
 from qkv.arrays import Array, ArrayLike, as_array, is_float, is_whole_number, shown, whole_number
 from qkv.circuits.reader import check_model, one_site, rows_of
 from qkv.circuits.sae_files import ARCHITECTURES, read_folder, write_folder
@@ -15,6 +16,7 @@ from qkv.circuits.sae_training import largest, measures, trained
 from qkv.files import StrPath
 from qkv.models.files.read import ModelError
 from qkv.models.model import Model
+from qkv.models.run.truncation import callers
 from qkv.ops.linear import linear
 from qkv.ops.packing import frozen
 from qkv.trace import Recorder
@@ -80,6 +82,7 @@ class SAE:
 
     hooks: ClassVar[tuple[str, ...]] = ("hook_sae_acts_post",)
 
+    @public_call("SAE")
     def __init__(
         self,
         encoder: ArrayLike,
@@ -101,21 +104,20 @@ class SAE:
         kinds["gated"] = [*gate.values()]
         own = [kind for kind, values in kinds.items() if any(x is not None for x in values)]
         if len(own) > 1:
-            raise ValueError(
-                f"SAE: arguments of {' and '.join(own)} are given: give only k, only threshold, or "
+            raise value_error(
+                f"arguments of {' and '.join(own)} are given: give only k, only threshold, or "
                 "only b_gate, b_mag and r_mag"
             )
         self.architecture = own[0] if own else "standard"
         if self.architecture == "gated" and b_enc is not None:
-            raise ValueError(
-                "SAE: b_enc is given, but a gated autoencoder has b_gate and b_mag instead: omit "
-                "b_enc"
+            raise value_error(
+                "b_enc is given, but a gated autoencoder has b_gate and b_mag instead: omit b_enc"
             )
         arrays = {"W_enc": encoder, "W_dec": decoder, "b_enc": b_enc, "b_dec": b_dec}
         arrays |= {"threshold": threshold, **gate}
         self.parameters = _checked(arrays, self.architecture)
         most = self.num_features
-        self.k = None if k is None else whole_number(k, call="SAE", name="k", least=1, most=most)
+        self.k = None if k is None else whole_number(k, name="k", least=1, most=most)
         self.at: str | None = _full_name(at)
         self.subtracts_bias = subtracts_bias
         self.metadata = dict(metadata or {})
@@ -136,6 +138,7 @@ class SAE:
         return len(self.parameters["W_dec"])
 
     @classmethod
+    @public_call("SAE.train")
     def train(
         cls,
         model: Model,
@@ -185,26 +188,26 @@ class SAE:
         >>> sae
         <SAE of blocks.0.hook_resid_post: topk, 16 features of 8>
         """
-        call = "SAE.train"
-        model = check_model(model, call)
-        name = one_site(model, at, call, "at")
-        features = whole_number(features, call=call, name="features", least=1)
-        k = whole_number(k, call=call, name="k", least=1, most=features)
-        tokens = whole_number(tokens, call=call, name="tokens", least=1)
-        seed = whole_number(seed, call=call, name="seed", least=0)
-        rows = _again(model, texts, name, call)
+        model = check_model(model)
+        name = one_site(model, at, "at")
+        features = whole_number(features, name="features", least=1)
+        k = whole_number(k, name="k", least=1, most=features)
+        tokens = whole_number(tokens, name="tokens", least=1)
+        seed = whole_number(seed, name="seed", least=0)
+        rows = _again(model, texts, name)
         arrays, seen = trained(rows, features, k, tokens, seed)
         if seen < tokens:
             warnings.warn(
-                f"{call}: `texts` ended after {seen:,} of {tokens:,} tokens, before the learning "
+                f"`texts` ended after {seen:,} of {tokens:,} tokens, before the learning "
                 "rate had fallen to 0: give a list, which is read again, or reduce tokens=",
-                stacklevel=2,
+                stacklevel=callers(),
             )
         metadata = {"model_name": model.name, "training_tokens": seen}
         own = (arrays[parameter] for parameter in ("W_enc", "W_dec", "b_enc", "b_dec"))
         return cls(*own, at=name, k=k, metadata=metadata)
 
     @classmethod
+    @public_call("SAE.load")
     def load(cls, folder: StrPath) -> Self:
         """Read an autoencoder from a folder in the format of SAELens.
 
@@ -227,12 +230,13 @@ class SAE:
                 missing in a file that SAELens wrote before version 6. (In later files, a missing
                 "k" means 100, as in SAELens.) The message names the problem.
         """
-        about, arrays = read_folder(folder, "SAE.load")
+        about, arrays = read_folder(folder)
         try:
             return cls(arrays.pop("W_enc"), arrays.pop("W_dec"), **arrays, **about)
         except (TypeError, ValueError) as error:
             raise ModelError(f"{folder}: {error}") from error
 
+    @public_call("SAE.save")
     def save(self, folder: StrPath, *, dtype: Any = None) -> None:
         """Write the autoencoder to a folder that SAELens can read.
 
@@ -262,6 +266,7 @@ class SAE:
             config |= {"k": self.k, "rescale_acts_by_decoder_norm": False}
         write_folder(folder, self.parameters, config, dtype)
 
+    @public_call("SAE.encode")
     def encode(self, x: ArrayLike) -> Array:
         """Return the non-negative features (..., n) of vectors.
 
@@ -273,7 +278,7 @@ class SAE:
             ValueError: the vectors in `x` do not have the size D.
         """
         parameters = self.parameters
-        rows = self._rows(x, "encode")
+        rows = self._rows(x)
         if self.subtracts_bias:
             rows = rows - parameters["b_dec"]
         features = linear(rows, parameters["W_enc"], parameters.get("b_enc"))  # (..., n)
@@ -287,6 +292,7 @@ class SAE:
             features = np.where(features > parameters["threshold"], features, 0)
         return np.maximum(features, 0)
 
+    @public_call("SAE.decode")
     def decode(self, features: ArrayLike) -> Array:
         """Reconstruct vectors (..., D) from features (..., n).
 
@@ -294,17 +300,18 @@ class SAE:
             TypeError: `features` does not hold floats.
             ValueError: the last dimension of `features` is not n.
         """
-        array = self._float(features, "decode", "features")
+        array = self._float(features, "features")
         if array.shape[-1:] != (self.num_features,):
-            raise ValueError(
-                f"SAE.decode: `features` has shape {array.shape} for "
+            raise value_error(
+                f"`features` has shape {array.shape} for "
                 f"{self.num_features} features: give (..., {self.num_features})"
             )
         return linear(array, self.parameters["W_dec"], self.parameters["b_dec"])
 
+    @public_call("SAE.encode")
     def __call__(self, x: ArrayLike) -> Array:
         """Return `decode(encode(x))`, in the shape of `x`."""
-        return self.run(self._float(x, "encode", "x"))
+        return self.run(self._float(x, "x"))
 
     def run(self, x: Array, *, record: Recorder | None = None) -> Array:
         """Return the reconstruction that replaces the activation `x`, in the shape of `x`.
@@ -318,6 +325,7 @@ class SAE:
             out += x - self.decode(features).reshape(x.shape)
         return out
 
+    @public_call("SAE.backward")
     def backward(self, x: Array, grad: Array, *, record: Recorder | None = None) -> Array:
         """Return the gradient of `sum(grad * run(x))` with respect to `x`.
 
@@ -325,7 +333,7 @@ class SAE:
         features and may return a different gradient for the rest of the backward pass.
         """
         parameters = self.parameters
-        slopes = linear(self._rows(grad, "backward"), parameters["W_dec"].T)  # (..., n)
+        slopes = linear(self._rows(grad), parameters["W_dec"].T)  # (..., n)
         kept = slopes if record is None else record("hook_sae_acts_post", slopes)
         slopes = (kept - slopes if self.keeps_error else kept) * (self.encode(x) > 0)
         if self.architecture == "gated":
@@ -345,13 +353,14 @@ class SAE:
         other.keeps_error = True
         return other
 
+    @public_call("SAE.explained_variance")
     def explained_variance(self, x: ArrayLike) -> float:
         """Return the fraction of the variance that the reconstruction explains, at most 1.
 
         For vectors (..., D), the fraction is
         `1 - sum((x - self(x)) ** 2) / sum((x - mean(x)) ** 2)`.
         """
-        rows = self._rows(x, "explained_variance")
+        rows = self._rows(x)
         left = np.square(rows - self(rows)).sum(dtype=np.float64)
         rows = rows.reshape(-1, self.dim)
         return 1 - float(left / np.square(rows - rows.mean(0)).sum(dtype=np.float64))
@@ -360,6 +369,7 @@ class SAE:
         """Return the mean number of active features per vector, for vectors (..., D)."""
         return float((self.encode(x) > 0).sum(-1).mean())
 
+    @public_call("SAE.evaluate")
     def evaluate(self, model: Model, texts: Iterable[Any] | Array) -> dict[str, float]:
         """Evaluate the autoencoder on texts, which should not be its training texts.
 
@@ -383,61 +393,60 @@ class SAE:
             ValueError: the autoencoder has no `at`, or the activation's vectors do not have the
                 size D.
         """
-        call = "SAE.evaluate"
         if self.at is None:
-            raise ValueError(
-                f"{call}: {self!r} has no activation name: set its attribute, for example "
+            raise value_error(
+                f"{self!r} has no activation name: set its attribute, for example "
                 "sae.at = ('resid_post', 3)"
             )
-        model = check_model(model, call)
-        at = one_site(model, self.at, call, "at")
-        return measures(model, texts, at, self, call)
+        model = check_model(model)
+        at = one_site(model, self.at, "at")
+        return measures(model, texts, at, self)
 
-    def _rows(self, x: ArrayLike, call: str) -> Array:
+    def _rows(self, x: ArrayLike) -> Array:
         """Return vectors (..., D) in the dtype of the parameters; join the vectors of heads."""
-        array = self._float(x, call, "x")
+        array = self._float(x, "x")
         if array.shape[-1:] == (self.dim,):
             return array
         if array.ndim > 1 and array.shape[-2] * array.shape[-1] == self.dim:
             return array.reshape(*array.shape[:-2], self.dim)
-        raise ValueError(
-            f"SAE.{call}: `x` has shape {array.shape} but {self!r} takes vectors of size "
+        raise value_error(
+            f"`x` has shape {array.shape} but {self!r} takes vectors of size "
             f"{self.dim}: give (..., {self.dim})"
         )
 
-    def _float(self, x: ArrayLike, call: str, name: str) -> Array:
-        array = _floats(x, f"SAE.{call}", name)
+    def _float(self, x: ArrayLike, name: str) -> Array:
+        array = _floats(x, name)
         return array.astype(self.parameters["W_enc"].dtype, copy=False)
 
 
-def _floats(x: ArrayLike, call: str, name: str) -> Array:
+def _floats(x: ArrayLike, name: str) -> Array:
     """Return an argument as an array of floats."""
-    array = as_array(x, call=call, name=name)
+    array = as_array(x, name=name)
     if not is_float(array.dtype):
-        raise TypeError(f"{call}: {name} is {array.dtype}: give floats")
+        raise type_error(f"{name} is {array.dtype}: give floats")
     return array
 
 
 def _checked(values: Mapping[str, ArrayLike | None], architecture: str) -> dict[str, Array]:
     """Check the shapes of an architecture's arrays; return the arrays."""
-    arrays = {name: _floats(x, "SAE", name) for name, x in values.items() if x is not None}
+    arrays = {name: _floats(x, name) for name, x in values.items() if x is not None}
     kind = np.result_type(np.float32, *(array.dtype for array in arrays.values()))
     shape = arrays["W_enc"].shape
     if len(shape) != 2:
-        raise ValueError(f"SAE: encoder has shape {shape}: give (D, n)")
+        raise value_error(f"encoder has shape {shape}: give (D, n)")
     size, features = shape
     shapes: dict[str, tuple[int, ...]] = {"W_enc": shape, "W_dec": (features, size)}
     shapes |= {"b_dec": (size,), **dict.fromkeys(ARCHITECTURES[architecture], (features,))}
     parameters = {}
     for name, expected in shapes.items():
         if name not in arrays and architecture == "gated" and name != "b_dec":
-            raise ValueError(
-                f"SAE: {name} is missing: a gated autoencoder needs b_gate, b_mag and r_mag"
+            raise value_error(
+                f"{name} is missing: a gated autoencoder needs b_gate, b_mag and r_mag"
             )
         array = np.array(arrays.get(name, np.zeros(expected)), kind)
         if array.shape != expected:
-            raise ValueError(
-                f"SAE: {name} has shape {array.shape} and the encoder has {shape}: give {expected}"
+            raise value_error(
+                f"{name} has shape {array.shape} and the encoder has {shape}: give {expected}"
             )
         parameters[name] = frozen(array)
     return parameters
@@ -450,18 +459,18 @@ def _full_name(at: Any) -> str | None:
     short, layer = at if isinstance(at, tuple) and len(at) == 2 else ("", -1)
     if isinstance(short, str) and is_whole_number(layer) and layer >= 0:
         return f"blocks.{layer}.{_INNER.get(short, '')}hook_{short}"
-    raise ValueError(
-        f'SAE: `at` is {shown(at)}: give a full name, or a short name such as ("resid_post", 3)'
+    raise value_error(
+        f'`at` is {shown(at)}: give a full name, or a short name such as ("resid_post", 3)'
     )
 
 
-def _again(model: Model, texts: Any, name: str, call: str) -> Iterator[Array]:
+def _again(model: Model, texts: Any, name: str) -> Iterator[Array]:
     """Yield the rows (n, D) of all texts, again and again; if `texts` is an iterator, only once."""
     for turn in itertools.count():
         if turn and isinstance(texts, Iterator):
             return
         empty = True
-        for _, rows in rows_of(model, texts, name, call, may_be_empty=turn > 0):
+        for _, rows in rows_of(model, texts, name, may_be_empty=turn > 0):
             empty = False
             yield rows
         if empty:

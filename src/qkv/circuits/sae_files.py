@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import invalid
 from qkv.arrays import Arrays, convert_exactly, float_type, shown
 from qkv.files import StrPath, named_folder, replacing
 from qkv.models.files.read import ModelError, read_json
@@ -43,7 +44,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def read_folder(folder: StrPath, call: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_folder(folder: StrPath) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read an autoencoder from a folder.
 
     `about` holds three arguments of `SAE`: "at" (the full name of an activation, or None),
@@ -60,9 +61,10 @@ def read_folder(folder: StrPath, call: str) -> tuple[dict[str, Any], dict[str, A
     path = Path(folder)
     for name in (CONFIG, WEIGHTS):
         if not (path / name).is_file():
-            raise FileNotFoundError(
-                f"{call}: {path} has no {name}: give a folder in the format of SAELens, with "
-                f"{CONFIG} and {WEIGHTS}"
+            raise invalid(
+                FileNotFoundError,
+                f"{path} has no {name}: give a folder in the format of SAELens, with "
+                f"{CONFIG} and {WEIGHTS}",
             )
     config = {_FORMER.get(name, name): value for name, value in read_json(path / CONFIG).items()}
     metadata = config.get("metadata") or {}
@@ -80,7 +82,7 @@ def read_folder(folder: StrPath, call: str) -> tuple[dict[str, Any], dict[str, A
     for name, values in (_SUPPORTED | {"activation_fn": ("relu", architecture)}).items():
         if about.get(name) not in values:
             raise ModelError(
-                f"{path / CONFIG}: {name} is {shown(about[name])}, which {call} does not support: "
+                f"{path / CONFIG}: {name} is {shown(about[name])}, which qkv does not support: "
                 f"it supports {', '.join(json.dumps(value) for value in values)}"
             )
     arrays = _arrays(path / WEIGHTS, architecture)
@@ -147,10 +149,9 @@ def write_folder(folder: StrPath, arrays: Arrays, config: Mapping[str, Any], dty
     """
     from safetensors.numpy import save
 
-    call = "SAE.save"
-    path = named_folder(folder, call)
-    kind = arrays["W_enc"].dtype if dtype is None else float_type(dtype, call=call)
-    converted = {name: convert_exactly(array, kind, call, name) for name, array in arrays.items()}
+    path = named_folder(folder)
+    kind = arrays["W_enc"].dtype if dtype is None else float_type(dtype)
+    converted = {name: convert_exactly(array, kind, name) for name, array in arrays.items()}
     size, features = arrays["W_enc"].shape
     whole = {
         "d_in": size,

@@ -162,13 +162,13 @@ def _named(flat: Array, size: int, features: int) -> dict[str, Array]:
     return {name: part.reshape(shape) for (name, shape), part in pairs}
 
 
-def measures(model: Model, texts: Any, at: str, sae: Any, call: str) -> dict[str, float]:
+def measures(model: Model, texts: Any, at: str, sae: Any) -> dict[str, float]:
     """Return the result of `SAE.evaluate`; `at` is the full name of the activation."""
     ids: list[Array] = []
     count = active = left = squares = 0.0
     total: Any = 0.0
     fired: Any = False
-    for batch, rows in rows_of(model, texts, at, call):
+    for batch, rows in rows_of(model, texts, at):
         ids += [text.ids for text in batch]
         features = sae.encode(rows)
         count += len(rows)

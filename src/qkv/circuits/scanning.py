@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import invalid, public_call, value_error
 from qkv.arrays import Array, shown, whole_number
 from qkv.circuits.means import NAMES, STRONGEST, Measurement, checked_names, summed
 from qkv.circuits.plot_view import MOST_CARDS, PlotView, cards_of, passage_of
@@ -169,6 +170,7 @@ class Scan:
         """Return the first page of cards, for a notebook."""
         return self.cards()._repr_html_()
 
+    @public_call("cards")
     def cards(
         self,
         numbers: Iterable[int] | Mapping[int, str] | None = None,
@@ -196,7 +198,7 @@ class Scan:
             ValueError: `numbers` is empty, `top` is below 1, or `theme` is unknown.
             IndexError: a neuron or feature does not exist.
         """
-        top = whole_number(top, call="cards", name="top", least=1)
+        top = whole_number(top, name="top", least=1)
         if numbers is None:
             order = np.argsort(-self.largest, kind="stable")[:MOST_CARDS]
             numbers = order[self.largest[order] > 0].tolist()
@@ -215,6 +217,7 @@ class Scan:
         summary = f"{len(self):,} {self.unit}s of {self.at} on {self.tokens:,} tokens."
         return cards_of(cards, summary, len(self), self.unit, theme)
 
+    @public_call("examples")
     def examples(self, number: int) -> list[Example]:
         """Return the texts with the largest activations of a neuron or feature, largest first.
 
@@ -228,10 +231,11 @@ class Scan:
             TypeError: `number` is not an integer.
             IndexError: the neuron or feature does not exist.
         """
-        number = check_index(number, len(self), "examples", self.unit)
+        number = check_index(number, len(self), self.unit)
         return [Example(*entry) for entry in self._best.entries(number, self._spelled)]
 
 
+@public_call("scan")
 def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: int = 20) -> Scan:
     """Find the texts with the largest activations of each neuron or autoencoder feature.
 
@@ -271,20 +275,20 @@ def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: in
     >>> result.density.shape, numbers in ([0, 1], [1, 0], [0], [1])
     ((512,), True)
     """
-    model = check_model(model, "scan")
+    model = check_model(model)
     sae = of if isinstance(of, SAE) else None
     if sae is not None and sae.at is None:
-        raise ValueError(
-            f"scan: `of` is {sae!r}, which has no activation name: set its attribute, "
+        raise value_error(
+            f"`of` is {sae!r}, which has no activation name: set its attribute, "
             "for example sae.at = ('resid_post', 3)"
         )
-    name = one_site(model, of if sae is None else sae.at, "scan", "of")
-    top = whole_number(top, call="scan", name="top", least=1)
+    name = one_site(model, of if sae is None else sae.at, "of")
+    top = whole_number(top, name="top", least=1)
     best: Best | None = None
     count = 0
     above: Any = 0
     total: Any = 0.0
-    for batch, rows in rows_of(model, texts, name, "scan"):
+    for batch, rows in rows_of(model, texts, name):
         values = rows if sae is None else sae.encode(rows)  # (tokens, n)
         best = best or Best(values.shape[1], top)
         count += len(values)
@@ -302,7 +306,7 @@ def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: in
             best.add(units, largest[cells], numbers[which], positions[cells], kept)
             best.keep(batch)
     if best is None:
-        raise ValueError("scan: the texts hold no token: give a text with tokens")
+        raise value_error("the texts hold no token: give a text with tokens")
     unit = "neuron" if sae is None else "feature"
     return Scan(name, unit, count, above / count, total / count, best, best.spelled(model))
 
@@ -339,6 +343,7 @@ class HeadScan:
     _best: Best
     _spelled: Mapping[int, str]
 
+    @public_call("cards")
     def cards(self, name: str, *, top: int = 3, theme: str = "auto") -> PlotView:
         """Return a page of cards: the texts with the largest values of a measure.
 
@@ -357,8 +362,8 @@ class HeadScan:
             TypeError: `top` is not an integer.
             ValueError: `top` is below 1, or `theme` is unknown.
         """
-        top = whole_number(top, call="cards", name="top", least=1)
-        layers, columns = self._shape(name, "cards")
+        top = whole_number(top, name="top", least=1)
+        layers, columns = self._shape(name)
         every = ((layer, head) for layer in range(layers) for head in range(columns))
         heads = [
             (layer, head, examples[:top])
@@ -377,6 +382,7 @@ class HeadScan:
         summary = f"For each head, the queries with the largest {name!r}."
         return cards_of(cards, summary, self.scores[name].size, "head", theme)
 
+    @public_call("examples")
     def examples(self, name: str, layer: int, head: int) -> list[HeadExample]:
         """Return the texts with the largest values of a head's measure, largest first.
 
@@ -393,9 +399,9 @@ class HeadScan:
             TypeError: `layer` or `head` is not an integer.
             IndexError: the layer or the head does not exist.
         """
-        layers, heads = self._shape(name, "examples")
-        layer = check_index(layer, layers, "examples", "layer")
-        head = check_index(head, heads, "examples", "head")
+        layers, heads = self._shape(name)
+        layer = check_index(layer, layers, "layer")
+        head = check_index(head, heads, "head")
         unit = ([*self.scores].index(name) * layers + layer) * heads + head
         entries = self._best.entries(unit, self._spelled)
         return [
@@ -403,16 +409,17 @@ class HeadScan:
             for value, number, text, tokens, query, (key, weights) in entries
         ]
 
-    def _shape(self, name: str, call: str) -> tuple[int, int]:
+    def _shape(self, name: str) -> tuple[int, int]:
         """Return `(layers, heads)`; raise an error if the measure does not exist."""
         if name not in self.scores:
-            raise KeyError(
-                f"{call}: {shown(name)} was not measured: choose among {', '.join(self.scores)}"
+            raise invalid(
+                KeyError, f"{shown(name)} was not measured: choose among {', '.join(self.scores)}"
             )
         layers, heads = self.scores[name].shape
         return layers, heads
 
 
+@public_call("scan_heads")
 def scan_heads(model: Model, texts: Texts, of: Names = _NAMES, top_k: int = 10) -> HeadScan:
     """Measure all heads over many texts; keep the texts with the largest values.
 
@@ -455,9 +462,9 @@ def scan_heads(model: Model, texts: Texts, of: Names = _NAMES, top_k: int = 10) 
     >>> first.value >= second.value, {first.number, second.number} == {0, 1}
     (True, True)
     """
-    model = check_model(model, "scan_heads")
-    names = checked_names(of, "scan_heads", _NAMES)
-    top_k = whole_number(top_k, call="scan_heads", name="top_k", least=1)
+    model = check_model(model)
+    names = checked_names(of, _NAMES)
+    top_k = whole_number(top_k, name="top_k", least=1)
     layers, heads = model.num_layers, model.num_heads
     best = Best(len(names) * layers * heads, top_k)
 
@@ -476,5 +483,5 @@ def scan_heads(model: Model, texts: Texts, of: Names = _NAMES, top_k: int = 10) 
         kept = [(k, row[:end]) for k, row, end in zip(keys, chosen, lengths, strict=True)]
         best.add(unit + head, most[rows, head], numbers[rows], queries, kept)
 
-    scores = summed(model, texts, names, "scan_heads", add, best.keep).means()
+    scores = summed(model, texts, names, add, best.keep).means()
     return HeadScan(scores, best, best.spelled(model))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from qkv.argument_errors import message
 from qkv.cli.options import json_option, model_option, writable
 from qkv.cli.output import print_json, say
 from qkv.files import replacing
@@ -105,10 +106,10 @@ def _spelled_as_typed() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        message = str(error)
+        problem = message(error)
         for argument, option in _OPTIONS.items():
-            message = message.replace(argument, option)
-        raise ValueError(message) from error
+            problem = problem.replace(argument, option)
+        raise ValueError(problem) from error
 
 
 def _on_cluster(

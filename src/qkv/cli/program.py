@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from qkv.argument_errors import message
 from qkv.cli.output import complain
 from qkv.signals import Interrupted, answering, leave
 from qkv.suggest import nearest, suggestion
@@ -126,9 +127,7 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         unnamed = "standard output: " if error.errno in _DISK_FULL else ""  # files have names
         return (f"{error.filename}: " if error.filename else unnamed) + error.strerror
-    if isinstance(error, KeyError) and error.args:
-        return str(error.args[0])
-    return str(error) or type(error).__name__
+    return message(error) or type(error).__name__
 
 
 def _forget_stdout() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from qkv.argument_errors import message
 from qkv.cli.options import ablate_option, hide_option, json_option, model_option, writable
 from qkv.cli.output import console, print_json, say
 from qkv.extras import need
@@ -138,7 +139,7 @@ def walk(text: str, model: str | None, **options: Any) -> "View":
         typed = ", ".join(f"--{name.replace('_', '-')}" for name in random)
         raise click.UsageError(f"{typed} needs the random model: add --model random")
     positions = not random.pop("no_positions", False)
-    made = random_model(texts_of([text], "walk"), positions=positions, **random)
+    made = random_model(texts_of([text]), positions=positions, **random)
     return see.walk(text, model=made, **options)
 
 
@@ -255,8 +256,7 @@ def guess(text: str | None, top: int, as_json: bool, **options: Any) -> None:
             hidden = tuple(dict.fromkeys(options["hide"]))
             return see.guess(question, top_k=top, **{**options, "hide": hidden})
         except ValueError as error:  # the command's option for `top_k` is `--top`
-            message = str(error).removeprefix("predict: ").replace("top_k is", "--top is")
-            raise ValueError(message) from error
+            raise ValueError(message(error).replace("top_k is", "--top is")) from error
 
     present(view, {}, as_json=as_json)
     if others and not as_json:

@@ -10,6 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from qkv.argument_errors import type_error, value_error
 from qkv.arrays import is_whole_number, shown
 
 
@@ -111,21 +112,26 @@ class Edits:
     """The edits of a call, not yet checked against the model and the texts.
 
     Attributes:
-        call: the name of the called function, for error messages.
         records: the edits that JSON can express, in the given order.
         changes: the edits that only Python can express: functions and arrays, keyed by activation.
+        knows_means: whether all texts are read before the first edit, which may need their means.
     """
 
-    call: str = ""
     records: tuple[Record, ...] = ()
     changes: Mapping[Any, Any] = field(default_factory=dict)
+    knows_means: bool = True
 
     def __bool__(self) -> bool:
         return bool(self.records or self.changes)
 
 
 def edits_of(
-    edit: Edit, ablate: Ablate = (), hide: Hide = (), *, call: str, argument: str = "edit"
+    edit: Edit,
+    ablate: Ablate = (),
+    hide: Hide = (),
+    *,
+    argument: str = "edit",
+    knows_means: bool = True,
 ) -> Edits:
     """Convert the arguments `edit`, `ablate` and `hide` to one `Edits` object.
 
@@ -133,65 +139,57 @@ def edits_of(
         edit: a mapping from activations to functions and arrays, or a list of records.
         ablate: the heads to ablate, as (layer, head); (layer, None) means all heads of the layer.
         hide: the words, positions and edges to mask.
-        call: the name of the called function, for error messages.
         argument: the name of the argument `edit` in error messages. For records from a file, this
             argument is "edits".
+        knows_means: as in `Edits`.
 
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: a record has an unknown op or an unknown field, or lacks a field.
 
-    >>> [one.fields for one in edits_of(None, [(0, 4)], ["river"], call="trace").records]
+    >>> [one.fields for one in edits_of(None, [(0, 4)], ["river"]).records]
     [{'op': 'ablate', 'layer': 0, 'head': 4}, {'op': 'hide', 'token': 'river'}]
     """
     is_list = isinstance(edit, list | tuple)
     if edit is not None and not is_list and not isinstance(edit, Mapping):
-        raise TypeError(
-            f"{call}: `{argument}` is {shown(edit)}: give a mapping from an activation to a "
+        raise type_error(
+            f"`{argument}` is {shown(edit)}: give a mapping from an activation to a "
             'function or an array, as {("resid_post", 0): f}, or a list of records, as '
             '[{"op": "hide", "token": 2}]'
         )
-    own = (
-        [_record(one, f"{argument}[{n}]", call) for n, one in enumerate(edit or ())]
-        if is_list
-        else []
-    )
-    records = (*own, *_ablated(ablate, call), *_masked(hide, call))
-    return Edits(call, records, dict(edit) if isinstance(edit, Mapping) else {})
+    own = [_record(one, f"{argument}[{n}]") for n, one in enumerate(edit or ())] if is_list else []
+    records = (*own, *_ablated(ablate), *_masked(hide))
+    return Edits(records, dict(edit) if isinstance(edit, Mapping) else {}, knows_means)
 
 
-def _record(one: Any, source: str, call: str) -> Record:
+def _record(one: Any, source: str) -> Record:
     """Check a record against the schema; return the record without the fields that are None."""
     known = operations()
     if not isinstance(one, Mapping):
-        raise TypeError(
-            f'{call}: {source} is {shown(one)}: give a record, as {{"op": "hide", "token": 2}}'
+        raise type_error(
+            f'{source} is {shown(one)}: give a record, as {{"op": "hide", "token": 2}}'
         )
     op = one.get("op")
     if not isinstance(op, str) or op not in known:
-        raise ValueError(
-            f"{call}: {source} has op {shown(op)}: it must be one of {', '.join(known)}"
-        )
+        raise value_error(f"{source} has op {shown(op)}: it must be one of {', '.join(known)}")
     fields = {name: value for name, value in one.items() if value is not None}
     source = f"{source} ({op})"
     missing = [name for name, about in known[op].items() if about.needed and name not in fields]
     unknown = [name for name in fields if name not in known[op] and name != "op"]
     if missing or unknown:
         fault = f"has no {missing[0]}" if missing else f"has {shown(unknown[0])}"
-        raise ValueError(f"{call}: {source} {fault}: {_takes(op)}")
+        raise value_error(f"{source} {fault}: {_takes(op)}")
     for name, value in fields.items():
         choices = known[op][name].choices if name != "op" else ()
         if choices and (not isinstance(value, str) or value not in choices):
-            raise ValueError(
-                f"{call}: {source} has {name} {shown(value)}: it must be one of "
-                f"{', '.join(choices)}"
+            raise value_error(
+                f"{source} has {name} {shown(value)}: it must be one of {', '.join(choices)}"
             )
     required = schema()["$defs"][op].get("dependentRequired", {})
     for name in fields:
         for other in set(required.get(name, ())) - set(fields):
-            raise ValueError(
-                f"{call}: {source} has {name} {shown(fields[name])} and no {other}: give the "
-                f"{other} too"
+            raise value_error(
+                f"{source} has {name} {shown(fields[name])} and no {other}: give the {other} too"
             )
     return Record(fields, source)
 
@@ -209,7 +207,7 @@ def _takes(op: str) -> str:
     return "it " + (" and ".join(parts) or "has no field except op")
 
 
-def _ablated(ablate: Any, call: str) -> list[Record]:
+def _ablated(ablate: Any) -> list[Record]:
     """Convert `ablate` to records. Negative indices of layers and heads are allowed."""
     many = isinstance(ablate, Iterable) and not isinstance(ablate, str | bytes)
     records = []
@@ -217,9 +215,8 @@ def _ablated(ablate: Any, call: str) -> list[Record]:
         numbers = tuple(pair) if isinstance(pair, tuple | list) else ()
         whole = len(numbers) == 2 and is_whole_number(numbers[0])
         if not whole or not (numbers[1] is None or is_whole_number(numbers[1])):
-            raise TypeError(
-                f"{call}: `ablate` has {shown(pair)}: write (layer, head) pairs, "
-                "for example [(0, 4)]"
+            raise type_error(
+                f"`ablate` has {shown(pair)}: write (layer, head) pairs, for example [(0, 4)]"
             )
         fields: dict[str, Any] = {"op": "ablate", "layer": int(numbers[0])}
         if numbers[1] is not None:
@@ -230,12 +227,12 @@ def _ablated(ablate: Any, call: str) -> list[Record]:
     return records
 
 
-def _masked(hide: Any, call: str) -> list[Record]:
+def _masked(hide: Any) -> list[Record]:
     """Convert `hide` to records. Negative positions, layers and heads are allowed."""
     many = isinstance(hide, Iterable) and not isinstance(hide, str | bytes | Mapping)
     if isinstance(hide, tuple) and 2 <= len(hide) <= 4 and all(map(is_whole_number, hide)):
-        raise TypeError(
-            f"{call}: `hide` is {hide}, which may mean positions or one edge: write {[*hide]} for "
+        raise type_error(
+            f"`hide` is {hide}, which may mean positions or one edge: write {[*hide]} for "
             f"positions, {[hide]} for the edge"
         )
     records = []
@@ -246,8 +243,8 @@ def _masked(hide: Any, call: str) -> list[Record]:
         elif 2 <= len(numbers) <= 4 and all(map(is_whole_number, numbers)):
             fields = {"op": "mask", **dict(zip(_EDGE, map(int, numbers), strict=False))}
         else:
-            raise TypeError(
-                f"{call}: `hide` has {shown(one)}: give words, positions as whole "
+            raise type_error(
+                f"`hide` has {shown(one)}: give words, positions as whole "
                 "numbers, and edges as (query, key), (query, key, layer) or "
                 "(query, key, layer, head)"
             )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import unquote
 
+from qkv.argument_errors import message
 from qkv.arrays import shown
 from qkv.edits import edits_of, schema as edits_schema
 from qkv.files import StrPath, ordinary, replacing
@@ -58,9 +59,9 @@ def read(path: StrPath) -> dict[str, Any]:
     if fault:
         raise ValueError(f"{path}: {fault}")
     try:
-        edits_of(value["edits"], call=str(path), argument="edits")
-    except TypeError as error:
-        raise ValueError(str(error)) from None
+        edits_of(value["edits"], argument="edits")
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {message(error)}") from None
     return dict(value)
 
 

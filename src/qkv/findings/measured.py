@@ -8,6 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from qkv.argument_errors import message, public_call, type_error, value_error
 from qkv.arrays import shown, whole_number
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.files import StrPath
@@ -15,6 +16,7 @@ from qkv.findings.finding_files import read, read_article, write
 from qkv.models import load
 from qkv.models.files.find import find_model, shipped
 from qkv.models.model import Model
+from qkv.models.run.truncation import callers
 from qkv.models.tasks.predict import mask_positions
 from qkv.see.views.play import FindingsView, findings_view
 from qkv.text.tokenizer import check_text
@@ -113,6 +115,7 @@ class Finding:
             fields[name] = [(word, float(share)) for word, share in fields[name]]
         return cls(**fields)
 
+    @public_call("verify")
     def verify(self, model: AnyModel | None = None) -> Verification:
         """Measure the finding again.
 
@@ -131,16 +134,17 @@ class Finding:
             ValueError: `model` is None and the finding's model does not come with qkv; or the
                 position or the edits of the finding do not fit the text.
         """
-        used = self._used(model, "verify")
+        used = self._used(model)
         other = used.sha256 != self.model["sha256"]
-        differences = [self._other(used)] if other else self._differences(used, "verify")
+        differences = [self._other(used)] if other else self._differences(used)
         return Verification(not differences, differences)
 
+    @public_call("publish")
     def to_html(self, path: StrPath, model: AnyModel | None = None, *, theme: str = "auto") -> None:
         """Write a page with only this finding; see `publish`."""
         publish(path, [self], model=model, theme=theme)
 
-    def _used(self, model: AnyModel | None, call: str) -> Model:
+    def _used(self, model: AnyModel | None) -> Model:
         """Return the model with which the finding is measured."""
         if isinstance(model, Model):
             return model
@@ -151,16 +155,16 @@ class Finding:
             return self._model
         name = self.model["name"]
         if name not in shipped():
-            raise ValueError(
-                f"{call}: the finding belongs to {shown(name)}, which does not come with qkv: "
+            raise value_error(
+                f"the finding belongs to {shown(name)}, which does not come with qkv: "
                 "give that model or its folder"
             )
         return load(shipped()[name])
 
-    def _differences(self, used: Model, call: str) -> list[str]:
+    def _differences(self, used: Model) -> list[str]:
         """Describe each difference between new predictions and the finding's predictions."""
-        tokens = _tokens(used, self.text, call)
-        measured = _measured(used, tokens, self.position, self.edits, call)
+        tokens = _tokens(used, self.text)
+        measured = _measured(used, tokens, self.position, self.edits)
         differences = []
         pairs = zip(("before", "after"), (self.before, self.after), measured, strict=True)
         for name, old, new in pairs:
@@ -180,6 +184,7 @@ class Finding:
         )
 
 
+@public_call("finding")
 def finding(
     model: Model,
     text: str,
@@ -218,23 +223,23 @@ def finding(
     >>> finding.position, [len(finding.before), len(finding.after)]
     (3, [5, 5])
     """
-    call = "finding"
     if not isinstance(model, Model):
-        raise TypeError(f"{call}: model is {shown(model)}: give a model from qkv.load()")
-    check_text(claim, call=call, name="claim")
-    tokens = _tokens(model, text, call)
+        raise type_error(f"model is {shown(model)}: give a model from qkv.load()")
+    check_text(claim, name="claim")
+    tokens = _tokens(model, text)
     if position is None and model.generates:
         position = -1
     elif position is None:
-        [position, *_] = mask_positions(tokens, model.tokenizer, model.name, call)
-    position = whole_number(position, call=call, name="position", least=-sys.maxsize)
+        [position, *_] = mask_positions(tokens, model.tokenizer, model.name)
+    position = whole_number(position, name="position", least=-sys.maxsize)
     position += len(tokens) * (position < 0)
-    edits = model.edit_records(edits_of(edit, ablate, hide, call=call), tokens)
-    before, after = _measured(model, tokens, position, edits, call)
+    edits = model.edit_records(edits_of(edit, ablate, hide), tokens)
+    before, after = _measured(model, tokens, position, edits)
     about = {"name": model.name, "sha256": model.sha256}
     return Finding(about, text, position, edits, claim, before, after, model)
 
 
+@public_call("verify")
 def verify_files(
     paths: Sequence[StrPath], model: AnyModel | None = None
 ) -> list[tuple[Finding, Verification]]:
@@ -251,13 +256,14 @@ def verify_files(
         name = "" if model is not None else one.model["name"]
         try:
             if name not in used:
-                used[name] = one._used(model, "verify")
+                used[name] = one._used(model)
             results.append((one, one.verify(used[name])))
         except ValueError as error:
-            raise ValueError(f"{path}: {str(error).removeprefix('verify: ')}") from error
+            raise ValueError(f"{path}: {message(error)}") from error
     return results
 
 
+@public_call("publish")
 def publish(
     path: StrPath,
     findings: Finding | Sequence[Finding] = (),
@@ -303,12 +309,12 @@ def view_of(
     theme: str = "auto",
 ) -> FindingsView:
     """Return a view object whose HTML page is the page that `publish` writes."""
-    call, title = "publish", ""
+    title = ""
     listed = [findings] if isinstance(findings, Finding | str) else list(findings)
     for one in listed:
         if not isinstance(one, Finding):
-            raise TypeError(
-                f"{call}: `findings` contains {shown(one)}: give findings from qkv.finding or "
+            raise type_error(
+                f"`findings` contains {shown(one)}: give findings from qkv.finding or "
                 "qkv.Finding.load"
             )
     parts: list[str | Finding] = []
@@ -319,25 +325,25 @@ def view_of(
     every = [part for part in parts if isinstance(part, Finding)]
     if not every:
         where = "" if article is None else f" or placed in {article}"
-        raise ValueError(f"{call}: no finding was given{where}: give at least one finding")
+        raise value_error(f"no finding was given{where}: give at least one finding")
     names = {one.model["sha256"]: one.model["name"] for one in every}
     if len(names) > 1:
-        raise ValueError(
-            f"{call}: the findings belong to {len(names)} models, {' and '.join(names.values())}: "
+        raise value_error(
+            f"the findings belong to {len(names)} models, {' and '.join(names.values())}: "
             "publish one page per model"
         )
     own = next((one._model for one in every if one._model is not None), None)
-    used = every[0]._used(own if model is None else model, call)
+    used = every[0]._used(own if model is None else model)
     if used.sha256 not in names:
-        raise ValueError(f"{call}: {every[0]._other(used)}: give the model of the finding")
+        raise value_error(f"{every[0]._other(used)}: give the model of the finding")
     for one in every:
-        differences = one._differences(used, call)
+        differences = one._differences(used)
         if differences:
             warnings.warn(
-                f"{call}: {one.claim or one.text!r} does not hold, which the page also reports: "
+                f"{one.claim or one.text!r} does not hold, which the page also reports: "
                 f"{differences[0]}",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=callers(),
             )
     content = [part if isinstance(part, str) else part.to_dict() for part in parts]
     return findings_view(used, content, title or every[0].claim or every[0].text, theme=theme)
@@ -354,36 +360,36 @@ def _load(path: Path, claim: str) -> Finding:
     return one if one.claim else replace(one, claim=claim)
 
 
-def _tokens(model: Model, text: str, call: str) -> "Tokenized":
+def _tokens(model: Model, text: str) -> "Tokenized":
     """Return the tokens of a text. Raise an error if the text is too long for the model.
 
     Raises:
         ValueError: the model predicts no words, or the text is empty or too long.
     """
-    check_text(text, call=call, name="text")
-    model.need("analyse", call)
-    model.need("predict", call)
-    model.reader.need_tokenizer(call)
+    check_text(text, name="text")
+    model.need("analyse")
+    model.need("predict")
+    model.reader.need_tokenizer()
     tokens, limit = model.tokenize(text), model.max_seq_length
     if all(tokens.special) and model.mask not in tokens.tokens:
-        raise ValueError(f"{call}: the text is empty: give a text with words")
+        raise value_error("the text is empty: give a text with words")
     if limit is not None and len(tokens) > limit:
-        raise ValueError(
-            f"{call}: the text has {len(tokens)} tokens and {model.name} reads at most {limit} "
+        raise value_error(
+            f"the text has {len(tokens)} tokens and {model.name} reads at most {limit} "
             "tokens: shorten the text"
         )
     return tokens
 
 
 def _measured(
-    model: Model, tokens: "Tokenized", position: int, edits: Sequence[dict[str, Any]], call: str
+    model: Model, tokens: "Tokenized", position: int, edits: Sequence[dict[str, Any]]
 ) -> list[list[Prediction]]:
     """Return the most probable words at a position, without edits and with edits."""
     if not 0 <= position < len(tokens):
-        raise ValueError(
-            f"{call}: position is {shown(position)} and the text has {len(tokens)} tokens: give 0 "
+        raise value_error(
+            f"position is {shown(position)} and the text has {len(tokens)} tokens: give 0 "
             f"to {len(tokens) - 1}"
         )
-    top = min(TOP, model.need_words(call))
-    runs = [edits_of(some, call=call, argument="edits") for some in ([], list(edits))]
+    top = min(TOP, model.need_words())
+    runs = [edits_of(some, argument="edits") for some in ([], list(edits))]
     return [model.guesses(tokens, [position], top, run)[0] for run in runs]

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from qkv.argument_errors import public_call
 from qkv.arrays import Array
 from qkv.files import StrPath
 from qkv.models import Model, load
@@ -54,6 +55,7 @@ class Encoding:
         self.normalize_embeddings, self.truncate_dim = normalize_embeddings, truncate_dim
         self.batch_size = batch_size
 
+    @public_call("TextEncoder")
     def fit(self, X: Any, y: Any = None) -> Self:
         """Check that `X` contains texts, and learn nothing.
 
@@ -68,6 +70,7 @@ class Encoding:
         _texts(X)
         return self
 
+    @public_call("TextEncoder")
     def transform(self, X: Any) -> Array:
         """Return the vectors of texts, (n, D) float32.
 
@@ -115,7 +118,7 @@ def _texts(X: Any) -> list[str]:
     shape = np.shape(X) if hasattr(X, "shape") else ()
     if len(shape) > 1:
         raise ValueError(f"TextEncoder: X is a table {shape}: give one column of texts, (n,)")
-    return check_texts(X, call="TextEncoder")
+    return check_texts(X)
 
 
 @cache

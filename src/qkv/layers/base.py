@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from qkv.argument_errors import value_error
+from qkv.argument_errors import public_method, type_error, value_error
 from qkv.arrays import Array, ArrayLike, Arrays, DType, Shape, as_array, compute_type, is_float
 from qkv.attend import arguments
 from qkv.attend.arguments import Options
@@ -14,12 +14,19 @@ from qkv.ops.kernel import is_bfloat16, stays_bfloat16, to_bfloat16
 from qkv.trace import Recorder
 from qkv.trace.recorder import GradientRecorder
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
 # Suppress NumPy's warnings, because padding may contain NaN and infinity.
 quiet = np.errstate(all="ignore")
 ByName = dict[str, Array]  # Parameters, or the gradients for parameters.
 Gradients = ByName | None  # The gradients for parameters; None if they are not computed.
 PADDED = ("attn_mask", "bias")  # If one of these options is given, packed texts are padded.
 PACKED = (*PADDED, *arguments.PACKED)
+
+
+def public(method: Method) -> Method:
+    """Decorate a method that users call: errors name the layer's class, and NumPy does not warn."""
+    return public_method(quiet(method))
 
 
 def first_parameters(
@@ -47,84 +54,82 @@ def shapes_of(name: str, *weight: int, bias: bool) -> Iterator[tuple[str, Shape]
         yield f"{name}.bias", weight[-1:]
 
 
-def checked(parameters: Mapping[str, Any], *, call: str) -> dict[str, Array]:
+def checked(parameters: Mapping[str, Any]) -> dict[str, Array]:
     """Return the parameters as a dict of float arrays."""
-    arrays = {name: as_array(value, call=call, name=name) for name, value in parameters.items()}
+    arrays = {name: as_array(value, name=name) for name, value in parameters.items()}
     for name, array in arrays.items():
         if not is_float(array.dtype):
-            raise TypeError(
-                f"{call}: {name} is {array.dtype}: parameters must be floats, "
+            raise type_error(
+                f"{name} is {array.dtype}: parameters must be floats, "
                 f"write {name}.astype(np.float32)"
             )
     return arrays
 
 
-def need_shape(array: Array, shape: Shape, *, call: str, name: str, why: str) -> None:
+def need_shape(array: Array, shape: Shape, *, name: str, why: str) -> None:
     """Raise an error that ends with `why`, unless `array` has this shape."""
     if array.shape != shape:
-        raise ValueError(f"{call}: {name} has shape {array.shape} and must have {shape}: {why}")
+        raise value_error(f"{name} has shape {array.shape} and must have {shape}: {why}")
 
 
-def need_shapes(parameters: Arrays, shapes: Mapping[str, Shape], *, call: str, why: str) -> None:
+def need_shapes(parameters: Arrays, shapes: Mapping[str, Shape], *, why: str) -> None:
     """Raise an error if a parameter is unknown or has a wrong shape; the error shows `why`."""
     for name, array in parameters.items():
         if name not in shapes:
-            raise ValueError(
-                f"{call}: there is no parameter {name}: choose from {', '.join(shapes)}"
-            )
-        need_shape(array, shapes[name], call=call, name=name, why=why)
+            raise value_error(f"there is no parameter {name}: choose from {', '.join(shapes)}")
+        need_shape(array, shapes[name], name=name, why=why)
 
 
-def common_type(types: Iterable[DType], *, call: str) -> DType:
+def common_type(types: Iterable[DType]) -> DType:
     """Return the type to which NumPy promotes these types."""
     names = dict.fromkeys(types)
     try:
         return np.result_type(*names)  # the result has the byte order of this machine
     except TypeError:
-        raise TypeError(
-            f"{call}: {' and '.join(str(kind) for kind in names)} have no common type: "
+        raise type_error(
+            f"{' and '.join(str(kind) for kind in names)} have no common type: "
             "convert one of them with astype"
         ) from None
 
 
-def word_vectors(x: Any, *, call: str, name: str, of_texts: bool = True) -> Array:
+def word_vectors(x: Any, *, name: str, of_texts: bool = True) -> Array:
     """Return `x` as an array of floats or integers; with `of_texts` it must be (..., T, D)."""
-    array = as_array(x, call=call, name=name)
+    array = as_array(x, name=name)
     if not is_float(array.dtype) and array.dtype.kind not in "iu":
-        raise TypeError(f"{call}: {name} is {array.dtype}: give floats or integers")
+        raise type_error(f"{name} is {array.dtype}: give floats or integers")
     if of_texts and array.ndim < 2:
-        raise ValueError(f"{call}: {name} has shape {array.shape}: it must be (..., T, D)")
+        raise value_error(f"{name} has shape {array.shape}: it must be (..., T, D)")
     return array
 
 
-def vectors_of(x: Any, dim: int, *, call: str, of: str = "layer", of_texts: bool = True) -> Array:
+def vectors_of(x: Any, dim: int, *, of: str = "layer", of_texts: bool = True) -> Array:
     """Return `x` as an array of vectors of size `dim`. `of` is the layer's name in errors."""
-    array = word_vectors(x, call=call, name="x", of_texts=of_texts)
+    array = word_vectors(x, name="x", of_texts=of_texts)
     if array.shape[-1:] != (dim,):
-        raise ValueError(f"{call}: x has shape {array.shape} and the {of} takes (..., {dim})")
+        raise value_error(f"x has shape {array.shape} and the {of} takes (..., {dim})")
     return array
 
 
-def parameter(parameters: Arrays, name: str, shape: str, *, call: str) -> Array:
+def parameter(parameters: Arrays, name: str, shape: str) -> Array:
     """Return a parameter; check that it has as many axes as `shape`, such as "(D, F)"."""
     if name not in parameters:
         has = ", ".join(parameters) or "none"
-        raise ValueError(f"{call}: {name} is missing: the parameters are {has}")
+        raise value_error(f"{name} is missing: the parameters are {has}")
     array = parameters[name]
     if array.ndim != len(shape.split(",")):
-        raise ValueError(f"{call}: {name} has shape {array.shape}: it must be {shape}")
+        raise value_error(f"{name} has shape {array.shape}: it must be {shape}")
     return array
 
 
-def result_type(inputs: Iterable[Array], parameters: Arrays, *, call: str) -> Any:
+def result_type(inputs: Iterable[Array], parameters: Arrays) -> Any:
     """Return the dtype to which NumPy promotes a layer's float inputs and parameters."""
     arrays = (*inputs, *parameters.values())
-    return common_type((a.dtype for a in arrays if is_float(a.dtype)), call=call)
+    return common_type(a.dtype for a in arrays if is_float(a.dtype))
 
 
-def promoted(x: Array, parameters: Arrays, *, call: str) -> tuple[Array, DType]:
+def promoted(x: Array, parameters: Arrays) -> tuple[Array, DType]:
     """Return two values: `x` in the dtype of the computation, and the dtype of the result."""
-    dtype = result_type([x], parameters, call=call)
+    dtype = result_type([x], parameters)
     return working(x, dtype), dtype
 
 
@@ -167,23 +172,22 @@ class Gradient:
     options: dict[str, Array] = field(default_factory=dict)
 
 
-def need_single(x: Array, parameters: Arrays, *, call: str) -> None:
+def need_single(x: Array, parameters: Arrays) -> None:
     """Raise an error for half precision, which the backward pass does not support."""
-    dtype = result_type([x], parameters, call=call)
+    dtype = result_type([x], parameters)
     if compute_type(dtype) != dtype:
-        raise TypeError(
-            f"{call}: training_forward needs float32 or float64 and the layer computes in {dtype}: "
+        raise type_error(
+            f"training_forward needs float32 or float64 and the layer computes in {dtype}: "
             "load the model with load(..., dtype=np.float32)"
         )
 
 
-def upstream(grad: Any, shape: Shape, dtype: DType, *, call: str) -> Array:
+def upstream(grad: Any, shape: Shape, dtype: DType) -> Array:
     """Return `grad` as an array of the shape and type of the layer's result."""
     array = np.asarray(grad)
     if array.shape != shape:
-        raise ValueError(
-            f"{call}.backward: grad has shape {array.shape} and the result has {shape}: "
-            "both shapes must be the same"
+        raise value_error(
+            f"grad has shape {array.shape} and the result has {shape}: both shapes must be the same"
         )
     return array.astype(dtype, copy=False)
 
@@ -231,7 +235,7 @@ class Layer:
     run: Callable[..., tuple[Array, Any]]
     _reads_texts: ClassVar[bool] = True  # whether the input must be (..., T, D)
 
-    @quiet
+    @public
     def __call__(self, x: ArrayLike, *, record: Recorder | None = None) -> Array:
         """Apply the layer to `x` (..., D); `record` collects the activations."""
         return self.run(self._checked(x), record=record)[0]
@@ -240,23 +244,22 @@ class Layer:
         """Call the layer."""
         return self(x)
 
-    @quiet
+    @public
     def training_forward(self, x: ArrayLike) -> tuple[Array, Any]:
         """Run the forward pass; return the layer's result, and the values for `backward`."""
         array = self._checked(x)
-        need_single(array, self.parameters, call=type(self).__name__)
+        need_single(array, self.parameters)
         return self.run(array, save=True)
 
     def _checked(self, x: ArrayLike) -> Array:
         """Return `x` as an array; raise an error unless it has vectors of size `dim`."""
-        call = type(self).__name__
-        return vectors_of(x, self.dim, call=call, of_texts=self._reads_texts)
+        return vectors_of(x, self.dim, of_texts=self._reads_texts)
 
 
 class Feed(Layer):
     """A layer whose output is added to the residual stream: an MLP, or a mixture of experts."""
 
-    @quiet
+    @public
     def __call__(
         self, x: ArrayLike, *, residual: Array | None = None, record: Recorder | None = None
     ) -> Array:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from qkv.argument_errors import public_method
+from qkv.argument_errors import public_method, value_error
 from qkv.arrays import Array, ArrayLike, DType, compute_type
 from qkv.attend.arguments import Call, Options
 from qkv.attend.cache import KVCache
@@ -142,6 +142,7 @@ class Block:
         "out_norm2": "ln2_post",
     }
 
+    @public_method
     def __init__(
         self,
         attn: MultiHeadAttention,
@@ -156,21 +157,20 @@ class Block:
         scale2: LayerScale | None = None,
         parallel: bool = False,
     ) -> None:
-        call = type(self).__name__
         if attn.output_dim != attn.embed_dim:
-            raise ValueError(
-                f"{call}: attn takes vectors of size {attn.embed_dim} and returns size "
+            raise value_error(
+                f"attn takes vectors of size {attn.embed_dim} and returns size "
                 f"{attn.output_dim}: input and output are added, so their sizes must be the same"
             )
         if parallel and (mlp is None or post_norm):
-            raise ValueError(
-                f"{call}: a parallel block needs an mlp, and its norms come before the parts: give "
+            raise value_error(
+                "a parallel block needs an mlp, and its norms come before the parts: give "
                 "mlp and post_norm=False"
             )
         normed = norm2 is not None or out_norm2 is not None
         if (mlp is None) == normed and not parallel:
-            raise ValueError(
-                f"{call}: mlp and norm2 belong together: give both, or None for both, or out_norm2 "
+            raise value_error(
+                "mlp and norm2 belong together: give both, or None for both, or out_norm2 "
                 "instead of norm2"
             )
         behind: dict[str, Any] = {"out_norm1": out_norm1, "out_norm2": out_norm2}
@@ -178,16 +178,16 @@ class Block:
         if post_norm and (
             None in (norm1, norm2) or any(one is not None for one in behind.values())
         ):
-            raise ValueError(
-                f"{call}: with post_norm, the block has norm1 and norm2, and no other norm or "
+            raise value_error(
+                f"with post_norm, the block has norm1 and norm2, and no other norm or "
                 f"scale: give both and leave {', '.join(behind)} out"
             )
         parts = {"attn": attn, "norm1": norm1, "mlp": mlp, "norm2": norm2, **behind}
         self._parts: dict[str, Any] = {n: part for n, part in parts.items() if part is not None}
         for name, part in self._parts.items():
             if name != "attn" and part.dim != attn.embed_dim:
-                raise ValueError(
-                    f"{call}: {name} takes vectors of size {part.dim} and attn takes vectors of "
+                raise value_error(
+                    f"{name} takes vectors of size {part.dim} and attn takes vectors of "
                     f"size {attn.embed_dim}: all parts of a block must take the same size"
                 )
         self.attn, self.norm1, self.mlp, self.norm2 = attn, norm1, mlp, norm2
@@ -240,8 +240,7 @@ class Block:
         self.placement(0, run)
         return run.steps
 
-    @public_method
-    @base.quiet
+    @base.public
     def __call__(
         self,
         x: ArrayLike,
@@ -275,23 +274,21 @@ class Block:
             array, cu=cu, cache=cache, lengths=lengths, record=record, top_k=top_k, **options
         )[0]
 
-    @public_method
-    @base.quiet
+    @base.public
     def training_forward(
         self, x: ArrayLike, *, cu_lengths: ArrayLike | None = None, **options: Any
     ) -> tuple[Array, BlockSaved]:
         """Run the forward pass; return the result (..., T, D), and the values for `backward`."""
         array, cu, options["plan"] = self._checked(x, cu_lengths, options)
-        base.need_single(array, self.parameters, call=type(self).__name__)
+        base.need_single(array, self.parameters)
         return self.run(array, cu=cu, save=True, **options)
 
     def _checked(
         self, x: ArrayLike, cu_lengths: Any, options: Options, **fields: Any
     ) -> tuple[Array, Array | None, Call | None]:
         """Check the arguments; return `x` and `cu_lengths` as arrays, and the attention's plan."""
-        call = type(self).__name__
         base.check_options(options, packed=cu_lengths is not None, returns=False)
-        array = base.vectors_of(x, self.attn.embed_dim, call=call, of="block")
+        array = base.vectors_of(x, self.attn.embed_dim, of="block")
         if cu_lengths is not None:
             cu_lengths = check_starts("cu_lengths", cu_lengths, "x", len(array))
         _, plan, _ = self.attn.check(array, None, cu_lengths, options, **fields)
@@ -305,7 +302,7 @@ class Block:
         `options` are the options of `MultiHeadAttention.run`. In a decoder, cross-attention gets
         only `cache`, `lengths` and `top_k`.
         """
-        dtype = base.result_type([x], self.parameters, call=type(self).__name__)
+        dtype = base.result_type([x], self.parameters)
         shape, run = x.shape, _Forward(self, record, save, options)
         x = run.keep("hook_resid_pre", x.astype(compute_type(dtype), copy=False))
         x = self.placement(x, run)
@@ -313,7 +310,7 @@ class Block:
             x = run.keep(_AFTER, x)
         return x.astype(dtype, copy=False), BlockSaved(run.saved, shape, dtype)
 
-    @base.quiet
+    @base.public
     def backward(
         self, grad: ArrayLike, saved: BlockSaved, *, record: Recorder | None = None
     ) -> base.Gradient:
@@ -338,7 +335,7 @@ class Block:
         ((3, 5, 8), True)
         """
         gradients, options = base.for_parameters(record), dict[str, Array]()
-        total = base.upstream(grad, saved.shape, saved.dtype, call=type(self).__name__)
+        total = base.upstream(grad, saved.shape, saved.dtype)
         rows = of_rows(record, saved.parts["attn"].inputs.cu)
         keep = rows or unkept
 
@@ -367,6 +364,7 @@ class Block:
         """Call the block."""
         return self(x, **options)
 
+    @public_method
     def trace(
         self,
         x: ArrayLike,
@@ -390,8 +388,7 @@ class Block:
         >>> trace["pattern", 0].shape, trace["resid_mid", 0].shape
         ((1, 2, 5, 5), (1, 5, 8))
         """
-        call = type(self).__name__
-        array = base.word_vectors(x, call=call, name="x").copy()  # shares no memory with `x`
+        array = base.word_vectors(x, name="x").copy()  # shares no memory with `x`
         if cu_lengths is None and array.ndim == 2:
             array = array[None]
         record = Recorder()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import public_method, value_error
 from qkv.arrays import Array, ArrayLike, Arrays, Shape, compute_type, whole_number
 from qkv.attend.softmax import softmax
 from qkv.layers import base
@@ -41,13 +42,11 @@ class Routed(base.Feed, ABC):
 
     def _set(self, top_k: int, *, normalized: bool) -> None:
         """Check `top_k`, then set the attributes `top_k` and `normalized`."""
-        call = type(self).__name__
         self.normalized = normalized
-        self.top_k = whole_number(top_k, call=call, name="top_k", least=1)
+        self.top_k = whole_number(top_k, name="top_k", least=1)
         if self.top_k > self.count:
-            raise ValueError(
-                f"{call}: top_k is {top_k} and there are {self.count} experts: "
-                f"choose at most {self.count}"
+            raise value_error(
+                f"top_k is {top_k} and there are {self.count} experts: choose at most {self.count}"
             )
 
     @abstractmethod
@@ -73,7 +72,7 @@ class Routed(base.Feed, ABC):
         save: bool = False,
     ) -> tuple[Array, RoutedSaved]:
         """Run the forward pass without checks; also return the values for `backward`."""
-        x, dtype = base.promoted(x, self.parameters, call=type(self).__name__)
+        x, dtype = base.promoted(x, self.parameters)
         rows = x.reshape(-1, self.dim)  # (rows, D)
         chosen, weights, probabilities = self._route(rows)
         out: Array = np.zeros(rows.shape, compute_type(dtype))
@@ -86,7 +85,7 @@ class Routed(base.Feed, ABC):
         out = out if is_wide(residual) else out.astype(dtype, copy=False)
         return out, RoutedSaved(rows, chosen, weights, probabilities, x.shape)
 
-    @base.quiet
+    @base.public
     def backward(
         self, grad: ArrayLike, saved: RoutedSaved, *, record: Recorder | None = None
     ) -> base.Gradient:
@@ -106,7 +105,7 @@ class Routed(base.Feed, ABC):
             A `Gradient` with `.x` (..., T, D) and `.parameters`, keyed by name.
         """
         rows, chosen, weights, probabilities, shape = saved
-        grad = base.upstream(grad, shape, rows.dtype, call=type(self).__name__)
+        grad = base.upstream(grad, shape, rows.dtype)
         grad = grad.reshape(-1, self.dim)
         gradients = base.for_parameters(record)
         if gradients is not None:
@@ -187,6 +186,7 @@ class Experts(Routed):
     (2, 6, 4)
     """
 
+    @public_method
     def __init__(
         self,
         parameters: Mapping[str, ArrayLike],
@@ -195,13 +195,12 @@ class Experts(Routed):
         alpha: float = 1.702,
         limit: float = 7.0,
     ) -> None:
-        call = type(self).__name__
-        self.parameters = base.checked(parameters, call=call)
-        self.dim, self.hidden, self.count = _sizes(self.parameters, call=call)
+        self.parameters = base.checked(parameters)
+        self.dim, self.hidden, self.count = _sizes(self.parameters)
         self._set(top_k, normalized=True)
         for name, value in (("alpha", alpha), ("limit", limit)):
             if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{call}: {name} is {value}: it must be finite and above 0")
+                raise value_error(f"{name} is {value}: it must be finite and above 0")
         self.alpha, self.limit = float(alpha), float(limit)
         self._whole: list[Array] = []
         self._experts: list[tuple[Array, ...]] = []
@@ -275,18 +274,16 @@ def expert_shapes(dim: int, hidden: int, count: int) -> dict[str, tuple[int, ...
     }
 
 
-def _sizes(parameters: Arrays, *, call: str) -> tuple[int, int, int]:
+def _sizes(parameters: Arrays) -> tuple[int, int, int]:
     """Return D, F and the number of experts; raise an error for a wrong shape."""
-    down = base.parameter(parameters, "experts.down", "(E, F, D)", call=call)
+    down = base.parameter(parameters, "experts.down", "(E, F, D)")
     count, hidden, dim = down.shape
     shapes = expert_shapes(dim, hidden, count)
     if parameters.keys() != shapes.keys():
-        raise ValueError(
-            f"{call}: the parameters are {', '.join(parameters)}: give {', '.join(shapes)}"
-        )
+        raise value_error(f"the parameters are {', '.join(parameters)}: give {', '.join(shapes)}")
     for name, shape in shapes.items():
         why = f"experts.down has shape {down.shape}"
-        base.need_shape(parameters[name], shape, call=call, name=name, why=why)
+        base.need_shape(parameters[name], shape, name=name, why=why)
     return dim, hidden, count
 
 
@@ -326,6 +323,7 @@ class GatedExperts(Routed):
     (2, 6, 4)
     """
 
+    @public_method
     def __init__(
         self,
         parameters: Mapping[str, ArrayLike],
@@ -334,9 +332,8 @@ class GatedExperts(Routed):
         activation: str = "silu",
         normalized: bool = True,
     ) -> None:
-        call = type(self).__name__
-        self.parameters = base.checked(parameters, call=call)
-        self.dim, self.hidden, self.count = _gated_sizes(self.parameters, call=call)
+        self.parameters = base.checked(parameters)
+        self.dim, self.hidden, self.count = _gated_sizes(self.parameters)
         self._set(top_k, normalized=normalized)
         self.activation = activation
         for number in range(self.count):
@@ -380,19 +377,19 @@ def gated_expert_shapes(dim: int, hidden: int, count: int) -> Iterator[tuple[str
             yield f"experts.{number}.{name}.weight", size
 
 
-def _gated_sizes(parameters: Arrays, *, call: str) -> tuple[int, int, int]:
+def _gated_sizes(parameters: Arrays) -> tuple[int, int, int]:
     """Return D, F and the number of experts; raise an error for a wrong shape."""
-    router = base.parameter(parameters, "router_proj.weight", "(D, E)", call=call)
-    down = base.parameter(parameters, "experts.0.down_proj.weight", "(F, D)", call=call)
+    router = base.parameter(parameters, "router_proj.weight", "(D, E)")
+    down = base.parameter(parameters, "experts.0.down_proj.weight", "(F, D)")
     count, (hidden, dim) = router.shape[1], down.shape
     shapes = dict(gated_expert_shapes(dim, hidden, count))
     if parameters.keys() != shapes.keys():
         wrong = sorted(parameters.keys() ^ shapes.keys())
-        raise ValueError(
-            f"{call}: router_proj.weight has {count} columns, and these parameters are missing or "
+        raise value_error(
+            f"router_proj.weight has {count} columns, and these parameters are missing or "
             f"unknown: {', '.join(wrong[:4])}: give {', '.join(_GATED)} for each of {count} experts"
         )
     for name, shape in shapes.items():
         why = f"experts.0.down_proj.weight has shape {down.shape}"
-        base.need_shape(parameters[name], shape, call=call, name=name, why=why)
+        base.need_shape(parameters[name], shape, name=name, why=why)
     return dim, hidden, count

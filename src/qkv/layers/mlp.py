@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import public_method
 from qkv.arrays import Array, ArrayLike, Shape, float_type, whole_number
 from qkv.layers import base
 from qkv.ops.activation import activate, activation_grad, activation_named
@@ -50,6 +51,7 @@ class MLP(base.Feed):
     (2, 3, 4)
     """
 
+    @public_method
     def __init__(
         self,
         dim: int,
@@ -61,13 +63,13 @@ class MLP(base.Feed):
         seed: int | None = None,
         dtype: Any = np.float32,
     ) -> None:
-        call = type(self).__name__
-        dim = whole_number(dim, call=call, name="dim", least=1)
-        hidden = whole_number(hidden, call=call, name="hidden", least=1)
-        kind, sizes = float_type(dtype, call=call), mlp_sizes(dim, hidden, gated=gated)
+        dim = whole_number(dim, name="dim", least=1)
+        hidden = whole_number(hidden, name="hidden", least=1)
+        kind, sizes = float_type(dtype), mlp_sizes(dim, hidden, gated=gated)
         self._set(base.first_parameters(sizes, bias=bias, seed=seed, dtype=kind), activation)
 
     @classmethod
+    @public_method
     def from_parameters(
         cls, parameters: Mapping[str, ArrayLike], *, activation: str = "gelu"
     ) -> "MLP":
@@ -79,20 +81,19 @@ class MLP(base.Feed):
             activation: as for `MLP`.
         """
         layer = cls.__new__(cls)
-        layer._set(base.checked(parameters, call=cls.__name__), activation)
+        layer._set(base.checked(parameters), activation)
         return layer
 
     def _set(self, parameters: dict[str, Array], activation: str) -> None:
         """Check the parameters and the activation, then set all attributes."""
-        call = type(self).__name__
         activation_named(activation)
-        up = base.parameter(parameters, "up_proj.weight", "(D, F)", call=call)
-        base.parameter(parameters, "down_proj.weight", "(F, D)", call=call)
+        up = base.parameter(parameters, "up_proj.weight", "(D, F)")
+        base.parameter(parameters, "down_proj.weight", "(F, D)")
         self.dim, self.hidden = up.shape
         shapes: dict[str, Shape] = {}
         for name, size in mlp_sizes(*up.shape, gated=True).items():
             shapes |= base.shapes_of(name, *size, bias=True)
-        base.need_shapes(parameters, shapes, call=call, why=f"up_proj.weight has shape {up.shape}")
+        base.need_shapes(parameters, shapes, why=f"up_proj.weight has shape {up.shape}")
         self.parameters, self.activation = parameters, activation
         self.gated = "gate_proj.weight" in parameters
         self.hooks = ("hook_pre", *["hook_pre_linear"] * self.gated, "hook_post")
@@ -106,7 +107,7 @@ class MLP(base.Feed):
         save: bool = False,
     ) -> tuple[Array, MLPSaved | None]:
         """Run the forward pass without checks; if `save`, also return the values for `backward`."""
-        x, dtype = base.promoted(x, self.parameters, call=type(self).__name__)
+        x, dtype = base.promoted(x, self.parameters)
         first = "gate_proj" if self.gated else "up_proj"
         saved, keep = None, record or unkept
         if save or (record is not None and record.wants("hook_pre", "hook_pre_linear")):
@@ -126,7 +127,7 @@ class MLP(base.Feed):
         out = project(hidden, self.parameters, "down_proj", residual=residual, dtype=dtype)
         return out, saved
 
-    @base.quiet
+    @base.public
     def backward(
         self, grad: ArrayLike, saved: MLPSaved, *, record: Recorder | None = None
     ) -> base.Gradient:
@@ -149,7 +150,7 @@ class MLP(base.Feed):
         """
         gradients = base.for_parameters(record)
         x, pre, hidden, gate, up = saved
-        grad = base.upstream(grad, x.shape, x.dtype, call=type(self).__name__)
+        grad = base.upstream(grad, x.shape, x.dtype)
         keep = record or unkept
         change = project_back(hidden, self.parameters, "down_proj", grad, gradients)
         change = keep("hook_post", change)
@@ -162,6 +163,7 @@ class MLP(base.Feed):
         more = project_back(x, self.parameters, first, change, gradients)
         return base.Gradient(more if grad_x is None else more + grad_x, gradients or {})
 
+    @public_method
     def trace(self, x: ArrayLike) -> Trace:
         """Return a trace with every activation of `layer(x)`.
 

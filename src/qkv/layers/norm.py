@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import public_method, value_error
 from qkv.arrays import Array, ArrayLike, compute_type, float_type, whole_number
 from qkv.layers import base
 from qkv.ops.norm import norm_grad, normalize
@@ -30,17 +31,14 @@ class _Norm(base.Layer):
 
     def _begin(self, dim: int, eps: float, dtype: Any, *, bias: bool) -> None:
         """Set new parameters: a weight of ones; if `bias` is True, also a bias of zeros."""
-        call = type(self).__name__
-        dim, kind = whole_number(dim, call=call, name="dim", least=1), float_type(dtype, call=call)
+        dim, kind = whole_number(dim, name="dim", least=1), float_type(dtype)
         weight = {"weight": np.ones(dim, kind)}
         self._set(weight | ({"bias": np.zeros(dim, kind)} if bias else {}), eps)
 
     def _set(self, parameters: dict[str, Array], eps: float, offset: float = 0.0) -> None:
         """Check `eps`, then set all attributes."""
         if not (math.isfinite(eps) and eps >= 0):
-            raise ValueError(
-                f"{type(self).__name__}: eps is {eps}: it must be finite and not negative"
-            )
+            raise value_error(f"eps is {eps}: it must be finite and not negative")
         self.parameters, self.dim = parameters, len(parameters["weight"])
         self.eps, self.offset = float(eps), offset
 
@@ -48,7 +46,7 @@ class _Norm(base.Layer):
         self, x: Array, *, record: Recorder | None = None, save: bool = False
     ) -> tuple[Array, NormSaved]:
         """Run the forward pass without checks; also return the values for `backward`."""
-        x, dtype = base.promoted(x, self.parameters, call=type(self).__name__)
+        x, dtype = base.promoted(x, self.parameters)
         weight, bias = self.scaled(), self.parameters.get("bias")
         out, scale = normalize(x, weight, bias, eps=self.eps, centred=self._is_centred)
         out = out.astype(dtype, copy=False)
@@ -60,7 +58,7 @@ class _Norm(base.Layer):
             out = record("hook_normalized", out)
         return out, NormSaved(x, scale)
 
-    @base.quiet
+    @base.public
     def backward(
         self, grad: ArrayLike, saved: NormSaved, *, record: Recorder | None = None
     ) -> base.Gradient:
@@ -80,7 +78,7 @@ class _Norm(base.Layer):
         >>> norm.backward([[1.0, 0.0]], saved).parameters["weight"]
         array([-1.,  0.])
         """
-        grad = base.upstream(grad, saved.x.shape, saved.x.dtype, call=type(self).__name__)
+        grad = base.upstream(grad, saved.x.shape, saved.x.dtype)
         if record is not None:
             grad = record("hook_normalized", grad)
             if base.asks(record, "hook_scale"):
@@ -124,6 +122,7 @@ class _Norm(base.Layer):
         scaled: Array = weight.astype(wide, copy=False) + wide.type(self.offset)
         return scaled
 
+    @public_method
     def trace(self, x: ArrayLike) -> Trace:
         """Return the divisor `hook_scale` (..., 1) and the output `hook_normalized` (..., D).
 
@@ -163,18 +162,20 @@ class LayerNorm(_Norm):
 
     _is_centred = True
 
+    @public_method
     def __init__(
         self, dim: int, *, eps: float = 1e-5, bias: bool = True, dtype: Any = np.float32
     ) -> None:
         self._begin(dim, eps, dtype, bias=bias)
 
     @classmethod
+    @public_method
     def from_parameters(
         cls, parameters: Mapping[str, ArrayLike], *, eps: float = 1e-5
     ) -> "LayerNorm":
         """Make a layer from "weight" (D,) and optionally "bias" (D,), without copying them."""
         layer = cls.__new__(cls)
-        layer._set(_vectors(parameters, {"weight", "bias"}, call=cls.__name__), eps)
+        layer._set(_vectors(parameters, {"weight", "bias"}), eps)
         return layer
 
 
@@ -198,10 +199,12 @@ class RMSNorm(_Norm):
 
     _is_centred = False
 
+    @public_method
     def __init__(self, dim: int, *, eps: float = 1e-6, dtype: Any = np.float32) -> None:
         self._begin(dim, eps, dtype, bias=False)
 
     @classmethod
+    @public_method
     def from_parameters(
         cls, parameters: Mapping[str, ArrayLike], *, eps: float = 1e-6, offset: float = 0.0
     ) -> "RMSNorm":
@@ -213,23 +216,23 @@ class RMSNorm(_Norm):
             offset: a number added to the weight; 1 if a model's files store `weight - 1`.
         """
         layer = cls.__new__(cls)
-        layer._set(_vectors(parameters, {"weight"}, call=cls.__name__), eps, offset)
+        layer._set(_vectors(parameters, {"weight"}), eps, offset)
         return layer
 
 
-def _vectors(parameters: Mapping[str, Any], known: set[str], *, call: str) -> dict[str, Array]:
+def _vectors(parameters: Mapping[str, Any], known: set[str]) -> dict[str, Array]:
     """Return the parameters as float arrays; check that all have the shape (D,) of the weight."""
-    arrays = base.checked(parameters, call=call)
+    arrays = base.checked(parameters)
     if "weight" not in arrays or not arrays.keys() <= known:
-        raise ValueError(
-            f"{call}: the parameters are {', '.join(sorted(arrays)) or 'none'}: "
+        raise value_error(
+            f"the parameters are {', '.join(sorted(arrays)) or 'none'}: "
             f"give {' and '.join(sorted(known, reverse=True))}"
         )
     weight = arrays["weight"]
     if weight.ndim != 1:
-        raise ValueError(f"{call}: weight has shape {weight.shape}: it must be (D,)")
+        raise value_error(f"weight has shape {weight.shape}: it must be (D,)")
     for name, array in arrays.items():
-        base.need_shape(array, weight.shape, call=call, name=name, why="the shape of weight")
+        base.need_shape(array, weight.shape, name=name, why="the shape of weight")
     return arrays
 
 
@@ -259,21 +262,22 @@ class LayerScale(base.Layer):
 
     _reads_texts = False
 
+    @public_method
     def __init__(self, dim: int, *, first: float = 1.0, dtype: Any = np.float32) -> None:
-        call = type(self).__name__
-        dim = whole_number(dim, call=call, name="dim", least=1)
-        self.parameters = {"weight": np.full(dim, first, float_type(dtype, call=call))}
+        dim = whole_number(dim, name="dim", least=1)
+        self.parameters = {"weight": np.full(dim, first, float_type(dtype))}
         self.dim = dim
 
     @classmethod
+    @public_method
     def from_parameters(cls, parameters: Mapping[str, ArrayLike]) -> "LayerScale":
         """Make a layer from a "weight" (D,), without copying it."""
-        layer, call = cls.__new__(cls), cls.__name__
-        arrays = base.checked(parameters, call=call)
-        layer.dim = len(base.parameter(arrays, "weight", "(D)", call=call))
+        layer = cls.__new__(cls)
+        arrays = base.checked(parameters)
+        layer.dim = len(base.parameter(arrays, "weight", "(D)"))
         if len(arrays) > 1:
             other = next(name for name in arrays if name != "weight")
-            raise ValueError(f'{call}: there is no parameter {other}: give only "weight"')
+            raise value_error(f'there is no parameter {other}: give only "weight"')
         layer.parameters = arrays
         return layer
 
@@ -281,11 +285,11 @@ class LayerScale(base.Layer):
         self, x: Array, *, record: Recorder | None = None, save: bool = False
     ) -> tuple[Array, ScaleSaved]:
         """Run the forward pass without checks; also return the values for `backward`."""
-        x, dtype = base.promoted(x, self.parameters, call=type(self).__name__)
+        x, dtype = base.promoted(x, self.parameters)
         out = x * self.parameters["weight"].astype(x.dtype, copy=False)
         return out.astype(dtype, copy=False), ScaleSaved(x)
 
-    @base.quiet
+    @base.public
     def backward(
         self, grad: ArrayLike, saved: ScaleSaved, *, record: Recorder | None = None
     ) -> base.Gradient:
@@ -305,7 +309,7 @@ class LayerScale(base.Layer):
         >>> gradient.x.tolist(), gradient.parameters["weight"].tolist()
         ([[0.5, 5.0]], [2.0, 40.0])
         """
-        grad = base.upstream(grad, saved.x.shape, saved.x.dtype, call=type(self).__name__)
+        grad = base.upstream(grad, saved.x.shape, saved.x.dtype)
         weight = self.parameters["weight"].astype(grad.dtype, copy=False)
         if base.for_parameters(record) is None:
             return base.Gradient(grad * weight, {})

@@ -132,9 +132,7 @@ class _Step:
         self.rotary = id(attn.rotary)
         self.swapped = None if attn.rotary is None else _swapped(attn.rotary, self.size)
         token = np.zeros((1, 1, attn.embed_dim), kernel.kind)
-        self.plan = attention_plan(
-            attn, Inputs(token, None, kernel.kind, options, type(attn).__name__)
-        )
+        self.plan = attention_plan(attn, Inputs(token, None, kernel.kind, options))
 
     def attend(self, x: Array, run: "_Run", residual: Array | None) -> Array:
         """Apply the attention to vectors (B, D), and add a residual."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import public_call, value_error
 from qkv.arrays import Array, whole_number
 from qkv.files import StrPath, named_folder
 from qkv.learn import run_folder
@@ -54,6 +55,7 @@ class Trained:
     skipped: int
 
 
+@public_call("train")
 def train(
     network: Network,
     objectives: Objective | Iterable[Objective | Part],
@@ -117,20 +119,18 @@ def train(
             subclass of KeyboardInterrupt.
     """
     if steps is None and minutes is None:
-        raise ValueError("train: give steps, or minutes, or both")
+        raise value_error("give steps, or minutes, or both")
     steps, seed = checked_limits(steps, minutes, seed)
     if products not in _PRODUCTS:
-        raise ValueError(f"train: products is {products!r}: choose {' or '.join(_PRODUCTS)}")
+        raise value_error(f"products is {products!r}: choose {' or '.join(_PRODUCTS)}")
     if checkpoint_steps is not None:
-        checkpoint_steps = whole_number(
-            checkpoint_steps, call="train", name="checkpoint_steps", least=1
-        )
+        checkpoint_steps = whole_number(checkpoint_steps, name="checkpoint_steps", least=1)
     if optimizer is not None and optimizer.network is not network:
-        raise ValueError("train: the optimizer belongs to another network: make AdamW(network)")
+        raise value_error("the optimizer belongs to another network: make AdamW(network)")
     if not isinstance(schedule, Schedule):
         schedule = Schedule(schedule)
     parts = _parts(objectives)
-    home, wanted = named_folder(folder, "train"), spread(steps) if snapshots is None else snapshots
+    home, wanted = named_folder(folder), spread(steps) if snapshots is None else snapshots
     optimizer = optimizer or AdamW(network)
     run = Training(
         home,
@@ -166,9 +166,7 @@ def _parts(objectives: Objective | Iterable[Objective | Part]) -> list[Part]:
     parts = [part if isinstance(part, Part) else Part(part) for part in objectives]
     names = [part.objective.name for part in parts]
     if not names or len(set(names)) < len(names):
-        raise ValueError(
-            f"train: the objectives are {names}: give one or more, with different names"
-        )
+        raise value_error(f"the objectives are {names}: give one or more, with different names")
     return parts
 
 
@@ -180,10 +178,10 @@ def checked_limits(steps: int | None, minutes: float | None, seed: int) -> tuple
         ValueError: the steps, the minutes or the seed are out of range.
     """
     if steps is not None:
-        steps = whole_number(steps, call="train", name="steps", least=1, most=run_folder.MOST_STEPS)
+        steps = whole_number(steps, name="steps", least=1, most=run_folder.MOST_STEPS)
     if minutes is not None and not 0 < minutes < math.inf:
-        raise ValueError(f"train: minutes is {minutes}: it must be above 0, and finite")
-    return steps, whole_number(seed, call="train", name="seed", least=0, most=math.inf)
+        raise value_error(f"minutes is {minutes}: it must be above 0, and finite")
+    return steps, whole_number(seed, name="seed", least=0, most=math.inf)
 
 
 class Diverged(RuntimeError):
@@ -280,7 +278,7 @@ class Training:
         saved = run_folder.last_checkpoint(folder)
         if resume:
             if saved is None:
-                raise ValueError(f"train: {folder} holds no checkpoint to resume from")
+                raise value_error(f"{folder} holds no checkpoint to resume from")
             run_folder.need_same(saved.about["settings"], settings, saved.path)
             self.restore(saved)
             for step, path in run_folder.snapshots_in(folder).items():
@@ -289,12 +287,12 @@ class Training:
             return
         if saved is not None:
             at = f"which is at step {saved.about['step']}"
-            raise ValueError(
-                f"train: {folder} holds a run, {at}: continue with resume, or name another folder"
+            raise value_error(
+                f"{folder} holds a run, {at}: continue with resume, or name another folder"
             )
         if not self.network.is_finite():
-            raise ValueError(
-                f"train: {self.network.source.name} gives numbers that are not finite: begin with "
+            raise value_error(
+                f"{self.network.source.name} gives numbers that are not finite: begin with "
                 "another model"
             )
         with run_folder.saving("the folder", folder):
@@ -437,8 +435,8 @@ class Training:
             warnings.warn(message, UserWarning, stacklevel=2)
         flat = self.network.flat
         if (numbers.dtype, numbers.shape) != (flat.dtype, flat.shape):
-            raise ValueError(
-                f"train: {saved.path} holds {numbers.size} numbers of {numbers.dtype}, and the "
+            raise value_error(
+                f"{saved.path} holds {numbers.size} numbers of {numbers.dtype}, and the "
                 f"network has {flat.size} of {flat.dtype}: give the same network"
             )
         for name, array in self.arrays().items():
@@ -450,7 +448,7 @@ class Training:
             for part in self.parts:
                 part.objective.restore(about["objectives"][part.objective.name])
         except (LookupError, TypeError) as error:
-            raise ValueError(f"train: {saved.path} holds no state of this run") from error
+            raise value_error(f"{saved.path} holds no state of this run") from error
 
     def save_model(self) -> None:
         """Write the current model."""

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from qkv.argument_errors import public_method
 from qkv.arrays import Array, whole_number
 from qkv.layers.base import starts_of
 from qkv.learn.corpus import Source
@@ -167,9 +168,10 @@ class _Filled:
     _: KW_ONLY
     tokens_per_step: int = 8192
 
+    @public_method
     def __post_init__(self) -> None:
-        name, call = "tokens_per_step", type(self).__name__
-        self.tokens_per_step = whole_number(self.tokens_per_step, call=call, name=name, least=1)
+        name = "tokens_per_step"
+        self.tokens_per_step = whole_number(self.tokens_per_step, name=name, least=1)
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
         """Add the loss's gradient to the network; return the mean loss and the number of tokens."""

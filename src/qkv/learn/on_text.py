@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from qkv.argument_errors import invalid, public_call, type_error, value_error
 from qkv.arrays import whole_number
 from qkv.files import StrPath, named_folder
 from qkv.learn.corpus import ENDS, Corpus, Files, need_two_words, paragraphs, running
@@ -65,26 +66,27 @@ class TextRun:
     seed: int = 0
     tokenizer: str | None = None
 
+    @public_call("train")
     def __post_init__(self) -> None:
         if self.objective not in ("masked", "causal"):
-            raise ValueError(f"train: objective is {self.objective!r}: choose masked or causal")
+            raise value_error(f"objective is {self.objective!r}: choose masked or causal")
         for name, (least, most) in _RANGES.items():
-            whole_number(getattr(self, name), call="train", name=name, least=least, most=most)
+            whole_number(getattr(self, name), name=name, least=least, most=most)
         if self.dim % self.heads:
-            raise ValueError(
-                f"train: dim is {self.dim} and heads is {self.heads}: "
-                "dim must be a multiple of heads"
+            raise value_error(
+                f"dim is {self.dim} and heads is {self.heads}: dim must be a multiple of heads"
             )
         checked_limits(self.steps, self.minutes, self.seed)
         Schedule(self.rate)
         if isinstance(self.corpus, str | os.PathLike):
-            raise TypeError(f"train: corpus is {str(self.corpus)!r}: give a list of files")
+            raise type_error(f"corpus is {str(self.corpus)!r}: give a list of files")
         paths = [
             str(Path(path).absolute()) for path in self.corpus
         ]  # absolute paths, because a run may be resumed in another folder
         object.__setattr__(self, "corpus", tuple(paths))
 
     @classmethod
+    @public_call("train")
     def of(cls, folder: StrPath, changes: Mapping[str, Any]) -> Self:
         """Read the settings of the run in a folder.
 
@@ -96,10 +98,10 @@ class TextRun:
         """
         saved = last_checkpoint(Path(folder))
         if saved is None:
-            raise FileNotFoundError(f"train: {folder} holds no checkpoint to resume from")
+            raise invalid(FileNotFoundError, f"{folder} holds no checkpoint to resume from")
         settings = saved.about["settings"].get("text")
         if not isinstance(settings, dict):
-            raise ValueError(f"train: {saved.path} does not belong to a run on text")
+            raise value_error(f"{saved.path} does not belong to a run on text")
         known = {own.name: settings[own.name] for own in fields(cls) if own.name in settings}
         again = cls(**known | dict(changes))
         need_same(settings, asdict(again), saved.path)
@@ -139,6 +141,7 @@ class TextRun:
         }
 
 
+@public_call("train")
 def train_on_text(
     run: TextRun,
     folder: StrPath,
@@ -163,7 +166,7 @@ def train_on_text(
         Diverged: as for `train`.
         Interrupted: as for `train`.
     """
-    home = named_folder(folder, "train")
+    home = named_folder(folder)
     if not resume:
         need_free(home)
     need_writable(home)
@@ -223,7 +226,7 @@ def _tokenizer(
         tokenizer = SubwordTokenizer.from_file(path)
         if saved is not None and saved.about["settings"].get("tokenizer") != _checksum(path):
             problem = f"its checksum differs from the checksum in {saved.path.name}"
-            raise ValueError(f"train: {path} is damaged: {problem}")
+            raise value_error(f"{path} is damaged: {problem}")
         return tokenizer, "from the folder of the run"
     if run.tokenizer is not None:
         path = Path(run.tokenizer)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qkv.argument_errors import invalid, public_call, type_error, value_error
 from qkv.arrays import Array, Arrays, finite
 from qkv.extras import need
 from qkv.files import StrPath, replacing
@@ -51,15 +52,11 @@ def need_free(folder: Path) -> None:
         NotADirectoryError: the folder is a file.
     """
     if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"train: {folder} is a file: name a folder")
+        raise invalid(NotADirectoryError, f"{folder} is a file: name a folder")
     if _checkpoints(folder):
-        raise ValueError(
-            f"train: {folder} holds a run: continue with resume, or name another folder"
-        )
+        raise value_error(f"{folder} holds a run: continue with resume, or name another folder")
     if folder.is_dir() and {path.name for path in folder.iterdir()} - {CHECKPOINTS}:
-        raise ValueError(
-            f"train: {folder} holds files that do not belong to a run: name an empty folder"
-        )
+        raise value_error(f"{folder} holds files that do not belong to a run: name an empty folder")
 
 
 def tokenizer_path(folder: Path) -> Path:
@@ -103,6 +100,7 @@ class Metrics:
         self.file.close()
 
 
+@public_call("read_metrics")
 def read_metrics(folder: StrPath) -> list[dict[str, Any]]:
     """Read the metrics of a run; an incomplete last line is ignored.
 
@@ -110,14 +108,14 @@ def read_metrics(folder: StrPath) -> list[dict[str, Any]]:
         ValueError: a line is not JSON, or has no step.
     """
     path, rows = Path(folder) / METRICS, []
-    for number, row in _logged(path, "read_metrics"):
+    for number, row in _logged(path):
         if not (isinstance(row, dict) and isinstance(row.get("step"), int | float)):
-            raise ValueError(f"read_metrics: {path}, line {number} is not a line of metrics")
+            raise value_error(f"{path}, line {number} is not a line of metrics")
         rows.append(row)
     return rows
 
 
-def read_losses(folder: Path, *, call: str) -> list[tuple[int, float]]:
+def read_losses(folder: Path) -> list[tuple[int, float]]:
     """Read the loss of each logged step, in order.
 
     If a step was logged twice, its later loss is used. Losses that are not finite are skipped, and
@@ -127,7 +125,7 @@ def read_losses(folder: Path, *, call: str) -> list[tuple[int, float]]:
         ValueError: a line is not JSON.
     """
     losses: dict[int, float] = {}
-    for _, row in _logged(folder / METRICS, call):
+    for _, row in _logged(folder / METRICS):
         step, loss = (row.get(k) if isinstance(row, dict) else None for k in ("step", "loss"))
         if not isinstance(step, int) or not isinstance(loss, int | float):
             continue
@@ -136,7 +134,7 @@ def read_losses(folder: Path, *, call: str) -> list[tuple[int, float]]:
     return sorted(losses.items())
 
 
-def _logged(path: Path, call: str) -> Iterator[tuple[int, Any]]:
+def _logged(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield the number and content of each line; skip blank lines and an incomplete last line."""
     if not path.is_file():
         return
@@ -144,7 +142,7 @@ def _logged(path: Path, call: str) -> Iterator[tuple[int, Any]]:
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             if broken:
-                raise ValueError(f"{call}: {path}, line {broken} is not JSON: correct or remove it")
+                raise value_error(f"{path}, line {broken} is not JSON: correct or remove it")
             if not line.strip():
                 continue
             try:
@@ -328,7 +326,7 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
         except ValueError as error:
             damaged.append(f"{path} is damaged: {error}")
     if damaged:
-        raise ValueError(f"train: all checkpoints are damaged: {'; '.join(damaged)}")
+        raise value_error(f"all checkpoints are damaged: {'; '.join(damaged)}")
     return None
 
 
@@ -342,8 +340,8 @@ def need_same(stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path
     theirs, ours = dict(_flat(stored)), dict(_flat(same))
     for name in [*theirs, *ours]:
         if theirs.get(name) != ours.get(name):
-            raise ValueError(
-                f"train: {path} belongs to a run with {name} {_shown(theirs, name)}, but now "
+            raise value_error(
+                f"{path} belongs to a run with {name} {_shown(theirs, name)}, but now "
                 f"{name} is {_shown(ours, name)}: give the same value, or another folder"
             )
 
@@ -447,9 +445,8 @@ def _plain(value: Any) -> Any:
     """Convert a NumPy number or array to a value that JSON can store."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
-    raise TypeError(
-        f"train: a checkpoint cannot hold a {type(value).__name__}: give numbers, strings, lists "
-        "and dicts"
+    raise type_error(
+        f"a checkpoint cannot hold a {type(value).__name__}: give numbers, strings, lists and dicts"
     )
 
 

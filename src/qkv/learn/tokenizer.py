@@ -10,6 +10,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Literal
 
+from qkv.argument_errors import invalid, public_call, type_error, value_error
 from qkv.arrays import whole_number
 from qkv.learn import tokenizer_process
 from qkv.text import SubwordTokenizer
@@ -20,6 +21,7 @@ SAMPLE = 1 << 26  # A tokenizer is trained on at most this many bytes of a corpu
 _LINES_AT_ONCE = 1000
 
 
+@public_call("train_tokenizer")
 def train_tokenizer(
     lines: Iterable[str], kind: Literal["wordpiece", "bytes"], vocabulary: int
 ) -> SubwordTokenizer:
@@ -53,16 +55,11 @@ def train_tokenizer(
     import tokenizers
 
     if kind not in ("wordpiece", "bytes"):
-        raise ValueError(f"train_tokenizer: kind is {kind!r}: choose wordpiece or bytes")
+        raise value_error(f"kind is {kind!r}: choose wordpiece or bytes")
     if isinstance(lines, str):
-        raise TypeError("train_tokenizer: `lines` is one string: give a list of lines")
-    vocabulary = whole_number(
-        vocabulary, call="train_tokenizer", name="vocabulary", least=1, most=MAX_TOKENS
-    )
-    checked = (
-        check_text(line, call="train_tokenizer", name=f"line {number}")
-        for number, line in enumerate(lines, 1)
-    )
+        raise type_error("`lines` is one string: give a list of lines")
+    vocabulary = whole_number(vocabulary, name="vocabulary", least=1, most=MAX_TOKENS)
+    checked = (check_text(line, name=f"line {number}") for number, line in enumerate(lines, 1))
     if not sys.executable or getattr(sys, "frozen", False):  # there is no Python program to start
         return SubwordTokenizer(tokenizer_process.trained(list(checked), kind, vocabulary))
     text = _in_a_process(checked, kind, vocabulary)
@@ -101,5 +98,5 @@ def _in_a_process(lines: Iterator[str], kind: str, vocabulary: int) -> str:
         last = (
             reason.splitlines()[-1] if reason else "the system ended it, perhaps for lack of memory"
         )
-        raise RuntimeError(f"train_tokenizer: the training process has failed ({code}): {last}")
+        raise invalid(RuntimeError, f"the training process has failed ({code}): {last}")
     return text

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import public_call, type_error
 from qkv.arrays import whole_number
 from qkv.attend import softmax
 from qkv.edits import Ablate, Edit, Hide
@@ -26,6 +27,7 @@ class CrossEncoderModel(Model):
         assert self.head is not None  # `qkv.load` uses this class only for models with a head
         return self.head.steps.outputs
 
+    @public_call("predict")
     def predict(
         self,
         inputs: Sequence[str] | Iterable[Sequence[str]],
@@ -71,13 +73,13 @@ class CrossEncoderModel(Model):
             ValueError: no text has a token, or an argument is invalid or not supported.
             ImportError: the result should be tensors, but torch is not installed.
         """
-        self.refuse("predict", top_k=top_k, ablate=ablate, hide=hide, edit=edit)
-        check_device(device, "predict")
+        self.refuse(top_k=top_k, ablate=ablate, hide=hide, edit=edit)
+        check_device(device)
         tensors = convert_to_tensor or not convert_to_numpy
         torch = need("torch", "torch") if tensors else None
-        batch_size = whole_number(batch_size, call="predict", name="batch_size", least=1)
+        batch_size = whole_number(batch_size, name="batch_size", least=1)
         single, pairs = _checked_pairs(inputs)
-        scorer = Ranker(self, "predict", prompt_name, prompt, activation_fn)
+        scorer = Ranker(self, prompt_name, prompt, activation_fn)
         scores = np.empty((0,) if scorer.classes == 1 else (0, scorer.classes))
         if pairs:
             read = scorer.each(*zip(*pairs, strict=True))
@@ -95,8 +97,8 @@ class CrossEncoderModel(Model):
 def _checked_pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
     """Return `(single, pairs)`; `single` is True if the input is one pair instead of several."""
     if isinstance(inputs, str | bytes) or not isinstance(inputs, Iterable):
-        raise TypeError(
-            f"predict: `inputs` is {type(inputs).__name__}: this model reads two texts together: "
+        raise type_error(
+            f"`inputs` is {type(inputs).__name__}: this model reads two texts together: "
             "give pairs of strings, or one pair"
         )
     rows = [*inputs]
@@ -106,7 +108,7 @@ def _checked_pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
         if isinstance(row, str) or not isinstance(row, Sequence | np.ndarray) or len(row) != 2:
             count = len(row) if isinstance(row, list | tuple | np.ndarray) else 0
             about = f"{type(row).__name__}{f' of {count}' if count else ''}"
-            raise TypeError(f"predict: pair {number} is {about}: give two strings")
-        first, second = (check_text(text, call="predict", name=f"pair {number}") for text in row)
+            raise type_error(f"pair {number} is {about}: give two strings")
+        first, second = (check_text(text, name=f"pair {number}") for text in row)
         pairs.append((first, second))
     return single, pairs

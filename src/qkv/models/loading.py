@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import message, public_call, value_error
 from qkv.arrays import DType, float_type
 from qkv.files import StrPath
 from qkv.models.cross_encoder import CrossEncoderModel
@@ -53,7 +54,8 @@ _CLASSES = {
 }
 
 
-@advising("load", LOADING)
+@public_call("load")
+@advising(LOADING)
 def load(
     name_or_path: StrPath | None = None, *, revision: str | None = None, dtype: Any = None
 ) -> Model:
@@ -91,7 +93,7 @@ def load(
     kind = None if dtype is None else _float_type(dtype)
     if name_or_path == "random" and not Path("random", read.CONFIG).is_file():
         if revision is not None:
-            raise ValueError(f"load: the model 'random' has no revisions: omit {revision!r}")
+            raise value_error(f"the model 'random' has no revisions: omit {revision!r}")
         return random_model(dtype=kind or np.float32)
     try:
         folder, name = find_model(name_or_path, revision), str(name_or_path)
@@ -105,9 +107,7 @@ def load(
     try:
         return _read(folder, name, kind)
     except read.ModelError as error:
-        raise read.ModelError(
-            read.plain(f"load: {str(error).removeprefix('load: ')}", 2000)
-        ) from error
+        raise read.ModelError(read.plain(f"load: {message(error)}", 2000)) from error
 
 
 def _read(folder: Path, name: str, kind: DType | None) -> Model:
@@ -274,7 +274,7 @@ def _tokenizer(
 def _float_type(dtype: Any) -> DType:
     """Convert the argument `dtype` of `load` to a NumPy type."""
     with suppress(TypeError):
-        kind = float_type(dtype, call="load")
+        kind = float_type(dtype)
         if kind != np.float16:
             return kind
-    raise ValueError(f"load: dtype is {dtype}: give float32, float64 or bfloat16")
+    raise value_error(f"dtype is {dtype}: give float32, float64 or bfloat16")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
+from qkv.argument_errors import add_name, invalid, public_call, type_error, value_error
 from qkv.arrays import Array, ArrayLike, as_array, is_float, whole_number
 from qkv.edits import Edits
 from qkv.files import StrPath
@@ -60,6 +61,7 @@ class Parameters(MutableMapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         return self._arrays[name]
 
+    @public_call("parameters")
     def __setitem__(self, name: str, value: ArrayLike) -> None:
         """Replace an array by a copy of `value`; the type of the array does not change.
 
@@ -70,20 +72,21 @@ class Parameters(MutableMapping[str, Array]):
         """
         if name not in self._arrays:
             near = suggestion(nearest(name, self._arrays), self._arrays)
-            raise KeyError(f"parameters: unknown name {name!r}: {near}")
-        array, old = as_array(value, call="parameters", name=name), self._arrays[name]
+            raise invalid(KeyError, f"unknown name {name!r}: {near}")
+        array, old = as_array(value, name=name), self._arrays[name]
         if not is_float(array.dtype):
-            raise TypeError(f"parameters: {name} is {array.dtype}: assign an array of floats")
+            raise type_error(f"{name} is {array.dtype}: assign an array of floats")
         if array.shape != old.shape:
-            raise ValueError(
-                f"parameters: {name} has shape {array.shape} and must have {old.shape}, "
+            raise value_error(
+                f"{name} has shape {array.shape} and must have {old.shape}, "
                 "the shape of the old array"
             )
         self._arrays[name] = frozen(array.astype(old.dtype))
         self._changed()
 
+    @public_call("parameters")
     def __delitem__(self, name: str) -> NoReturn:
-        raise TypeError(f"parameters: {name} cannot be deleted: assign another array instead")
+        raise type_error(f"{name} cannot be deleted: assign another array instead")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
@@ -144,13 +147,14 @@ class ModelBase:
             for limit in (self.max_seq_length, *self.sentence.task_limits.values()):
                 check_tokenizer(tokenizer, self.reader.rows, limit, name)
 
+    @public_call("model")
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; in qkv's own classes, raise an error if the name is unknown."""
         is_known = name in _SET or name.startswith("_") or hasattr(type(self), name)
         if not is_known and type(self).__module__.startswith("qkv."):
             near = nearest(name, (known for known in dir(self) if not known.startswith("_")))
             way_out = f": {suggestion(near, ())}" if near else ""
-            raise AttributeError(f"model: unknown attribute {name!r}{way_out}")
+            raise invalid(AttributeError, f"unknown attribute {name!r}{way_out}")
         object.__setattr__(self, name, value)
 
     if not TYPE_CHECKING:  # if type checkers saw `__getattr__`, they would accept any name
@@ -182,9 +186,10 @@ class ModelBase:
             first = self._network.first if first is None else first
             rows = len(self._network.embedding.table)
             if not is_whole(first) or not 0 <= first < rows:
-                raise ModelError(
-                    f"load: decoder_start_token_id of {self.name} is {first!r:.40}: it must be the "
-                    f"id of a token, 0 to {rows - 1}"
+                raise invalid(
+                    ModelError,
+                    f"decoder_start_token_id of {self.name} is {first!r:.40}: it must be the "
+                    f"id of a token, 0 to {rows - 1}",
                 )
             self._network.first = first
 
@@ -241,6 +246,7 @@ class ModelBase:
         return self.reader.limit
 
     @max_seq_length.setter
+    @public_call("model")
     def max_seq_length(self, limit: int | None) -> None:
         checked = [(model, model._checked_limit(limit)) for model in self.all_routes()]
         for model, number in checked:
@@ -272,10 +278,10 @@ class ModelBase:
         most = self.network.embedding.max_positions
         around = 0 if self.tokenizer is None else len(self.tokenizer.tokenize(""))
         if limit is not None:
-            limit = whole_number(limit, call="model", name="max_seq_length", least=around + 1)
+            limit = whole_number(limit, name="max_seq_length", least=around + 1)
         if most is not None and (limit is None or limit > most):
-            raise ValueError(
-                f"model: max_seq_length is {limit} and {self.name} has {most} positions: "
+            raise value_error(
+                f"max_seq_length is {limit} and {self.name} has {most} positions: "
                 f"give at most {most}"
             )
         return limit
@@ -314,6 +320,7 @@ class ModelBase:
         model._network = network
         return model
 
+    @public_call("with_parameters")
     def with_parameters(self, parameters: Mapping[str, ArrayLike], dtype: Any = None) -> Self:
         """Return a copy of the model that holds copies of the arrays in `parameters`.
 
@@ -327,16 +334,12 @@ class ModelBase:
         old = self._weights.parameters
         if set(parameters) != set(old):
             odd = min(set(parameters) ^ set(old))
-            raise ValueError(
-                f"with_parameters: {odd} is {'missing' if odd in old else 'not a parameter'}"
-            )
+            raise value_error(f"{odd} is {'missing' if odd in old else 'not a parameter'}")
         arrays = {}
         for name, array in old.items():
             copied = np.array(parameters[name], dtype=dtype)
             if copied.shape != array.shape:
-                raise ValueError(
-                    f"with_parameters: {name} has shape {copied.shape} and must have {array.shape}"
-                )
+                raise value_error(f"{name} has shape {copied.shape} and must have {array.shape}")
             arrays[name] = frozen(copied)
         model = copy(self)
         model._weights = replace(self._weights, parameters=arrays, stored=None)
@@ -403,10 +406,10 @@ class ModelBase:
         """
         return can(self.kind, ask)
 
-    def need(self, ask: str, call: str | None = None) -> None:
-        """Raise a ValueError unless the model can be asked; the error names the public call."""
+    def need(self, ask: str) -> None:
+        """Raise a ValueError unless the model can be asked."""
         if not self.can(ask):
-            raise ValueError(f"{call or ask}: {self.name} {cannot(self.design, ask)}")
+            raise value_error(f"{self.name} {cannot(self.design, ask)}")
 
     @property
     def embedding(self) -> Embedding:
@@ -443,6 +446,7 @@ class ModelBase:
         """
         return self.reader.mask
 
+    @public_call("tokenize")
     def tokenize(self, text: str) -> Tokenized:
         """Split a text into tokens, without truncation to `max_seq_length`.
 
@@ -455,14 +459,16 @@ class ModelBase:
         """
         return self.reader.tokenize(text)
 
+    @public_call("decode")
     def decode(self, ids: ArrayLike) -> str:
         """Decode token ids (T,) to text, without special tokens.
 
         Raises:
             ValueError: the model has no tokenizer, or an id belongs to no token.
         """
-        return self.reader.need_tokenizer("decode").decode(ids)
+        return self.reader.need_tokenizer().decode(ids)
 
+    @public_call("subwords")
     def subwords(self, word: str) -> list[list[str]]:
         """Return the ways to split a word into subwords; "##" marks the continuation of a word.
 
@@ -475,6 +481,7 @@ class ModelBase:
         """
         return self.reader.subwords(word)
 
+    @public_call("save")
     def save(self, folder: StrPath, *, dtype: Any = None) -> None:
         """Write the model to a folder that both `qkv.load` and transformers can read.
 
@@ -510,9 +517,10 @@ class ModelBase:
         """
         kind, models = storage_type(dtype), self.all_routes()
         if linked := next(filter(None, (model.sentence.linked for model in models)), None):
-            raise ModelError(
-                f"save: {linked} is a link to a file outside the model's folder, whose content "
-                "`save` would copy: replace the link by the file and load the model again"
+            raise invalid(
+                ModelError,
+                f"{linked} is a link to a file outside the model's folder, whose content "
+                "`save` would copy: replace the link by the file and load the model again",
             )
         for model in reversed(models):
             save_model(
@@ -525,13 +533,12 @@ class ModelBase:
                 dtype=kind,
             )
 
-    def read(self, inputs: Any, call: str = "read", first: int = 0) -> Batch:
+    def read(self, inputs: Any, first: int = 0) -> Batch:
         """Return the batch that `network.run` takes.
 
         Args:
             inputs: one text or several, as strings or as token ids; or images, if the model reads
                 images.
-            call: the name of the public call, for errors.
             first: the number of the first text in errors.
 
         Raises:
@@ -544,7 +551,11 @@ class ModelBase:
         >>> rows.shape  # one row per token
         (5, 8)
         """
-        return self.reader.read(inputs, call, first)
+        try:
+            return self.reader.read(inputs, first)
+        except Exception as error:
+            add_name(error, "read")
+            raise
 
     def check_edits(self, edits: Edits, batch: Batch, **others: Any) -> CheckedEdits:
         """Check that edits fit this model and a batch; pass the arguments in `others` to `fit`."""
@@ -568,16 +579,16 @@ class ModelBase:
         """
         return edits.below(stop).averaged(self.network, parts(batch, batch_size), stop)
 
-    def refuse(self, call: str, **given: Any) -> None:
+    def refuse(self, **given: Any) -> None:
         """Raise a ValueError if an argument is given (not None or ()) that is for other kinds."""
         for name, value in given.items():
             if value is not None and not (isinstance(value, tuple) and not value):
-                raise ValueError(
-                    f"{call}: {name} is not for {self.name}, which {does(self.design)}: omit {name}"
+                raise value_error(
+                    f"{name} is not for {self.name}, which {does(self.design)}: omit {name}"
                 )
 
-    def need_words(self, call: str) -> int:
+    def need_words(self) -> int:
         """Return V, the size of the vocabulary, or raise a ValueError if no head predicts words."""
-        self.need("unembed", call)
+        self.need("unembed")
         assert self.head is not None
         return self.head.steps.outputs

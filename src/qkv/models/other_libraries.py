@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import ParamSpec, TypeVar
 
+from qkv.argument_errors import type_error
 from qkv.models.files.read import plain
 from qkv.suggest import nearest, suggestion
 
@@ -23,18 +24,18 @@ ATTRIBUTES, LOADING, GENERATING = (
 
 
 def advising(
-    call: str, advice: Mapping[str, str]
+    advice: Mapping[str, str],
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Decorate a function so that its errors about unknown arguments give advice.
 
     Raises:
         TypeError: an argument does not exist; the message gives advice or suggests similar names.
 
-    >>> @advising("load", {"device": "qkv computes on the CPU"})
+    >>> @advising({"device": "qkv computes on the CPU"})
     ... def load(name): ...
     >>> load("books", device="cuda")
     Traceback (most recent call last):
-    TypeError: load: unknown argument device: qkv computes on the CPU
+    TypeError: unknown argument device: qkv computes on the CPU
     """
 
     def wrap(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -45,7 +46,7 @@ def advising(
             for name in options:
                 if name not in known:
                     hint = advice.get(name) or suggestion(nearest(name, known, 2), known)
-                    raise TypeError(f"{call}: unknown argument {plain(name, 60)}: {hint}")
+                    raise type_error(f"unknown argument {plain(name, 60)}: {hint}")
             return function(*args, **options)
 
         return checked

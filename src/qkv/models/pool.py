@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from qkv.argument_errors import invalid, public_call, public_method, value_error
 from qkv.arrays import whole_number
 from qkv.models.loading import load
 from qkv.models.model import Model
@@ -43,6 +44,7 @@ class Pool:
     ValueError: Pool: processes is 0: it must be 1 or more
     """
 
+    @public_method
     def __init__(self, model: Model, processes: int | None = None) -> None:
         # imported here to keep `import qkv` light
         import multiprocessing
@@ -51,7 +53,7 @@ class Pool:
 
         if processes is None:
             processes = get_num_threads()
-        self.processes = whole_number(processes, call="Pool", name="processes", least=1)
+        self.processes = whole_number(processes, name="processes", least=1)
         self.model = model
         self._folder = TemporaryDirectory(prefix="qkv-pool-")
         try:
@@ -79,6 +81,7 @@ class Pool:
         self._executor.shutdown(cancel_futures=True)
         self._folder.cleanup()
 
+    @public_call("encode")
     def encode(self, encoder: Encoder, texts: Any, size: int | None, show: bool | None) -> Any:
         """Return the result of `Model.encode` for texts, computed in chunks.
 
@@ -94,11 +97,11 @@ class Pool:
         """
         from concurrent.futures.process import BrokenProcessPool
 
-        texts = [*checked_texts(texts, "encode")]
+        texts = [*checked_texts(texts)]
         options = {name: getattr(encoder, name) for name in OPTIONS}
         if size is None:
             size = min(MAX_CHUNK, math.ceil(len(texts) / self.processes / CHUNKS) or 1)
-        size = whole_number(size, call="encode", name="chunk_size", least=1)
+        size = whole_number(size, name="chunk_size", least=1)
         starts = range(0, len(texts), size)
         try:
             waiting = [
@@ -106,7 +109,7 @@ class Pool:
                 for first in starts
             ]
         except RuntimeError as error:
-            raise RuntimeError("encode: the pool was closed: start another") from error
+            raise invalid(RuntimeError, "the pool was closed: start another") from error
         cut, chunks = Cut(encoder.limit), []
         try:
             with progress("encode", len(texts), show) as advance:
@@ -116,9 +119,10 @@ class Pool:
                     cut += own
                     advance(len(texts[first : first + size]))
         except BrokenProcessPool as error:
-            raise RuntimeError(
-                "encode: a process of the pool ended: create the pool under "
-                'if __name__ == "__main__", and check that there is enough memory'
+            raise invalid(
+                RuntimeError,
+                "a process of the pool ended: create the pool under "
+                'if __name__ == "__main__", and check that there is enough memory',
             ) from error
         finally:
             for future in waiting:
@@ -152,4 +156,4 @@ def _encode(texts: Sequence[str], first: int, options: dict[str, Any]) -> tuple[
             return _model.encode(texts, show_progress_bar=False, **options), cut
         except EmptyText as error:
             number = first + error.number
-            raise ValueError(f"encode: text {number} is empty: {error.reason}") from None
+            raise value_error(f"text {number} is empty: {error.reason}") from None

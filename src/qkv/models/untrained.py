@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import invalid, public_call
 from qkv.arrays import Array, DType
 from qkv.embed import TokenEmbedding
 from qkv.layers import SelfAttention
@@ -22,6 +23,7 @@ SPREAD = 0.02  # the standard deviation of the initial weights, as in BERT and G
 _INTO_THE_STREAM = ("attn.out_proj.weight", "mlp.down_proj.weight")
 
 
+@public_call("fresh_model")
 def fresh_model(
     config: Mapping[str, Any],
     tokenizer: Tokenizer | None = None,
@@ -57,9 +59,10 @@ def fresh_model(
     design, names = described(config, "fresh_model")
     if type(design) is not Design:
         kind = names.family.model_type
-        raise ModelError(
-            f"fresh_model: model_type is {kind}: give the config of a text encoder or decoder, "
-            "such as bert or gpt2"
+        raise invalid(
+            ModelError,
+            f"model_type is {kind}: give the config of a text encoder or decoder, "
+            "such as bert or gpt2",
         )
     parameters = first_weights(design, seed, np.dtype(dtype))
     tensor_names = {key: _tensor_name(names, design, key) for key in parameters}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import public_call, type_error, value_error
 from qkv.arrays import Array, ArrayLike, as_array, is_float
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.models.files.image_preprocessor import Pixels
@@ -80,29 +81,29 @@ class ImageReader(TextReader):
         """Return whether the input is one image instead of several."""
         return not are_several(inputs)
 
-    def need_tokenizer(self, call: str) -> Tokenizer:
+    def need_tokenizer(self) -> Tokenizer:
         """Raise a ValueError: images have no tokenizer."""
-        raise ValueError(f"{call}: {self.name} {cannot(self.design, 'text')}")
+        raise value_error(f"{self.name} {cannot(self.design, 'text')}")
 
     def prepare(self, images: Any) -> Array:
         """Convert images to pixel values, as `VisionModel.pixels` does."""
         images = images if are_several(images) else [images]
         for image in images:
             if isinstance(image, str | bytes | os.PathLike):
-                raise TypeError(
-                    f"pixels: {self.name} reads images, and {str(image)[:40]!r} is no image: give "
+                raise type_error(
+                    f"{self.name} reads images, and {str(image)[:40]!r} is no image: give "
                     f"a uint8 array (H, W, {self.design.channels}) or a Pillow image, for example "
                     "model.trace(PIL.Image.open(path))"
                 )
         if self.pixels is None:
-            raise ValueError(
-                f"pixels: {self.name} has no {PREPROCESSOR}, which describes how to prepare "
+            raise value_error(
+                f"{self.name} has no {PREPROCESSOR}, which describes how to prepare "
                 f"images: give pixel values {self.wants}"
             )
         prepared = [self.pixels(image) for image in images]
-        self.check(prepared, "pixels")
+        self.check(prepared)
         if not prepared:
-            raise ValueError("pixels: no image is given: give at least one")
+            raise value_error("no image is given: give at least one")
         return np.stack(prepared)
 
     @property
@@ -118,7 +119,7 @@ class ImageReader(TextReader):
         high, wide = self.design.patch
         return images.shape[-2] // high, images.shape[-1] // wide
 
-    def check(self, images: Sequence[Array] | Array, call: str) -> None:
+    def check(self, images: Sequence[Array] | Array) -> None:
         """Raise a ValueError if an image does not have the shape that the model expects."""
         design = self.design
         shape = (design.channels, *design.image)
@@ -132,15 +133,15 @@ class ImageReader(TextReader):
                     takes = (
                         f"all images of a call must have one shape, of at least one patch: {shape}"
                     )
-                raise ValueError(f"{call}: an image has shape {image.shape} and {takes}")
+                raise value_error(f"an image has shape {image.shape} and {takes}")
 
-    def read(self, texts: Any, call: str, first: int = 0) -> Images:
+    def read(self, texts: Any, first: int = 0) -> Images:
         """Return the batch of one image or several."""
         is_ready = isinstance(texts, np.ndarray) and is_float(texts.dtype) and texts.ndim == 4
         images = texts if is_ready else self.prepare(texts)
-        self.check(images, call)
+        self.check(images)
         if not len(images):
-            raise ValueError(f"{call}: no image is given: give at least one")
+            raise value_error("no image is given: give at least one")
         return self.patches(images)
 
     def patches(self, images: Sequence[Array] | Array) -> Images:
@@ -192,6 +193,7 @@ class VisionModel(Model):
         """
         return self.design.grid
 
+    @public_call("pixels")
     def pixels(self, images: Any) -> Array:
         """Convert images to pixel values for the model, as preprocessor_config.json describes.
 
@@ -213,6 +215,7 @@ class VisionModel(Model):
         """
         return self.reader.prepare(images)
 
+    @public_call("model")
     def __call__(
         self,
         pixel_values: ArrayLike,
@@ -241,17 +244,16 @@ class VisionModel(Model):
             TypeError: `pixel_values` are not floats.
             ValueError: `pixel_values` have the wrong shape, or an argument is not supported.
         """
-        self.refuse("model", attention_mask=attention_mask, position_ids=position_ids)
-        images, reader = as_array(pixel_values, call="model", name="pixel_values"), self.reader
+        self.refuse(attention_mask=attention_mask, position_ids=position_ids)
+        images, reader = as_array(pixel_values, name="pixel_values"), self.reader
         if not is_float(images.dtype):
-            raise TypeError(
-                f"model: pixel_values are {images.dtype}: give floats, as model.pixels(images) "
-                "makes them"
+            raise type_error(
+                f"pixel_values are {images.dtype}: give floats, as model.pixels(images) makes them"
             )
         if images.ndim != 4:
-            raise ValueError(f"model: pixel_values have shape {images.shape}: give {reader.wants}")
-        reader.check(images, "model")
-        edits = edits_of(edit, ablate, hide, call="model")
+            raise value_error(f"pixel_values have shape {images.shape}: give {reader.wants}")
+        reader.check(images)
+        edits = edits_of(edit, ablate, hide)
         batch, edited = self.check_edits(edits, reader.patches(images))
         network, rows = self.network, np.zeros((0, self.network.out_dim), self.network.dtype)
         if len(batch):
@@ -370,6 +372,7 @@ class DualEncoder(Model):
         """The natural logarithm of the factor that turns cosines into logits."""
         return float(self._weights.parameters[SCALE])
 
+    @public_call("encode")
     def encode_image(self, images: Any, **options: Any) -> Array:
         """Return a vector for each image, for cosine similarity with the vectors of texts.
 
@@ -388,6 +391,7 @@ class DualEncoder(Model):
         vectors: Array = self.vision.encode(images, **options)
         return vectors
 
+    @public_call("logits")
     def logits_per_image(self, images: Any, texts: Any, *, batch_size: int = 32) -> Array:
         """Return logits that measure how well each text describes each image.
 
@@ -417,6 +421,7 @@ class DualEncoder(Model):
         logits: Array = cosines * cosines.dtype.type(math.exp(self.logit_scale))
         return logits
 
+    @public_call("model")
     def __call__(
         self,
         input_ids: ArrayLike,
@@ -445,8 +450,8 @@ class DualEncoder(Model):
             ValueError: `pixel_values` is missing, or `Model` or `VisionModel` rejects an argument.
         """
         if pixel_values is None:
-            raise ValueError(
-                "model: pixel_values are missing: for texts alone call model.text(input_ids, "
+            raise value_error(
+                "pixel_values are missing: for texts alone call model.text(input_ids, "
                 "attention_mask) or encode(texts)"
             )
         options: dict[str, Any] = {"ablate": ablate, "hide": hide, "edit": edit}

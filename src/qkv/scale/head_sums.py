@@ -5,6 +5,7 @@ from functools import reduce
 from operator import add
 from typing import Any
 
+from qkv.argument_errors import public_call
 from qkv.circuits.means import NAMES, HeadSums, checked_names, head_sums
 from qkv.circuits.results import Result
 from qkv.files import StrPath
@@ -54,7 +55,8 @@ def head_scores(
     >>> head_scores(None, file, "first")["first"].shape
     (4, 6)
     """
-    names = checked_names(of, CALL, NAMES)
+    with public_call(CALL):
+        names = checked_names(of, NAMES)
     files = [described(source, CALL) for source in find_sources(sources, column, CALL)]
     used, client = named(model, CALL), current_client(client)
     parts: list[RowRange | None] = [*cut(files, counts_of(files, client, CALL), ROWS, BYTES)]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qkv.argument_errors import message
 from qkv.models.sentence.encode import EmptyText, Encoder
 from qkv.serve.refusals import Refused
 from qkv.serve.settings import Settings
@@ -159,14 +160,14 @@ def _error_of(number: int, text: Any, error: BaseException) -> BaseException:
         return _refused(f"input {number} is empty: {error.reason}")
     if isinstance(error, Refused) or not isinstance(error, TypeError | ValueError):
         return error
-    message = str(error)
+    problem = message(error)
     if isinstance(text, str):
         try:
-            check_text(text, call="encode", name=f"input {number}")
-            message = f"input {number}: {message.partition(': ')[2]}"
+            check_text(text, name=f"input {number}")
+            problem = f"input {number}: {problem}"
         except ValueError as lone_surrogate:
-            message = str(lone_surrogate)
-    return _refused(message.removeprefix("encode: "))
+            problem = message(lone_surrogate)
+    return _refused(problem)
 
 
 def too_many(texts: int, most: int) -> Refused:

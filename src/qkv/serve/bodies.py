@@ -44,14 +44,14 @@ class Refusal:
         )
 
 
-def refusals_of(call: str) -> dict[str, Refusal]:
-    """Return the keys that a route refuses. `call` is the name of the route's table in keys.toml.
+def refusals_of(route: str) -> dict[str, Refusal]:
+    """Return the keys that a route refuses; its table in keys.toml has the route's name.
 
     >>> refusals_of("rerank")["top_k"].way
     'give top_n'
     """
-    route = _TABLE[call]
-    rows = [*route["refused"], *(row for shared in route["shared"] for row in _TABLE[shared])]
+    table = _TABLE[route]
+    rows = [*table["refused"], *(row for shared in table["shared"] for row in _TABLE[shared])]
     return {key: Refusal(neutral, way) for keys, neutral, way in rows for key in keys.split()}
 
 

@@ -85,11 +85,11 @@ class Refused(Exception):
 FAILED = Refused(500, "the server failed: its log shows the reason")
 
 
-def not_finite(call: str, value: str) -> Refused:
+def not_finite(route: str, value: str) -> Refused:
     """Return the error for a valid request with a NaN or infinite result.
 
     >>> not_finite("rerank", "the score of document 0 is").message
     'rerank: the score of document 0 is not finite: check the values and the type of the weights'
     """
-    message = f"{call}: {value} not finite: check the values and the type of the weights"
+    message = f"{route}: {value} not finite: check the values and the type of the weights"
     return Refused(500, message)

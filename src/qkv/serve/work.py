@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from qkv.argument_errors import message
 from qkv.arrays import Array
 from qkv.models import Model
 from qkv.models.sentence.encode import Encoder
@@ -149,8 +150,8 @@ class Worker:
             try:
                 encoder = self.model.text_encoder(prompt_name=prompt_name, task=task)
             except ValueError as error:
-                problem = str(error).removeprefix("encode: ")
-                raise Refused(400, f"embeddings: {problem}", param="prompt_name") from error
+                problem = f"embeddings: {message(error)}"
+                raise Refused(400, problem, param="prompt_name") from error
             self._encoders[prompt_name, task] = encoder
         return self._encoders[prompt_name, task]
 

@@ -9,6 +9,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from qkv.argument_errors import public_call, value_error
+
 
 @dataclass(frozen=True, eq=False)
 class Tokenized:
@@ -33,6 +35,7 @@ class Tokenized:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @public_call("positions")
     def positions(self, token: str | int) -> list[int]:
         """Return the positions of a token, in order.
 
@@ -48,15 +51,13 @@ class Tokenized:
         ([0, 2], [0, 2], [1])
         """
         if isinstance(token, str):
-            copies = find_word(token, self.tokens, self.special, call="positions", what="`token`")
+            copies = find_word(token, self.tokens, self.special, what="`token`")
             found = [copy[0] for copy in copies if len(copy) == 1]
         else:
             found = np.flatnonzero(self.ids == token).tolist()
         if not found:
             known = ", ".join(dict.fromkeys(self.tokens))
-            raise ValueError(
-                f"positions: the text has no token {token!r:.60}: its tokens are {known:.200}"
-            )
+            raise value_error(f"the text has no token {token!r:.60}: its tokens are {known:.200}")
         return found
 
     def unknown(self) -> list[str]:
@@ -276,7 +277,6 @@ def find_word(
     *,
     marks: bool | None = None,
     either: bool = False,
-    call: str,
     what: str,
 ) -> list[list[int]]:
     """For each occurrence of a word in a text, return the positions of its subwords.
@@ -292,7 +292,7 @@ def find_word(
         ValueError: the text has the word "cat" with and without a space, and `either` is False.
 
     >>> tokens = ["a", "Ġcat", "Ġa", "Ġkit", "ten"]
-    >>> [find_word(x, tokens, [False] * 5, call="", what="") for x in (" a", "cat", "kitten")]
+    >>> [find_word(x, tokens, [False] * 5, what="") for x in (" a", "cat", "kitten")]
     [[[2]], [[1]], [[3, 4]]]
     """
     marks, text = marks_blanks(tokens) if marks is None else marks, text_of(word)
@@ -308,8 +308,8 @@ def find_word(
     if text.startswith(" ") and marks:
         copies = spaced
     elif 0 < len(spaced) < len(copies) and not either:
-        raise ValueError(
-            f"{call}: {what} is {word!r}, but the text has both {word!r} without a space before it "
+        raise value_error(
+            f"{what} is {word!r}, but the text has both {word!r} without a space before it "
             f"and {f' {word}'!r}: give {f' {word}'!r}, or the number of the token"
         )
     both = enumerate(zip(tokens, plain, strict=True))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from qkv.argument_errors import add_name, public_call, type_error, value_error
 from qkv.arrays import Array, as_array
 from qkv.files import StrPath, ordinary, replacing
 from qkv.text.gaps import MASKS
@@ -99,13 +100,14 @@ class Tokenizer:
         tokens = self.inner.encode("a a", add_special_tokens=False).tokens
         return next((token[0] for token in tokens if token.startswith(BLANKS)), "")
 
+    @public_call("entries")
     def entries(self, word: str) -> dict[str, int]:
         """Return the tokens of the vocabulary that a word names, with their ids.
 
         " cat" and "Ġcat" (or "▁cat") name the token of the word after a space. "cat" names both
         this token and the token without a space. The result is empty if the word is not one token.
         """
-        text = text_of(check_text(word, call="entries", name="the word"))
+        text = text_of(check_text(word, name="the word"))
         names = [word] * (getattr(self.inner.model, "end_of_word_suffix", None) is None)
         if self.blank:
             spelled = to_bytes if self.blank == BLANKS[0] else str
@@ -130,11 +132,15 @@ class Tokenizer:
             ValueError: `text` contains a lone surrogate (half a character), or the `tokenizers`
                 library fails for `text`.
         """
-        check_text(text, call="tokenize", name="text")
-        with _said("tokenize"):
-            self._check_growth(text, "tokenize")
-            encoding = self.inner.encode(text, add_special_tokens=self._frames)
-        return _tokenized(self._with_rows(encoding, "tokenize"))
+        try:
+            check_text(text, name="text")
+            with _said():
+                self._check_growth(text)
+                encoding = self.inner.encode(text, add_special_tokens=self._frames)
+            return _tokenized(self._with_rows(encoding))
+        except Exception as error:  # faster than the decorator `public_call`
+            add_name(error, "tokenize")
+            raise
 
     def tokenize_batch(self, texts: Iterable[str]) -> list[Tokenized]:
         """Cut each of several texts into tokens, as `tokenize` does.
@@ -144,8 +150,12 @@ class Tokenizer:
             ValueError: a text contains a lone surrogate (half a character), or the `tokenizers`
                 library fails for a text.
         """
-        encodings = self._encodings(texts, "tokenize_batch", add_special_tokens=self._frames)
-        return [*map(_tokenized, encodings)]
+        try:
+            encodings = self._encodings(texts, add_special_tokens=self._frames)
+            return [*map(_tokenized, encodings)]
+        except Exception as error:
+            add_name(error, "tokenize_batch")
+            raise
 
     def ids_batch(self, texts: Iterable[str]) -> list[NDArray[np.int32]]:
         """Return the ids of each of several texts, without special tokens.
@@ -154,9 +164,14 @@ class Tokenizer:
             TypeError: as for `tokenize_batch`.
             ValueError: as for `tokenize_batch`.
         """
-        encodings = self._encodings(texts, "ids_batch", add_special_tokens=False)
-        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+        try:
+            encodings = self._encodings(texts, add_special_tokens=False)
+            return [np.array(encoding.ids, np.int32) for encoding in encodings]
+        except Exception as error:
+            add_name(error, "ids_batch")
+            raise
 
+    @public_call("pair")
     def pair(self, first: str, second: str) -> tuple[Array, Array, list[int | None]]:
         """Cut two texts into one row of tokens, as models read a pair of texts.
 
@@ -169,33 +184,33 @@ class Tokenizer:
             TypeError: a text is not a string.
             ValueError: as for `tokenize`.
         """
-        for text in check_texts((first, second), call="pair"):
-            self._check_growth(text, "pair")
-        with _said("pair"):
+        for text in check_texts((first, second)):
+            self._check_growth(text)
+        with _said():
             pair = self.inner.encode(first, second)
-        self._with_rows(pair, "pair")
+        self._with_rows(pair)
         return np.array(pair.ids, np.int64), np.array(pair.type_ids, np.int64), pair.sequence_ids
 
-    def _encodings(self, texts: Any, call: str, **options: Any) -> "Iterator[tokenizers.Encoding]":
+    def _encodings(self, texts: Any, **options: Any) -> "Iterator[tokenizers.Encoding]":
         """Yield the library's encoding of each text; long lists of texts run in several batches."""
-        for part in parts_of(check_texts(texts, call=call), self._at_once):
-            with _said(call):
+        for part in parts_of(check_texts(texts), self._at_once):
+            with _said():
                 for text in part:
-                    self._check_growth(text, call)
+                    self._check_growth(text)
                 encodings = self.inner.encode_batch(part, **options)
-            yield from (self._with_rows(encoding, call) for encoding in encodings)
+            yield from (self._with_rows(encoding) for encoding in encodings)
 
-    def _with_rows(self, encoding: "tokenizers.Encoding", call: str) -> "tokenizers.Encoding":
+    def _with_rows(self, encoding: "tokenizers.Encoding") -> "tokenizers.Encoding":
         """Return an encoding; raise an error if one of its tokens has no row (see `rows`)."""
         last = 0 if self.rows is None else max(encoding.ids, default=0)
         if self.rows is not None and last >= self.rows:
-            raise ValueError(
-                f"{call}: the token {self.token(last)!r:.80} has the id {last}, but the token "
+            raise value_error(
+                f"the token {self.token(last)!r:.80} has the id {last}, but the token "
                 f"table has only {self.rows} rows: leave the token out, or add a row to the table"
             )
         return encoding
 
-    def _check_growth(self, text: str, call: str) -> None:
+    def _check_growth(self, text: str) -> None:
         """Raise an error if the rules make a long text more than `USUAL` times longer."""
         normalizer: Any = self.inner.normalizer
         if len(text) <= self._at_once or normalizer is None:
@@ -206,11 +221,12 @@ class Tokenizer:
             for start in range(0, len(text), step)
         )
         if grown > USUAL * len(text):
-            raise ValueError(
-                f"{call}: the tokenizer's own rules do not work on this text: they turn "
+            raise value_error(
+                f"the tokenizer's own rules do not work on this text: they turn "
                 f"its {len(text):,} characters into {grown:,}"
             )
 
+    @public_call("decode")
     def decode(self, ids: ArrayLike) -> str:
         """Return the text of token ids `(T,)`.
 
@@ -222,20 +238,20 @@ class Tokenizer:
             TypeError: `ids` are not integers.
             ValueError: `ids` are not one-dimensional, or an id has no token.
         """
-        row = as_array(ids, call="decode", name="ids")
+        row = as_array(ids, name="ids")
         if row.ndim != 1:
-            raise ValueError(f"decode: ids have shape {row.shape}: give the (T,) ids of one text")
+            raise value_error(f"ids have shape {row.shape}: give the (T,) ids of one text")
         if row.size and row.dtype.kind not in "iu":
-            raise TypeError(f"decode: ids are {row.dtype}: give integers")
+            raise type_error(f"ids are {row.dtype}: give integers")
         wanted = [int(index) for index in row]
         missing = sorted(index for index in set(wanted) if self.token(index) is None)
         if missing:
-            raise ValueError(
-                f"decode: no token has the id {', '.join(map(str, missing[:5]))}: "
+            raise value_error(
+                f"no token has the id {', '.join(map(str, missing[:5]))}: "
                 f"the ids of this tokenizer run from 0 to {len(self) - 1}"
             )
         wanted = [index for index in wanted if index not in self._special_ids]
-        with _said("decode"):
+        with _said():
             text = self.inner.decode(wanted, skip_special_tokens=False)
         end = getattr(self.inner.model, "end_of_word_suffix", None)
         # the decoder of CLIP's tokenizer does not remove the mark at the end of a word
@@ -399,7 +415,7 @@ def read_tokenizer(path: StrPath, kind: type[Kind], *, trusted: bool = False) ->
 
 
 @contextmanager
-def _said(call: str) -> Iterator[None]:
+def _said() -> Iterator[None]:
     """Turn an error or a panic of the `tokenizers` library into a ValueError about the text."""
     try:
         yield
@@ -408,47 +424,47 @@ def _said(call: str) -> Iterator[None]:
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"{call}: the tokenizer's own rules do not work on this text: {reason}"
+        raise value_error(
+            f"the tokenizer's own rules do not work on this text: {reason}"
         ) from error
 
 
-def check_text(text: Any, *, call: str, name: str) -> str:
+def check_text(text: Any, *, name: str) -> str:
     """Raise an error unless `text` is a string that UTF-8 can encode."""
     if isinstance(text, bytes | bytearray):
-        raise TypeError(f"{call}: {name} is bytes, not a string: decode it with .decode()")
+        raise type_error(f"{name} is bytes, not a string: decode it with .decode()")
     if not isinstance(text, str):
-        raise TypeError(f"{call}: {name} is {type(text).__name__}, not a string")
+        raise type_error(f"{name} is {type(text).__name__}, not a string")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{call}: {name} has the lone surrogate {text[error.start]!a} at character "
+        raise value_error(
+            f"{name} has the lone surrogate {text[error.start]!a} at character "
             f"{error.start}: a lone surrogate cannot be encoded: replace it"
         ) from None
     return text
 
 
-def check_no_mapping(texts: Any, *, call: str) -> None:
+def check_no_mapping(texts: Any) -> None:
     """Raise an error if `texts` is a dict, because only its keys would be read."""
     if isinstance(texts, Mapping):
-        raise TypeError(
-            f"{call}: `texts` is {type(texts).__name__}, whose keys alone would be read: give a "
+        raise type_error(
+            f"`texts` is {type(texts).__name__}, whose keys alone would be read: give a "
             "list of strings, for example list(texts.values())"
         )
 
 
-def check_texts(texts: Any, *, call: str, first: int = 0) -> list[str]:
+def check_texts(texts: Any, *, first: int = 0) -> list[str]:
     """Return `texts` as a list of strings.
 
     An error names the wrong text by a number; the number of the first text is `first`.
     """
     if isinstance(texts, str | bytes | bytearray):
-        raise TypeError(f"{call}: `texts` is one {type(texts).__name__}: give a list of strings")
-    check_no_mapping(texts, call=call)
+        raise type_error(f"`texts` is one {type(texts).__name__}: give a list of strings")
+    check_no_mapping(texts)
     if not isinstance(texts, Iterable):
-        raise TypeError(f"{call}: `texts` is {type(texts).__name__}: give a list of strings")
-    return [check_text(text, call=call, name=f"text {i}") for i, text in enumerate(texts, first)]
+        raise type_error(f"`texts` is {type(texts).__name__}: give a list of strings")
+    return [check_text(text, name=f"text {i}") for i, text in enumerate(texts, first)]
 
 
 def parts_of(texts: Iterable[Text], most: int) -> Iterator[list[Text]]:

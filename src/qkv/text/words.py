@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from qkv.argument_errors import public_method, value_error
 from qkv.arrays import whole_number
 from qkv.text.tokenizer import Tokenizer, check_text, check_texts
 
@@ -55,6 +56,7 @@ class WordTokenizer(Tokenizer):
         'the [UNK] sat .'
     """
 
+    @public_method
     def __init__(
         self, source: Mapping[str, int] | str | Iterable[str], *, lowercase: bool = True
     ) -> None:
@@ -63,7 +65,7 @@ class WordTokenizer(Tokenizer):
             vocabulary = _checked(source, cutter)
         else:
             texts = [source] if isinstance(source, str) else source
-            vocabulary = _collected(check_texts(texts, call="WordTokenizer"), cutter)
+            vocabulary = _collected(check_texts(texts), cutter)
         vocabulary.setdefault(UNKNOWN, len(vocabulary))
         super().__init__(_build(vocabulary, lowercase))
 
@@ -99,38 +101,35 @@ def _collected(texts: list[str], cutter: "tokenizers.Tokenizer") -> dict[str, in
     """Return the vocabulary of texts, in order of appearance."""
     words = dict.fromkeys(word for text in texts for word in _cut(text, cutter))
     if not words:
-        raise ValueError(
-            "WordTokenizer: there is no word in the texts: a vocabulary needs at least one word"
-        )
+        raise value_error("there is no word in the texts: a vocabulary needs at least one word")
     return {word: index for index, word in enumerate(words)}
 
 
 def _checked(source: Mapping[Any, Any], cutter: "tokenizers.Tokenizer") -> dict[str, int]:
     """Return a user's vocabulary in the tokenizer's spelling; raise an error if it is invalid."""
     if not source:
-        raise ValueError("WordTokenizer: the vocabulary is empty: give at least one word")
+        raise value_error("the vocabulary is empty: give at least one word")
     each_once = f"give {len(source)} words the ids 0 to {len(source) - 1}, each once"
     ids: dict[str, int] = {}
     owner: dict[int, str] = {}  # the words as the user spells them
     for word, value in source.items():
-        check_text(word, call="WordTokenizer", name=f"the vocabulary's word {word!a}")
+        check_text(word, name=f"the vocabulary's word {word!a}")
         spelled = word if _MARKER.fullmatch(word) else _findable(word, cutter)
         if spelled in ids:
-            raise ValueError(
-                f"WordTokenizer: {owner[ids[spelled]]!r} and {word!r} are the same word in lower "
+            raise value_error(
+                f"{owner[ids[spelled]]!r} and {word!r} are the same word in lower "
                 "case: keep one of them, or pass lowercase=False"
             )
         name = f"the id of {word!r}"
-        index = whole_number(value, call="WordTokenizer", name=name, least=-sys.maxsize)
+        index = whole_number(value, name=name, least=-sys.maxsize)
         if index in owner:
-            raise ValueError(
-                f"WordTokenizer: {owner[index]!r} and {word!r} both have the id {index}: "
-                f"{each_once}"
+            raise value_error(
+                f"{owner[index]!r} and {word!r} both have the id {index}: {each_once}"
             )
         ids[spelled], owner[index] = index, word
     for index, word in owner.items():
         if not 0 <= index < len(source):
-            raise ValueError(f"WordTokenizer: {word!r} has the id {index}: {each_once}")
+            raise value_error(f"{word!r} has the id {index}: {each_once}")
     return ids
 
 
@@ -139,8 +138,8 @@ def _findable(word: str, cutter: "tokenizers.Tokenizer") -> str:
     normalizer: Any = cutter.normalizer
     spelled: str = normalizer.normalize_str(word)
     if _cut(word, cutter) != [spelled]:
-        raise ValueError(
-            f"WordTokenizer: the vocabulary's word {word!r} is not a single word or punctuation "
+        raise value_error(
+            f"the vocabulary's word {word!r} is not a single word or punctuation "
             "mark, so no token of a text can match it: give its parts separately, without spaces"
         )
     return spelled

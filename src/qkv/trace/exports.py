@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import invalid, value_error
 from qkv.arrays import Array, Arrays
 from qkv.extras import need
 from qkv.files import StrPath, ordinary, replacing
@@ -25,13 +26,12 @@ def write_trace(path: StrPath, kind: str, arrays: Arrays, about: Mapping[str, An
         file.write(save(whole, {kind: json.dumps(about)}))
 
 
-def read_trace(path: StrPath, kinds: Mapping[str, Unpack], *, call: str, what: str) -> Any:
+def read_trace(path: StrPath, kinds: Mapping[str, Unpack], *, what: str) -> Any:
     """Read a file of `write_trace`.
 
     Args:
         path: the file.
         kinds: for each kind of trace, the function that makes the trace from arrays and JSON.
-        call: the name of the called function, for errors.
         what: a description of the expected kinds, for errors.
 
     Raises:
@@ -41,7 +41,7 @@ def read_trace(path: StrPath, kinds: Mapping[str, Unpack], *, call: str, what: s
     from safetensors import SafetensorError, safe_open
 
     if not ordinary(path).is_file():
-        raise FileNotFoundError(f"{call}: there is no file {path}")
+        raise invalid(FileNotFoundError, f"there is no file {path}")
     broken = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
     try:
         with safe_open(path, framework="numpy") as file:
@@ -50,7 +50,7 @@ def read_trace(path: StrPath, kinds: Mapping[str, Unpack], *, call: str, what: s
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (file is not a dict)
         return kinds[kind](arrays, json.loads(about[kind]))
     except (SafetensorError, *broken) as error:
-        raise ValueError(f"{call}: {path} is not {what} that qkv saved: {error!r:.200}") from error
+        raise value_error(f"{path} is not {what} that qkv saved: {error!r:.200}") from error
 
 
 _EXTRA = "tables"

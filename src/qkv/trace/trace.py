@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qkv.argument_errors import invalid, public_call, value_error
 from qkv.arrays import Array, Arrays, whole_number
 from qkv.files import StrPath
 from qkv.trace import activations, exports
@@ -296,29 +297,30 @@ class Trace:
             "trace: no activation of a head was traced, so the number of heads is unknown"
         )
 
+    @public_call("pattern")
     def pattern(self, layer: int, head: int) -> Array:
         """Return the weights of one head for one text, `(Q, K)`. Each row sums to 1."""
         if len(self) > 1:
-            raise ValueError(
-                f"pattern: this trace holds {len(self)} texts: call trace[0].pattern(...)"
-            )
+            raise value_error(f"this trace holds {len(self)} texts: call trace[0].pattern(...)")
         weights = self["pattern", layer]  # (1, Hq, Q, K)
         if not -weights.shape[1] <= head < weights.shape[1]:
-            raise IndexError(
-                f"pattern: there is no head {head}: layer {layer} has {weights.shape[1]} heads"
+            raise invalid(
+                IndexError, f"there is no head {head}: layer {layer} has {weights.shape[1]} heads"
             )
         return np.asarray(weights[0, head])
 
     @property
+    @public_call("attentions")
     def attentions(self) -> tuple[Array, ...]:
         """The weights of each layer `(B, Hq, Q, K)`, as `transformers` returns them.
 
         Raises:
             KeyError: some layers were not kept; the message names the kept layers.
         """
-        return of_all(self, "attentions", "pattern")
+        return of_all(self, "pattern")
 
     @property
+    @public_call("hidden_states")
     def hidden_states(self) -> tuple[Array, ...]:
         """The first layer's input and all layers' outputs, `(B, T, D)` each, as in `transformers`.
 
@@ -327,11 +329,12 @@ class Trace:
         Raises:
             KeyError: some layers were not kept; the message names the kept layers.
         """
-        after = list(of_all(self, "hidden_states", "resid_post", "normalized_resid_post"))
+        after = list(of_all(self, "resid_post", "normalized_resid_post"))
         if (last := [name for name in _LAST if name in self]) and self._last_is_normed:
             after[-1] = self[last[-1]]
         return (self["resid_pre", 0], *after)
 
+    @public_call("stack")
     def stack(self, name: str) -> Array:
         """Stack one activation of all layers in one array, with the layers as the first axis.
 
@@ -349,12 +352,12 @@ class Trace:
         >>> Trace(weights).stack("pattern").shape
         (3, 1, 1, 2, 2)
         """
-        layers = of_all(self, "stack", name)
+        layers = of_all(self, name)
         shapes = [array.shape for array in layers]
         odd = next((n for n, shape in enumerate(shapes) if shape != shapes[0]), None)
         if odd is not None:
-            raise ValueError(
-                f"stack: {name} is {shapes[0]} in layer 0 and {shapes[odd]} in layer {odd}: read "
+            raise value_error(
+                f"{name} is {shapes[0]} in layer 0 and {shapes[odd]} in layer {odd}: read "
                 f"trace[{name!r}, layer] for each layer"
             )
         return np.stack(layers)
@@ -401,9 +404,10 @@ class Trace:
         return {name: own.get(f"_{name}", own.get(name)) for name in _OF_RUN}
 
     @classmethod
+    @public_call("Trace.load")
     def load(cls, path: StrPath) -> Any:
         """Read a trace that `save` wrote: a `Trace`, or for an encoder-decoder a `Seq2SeqTrace`."""
-        return read_trace(path, _KINDS, call="Trace.load", what="a trace")
+        return read_trace(path, _KINDS, what="a trace")
 
     @classmethod
     def unpacked(cls, arrays: Arrays, about: Mapping[str, Any]) -> "Trace":
@@ -415,7 +419,7 @@ class Trace:
         """
         num_layers = about.get("num_layers")
         if num_layers is not None:
-            whole_number(num_layers, call="trace", name="num_layers", least=0)
+            whole_number(num_layers, name="num_layers", least=0)
         single = next((name for name in about["names"] if not arrays[name].ndim), None)
         if single is not None:
             raise ValueError(f"{single} has no axes: it must have an axis for texts")
@@ -519,7 +523,7 @@ class Seq2SeqTrace:
                 across = ", or for cross-attention trace.cross_attentions" * (name == "attentions")
                 raise AttributeError(
                     f"trace: encoder and decoder have separate {name}: "
-                    f"read trace.encoder.{name} or trace.decoder.{name}{across}"
+                    f"read trace.encoder.{name} or trace.decoder.{name}{across}",
                 )
             raise AttributeError(f"'Seq2SeqTrace' object has no attribute {name!r}")
 
@@ -569,13 +573,14 @@ class Seq2SeqTrace:
         return max(self.decoder.num_layers, 1 + max(numbers_of(self._cross), default=-1))
 
     @property
+    @public_call("cross_attentions")
     def cross_attentions(self) -> tuple[Array, ...]:
         """The decoder's weights on the encoder's tokens `(B, Hq, L, S)`, as in `transformers`.
 
         Raises:
             KeyError: some layers were not kept; the message names the kept layers.
         """
-        return of_all(self, "cross_attentions", "cross_attn.pattern")
+        return of_all(self, "cross_attn.pattern")
 
     def cross_attention_inputs(self, layer: int) -> dict[str, Any]:
         """Return the arguments with which `qkv.attention(**inputs)` repeats the cross-attention.
@@ -602,11 +607,11 @@ class Seq2SeqTrace:
         write_trace(path, _OF_PAIRS, arrays, about)
 
     @classmethod
+    @public_call("Seq2SeqTrace.load")
     def load(cls, path: StrPath) -> "Seq2SeqTrace":
         """Read a file that `save` wrote; `qkv.Trace.load` can also read the file."""
-        kinds, call = {_OF_PAIRS: cls.unpacked}, "Seq2SeqTrace.load"
         what = "a trace of an encoder-decoder"
-        trace: Seq2SeqTrace = read_trace(path, kinds, call=call, what=what)
+        trace: Seq2SeqTrace = read_trace(path, {_OF_PAIRS: cls.unpacked}, what=what)
         return trace
 
     @classmethod
@@ -652,15 +657,16 @@ def read_only(array: Array) -> Array:
     return array
 
 
-def of_all(trace: Any, call: str, *names: str) -> tuple[Array, ...]:
+def of_all(trace: Any, *names: str) -> tuple[Array, ...]:
     """Return one array per layer; if a layer has several of `names`, use the last of them."""
     layers = range(trace.num_layers)
     kept = {n: name for n in layers for name in names if (name, n) in trace}
     if kept and len(kept) < len(layers):
-        raise KeyError(
-            f"{call}: this trace holds {names[0]} only for {activations.counted([*kept])} of "
+        raise invalid(
+            KeyError,
+            f"this trace holds {names[0]} only for {activations.counted([*kept])} of "
             f"{len(layers)} layers: read trace[{names[0]!r}, {next(iter(kept))}], or "
-            "record a trace without layers="
+            "record a trace without layers=",
         )
     return tuple(trace[kept.get(layer, names[0]), layer] for layer in layers)
 

@@ -147,7 +147,7 @@ def test_find_model_without_download_uses_local_models_only(small, cache, no_pac
     put_in_cache(cache, small, "someone/small")
     assert find_model("someone/small", download=False).name == "0123abcd"
     for name in ("minilm", "someone/other"):
-        with pytest.raises(FileNotFoundError, match=f"^load: {name} is not on this machine, and"):
+        with pytest.raises(FileNotFoundError, match=f"^{name} is not on this machine, and"):
             find_model(name, download=False)
 
 

@@ -97,7 +97,7 @@ def test_any_type_of_number_is_computed_in_float64(kind: type) -> None:
     ],
 )
 def test_invalid_vectors_are_refused(original: object, contextual: object, said: str) -> None:
-    with pytest.raises(ValueError, match=f"fit_plane: .*{said}"):
+    with pytest.raises(ValueError, match=f"{said}"):
         fit_plane(original, contextual)
 
 

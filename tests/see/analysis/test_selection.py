@@ -163,7 +163,7 @@ def test_negative_layers_count_from_the_end_of_the_model() -> None:
     heads = heads_of(made_trace(TOKENS, weights(2, 3)))
     chosen, _ = selection.choose_head(heads, -1, -3)
     assert (chosen.layer, chosen.head) == (1, 0)
-    assert selection.heads_among(heads, -2, -1, "show") == [(0, 2)]
+    assert selection.heads_among(heads, -2, -1) == [(0, 2)]
     some = Trace(dict(made_trace(TOKENS, weights(2, 3)).items()), tokens=[TOKENS], num_layers=4)
     with pytest.raises(IndexError, match="no layer -1: the layers are 0 to 1"):
         selection.choose_head(heads_of(some), -1)
@@ -187,15 +187,15 @@ def test_a_trace_without_weights_or_of_several_texts_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"holds 2 texts: give one of them, for example trace\[0\]"
     ):
-        one_text(two, "show")
+        one_text(two)
     for arrays, said in (
         ({"scores": np.zeros((2, 2))}, r"qkv.show\(trace.attentions, tokens=\[...\]\)"),
         ({"hook_pattern": np.zeros((1, 1, 2, 2))}, r'qkv.show\(trace\["pattern"\], tokens'),
     ):
         with pytest.raises(ValueError, match=f"has no tokens: .* {said}"):
-            one_text(Trace(arrays), "show")
+            one_text(Trace(arrays))
     with pytest.raises(ValueError, match="this trace is empty: a recording is filled when"):
-        one_text(Trace({}), "show")
+        one_text(Trace({}))
 
 
 def test_other_heads_show_each_pair_once_and_never_the_shown_one() -> None:
@@ -248,7 +248,7 @@ def test_the_contrasting_head_is_where_links_that_stand_out_differ_most() -> Non
     )
     assert selection.contrasting_head((a, [0]), (b, [0]), 0, 2).reason == "it was requested"
     assert selection.contrasting_head((longer[0], [0]), (longer[1], [0]), None, 2).head == 2
-    with pytest.raises(IndexError, match="compare: there is no layer 2"):
+    with pytest.raises(IndexError, match="there is no layer 2"):
         selection.contrasting_head((a, [0]), (b, [0]), 2)
 
 

@@ -140,7 +140,7 @@ def test_a_model_without_language_model_head_is_refused(
         made.tensors |= {"bert.pooler.dense.weight": np.ones((12, 12), np.float32)}
         made.tensors |= {"bert.pooler.dense.bias": np.ones(12, np.float32)}
         made.write()
-    with pytest.raises(ValueError, match=rf"play: small {complaint}: .*`qkv serve --model small`"):
+    with pytest.raises(ValueError, match=rf"small {complaint}: .*`qkv serve --model small`"):
         engine_payload(qkv.load(home))
 
 
@@ -156,12 +156,12 @@ def test_a_model_without_language_model_head_is_refused(
 )
 def test_an_unsupported_family_is_refused(tmp_path: Path, family: str, complaint: str) -> None:
     model = qkv.load(write_small(tmp_path / "small", CONFIGS[family]))
-    with pytest.raises(ValueError, match=f"play: small {complaint}: a page can run"):
+    with pytest.raises(ValueError, match=f"small {complaint}: a page can run"):
         engine_payload(model)
 
 
 def test_blocks_of_attention_alone_are_refused() -> None:
-    with pytest.raises(ValueError, match="play: random has no language-model head: a page"):
+    with pytest.raises(ValueError, match="random has no language-model head: a page"):
         engine_payload(qkv.load("random"))
 
 
@@ -192,7 +192,7 @@ def test_the_page_converts_texts_to_lower_case_first_if_the_model_does(tmp_path:
 def test_models_with_no_tokenizer_are_refused(tmp_path: Path) -> None:
     home = folder(tmp_path / "small")
     (home / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match="play: small has no tokenizer"):
+    with pytest.raises(ValueError, match="small has no tokenizer"):
         engine_payload(qkv.load(home))
 
 
@@ -227,7 +227,7 @@ def test_large_pages_draw_a_warning_and_huge_pages_are_refused(
 
 def test_the_page_names_the_rules_that_it_ignores(tmp_path: Path) -> None:
     model = gpt2(tmp_path, seed=2, generation={"repetition_penalty": 1.3, "min_length": 4})
-    with pytest.warns(UserWarning, match="^play: the page ignores repetition_penalty, min_length "):
+    with pytest.warns(UserWarning, match="^the page ignores repetition_penalty, min_length "):
         engine_payload(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -245,11 +245,11 @@ def test_the_page_names_the_rules_that_it_ignores(tmp_path: Path) -> None:
 )
 def test_messages_give_the_size_of_a_page_in_megabytes(small: Model, size: int, said: str) -> None:
     try:
-        described = engine._sized(small, size, "play")
+        described = engine._sized(small, size)
     except ValueError as error:
         described = str(error)
         said += "`qkv serve --model small` shows this page and runs the model"
-    assert described == f"play: a page that contains small would be {said}"
+    assert described == f"a page that contains small would be {said}"
 
 
 def test_a_page_takes_at_least_four_letters_for_three_parameters(

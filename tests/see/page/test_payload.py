@@ -141,7 +141,7 @@ def test_a_page_of_512_tokens_holds_only_the_largest_weights() -> None:
     rng = np.random.default_rng(0)
     for size, long in ((511, False), (512, True)):
         weights = rng.dirichlet(np.ones(size), size=(1, 1, size)).astype(np.float32)
-        text = payload.text_payload(heads_from(weights, ["w"] * size, call="show"), 0)
+        text = payload.text_payload(heads_from(weights, ["w"] * size), 0)
         assert (text["weights"] is None) is long
         assert (text["summary"] is not None) is long
         assert bool(text["left_out"]) is long

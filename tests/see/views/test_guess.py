@@ -120,9 +120,9 @@ def test_hide_may_be_an_array_and_ablate_an_iterator(model: qkv.Model) -> None:
     ("text", "options", "said"),
     [
         ("", {}, "guess: the text is empty"),
-        ("the cat", {}, "predict: the text has no mask token"),
-        (TEXT, {"top_k": 31}, "predict: top_k is 31"),
-        (TEXT, {"hide": "dog"}, "predict: `hide` has 'dog'"),
+        ("the cat", {}, "guess: the text has no mask token"),
+        (TEXT, {"top_k": 31}, "guess: top_k is 31"),
+        (TEXT, {"hide": "dog"}, "guess: `hide` has 'dog'"),
         (TEXT, {"theme": "blue"}, "guess: theme"),
     ],
 )

@@ -26,7 +26,7 @@ def attention_backward(
     gradients = base.for_parameters(record)
     z, inputs = saved.z, saved.inputs
     shape = (*z.shape[:-3], z.shape[-2], layer.output_dim)
-    grad = base.upstream(grad, shape, inputs.dtype, call=inputs.call)
+    grad = base.upstream(grad, shape, inputs.dtype)
     if base.asks(record, "hook_result"):
         z = _from_results(layer, grad, z, of_rows(record, inputs.cu) or unkept)
     else:

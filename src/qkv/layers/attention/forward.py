@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import value_error
 from qkv.arrays import Array, Arrays, DType, Shape
 from qkv.attend.arguments import RETURNS, Call, Options, check_call
 from qkv.attend.attention import Weighed, answer, record_weights
@@ -56,7 +57,6 @@ class Inputs:
     context: Array | None  # (..., S, D), for keys and values; None if both come from `words`.
     dtype: DType  # The dtype of the result.
     options: Options  # The options of `qkv.attention`.
-    call: str  # The name of the call in errors.
     # (B + 1,), the index of each packed text's first row, then the number of rows.
     cu: Array | None = None
     cache: KVCache | None = None
@@ -80,9 +80,8 @@ class Inputs:
         try:
             return np.broadcast_shapes(*(shape[:-2] for shape in shapes))
         except ValueError:
-            raise ValueError(
-                f"{self.call}: x {shapes[0]} and context {shapes[1]}: "
-                "their leading dimensions must broadcast"
+            raise value_error(
+                f"x {shapes[0]} and context {shapes[1]}: their leading dimensions must broadcast"
             ) from None
 
 
@@ -188,8 +187,8 @@ def attention_plan(layer: Parts, inputs: Inputs) -> Call:
         lead = other_lead = [len(lengths)]
         length = keys = int(lengths.max(initial=0))
     elif layer.rotary is not None and length != keys and "q_offset" not in options:
-        raise ValueError(
-            f"{inputs.call}: x has {length} rows and context has {keys}, so rotary positions need "
+        raise value_error(
+            f"x has {length} rows and context has {keys}, so rotary positions need "
             'q_offset: "start" if query 0 is at key 0, "end" if the last query is at '
             "the last key, or the position of query 0 as a number"
         )

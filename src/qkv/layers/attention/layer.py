@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from qkv.argument_errors import public_call, public_method
+from qkv.argument_errors import public_call, public_method, type_error, value_error
 from qkv.arrays import Array, ArrayLike, as_array, check_out, float_type, whole_number
 from qkv.attend.arguments import RETURNS, Call, Options
 from qkv.attend.cache import KVCache
@@ -58,6 +58,7 @@ class MultiHeadAttention(Parts):
     ((5, 8), (2, 5, 5))
     """
 
+    @public_method
     def __init__(
         self,
         embed_dim: int,
@@ -72,28 +73,25 @@ class MultiHeadAttention(Parts):
         seed: int | None = None,
         dtype: Any = np.float32,
     ) -> None:
-        call = type(self).__name__
-        embed_dim = whole_number(embed_dim, call=call, name="embed_dim", least=1)
-        num_heads = whole_number(num_heads, call=call, name="num_heads", least=1)
+        embed_dim = whole_number(embed_dim, name="embed_dim", least=1)
+        num_heads = whole_number(num_heads, name="num_heads", least=1)
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        num_kv_heads = whole_number(num_kv_heads, call=call, name="num_kv_heads", least=1)
+        num_kv_heads = whole_number(num_kv_heads, name="num_kv_heads", least=1)
         if num_heads % num_kv_heads:
-            raise ValueError(
-                f"{call}: num_heads is {num_heads} and num_kv_heads is {num_kv_heads}: "
+            raise value_error(
+                f"num_heads is {num_heads} and num_kv_heads is {num_kv_heads}: "
                 "num_heads must be a multiple of num_kv_heads"
             )
         if (d_query is None or d_value is None) and embed_dim % num_heads:
-            raise ValueError(
-                f"{call}: embed_dim is {embed_dim} and num_heads is {num_heads}: embed_dim "
+            raise value_error(
+                f"embed_dim is {embed_dim} and num_heads is {num_heads}: embed_dim "
                 "must be a multiple of num_heads, or give both d_query and d_value"
             )
         d_query, d_value = (
-            whole_number(
-                embed_dim // num_heads if size is None else size, call=call, name=name, least=1
-            )
+            whole_number(embed_dim // num_heads if size is None else size, name=name, least=1)
             for name, size in (("d_query", d_query), ("d_value", d_value))
         )
-        kind = float_type(dtype, call=call)
+        kind = float_type(dtype)
         sizes = {
             "q_proj": (embed_dim, num_heads * d_query),
             "k_proj": (embed_dim, num_kv_heads * d_query),
@@ -102,9 +100,10 @@ class MultiHeadAttention(Parts):
         if out_proj:
             sizes["out_proj"] = (num_heads * d_value, embed_dim)
         parameters = base.first_parameters(sizes, bias=bias, seed=seed, dtype=kind)
-        self._set(Weights(parameters, call), num_heads, rotary)
+        self._set(Weights(parameters), num_heads, rotary)
 
     @classmethod
+    @public_method
     def from_weights(
         cls,
         w_q: ArrayLike,
@@ -130,10 +129,11 @@ class MultiHeadAttention(Parts):
         >>> layer.d_query, layer.d_value, layer(np.ones((5, 10))).shape
         (20, 25, (5, 25))
         """
-        weights = Weights.short_named((w_q, w_k, w_v, w_o), layout, call=cls.__name__)
+        weights = Weights.short_named((w_q, w_k, w_v, w_o), layout)
         return cls._of(weights, num_heads)
 
     @classmethod
+    @public_method
     def from_parameters(
         cls,
         parameters: Mapping[str, ArrayLike],
@@ -155,14 +155,13 @@ class MultiHeadAttention(Parts):
                 of each head, or the joined vectors (..., Hq * d) of all heads.
             k_norm: a norm of the keys, like `q_norm`.
         """
-        call = cls.__name__
-        layer = cls._of(Weights(base.checked(parameters, call=call), call), num_heads, rotary)
+        layer = cls._of(Weights(base.checked(parameters)), num_heads, rotary)
         size = layer.d_query
         norms = (("q_norm", q_norm, layer.num_heads), ("k_norm", k_norm, layer.num_kv_heads))
         for name, norm, heads in norms:
             if norm is not None and norm.dim not in (size, heads * size):
-                raise ValueError(
-                    f"{call}: {name} takes vectors of size {norm.dim}: the norm must take vectors "
+                raise value_error(
+                    f"{name} takes vectors of size {norm.dim}: the norm must take vectors "
                     f"of size {size} (one head) or {heads * size} (all {heads} heads)"
                 )
         layer.q_norm, layer.k_norm = q_norm, k_norm
@@ -177,16 +176,15 @@ class MultiHeadAttention(Parts):
     def _set(self, weights: Weights, num_heads: int, rotary: Any) -> None:
         """Check that the parameters are compatible, then set all attributes."""
         self._weights, self.parameters = weights, dict(weights.parameters)
-        sizes = weights.sizes(whole_number(num_heads, call=weights.call, name="num_heads", least=1))
+        sizes = weights.sizes(whole_number(num_heads, name="num_heads", least=1))
         vars(self).update(vars(sizes))
         self.q_norm = self.k_norm = None
-        self.rotary = as_rotary(rotary, call=weights.call)
+        self.rotary = as_rotary(rotary)
         if self.rotary is not None:
             # Rotate zeros, so that wrong fields of `rotary` raise an error before the first call.
             self.rotary.rotate(np.zeros((1, self.d_query)), np.zeros(1), 1)
 
-    @public_method
-    @base.quiet
+    @base.public
     def __call__(
         self,
         x: ArrayLike,
@@ -239,8 +237,7 @@ class MultiHeadAttention(Parts):
             extra = [array[0] for array in extra]
         return (out, *extra) if extra else out
 
-    @public_method
-    @base.quiet
+    @base.public
     def training_forward(
         self,
         x: ArrayLike,
@@ -250,11 +247,10 @@ class MultiHeadAttention(Parts):
         **options: Any,
     ) -> tuple[Array, AttentionSaved]:
         """Return `(result, saved)`: the layer's result (..., L, D), and values for `backward`."""
-        call = self._weights.call
         base.check_options(options, packed=cu_lengths is not None, returns=False)
         inputs, plan, _ = self.check(x, context, cu_lengths, options, save=True)
         for array in (inputs.words, inputs.others):
-            base.need_single(array, self.parameters, call=call)
+            base.need_single(array, self.parameters)
         out, _, saved = unchecked.attention_forward(self, inputs, plan)
         assert saved is not None
         return out, saved
@@ -272,39 +268,36 @@ class MultiHeadAttention(Parts):
 
         `fields` are further fields of `Inputs`, such as `lengths`.
         """
-        call = self._weights.call
         base.check_options(options, packed=cu_lengths is not None)
         words = self._weights.vectors(x, "x")
         others = None if context is None else self._weights.vectors(context, "context")
         if others is None and self.context_dim != self.embed_dim:
-            raise ValueError(
-                f"{call}: x has vectors of size {self.embed_dim} and "
+            raise value_error(
+                f"x has vectors of size {self.embed_dim} and "
                 f"{self._weights.shown('k_proj.weight')} takes vectors of size {self.context_dim}: "
                 "give a context"
             )
         if cache is not None and (context is not None or cu_lengths is not None):
-            raise ValueError(f"{call}: a cache needs x (B, L, D): omit context and cu_lengths")
+            raise value_error("a cache needs x (B, L, D): omit context and cu_lengths")
         cu = None
         if cu_lengths is not None:
             if others is not None:
-                raise ValueError(
-                    f"{call}: cu_lengths cannot be used with a context, because each packed text "
+                raise value_error(
+                    "cu_lengths cannot be used with a context, because each packed text "
                     "attends only to itself: omit cu_lengths or the context"
                 )
             if words.ndim != 2:
-                raise ValueError(
-                    f"{call}: x has shape {words.shape}: with cu_lengths it is (total, D)"
-                )
+                raise value_error(f"x has shape {words.shape}: with cu_lengths it is (total, D)")
             cu = check_starts("cu_lengths", cu_lengths, "x", len(words))
         vectors = [words] if others is None else [words, others]
-        dtype = base.result_type(vectors, self.parameters, call=call)
+        dtype = base.result_type(vectors, self.parameters)
         target = options.get("out")
-        inputs = Inputs(words, others, dtype, options, call, cu, cache, **fields)
+        inputs = Inputs(words, others, dtype, options, cu, cache, **fields)
         shape = (*inputs.lead, words.shape[-2], self.output_dim)
         if target is not None:
-            check_out(target, shape, dtype, (*vectors, *self.parameters.values()), call=call)
+            check_out(target, shape, dtype, (*vectors, *self.parameters.values()))
         if inputs.top_k is not None:
-            whole_number(inputs.top_k, call=call, name="top_k", least=1)
+            whole_number(inputs.top_k, name="top_k", least=1)
         return inputs, unchecked.attention_plan(self, inputs) if cache is None else None, target
 
     @property
@@ -336,18 +329,15 @@ class MultiHeadAttention(Parts):
         `plan` is the plan that `check` returned, or None. `positions` are the positions of packed
         rows; by default each text begins at position 0.
         """
-        call = self._weights.call
-        dtype = base.result_type(
-            [x] if context is None else [x, context], self.parameters, call=call
-        )
+        dtype = base.result_type([x] if context is None else [x, context], self.parameters)
         inputs = Inputs(
-            x, context, dtype, options, call, cu, cache, lengths, positions,
+            x, context, dtype, options, cu, cache, lengths, positions,
             residual, record, top_k, save,
         )  # fmt: skip
         out, _, saved = unchecked.attention_forward(self, inputs, plan)
         return out, saved
 
-    @base.quiet
+    @base.public
     def backward(
         self, grad: ArrayLike, saved: AttentionSaved, *, record: Recorder | None = None
     ) -> base.Gradient:
@@ -376,6 +366,7 @@ class MultiHeadAttention(Parts):
         """Call the layer."""
         return self(x, context, **options)
 
+    @public_method
     def trace(
         self,
         x: ArrayLike,
@@ -396,15 +387,14 @@ class MultiHeadAttention(Parts):
         >>> trace["hook_q"].shape, trace["pattern"].shape, trace["z"].shape
         ((1, 5, 2, 4), (1, 2, 5, 5), (1, 5, 2, 4))
         """
-        call = self._weights.call
         if name := next((name for name in RETURNS if name in options), None):
-            raise TypeError(
-                f"{call}: `trace` takes no {name}: omit it, because the trace holds this result"
+            raise type_error(
+                f"`trace` takes no {name}: omit it, because the trace holds this result"
             )
         cu_lengths = options.get("cu_lengths")
         if cu_lengths is None:
-            x = _in_front(x, "x", call=call)
-            context = None if context is None else _in_front(context, "context", call=call)
+            x = _in_front(x, "x")
+            context = None if context is None else _in_front(context, "context")
         record = Recorder()
         out = self(x, context, record=record, top_k=top_k, **options)
         cu = None if cu_lengths is None else np.asarray(cu_lengths)  # already checked
@@ -425,8 +415,8 @@ class SelfAttention(MultiHeadAttention):
     ) -> tuple[Inputs, Call | None, Array | None]:
         """Check the arguments of a call, as `MultiHeadAttention` does."""
         if context is not None:
-            raise ValueError(
-                f"{self._weights.call}: context is given, but self-attention has none: use "
+            raise value_error(
+                "context is given, but self-attention has none: use "
                 "MultiHeadAttention for a context, and attn_mask=... for a mask"
             )
         return super().check(x, context, *args, **fields)
@@ -434,8 +424,8 @@ class SelfAttention(MultiHeadAttention):
     def _set(self, weights: Weights, num_heads: int, rotary: Any) -> None:
         super()._set(weights, num_heads, rotary)
         if self.context_dim != self.embed_dim:
-            raise ValueError(
-                f"{weights.call}: {weights.shown('q_proj.weight')} takes vectors of size "
+            raise value_error(
+                f"{weights.shown('q_proj.weight')} takes vectors of size "
                 f"{self.embed_dim} and {weights.shown('k_proj.weight')} takes vectors of size "
                 f"{self.context_dim}: both must take the same size"
             )
@@ -484,11 +474,11 @@ def self_attention(
            [0.2 , 0.4 , 0.4 ],
            [0.25, 0.25, 0.5 ]])
     """
-    weights = Weights.short_named((w_q, w_k, w_v, w_o), layout, call="self_attention")
+    weights = Weights.short_named((w_q, w_k, w_v, w_o), layout)
     return SelfAttention._of(weights, num_heads)(x, **options)
 
 
-def _in_front(x: Any, name: str, *, call: str) -> Array:
+def _in_front(x: Any, name: str) -> Array:
     """Return `x`; if it is 2-D, add a leading batch axis."""
-    array = as_array(x, call=call, name=name)
+    array = as_array(x, name=name)
     return array[None] if array.ndim == 2 else array

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from qkv.argument_errors import type_error
 from qkv.arrays import Array, compute_type
 from qkv.embed.rotary import checked_rotary, rotary_speeds, rotate_pairs, rotation_at
 
@@ -72,14 +73,14 @@ class Rotary:
         return result
 
 
-def as_rotary(rotary: Any, *, call: str) -> Rotary | None:
+def as_rotary(rotary: Any) -> Rotary | None:
     """Return the `rotary` argument of a layer as a `Rotary`."""
     if rotary is None or isinstance(rotary, Rotary):
         return rotary
     try:
         return Rotary(**rotary)
     except TypeError:
-        raise TypeError(
-            f"{call}: rotary is {rotary!r}: give Rotary(base=, dims=, interleaved=) "
+        raise type_error(
+            f"rotary is {rotary!r}: give Rotary(base=, dims=, interleaved=) "
             "or a dict of these fields"
         ) from None

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from qkv.argument_errors import value_error
 from qkv.arrays import Array, Arrays, shown
 from qkv.layers.base import checked, need_shape, word_vectors
 
@@ -34,21 +35,20 @@ class Weights:
     """
 
     parameters: Arrays
-    call: str
     layout: str = "in_out"
     short: bool = False
 
     @classmethod
-    def short_named(cls, weights: Sequence[Any], layout: str, *, call: str) -> Self:
+    def short_named(cls, weights: Sequence[Any], layout: str) -> Self:
         """Make `Weights` from w_q, w_k, w_v and w_o, given their layout; w_o may be None."""
         if layout not in ("in_out", "out_in"):
-            raise ValueError(f'{call}: layout is {shown(layout)}: write "in_out" or "out_in"')
+            raise value_error(f'layout is {shown(layout)}: write "in_out" or "out_in"')
         named = zip(SHORT.values(), weights, strict=True)
-        arrays = checked({name: w for name, w in named if w is not None}, call=call)
+        arrays = checked({name: w for name, w in named if w is not None})
         if layout == "out_in":
             arrays = {name: array.T for name, array in arrays.items()}
         parameters = {full: arrays[short] for full, short in SHORT.items() if short in arrays}
-        return cls(parameters, call, layout, short=True)
+        return cls(parameters, layout, short=True)
 
     def shown(self, name: str) -> str:
         """Return a weight's name and shape as the user passed them."""
@@ -65,12 +65,12 @@ class Weights:
 
     def vectors(self, x: Any, name: str) -> Array:
         """Return `x` or the context as an array; check that its vectors fit the projection."""
-        array = word_vectors(x, call=self.call, name=name)
+        array = word_vectors(x, name=name)
         weight = "q_proj.weight" if name == "x" else "k_proj.weight"
         rows, columns = self.parameters[weight].shape
         if array.shape[-1] != rows:
-            raise ValueError(
-                f"{self.call}: {name} {array.shape} has vectors of size {array.shape[-1]} and "
+            raise value_error(
+                f"{name} {array.shape} has vectors of size {array.shape[-1]} and "
                 f"{self.shown(weight)} takes vectors of size {rows}"
                 + self.hint(columns == array.shape[-1])
             )
@@ -79,30 +79,29 @@ class Weights:
     def sizes(self, num_heads: int) -> Sizes:
         """Return the sizes; raise an error if two weights are incompatible."""
         self._check_names()
-        call = self.call
         query, key, value = (self.parameters[name].shape for name in WEIGHTS[:3])
         shown_q, shown_k, shown_v = (self.shown(name) for name in WEIGHTS[:3])
         if query[1] % num_heads:
-            raise ValueError(
-                f"{call}: {shown_q} has {query[1]} columns of queries and num_heads is "
+            raise value_error(
+                f"{shown_q} has {query[1]} columns of queries and num_heads is "
                 f"{num_heads}: the number of columns must be a multiple of num_heads"
                 + self.hint(query[0] % num_heads == 0)
             )
         size = query[1] // num_heads
         if key[1] % size or num_heads % (key[1] // size):
-            raise ValueError(
-                f"{call}: {shown_q} and {shown_k}: a query head has size {size}, so keys need "
+            raise value_error(
+                f"{shown_q} and {shown_k}: a query head has size {size}, so keys need "
                 f"{_columns(num_heads, size)} columns, not {key[1]}"
             )
         kv_heads = key[1] // size
         if key[0] != value[0]:
-            raise ValueError(
-                f"{call}: {shown_k} takes vectors of size {key[0]} and {shown_v} takes vectors of "
+            raise value_error(
+                f"{shown_k} takes vectors of size {key[0]} and {shown_v} takes vectors of "
                 f"size {value[0]}: both must take the same size" + self.hint(key[1] == value[1])
             )
         if value[1] % kv_heads:
-            raise ValueError(
-                f"{call}: {shown_k} and {shown_v}: there are {kv_heads} key heads, "
+            raise value_error(
+                f"{shown_k} and {shown_v}: there are {kv_heads} key heads, "
                 f"so the number of value columns, {value[1]}, must be a multiple of {kv_heads}"
             )
         joined = num_heads * (value[1] // kv_heads)
@@ -110,8 +109,8 @@ class Weights:
         if "out_proj.weight" in self.parameters:
             taken, output = self.parameters["out_proj.weight"].shape
             if taken != joined:
-                raise ValueError(
-                    f"{call}: {shown_v} and {self.shown('out_proj.weight')}: the joined heads "
+                raise value_error(
+                    f"{shown_v} and {self.shown('out_proj.weight')}: the joined heads "
                     f"have {joined} columns and the output projection takes {taken} columns"
                     + self.hint(output == joined)
                 )
@@ -119,29 +118,26 @@ class Weights:
 
     def _check_names(self) -> None:
         """Raise an error if a parameter is unknown, is missing or has a wrong number of axes."""
-        call = self.call
         known = [f"{name}.{part}" for name in PROJECTIONS for part in ("weight", "bias")]
         for name in self.parameters:
             if name not in known:
-                raise ValueError(
-                    f"{call}: there is no parameter {name}: choose from {', '.join(known)}"
-                )
+                raise value_error(f"there is no parameter {name}: choose from {', '.join(known)}")
         for name in WEIGHTS:
             bias = name.replace("weight", "bias")
             if name not in self.parameters:
                 if name == "out_proj.weight" and bias not in self.parameters:
                     continue
                 has = ", ".join(self.parameters) or "none"
-                raise ValueError(f"{call}: {name} is missing: the parameters are {has}")
+                raise value_error(f"{name} is missing: the parameters are {has}")
             shape = self.parameters[name].shape
             if len(shape) != 2 or 0 in shape:
-                raise ValueError(
-                    f"{call}: {self.shown(name)}: a weight must be 2-D, with the heads side by "
+                raise value_error(
+                    f"{self.shown(name)}: a weight must be 2-D, with the heads side by "
                     "side, and no size may be 0"
                 )
             if bias in self.parameters:
                 why = f"{name} has {shape[1]} columns"
-                need_shape(self.parameters[bias], shape[1:], call=call, name=bias, why=why)
+                need_shape(self.parameters[bias], shape[1:], name=bias, why=why)
 
 
 def _columns(num_heads: int, size: int) -> str:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from qkv.argument_errors import invalid, type_error, value_error
 from qkv.extras import need
 from qkv.files import StrPath, ordinary
 from qkv.models.files.config import lacking
@@ -44,15 +45,15 @@ def find_model(name: StrPath, revision: str | None = None, *, download: bool = T
         FileNotFoundError: the folder does not exist, or no source offers the model.
     """
     if not isinstance(name, str | os.PathLike):
-        raise TypeError(f"load: the model is a {type(name).__name__}: give a name or a folder")
+        raise type_error(f"the model is a {type(name).__name__}: give a name or a folder")
     if name == "":
-        raise ValueError("load: the name of the model is empty: give a name or a folder")
+        raise value_error("the name of the model is empty: give a name or a folder")
     folder, ours = Path(os.path.expanduser(name)), shipped()
     is_name = name in SHORT_NAMES or name in ours
     if folder.is_dir() and (not is_name or _has_model(folder)):
         if revision is not None:
-            raise ValueError(
-                f"load: {name} is a folder and has no revisions: omit {revision!r}, or give the "
+            raise value_error(
+                f"{name} is a folder and has no revisions: omit {revision!r}, or give the "
                 "folder of that revision"
             )
         return folder
@@ -60,37 +61,38 @@ def find_model(name: StrPath, revision: str | None = None, *, download: bool = T
         home = folder.absolute().parent
         weights = next(home.glob("*.safetensors"), None)
         if _has_model(home) or (weights is not None and (home / CONFIG).is_file()):
-            raise NotADirectoryError(
-                f"load: {name} is a file: give the folder of this file, {home}"
+            raise invalid(
+                NotADirectoryError, f"{name} is a file: give the folder of this file, {home}"
             )
-        raise NotADirectoryError(f"load: {name} is a file, and its folder {lacking(home, folder)}")
+        raise invalid(
+            NotADirectoryError, f"{name} is a file, and its folder {lacking(home, folder)}"
+        )
     if name in ours:
         if revision is not None:
-            raise ValueError(
-                f"load: {name} comes with qkv and has only one revision: omit {revision!r}"
-            )
+            raise value_error(f"{name} comes with qkv and has only one revision: omit {revision!r}")
         return ours[str(name)]
     sources = SHORT_NAMES.items()
     known = next((model for short, model in sources if name in (short, model.hub_id)), None)
     hub_id = str(name) if known is None else known.hub_id
     if not isinstance(name, str) or not _HUB_ID.fullmatch(hub_id):
         if os.sep in str(name) or "/" in str(name) or str(name).startswith((".", "~")):
-            raise FileNotFoundError(f"load: the folder {name} does not exist")
+            raise invalid(FileNotFoundError, f"the folder {name} does not exist")
         names = [*ours, *SHORT_NAMES, "random"]
         near = suggestion(nearest(name, names, 2), names, "the nearest names are")
-        raise ValueError(
-            f"load: {str(name)!r} is not a known model: {near}; "
+        raise value_error(
+            f"{str(name)!r} is not a known model: {near}; "
             "for a model on the Hub, give organisation/name; for a folder, give its path"
         )
     if revision is not None and not _REVISION.fullmatch(revision):
-        raise ValueError(f"load: {revision!r} is not a revision: give a branch, a tag or a commit")
+        raise value_error(f"{revision!r} is not a revision: give a branch, a tag or a commit")
     snapshot, why = _look(lambda id_: cached(id_, revision), hub_id)
     if snapshot is None and known is not None and revision is None:
         snapshot = packaged(known)
     if snapshot is None and not download:
-        raise FileNotFoundError(
-            f"load: {name} is not on this machine, and nothing is downloaded: give the path of a "
-            "local folder"
+        raise invalid(
+            FileNotFoundError,
+            f"{name} is not on this machine, and nothing is downloaded: give the path of a "
+            "local folder",
         )
     return snapshot or _download(str(name), hub_id, revision, known, why)
 
@@ -199,8 +201,9 @@ def _download(name: str, hub_id: str, revision: str | None, known: Known | None,
         hub = need("huggingface_hub", "hub")
         folder = hub.snapshot_download(hub_id, revision=revision, allow_patterns=NEEDED)
     except Exception as error:  # An error of the Hub's library, of HTTP or of the system.
-        raise FileNotFoundError(
-            f"load: {name} was not found: {tried}, and the download of {hub_id} from the Hub "
-            f"failed ({first_line(error)}). Try one of these: {ways}"
+        raise invalid(
+            FileNotFoundError,
+            f"{name} was not found: {tried}, and the download of {hub_id} from the Hub "
+            f"failed ({first_line(error)}). Try one of these: {ways}",
         ) from error
     return Path(folder)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import invalid, value_error
 from qkv.arrays import Array, as_array
 from qkv.extras import install, need
 from qkv.models.files.config import Config
@@ -101,13 +102,13 @@ class Pixels:
         """Convert a uint8 array (H, W, C), or a Pillow image, to a float32 array (C, H, W)."""
         if hasattr(image, "convert"):
             image = np.asarray(image.convert("RGB" if len(self.mean) == 3 else "L"))
-        pixels = as_array(image, call="pixels", name="image")
+        pixels = as_array(image, name="image")
         channels = len(self.mean)
         if pixels.ndim == 2 and channels == 1:
             pixels = pixels[..., None]
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] != channels:
-            raise ValueError(
-                f"pixels: the image is {pixels.dtype} {pixels.shape}: give uint8 (H, W, {channels})"
+            raise value_error(
+                f"the image is {pixels.dtype} {pixels.shape}: give uint8 (H, W, {channels})"
             )
         size = self.size
         if isinstance(size, int):
@@ -186,8 +187,8 @@ def _middle(pixels: Array, size: tuple[int, int]) -> Array:
     """Return the center (h, w, C) of an image (H, W, C)."""
     above, before = ((has - side) // 2 for has, side in zip(pixels.shape, size, strict=False))
     if above < 0 or before < 0:
-        raise ValueError(
-            f"pixels: the image is {pixels.shape[0]} x {pixels.shape[1]}: it is cropped to "
+        raise value_error(
+            f"the image is {pixels.shape[0]} x {pixels.shape[1]}: it is cropped to "
             f"{size[0]} x {size[1]}, so give an image of at least that size"
         )
     return pixels[above : above + size[0], before : before + size[1]]
@@ -207,10 +208,11 @@ def _resized(pixels: Array, size: tuple[int, int], resample: int) -> Array:
     try:
         pillow = need("PIL.Image", "plot")
     except ImportError as error:
-        raise ImportError(
-            f"pixels: the image is {pixels.shape[0]} x {pixels.shape[1]} and the model takes "
+        raise invalid(
+            ImportError,
+            f"the image is {pixels.shape[0]} x {pixels.shape[1]} and the model takes "
             f"{size[0]} x {size[1]}: give an image of that size, or install Pillow: "
-            f"{install('plot')}"
+            f"{install('plot')}",
         ) from error
     single = pixels.shape[-1] == 1
     image = pillow.fromarray(pixels[..., 0] if single else pixels)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import invalid, value_error
 from qkv.arrays import FLOAT_NAMES, Array, DType, float_type, is_float, shown
 from qkv.files import StrPath, named_folder, replacing
 from qkv.models.files.names import Storage
@@ -27,9 +28,9 @@ def storage_type(dtype: Any) -> DType | None:
     if dtype in ("int8", np.int8):
         return np.dtype(np.int8)
     with suppress(TypeError):
-        return float_type(dtype, call="save")
-    raise ValueError(
-        f"save: dtype is {shown(dtype)}: give int8, {', '.join(FLOAT_NAMES)}, or omit dtype"
+        return float_type(dtype)
+    raise value_error(
+        f"dtype is {shown(dtype)}: give int8, {', '.join(FLOAT_NAMES)}, or omit dtype"
     )
 
 
@@ -49,9 +50,9 @@ def save_model(
     """
     from safetensors.numpy import save
 
-    home = named_folder(folder, "save")
+    home = named_folder(folder)
     if home.exists() and not home.is_dir():
-        raise NotADirectoryError(f"save: {home} is a file: give a folder")
+        raise invalid(NotADirectoryError, f"{home} is a file: give a folder")
     inner = home / sentence.home
     arrays: dict[str, Array] = {}
     for name, array in weights.to_files().items():
@@ -94,8 +95,8 @@ def _stored(name: str, array: Array, dtype: DType | None) -> dict[str, Array]:
     limit = most * (MAX_INT8 if in_rows else 1)
     largest = float(np.abs(array).max(initial=0))
     if not largest <= limit:
-        raise ValueError(
-            f"save: {name} has numbers up to {largest:g}, and "
+        raise value_error(
+            f"{name} has numbers up to {largest:g}, and "
             f"{'int8 with float16 scales' if in_rows else kind.name} stores finite numbers up to "
             f"{limit:g}: omit dtype to keep the type of each array"
         )

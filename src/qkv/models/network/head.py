@@ -125,7 +125,7 @@ class BuiltHead:
     ) -> tuple[Array, Saved]:
         """Return the logits, as a call does, and the values for `backward`."""
         for array in self.parameters.values():
-            need_single(array, {}, call="head")
+            need_single(array, {})
         return self._run(rows, cu, ids)
 
     def _run(self, rows: Array, cu: Array, ids: Array | None = None) -> tuple[Array, Saved]:

@@ -186,7 +186,7 @@ class Transformer:
         """
         masks: Masks = {}
         if save:
-            need_single(self.embedding.table, {}, call="Transformer")
+            need_single(self.embedding.table, {})
         if edits is not None:
             record, masks = edits.applied(batch, record)
         if batch.keys is not None:

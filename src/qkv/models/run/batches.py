@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from qkv.argument_errors import type_error
 from qkv.arrays import Array, Arrays, is_whole_number, whole_number
 from qkv.models.network.batch import Batch
 from qkv.models.run.text_reader import as_ids
@@ -120,15 +121,14 @@ def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
         TypeError: `texts` is a single text, or not iterable.
         ValueError: `batch_size` is below 1.
     """
-    call = "trace_stream"
-    size = whole_number(batch_size, call=call, name="batch_size", least=1)
-    check_no_mapping(texts, call=call)
+    size = whole_number(batch_size, name="batch_size", least=1)
+    check_no_mapping(texts)
     texts = as_ids(texts)
     listed = isinstance(texts, list | tuple | np.ndarray) and len(texts) > 0
     if isinstance(texts, str | bytes | bytearray) or (listed and is_whole_number(texts[0])):
-        raise TypeError(f"{call}: `texts` is one text: give a list of texts, or call trace(text)")
+        raise type_error("`texts` is one text: give a list of texts, or call trace(text)")
     if not isinstance(texts, Iterable):
-        raise TypeError(f"{call}: `texts` is {type(texts).__name__}: give a list of strings")
+        raise type_error(f"`texts` is {type(texts).__name__}: give a list of strings")
     if isinstance(texts, np.ndarray):
         return (texts[first : first + size] for first in range(0, len(texts), size))
     rest = map(_no_number, count(), texts)
@@ -141,7 +141,5 @@ def _no_number(number: int, text: Any) -> Any:
     A number means that the caller gave the ids of a single text instead of a list of texts.
     """
     if is_whole_number(text):
-        raise TypeError(
-            f"trace_stream: text {number} is {type(text).__name__}: give strings, or (T,) integers"
-        )
+        raise type_error(f"text {number} is {type(text).__name__}: give strings, or (T,) integers")
     return text

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import invalid, type_error, value_error
 from qkv.arrays import Array, Shape, as_array, is_whole_number, shown
 from qkv.edits import Edits, Record, operations
 from qkv.models.network.batch import Batch
@@ -66,9 +67,9 @@ def fit(
     if not edits:
         return batch, EditedRun(is_pair=is_pair)
     batch = swapped(edits, batch, reader.tokenizer, first)
-    call, heads = edits.call, [layer.attn.num_heads for layer in body.layers]
-    named = _named(edits.changes, body, is_pair, call)
-    records = [_in_model(record, body, call) for record in edits.records]
+    heads = [layer.attn.num_heads for layer in body.layers]
+    named = _named(edits.changes, body, is_pair)
+    records = [_in_model(record, body, edits.knows_means) for record in edits.records]
     texts = list(map(reader.with_names, batch))
     lengths = [len(text) for text in texts]
     counts = {"": (len(texts), max(lengths, default=0))}
@@ -76,19 +77,19 @@ def fit(
     changes = {
         name: change
         if callable(change) or isinstance(change, Spliced)
-        else _array(name, change, _shape(name, body, counts, named), call)
+        else _array(name, change, _shape(name, body, counts, named))
         for name, change in named.items()
     }
-    plan = Plan(call, body, lengths, "encoder." * is_pair, first, reader.known_ids)
+    plan = Plan(body, lengths, "encoder." * is_pair, first, reader.known_ids)
     # If several records scale attention scores, only the last of these records has an effect.
     scales = [record for record in records if record.op == "scale"]
     for record in (*(record for record in records if record.op != "scale"), *scales[-1:]):
         if not record.is_hide_argument:
-            _check_tokens(record, texts, first, call)
+            _check_tokens(record, texts, first)
             OPS[record.op].apply(plan, record)
     hides = [hide_value(record) for record in records if record.is_hide_argument]
     limits = [sum(pair) for pair in zip(lengths, more or [0] * len(texts), strict=True)]
-    masking = _Masking(call, texts, limits, reader, first, absent)
+    masking = _Masking(texts, limits, reader, first, absent)
     others = (one for one in records if not one.is_hide_argument and OPS[one.op].masks)
     asked: dict[str, Sequence[Any]] = {
         "edit": list(dict.fromkeys((*plan.changes, *changes))),
@@ -96,7 +97,6 @@ def fit(
         "hide": list(dict.fromkeys([*hides, *map(hide_value, others)])),
     }
     return batch, EditedRun(
-        call,
         changes,
         plan.changes,
         plan.ablated,
@@ -115,7 +115,7 @@ def spliced_names(edits: Edits, body: Transformer) -> list[str]:
     return [
         f"{full}.{hook}"
         for name, change in changes.items()
-        for full in _resolved(name, known, edits.call)
+        for full in _resolved(name, known)
         for hook in change.hooks
     ]
 
@@ -124,55 +124,53 @@ def _is_editable(name: str) -> bool:
     return activation(name).editable
 
 
-def _named(edit: Mapping[Any, Any], body: Transformer, is_pair: bool, call: str) -> dict[str, Any]:
+def _named(edit: Mapping[Any, Any], body: Transformer, is_pair: bool) -> dict[str, Any]:
     """Return the changes in `edit`, keyed by full name."""
     if not edit:
         return {}
     if is_pair and isinstance(body, EncoderDecoder):
         names = body.pair_hook_names
     else:
-        names = [*body.hook_names, *spliced_names(Edits(call, (), edit), body)]
+        names = [*body.hook_names, *spliced_names(Edits((), edit), body)]
     known = NameIndex(filter(_is_editable, names))
     changes: dict[str, Any] = {}
     for name, change in edit.items():
-        for full in _resolved(name, known, call):
+        for full in _resolved(name, known):
             if full in changes:
-                raise ValueError(f"{call}: `edit` has two changes for {full}: give only one")
+                raise value_error(f"`edit` has two changes for {full}: give only one")
             if isinstance(change, str | bytes) or change is None:
-                raise TypeError(
-                    f"{call}: `edit` has {shown(change)} for {full}: give a function or an array"
+                raise type_error(
+                    f"`edit` has {shown(change)} for {full}: give a function or an array"
                 )
             if isinstance(change, Spliced):
                 changes[full] = change
                 continue
             read: Any = _function if callable(change) else _numbers
-            changes[full] = read(full, change, call)
+            changes[full] = read(full, change)
     return changes
 
 
-def _resolved(name: Any, known: NameIndex, call: str) -> list[str]:
+def _resolved(name: Any, known: NameIndex) -> list[str]:
     """Return the full names of the activations that a key of `edit` stands for."""
     if not isinstance(name, str | tuple):
-        raise TypeError(
-            f"{call}: `edit` has {shown(name)}: give an activation's full name, or a tuple "
+        raise type_error(
+            f"`edit` has {shown(name)}: give an activation's full name, or a tuple "
             'such as ("resid_post", 0)'
         )
     if name in ("logits", "decoder.logits"):
-        raise ValueError(
-            f"{call}: `edit` has {name!r}, the output of the run: change the result instead"
-        )
+        raise value_error(f"`edit` has {name!r}, the output of the run: change the result instead")
     if isinstance(name, tuple) and name[1:2] in (((),), (range(0),)):
-        raise ValueError(
-            f"{call}: `edit` has {shown(name)}, which names no layer: give layer numbers, such "
+        raise value_error(
+            f"`edit` has {shown(name)}, which names no layer: give layer numbers, such "
             "as (0, 1), or None for all layers"
         )
     names = known.find(name)
     if not names:
-        raise KeyError(f"{call}: `edit` has {shown(name)}, and {known.why_not(name)}")
+        raise invalid(KeyError, f"`edit` has {shown(name)}, and {known.why_not(name)}")
     return names
 
 
-def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]:
+def _function(name: str, function: Any) -> Callable[[Array, At], Any]:
     """Return a function `f(array, at)` that calls the user's function.
 
     The user's function is called as `function(array)` or as `function(array, at)`, depending on its
@@ -188,9 +186,7 @@ def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]
             takes.bind(*range(count))
             fits.append(count)
     if not fits:
-        raise TypeError(
-            f"{call}: `edit` has a function {takes} for {name}: give f(array) or f(array, at)"
-        )
+        raise type_error(f"`edit` has a function {takes} for {name}: give f(array) or f(array, at)")
     # An optional second parameter of the user's function receives `at` only if its name is `at`. A
     # required second parameter always receives `at`.
     if 2 not in fits or (1 in fits and [*takes.parameters][1:2] != ["at"]):
@@ -198,11 +194,11 @@ def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]
     return lambda array, at: function(array, at)
 
 
-def _numbers(name: str, value: Any, call: str) -> Array:
+def _numbers(name: str, value: Any) -> Array:
     """Convert the numbers that replace an activation to an array."""
-    array = as_array(value, call=call, name=f"edit[{name!r}]")
+    array = as_array(value, name=f"edit[{name!r}]")
     if not is_number(array):
-        raise TypeError(f"{call}: `edit` has {array.dtype} for {name}: give floats, or a function")
+        raise type_error(f"`edit` has {array.dtype} for {name}: give floats, or a function")
     return array
 
 
@@ -215,14 +211,13 @@ def _shape(name: str, body: Transformer, counts: Counts, changes: Mapping[str, A
     return texts, *shape_of(at, side, length, other if at.crosses else length, features)
 
 
-def _array(name: str, array: Array, shape: Shape, call: str) -> Array:
+def _array(name: str, array: Array, shape: Shape) -> Array:
     """Return an activation's replacement, (B or 1, ...), after checking its shape."""
     if array.shape not in (shape, (1, *shape[1:])):
         has = f"shape {array.shape}" if array.ndim else shown(array.item())
         more = f", or {(1, *shape[1:])} for the same values in every text" if shape[0] != 1 else ""
-        raise ValueError(
-            f"{call}: `edit` has {has} for {name}, whose shape is {shape} here: give this "
-            f"shape{more}"
+        raise value_error(
+            f"`edit` has {has} for {name}, whose shape is {shape} here: give this shape{more}"
         )
     return array
 
@@ -244,30 +239,29 @@ def plain(
         ValueError: an edit is a function, which no record can express; or a layer, head, word or
             position does not exist.
     """
-    call = edits.call
     records: list[dict[str, Any]] = []
-    plan = Plan(call, body, [])
-    for name, change in _named(edits.changes, body, False, call).items():
+    plan = Plan(body, [])
+    for name, change in _named(edits.changes, body, False).items():
         _, layer, local = parse(name)
         whole = local.replace("hook_", "")
         inner = whole.removeprefix("attn.").removeprefix("mlp.")
         at = next((at for at in (inner, whole) if plan.name(at, layer) == name), None)
         if callable(change) or at is None:
             what = "a function" if callable(change) else "an array"
-            raise ValueError(
-                f"{call}: `edit` has {what} for {name}, but no record can express this edit: "
+            raise value_error(
+                f"`edit` has {what} for {name}, but no record can express this edit: "
                 "give an array, or records such as "
                 '[{"op": "add", "at": "resid_post", "layer": 0, "vector": [...]}]'
             )
         where = {} if layer is None else {"layer": layer}
         records.append({"op": "set", "at": at, **where, "value": change[0].tolist()})
-    for record in (_in_model(record, body, call) for record in edits.records):
+    for record in (_in_model(record, body, edits.knows_means) for record in edits.records):
         if not record.is_hide_argument:
             records.append({name: _as_json(value) for name, value in record.fields.items()})
             if record.op == "swap":
-                records[-1]["with"] = _entry(record, reader.tokenizer, call)[0]
+                records[-1]["with"] = _entry(record, reader.tokenizer)[0]
             continue
-        masking = _Masking(call, [text], [len(text)], reader)
+        masking = _Masking([text], [len(text)], reader)
         for _, query, key, layer, head in masking.keys([hide_value(record)]):
             edge = {"query": query, "key": key, "layer": layer, "head": head}
             edge = {name: number for name, number in edge.items() if number is not None}
@@ -284,9 +278,9 @@ def _as_json(value: Any) -> Any:
 
 def check(edits: Edits, body: Transformer, reader: TextReader) -> None:
     """Raise the errors of `fit` that do not depend on texts."""
-    _named(edits.changes, body, False, edits.call)
-    plan = Plan(edits.call, body, [], read=reader.known_ids)
-    for record in (_in_model(record, body, edits.call) for record in edits.records):
+    _named(edits.changes, body, False)
+    plan = Plan(body, [], read=reader.known_ids)
+    for record in (_in_model(record, body, edits.knows_means) for record in edits.records):
         OPS[record.op].apply(plan, record)
 
 
@@ -302,8 +296,8 @@ def swapped(edits: Edits, batch: Batch, tokenizer: Tokenizer | None, first: int)
     if not swaps:
         return batch
     for record in swaps:
-        (entry, index), token = _entry(record, tokenizer, edits.call), record.fields["token"]
-        _check_tokens(record, texts, first, edits.call)
+        (entry, index), token = _entry(record, tokenizer), record.fields["token"]
+        _check_tokens(record, texts, first)
         for number, text in enumerate(texts):
             ids, tokens = text.ids.copy(), list(text.tokens)
             ids[token], tokens[token] = index, entry
@@ -311,14 +305,14 @@ def swapped(edits: Edits, batch: Batch, tokenizer: Tokenizer | None, first: int)
     return batch.replaced(texts)
 
 
-def _entry(record: Record, tokenizer: Tokenizer | None, call: str) -> tuple[str, int]:
+def _entry(record: Record, tokenizer: Tokenizer | None) -> tuple[str, int]:
     """Return the token of the vocabulary that a "swap" record names, and its id."""
     word = record.fields["with"]
     found = {} if tokenizer is None or not isinstance(word, str) else tokenizer.entries(word)
     if len(found) > 1:
-        raise wrong(call, record, "with", f"{f' {word}'!r}, because the vocabulary has both")
+        raise wrong(record, "with", f"{f' {word}'!r}, because the vocabulary has both")
     if not found:
-        raise wrong(call, record, "with", "one entry of the vocabulary")
+        raise wrong(record, "with", "one entry of the vocabulary")
     return next(iter(found.items()))
 
 
@@ -326,7 +320,7 @@ def hide_value(record: Record) -> Any:
     """Return the word, position or edge that a record masks, in the format of `Trace.changed`.
 
     >>> from qkv.edits import edits_of
-    >>> records = edits_of([{"op": "causal"}], hide=["cat", (4, 1)], call="trace").records
+    >>> records = edits_of([{"op": "causal"}], hide=["cat", (4, 1)]).records
     >>> [hide_value(record) for record in records]
     [(None, None), 'cat', (4, 1)]
     """
@@ -336,40 +330,36 @@ def hide_value(record: Record) -> Any:
     return tuple(record.fields[name] for name in names if name in record.fields) or (None, None)
 
 
-def _in_model(record: Record, body: Transformer, call: str) -> Record:
+def _in_model(record: Record, body: Transformer, knows_means: bool) -> Record:
     """Check a record's layer, head and numbers; return the record with non-negative indices."""
     fields, source = dict(record.fields), record.source
     if "layer" in fields:
         count = len(body.layers)
         if record.is_argument:
-            fields["layer"] = from_start(fields["layer"], count, source, "layer", "the model", call)
+            fields["layer"] = from_start(fields["layer"], count, source, "layer", "the model")
         elif not _is_below(fields["layer"], count):
-            raise wrong(
-                call, record, "layer", f"0 to {count - 1}, because the model has {count} layers"
-            )
+            raise wrong(record, "layer", f"0 to {count - 1}, because the model has {count} layers")
     if "head" in fields:
         layer = fields["layer"]
         count = body.layers[layer].attn.num_heads
         if record.is_argument:
             whole = f"layer {layer}"
-            fields["head"] = from_start(fields["head"], count, source, "head", whole, call)
+            fields["head"] = from_start(fields["head"], count, source, "head", whole)
         elif not _is_below(fields["head"], count):
-            raise wrong(
-                call, record, "head", f"0 to {count - 1}, because a layer has {count} heads"
-            )
+            raise wrong(record, "head", f"0 to {count - 1}, because a layer has {count} heads")
     for name, about in operations()[record.op].items():
         if name not in fields:
             continue
         if about.kind == "output":
             size = body.layers[fields["layer"]].attn.d_value
-            fields[name] = _output(record, fields[name], size, call)
+            fields[name] = _output(record, fields[name], size, knows_means)
         elif about.kind == "number" and not are_numbers(fields[name], ()):
             fits = " that fits in 64 bits" * isinstance(fields[name], int)
-            raise wrong(call, record, name, f"a finite number{fits}")
+            raise wrong(record, name, f"a finite number{fits}")
     return Record(fields, source)
 
 
-def _check_tokens(record: Record, batch: Sequence[Sized], first: int, call: str) -> None:
+def _check_tokens(record: Record, batch: Sequence[Sized], first: int) -> None:
     """Check that each text contains the tokens that a record refers to.
 
     If the record has weights, also check that each token of the text has one weight.
@@ -380,39 +370,37 @@ def _check_tokens(record: Record, batch: Sequence[Sized], first: int, call: str)
         for name, about in operations()[record.op].items():
             value = record.fields.get(name)
             if about.kind == "token" and value is not None and not _is_below(value, count):
-                raise wrong(
-                    call, record, name, f"0 to {count - 1}, because {of} has {count} tokens"
-                )
+                raise wrong(record, name, f"0 to {count - 1}, because {of} has {count} tokens")
             if about.kind == "weights" and not are_numbers(value, (count,)):
                 way = f"{count} finite numbers, one for each token of {of}"
-                raise wrong(call, record, name, way)
+                raise wrong(record, name, way)
 
 
 def _is_below(number: Any, count: int) -> bool:
     return is_whole_number(number) and 0 <= number < count
 
 
-def _output(record: Record, value: Any, size: int, call: str) -> Any:
+def _output(record: Record, value: Any, size: int, knows_means: bool) -> Any:
     """Return the replacement of a head's output: 0, "mean" or an array (d,)."""
     pair = record.fields["layer"], record.fields.get("head")
-    has = f"{call}: {record.source} has"
+    has = f"{record.source} has"
     if isinstance(value, str):
         if value not in ("zero", "mean"):
-            raise ValueError(
+            raise value_error(
                 f'{has} {value!r:.40} for {pair}: write "zero" or "mean", or give an array '
                 f"({size},)"
             )
-        if value == "mean" and call in ("generate", "trace_stream"):
-            raise ValueError(
+        if value == "mean" and not knows_means:
+            raise value_error(
                 f'{has} "mean" for {pair}, but the mean is unknown until all text has been read: '
                 f'give "zero" or an array ({size},)'
             )
         return 0 if value == "zero" else value
-    array = as_array(value, call=call, name=f"{record.source}[{pair}]")
+    array = as_array(value, name=f"{record.source}[{pair}]")
     if not is_number(array):
-        raise TypeError(f'{has} {array.dtype} for {pair}: give "zero", "mean" or floats ({size},)')
+        raise type_error(f'{has} {array.dtype} for {pair}: give "zero", "mean" or floats ({size},)')
     if array.shape != (size,):
-        raise ValueError(
+        raise value_error(
             f"{has} an array {array.shape} for {pair}, but a head's output has the shape "
             f"({size},): give this shape"
         )
@@ -424,7 +412,6 @@ class _Masking:
     """Finds the words, positions and edges of `hide` in each text.
 
     Attributes:
-        call: the name of the public call, for errors.
         batch: the texts.
         limits: the maximum number of tokens in each text, including tokens that the run adds.
         reader: the model's reader of texts.
@@ -432,7 +419,6 @@ class _Masking:
         absent: as in `fit`.
     """
 
-    call: str
     batch: Sequence[Tokenized]
     limits: Sequence[int]
     reader: TextReader
@@ -450,31 +436,30 @@ class _Masking:
 
     def _of_words(self, words: Sequence[str]) -> list[MaskedKey]:
         """Return the keys to mask: all occurrences of words or special tokens such as "[SEP]"."""
-        call, batch, absent = self.call, self.batch, self.absent
+        batch, absent = self.batch, self.absent
         if not self.reader.knows_words:
-            raise ValueError(
-                f"{call}: `hide` has {words[0]!r} but the model has no tokenizer "
+            raise value_error(
+                f"`hide` has {words[0]!r} but the model has no tokenizer "
                 "to find words: give positions, such as hide=[3]"
             )
         keys: list[set[int]] = [set() for _ in batch]
         for word in words:
             find, is_found = self.reader.finder(word), False
             for text, row in zip(batch, keys, strict=True):
-                hits = find(text.tokens, text.special, call=call, what="`hide`")
+                hits = find(text.tokens, text.special, what="`hide`")
                 row.update(chain.from_iterable(hits))
                 is_found |= bool(hits)
             if absent is not None:
                 absent.difference_update([word] * is_found)
             elif not is_found:
-                raise ValueError(
-                    f"{call}: `hide` has {word!r}, which is in no text: the words are "
-                    f"{_listed(batch)}"
+                raise value_error(
+                    f"`hide` has {word!r}, which is in no text: the words are {_listed(batch)}"
                 )
         for number, (text, row) in enumerate(zip(batch, keys, strict=True), self.first):
             own = {i for i, special in enumerate(text.special) if not special}
             if own and own <= row:
                 which = "the text" if len(batch) == 1 and not number else f"text {number}"
-                raise ValueError(f"{call}: hide masks every word of {which}: leave one visible")
+                raise value_error(f"hide masks every word of {which}: leave one visible")
         return [
             MaskedKey(number, None, position, None, None)
             for number, row in enumerate(keys)
@@ -494,8 +479,8 @@ class _Masking:
         if self.absent is not None:
             self.absent.difference_update([] if outside else [asked])
         elif outside:
-            raise ValueError(
-                f"{self.call}: `hide` has position {outside[0]} but no text has "
+            raise value_error(
+                f"`hide` has position {outside[0]} but no text has "
                 f"more than {most} tokens: give {least} to {most - 1}, or a word"
             )
 
@@ -509,11 +494,11 @@ class _Masking:
         ]
 
 
-def from_start(number: int, count: int, source: str, what: str, whole: str, call: str) -> int:
+def from_start(number: int, count: int, source: str, what: str, whole: str) -> int:
     """Return the index of a layer or head: for -1, for example, return `count - 1`."""
     if not -count <= number < count:
-        raise ValueError(
-            f"{call}: {source} names {what} {number}, but {whole} has {count} {what}s, "
+        raise value_error(
+            f"{source} names {what} {number}, but {whole} has {count} {what}s, "
             f"numbered 0 to {count - 1}"
         )
     return number % count

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import value_error
 from qkv.arrays import Array, Shape, shown
 from qkv.edits import Record
 from qkv.models.network.batch import PackedIds
@@ -53,13 +54,12 @@ class Plan:
     """The effects of all edit records of a call; each row of `OPS` adds one record's effect.
 
     Attributes:
-        call: the name of the public call, for errors.
         body: the network that runs.
         lengths: the number of tokens in each text.
         prefix: the prefix of the names of the network's activations.
         first: the index of the first text among all texts of the call.
-        read: a function that takes a text and the name of the call (for error messages), and
-            returns the ids (T,) of the text. If the model reads no texts, `read` is None.
+        read: a function that takes a text and returns the ids (T,) of the text. If the model reads
+            no texts, `read` is None.
         sources: maps each text in the field "from" of an edit record to the activations of this
             text.
         masked: the masked keys.
@@ -68,12 +68,11 @@ class Plan:
             The steps change the activation in the order of the list.
     """
 
-    call: str
     body: Transformer
     lengths: Sequence[int]
     prefix: str = ""
     first: int = 0
-    read: Callable[[str, str], Array] | None = None
+    read: Callable[[str], Array] | None = None
     sources: dict[str, Origin] = field(default_factory=dict)
     masked: list[MaskedKey] = field(default_factory=list)
     ablated: dict[int, dict[int, Any]] = field(default_factory=dict)
@@ -101,7 +100,7 @@ class Plan:
         name = self.name(record.fields["at"], record.fields.get("layer"))
         if not name:
             way = "an activation of the layer" if "layer" in record.fields else "the layer too"
-            raise wrong(self.call, record, "at", f"{way}, or one outside the layers, as 'embed'")
+            raise wrong(record, "at", f"{way}, or one outside the layers, as 'embed'")
         return name
 
     def change(self, short: str, layer: int | None, do: Change, back: Change) -> None:
@@ -127,12 +126,11 @@ class Plan:
             index = fields.get({"kv_head": "head", "query": "token"}.get(axis, axis))
             if index is not None and "head" in axis and index >= size:
                 way = f"0 to {size - 1}, because {fields['at']} has {size} heads"
-                raise wrong(self.call, record, "head", way)
+                raise wrong(record, "head", way)
             changed[axis] = size, slice(None) if index is None else index
         if "head" in fields and not {"head", "kv_head"} & changed.keys():
-            raise ValueError(
-                f"{self.call}: {record.source} has a head, but {fields['at']} belongs to no "
-                "head: omit the head"
+            raise value_error(
+                f"{record.source} has a head, but {fields['at']} belongs to no head: omit the head"
             )
         return changed
 
@@ -141,11 +139,11 @@ class Plan:
         text, name = record.fields["from"], self.site(record)
         if self.read is None:
             way = 'an array in a "set" record, because this model reads no texts'
-            raise wrong(self.call, record, "from", way)
+            raise wrong(record, "from", way)
         if not isinstance(text, str) or not text.strip():
-            raise wrong(self.call, record, "from", "a text with at least one word")
+            raise wrong(record, "from", "a text with at least one word")
         if text not in self.sources:
-            self.sources[text] = Origin(self.body, self.read(text, self.call))
+            self.sources[text] = Origin(self.body, self.read(text))
         source = self.sources[text]
         for number, length in enumerate(self.lengths, self.first):
             if length != len(source):
@@ -153,7 +151,7 @@ class Plan:
                     f"a text of {length} tokens, because text {number} has {length} tokens; "
                     f"the given text has {len(source)}"
                 )
-                raise wrong(self.call, record, "from", way)
+                raise wrong(record, "from", way)
         source.names.add(name)
         return partial(source.__getitem__, name)
 
@@ -240,7 +238,7 @@ def add(plan: Plan, record: Record) -> None:
     """Add a vector to an activation of size D."""
     fields, dim = record.fields, plan.body.dim
     if not are_numbers(fields["vector"], (dim,)):
-        raise wrong(plan.call, record, "vector", f"{dim} finite numbers, the size of a vector")
+        raise wrong(record, "vector", f"{dim} finite numbers, the size of a vector")
     vector, token = np.asarray(fields["vector"]), fields.get("token")
     plan.site(record)
 
@@ -264,7 +262,7 @@ def set_(plan: Plan, record: Record) -> None:
         shape = tuple(size for size, chosen in axes if isinstance(chosen, slice))
         if not are_numbers(record.fields["value"], shape):
             way = f"finite numbers {shape}, because text {number} has {length} tokens"
-            raise wrong(plan.call, record, "value", way)
+            raise wrong(record, "value", way)
     value = np.asarray(record.fields["value"])
     plan.put(record, lambda _: value)
 
@@ -299,11 +297,11 @@ OPS = {
 }
 
 
-def wrong(call: str, record: Record, name: str, way: str) -> ValueError:
+def wrong(record: Record, name: str, way: str) -> ValueError:
     """Return the error for a wrong field; `way` describes a valid value."""
     value = record.fields[name]
     has = f"an array {value.shape}" if isinstance(value, np.ndarray) else shown(value)
-    return ValueError(f"{call}: {record.source} has {name} {has}: give {way}")
+    return value_error(f"{record.source} has {name} {has}: give {way}")
 
 
 def are_numbers(value: Any, shape: Shape) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 
+from qkv.argument_errors import type_error, value_error
 from qkv.arrays import Array, Arrays, as_array, is_float
 from qkv.models.network.batch import Batch, Layout
 from qkv.models.network.transformer import Transformer
@@ -90,7 +91,6 @@ class EditedRun:
     """The interventions of one run, after checks against the model and the texts.
 
     Attributes:
-        call: the name of the public call, for errors.
         changes: maps the full name of an activation to its replacement. The replacement is an array
             (B or 1, ...), a spliced layer, or a function of an array and an `At`.
         recorded: maps the full name of an activation to a list of steps. Each step applies one
@@ -107,7 +107,6 @@ class EditedRun:
         inputs: receives the inputs of spliced layers, for `gradient_recorder`.
     """
 
-    call: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
     recorded: Mapping[str, Sequence[EditStep]] = field(default_factory=dict)
     ablated: Mapping[int, Mapping[int, Any]] = field(default_factory=dict)
@@ -309,8 +308,8 @@ class EditedRun:
         names = (name for name in self.changed if activation(name).is_weights)
         name = next(names, None)
         if top_k is not None and name is not None:
-            raise ValueError(
-                f"{self.call}: top_k is {top_k}, but an edit changes {name}, and top_k "
+            raise value_error(
+                f"top_k is {top_k}, but an edit changes {name}, and top_k "
                 "cannot summarise edited weights: omit top_k"
             )
 
@@ -380,14 +379,14 @@ class EditedRun:
 
     def _returned(self, name: str, value: Any, shape: tuple[int, ...]) -> Array:
         """Return the result of a user's function; raise an error for a wrong type or shape."""
-        where = f"{self.call}: the function for {name}"
+        where = f"the function for {name}"
         if value is None:
-            raise TypeError(f"{where} returned None: return an array, even if nothing changes")
-        array = as_array(value, call=self.call, name=f"the result of the function for {name}")
+            raise type_error(f"{where} returned None: return an array, even if nothing changes")
+        array = as_array(value, name=f"the result of the function for {name}")
         if not is_number(array):
-            raise TypeError(f"{where} returned {array.dtype}: return floats {shape}")
+            raise type_error(f"{where} returned {array.dtype}: return floats {shape}")
         if array.shape != shape:
-            raise ValueError(
+            raise value_error(
                 f"{where} got {shape} and returned {array.shape}: return the same shape"
             )
         return array

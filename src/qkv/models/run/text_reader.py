@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import invalid, type_error, value_error
 from qkv.arrays import Array, ArrayLike, as_array
 from qkv.models.files.read import TOKENIZER, ModelError, is_whole
 from qkv.models.files.sentence import Sentence
@@ -36,7 +37,7 @@ def as_ids(ids: Any) -> Any:
 
 
 def ids_given(
-    texts: Any, *, rows: int, limit: int | None, call: str, first: int = 0
+    texts: Any, *, rows: int, limit: int | None, first: int = 0
 ) -> tuple[bool, list[Tokenized]] | None:
     """Return `(single, tokens)` if `texts` holds ids, else None; `single` is True for one text.
 
@@ -57,14 +58,14 @@ def ids_given(
     rows_of_ids = [np.asarray(as_ids(row)) for row in ([texts] if single else texts)]
     for number, row in enumerate(rows_of_ids, first):
         if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
-            raise TypeError(
-                f"{call}: text {number} is {row.dtype} {row.shape}: give strings, or (T,) integers"
+            raise type_error(
+                f"text {number} is {row.dtype} {row.shape}: give strings, or (T,) integers"
             )
         if not 0 < len(row) <= (limit or len(row)):
-            raise ValueError(
-                f"{call}: text {number} has {len(row)} ids: give 1 to {limit or 'any number'}"
+            raise value_error(
+                f"text {number} has {len(row)} ids: give 1 to {limit or 'any number'}"
             )
-        check_ids(row, rows, call)
+        check_ids(row, rows)
     return single, [
         Tokenized(
             ids=row.astype(np.int64),
@@ -95,20 +96,20 @@ def checked_ids(
     `counts` is True, raise an error if T is larger than the model's number of positions.
     """
     name = f"{side}input_ids"
-    ids = as_array(input_ids, call="model", name=name)
+    ids = as_array(input_ids, name=name)
     if ids.ndim not in (1, 2):
-        raise ValueError(f"model: {name} have shape {ids.shape}: give (B, T), or (T,) for one text")
+        raise value_error(f"{name} have shape {ids.shape}: give (B, T), or (T,) for one text")
     if ids.dtype.kind not in "iu" and ids.size:
-        raise TypeError(f"model: {name} are {ids.dtype}: give integers")
+        raise type_error(f"{name} are {ids.dtype}: give integers")
     mask = np.atleast_2d(_checked_mask(attention_mask, ids.shape, side))
     ids = np.atleast_2d(ids)
     most = embedding.max_positions
     if counts and most is not None and ids.shape[1] > most:
-        raise ValueError(
-            f"model: {name} have {ids.shape[1]} columns, but the model has only {most} "
+        raise value_error(
+            f"{name} have {ids.shape[1]} columns, but the model has only {most} "
             "positions: shorten the texts"
         )
-    check_ids(ids[mask], len(embedding.table), "model")
+    check_ids(ids[mask], len(embedding.table))
     return ids, mask
 
 
@@ -117,19 +118,19 @@ def _checked_mask(attention_mask: Any, shape: tuple[int, ...], side: str) -> Arr
     if attention_mask is None:
         return np.ones(shape, bool)
     name = f"{side}attention_mask"
-    mask = as_array(attention_mask, call="model", name=name)
+    mask = as_array(attention_mask, name=name)
     if mask.shape != shape:
-        raise ValueError(
-            f"model: {name} has shape {mask.shape}, but {side}input_ids have shape {shape}: give "
+        raise value_error(
+            f"{name} has shape {mask.shape}, but {side}input_ids have shape {shape}: give "
             "the same shape"
         )
     if mask.dtype.kind not in "biu" and mask.size:
-        raise TypeError(
-            f"model: {name} is {mask.dtype}: write True or 1 where there is a token, "
+        raise type_error(
+            f"{name} is {mask.dtype}: write True or 1 where there is a token, "
             "False or 0 where there is padding"
         )
     if not np.isin(mask, (0, 1)).all():
-        raise ValueError(f"model: {name} holds numbers other than 0 and 1: give only 0 and 1")
+        raise value_error(f"{name} holds numbers other than 0 and 1: give only 0 and 1")
     return mask.astype(bool)
 
 
@@ -154,17 +155,17 @@ def checked_positions(
         return None
     embedding = body.embedding
     if embedding.positions is None and not any(layer.attn.rotary for layer in body.layers):
-        raise ValueError(
-            f"model: position_ids are given, but {name} has neither learned nor rotary "
+        raise value_error(
+            f"position_ids are given, but {name} has neither learned nor rotary "
             "positions: omit position_ids"
         )
-    positions = as_array(position_ids, call="model", name="position_ids")
+    positions = as_array(position_ids, name="position_ids")
     if positions.dtype.kind not in "iu" and positions.size:
-        raise TypeError(f"model: position_ids are {positions.dtype}: give integers")
+        raise type_error(f"position_ids are {positions.dtype}: give integers")
     shape, both = positions.shape, mask.shape
     if np.atleast_2d(positions).shape not in (both, (1, both[1])):
-        raise ValueError(
-            f"model: position_ids have shape {shape}, but input_ids have shape {both}: give "
+        raise value_error(
+            f"position_ids have shape {shape}, but input_ids have shape {both}: give "
             f"{both}, or {(1, both[1])} for the same positions in every text"
         )
     positions = np.broadcast_to(positions, both)
@@ -172,19 +173,19 @@ def checked_positions(
     most = 2**31 if rows is None else rows + embedding.first_id
     outside = positions[mask & ((positions < 0) | (positions >= most))]
     if outside.size:
-        raise ValueError(
-            f"model: position_ids contain {outside[0]} for a token, but the positions of {name} "
+        raise value_error(
+            f"position_ids contain {outside[0]} for a token, but the positions of {name} "
             f"are 0 to {most - 1}: give only these positions"
         )
     return np.where(mask, positions, 0).astype(np.int64) - embedding.first_id
 
 
-def check_ids(ids: Array, rows: int, call: str) -> None:
-    """Raise a ValueError if an id has no row in the token table."""
+def check_ids(ids: Array, rows: int, where: str = "") -> None:
+    """Raise a ValueError if an id has no row in the token table; `where` begins the message."""
     outside = ids[(ids < 0) | (ids >= rows)]
     if outside.size:
-        raise ValueError(
-            f"{call}: there is no token {outside[0]}: the ids run from 0 to {rows - 1}"
+        raise value_error(
+            f"{where}there is no token {outside[0]}: the ids run from 0 to {rows - 1}"
         )
 
 
@@ -197,19 +198,22 @@ def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: st
     added = tokenizer.tokenize("")
     around = len(added)
     if len(added.ids) != around:
-        raise ModelError(
-            f"load: the tokenizer of {name} adds {around} tokens to a text, but gives them "
-            f"{len(added.ids)} ids: each token needs one id"
+        raise invalid(
+            ModelError,
+            f"the tokenizer of {name} adds {around} tokens to a text, but gives them "
+            f"{len(added.ids)} ids: each token needs one id",
         )
     if added.ids.max(initial=0) >= rows:
-        raise ModelError(
-            f"load: the tokenizer of {name} adds the id {added.ids.max()} to each text, but the "
-            f"token table has only {rows} rows: take the tokenizer and the table from one model"
+        raise invalid(
+            ModelError,
+            f"the tokenizer of {name} adds the id {added.ids.max()} to each text, but the "
+            f"token table has only {rows} rows: take the tokenizer and the table from one model",
         )
     if limit is not None and limit <= around:
-        raise ModelError(
-            f"load: {name} reads at most {limit} tokens of a text, and its tokenizer adds {around} "
-            "tokens to each text: no room is left for words"
+        raise invalid(
+            ModelError,
+            f"{name} reads at most {limit} tokens of a text, and its tokenizer adds {around} "
+            "tokens to each text: no room is left for words",
         )
     if len(tokenizer) > rows and tokenizer.rows is None:
         tokenizer.rows = rows
@@ -229,27 +233,28 @@ def end_ids(config: Mapping[str, Any], generation: Mapping[str, Any], name: str)
     ids = entry if isinstance(entry, list) else [] if entry is None else [entry]
     for token in ids:
         if not is_whole(token):
-            raise ModelError(
-                f"generate: eos_token_id of {name} is {entry!r:.40}: it must be a whole number, "
-                "or a list of whole numbers"
+            raise invalid(
+                ModelError,
+                f"eos_token_id of {name} is {entry!r:.40}: it must be a whole number, "
+                "or a list of whole numbers",
             )
     return frozenset(ids)
 
 
-def check_device(device: Any, call: str) -> None:
+def check_device(device: Any) -> None:
     """Raise a ValueError for any device except the CPU.
 
-    >>> check_device("cuda", "encode")
+    >>> check_device("cuda")
     Traceback (most recent call last):
-    ValueError: encode: device is cuda: qkv computes on the CPU: omit device
+    ValueError: device is cuda: qkv computes on the CPU: omit device
     """
     if isinstance(device, list | tuple):
-        raise ValueError(
-            f"{call}: device is a list of {len(device)}: use `with qkv.models.Pool(model, "
+        raise value_error(
+            f"device is a list of {len(device)}: use `with qkv.models.Pool(model, "
             f"{len(device)}) as pool:`, and call encode(texts, pool=pool)"
         )
     if device is not None and str(device).partition(":")[0] != "cpu":
-        raise ValueError(f"{call}: device is {device!s:.40}: qkv computes on the CPU: omit device")
+        raise value_error(f"device is {device!s:.40}: qkv computes on the CPU: omit device")
 
 
 @dataclass(frozen=True)
@@ -286,7 +291,7 @@ class TextReader:
         return self.tokenizer is not None
 
     @property
-    def known_ids(self) -> Callable[[str, str], Array] | None:
+    def known_ids(self) -> Callable[[str], Array] | None:
         """The method `TextReader.ids`, or None if the model has no tokenizer."""
         return None if self.tokenizer is None else self.ids
 
@@ -294,81 +299,76 @@ class TextReader:
         """Return whether the input is one text instead of several."""
         return isinstance(inputs, str)
 
-    def need_tokenizer(self, call: str) -> Tokenizer:
+    def need_tokenizer(self) -> Tokenizer:
         """Return the tokenizer.
 
         Raises:
             ValueError: the model has no tokenizer.
         """
         if self.tokenizer is None:
-            raise ValueError(
-                f"{call}: {self.name} has no {TOKENIZER}, so it cannot read text: "
-                "call model(input_ids)"
+            raise value_error(
+                f"{self.name} has no {TOKENIZER}, so it cannot read text: call model(input_ids)"
             )
         return self.tokenizer
 
-    def truncator(self, call: str, limit: int | None, *, fills_gaps: bool = True) -> Truncator:
+    def truncator(self, limit: int | None, *, fills_gaps: bool = True) -> Truncator:
         """Return the function that splits texts into tokens, up to a limit.
 
         Raises:
             ValueError: the model has no tokenizer.
         """
-        return Truncator(self.need_tokenizer(call), limit, self.mask if fills_gaps else None)
+        return Truncator(self.need_tokenizer(), limit, self.mask if fills_gaps else None)
 
     def tokenize(self, text: str) -> Tokenized:
         """Return the tokens of a whole text, as `Model.tokenize` does."""
-        text = check_text(text, call="tokenize", name="text")
-        truncator = self.truncator("tokenize", None)
+        text = check_text(text, name="text")
+        truncator = self.truncator(None)
         [tokens] = truncator([text])
         truncator.cut.warn()
         return tokens
 
-    def split(
-        self, texts: Any, call: str, first: int = 0
-    ) -> tuple[bool, list[str], list[Tokenized]]:
+    def split(self, texts: Any, first: int = 0) -> tuple[bool, list[str], list[Tokenized]]:
         """Separate strings from ids: return `(single, strings, tokens)`.
 
         If `texts` holds strings, `tokens` is empty. If `texts` holds ids, `strings` is empty.
         `single` is True for one text. In error messages, the number of text i is `first + i`.
         """
         if self.has_images:
-            self.refuse_images(texts, call)
-        ids = ids_given(texts, rows=self.rows, limit=self.limit, call=call, first=first)
+            self.refuse_images(texts)
+        ids = ids_given(texts, rows=self.rows, limit=self.limit, first=first)
         if ids is not None:
             return ids[0], [], ids[1]
-        self.need_tokenizer(call)
+        self.need_tokenizer()
         if isinstance(texts, str):
-            return True, [check_text(texts, call=call, name="text")], []
-        return False, check_texts(texts, call=call, first=first), []
+            return True, [check_text(texts, name="text")], []
+        return False, check_texts(texts, first=first), []
 
-    def read(self, texts: Any, call: str, first: int = 0) -> Batch:
+    def read(self, texts: Any, first: int = 0) -> Batch:
         """Return the batch of one text or several, truncated to the limit.
 
         Texts given as ids are not truncated. In error messages, the number of text i is
         `first + i`.
         """
-        single, strings, batch = self.split(texts, call, first)
+        single, strings, batch = self.split(texts, first)
         if strings:
-            truncator = self.truncator(call, self.limit)
+            truncator = self.truncator(self.limit)
             batch = truncator(strings)
             for number, tokens in enumerate(batch, first):
                 if all(tokens.special):
                     where = "the text" if single else f"text {number}"
-                    raise ValueError(
-                        f"{call}: {where} is empty: give a text with at least one word"
-                    )
+                    raise value_error(f"{where} is empty: give a text with at least one word")
             truncator.cut.warn()
             batch = [
                 replace(tokens, text=text[: max(end for _, end in tokens.offsets)])
                 for tokens, text in zip(batch, strings, strict=True)
             ]
         if not batch:
-            raise ValueError(f"{call}: no text is given: give at least one")
+            raise value_error("no text is given: give at least one")
         return Batch(batch, single=single)
 
-    def ids(self, text: str, call: str) -> Array:
+    def ids(self, text: str) -> Array:
         """Return the ids of one text, (T,)."""
-        return self.read(text, call).texts[0].ids
+        return self.read(text).texts[0].ids
 
     def with_names(self, text: Tokenized) -> Tokenized:
         """Return the text with its tokens' names; if the text holds only ids, look up the names."""
@@ -378,7 +378,7 @@ class TextReader:
 
     def subwords(self, word: str) -> list[list[str]]:
         """Return the ways to split a word into subwords, as `Model.subwords` does."""
-        tokenizer = self.need_tokenizer("subwords")
+        tokenizer = self.need_tokenizer()
         unknown, before = tokenizer.unknown, ["Ġ"] * bool(tokenizer.blank)
         splits = []
         for text in (word, f" {word}"):
@@ -397,11 +397,11 @@ class TextReader:
         splits = self.subwords(text_of(word).strip(" "))
         return partial(find_word, word, splits=splits, marks=marks)
 
-    def refuse_images(self, texts: Any, call: str) -> None:
+    def refuse_images(self, texts: Any) -> None:
         """Raise a TypeError if images are given instead of texts."""
         first = texts[0] if isinstance(texts, list | tuple) and texts else texts
         if hasattr(first, "convert") or getattr(first, "ndim", 0) > 2:
-            raise TypeError(
-                f"{call}: {self.name} reads texts here, not images: call encode_image(images), or "
+            raise type_error(
+                f"{self.name} reads texts here, not images: call encode_image(images), or "
                 "model.vision, for example model.vision.trace(image)"
             )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import public_call, public_items, type_error, unnamed, value_error
 from qkv.arrays import Array, as_array, whole_number
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.extras import need
@@ -41,10 +42,10 @@ class EmptyText(ValueError):
         reason: the part of the error message that says why the text is empty.
     """
 
-    def __init__(self, number: int, unread: int, call: str = "encode") -> None:
+    def __init__(self, number: int, unread: int) -> None:
         where = f"after the prompt's {unread}" if unread else "in it"
         self.number, self.reason = number, f"there is no token {where}"
-        super().__init__(f"{call}: text {number} is empty: {self.reason}")
+        super().__init__(f"text {number} is empty: {self.reason}")
 
 
 @dataclass
@@ -60,7 +61,6 @@ class Encoder:
         prompt: as in `Model.encode`.
         truncate_dim: as in `Model.encode`.
         task: as in `Model.encode`.
-        call: the name of the public call, for errors.
         tokenizer: the model's tokenizer.
         sentence: the settings for texts, read from the model's files, e.g. prompts and pooling.
         limit: the maximum number of tokens in a text.
@@ -76,35 +76,31 @@ class Encoder:
     prompt: str | None = None
     truncate_dim: int | None = None
     task: str | None = None
-    call: str = "encode"
 
     def __post_init__(self) -> None:
         model = self.model
-        self.tokenizer = model.reader.need_tokenizer(self.call)
+        self.tokenizer = model.reader.need_tokenizer()
         self.sentence, self.limit = model.sentence, model.max_seq_length
         if (own := self.sentence.task_limits.get(self.task or "")) is not None:
             self.limit = min(filter(None, (own, model.network.embedding.max_positions)))
         self.network, self.dtype = model.network, model.network.dtype
-        size = whole_number(self.batch_size, call=self.call, name="batch_size", least=1)
+        size = whole_number(self.batch_size, name="batch_size", least=1)
         self.batch_size = size
         if self.truncate_dim is not None:
             self.truncate_dim = whole_number(
-                self.truncate_dim, call=self.call, name="truncate_dim", least=1, most=self.width
+                self.truncate_dim, name="truncate_dim", least=1, most=self.width
             )
         if self.output_value not in OUTPUTS:
-            raise ValueError(
-                f"{self.call}: output_value is {self.output_value!r}: choose "
-                f"{' or '.join(map(str, OUTPUTS))}"
+            raise value_error(
+                f"output_value is {self.output_value!r}: choose {' or '.join(map(str, OUTPUTS))}"
             )
         self._one_each = self.output_value == "sentence_embedding"
         if not self._one_each and self.normalize_embeddings:
-            raise ValueError(
-                f"{self.call}: normalize_embeddings is for sentence vectors, but output_value is "
+            raise value_error(
+                f"normalize_embeddings is for sentence vectors, but output_value is "
                 f"{self.output_value}: omit normalize_embeddings"
             )
-        self._before = chosen_prompt(
-            self.sentence, self.prompt, self.prompt_name, name=model.name, call=self.call
-        )
+        self._before = chosen_prompt(self.sentence, self.prompt, self.prompt_name, name=model.name)
         self._unread = 0  # the number of prompt tokens that pooling leaves out
         if self._before and not self.sentence.include_prompt:
             [alone] = self._truncator(model.max_seq_length)(self._whole([""]))
@@ -138,7 +134,7 @@ class Encoder:
         truncator = self._truncator(self.limit)
         total = length_hint(sentences) or None
         with progress("encode", total, show) as advance:
-            for texts in windows(checked_texts(sentences, self.call), TEXTS):
+            for texts in windows(checked_texts(sentences), TEXTS):
                 first = truncator.cut.total
                 batch = self._ids(texts, truncator)
                 for number, ids in enumerate(batch, first):
@@ -149,7 +145,7 @@ class Encoder:
     def _edited(self, sentences: Any, show: bool | None, edits: Edits) -> Any:
         """Split all texts into tokens, then run the model with edits, and return the outputs."""
         truncator, model = self._truncator(self.limit), self.model
-        texts = Batch(truncator(self._whole([*checked_texts(sentences, self.call)])))
+        texts = Batch(truncator(self._whole([*checked_texts(sentences)])))
         for number, text in enumerate(texts):
             self.check(text.ids, number)
         if not texts:
@@ -183,7 +179,7 @@ class Encoder:
         truncator = self._truncator(self.limit)
         batch = self._ids(texts, truncator)
         if whole and (truncator.cut.count or truncator.cut.torn):
-            raise ValueError(f"{self.call}: it {self._too_long()}")
+            raise value_error(f"it {self._too_long()}")
         return batch
 
     def _too_long(self) -> str:
@@ -210,12 +206,12 @@ class Encoder:
                 f"{name} is token ids, but the prompt {self.prompt_name!r} can only be put before "
                 "a text: give texts"
             )
-        row = as_array(ids, call=self.call, name=name)
+        row = as_array(ids, name=name)
         if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
             raise TypeError(f"{name} is {row.dtype} {row.shape}: give a text, or (T,) integers")
         if not row.size:
             raise ValueError(f"{name} has no ids: give at least one")
-        check_ids(row, self.model.reader.rows, name)
+        check_ids(row, self.model.reader.rows, f"{name}: ")
         row = row.astype(np.int64, copy=False)
         if self.limit is None or len(row) <= self.limit:
             return row
@@ -232,7 +228,7 @@ class Encoder:
         """
         least = self._unread if "max" in self.sentence.modes else 0
         if len(ids) <= least and not self.sentence.static:
-            raise EmptyText(number, least, self.call)
+            raise unnamed(EmptyText(number, least))
 
     def pooled(self, texts: Sequence[Array]) -> Array:
         """Run texts, given as ids; return a pooled vector for each, (n, width), without scaling."""
@@ -248,7 +244,7 @@ class Encoder:
         return np.array([pool(rows[first:last], unread) for first, last in pairwise(batch.cu)])
 
     def _truncator(self, limit: int | None) -> Truncator:
-        return self.model.reader.truncator(self.call, limit, fills_gaps=False)
+        return self.model.reader.truncator(limit, fills_gaps=False)
 
     def _ids(self, texts: Sequence[str], truncator: Truncator) -> list[Array]:
         return [text.ids for text in truncator(self._whole(texts))]
@@ -315,20 +311,18 @@ def by_length(batch: Sequence[Sized], most: int) -> Iterator[list[int]]:
         yield list(islice(rest, len(part)))
 
 
-def checked_texts(sentences: Any, call: str) -> Iterable[str]:
+def checked_texts(sentences: Any) -> Iterable[str]:
     """Check that all texts are strings; check each text of an iterator only when it is read."""
-    check_no_mapping(sentences, call=call)
+    check_no_mapping(sentences)
     if isinstance(sentences, list | tuple | np.ndarray) or not isinstance(sentences, Iterable):
-        return check_texts(sentences, call=call)
+        return check_texts(sentences)
     if isinstance(sentences, bytes | bytearray | str):
-        return [check_text(sentences, call=call, name="text")]
-    return (
-        check_text(text, call=call, name=f"text {number}") for number, text in enumerate(sentences)
-    )
+        return [check_text(sentences, name="text")]
+    return (check_text(text, name=f"text {number}") for number, text in enumerate(sentences))
 
 
 def chosen_prompt(
-    sentence: Sentence, prompt: str | None, prompt_name: str | None, *, name: str, call: str
+    sentence: Sentence, prompt: str | None, prompt_name: str | None, *, name: str
 ) -> str:
     """Return `prompt` if given, else the prompt named `prompt_name`, else the default prompt.
 
@@ -336,25 +330,26 @@ def chosen_prompt(
         TypeError: the prompt is not a string.
         ValueError: no prompt has the given name.
 
-    >>> chosen_prompt(Sentence(prompts={"query": "find: "}), None, "query", name="x", call="encode")
+    >>> chosen_prompt(Sentence(prompts={"query": "find: "}), None, "query", name="x")
     'find: '
     """
     if prompt is not None:
         if prompt_name is not None:
-            message = f"{call}: prompt and prompt_name are both given: prompt_name is not used"
+            message = "prompt and prompt_name are both given: prompt_name is not used"
             warnings.warn(message, UserWarning, stacklevel=callers())
-        return check_text(prompt, call=call, name="prompt")
+        return check_text(prompt, name="prompt")
     wanted = sentence.default_prompt if prompt_name is None else prompt_name
     if wanted is None:
         return ""
     if wanted not in sentence.prompts:
-        raise ValueError(
-            f"{call}: unknown prompt {wanted!r:.80}: the prompts of {name} are "
+        raise value_error(
+            f"unknown prompt {wanted!r:.80}: the prompts of {name} are "
             f"{', '.join(sentence.prompts)}"
         )
     return sentence.prompts[wanted]
 
 
+@public_call("encode")
 def encode(
     model: ModelBase,
     inputs: str | Iterable[str],
@@ -454,20 +449,20 @@ def encode(
     (1, 1)
     """
     if model.reader.has_images:
-        model.reader.refuse_images(inputs, "encode")
-    check_device(device, "encode")
+        model.reader.refuse_images(inputs)
+    check_device(device)
     precision = "float32" if precision is None else precision
-    check_precision(precision, call="encode", output_value=output_value)
+    check_precision(precision, output_value=output_value)
     tensors = convert_to_tensor or not convert_to_numpy
     torch = need("torch", "torch") if tensors else None
     options: dict[str, Any] = {"batch_size": batch_size, "truncate_dim": truncate_dim}
     options["normalize_embeddings"] = normalize_embeddings
     of_texts = {"prompt_name": prompt_name, "prompt": prompt, "task": task}
-    single, edits = model.reader.is_single(inputs), edits_of(edit, ablate, hide, call="encode")
+    single, edits = model.reader.is_single(inputs), edits_of(edit, ablate, hide)
     if not model.can("text"):
         whole = output_value == "sentence_embedding"
         others = {"output_value": None if whole else str(output_value), "pool": pool}
-        model.refuse("encode", **of_texts, **others, chunk_size=chunk_size)
+        model.refuse(**of_texts, **others, chunk_size=chunk_size)
         vectors: Any = encode_images(model, inputs, edits, show_progress_bar, options)
     else:
         encoder = text_encoder(model, output_value=output_value, **options, **of_texts)
@@ -476,18 +471,15 @@ def encode(
         if pool is None:
             vectors = encoder.all(texts, show_progress_bar, edits)
         elif pool.model is not model:
-            raise ValueError(
-                f"encode: the pool is for {pool.model.name}, another model: start a pool for this "
-                "model"
+            raise value_error(
+                f"the pool is for {pool.model.name}, another model: start a pool for this model"
             )
         elif edits:
-            raise ValueError(
-                "encode: pool cannot be combined with ablate, hide or edit: omit one of them"
-            )
+            raise value_error("pool cannot be combined with ablate, hide or edit: omit one of them")
         else:
             vectors = pool.encode(encoder, texts, chunk_size, show_progress_bar)
     if precision != "float32":
-        vectors = quantized(vectors, precision, call="encode")
+        vectors = quantized(vectors, precision)
     if torch is not None:
         vectors = as_tensors(vectors, torch, joined=convert_to_tensor)
     return vectors[0] if single else vectors
@@ -500,11 +492,11 @@ def encode_images(
     model.need("encode")
     head, size, most = model.head, options["batch_size"], options["truncate_dim"]
     assert head is not None  # because the model can encode
-    size = whole_number(size, call="encode", name="batch_size", least=1)
+    size = whole_number(size, name="batch_size", least=1)
     if most is not None:
         width = head.steps.outputs
-        most = whole_number(most, call="encode", name="truncate_dim", least=1, most=width)
-    batch, edited = model.check_edits(edits, model.read(images, "encode"))
+        most = whole_number(most, name="truncate_dim", least=1, most=width)
+    batch, edited = model.check_edits(edits, model.read(images))
     edited = model.with_means(edited, batch, size)
     vectors = []
     with progress("encode", len(batch), show) as advance:
@@ -515,6 +507,7 @@ def encode_images(
     return model.sentence.finish(whole, normalize=normalize, truncate_dim=most)
 
 
+@public_call("encode")
 def encode_query(
     model: ModelBase,
     inputs: str | Iterable[str],
@@ -547,6 +540,7 @@ def encode_query(
     return encode(model, inputs, prompt_name=prompt_name, prompt=prompt, task="query", **options)
 
 
+@public_call("encode")
 def encode_document(
     model: ModelBase,
     inputs: str | Iterable[str],
@@ -579,6 +573,7 @@ def encode_document(
     return encode(model, inputs, prompt_name=prompt_name, prompt=prompt, task="document", **options)
 
 
+@public_call("encode_stream")
 def encode_stream(
     model: ModelBase,
     sentences: Iterable[str],
@@ -605,17 +600,14 @@ def encode_stream(
     """
     for name in options:
         if name in ("ablate", "hide", "edit"):
-            raise TypeError(
-                f"encode_stream: {name} needs all texts at once: call encode(texts, {name}=...)"
-            )
+            raise type_error(f"{name} needs all texts at once: call encode(texts, {name}=...)")
         if name not in OPTIONS:
-            raise TypeError(
-                f"encode_stream: unknown argument {name!r}: choose from {', '.join(OPTIONS)}"
-            )
-    encoder = text_encoder(model, call="encode_stream", **options)
-    return encoder.windows(sentences, show_progress_bar)
+            raise type_error(f"unknown argument {name!r}: choose from {', '.join(OPTIONS)}")
+    encoder = text_encoder(model, **options)
+    return public_items("encode_stream", encoder.windows(sentences, show_progress_bar))
 
 
+@public_call("encode")
 def text_encoder(model: ModelBase, *, task: str | None = None, **options: Any) -> Encoder:
     """Return the `Encoder` for the options of `encode`.
 
@@ -626,11 +618,11 @@ def text_encoder(model: ModelBase, *, task: str | None = None, **options: Any) -
         task: as in `encode`.
         options: the options of `encode`.
     """
-    own = model_for(model, task, options.get("call", "encode"))
+    own = model_for(model, task)
     return Encoder(own, task=task, **options)
 
 
-def model_for(model: ModelBase, task: str | None, call: str) -> ModelBase:
+def model_for(model: ModelBase, task: str | None) -> ModelBase:
     """Return the model that encodes texts with this task.
 
     In a model with routes, the task selects a route, and each route has its own model.
@@ -640,7 +632,7 @@ def model_for(model: ModelBase, task: str | None, call: str) -> ModelBase:
         ValueError: this task has no route.
     """
     if task is not None and not isinstance(task, str):
-        raise TypeError(f"{call}: task is {type(task).__name__}: give a string, or None")
+        raise type_error(f"task is {type(task).__name__}: give a string, or None")
     routing = model.routing
     if not routing.is_choice:
         return model
@@ -651,8 +643,7 @@ def model_for(model: ModelBase, task: str | None, call: str) -> ModelBase:
         problem = f"no task is given, and {model.name} has no default route"
         if task is not None:
             problem = f"there is no route for the task {task!r:.80} in {model.name}"
-        raise ValueError(
-            f"{call}: {problem}: give task as one of {known}, or call encode_query or "
-            "encode_document"
+        raise value_error(
+            f"{problem}: give task as one of {known}, or call encode_query or encode_document"
         )
     return model.routes[route]

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from qkv.argument_errors import public_call, type_error, value_error
 from qkv.arrays import Array, ArrayLike, whole_number
 from qkv.models.files.sentence import ACTIVATIONS, Sentence
 from qkv.models.model_base import ModelBase
@@ -99,7 +100,7 @@ def shortened(first: int, second: int, free: float) -> tuple[int, int]:
     return (least, free - least) if first <= second else (free - least, least)
 
 
-def frame_of(tokenizer: Tokenizer, text: str, name: str, call: str) -> Frame:
+def frame_of(tokenizer: Tokenizer, text: str, name: str) -> Frame:
     """Return the special tokens around two texts, found by pairing a text with itself.
 
     Raises:
@@ -108,14 +109,14 @@ def frame_of(tokenizer: Tokenizer, text: str, name: str, call: str) -> Frame:
     ids, segments, parts = tokenizer.pair(text, text)
     own = [[i for i, part in enumerate(parts) if part == which] for which in (0, 1)]
     if not all(own):
-        raise ValueError(f"{call}: the query is empty: give a query with at least one token")
+        raise value_error("the query is empty: give a query with at least one token")
     (a, b), (c, d) = ((positions[0], positions[-1] + 1) for positions in own)
     if b - a + d - c != sum(map(len, own)) or b > c:
-        raise ValueError(f"{call}: the tokenizer of {name} mixes the tokens of the two texts")
+        raise value_error(f"the tokenizer of {name} mixes the tokens of the two texts")
     sections = (slice(0, a), slice(a, b), slice(b, c), slice(c, d), slice(d, None))
     kinds = [set(segments[section].tolist()) or {0} for section in sections]
     if max(map(len, kinds)) > 1:
-        raise ValueError(f"{call}: the tokenizer of {name} assigns several segments to one text")
+        raise value_error(f"the tokenizer of {name} assigns several segments to one text")
     before, between, after = (ids[section] for section in sections[::2])
     one, two, three, four, five = (kind.pop() for kind in kinds)
     return Frame((before, between, after), (one, two, three, four, five), tokenizer.cuts_left)
@@ -127,7 +128,6 @@ class Ranker:
 
     Attributes:
         model: a model whose head gives each text a score, or a score for each class.
-        call: the name of the public call, used in error messages.
         prompt_name: as in `Model.rank`.
         prompt: as in `Model.rank`.
         activation_fn: as in `Model.rank`.
@@ -145,24 +145,21 @@ class Ranker:
     """
 
     model: ModelBase
-    call: str = "rank"
     prompt_name: str | None = None
     prompt: str | None = None
     activation_fn: Any = None
 
     def __post_init__(self) -> None:
-        model, sentence, call = self.model, self.model.sentence, self.call
+        model, sentence = self.model, self.model.sentence
         limits = filter(None, (model.max_seq_length, sentence.pair_limit))
         self.limit = min(limits, default=None)
         self.activation = (
-            activation_of(sentence, model.config, model.name, self.classes, call)
+            activation_of(sentence, model.config, model.name, self.classes)
             if self.activation_fn is None
-            else given_activation(self.activation_fn, call)
+            else given_activation(self.activation_fn)
         )
-        self.tokenizer = model.reader.need_tokenizer(call)
-        self.before = chosen_prompt(
-            sentence, self.prompt, self.prompt_name, name=model.name, call=call
-        )
+        self.tokenizer = model.reader.need_tokenizer()
+        self.before = chosen_prompt(sentence, self.prompt, self.prompt_name, name=model.name)
         types = model.embedding.token_types
         self.tells_texts_apart = types is not None and len(types) > 1 and sentence.tells_texts_apart
 
@@ -212,7 +209,7 @@ class Ranker:
         return pairs
 
     def _truncator(self) -> Truncator:
-        return self.model.reader.truncator(self.call, None, fills_gaps=False)
+        return self.model.reader.truncator(None, fills_gaps=False)
 
     def _frame(self, text: str) -> Frame:
         """Return the special tokens around two texts.
@@ -220,10 +217,10 @@ class Ranker:
         Raises:
             ValueError: the limit is too small for the special tokens and one token of each text.
         """
-        frame = frame_of(self.tokenizer, text, self.model.name, self.call)
+        frame = frame_of(self.tokenizer, text, self.model.name)
         if self.limit is not None and self.limit < len(frame) + 2:
-            raise ValueError(
-                f"{self.call}: max_seq_length is {self.limit}, and a query and a document have "
+            raise value_error(
+                f"max_seq_length is {self.limit}, and a query and a document have "
                 f"{len(frame)} special tokens around them: give {len(frame) + 2} or more"
             )
         return frame
@@ -240,7 +237,7 @@ class Ranker:
         batch = PackedIds.of([pair.ids for pair in pairs], segments=segments)
         rows, _ = self.model.network.run(batch)
         logits = self.head(rows, batch.cu, batch.ids)
-        scores = applied(self.activation, logits, self.call)
+        scores = applied(self.activation, logits)
         return scores[:, 0] if self.classes == 1 else scores
 
     def all(self, pairs: Sequence[Pair], batch_size: int, advance: Callable[[int], None]) -> Array:
@@ -282,7 +279,7 @@ def best(
     ]
 
 
-def applied(activation: Activation, logits: Array, call: str) -> Array:
+def applied(activation: Activation, logits: Array) -> Array:
     """Apply the activation to logits (n, C).
 
     Raises:
@@ -295,14 +292,14 @@ def applied(activation: Activation, logits: Array, call: str) -> Array:
     scores = activation(logits)
     if not isinstance(scores, np.ndarray) or scores.shape != logits.shape:
         about = scores.shape if isinstance(scores, np.ndarray) else type(scores).__name__
-        raise TypeError(
-            f"{call}: activation_fn returned {about}: it must return an array of the shape of its "
+        raise type_error(
+            f"activation_fn returned {about}: it must return an array of the shape of its "
             f"input, {logits.shape}"
         )
     return scores
 
 
-def given_activation(function: Any, call: str) -> Activation:
+def given_activation(function: Any) -> Activation:
     """Return the activation that a user gives: a known module of torch, or a function.
 
     Raises:
@@ -313,15 +310,15 @@ def given_activation(function: Any, call: str) -> Activation:
     if name in ACTIVATIONS:
         return ACTIVATIONS[name]
     if not callable(function) or kind.__module__.startswith("torch."):
-        raise TypeError(
-            f"{call}: activation_fn is {name}: give a function of an array, or one of torch.nn's "
+        raise type_error(
+            f"activation_fn is {name}: give a function of an array, or one of torch.nn's "
             f"{', '.join(dict.fromkeys(known.rpartition('.')[2] for known in ACTIVATIONS))}"
         )
     return cast(Activation, function)
 
 
 def activation_of(
-    sentence: Sentence, config: Mapping[str, Any], name: str, classes: int, call: str
+    sentence: Sentence, config: Mapping[str, Any], name: str, classes: int
 ) -> str | None:
     """Read the activation for a cross-encoder's logits from the model's files.
 
@@ -338,13 +335,14 @@ def activation_of(
     known = [name for name in named if isinstance(name, str) and name.startswith("torch.")]
     function = known[0] if known else _SIGMOID if classes == 1 else _IDENTITY
     if function not in ACTIVATIONS:
-        raise ValueError(
-            f"{call}: the activation after the logits of {name} is {function:.80}: qkv supports "
+        raise value_error(
+            f"the activation after the logits of {name} is {function:.80}: qkv supports "
             f"{', '.join(ACTIVATIONS)}"
         )
     return ACTIVATIONS[function]
 
 
+@public_call("similarity")
 def similarity(model: ModelBase, a: ArrayLike, b: ArrayLike) -> Any:
     """Return the similarity of each vector of `a` to each vector of `b`.
 
@@ -373,6 +371,7 @@ def similarity(model: ModelBase, a: ArrayLike, b: ArrayLike) -> Any:
     return vectors.as_given(vectors.similarity(a, b, model.sentence.similarity), a, b)
 
 
+@public_call("similarity_pairwise")
 def similarity_pairwise(model: ModelBase, a: ArrayLike, b: ArrayLike) -> Any:
     """Return the similarity of each vector of `a` to the vector of `b` at the same index.
 
@@ -396,6 +395,7 @@ def similarity_pairwise(model: ModelBase, a: ArrayLike, b: ArrayLike) -> Any:
     return vectors.as_given(vectors.similarity_pairwise(a, b, model.sentence.similarity), a, b)
 
 
+@public_call("rank")
 def rank(
     model: ModelBase,
     query: str,
@@ -448,13 +448,13 @@ def rank(
     Traceback (most recent call last):
     ValueError: rank: random has no head and does not rank: ...
     """
-    check_device(device, "rank")
+    check_device(device)
     scorer = ranker(model, prompt_name, prompt, activation_fn)
-    check_text(query, call="rank", name="query")
-    texts = check_texts(documents, call="rank")
-    batch_size = whole_number(batch_size, call="rank", name="batch_size", least=1)
+    check_text(query, name="query")
+    texts = check_texts(documents)
+    batch_size = whole_number(batch_size, name="batch_size", least=1)
     if top_k is not None:
-        top_k = whole_number(top_k, call="rank", name="top_k", least=1)
+        top_k = whole_number(top_k, name="top_k", least=1)
     pairs = scorer.pairs(query, texts)
     with progress("rank", len(pairs), show_progress_bar) as advance:
         scores = scorer.all(pairs, batch_size, advance)
@@ -462,6 +462,7 @@ def rank(
     return best(scores, texts, top_k, return_documents)
 
 
+@public_call("rank")
 def ranker(
     model: ModelBase,
     prompt_name: str | None = None,
@@ -484,4 +485,4 @@ def ranker(
             an option is invalid.
     """
     model.need("rank")
-    return Ranker(model, "rank", prompt_name, prompt, activation_fn)
+    return Ranker(model, prompt_name, prompt, activation_fn)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import type_error, value_error
 from qkv.arrays import Array, as_array, is_float
 from qkv.models.network.pooling import to_length_one
 from qkv.models.run.truncation import callers
@@ -19,18 +20,18 @@ PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
 FEW = 100
 
 
-def check_precision(precision: Any, *, call: str, output_value: Any) -> None:
+def check_precision(precision: Any, *, output_value: Any) -> None:
     """Raise a ValueError if the precision is unknown, or does not apply to the output."""
     if precision not in PRECISIONS:
-        raise ValueError(f"{call}: precision is {precision!r}: choose {' or '.join(PRECISIONS)}")
+        raise value_error(f"precision is {precision!r}: choose {' or '.join(PRECISIONS)}")
     if precision != "float32" and output_value != "sentence_embedding":
-        raise ValueError(
-            f"{call}: precision {precision} is for sentence vectors, but output_value is "
+        raise value_error(
+            f"precision {precision} is for sentence vectors, but output_value is "
             f"{output_value}: omit precision"
         )
 
 
-def quantized(vectors: Array, precision: str, *, call: str) -> Array:
+def quantized(vectors: Array, precision: str) -> Array:
     """Return float vectors (n, D) in fewer bits, in the format of sentence-transformers.
 
     For "int8" and "uint8", the range from the least to the largest number of each dimension is
@@ -45,7 +46,7 @@ def quantized(vectors: Array, precision: str, *, call: str) -> Array:
         ValueError: there is only one vector; "int8" and "uint8" need the range of several vectors.
 
     >>> vectors = np.array([[0.5, -1.0], [0.7, 3.0], [0.6, 1.1]], np.float32)
-    >>> quantized(vectors, "ubinary", call="encode").tolist()
+    >>> quantized(vectors, "ubinary").tolist()
     [[128], [192], [192]]
     """
     if precision == "float32":
@@ -54,13 +55,13 @@ def quantized(vectors: Array, precision: str, *, call: str) -> Array:
         bits = np.packbits(vectors > 0, axis=1)
         return bits if precision == "ubinary" else (bits ^ 0x80).view(np.int8)
     if len(vectors) == 1:
-        raise ValueError(
-            f"{call}: precision is {precision}, but a single vector has no range to "
+        raise value_error(
+            f"precision is {precision}, but a single vector has no range to "
             "divide into steps: give several texts, or use float32 or binary"
         )
     if 1 < len(vectors) < FEW:
         warnings.warn(
-            f"{call}: the steps of {precision} come from the range of {len(vectors)} vectors, and "
+            f"the steps of {precision} come from the range of {len(vectors)} vectors, and "
             f"may not fit other texts: give {FEW} texts or more in one call",
             UserWarning,
             stacklevel=callers(),
@@ -136,7 +137,7 @@ def similarity(a: Any, b: Any, how: str) -> Array:
     >>> similarity([[3.0, 4.0]], [[3.0, 4.0], [-3.0, -4.0]], "cosine").round(6).tolist()
     [[1.0, -1.0]]
     """
-    first, second = _read(a, b, "similarity")
+    first, second = _read(a, b)
     return _EACH[how](first, second)
 
 
@@ -146,26 +147,24 @@ def similarity_pairwise(a: Any, b: Any, how: str) -> Array:
     >>> similarity_pairwise([[3.0, 4.0]], [[0.0, 0.0]], "euclidean").tolist()
     [-5.0]
     """
-    first, second = _read(a, b, "similarity_pairwise")
+    first, second = _read(a, b)
     if len(first) != len(second):
-        raise ValueError(
-            f"similarity_pairwise: the inputs have {len(first)} and {len(second)} vectors: give "
+        raise value_error(
+            f"the inputs have {len(first)} and {len(second)} vectors: give "
             "the same number of each, or call similarity for every pair"
         )
     return _PAIRWISE[how](first, second)
 
 
-def _read(a: Any, b: Any, call: str) -> tuple[Array, Array]:
+def _read(a: Any, b: Any) -> tuple[Array, Array]:
     """Convert `a` to (n, D) and `b` to (m, D), with one float type; integers become float32."""
-    both = [as_array(x, call=call, name=name) for x, name in ((a, "a"), (b, "b"))]
+    both = [as_array(x, name=name) for x, name in ((a, "a"), (b, "b"))]
     both = [x[None] if x.ndim == 1 else x for x in both]
     for x, name in zip(both, "ab", strict=True):
         if x.dtype.kind not in "iu" and not is_float(x.dtype):
-            raise TypeError(f"{call}: {name} is {x.dtype}: give vectors of numbers")
+            raise type_error(f"{name} is {x.dtype}: give vectors of numbers")
     if any(x.ndim != 2 for x in both) or both[0].shape[1] != both[1].shape[1]:
-        raise ValueError(
-            f"{call}: a is {both[0].shape} and b is {both[1].shape}: give (n, D) and (m, D)"
-        )
+        raise value_error(f"a is {both[0].shape} and b is {both[1].shape}: give (n, D) and (m, D)")
     wide = np.float64 if any(x.dtype == np.float64 for x in both) else np.float32
     first, second = (x.astype(wide, copy=False) for x in both)
     return first, second

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import public_call, type_error, value_error
 from qkv.arrays import Array, ArrayLike, as_array, is_float, is_whole_number, shown
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.layers.base import starts_of
@@ -56,6 +57,7 @@ def output_of(
     return ModelOutput(hidden, logits if head.pools else unpacked(logits, mask), **others)
 
 
+@public_call("model")
 def call(
     model: ModelBase,
     input_ids: ArrayLike,
@@ -108,7 +110,7 @@ def call(
     network, counts = model.network, position_ids is None
     ids, mask = checked_ids(network.embedding, input_ids, attention_mask, counts=counts)
     positions = checked_positions(network, position_ids, mask, model.name)
-    edited, ids = fit_ids(model, edits_of(edit, ablate, hide, call="model"), ids, mask)
+    edited, ids = fit_ids(model, edits_of(edit, ablate, hide), ids, mask)
     rows = run_columns(network, ids, mask, edited, positions)
     return output_of(network, rows, mask, ids)
 
@@ -137,9 +139,7 @@ def run_columns(
     return batch.unmasked(network.run(batch, edited.averaged(network, [batch]))[0])
 
 
-_CALL = "run_layers"
-
-
+@public_call("run_layers")
 def run_layers(
     model: ModelBase, resid: ArrayLike, first: int, stop: int | None = None, *, edit: Edit = None
 ) -> Array:
@@ -177,13 +177,13 @@ def run_layers(
     True
     """
     body = model.network
-    model.need(_CALL)
-    vectors = as_array(resid, call=_CALL, name="resid")
+    model.need("run_layers")
+    vectors = as_array(resid, name="resid")
     if not is_float(vectors.dtype):
-        raise TypeError(f"{_CALL}: resid is {vectors.dtype}: give floats (B, T, {body.dim})")
+        raise type_error(f"resid is {vectors.dtype}: give floats (B, T, {body.dim})")
     if vectors.ndim not in (2, 3) or vectors.shape[-1] != body.dim:
-        raise ValueError(
-            f"{_CALL}: resid has shape {vectors.shape} and {model.name} has vectors of {body.dim}: "
+        raise value_error(
+            f"resid has shape {vectors.shape} and {model.name} has vectors of {body.dim}: "
             f"give (B, T, {body.dim}), or (T, {body.dim}) for one text"
         )
     count = len(body.layers)
@@ -191,29 +191,27 @@ def run_layers(
     if stop is not None:
         end = _layer(stop, count, "stop")
     if begin > end:
-        raise ValueError(
-            f"{_CALL}: `first` is layer {begin} and `stop` is {end}: give a later stop"
-        )
+        raise value_error(f"`first` is layer {begin} and `stop` is {end}: give a later stop")
     texts, length, dim = (vectors[None] if vectors.ndim == 2 else vectors).shape
     blank = Tokenized(np.zeros(length, np.int64), [""] * length, [], [])
-    edits = edits_of(edit, call=_CALL)
+    edits = edits_of(edit)
     swaps = [record.source for record in edits.records if record.op == "swap"]
     if swaps:
-        raise ValueError(f"{_CALL}: {swaps[0]} needs tokens, but resid has none: omit this edit")
+        raise value_error(f"{swaps[0]} needs tokens, but resid has none: omit this edit")
     _, edited = model.check_edits(edits, Batch([blank] * texts))
     for record in edits.records:
         layer = record.fields.get("layer", None if "at" in record.fields else begin)
         if layer is None or not begin <= layer < end:
             changes = record.fields["at"] if layer is None else f"layer {layer}"
-            raise ValueError(
-                f"{_CALL}: {record.source} changes {changes}, but only layers {begin} to "
+            raise value_error(
+                f"{record.source} changes {changes}, but only layers {begin} to "
                 f"{end - 1} run: give one of these layers"
             )
     for name in edited.changes:
         layer = parse(name).layer
         if layer is None or not begin <= layer < end:
-            raise ValueError(
-                f"{_CALL}: `edit` has {name}, but only layers {begin} to {end - 1} run: name "
+            raise value_error(
+                f"`edit` has {name}, but only layers {begin} to {end - 1} run: name "
                 "an activation in these layers"
             )
     batch = Vectors(vectors.reshape(texts, length, dim).astype(body.dtype, copy=False))
@@ -224,10 +222,10 @@ def run_layers(
 def _layer(number: Any, count: int, name: str) -> int:
     """Check and return a layer number, 0 to `count`; add `count` to a negative number."""
     if not is_whole_number(number):
-        raise TypeError(f"{_CALL}: `{name}` is {shown(number)}: give a whole number")
+        raise type_error(f"`{name}` is {shown(number)}: give a whole number")
     if not -count <= number <= count:
-        raise ValueError(
-            f"{_CALL}: `{name}` is {number} and the model has {count} layers: give 0 to {count}"
+        raise value_error(
+            f"`{name}` is {number} and the model has {count} layers: give 0 to {count}"
         )
     return int(number) + (count if number < 0 else 0)
 
@@ -238,6 +236,7 @@ def pair_network(model: ModelBase) -> EncoderDecoder:
     return model.network
 
 
+@public_call("model")
 def call_pair(
     model: ModelBase,
     input_ids: ArrayLike,
@@ -280,8 +279,8 @@ def call_pair(
     """
     network = pair_network(model)
     if decoder_input_ids is None:
-        raise ValueError(
-            f"model: decoder_input_ids are missing: begin with [[{network.first}]], or call "
+        raise value_error(
+            f"decoder_input_ids are missing: begin with [[{network.first}]], or call "
             "encode() or trace() for the encoder alone"
         )
     ids, mask = checked_ids(network.embedding, input_ids, attention_mask)
@@ -290,11 +289,11 @@ def call_pair(
         network.embedding, decoder_input_ids, decoder_attention_mask, "decoder_"
     )
     if len(ids) != len(written):
-        raise ValueError(
-            f"model: input_ids have {len(ids)} rows and decoder_input_ids have {len(written)} "
+        raise value_error(
+            f"input_ids have {len(ids)} rows and decoder_input_ids have {len(written)} "
             "rows: both must have one row for each text"
         )
-    edits = edits_of(edit, ablate, hide, call="model")
+    edits = edits_of(edit, ablate, hide)
     edited, ids = fit_ids(model, edits, ids, mask, written=written.shape[1])
     visible, decoder_options = None, dict[str, Any]()
     if edited.asked and mask.any():

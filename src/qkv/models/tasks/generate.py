@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from qkv.argument_errors import invalid, public_call, public_items, type_error, value_error
 from qkv.arrays import Array, is_whole_number, shown, whole_number
 from qkv.attend import KVCache
 from qkv.edits import Ablate, Edit, Hide, edits_of
@@ -50,6 +51,7 @@ class Generated(str):
     logits: Array | None = None
     probabilities: Array | None = None
 
+    @public_call("looked_at")
     def looked_at(self, token: int) -> list[Array]:
         """Return the attention weights with which the model predicted new token `token`.
 
@@ -70,12 +72,12 @@ class Generated(str):
             IndexError: the token does not exist.
         """
         if self.trace is None:
-            raise ValueError("looked_at: nothing was traced: generate with trace=True")
+            raise value_error("nothing was traced: generate with trace=True")
         count = len(self.ids)
         if not is_whole_number(token):
-            raise TypeError(f"looked_at: `token` is {shown(token)}: give the number of a token")
+            raise type_error(f"`token` is {shown(token)}: give the number of a token")
         if not -count <= token < count:
-            raise IndexError(f"looked_at: `token` is {token}, but only {count} tokens are new")
+            raise invalid(IndexError, f"`token` is {token}, but only {count} tokens are new")
         number = token % count
         if isinstance(self.trace, Seq2SeqTrace):
             return [weights[0, :, number] for weights in self.trace.cross_attentions]
@@ -83,7 +85,8 @@ class Generated(str):
         return [weights[0, :, row, : row + 1] for weights in self.trace.attentions]
 
 
-@advising("generate", GENERATING)
+@public_call("generate")
+@advising(GENERATING)
 def generate(
     model: ModelBase,
     prompt: str | Iterable[str] | Sequence[Sequence[int]] | Array,
@@ -164,19 +167,17 @@ def generate(
     """
     sampling = Sampling(temperature, top_k, top_p)
     if max_new_tokens is not None:
-        max_new_tokens = whole_number(
-            max_new_tokens, call="generate", name="max_new_tokens", least=1
-        )
+        max_new_tokens = whole_number(max_new_tokens, name="max_new_tokens", least=1)
     if seed is not None:
-        seed = whole_number(seed, call="generate", name="seed", least=0, most=math.inf)
+        seed = whole_number(seed, name="seed", least=0, most=math.inf)
     sampling.check_draws(seed)
     stop_strings = check_stop(stop)
     if stream and trace:
-        raise ValueError("generate: stream and trace cannot be combined: choose one of them")
-    edits = edits_of(edit, ablate, hide, call="generate")
+        raise value_error("stream and trace cannot be combined: choose one of them")
+    edits = edits_of(edit, ablate, hide, knows_means=False)
     if edits.changes and trace:
-        raise ValueError(
-            "generate: trace and edit cannot be combined, because a trace runs the whole text "
+        raise value_error(
+            "trace and edit cannot be combined, because a trace runs the whole text "
             "again in one pass: generate first, then trace(prompt + result, edit=...)"
         )
     single, added = rows(model, prompt, max_new_tokens=max_new_tokens, stop=stop_strings, seed=seed)
@@ -189,7 +190,8 @@ def generate(
     steps_taken = steps(model, added, sampling, top=0 if trace else None, edited=edited)
     if stream:
         new_texts = (pair for step in steps_taken for pair in step)
-        return (text for _, text in new_texts) if single else new_texts
+        texts = (text for _, text in new_texts) if single else new_texts
+        return public_items("generate", texts)
     for _ in steps_taken:
         pass
     traced = _traced_rows(model, added, edited) if trace and added else None
@@ -197,6 +199,7 @@ def generate(
     return results[0] if single else results
 
 
+@public_call("generate")
 def rows(
     model: ModelBase,
     prompt: Any,
@@ -241,16 +244,15 @@ def _read_prompts(model: ModelBase, prompt: Any) -> tuple[bool, list[str], list[
     """
     if not isinstance(prompt, Iterable):
         kind = type(prompt).__name__
-        raise TypeError(f"generate: the prompt is {kind}: give a text, or a list of texts")
-    single, strings, batch = model.reader.split(prompt, "generate")
+        raise type_error(f"the prompt is {kind}: give a text, or a list of texts")
+    single, strings, batch = model.reader.split(prompt)
     for number, text in enumerate(strings):
         if len(text) > MAX_CHARS:
-            raise ValueError(
-                f"generate: prompt {number} has {len(text):,} characters: "
-                f"give at most {MAX_CHARS:,}"
+            raise value_error(
+                f"prompt {number} has {len(text):,} characters: give at most {MAX_CHARS:,}"
             )
     if strings:
-        tokenizer = model.reader.need_tokenizer("generate")
+        tokenizer = model.reader.need_tokenizer()
         batch = tokenizer.tokenize_batch(strings)
     return single, strings, batch
 
@@ -284,16 +286,16 @@ def tokens_to_add(
     [54, 64]
     """
     if not count:
-        raise ValueError(f"generate: {which} is empty: give at least one token")
+        raise value_error(f"{which} is empty: give at least one token")
     left = sys.maxsize if limit is None else limit - count
     if left < min(usual, 1):
-        raise ValueError(
-            f"generate: {which} has {count} tokens and {name} takes at most {limit} tokens: "
+        raise value_error(
+            f"{which} has {count} tokens and {name} takes at most {limit} tokens: "
             "no room is left for a new token: give a shorter prompt"
         )
     if wanted is not None and wanted > left:
-        raise ValueError(
-            f"generate: {which} has {count} tokens and max_new_tokens is {wanted}, but "
+        raise value_error(
+            f"{which} has {count} tokens and max_new_tokens is {wanted}, but "
             f"{name} takes at most {limit} tokens in all: set max_new_tokens to at most {left}"
         )
     return wanted or min(usual, left)
@@ -502,6 +504,6 @@ def _prompt_measured(body: Transformer, row: Row, vectors: Array, top: int) -> I
 def _check_finite(logits: Array, count: int, why: str = CANNOT) -> None:
     """Raise an error if the logits (V,) that follow `count` tokens are not finite."""
     if not np.isfinite(logits.max()):
-        raise FloatingPointError(
-            f"generate: the model's logits after {count} tokens are not finite: {why}"
+        raise invalid(
+            FloatingPointError, f"the model's logits after {count} tokens are not finite: {why}"
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import invalid, public_call, type_error, value_error
 from qkv.arrays import Array, Arrays, as_array, compute_type, is_float, is_whole_number, shown
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.layers.base import starts_of
@@ -24,9 +25,9 @@ Name = str | tuple[Any, ...]
 # Maps each name in `at` to one full name, or to a list with one full name for each layer.
 FullNames = dict[Name, str | list[str]]
 TokenId = Callable[[Any], int]
-_CALL = "gradient"
 
 
+@public_call("gradient")
 def gradient(
     model: ModelBase,
     text: Any,
@@ -95,11 +96,11 @@ def gradient(
     """
     network = model.network
     model.need("gradient")
-    words = 0 if isinstance(of, Mapping) else model.need_words("gradient")
+    words = 0 if isinstance(of, Mapping) else model.need_words()
     check_type(model.parameters.values(), model.name)
-    edits = edits_of(edit, ablate, hide, call="gradient")
+    edits = edits_of(edit, ablate, hide)
     names = names_of(at, network, "at", spliced_names(edits, network))
-    batch = model.read(text, "gradient")
+    batch = model.read(text)
 
     token_id = partial(word_id, model, words)
     target = target_of(of, [len(tokens) for tokens in batch], network, token_id)
@@ -136,20 +137,18 @@ def target_of(of: Any, lengths: Sequence[int], body: Transformer, token_id: Toke
         assert body.head is not None
         return Target(*weighed(of, lengths, body.head.steps.outputs, token_id), {})
     if not of:
-        raise ValueError(f"{_CALL}: `of` is empty: give an activation: {{('post', 3): array}}")
+        raise value_error("`of` is empty: give an activation: {('post', 3): array}")
     weights: dict[str, Array] = {}
     for name, full in names_of(list(of), body, "of").items():
         every = [full] if isinstance(full, str) else full
         inner = shape_of(parse(every[0]), body, max(lengths), max(lengths))
         shape = (*[len(every)] * (not isinstance(full, str)), len(lengths), *inner)
-        array = as_array(of[name], call=_CALL, name=f"of[{name!r}]")
+        array = as_array(of[name], name=f"of[{name!r}]")
         if not is_number(array):
-            raise TypeError(
-                f"{_CALL}: `of` has {shown(of[name])} for {name!r}: give floats {shape}"
-            )
+            raise type_error(f"`of` has {shown(of[name])} for {name!r}: give floats {shape}")
         if array.shape != shape:
-            raise ValueError(
-                f"{_CALL}: `of` has shape {array.shape} for {name!r}, whose shape is {shape} "
+            raise value_error(
+                f"`of` has shape {array.shape} for {name!r}, whose shape is {shape} "
                 "in this run: the two shapes must be the same"
             )
         parts = array.astype(body.dtype).reshape(len(every), len(lengths), *inner)
@@ -221,17 +220,16 @@ def weighed(of: Any, lengths: Sequence[int], words: int, token_id: TokenId) -> t
         at = starts[:-1] + positions
         return at, np.tile(row, (len(at), 1))
     shape = (len(lengths), longest, words)
-    array = as_array(of, call=_CALL, name="of") if hasattr(of, "__array__") else np.empty(0, bool)
+    array = as_array(of, name="of") if hasattr(of, "__array__") else np.empty(0, bool)
     if not is_float(array.dtype):
-        raise TypeError(
-            f"{_CALL}: `of` is {shown(of)}: give (position, token), (position, token, other "
+        raise type_error(
+            f"`of` is {shown(of)}: give (position, token), (position, token, other "
             f"token), {{activation: array}}, or an array of floats {shape} with the weight of each "
             "logit"
         )
     if array.shape != shape:
-        raise ValueError(
-            f"{_CALL}: `of` has shape {array.shape} and the logits have {shape}: they must be "
-            "the same"
+        raise value_error(
+            f"`of` has shape {array.shape} and the logits have {shape}: they must be the same"
         )
     real = np.arange(longest) < np.array(lengths)[:, None]
     return np.arange(starts[-1]), array[real]
@@ -242,7 +240,6 @@ def checked_position(
     length: int,
     *,
     which: str = "the text",
-    call: str = _CALL,
     argument: str = "`of`",
 ) -> int:
     """Return a position in a text of `length` tokens, counted from 0.
@@ -257,16 +254,14 @@ def checked_position(
     2
     """
     if not -length <= position < length:
-        raise ValueError(
-            f"{call}: {argument} has position {position} and {which} has {length} "
+        raise value_error(
+            f"{argument} has position {position} and {which} has {length} "
             f"tokens: give {-length} to {length - 1}"
         )
     return int(position) % length
 
 
-def word_id(
-    model: ModelBase, words: int, word: Any, *, call: str = _CALL, argument: str = "`of`"
-) -> int:
+def word_id(model: ModelBase, words: int, word: Any, *, argument: str = "`of`") -> int:
     """Return the id of a token; `word` is the token's id, or a string that is one token.
 
     Ids are below `words`. " the" and "Ġthe" name the same token; "the" names this token or the
@@ -279,14 +274,14 @@ def word_id(
     """
     if is_whole_number(word):
         if not 0 <= word < words:
-            raise ValueError(f"{call}: there is no token {word}: the ids run from 0 to {words - 1}")
+            raise value_error(f"there is no token {word}: the ids run from 0 to {words - 1}")
         return int(word)
     if not isinstance(word, str):
-        raise TypeError(f"{call}: {argument} has the token {shown(word)}: give an id, or a string")
+        raise type_error(f"{argument} has the token {shown(word)}: give an id, or a string")
     tokenizer = model.tokenizer
     if tokenizer is None:
-        raise ValueError(
-            f"{call}: {argument} has the token {word!r:.60} and {model.name} has no "
+        raise value_error(
+            f"{argument} has the token {word!r:.60} and {model.name} has no "
             "tokenizer: give the token's id"
         )
     found = tokenizer.entries(word)
@@ -294,15 +289,15 @@ def word_id(
         return next(iter(found.values()))
     if found:
         ids = " and ".join(map(str, found.values()))
-        raise ValueError(
-            f"{call}: {argument} is {word!r:.60}, but {model.name} has both {word!r:.60} and "
+        raise value_error(
+            f"{argument} is {word!r:.60}, but {model.name} has both {word!r:.60} and "
             f"{f' {word}'!r:.60} (ids {ids}): give {f' {word}'!r:.60}, or an id"
         )
     names = [tokenizer.token(int(token)) for token in tokenizer.ids_batch([word])[0]]
     cut = "not in the vocabulary" if tokenizer.unknown in names else f"{len(names)} tokens"
     spelled = f" ({' '.join(map(str, names))})" if names else ""
-    raise ValueError(
-        f"{call}: {word!r:.60} is {cut} of {model.name}{spelled:.200}: give a string that is one "
+    raise value_error(
+        f"{word!r:.60} is {cut} of {model.name}{spelled:.200}: give a string that is one "
         "token, or an id"
     )
 
@@ -324,14 +319,13 @@ def names_of(at: Any, body: Transformer, argument: str, spliced: Sequence[str] =
     single = isinstance(at, str) or is_tuple_name(at)
     if not isinstance(at, Iterable):
         names = "['embed', ('resid_post', 3)]"
-        raise TypeError(f"{_CALL}: `{argument}` is {shown(at)}: give names, such as {names}")
+        raise type_error(f"`{argument}` is {shown(at)}: give names, such as {names}")
     known = NameIndex([*(name for name in body.hook_names if activation(name).editable), *spliced])
     full_names: FullNames = {}
     for name in [at] if single else at:
         if not isinstance(name, str | tuple):
-            raise TypeError(
-                f"{_CALL}: `{argument}` contains {shown(name)}: give names, such as "
-                "('resid_post', 3)"
+            raise type_error(
+                f"`{argument}` contains {shown(name)}: give names, such as ('resid_post', 3)"
             )
         full, every = known.one(name), known.find(name)
         if not every or not (full or _is_of_each_layer(name, every, body)):
@@ -350,11 +344,11 @@ def _unknown(name: Name, body: Transformer, known: NameIndex) -> Exception:
     """Return the error for an activation that does not exist or has no gradient."""
     if NameIndex(body.hook_names).find(name) and not known.find(name):
         every = dict.fromkeys(parse(full).local for full in known.full)
-        return ValueError(
-            f"{_CALL}: {name!r} has no gradient, because it is a summary that top_k makes: give "
+        return value_error(
+            f"{name!r} has no gradient, because it is a summary that top_k makes: give "
             f"{', '.join(every)}"
         )
-    return KeyError(f"{_CALL}: {known.why_not(name)}")
+    return invalid(KeyError, f"{known.why_not(name)}")
 
 
 def check_functions(edit: Mapping[str, Any], names: FullNames, body: Transformer) -> None:
@@ -384,8 +378,8 @@ def check_functions(edit: Mapping[str, Any], names: FullNames, body: Transformer
             for other in [full] if isinstance(full, str) else full:
                 beside = depth(other) == depth(name) > -2 and other != name
                 if beside or depth(other) < depth(name):
-                    raise ValueError(
-                        f"{_CALL}: the gradient at {asked!r} may depend on the derivative of the "
+                    raise value_error(
+                        f"the gradient at {asked!r} may depend on the derivative of the "
                         f"function that edits {name}, but this derivative is not known: edit with "
                         "arrays or records, or give only activations of later layers in `at`"
                     )
@@ -395,7 +389,7 @@ def check_type(parameters: Iterable[Array], model: str) -> None:
     """Raise an error if a model is in half precision, which the backward pass does not support."""
     for array in parameters:
         if compute_type(array.dtype) != array.dtype:
-            raise TypeError(
-                f"{_CALL}: {model} is {array.dtype}, but gradients need float32 or float64: load "
+            raise type_error(
+                f"{model} is {array.dtype}, but gradients need float32 or float64: load "
                 "the model with qkv.load(..., dtype=np.float32)"
             )

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import public_call, type_error, value_error
 from qkv.arrays import Array, compute_type, is_whole_number, shown
 from qkv.models.model_base import ModelBase
 from qkv.trace.names import no_layer
@@ -124,6 +125,7 @@ class HeadWeights:
         return Factored(self.W_V, self.W_O)
 
 
+@public_call("head_weights")
 def head_weights(model: ModelBase, layer: int) -> HeadWeights:
     """Return the raw weights of each head of a layer, without norms and rotary positions.
 
@@ -157,9 +159,9 @@ def head_weights(model: ModelBase, layer: int) -> HeadWeights:
     """
     count = model.num_layers
     if not is_whole_number(layer):
-        raise TypeError(f"head_weights: layer is {shown(layer)}: give a whole number")
+        raise type_error(f"layer is {shown(layer)}: give a whole number")
     if not -count <= layer < count:
-        raise ValueError(f"head_weights: {no_layer(layer, count)}")
+        raise value_error(no_layer(layer, count))
     network = model.network
     attn, head = network.layers[layer].attn, network.head
     own: Mapping[str, Any] = head.parameters if head is not None and head.predicts else {}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import invalid, public_call, type_error, value_error
 from qkv.arrays import Array, ArrayLike, as_array, is_float, whole_number
 from qkv.attend import softmax
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
@@ -27,6 +28,7 @@ Ranked = list[list[tuple[int, float]]]
 Guesses = list[list[tuple[str, float]]]
 
 
+@public_call("predict")
 def predict(
     model: ModelBase,
     text: Any,
@@ -71,10 +73,11 @@ def predict(
     if unknown and tokenizer is not None and tokenizer.unknown is not None:
         message = told_unknown(unknown, tokenizer.unknown).removeprefix("The ").rstrip(".")
         warnings.warn(f"predict: the {message}", UserWarning, stacklevel=callers())
-    edits = edits_of(edit, ablate, hide, call="predict")
+    edits = edits_of(edit, ablate, hide)
     return guesses(model, tokens, positions, top_k, edits)
 
 
+@public_call("losses")
 def losses(
     model: ModelBase, text: Any, *, ablate: Ablate = (), hide: Hide = (), edit: Edit = None
 ) -> Array:
@@ -105,11 +108,12 @@ def losses(
     model.need("losses")
     traced = trace(model, text, names=[], logits=True, ablate=ablate, hide=hide, edit=edit)
     if len(traced) != 1:
-        raise ValueError(f"losses: {len(traced)} texts are given: give one text per call")
+        raise value_error(f"{len(traced)} texts are given: give one text per call")
     per_token, _ = cross_entropy(traced["logits"][0, :-1], np.array(traced[0].ids[1:], np.int64))
     return per_token
 
 
+@public_call("predict")
 def blanks(model: ModelBase, text: Any) -> tuple[Tokenized, list[int]]:
     """Return the tokens of a text, and the positions at which `predict` guesses words.
 
@@ -123,6 +127,7 @@ def blanks(model: ModelBase, text: Any) -> tuple[Tokenized, list[int]]:
     return tokens, mask_positions(tokens, model.tokenizer, model.name)
 
 
+@public_call("predict")
 def guesses(
     model: ModelBase,
     tokens: Tokenized,
@@ -131,13 +136,11 @@ def guesses(
     edits: Edits | None = None,
 ) -> Guesses:
     """Return the guesses of `predict`, given the tokens and positions that `blanks` returns."""
-    edits = edits or Edits("predict")
-    most = model.need_words("predict")
-    top_k = whole_number(top_k, call="predict", name="top_k", least=1)
+    edits = edits or Edits()
+    most = model.need_words()
+    top_k = whole_number(top_k, name="top_k", least=1)
     if top_k > most:
-        raise ValueError(
-            f"predict: top_k is {top_k} and {model.name} has {most} words: give 1 to {most}"
-        )
+        raise value_error(f"top_k is {top_k} and {model.name} has {most} words: give 1 to {most}")
     batch, edited = model.check_edits(edits, Batch([tokens]))
     rows, _ = model.network.run(batch, model.with_means(edited, batch))
     ranked = likeliest(model.network.logits(rows[list(positions)]), top_k, edited.why)
@@ -146,6 +149,7 @@ def guesses(
     return in_words(ranked, before, model.tokenizer)
 
 
+@public_call("unembed")
 def unembed(model: ModelBase, resid: ArrayLike, *, norm: bool = True) -> Array:
     """Compute logits from vectors, with the final norm, if any, and the head.
 
@@ -174,12 +178,12 @@ def unembed(model: ModelBase, resid: ArrayLike, *, norm: bool = True) -> Array:
     (True, True)
     """
     model.need("unembed")
-    array = as_array(resid, call="unembed", name="resid")
+    array = as_array(resid, name="resid")
     if not is_float(array.dtype):
-        raise TypeError(f"unembed: resid is {array.dtype}: give floats (..., {model.dim})")
+        raise type_error(f"resid is {array.dtype}: give floats (..., {model.dim})")
     if array.shape[-1:] != (model.dim,):
-        raise ValueError(
-            f"unembed: resid has shape {array.shape} and {model.name} has vectors of "
+        raise value_error(
+            f"resid has shape {array.shape} and {model.name} has vectors of "
             f"{model.dim}: give (..., {model.dim})"
         )
     rows = array.reshape(-1, model.dim).astype(model.network.dtype, copy=False)
@@ -195,39 +199,35 @@ def _one_text(model: ModelBase, text: Any) -> Tokenized:
         ValueError: the text is empty or too long, or several texts are given.
     """
     reader, limit = model.reader, model.max_seq_length
-    ids = ids_given(text, rows=reader.rows, limit=limit, call="predict")
+    ids = ids_given(text, rows=reader.rows, limit=limit)
     if ids is not None:
         if len(ids[1]) > 1:
-            raise ValueError(
-                f"predict: {len(ids[1])} texts are given: give one, (T,) or (1, T) ids"
-            )
+            raise value_error(f"{len(ids[1])} texts are given: give one, (T,) or (1, T) ids")
         return ids[1][0]
     if isinstance(text, list | tuple) and text:
-        raise TypeError(f"predict: text is a list of {len(text)}: give one text per call")
-    tokenizer, mask = reader.need_tokenizer("predict"), reader.mask
-    text = check_text(text, call="predict", name="text")
+        raise type_error(f"text is a list of {len(text)}: give one text per call")
+    tokenizer, mask = reader.need_tokenizer(), reader.mask
+    text = check_text(text, name="text")
     # a decoder predicts the word after the whole text, so the text may not be truncated
-    truncator = reader.truncator("predict", None if model.generates else limit)
+    truncator = reader.truncator(None if model.generates else limit)
     [tokens] = truncator([text])
     if truncator.cut.gaps and mask not in tokens.tokens:
-        raise ValueError(
-            f"predict: the gap is beyond the {'last' if tokenizer.cuts_left else 'first'} {limit} "
+        raise value_error(
+            f"the gap is beyond the {'last' if tokenizer.cuts_left else 'first'} {limit} "
             f"tokens, and {model.name} reads only these: shorten the text"
         )
     truncator.cut.warn()
     if all(tokens.special) and mask not in tokens.tokens:
-        raise ValueError("predict: the text is empty: give a text with at least one word")
+        raise value_error("the text is empty: give a text with at least one word")
     if limit is not None and len(tokens) > limit:
-        raise ValueError(
-            f"predict: the text has {len(tokens)} tokens and {model.name} takes at most "
+        raise value_error(
+            f"the text has {len(tokens)} tokens and {model.name} takes at most "
             f"{limit} tokens: give a shorter text"
         )
     return replace(tokens, text=text[: max(end for _, end in tokens.offsets)])
 
 
-def mask_positions(
-    tokens: Tokenized, tokenizer: Tokenizer | None, name: str, call: str = "predict"
-) -> list[int]:
+def mask_positions(tokens: Tokenized, tokenizer: Tokenizer | None, name: str) -> list[int]:
     """Return the positions of the mask tokens of a text; `call` is for error messages.
 
     Raises:
@@ -236,14 +236,14 @@ def mask_positions(
     mask = None if tokenizer is None else tokenizer.mask
     if mask is None:
         why = "no tokenizer" if tokenizer is None else "no mask token in its vocabulary"
-        raise ValueError(
-            f"{call}: {name} fills in words at mask tokens but has {why}, so a text cannot mark "
+        raise value_error(
+            f"{name} fills in words at mask tokens but has {why}, so a text cannot mark "
             "a missing word: use the logits of model(input_ids)"
         )
     positions = [i for i, token in enumerate(tokens.tokens) if token == mask]
     if not positions:
-        raise ValueError(
-            f"{call}: the text has no mask token, and {name} guesses words at mask tokens: write "
+        raise value_error(
+            f"the text has no mask token, and {name} guesses words at mask tokens: write "
             f'{mask} or _ where a word is missing, for example "I sat on the {mask}."'
         )
     return positions
@@ -263,7 +263,7 @@ def likeliest(logits: Array, count: int, why: str = CANNOT) -> Ranked:
     """
     wide = logits.astype(np.float64)
     if not np.isfinite(wide.max(-1)).all():
-        raise FloatingPointError(f"predict: the model's logits are not finite: {why}")
+        raise invalid(FloatingPointError, f"the model's logits are not finite: {why}")
     return [largest(softmax(row), count) for row in wide]
 
 

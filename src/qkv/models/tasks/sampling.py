@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import value_error
 from qkv.arrays import Array, real_number, shown, whole_number
 from qkv.models.tasks.predict import largest
 
@@ -33,17 +34,15 @@ class Sampling:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        temperature = real_number(self.temperature, call="generate", name="temperature")
+        temperature = real_number(self.temperature, name="temperature")
         if not 0 <= temperature < math.inf:
-            raise ValueError(
-                f"generate: temperature is {temperature}: it must be finite, and 0 or above"
-            )
+            raise value_error(f"temperature is {temperature}: it must be finite, and 0 or above")
         if self.top_k is not None:
-            whole_number(self.top_k, call="generate", name="top_k", least=1)
+            whole_number(self.top_k, name="top_k", least=1)
         if self.top_p is not None:
-            top_p = real_number(self.top_p, call="generate", name="top_p")
+            top_p = real_number(self.top_p, name="top_p")
             if not 0 < top_p <= 1:
-                raise ValueError(f"generate: top_p is {top_p}: it must be above 0 and at most 1")
+                raise value_error(f"top_p is {top_p}: it must be above 0 and at most 1")
 
     def check_draws(self, seed: int | None) -> None:
         """Raise a ValueError if an option for sampling is given with temperature 0."""
@@ -52,8 +51,8 @@ class Sampling:
             f"{name} is {shown(value)}" for name, value in options.items() if value is not None
         ]
         if named and self.temperature == 0:
-            raise ValueError(
-                f"generate: {', '.join(named)} and temperature is 0, which always takes the most "
+            raise value_error(
+                f"{', '.join(named)} and temperature is 0, which always takes the most "
                 "likely token: give a temperature above 0, for example 1, or omit"
                 f" {' and '.join(text.split()[0] for text in named)}"
             )

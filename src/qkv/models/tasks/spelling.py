@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from os.path import commonprefix
 from typing import Any
 
+from qkv.argument_errors import type_error, value_error
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_text
 
@@ -160,8 +161,8 @@ def check_stop(stop: Any) -> tuple[str, ...]:
     try:
         strings = (stop,) if isinstance(stop, str) else tuple(stop)
     except TypeError:
-        raise TypeError(f"generate: `stop` is {stop!r:.40}: give strings") from None
+        raise type_error(f"`stop` is {stop!r:.40}: give strings") from None
     for text in strings:
-        if not check_text(text, call="generate", name="a stop string"):
-            raise ValueError("generate: `stop` contains an empty string: omit the empty string")
+        if not check_text(text, name="a stop string"):
+            raise value_error("`stop` contains an empty string: omit the empty string")
     return strings

@@ -6,6 +6,14 @@ from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 
+from qkv.argument_errors import (
+    add_name,
+    invalid,
+    public_call,
+    public_items,
+    type_error,
+    value_error,
+)
 from qkv.arrays import Array, Arrays, is_whole_number, shown, whole_number
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.models.model_base import ModelBase
@@ -32,8 +40,6 @@ def names_to_keep(
     layers: int | Iterable[int] | None = None,
     names: Names | None = None,
     top_k: Any = None,
-    *,
-    call: str = "trace",
 ) -> Callable[[str], bool]:
     """Return a function that decides whether a trace keeps the activation with a given name.
 
@@ -44,7 +50,6 @@ def names_to_keep(
         names: the names to keep: full names, short names, or tuples; None keeps the default names.
         top_k: if given, the trace keeps only `names` and summaries of attention. A summary holds
             this number of weights per query.
-        call: the name of the public call, for errors.
 
     Raises:
         TypeError: a layer or `top_k` is not an integer; or a name is neither a string nor a tuple.
@@ -59,17 +64,17 @@ def names_to_keep(
     ['blocks.0.attn.hook_q']
     """
     if top_k is not None and not is_whole_number(top_k):
-        raise TypeError(f"{call}: top_k is {top_k!r}: write a whole number")
+        raise type_error(f"top_k is {top_k!r}: write a whole number")
     if top_k is not None and top_k < 1:
-        raise ValueError(f"{call}: top_k is {top_k}: keep at least 1 weight")
+        raise value_error(f"top_k is {top_k}: keep at least 1 weight")
     kept = {full for full in known if top_k is None and activation(full).unasked}
     alone: set[str] = set()
     if names is not None:
-        kept, alone = _named(known, names, call)
+        kept, alone = _named(known, names)
     if top_k is not None:
         kept |= {full for full in known if not activation(full).editable}
     if layers is not None:
-        kept &= _in_layers(known, layers, call) | alone
+        kept &= _in_layers(known, layers) | alone
     return kept.__contains__
 
 
@@ -92,31 +97,29 @@ def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str =
     return max((at.layer + 1 for at in kept if at.layer is not None), default=0)
 
 
-def _named(known: Sequence[str], names: Names, call: str) -> tuple[set[str], set[str]]:
+def _named(known: Sequence[str], names: Names) -> tuple[set[str], set[str]]:
     """Return the wanted full names, and the subset of these names that belong to no layer."""
     wanted: Any = [names] if isinstance(names, str) or is_tuple_name(names) else names
     if not isinstance(wanted, Iterable):
-        raise TypeError(
-            f'{call}: `names` is {shown(names)}: give names, such as ["pattern", ("q", 0)]'
-        )
+        raise type_error(f'`names` is {shown(names)}: give names, such as ["pattern", ("q", 0)]')
     every = NameIndex(known)
     kept: set[str] = set()
     outside: set[str] = set()
     for name in wanted:
         if not isinstance(name, str | tuple):
-            raise TypeError(
-                f'{call}: `names` contains {shown(name)}: give names, such as "pattern" or ("q", 0)'
+            raise type_error(
+                f'`names` contains {shown(name)}: give names, such as "pattern" or ("q", 0)'
             )
         matches = every.matching(name)
         if not matches:
-            raise KeyError(f"{call}: {every.why_not(name)}")
+            raise invalid(KeyError, f"{every.why_not(name)}")
         kept.update(matches)
         if all(parse(full).layer is None for full in matches):
             outside.update(matches)
     return kept, outside
 
 
-def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> set[str]:
+def _in_layers(known: Sequence[str], layers: int | Iterable[int]) -> set[str]:
     """Return the names in these layers, and the names that belong to no layer.
 
     The final norm belongs to the last layer.
@@ -126,9 +129,9 @@ def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> 
     most = max(counts.values())
     for number in numbers:
         if not is_whole_number(number):
-            raise TypeError(f"{call}: `layers` contains {shown(number)}: layers are whole numbers")
+            raise type_error(f"`layers` contains {shown(number)}: layers are whole numbers")
         if not -most <= number < most:
-            raise ValueError(f"{call}: {no_layer(number, most)}")
+            raise value_error(no_layer(number, most))
     wanted, names = {int(number) for number in numbers}, set()
     for full in known:
         at = parse(full)
@@ -230,10 +233,15 @@ def trace(
     >>> trace["attn_out", 0].any(-1)
     array([[ True, False,  True]])
     """
-    edits = edits_of(edit, ablate, hide, call="trace")
-    return _Tracer(model, edits, layers, names, top_k, logits)(texts, batch_size)
+    try:  # without the frame of the decorator `public_call`
+        edits = edits_of(edit, ablate, hide)
+        return _Tracer(model, edits, layers, names, top_k, logits)(texts, batch_size)
+    except Exception as error:
+        add_name(error, "trace")
+        raise
 
 
+@public_call("trace_stream")
 def trace_stream(
     model: ModelBase,
     texts: Iterable[str] | Sequence[Sequence[int]] | Array,
@@ -282,7 +290,7 @@ def trace_stream(
     >>> [len(trace) for trace in qkv.load("random").trace_stream(texts, batch_size=40)]
     [40, 40, 20]
     """
-    edits = edits_of(edit, ablate, hide, call="trace_stream")
+    edits = edits_of(edit, ablate, hide, knows_means=False)
     tracer = _Tracer(model, edits, layers, names, top_k, logits)
     check(edits, model.network, model.reader)
     tracer.absent = absent = {
@@ -300,12 +308,11 @@ def trace_stream(
             del batch_trace
         cut.warn()
         if absent and tracer.first:
-            raise ValueError(
-                f"trace_stream: `hide` has {shown(min(absent, key=str))}, which is "
-                "in none of the texts: omit it"
+            raise value_error(
+                f"`hide` has {shown(min(absent, key=str))}, which is in none of the texts: omit it"
             )
 
-    return traces()
+    return public_items("trace_stream", traces())
 
 
 @dataclass
@@ -333,19 +340,19 @@ class _Tracer:
     absent: set[Any] | None = None
 
     def __post_init__(self) -> None:
-        model, call = self.model, self.edits.call
+        model = self.model
         known = [*model.network.hook_names, *spliced_names(self.edits, model.network)]
         if self.logits:
-            model.need("logits", call)
-        self.keep = names_to_keep(known, self.layers, self.names, self.top_k, call=call)
+            model.need("logits")
+        self.keep = names_to_keep(known, self.layers, self.names, self.top_k)
         self.stop = None if self.logits else layers_to_run(known, self.keep)
 
     def __call__(self, texts: Any, batch_size: int | None = None) -> Trace:
         """Return the trace of texts."""
-        model, call, first = self.model, self.edits.call, self.first
+        model, first = self.model, self.first
         if batch_size is not None:
-            batch_size = whole_number(batch_size, call=call, name="batch_size", least=1)
-        batch = model.read(texts, call, first)
+            batch_size = whole_number(batch_size, name="batch_size", least=1)
+        batch = model.read(texts, first)
         batch, edited = model.check_edits(self.edits, batch, first=first, absent=self.absent)
         edited = model.with_means(edited, batch, batch_size, self.stop)
         edited.check_summaries(self.top_k)
@@ -420,6 +427,7 @@ def trace_pair(
 def trace_pair(
     model: ModelBase, texts: Texts, *, target: Texts, **options: Unpack[Options]
 ) -> Seq2SeqTrace: ...
+@public_call("trace")
 def trace_pair(
     model: ModelBase,
     texts: Texts,
@@ -457,14 +465,14 @@ def trace_pair(
     if target is None:
         return trace(model, texts, logits=logits, ablate=ablate, hide=hide, edit=edit, **kept)
     if kept.pop("batch_size", None) is not None:
-        raise ValueError("trace: batch_size is for texts without a target: omit batch_size")
+        raise value_error("batch_size is for texts without a target: omit batch_size")
     keep = names_to_keep(pair_network(model).pair_hook_names, **kept)
     if logits:
-        model.need("unembed", "trace")
-    batch, written = model.read(texts, "trace"), model.read(target, "trace")
+        model.need("unembed")
+    batch, written = model.read(texts), model.read(target)
     if len(batch) != len(written):
-        raise ValueError(
-            f"trace: there are {len(batch)} texts and {len(written)} targets: give one target for "
+        raise value_error(
+            f"there are {len(batch)} texts and {len(written)} targets: give one target for "
             "each text"
         )
     if not isinstance(target, np.ndarray | list | tuple) or isinstance(target[0], str):
@@ -473,7 +481,7 @@ def trace_pair(
             has_end = text.special[-1] and int(text.ids[-1]) in model.eos_ids
             begun.append(after_start(model, text, len(text) - has_end))
         written = Batch(begun)
-    edits = edits_of(edit, ablate, hide, call="trace")
+    edits = edits_of(edit, ablate, hide)
     batch, edited = model.check_edits(edits, batch, written=written.longest)
     edited.check_summaries(kept.get("top_k"))
     return traced_pair(model, batch, written, edited, keep, kept.get("top_k"), logits)

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import value_error
 from qkv.arrays import Array, Arrays
 from qkv.see.analysis.words import Span, content, drawn, is_word, named, spans_of
 from qkv.text.tokenized import plain_tokens
@@ -409,8 +410,8 @@ def _norms(trace: Trace, layers: list[int], parameters: Arrays) -> list[Array]:
         v = trace["v", layer][0]  # (T, Hkv, dv)
         heads = trace.num_heads
         if weight.shape[0] != heads * v.shape[2]:
-            raise ValueError(
-                f"show: the trace has {heads} heads of size {v.shape[2]} in layer {layer}, but "
+            raise value_error(
+                f"the trace has {heads} heads of size {v.shape[2]} in layer {layer}, but "
                 f"the model's output projection has {weight.shape[0]} rows: give the trace's "
                 "own model"
             )

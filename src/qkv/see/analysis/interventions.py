@@ -222,4 +222,4 @@ def _guesses(model: Model, trace: Trace, position: int, hide: list[int]) -> Gues
     tokens = Tokenized(
         np.asarray(trace.ids), list(trace.tokens), list(trace.offsets), list(trace.special)
     )
-    return model.guesses(tokens, [position], COUNT, edits_of(None, hide=hide, call="predict"))
+    return model.guesses(tokens, [position], COUNT, edits_of(None, hide=hide))

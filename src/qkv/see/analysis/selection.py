@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import invalid, value_error
 from qkv.see.analysis.head_weights import Heads, Index, Indices
 from qkv.see.analysis.interventions import Moved, Removal
 from qkv.see.analysis.measures import OF_POSITIONS, STANDS_OUT, Link, attended
@@ -125,7 +126,6 @@ def choose_head(
     *,
     queries: Indices = None,
     keys: Indices = None,
-    call: str = "show",
     removing: Removing | None = None,
     written: Notation = TERMINAL,
 ) -> tuple[ChosenHead, list[Link]]:
@@ -145,14 +145,14 @@ def choose_head(
     Raises:
         IndexError: `layer` or `head` is out of range; the message names the range.
     """
-    layer, head = checked_head(seen, layer, head, call)
+    layer, head = checked_head(seen, layer, head)
     links = rank_heads(seen, None, queries, keys)
     within = (link for link in links if layer in (None, link.layer) and head in (None, link.head))
     best = next(within, None)
     asked = queries is not None or keys is not None
     if asked and best is None:
-        raise ValueError(
-            f"{call}: this query attends to this key in no head: the key is masked, or its "
+        raise value_error(
+            "this query attends to this key in no head: the key is masked, or its "
             "weight is 0 or was not kept"
         )
     if layer is not None and head is not None:
@@ -292,8 +292,8 @@ def contrasting_head(
         IndexError: `layer` or `head` is out of range; the message names the range.
     """
     (heads_a, rows_a), (heads_b, rows_b) = a, b
-    layer, head = checked_head(heads_b, layer, head, "compare")
-    heads = heads_among(heads_a, layer, head, "compare")
+    layer, head = checked_head(heads_b, layer, head)
+    heads = heads_among(heads_a, layer, head)
     among = searched(heads_a, layer, head)
     trained = not (heads_a.untrained or heads_b.untrained)
     if None not in (layer, head):
@@ -372,8 +372,8 @@ def changed_head(
     Raises:
         IndexError: `layer` or `head` is out of range; the message names the range.
     """
-    layer, head = checked_head(b, layer, head, "compare")
-    heads = heads_among(a, layer, head, "compare")
+    layer, head = checked_head(b, layer, head)
+    heads = heads_among(a, layer, head)
     moved = {at: -1.0 if at in without else _elsewhere(a, b, *at) for at in heads}
     chosen = max(moved, key=lambda at: moved[at])
     reason = (
@@ -393,14 +393,14 @@ def _elsewhere(a: Heads, b: Heads, layer: int, head: int) -> float:
     return float(np.nan_to_num(share, nan=-1.0))  # NaN must not count as the largest share
 
 
-def heads_among(heads: Heads, layer: Index, head: Index, call: str) -> list[tuple[int, int]]:
+def heads_among(heads: Heads, layer: Index, head: Index) -> list[tuple[int, int]]:
     """Check a layer and a head, and list the heads to choose from, sorted by layer."""
-    layer, head = checked_head(heads, layer, head, call)
+    layer, head = checked_head(heads, layer, head)
     layers = heads.layers if layer is None else [layer]
     return list(product(layers, range(heads.count) if head is None else [head]))
 
 
-def checked_head(heads: Heads, layer: Index, head: Index, call: str) -> tuple[Index, Index]:
+def checked_head(heads: Heads, layer: Index, head: Index) -> tuple[Index, Index]:
     """Check a layer and a head; return both counted from 0.
 
     -1 stands for the last layer, and for the last head.
@@ -417,21 +417,21 @@ def checked_head(heads: Heads, layer: Index, head: Index, call: str) -> tuple[In
     if heads.others and (not heads.layers or layer in heads.others):
         number = min(heads.others) if layer is None else layer
         rest = span(heads.layers) if heads.layers else "none"
-        raise ValueError(
-            f"{call}: layer {number} is {heads.others[number]}, but a view shows only layers whose "
+        raise value_error(
+            f"layer {number} is {heads.others[number]}, but a view shows only layers whose "
             f"queries and keys are the trace's tokens (here: {rest}). For layer {number}, read "
             f'trace["top_weights", {number}], or give the weights from output_attentions=True to '
             "qkv.head_view"
         )
     if not heads.layers:
-        raise ValueError(f"{call}: this trace holds no weights: trace hook_pattern too")
+        raise value_error("this trace holds no weights: trace hook_pattern too")
     if layer is not None and layer not in heads.layers:
-        raise IndexError(
-            f"{call}: there is no layer {asked[0]}: the layers are {span(heads.layers)}"
+        raise invalid(
+            IndexError, f"there is no layer {asked[0]}: the layers are {span(heads.layers)}"
         )
     known = range(heads.count)
     if head is not None and head not in known:
-        raise IndexError(f"{call}: there is no head {asked[1]}: the heads are {span(known)}")
+        raise invalid(IndexError, f"there is no head {asked[1]}: the heads are {span(known)}")
     return layer, head
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import invalid, type_error, value_error
 from qkv.arrays import Array, is_whole_number
 from qkv.models import Model, load
 from qkv.models.run.truncation import callers
@@ -60,42 +61,40 @@ def read_run(run: Any) -> TrainingRun:
     if isinstance(run, Mapping):
         return _of_mapping(run)
     if not isinstance(run, str | os.PathLike):
-        raise TypeError(
-            f"replay: `run` is a {type(run).__name__}: give the folder of a run, or a mapping from "
+        raise type_error(
+            f"`run` is a {type(run).__name__}: give the folder of a run, or a mapping from "
             "step to model or trace"
         )
     folder = Path(run)
     if not folder.exists():
-        raise FileNotFoundError(
-            f"replay: the folder {folder} does not exist: give the folder of a run"
+        raise invalid(
+            FileNotFoundError, f"the folder {folder} does not exist: give the folder of a run"
         )
     if not folder.is_dir():
-        raise NotADirectoryError(f"replay: {folder} is a file: give the folder of a run")
+        raise invalid(NotADirectoryError, f"{folder} is a file: give the folder of a run")
     snapshots = snapshots_in(folder)
     if not snapshots:
-        raise ValueError(
-            f"replay: {folder} has no snapshots ({SNAPSHOTS}/step-00000100 and so on, each a "
+        raise value_error(
+            f"{folder} has no snapshots ({SNAPSHOTS}/step-00000100 and so on, each a "
             "model): `qkv train` writes them during training"
         )
     return TrainingRun(
         folder.resolve().name,
         list(snapshots),
-        read_losses(folder, call="replay"),
+        read_losses(folder),
         lambda step: load(snapshots[step]),
     )
 
 
 def _of_mapping(run: Mapping[Any, Any]) -> TrainingRun:
     if not run:
-        raise ValueError("replay: `run` is empty: give at least one step, {100: model}")
+        raise value_error("`run` is empty: give at least one step, {100: model}")
     for step, snapshot in run.items():
         if not is_whole_number(step) or step < 0:
-            raise TypeError(
-                f"replay: {step!r:.40} is not a training step: give a non-negative integer"
-            )
+            raise type_error(f"{step!r:.40} is not a training step: give a non-negative integer")
         if not isinstance(snapshot, Model | Trace):
-            raise TypeError(
-                f"replay: step {step} is a {type(snapshot).__name__}: give a model or a trace; for "
+            raise type_error(
+                f"step {step} is a {type(snapshot).__name__}: give a model or a trace; for "
                 "an encoder-decoder, give trace.encoder or trace.decoder"
             )
     steps = sorted(int(step) for step in run)
@@ -120,11 +119,11 @@ def traces(run: TrainingRun, text: Text, most: int) -> Iterator[tuple[int, Trace
             snapshot = run.open(step)
             if isinstance(snapshot, Trace):
                 if text is not None:
-                    raise TypeError("replay: the traces already have a text: leave `text` out")
-                trace = one_text(snapshot, "replay")
+                    raise type_error("the traces already have a text: leave `text` out")
+                trace = one_text(snapshot)
                 if not any(("pattern", layer) in trace for layer in range(trace.num_layers)):
-                    raise ValueError(
-                        f"replay: the trace of step {step} holds no weights: trace "
+                    raise value_error(
+                        f"the trace of step {step} holds no weights: trace "
                         'hook_pattern, model.trace(text, names=["pattern"])'
                     )
                 _check_size(len(trace.layers) * trace.num_heads, len(trace.tokens), most)
@@ -141,11 +140,9 @@ def traces(run: TrainingRun, text: Text, most: int) -> Iterator[tuple[int, Trace
 
 def _traced(model: Model, text: Text, most: int, *, again: bool) -> Trace:
     if text is None:
-        raise ValueError(
-            'replay: the text is missing: give one, replay(run, "the cat sat on the mat")'
-        )
+        raise value_error('the text is missing: give one, replay(run, "the cat sat on the mat")')
     if isinstance(text, str):
-        (text,) = texts_of([text], "replay")
+        (text,) = texts_of([text])
         size = len(model.tokenize(text))
     else:
         size = len(np.atleast_1d(text))
@@ -155,13 +152,13 @@ def _traced(model: Model, text: Text, most: int, *, again: bool) -> Trace:
             warnings.simplefilter("ignore", UserWarning)
         names = ["pattern"] if again else ["pattern", "attn_scores"]
         trace = model.trace(text if isinstance(text, str) else np.asarray(text), names=names)
-    return one_text(trace, "replay")
+    return one_text(trace)
 
 
 def _check_size(heads: int, size: int, most: int) -> None:
     if heads * size**2 > most:
-        raise ValueError(
-            f"replay: the text has {size:,} tokens, but with {heads} heads a page holds at most "
+        raise value_error(
+            f"the text has {size:,} tokens, but with {heads} heads a page holds at most "
             f"{math.isqrt(most // heads):,} tokens: give a shorter text"
         )
 
@@ -169,8 +166,8 @@ def _check_size(heads: int, size: int, most: int) -> None:
 def _check_configs(a: int, config: dict[str, Any], b: int, other: dict[str, Any]) -> None:
     for name in sorted((config.keys() | other.keys()) - _ASIDE):
         if config.get(name) != other.get(name):
-            raise ValueError(
-                f"replay: the models of steps {a} and {b} are from different runs: {name} is "
+            raise value_error(
+                f"the models of steps {a} and {b} are from different runs: {name} is "
                 f"{config.get(name)!r:.40} in one and {other.get(name)!r:.40} in the other"
             )
 
@@ -183,8 +180,8 @@ def _check_alike(a: int, trace: Trace, b: int, other: Trace) -> None:
         ("heads", trace.num_heads, other.num_heads),
     ):
         if one != two:
-            raise ValueError(
-                f"replay: steps {a} and {b} are from different runs or texts: they have different "
+            raise value_error(
+                f"steps {a} and {b} are from different runs or texts: they have different "
                 f"{what}, {_few(one)} and {_few(two)}"
             )
 
@@ -348,8 +345,8 @@ def replay_of(run: TrainingRun, text: Text) -> Replay:
         steps.append(step)
         values.append(_measured(first[2], weights, copies))
     if first is None or not shown:
-        raise ValueError(
-            "replay: no snapshot has finite weights: the run diverged before its first snapshot"
+        raise value_error(
+            "no snapshot has finite weights: the run diverged before its first snapshot"
         )
     if len(steps) < len(run.steps):
         gone = ", ".join(str(step) for step in run.steps if step not in set(steps))
@@ -446,8 +443,8 @@ def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[ChosenH
     Raises:
         IndexError: `layer` or `head` is out of range; the message names the range.
     """
-    layer, head = selection.checked_head(replay.heads, layer, head, "replay")
-    heads = selection.heads_among(replay.heads, layer, head, "replay")
+    layer, head = selection.checked_head(replay.heads, layer, head)
+    heads = selection.heads_among(replay.heads, layer, head)
     rises = {at: replay.rises[replay.layers.index(at[0]), at[1]] for at in heads}
     best = max(heads, key=lambda at: float(rises[at].max()))
     score = int(rises[best].argmax())

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import invalid, type_error, value_error
 from qkv.arrays import Array, as_array, whole_number
 from qkv.models import Model, load_for
 from qkv.models.run.text_reader import as_ids
@@ -25,13 +26,13 @@ Chosen = tuple[str, str, list[list[list[int]]]]
 WHOLE = 2 * LONG
 
 
-def traced(source: Any, tokens: Tokens, model: Named, call: str) -> tuple[Trace, Model | None]:
+def traced(source: Any, tokens: Tokens, model: Named) -> tuple[Trace, Model | None]:
     """Return `(trace, model)` for a text, ids, a trace or weights; the model may be None."""
     if isinstance(source, Trace | Seq2SeqTrace):
-        trace = one_text(source, call)
+        trace = one_text(source)
         return trace, None if model is None else model_of(model, [" ".join(trace.tokens)])
     if tokens is not None:
-        heads = heads_from(source, tokens, call=call)
+        heads = heads_from(source, tokens)
         arrays = {
             f"blocks.{layer}.attn.hook_pattern": weights[None]
             for layer, weights in zip(heads.layers, heads.weights, strict=True)
@@ -39,8 +40,8 @@ def traced(source: Any, tokens: Tokens, model: Named, call: str) -> tuple[Trace,
         return Trace(arrays, tokens=[heads.queries.tokens], special=[heads.queries.special]), None
     first = source[0] if isinstance(source, list | tuple) and source else source
     if hasattr(first, "__array__") and not is_ids(source):
-        raise TypeError(f"{call}: weights need tokens: give tokens=[...] too")
-    used = reader_for(source, model, call)
+        raise type_error("weights need tokens: give tokens=[...] too")
+    used = reader_for(source, model)
     length = len(used.tokenize(source) if isinstance(source, str) else source)
     size = min(length, used.max_seq_length or WHOLE + 1)
     if size > WHOLE:
@@ -60,17 +61,17 @@ def is_ids(source: Any) -> bool:
     return isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu"
 
 
-def reader_for(source: Any, model: Named, call: str) -> Model:
+def reader_for(source: Any, model: Named) -> Model:
     """Return the model, or load it by name, to run a text or ids; check the text."""
-    return reader_of(model, [] if is_ids(source) else texts_of([source], call), call)
+    return reader_of(model, [] if is_ids(source) else texts_of([source]))
 
 
-def texts_of(texts: list[Any], call: str) -> list[str]:
+def texts_of(texts: list[Any]) -> list[str]:
     """Check that texts are strings with at least one word."""
     names = ["the text"] if len(texts) == 1 else ["the first text", "the second text"]
     for name, text in zip(names, texts, strict=True):
-        if not check_text(text, call=call, name=name).strip():
-            raise ValueError(f"{call}: {name} is empty: give at least one word")
+        if not check_text(text, name=name).strip():
+            raise value_error(f"{name} is empty: give at least one word")
     return texts
 
 
@@ -79,20 +80,18 @@ def model_of(model: Named, texts: list[str]) -> Model:
     return model if isinstance(model, Model) else load_for(texts, model)
 
 
-def reader_of(model: Named, texts: list[str], call: str) -> Model:
+def reader_of(model: Named, texts: list[str]) -> Model:
     """Return the model, or load it by name, and check that it reads texts.
 
     Raises:
         ValueError: the model takes images instead of texts.
     """
     used = model_of(model, texts)
-    used.need("view", call)
+    used.need("view")
     return used
 
 
-def positions_in(
-    trace: Trace, model: Model | None, word: str | int, call: str, name: str
-) -> list[int]:
+def positions_in(trace: Trace, model: Model | None, word: str | int, name: str) -> list[int]:
     """Return the positions of all tokens that spell a word; if `word` is a position, check it.
 
     Raises:
@@ -102,14 +101,14 @@ def positions_in(
     """
     size = len(trace.tokens)
     if isinstance(word, str):
-        copies = _found(trace, model, word, call, name)
+        copies = _found(trace, model, word, name)
         if not copies:
             words = _listed(words_of(trace.tokens, trace.special))
-            raise ValueError(f"{call}: {word!r} is not in the text: its words are {words}")
+            raise value_error(f"{word!r} is not in the text: its words are {words}")
         return [position for copy in copies for position in copy]
-    position = whole_number(word, call=call, name=name, least=-size)
+    position = whole_number(word, name=name, least=-size)
     if position >= size:
-        raise IndexError(f"{call}: {name}={position} is out of range: tokens are 0 to {size - 1}")
+        raise invalid(IndexError, f"{name}={position} is out of range: tokens are 0 to {size - 1}")
     return [position % size]
 
 
@@ -126,18 +125,17 @@ def positions_of(model: Model | None, word: str | None, a: Trace, b: Trace) -> C
     words = [words_of(trace.tokens, trace.special) for trace in (a, b)]
     if word is None:
         return _shared(model, a, b, words)
-    copies = [_found(trace, model, word, "compare", "word") for trace in (a, b)]
+    copies = [_found(trace, model, word, "word") for trace in (a, b)]
     missing = [number for number, positions in enumerate(copies) if not positions]
     if len(missing) == 2:
-        raise ValueError(
-            f"compare: {word!r} is in neither text: the first has the words {_listed(words[0])}; "
+        raise value_error(
+            f"{word!r} is in neither text: the first has the words {_listed(words[0])}; "
             f"the second has {_listed(words[1])}"
         )
     if missing:
         name = ("first", "second")[missing[0]]
-        raise ValueError(
-            f"compare: {word!r} is not in the {name} text: its words are "
-            f"{_listed(words[missing[0]])}"
+        raise value_error(
+            f"{word!r} is not in the {name} text: its words are {_listed(words[missing[0]])}"
         )
     return text_of(word).strip(" ") or word, "it was requested", copies
 
@@ -145,7 +143,7 @@ def positions_of(model: Model | None, word: str | None, a: Trace, b: Trace) -> C
 def _shared(model: Model | None, a: Trace, b: Trace, words: list[list[str]]) -> Chosen:
     """Choose a word that both texts share; return the same tuple as `positions_of`."""
     kept = [words_of(trace.tokens, trace.special, only_content=True) for trace in (a, b)]
-    found = partial(_found, call="compare", name="word", either=True)
+    found = partial(_found, name="word", either=True)
     for what, (first, second) in (("content word", kept), ("word", words)):
         both = (word for word in first if word in second)
         positions = {word: [found(trace, model, word) for trace in (a, b)] for word in both}
@@ -163,8 +161,8 @@ def _shared(model: Model | None, a: Trace, b: Trace, words: list[list[str]]) -> 
                 f"{least} {what}s that both texts share ({_listed(shared)})",
                 positions[word],
             )
-    raise ValueError(
-        f"compare: the texts share no word: the first has {_listed(words[0])}; the second has "
+    raise value_error(
+        f"the texts share no word: the first has {_listed(words[0])}; the second has "
         f"{_listed(words[1])}"
     )
 
@@ -176,13 +174,13 @@ def _last(similarity: Array) -> float:
 
 
 def _found(
-    trace: Trace, model: Model | None, word: str, call: str, name: str, *, either: bool = False
+    trace: Trace, model: Model | None, word: str, name: str, *, either: bool = False
 ) -> list[list[int]]:
     """Find the tokens of each occurrence of a word; see `find_word`."""
     tokens = trace.spelled or list(trace.tokens)
     has_words = model is not None and tokens != list(map(str, trace.ids))  # a trace of ids has none
     find = model.reader.finder(word) if model and has_words else partial(find_word, word)
-    return find(tokens, trace.special, either=either, call=call, what=f"`{name}`")
+    return find(tokens, trace.special, either=either, what=f"`{name}`")
 
 
 def _listed(words: list[str], most: int = 20) -> str:
@@ -190,23 +188,21 @@ def _listed(words: list[str], most: int = 20) -> str:
     return (", ".join(words[:most]) or "no word") + more
 
 
-def one_text(trace: Any, call: str) -> Trace:
+def one_text(trace: Any) -> Trace:
     """Return the trace of the only text; raise an error if there are several texts or no text."""
     if isinstance(trace, Seq2SeqTrace):
-        raise TypeError(
-            f"{call}: this trace comes from an encoder-decoder: give trace.encoder or "
+        raise type_error(
+            "this trace comes from an encoder-decoder: give trace.encoder or "
             "trace.decoder, or call head_view(trace)"
         )
     if not isinstance(trace, Trace):
-        raise TypeError(
-            f"{call}: a trace is needed, not a {type(trace).__name__}: give model.trace(...)"
-        )
+        raise type_error(f"a trace is needed, not a {type(trace).__name__}: give model.trace(...)")
     if len(trace) > 1:
-        raise ValueError(
-            f"{call}: this trace holds {len(trace)} texts: give one of them, for example trace[0]"
+        raise value_error(
+            f"this trace holds {len(trace)} texts: give one of them, for example trace[0]"
         )
     if not len(trace) or not len(trace[0].tokens):
-        raise ValueError(f"{call}: {_no_tokens(trace)}")
+        raise value_error(f"{_no_tokens(trace)}")
     return readable_trace(trace[0])
 
 
@@ -238,7 +234,7 @@ _SLACK = 1e-2
 
 
 def heads_from(
-    weights: Any, tokens: Iterable[str], keys: Tokens = None, *, call: str, name: str = "attention"
+    weights: Any, tokens: Iterable[str], keys: Tokens = None, *, name: str = "attention"
 ) -> Heads:
     """Convert plain arrays of weights to `Heads`.
 
@@ -248,90 +244,86 @@ def heads_from(
             returns such a list.
         tokens: the L queries.
         keys: the S keys, if they differ from the queries.
-        call: the name of the called function, for error messages.
         name: the name of the argument, for error messages.
     """
-    arrays = _layers(weights, call, name)
+    arrays = _layers(weights, name)
     size, width = arrays[0].shape[1:]
-    queries = _axis(tokens, size, call, name, "queries")
-    others = None if keys is None else _axis(keys, width, call, name, "keys")
+    queries = _axis(tokens, size, name, "queries")
+    others = None if keys is None else _axis(keys, width, name, "keys")
     if others is None and size != width:
-        raise ValueError(
-            f"{call}: {name} has {size} queries and {width} keys: if keys and queries are "
+        raise value_error(
+            f"{name} has {size} queries and {width} keys: if keys and queries are "
             "different tokens, call head_view(cross_attention=, encoder_tokens=, decoder_tokens=)"
         )
     return Heads(queries, list(range(len(arrays))), arrays, other_keys=others)
 
 
-def _layers(attention: Any, call: str, name: str) -> list[Array]:
+def _layers(attention: Any, name: str) -> list[Array]:
     """Return each layer's weights `(heads, L, S)`."""
     listed = isinstance(attention, (list, tuple)) and len(attention) > 0
     if listed and (attention[0] is None or len(np.shape(attention[0])) != 2):
         parts = list(attention)
     else:
-        whole = _read(attention, call, name)
+        whole = _read(attention, name)
         if whole.ndim == 5 and whole.shape[1] == 1:
             whole = whole[:, 0]
         if whole.ndim != 4:
-            raise ValueError(
-                f"{call}: {name} has shape {whole.shape}: give (layers, heads, L, S), or for each "
+            raise value_error(
+                f"{name} has shape {whole.shape}: give (layers, heads, L, S), or for each "
                 "layer (heads, L, S)"
             )
         parts = list(whole)
     arrays: list[Array] = []
     for number, part in enumerate(parts):
         if part is None:
-            raise ValueError(
-                f"{call}: {name} of layer {number} is None: load the transformers model with "
+            raise value_error(
+                f"{name} of layer {number} is None: load the transformers model with "
                 'attn_implementation="eager" and call it with output_attentions=True'
             )
-        array = _read(part, call, f"{name} of layer {number}")
+        array = _read(part, f"{name} of layer {number}")
         if array.ndim == 4 and array.shape[0] == 1:
             array = array[0]
         if array.ndim != 3 or 0 in array.shape:
             several = f"{array.shape[0]} texts" if array.ndim == 4 else f"shape {array.shape}"
-            raise ValueError(
-                f"{call}: {name} of layer {number} has {several}: give one text, (heads, L, S) "
+            raise value_error(
+                f"{name} of layer {number} has {several}: give one text, (heads, L, S) "
                 "or (1, heads, L, S)"
             )
         if arrays and array.shape != arrays[0].shape:
-            raise ValueError(
-                f"{call}: {name} of layer {number} is {array.shape} and of layer 0 "
+            raise value_error(
+                f"{name} of layer {number} is {array.shape} and of layer 0 "
                 f"{arrays[0].shape}: all layers must have the same shape"
             )
         arrays.append(array)
     if not arrays:
-        raise ValueError(f"{call}: {name} is empty: give at least one layer")
+        raise value_error(f"{name} is empty: give at least one layer")
     return arrays
 
 
-def _read(x: Any, call: str, name: str) -> Array:
+def _read(x: Any, name: str) -> Array:
     """Convert weights from any device or library to float32 or float64, and check their range."""
     for method in ("detach", "cpu"):  # NumPy cannot read tensors on a GPU or with gradients
         x = getattr(x, method)() if hasattr(x, method) else x
-    array = as_array(x, call=call, name=name)
+    array = as_array(x, name=name)
     if array.dtype.kind not in "fiuV":
-        raise TypeError(f"{call}: {name} is {array.dtype}: give weights from 0 to 1")
+        raise type_error(f"{name} is {array.dtype}: give weights from 0 to 1")
     array = array if array.dtype == np.float64 else array.astype(np.float32, copy=False)
     numbers = array[~np.isnan(array)]
     low, high = float(numbers.min(initial=0.0)), float(numbers.max(initial=0.0))
     if low < -_SLACK or high > 1 + _SLACK:
-        raise ValueError(
-            f"{call}: {name} holds {low if low < 0 else high:.3g}: give weights from 0 to 1, "
-            "not scores"
+        raise value_error(
+            f"{name} holds {low if low < 0 else high:.3g}: give weights from 0 to 1, not scores"
         )
     return array
 
 
-def _axis(tokens: Iterable[str], size: int, call: str, name: str, which: str) -> Axis:
+def _axis(tokens: Iterable[str], size: int, name: str, which: str) -> Axis:
     if isinstance(tokens, str):
-        raise TypeError(
-            f"{call}: the tokens are one string: give a list of strings, one for each token"
-        )
+        raise type_error("the tokens are one string: give a list of strings, one for each token")
     listed = [str(token) for token in tokens]
     if len(listed) != size:
-        raise ValueError(
-            f"{call}: {name} has {size} {which}, but there are {len(listed)} tokens: "
+        raise value_error(
+            f"{name} has {size} {which}, but there are {len(listed)} tokens: "
             "give one token for each"
         )
     return Axis(listed, [is_special(token) for token in listed])

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import value_error
 from qkv.arrays import Array, as_array
 from qkv.see.analysis.head_weights import Heads
 from qkv.see.analysis.words import Span, is_punctuation, quoted, spans_of
@@ -128,8 +129,8 @@ def need_alike(what: str, a: Trace, first: int, b: Trace, second: int) -> None:
     """Raise an error if two traces differ in a size, such as the number of layers."""
     if first != second:
         named = [f"({trace.model}) " if trace.model else "" for trace in (a, b)]
-        raise ValueError(
-            f"compare: the first trace {named[0]}has {first} {what} and the second "
+        raise value_error(
+            f"the first trace {named[0]}has {first} {what} and the second "
             f"{named[1]}{second}: trace both with models of the same size"
         )
 
@@ -172,9 +173,7 @@ class Plane(NamedTuple):
     axes: Array
 
 
-def fit_plane(
-    original: Any, contextual: Any, *, unit: bool = False, call: str = "fit_plane"
-) -> Plane:
+def fit_plane(original: Any, contextual: Any, *, unit: bool = False) -> Plane:
     """Find the two directions of largest variance in the union of two sets of vectors.
 
     Each set is first centred on its own mean, so that the plane shows how vectors differ within the
@@ -187,19 +186,18 @@ def fit_plane(
         contextual: `(n, D)`, the vectors of the same words after attention.
         unit: whether each vector is scaled to length 1 first, so that only directions count, as in
             a cosine.
-        call: the name of the called function, for error messages.
 
     >>> plane = fit_plane([[0.0, 0.0, 1.0], [2.0, 0.0, 1.0]], [[0.0, 5.0, 0.0], [4.0, 5.0, 0.0]])
     >>> plane.contextual.tolist(), plane.explained.tolist()
     ([[-2.0, 0.0], [2.0, 0.0]], [1.0, 0.0])
     """
     before, after = (
-        _vectors(part, name, call, unit)
+        _vectors(part, name, unit)
         for part, name in ((original, "original"), (contextual, "contextual"))
     )
     if before.shape != after.shape:
-        raise ValueError(
-            f"{call}: original is {before.shape} and contextual is {after.shape}: "
+        raise value_error(
+            f"original is {before.shape} and contextual is {after.shape}: "
             "both must hold the same number of vectors of the same size"
         )
     if unit:
@@ -237,15 +235,13 @@ def unit_vectors(vectors: Array) -> Array:
     return vectors
 
 
-def _vectors(x: Any, name: str, call: str, unit: bool) -> Array:
-    array = as_array(x, call=call, name=name)
+def _vectors(x: Any, name: str, unit: bool) -> Array:
+    array = as_array(x, name=name)
     if array.ndim != 2 or 0 in array.shape:
-        raise ValueError(
-            f"{call}: {name} is {array.shape}: give one or more vectors as rows, (n, D)"
-        )
+        raise value_error(f"{name} is {array.shape}: give one or more vectors as rows, (n, D)")
     array = array.astype(np.float64)
     if not (np.isfinite(array).all() if unit else has_plane(array)):
-        raise ValueError(f"{call}: {name} {NO_PLANE}")
+        raise value_error(f"{name} {NO_PLANE}")
     return array
 
 
@@ -363,13 +359,11 @@ def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
             }
         parts.append(states)
     if len({(*part, part["before"].shape[1]) for part in parts}) > 1:
-        raise ValueError(
-            "plot_shift: the traces come from different models: trace all texts with one model"
-        )
+        raise value_error("the traces come from different models: trace all texts with one model")
     states = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     for name, state in states.items():
         if not has_plane(state):
-            raise ValueError(f"plot_shift: a vector {name} {NO_PLANE}")
+            raise value_error(f"a vector {name} {NO_PLANE}")
     before, *later = states.values()
     plane = fit_plane(before, later[-1], unit=True)
     stages = []
@@ -409,8 +403,8 @@ def _pairs(tokens: list[str], of: list[int], states: list[Array]) -> list[Shared
 def _states(trace: Trace) -> dict[str, Array]:
     """Return the static vectors, then the vectors after each traced layer, `(1, T, D)`."""
     if static_and_last(trace) is None:
-        raise ValueError(
-            "plot_shift: the trace lacks hook_embed or the vectors after the last layer: "
+        raise value_error(
+            "the trace lacks hook_embed or the vectors after the last layer: "
             "give model.trace(text), or show this trace's weights with qkv.show(trace)"
         )
     states = {"before": trace["embed"]}

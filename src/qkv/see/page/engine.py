@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import value_error
 from qkv.embed.rotary import rotary_speeds
 from qkv.layers import Rotary
 from qkv.models import Model
@@ -53,23 +54,23 @@ from qkv.text.tokenizer import Tokenizer
 LARGE, MAX_CHARS = 64_000_000, 500_000_000
 
 
-def need_engine(model: Model, call: str = "play") -> None:
+def need_engine(model: Model) -> None:
     """Raise an error if a page cannot run a model; the message begins with `call`.
 
     Raises:
         ValueError: a page cannot run the model; `engine_payload` lists the possible reasons.
     """
     for why in _reasons(model):
-        raise ValueError(
-            f"{call}: {model.name} {why}: a page can run a decoder, or an encoder that guesses "
+        raise value_error(
+            f"{model.name} {why}: a page can run a decoder, or an encoder that guesses "
             "masked words, if the page supports all parts of the model; "
             f"`qkv serve --model {model.name}` shows this page for any model"
         )
     least = sum(array.size for array in model.parameters.values())  # In bytes.
-    _sized(model, least * 4 // 3, call)  # In base64.
+    _sized(model, least * 4 // 3)  # In base64.
 
 
-def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
+def engine_payload(model: Model) -> dict[str, Any]:
     """Pack a model for a page that runs it.
 
     If the page will be large or ignores rules of generation_config.json, issue a warning whose
@@ -84,7 +85,7 @@ def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
     >>> engine_payload(qkv.load())["sizes"]["layers"]
     4
     """
-    need_engine(model, call)
+    need_engine(model)
     design = model.design
     assert isinstance(design, Design)
     assert model.tokenizer is not None
@@ -100,12 +101,12 @@ def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
         for name, (array, rows) in parameters.items()
     }
     size = sum(len(array["b64"]) for array in packed.values())
-    described = _sized(model, size, call)
+    described = _sized(model, size)
     if size > LARGE:
         warnings.warn(f"{described}, which takes long to open", UserWarning, stacklevel=callers())
     if model.penalties.rules:
         warnings.warn(
-            f"{call}: the page ignores {', '.join(model.penalties.rules)} of {model.name}'s "
+            f"the page ignores {', '.join(model.penalties.rules)} of {model.name}'s "
             "generation_config.json, so the page may write other texts than model.generate",
             UserWarning,
             stacklevel=callers(),
@@ -266,15 +267,15 @@ def _reasons(model: Model) -> Iterator[str]:
         yield from reasons_of_tokenizer(model.tokenizer)
 
 
-def _sized(model: Model, size: int, call: str) -> str:
+def _sized(model: Model, size: int) -> str:
     """Return a clause that gives the size, in MB, of a page with `size` characters.
 
     Raises:
         ValueError: a browser cannot load a page of this size.
     """
-    described = f"{call}: a page that contains {model.name} would be {size / 1e6:,.0f} MB"
+    described = f"a page that contains {model.name} would be {size / 1e6:,.0f} MB"
     if size > MAX_CHARS:
-        raise ValueError(
+        raise value_error(
             f"{described}, but a browser can load at most {MAX_CHARS / 1e6:g} MB: "
             f"`qkv serve --model {model.name}` shows this page and runs the model"
         )

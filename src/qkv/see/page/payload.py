@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import value_error
 from qkv.arrays import Array
 from qkv.see.analysis import measures
 from qkv.see.analysis.head_weights import LONG, Axis, Heads, Summary
@@ -204,7 +205,7 @@ def payload_of(
     kind: str, title: str, texts: Sequence[dict[str, Any]], *, theme: str = "auto", **others: Any
 ) -> dict[str, Any]:
     """Assemble the data of a page (PAYLOAD above); `others` are additional entries."""
-    first = {"version": 1, "kind": kind, "title": title, "theme": check_theme(theme, kind)}
+    first = {"version": 1, "kind": kind, "title": title, "theme": check_theme(theme)}
     nothing = dict.fromkeys(("start", "compare", "walk", "shift", "replay"))
     return first | {"model": "", "stretch": False, "texts": list(texts)} | nothing | others
 
@@ -215,10 +216,10 @@ def start_at(layer: int, head: int, query: int | None, **others: Any) -> dict[st
     return start | {"heads": None, "merge": True} | others
 
 
-def check_theme(theme: str, call: str) -> str:
+def check_theme(theme: str) -> str:
     """Return the theme, or raise an error that names the themes."""
     if theme not in THEMES:
-        raise ValueError(f"{call}: theme is {theme!r}: choose {', '.join(THEMES)}")
+        raise value_error(f"theme is {theme!r}: choose {', '.join(THEMES)}")
     return theme
 
 

@@ -129,7 +129,7 @@ def _read_by(folder: Path | None) -> str:
 def _story(model: Model, story: dict[str, Any]) -> dict[str, Any]:
     """Convert a story from stories.json to the format of the page (STORY above)."""
     trace: Trace = model.trace(story["sentence"], names=["pattern"])
-    positions = [positions_in(trace, model, word, "play", "hide") for word in story["hide"]]
+    positions = [positions_in(trace, model, word, "hide") for word in story["hide"]]
     edits: dict[str, Any] = (
         {"hide": [position for word in positions for position in word]} if positions else {}
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import invalid, value_error
 from qkv.arrays import Array, ArrayLike, Arrays, as_array
 from qkv.attend import trace_attention
 from qkv.embed import sinusoidal_positions
@@ -61,23 +62,23 @@ class AttentionInputs:
         trace, layer = self.trace, self.layer
         self.rotated = ("rot_q", layer) in trace or ("rot_k", layer) in trace
         if ("q", layer) not in trace and ("top_weights", layer) in trace:
-            raise ValueError(
-                f"walk: this trace holds only summaries of layer {layer}, but a walk needs "
+            raise value_error(
+                f"this trace holds only summaries of layer {layer}, but a walk needs "
                 "queries, keys and values: call walk(text, model=...), or qkv.show(trace) for "
                 "the kept weights"
             )
         for name in ("q", "k", "v", "z", *(("rot_q", "rot_k") if self.rotated else ())):
             if (name, layer) not in trace:
-                raise ValueError(
-                    f"walk: the trace lacks hook_{name} of layer {layer}: trace it too, or call "
+                raise value_error(
+                    f"the trace lacks hook_{name} of layer {layer}: trace it too, or call "
                     "walk(text, model=...); qkv.show(trace) shows the weights"
                 )
         inputs = trace.attention_inputs(layer)
         self.settings = {n: v for n, v in inputs.items() if n not in ("query", "key", "value")}
         others = sorted(set(self.settings) - KNOWN)
         if others:
-            raise ValueError(
-                f"walk: layer {layer} uses {', '.join(others)}, which a walk cannot show: "
+            raise value_error(
+                f"layer {layer} uses {', '.join(others)}, which a walk cannot show: "
                 "qkv.show shows its weights"
             )
         self.sizes = {name: trace[name, layer].shape[3] for name in "qkv"}
@@ -144,7 +145,7 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
     """
     if isinstance(model, DualEncoder):
         model = model.text  # a walk shows the text encoder, not the image encoder
-    chosen, _ = choose_head(heads_of(trace), layer, head, call="walk")
+    chosen, _ = choose_head(heads_of(trace), layer, head)
     layer, head, cell = chosen.layer, chosen.head, _first_cell(trace, chosen)
     _refuse_edits(trace, layer, model)
     block = None if model is None else model.layers[layer]
@@ -210,18 +211,18 @@ def walk_layer(
     """
     others = set(options) - KNOWN
     if others:
-        raise ValueError(
-            f"walk: {', '.join(sorted(others))} is not an option of a walk (the "
+        raise value_error(
+            f"{', '.join(sorted(others))} is not an option of a walk (the "
             f"options are {', '.join(sorted(KNOWN))}). To see the weights with other options, "
             "use qkv.show(layer.trace(x, ...))"
         )
     attn = layer.attn if isinstance(layer, Block) else layer
     if isinstance(layer, Block) and context is not None:
-        raise ValueError("walk: a block attends only to x: for a context, walk through block.attn")
+        raise value_error("a block attends only to x: for a context, walk through block.attn")
     inputs = [_one_text(x, "x")] + ([] if context is None else [_one_text(context, "context")])
     if not 0 <= head < attn.num_heads:
         heads = span(range(attn.num_heads))
-        raise IndexError(f"walk: there is no head {head}: the heads are {heads}")
+        raise invalid(IndexError, f"there is no head {head}: the heads are {heads}")
     trace = _traced(layer, inputs, options)
     names = _names(tokens, inputs[0], "tokens")
     key_names = names if context is None else _names(keys, inputs[1], "keys")
@@ -325,8 +326,8 @@ def _refuse_edits(trace: Trace, layer: int, model: Model | None) -> None:
     own = (f"blocks.{layer}.", *["hook_"] * (layer == 0))
     for name in trace.changed.get("edit", ()):
         if name.startswith(own) or (model is not None and parse(name).is_last):
-            raise ValueError(
-                f"walk: this run was edited at {name}, but a walk recomputes the model's own "
+            raise value_error(
+                f"this run was edited at {name}, but a walk recomputes the model's own "
                 "numbers: "
                 "walk through a run without this edit, or call qkv.show(trace) for its weights"
             )
@@ -352,11 +353,11 @@ def _largest(trace: Trace, layer: int, head: int) -> tuple[int, int]:
 
 def _one_text(x: Any, name: str) -> Array:
     """Convert word vectors `(n, D)` or `(1, n, D)` to an array `(n, D)`."""
-    array = as_array(x, call="walk", name=name)
+    array = as_array(x, name=name)
     if array.ndim == 3 and len(array) == 1:
         array = array[0]
     if array.ndim != 2 or 0 in array.shape:
-        raise ValueError(f"walk: {name} has shape {array.shape}: give one text, (L, D)")
+        raise value_error(f"{name} has shape {array.shape}: give one text, (L, D)")
     return array
 
 
@@ -366,8 +367,8 @@ def _names(words: Sequence[str] | None, x: Array, what: str) -> list[str]:
         return [str(i) for i in range(len(x))]
     names = [str(name) for name in words]
     if len(names) != len(x):
-        raise ValueError(
-            f"walk: there are {len(x)} vectors and {len(names)} {what}: give one per vector"
+        raise value_error(
+            f"there are {len(x)} vectors and {len(names)} {what}: give one per vector"
         )
     return names
 

@@ -6,6 +6,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 
+from qkv.argument_errors import public_call, value_error
 from qkv.arrays import Array
 from qkv.models import Model
 from qkv.see.analysis import selection, word_vectors
@@ -405,6 +406,7 @@ def compare(
 ) -> CompareView | RunsView: ...
 
 
+@public_call("compare")
 def compare(
     text_a: Any,
     text_b: Any,
@@ -458,18 +460,15 @@ def compare(
     >>> view.similarity.shape, [side.positions for side in view.sides]
     ((2,), [[1], [1]])
     """
-    check_theme(theme, "compare")
+    check_theme(theme)
     both = isinstance(text_a, str) and isinstance(text_b, str)
-    texts = texts_of([text_a, text_b], "compare") if both else []
-    shared = reader_of(model, texts, "compare") if texts else model
+    texts = texts_of([text_a, text_b]) if both else []
+    shared = reader_of(model, texts) if texts else model
     listed = (None, None) if tokens is None else tuple(tokens)
     if len(listed) != 2:
-        raise ValueError(
-            f"compare: `tokens` has {len(listed)} lists: give two, (tokens_a, tokens_b)"
-        )
+        raise value_error(f"`tokens` has {len(listed)} lists: give two, (tokens_a, tokens_b)")
     (a, used), (b, other) = (
-        traced(text, names, shared, "compare")
-        for text, names in zip((text_a, text_b), listed, strict=True)
+        traced(text, names, shared) for text, names in zip((text_a, text_b), listed, strict=True)
     )
     used = used or other
     if word is None and a.tokens == b.tokens and not isinstance(text_a, str):
@@ -543,8 +542,8 @@ def _runs(a: Trace, b: Trace, layer: int | None, head: int | None, **options: An
     """
     states = [word_vectors.last_state(trace) for trace in (a, b)]
     if states[0] is None or states[1] is None:
-        raise ValueError(
-            "compare: a trace lacks the vectors after the last layer, which a comparison of two "
+        raise value_error(
+            "a trace lacks the vectors after the last layer, which a comparison of two "
             "runs needs: trace resid_post or normalized_resid_post in both runs. To compare the "
             "attention of a word, pass word=..., which needs no vectors"
         )

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from qkv.argument_errors import public_call, type_error, value_error
 from qkv.edits import Ablate, Hide, edits_of
 from qkv.models import Model
 from qkv.models.files.find import DEFAULT
@@ -106,6 +107,7 @@ def _listed(guesses: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
     return [{"word": word, "probability": share} for word, share in guesses]
 
 
+@public_call("guess")
 def guess(
     text: str | Story,
     *,
@@ -141,30 +143,30 @@ def guess(
     >>> len(view.guesses[0]), len(view.after[0])
     (3, 3)
     """
-    check_theme(theme, "guess")
+    check_theme(theme)
     without = ablate if isinstance(ablate, Mapping) else list(ablate)
     hidden: list[Any] = [hide] if isinstance(hide, str | int) else list(hide)
     story = text if isinstance(text, Story) else None
     if story is not None:
         if without or hidden:
-            raise TypeError(
-                "guess: a story has its own interventions: leave out the arguments ablate and hide"
+            raise type_error(
+                "a story has its own interventions: leave out the arguments ablate and hide"
             )
         text, without, hidden = story.sentence, list(story.ablate), list(story.hide)
         model = DEFAULT if model is None else model
-    (text,) = texts_of([text], "guess")
+    (text,) = texts_of([text])
     used = model_of(model, [text])
     tokens, positions = used.blanks(text)
     mask = next((mask for mask in MASKS if mask.lower() in text.lower()), None)
     if used.generates and mask is not None and mask not in tokens.tokens:
-        raise ValueError(
-            f"guess: {used.name} guesses the next word and has no {mask}: end the text where "
+        raise value_error(
+            f"{used.name} guesses the next word and has no {mask}: end the text where "
             "the word is missing, or use an encoder"
         )
     before = used.guesses(tokens, positions, top_k)
     after = None
     if without or hidden:
-        edits = edits_of(None, without, hidden, call="predict")
+        edits = edits_of(None, without, hidden)
         after = used.guesses(tokens, positions, top_k, edits)
     asked: dict[str, list[Any]] = {"ablate": list(without), "hide": hidden}
     changed = {name: edits for name, edits in asked.items() if edits}

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import invalid, public_call, type_error, value_error
 from qkv.arrays import Array, as_array
 from qkv.models.vision import grid_of
 from qkv.see.analysis.head_weights import summable
@@ -179,6 +180,7 @@ class ImageView(View):
         )
 
 
+@public_call("image_view")
 def image_view(
     trace: Trace,
     image: Any,
@@ -220,26 +222,26 @@ def image_view(
     >>> view.head, view.strongest, view.weights[1].tolist()
     (1, (1, 0), [[0.1, 0.1], [0.7, 0.1]])
     """
-    check_theme(theme, "image_view")
-    trace = one_text(trace, "image_view")
+    check_theme(theme)
+    trace = one_text(trace)
     grid = grid_of(trace.tokens)
     if grid is None:
-        raise ValueError(
-            "image_view: the trace is not a trace of an image, because its tokens are not patches: "
+        raise value_error(
+            "the trace is not a trace of an image, because its tokens are not patches: "
             "give model.trace(image) of a vision model"
         )
     layers = [n for n in range(trace.num_layers) if ("pattern", n) in trace]
     if not layers:
-        raise ValueError("image_view: the trace holds no weights: trace without top_k or names")
+        raise value_error("the trace holds no weights: trace without top_k or names")
     position = _position(trace, query)
     numbers = layers if layer is None else [_checked(layer, trace.num_layers, "layer")]
     if numbers[0] not in layers:
-        raise ValueError(f"image_view: layer {numbers[0]} is not in the trace, which has {layers}")
+        raise value_error(f"layer {numbers[0]} is not in the trace, which has {layers}")
     rows = {n: trace["pattern", n][0, :, position] for n in numbers}  # (Hq, N + 1), keyed by layer
     for number, weights in rows.items():
         if not np.isfinite(summable(weights)).all():
-            raise ValueError(
-                f"image_view: weights of layer {number} are NaN, infinite or over 1e30: choose "
+            raise value_error(
+                f"weights of layer {number} are NaN, infinite or over 1e30: choose "
                 "another layer, or see which arrays of the trace are not finite"
             )
     patches = np.array([*rows.values()])[..., 1:]  # (layers, Hq, N)
@@ -262,9 +264,7 @@ def image_view(
 
 def _checked(number: int, count: int, what: str) -> int:
     if not -count <= number < count:
-        raise IndexError(
-            f"image_view: there is no {what} {number}: the {what}s are 0 to {count - 1}"
-        )
+        raise invalid(IndexError, f"there is no {what} {number}: the {what}s are 0 to {count - 1}")
     return number % count
 
 
@@ -272,8 +272,8 @@ def _position(trace: Trace, query: str | int) -> int:
     tokens = trace.tokens
     if isinstance(query, str):
         if query not in tokens:
-            raise ValueError(
-                f"image_view: query is {query!r:.40}: write {tokens[0]!r}, or a patch as "
+            raise value_error(
+                f"query is {query!r:.40}: write {tokens[0]!r}, or a patch as "
                 f'"row,column", up to {tokens[-1]!r}'
             )
         return int(tokens.index(query))
@@ -284,13 +284,13 @@ def _image(image: Any) -> Array:
     """Convert the image to (H, W, 3) of uint8."""
     if hasattr(image, "convert"):
         image = np.asarray(image.convert("RGB"))
-    pixels = as_array(image, call="image_view", name="image")
+    pixels = as_array(image, name="image")
     if pixels.dtype != np.uint8:
-        raise TypeError(f"image_view: the image is {pixels.dtype}: give uint8, 0 to 255")
+        raise type_error(f"the image is {pixels.dtype}: give uint8, 0 to 255")
     if pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[-1] == 1):
         pixels = np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=-1)
     if pixels.ndim != 3 or pixels.shape[-1] != 3 or not pixels.size:
-        raise ValueError(f"image_view: the image has shape {pixels.shape}: give (H, W, 3)")
+        raise value_error(f"the image has shape {pixels.shape}: give (H, W, 3)")
     return pixels
 
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import parse_qsl
 
+from qkv.argument_errors import public_call, type_error, value_error
 from qkv.arrays import shown
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.models import Model
@@ -32,13 +33,7 @@ _FRAME = "width:100%;height:860px;border:0"
 
 
 class WithModels(View):
-    """A view whose page contains models and computes with them.
-
-    Attributes:
-        call: the name of the called function, for warnings.
-    """
-
-    call: ClassVar[str] = "play"
+    """A view whose page contains models and computes with them."""
 
     @property
     @abstractmethod
@@ -47,7 +42,7 @@ class WithModels(View):
 
     def _html(self) -> tuple[str, str]:
         title, body = super()._html()
-        payloads = (engine_payload(model, self.call) for model in self._models)
+        payloads = (engine_payload(model) for model in self._models)
         return title, f"{body}\n{engine_part(*payloads)}"
 
     def _about(self) -> str:
@@ -181,22 +176,23 @@ def _of_address(address: str) -> tuple[str | None, str]:
     ('a cat', '#text=a+cat&layer=3')
     """
     if not isinstance(address, str):
-        raise TypeError(f"play: `state` is {shown(address)}: give the address of a page")
+        raise type_error(f"`state` is {shown(address)}: give the address of a page")
     behind = address.rpartition("#")[2]
     fields = dict(parse_qsl(behind, keep_blank_values=True))
     try:
         for name in fields.keys() - {"text", "model"}:
             json.loads(fields[name])
     except ValueError:
-        raise ValueError(
-            f"play: `state` has {name} {shown(fields[name])}, which is not JSON: copy the complete "
+        raise value_error(
+            f"`state` has {name} {shown(fields[name])}, which is not JSON: copy the complete "
             "address of a page"
         ) from None
     if not fields:
-        raise ValueError(f"play: `state` is {shown(address)}: copy the complete address of a page")
+        raise value_error(f"`state` is {shown(address)}: copy the complete address of a page")
     return None if fields.get("model") == "decoder" else fields.get("text"), f"#{behind}"
 
 
+@public_call("play")
 def play(
     text: str | None = None,
     *,
@@ -255,15 +251,14 @@ def play(
     >>> play("The opposite of black is [MASK].", hide="black").edits
     [{'op': 'hide', 'token': 4}]
     """
-    check_theme(theme, "play")
+    check_theme(theme)
     if state is not None:
         if text is not None or edit or ablate or hide:
-            raise TypeError(
-                "play: a state has its own text and interventions: leave out text, edit, "
-                "ablate and hide"
+            raise type_error(
+                "a state has its own text and interventions: leave out text, edit, ablate and hide"
             )
         text, state = _of_address(state)
-    texts = [] if text is None else texts_of([text], "play")
+    texts = [] if text is None else texts_of([text])
     used = model_of(model, texts or [OPENING])
     need_engine(used)
     text = texts[0] if texts else OPENING if used.generates else TEXT.format(used.mask)
@@ -273,12 +268,12 @@ def play(
         whole = texts and not masked(text, used.mask).gaps
         other = play(text if whole else None, model=DECODER, theme=theme)
     trace = readable_trace(used.trace(text))
-    asked, tokens = edits_of(edit, ablate, hide, call="play"), used.tokenize(text)
+    asked, tokens = edits_of(edit, ablate, hide), used.tokenize(text)
     edits = used.edit_records(asked, tokens)
     shown = by_word(heads_of(trace))
     opening = opening_of(used, trace)
     removing = partial(removal_of, used, trace)
-    head, _ = choose_head(shown, call="play", removing=removing, written=PAGE)
+    head, _ = choose_head(shown, removing=removing, written=PAGE)
     return PlayView(
         used,
         text,
@@ -310,8 +305,6 @@ class FindingsView(WithModels):
             or HTML of the article.
         heading: the title of the page.
     """
-
-    call = "publish"
 
     model: Model
     parts: Sequence[dict[str, Any] | str]
@@ -375,6 +368,7 @@ class FindingsView(WithModels):
         return f"{style}{''.join(slots)}{super()._about()}"
 
 
+@public_call("publish")
 def findings_view(
     model: Model, parts: Sequence[dict[str, Any] | str], heading: str, *, theme: str = "auto"
 ) -> FindingsView:
@@ -391,15 +385,14 @@ def findings_view(
         ValueError: a page cannot compute with the model; a finding's text is too long for a page;
             or the theme does not exist.
     """
-    call = FindingsView.call
-    check_theme(theme, call)
-    need_engine(model, call)
+    check_theme(theme)
+    need_engine(model)
     view = FindingsView(model, parts, heading, theme=theme)
     for finding in view.findings:
         size = len(model.tokenize(finding["text"]))
         if size > MAX_TOKENS:
-            raise ValueError(
-                f"{call}: the text {finding['text']:.40} has {size} tokens, but a page runs at "
+            raise value_error(
+                f"the text {finding['text']:.40} has {size} tokens, but a page runs at "
                 f"most {MAX_TOKENS}: shorten it"
             )
     return view

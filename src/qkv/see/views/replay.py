@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import public_call
 from qkv.arrays import Array
 from qkv.files import StrPath
 from qkv.models import Model
@@ -199,6 +200,7 @@ class ReplayView(HeadShown):
         return self._page("replay", title, start=self._start(), replay=replay)
 
 
+@public_call("replay")
 def replay(
     run: StrPath | Mapping[int, Model] | Mapping[int, Trace],
     text: str | Sequence[int] | None = None,
@@ -238,7 +240,7 @@ def replay(
     >>> view.steps, view.weights.shape
     ([0, 10, 20], (3, 3, 3))
     """
-    check_theme(theme, "replay")
+    check_theme(theme)
     measured = snapshots.replay_of(snapshots.read_run(run), text)
     chosen, score = snapshots.choose(measured, layer, head)
     return ReplayView(measured, score, head=chosen, theme=theme, stretch=stretch)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from qkv.argument_errors import public_call, type_error
 from qkv.models import Model
 from qkv.see.analysis.measures import strongest
 from qkv.see.analysis.view_inputs import one_text, reader_of, texts_of
@@ -19,7 +20,6 @@ from qkv.trace import Seq2SeqTrace, Trace
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_CALL = "plot_shift"
 _MOST_ROWS = 20
 
 
@@ -152,6 +152,7 @@ def plot_shift(
 def plot_shift(original: Any, contextual: Any, tokens: Sequence[str]) -> "Figure": ...
 
 
+@public_call("plot_shift")
 def plot_shift(
     original: Any,
     contextual: Any = None,
@@ -195,20 +196,18 @@ def plot_shift(
     parts = list(original) if several else [original]
     if any(isinstance(part, str | Trace | Seq2SeqTrace) for part in parts):
         if contextual is not None or tokens is not None:
-            raise TypeError(
-                "plot_shift: a trace already has vectors and tokens: give only the trace"
-            )
-        check_theme(theme, "plot_shift")
+            raise type_error("a trace already has vectors and tokens: give only the trace")
+        check_theme(theme)
         texts = [part for part in parts if isinstance(part, str)]
         if texts:
-            checked = [text for part in texts for text in texts_of([part], _CALL)]
-            used = reader_of(model, checked, _CALL)
+            checked = [text for part in texts for text in texts_of([part])]
+            used = reader_of(model, checked)
             parts = [used.trace(part) if isinstance(part, str) else part for part in parts]
-        traces = [one_text(part, _CALL) for part in parts]
+        traces = [one_text(part) for part in parts]
         return ShiftView(traces, shift_of_traces(traces, pieces=pieces), theme=theme)
     if contextual is None or tokens is None:
-        raise TypeError(
-            "plot_shift: contextual or tokens is missing: give original, contextual and tokens, or "
+        raise type_error(
+            "contextual or tokens is missing: give original, contextual and tokens, or "
             "one trace; if you have only weights, call qkv.show(weights, tokens=...)"
         )
     words = [str(token) for token in tokens]

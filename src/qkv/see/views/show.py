@@ -7,6 +7,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from qkv.argument_errors import public_call, type_error, value_error
 from qkv.arrays import Array
 from qkv.models import Model
 from qkv.see.analysis import selection
@@ -90,6 +91,7 @@ class ShowView(OneText):
         return self._show_page([self.heads], merge=self.shown.queries.spans is not None)
 
 
+@public_call("show")
 def show(
     trace_or_text: Trace | str | Any,
     *,
@@ -164,19 +166,17 @@ def show(
     >>> show(np.full((1, 1, 2, 2), 0.5), tokens=["hello", "world"], layer=0, head=0).sentence
     'hello looks at world: 0.50 (layer 0, head 0).'
     """
-    check_theme(theme, "show")
-    trace, used = traced(trace_or_text, tokens, model, "show")
+    check_theme(theme)
+    trace, used = traced(trace_or_text, tokens, model)
     heads = heads_of(trace, parameters=None if used is None else used.parameters)
     shown = heads if pieces else by_word(heads)
     queries, keys = (
-        None
-        if word is None
-        else shown.queries.rows_of(positions_in(trace, used, word, "show", name))
+        None if word is None else shown.queries.rows_of(positions_in(trace, used, word, name))
         for name, word in (("query", query), ("key", key))
     )
     removing = partial(removal_of, used, trace)
     chosen, links = selection.choose_head(
-        shown, layer, head, queries=queries, keys=keys, call="show", removing=removing
+        shown, layer, head, queries=queries, keys=keys, removing=removing
     )
     one_link = queries is not None and keys is not None
     return ShowView(
@@ -235,6 +235,7 @@ class HeadView(OneText):
         return self._show_page(self.parts, heads=self.asked, merge=not self.pieces)
 
 
+@public_call("head_view")
 def head_view(
     attention: Any = None,
     tokens: Iterable[str] | None = None,
@@ -298,10 +299,8 @@ def head_view(
     head 0), less than 0.10 above the usual weight.
     """
     if html_action not in _ACTIONS:
-        raise ValueError(
-            f"head_view: html_action is {html_action!r}: choose {' or '.join(_ACTIONS)}"
-        )
-    check_theme(theme, "head_view")
+        raise value_error(f"html_action is {html_action!r}: choose {' or '.join(_ACTIONS)}")
+    check_theme(theme)
     attentions = {
         "attention": attention,
         "encoder_attention": encoder_attention,
@@ -316,11 +315,11 @@ def head_view(
         parts[0] = _split(parts[0], sentence_b_start)
     asked = None if heads is None else [int(head) for head in heads]
     for head in asked or ():
-        selection.checked_head(parts[0], None, head, "head_view")
+        selection.checked_head(parts[0], None, head)
     asked = asked and [parts[0].from_start(head, of="head") for head in asked]
     shown = parts[0] if pieces else by_word(parts[0])
     first = asked[0] if asked else None
-    chosen, links = selection.choose_head(shown, layer, first, call="head_view")
+    chosen, links = selection.choose_head(shown, layer, first)
     others = selection.other_heads(shown, links, chosen, one_link=False)
     options: dict[str, Any] = {"theme": theme, "stretch": stretch}
     view = HeadView(parts, asked, pieces, head=chosen, shown=shown, elsewhere=others, **options)
@@ -336,11 +335,11 @@ def _of_arguments(
     """Read the attention from the arguments, as a list of `Heads`."""
     attentions = {name: arrays for name, arrays in attentions.items() if arrays is not None}
     if not attentions:
-        raise TypeError("head_view: attention is missing: give attention and tokens")
+        raise type_error("attention is missing: give attention and tokens")
     attention = attentions.get("attention")
     if attention is not None and len(attentions) > 1:
-        raise TypeError(
-            f"head_view: `attention` and `{[*attentions][1]}` were both given: for one text, "
+        raise type_error(
+            f"`attention` and `{[*attentions][1]}` were both given: for one text, "
             "give only `attention`; for two texts, omit `attention`"
         )
     if isinstance(attention, Trace) and words["tokens"] is not None:
@@ -355,12 +354,10 @@ def _of_arguments(
 def _of_trace(source: str | Trace | Seq2SeqTrace) -> list[Heads]:
     """Read the attention of a text or a trace; an encoder-decoder has three kinds of attention."""
     if not isinstance(source, Seq2SeqTrace):
-        trace, _ = traced(source, None, None, "head_view")
+        trace, _ = traced(source, None, None)
         return [replace(heads_of(trace), scores={}, scale={})]
     if len(source) > 1:
-        raise ValueError(
-            f"head_view: this trace holds {len(source)} pairs: give one of them, trace[0]"
-        )
+        raise value_error(f"this trace holds {len(source)} pairs: give one of them, trace[0]")
     pair = source[0]
     read, written = (
         replace(heads_of(readable_trace(side)), scores={}, scale={}, name=name)
@@ -370,7 +367,7 @@ def _of_trace(source: str | Trace | Seq2SeqTrace) -> list[Heads]:
     cross = Heads(written.queries, *kept, other_keys=read.queries, name="Cross")
     parts = [part for part in (read, written, cross) if part.layers]
     if not parts:
-        raise ValueError("head_view: this trace holds no weights: trace hook_pattern too")
+        raise value_error("this trace holds no weights: trace hook_pattern too")
     return parts
 
 
@@ -390,12 +387,11 @@ def _of_arrays(
         for need in filter(None, (rows, columns)):
             if known[need] is None:
                 full = need if need == "tokens" else f"{need}_tokens"
-                raise TypeError(f"head_view: {name} needs tokens: give {full} too")
+                raise type_error(f"{name} needs tokens: give {full} too")
         part = heads_from(
             arrays,
             known[rows] or [],
             None if columns is None else known[columns],
-            call="head_view",
             name=name,
         )
         part = replace(part, name="" if name == "attention" else side.capitalize())
@@ -413,7 +409,7 @@ def _only(heads: Heads, layers: Indices, there: str) -> Heads:
     numbers = {asked: heads.from_start(asked, of="layer") for asked in layers}
     wrong = [f" {asked}" for asked, number in numbers.items() if number not in heads.layers]
     if wrong or not numbers:
-        raise ValueError(f"head_view: there is no layer{wrong[0] if wrong else ' left'}: {there}")
+        raise value_error(f"there is no layer{wrong[0] if wrong else ' left'}: {there}")
     indices = [heads.layers.index(numbers[asked]) for asked in layers]
     return replace(
         heads,
@@ -431,7 +427,7 @@ def _weights_of(trace: Trace) -> list[Array]:
         kept = any(("top_weights", n) in trace for n in lacking)
         which = f"layer {lacking[0]}" if lacking else "any layer"
         remedy = "omit tokens to show the trace's summary" if kept else "trace hook_pattern"
-        raise ValueError(f"head_view: this trace does not hold the weights of {which}: {remedy}")
+        raise value_error(f"this trace does not hold the weights of {which}: {remedy}")
     return [trace["pattern", layer] for layer in layers]
 
 
@@ -457,8 +453,8 @@ def _pretty(token: str) -> str:
 def _split(heads: Heads, start: Any) -> Heads:
     at, size = int(start), len(heads.queries.tokens)
     if heads.other_keys is not None or not 0 < at < size:
-        raise ValueError(
-            f"head_view: sentence_b_start is {at}, but there are {size} tokens: give "
+        raise value_error(
+            f"sentence_b_start is {at}, but there are {size} tokens: give "
             f"1 to {size - 1}, the position where the second sentence begins"
         )
     return replace(heads, split=at)

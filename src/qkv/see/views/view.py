@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from qkv.argument_errors import value_error
 from qkv.arrays import Array, finite
 from qkv.files import StrPath, replacing
 from qkv.see.analysis.head_weights import Heads
@@ -470,10 +471,10 @@ def movement_table(heads: Heads, moved: Movement) -> panels.Table:
 
 def arrows(before: Any, after: Any, names: Names, alone: Names | None = None) -> panels.Arrows:
     """Show the directions of vectors `(n, D)` before and after attention, in their PCA plane."""
-    plane = fit_plane(before, after, unit=True, call="plot_shift")
+    plane = fit_plane(before, after, unit=True)
     if len(names) != len(plane.original):
-        raise ValueError(
-            f"plot_shift: there are {len(plane.original)} vectors, but {len(names)} tokens: "
+        raise value_error(
+            f"there are {len(plane.original)} vectors, but {len(names)} tokens: "
             "give one token for each vector"
         )
     return panels.Arrows(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.argument_errors import public_call, type_error
 from qkv.arrays import Array
 from qkv.layers import Block, MultiHeadAttention
 from qkv.models import Model
@@ -208,6 +209,7 @@ class WalkView(View):
         return about_model(self.model)
 
 
+@public_call("walk")
 def walk(
     text_or_trace: str | Trace | MultiHeadAttention | Block,
     layer: int | None = None,
@@ -271,10 +273,10 @@ def walk(
     >>> [word for word, _ in view.words] == [word for word, _ in guesses]
     True
     """
-    check_theme(theme, "walk")
+    check_theme(theme)
     if isinstance(text_or_trace, MultiHeadAttention | Block):
         if x is None:
-            raise TypeError("walk: a layer needs word vectors: walk(layer, x=...)")
+            raise type_error("a layer needs word vectors: walk(layer, x=...)")
         steps = walk_layer(
             text_or_trace, x, context, head=head or 0, tokens=tokens, keys=keys, **options
         )
@@ -282,24 +284,23 @@ def walk(
     if not is_ids(text_or_trace) and (
         hasattr(text_or_trace, "__array__") or isinstance(text_or_trace, list | tuple)
     ):
-        raise TypeError(
-            "walk: a walk needs queries, keys and values, but weights alone have none: give "
+        raise type_error(
+            "a walk needs queries, keys and values, but weights alone have none: give "
             "a text, a trace or a layer; qkv.show(weights, tokens=...) shows weights"
         )
     of_layers = {"x": x, "context": context, "tokens": tokens, "keys": keys, **options}
     for name in (name for name, value in of_layers.items() if value is not None):
-        raise TypeError(f"walk: {name} applies only to a walk through a layer: leave it out")
+        raise type_error(f"{name} applies only to a walk through a layer: leave it out")
     if isinstance(text_or_trace, Trace | Seq2SeqTrace):
-        trace = one_text(text_or_trace, "walk")
+        trace = one_text(text_or_trace)
         used = None if model is None else model_of(model, [" ".join(trace.tokens)])
     else:
-        used = reader_for(text_or_trace, model, "walk")
+        used = reader_for(text_or_trace, model)
         trace = readable_trace(used.trace(text_or_trace))
     chosen, _ = choose_head(
         by_word(heads_of(trace)),
         layer,
         head,
-        call="walk",
         removing=partial(removal_of, used, trace),
     )
     steps = walk_head(trace, chosen.layer, chosen.head, used)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
+from qkv.argument_errors import message, public_call
 from qkv.models import Model
 from qkv.models.tasks.generate import Row
 from qkv.models.tasks.sampling import Measured, Sampling
@@ -119,7 +120,8 @@ class CompletionsBody(Body):
             Refused: 400, with the name of the wrong key.
         """
         try:
-            model.need("generate", "completions")
+            with public_call("completions"):
+                model.need("generate")
         except ValueError as error:
             message = f"{error}, or ask /v1/embeddings"
             raise Refused(400, message, param="model", code="model_does_not_generate") from error
@@ -196,8 +198,7 @@ class Completion:
                 body.prompt, usual=new_tokens, copies=body.n, stop=body.stops, seed=body.seed
             )[1]
         except (TypeError, ValueError) as error:
-            problem = str(error).removeprefix("generate: ")
-            raise Refused(400, f"completions: {problem}", param="prompt") from error
+            raise Refused(400, f"completions: {message(error)}", param="prompt") from error
         total = 0
         for number, row in enumerate(self.rows):
             total += len(row.prompt_tokens)
@@ -286,8 +287,7 @@ class Completion:
                 for step in steps:
                     yield {left[number]: text for number, text in step}
             except FloatingPointError as error:
-                problem = str(error).removeprefix("generate: ")
-                raise Refused(500, f"completions: {problem}") from error
+                raise Refused(500, f"completions: {message(error)}") from error
         yield {}
 
     def _groups(self) -> Iterator[list[Row]]:

@@ -9,6 +9,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
+from qkv.argument_errors import message
 from qkv.models.sentence.encode import by_length
 from qkv.models.sentence.rank import Pair, Ranker, best
 from qkv.serve.bodies import Body, PromptUsage, described, read_json
@@ -123,8 +124,8 @@ def pairs_of(ranker: Ranker, query: str, documents: list[str], most: int) -> Ite
                 break
             yield part
     except ValueError as error:
-        raise Refused(400, str(error).removeprefix("rank: "), param="query") from error
+        raise Refused(400, message(error), param="query") from error
     if tokens > most:
         problem = f"documents and query have more than {most:,} tokens"
-        message = f"{problem}: send them in several requests"
-        raise Refused(400, message, param="documents")
+        problem = f"{problem}: send them in several requests"
+        raise Refused(400, problem, param="documents")

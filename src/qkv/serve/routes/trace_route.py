@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, BeforeValidator, Field
 from starlette.responses import Response
 
+from qkv.argument_errors import message, public_call
 from qkv.arrays import Array
 from qkv.edits import edits_of, operations
 from qkv.models import Model
@@ -171,7 +172,8 @@ async def trace(request: Request) -> Response:
     body = TraceBody.read(await read_json(request))
     kind = kind_of(request.headers.get("accept", ""))
     try:
-        state.model.need("view", "trace")
+        with public_call("trace"):
+            state.model.need("view")
     except ValueError as error:
         raise Refused(400, str(error), param="model", code="model_reads_no_text") from error
     changes = await asyncio.to_thread(changed, state.model, body, state.settings)
@@ -224,10 +226,9 @@ def tokens_of(model: Model, body: TraceBody) -> Tokenized:
         if isinstance(body.input, str) and model.tokenizer is None:
             raise ValueError(f"input is text and {model.name} has no tokenizer: give ids")
         with counting(Cut(model.max_seq_length)):  # no warning
-            return model.read(body.input, "trace").texts[0]
+            return model.read(body.input).texts[0]
     except (TypeError, ValueError) as error:
-        problem = str(error).removeprefix("trace: ")
-        raise Refused(400, f"trace: {problem}", param="input") from error
+        raise Refused(400, f"trace: {message(error)}", param="input") from error
 
 
 def changed(model: Model, body: TraceBody, settings: Settings) -> "Changes":
@@ -253,7 +254,7 @@ def changed(model: Model, body: TraceBody, settings: Settings) -> "Changes":
     try:
         return changes_of(model, text, body.edits)
     except (TypeError, ValueError) as error:
-        raise Refused(400, str(error), param="edits") from error
+        raise Refused(400, f"trace: {message(error)}", param="edits") from error
 
 
 def wanted_of(model: Model, body: TraceBody, changes: "Changes") -> Wanted:
@@ -473,6 +474,6 @@ def changes_of(model: Model, text: Tokenized, records: Sequence[Any]) -> Changes
     >>> changes_of(model, text, [{"op": "ablate", "layer": 0, "head": 1}]).run.ablated
     {0: {1: 0}}
     """
-    edits = edits_of(records, call="trace", argument="edits")
+    edits = edits_of(records, argument="edits")
     [changed], run = model.check_edits(edits, Batch([text]))
     return Changes(changed, [record.fields for record in edits.records if record.op != "swap"], run)
