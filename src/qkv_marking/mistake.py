@@ -60,13 +60,14 @@ class Mistake:
 
 
 def read_texts(module: str) -> dict[str, dict[str, Any]]:
-    """Read the mistakes of a module from a TOML file, such as mistakes.toml for mistakes.py.
+    """Read the mistakes of a module from a TOML file, such as softmax.toml for `_softmax.py`.
 
     Each table describes a mistake. If a table contains subtables, the fields of the table are
     default values for the subtables.
     """
     package, _, name = module.rpartition(".")
-    tables = tomllib.loads(files(package).joinpath(f"{name}.toml").read_text("utf-8"))
+    file = files(package).joinpath(f"{name.removeprefix('_')}.toml")
+    tables = tomllib.loads(file.read_text("utf-8"))
     return dict(_rows(tables, {}))
 
 

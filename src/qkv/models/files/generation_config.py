@@ -13,7 +13,7 @@ from qkv.arrays import Array
 from qkv.models.files.config import Config
 from qkv.models.files.read import is_whole
 
-_LEFT_OUT = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_LEFT_OUT = tomllib.loads(Path(__file__).with_name("generation_config.toml").read_text("utf-8"))
 _NOTHING = {"repetition_penalty": 1.0}  # The default of any other key changes nothing: 0 or ().
 
 

@@ -10,7 +10,7 @@ from qkv.models.files.config import Config
 from qkv.models.files.read import ADDED
 from qkv.text import SubwordTokenizer
 
-_OPTIONS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_OPTIONS = tomllib.loads(Path(__file__).with_name("tokenizer_config.toml").read_text("utf-8"))
 _NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
