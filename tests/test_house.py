@@ -210,7 +210,7 @@ def level(package: str) -> int:
 def package_of(module: str) -> str:
     """Return the package of a module: `attend` for `qkv.attend.formula`, empty for `qkv`."""
     top, _, rest = module.partition(".")
-    return rest.partition(".")[0] if top == "qkv" else top
+    return rest.partition(".")[0].removeprefix("_") if top == "qkv" else top
 
 
 def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[str, bool]]:
@@ -357,7 +357,8 @@ def wrong_steps(module: str, imported: set[str]) -> list[str]:
     package = package_of(module)
 
     def step(name: str) -> int:
-        part = name.removeprefix("qkv.").removeprefix(package).lstrip(".").partition(".")[0]
+        inner = name.removeprefix("qkv.").removeprefix(package).lstrip(".")
+        part = inner.partition(".")[0].removeprefix("_")
         for number, parts in enumerate(STEPS[package]):
             if part in parts:
                 return number
@@ -677,7 +678,8 @@ def sources() -> dict[str, set[str]]:
             if path.suffix == ".py" or (path / "__init__.py").is_file():
                 folder = (home / path.parent.relative_to(root)).as_posix().removeprefix(".")
                 package = folder.partition("/")[0]
-                found.setdefault(f"{package} {path.stem}", set()).add(folder)
+                name = path.stem.removeprefix("_")
+                found.setdefault(f"{package} {name}", set()).add(folder)
     return found
 
 
@@ -801,6 +803,85 @@ def test_no_file_reads_private_attributes_of_another_file() -> None:
 )
 def test_a_private_read_is_seen(source: str, found: set[str]) -> None:
     assert private_reads(source) == found
+
+
+def home(module: str) -> str:
+    """Return the package, which is the folder, that holds a module; a package is its own home."""
+    is_package = modules()[module].name == "__init__.py"
+    return module if is_package else module.rpartition(".")[0]
+
+
+def wrong_privacy(imported: dict[str, set[str]]) -> list[str]:
+    """Return a message for each file that has the wrong name, or that imports a private file.
+
+    A file is private to its package and to the packages inside it; the `__init__.py` of packages
+    around it may make its names public.
+    """
+
+    def is_inside(user: str, package: str) -> bool:
+        if f"{home(user)}.".startswith(f"{package}."):
+            return True
+        return user == home(user) and f"{package}.".startswith(f"{user}.")
+
+    wrong = []
+    for module in sorted(imported):
+        package, _, name = module.rpartition(".")
+        users = {user for user in imported if module in imported[user]}
+        others = sorted(user for user in users if not is_inside(user, package))
+        if module == home(module):
+            public = [
+                file
+                for file in imported
+                if file.rpartition(".")[0] == module != file and file != home(file)
+                if not file.rpartition(".")[2].startswith("_")
+            ]
+            if len(public) > MAX_PUBLIC:
+                wrong.append(f"{module} has {len(public)} public files: lend names in __init__.py")
+        elif name.startswith("_"):
+            wrong += [f"{user} imports {module}: import from {package}" for user in others]
+        elif not others and module not in USED_FROM_OUTSIDE:
+            wrong.append(f"{module} is used by its package only: name the file _{name}.py")
+    return wrong
+
+
+# The maximum number of files of a package that other packages import.
+MAX_PUBLIC = 5
+# Files that users, benchmarks or pytest import, but no other package of the wheel.
+USED_FROM_OUTSIDE = {
+    "qkv.integrations.chroma",
+    "qkv.integrations.langchain",
+    "qkv.integrations.sklearn",
+    "qkv.integrations.transformers",
+    "qkv.measure",
+    "qkv_marking.pytest_plugin",
+}
+
+
+def test_other_packages_import_public_files_only() -> None:
+    imported = {
+        module: files_imported(path.read_text(encoding="utf-8"))
+        for module, path in modules().items()
+    }
+    assert not wrong_privacy(imported)
+
+
+@pytest.mark.parametrize(
+    ("user", "target", "complaint"),
+    [
+        ("qkv.models.model", "qkv.attend._grouped", "import from qkv.attend"),
+        ("qkv.attend.formula", "qkv.attend._grouped", ""),
+        ("qkv.models.tasks.predict", "qkv.models._kinds", ""),
+        ("qkv.models.model", "qkv.models.tasks._sampling", "import from qkv.models.tasks"),
+        ("qkv.see", "qkv.see.views._show", ""),
+        ("qkv.attend.formula", "qkv.attend.cache", "name the file _cache.py"),
+        ("qkv.layers.base", "qkv.attend.cache", ""),
+    ],
+)
+def test_a_wrong_import_of_a_private_file_is_seen(user: str, target: str, complaint: str) -> None:
+    found = wrong_privacy({user: {target}, target: set()})
+    wrong = [line for line in found if target in line]
+    assert bool(wrong) == bool(complaint)
+    assert all(complaint in line for line in wrong)
 
 
 # Packages whose helpers still take the name of the public call for their errors. `scale` also names
