@@ -158,7 +158,7 @@ AT_THE_TOP = {
 # The state of the process: names of modules whose values change after the import. In the code, a
 # comment that begins with "# State:" gives the reason for each of them.
 STATE = {
-    "qkv.attend.tiled": {"_kept"},
+    "qkv.attend.tiled": {"_buffers"},
     "qkv.integrations.record": {"CURRENT", "REGISTERED"},
     "qkv.models.families.registry": {"FAMILIES"},
     "qkv.models.pool": {"_model"},

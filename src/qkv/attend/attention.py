@@ -47,14 +47,14 @@ def answer(
 
     If `out` is given, the output is written to `out`.
     """
-    result, sums, shown, cases = _begun(call, weights, lse, out)
+    result, sums, pattern, cases = _begun(call, weights, lse, out)
     if cases:
         run_all(tiled.attend, cases)
     result = rounded(result, call.plan.dtype)
     if out is not None and result is not out:
         out[...] = result
         result = out
-    extra = () if shown is None else (shown,)
+    extra = () if pattern is None else (pattern,)
     if sums is None:
         return result, *extra
     return result, *extra, rounded(sums[..., 0], call.plan.kind)
@@ -71,7 +71,7 @@ def solve(
     outs = (np.empty(call.plan.out, call.plan.kind) if exact else None for call in calls)
     begun = [_begun(call, weights, lse, out) for call, out in zip(calls, outs, strict=True)]
     run_all(tiled.attend, [case for *_, cases in begun for case in cases])
-    return [Solution(out, sums, shown) for out, sums, shown, _ in begun]
+    return [Solution(out, sums, pattern) for out, sums, pattern, _ in begun]
 
 
 def _begun(
@@ -86,18 +86,18 @@ def _begun(
     # `body` raises an error if the backend that QKV_BACKEND names is unavailable.
     plan, chosen = call.plan, body()
     sums = np.empty((*plan.rows, 1), np.float64) if lse else None
-    shown = np.zeros((*plan.rows, plan.keys), plan.kind) if weights else None
+    pattern = np.zeros((*plan.rows, plan.keys), plan.kind) if weights else None
     if chosen is not None and plan.is_native:
         if out is None or not native.is_contiguous(out):
             out = np.empty(plan.out, plan.dtype)
-        native.attend(chosen, call, out, sums, shown)
-        return out, sums, shown, ()
+        native.attend(chosen, call, out, sums, pattern)
+        return out, sums, pattern, ()
     out = np.empty(plan.out, plan.kind)
-    if shown is None and tiled.is_one_block(call) and tiled.attend_one_block(call, out, sums):
+    if pattern is None and tiled.is_one_block(call) and tiled.attend_one_block(call, out, sums):
         return out, sums, None, ()
     cut = tiled.tiles(wide := grouped(call), plan.keys if weights else tiled.KEYS)
-    views = [None if x is None else plan.grouped(x) for x in (out, sums, shown)]
-    return out, sums, shown, [(wide, tile, *views) for tile in cut]
+    views = [None if x is None else plan.grouped(x) for x in (out, sums, pattern)]
+    return out, sums, pattern, [(wide, tile, *views) for tile in cut]
 
 
 def attention(
@@ -223,16 +223,16 @@ def trace_attention(
 def softmax_of(call: Call, scores: Array) -> Array:
     """Compute the softmax of edited scores `(*lead, Hq, L, S)` of a call; padding stays masked."""
     plan, wide = call.plan, grouped(call)
-    own = plan.grouped(without_padding(call, scores, -np.inf).astype(plan.kind, copy=False))
-    return plan.ungrouped(weights_of(own, ~np.isneginf(own), wide.sinks)[0])
+    scores = plan.grouped(without_padding(call, scores, -np.inf).astype(plan.kind, copy=False))
+    return plan.ungrouped(weights_of(scores, ~np.isneginf(scores), wide.sinks)[0])
 
 
 def weighed(call: Call, pattern: Array) -> Array:
     """Compute the output `(*lead, Hq, L, dv)` of a call from edited weights, with 0 for padding."""
     plan, wide = call.plan, grouped(call)
-    own = plan.grouped(without_padding(call, pattern, 0).astype(plan.kind, copy=False))
+    pattern = plan.grouped(without_padding(call, pattern, 0).astype(plan.kind, copy=False))
     with np.errstate(all="ignore"):
-        return plan.ungrouped(weigh(own, wide.value, own != 0, matmul_alone), plan.dtype)
+        return plan.ungrouped(weigh(pattern, wide.value, pattern != 0, matmul_alone), plan.dtype)
 
 
 def without_padding(call: Call, cells: Array, nothing: float) -> Array:
@@ -332,15 +332,15 @@ def summarize_attention(
     array([1.43, 0.72, 0.85])
     """
     check_options(options, without=RETURNS)
-    kept = whole_number(top_k, name="top_k", least=1, most=2**31 - 1)
-    return summarize_call(check_call(query, key, value, attn_mask, **options), kept)
+    top_k = whole_number(top_k, name="top_k", least=1, most=2**31 - 1)
+    return summarize_call(check_call(query, key, value, attn_mask, **options), top_k)
 
 
-def summarize_call(call: Call, kept: int) -> AttentionSummary:
+def summarize_call(call: Call, top_k: int) -> AttentionSummary:
     """Summarize a checked call."""
     plan, chosen = call.plan, body()
-    indices = np.full((*plan.rows, kept), -1, np.int64)
-    weights = np.zeros((*plan.rows, kept), plan.kind)
+    indices = np.full((*plan.rows, top_k), -1, np.int64)
+    weights = np.zeros((*plan.rows, top_k), plan.kind)
     if chosen is not None and plan.is_native:
         out, lse = np.empty(plan.out, plan.dtype), np.empty((*plan.rows, 1))
         received = np.zeros((*plan.rows[:-1], 1, plan.keys))
@@ -372,7 +372,7 @@ def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Ar
 
     def summarize(tiles: list[tiled.Tile], sums: Array) -> None:
         """Compute the weights of `tiles` again, and add each key's weights to `sums`."""
-        kept = indices.shape[-1]
+        top_k = indices.shape[-1]
         with np.errstate(all="ignore"):
             for tile in tiles:
                 exact = np.where(np.isneginf(lse[tile.at]), 0, lse[tile.at])
@@ -396,7 +396,7 @@ def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Ar
                     best, positions = _largest(
                         np.concatenate([best, block], axis=-1),
                         np.concatenate([positions, keys], axis=-1),
-                        kept,
+                        top_k,
                     )
                 indices[tile.at] = np.where(best < 0, -1, positions)
                 weights[tile.at] = np.where(best < 0, 0, best)

@@ -40,9 +40,9 @@ class KVCache:
         self.window = window
         self._arrays: list[Array] = []
         self._lead: tuple[int, ...] = ()
-        # `_kept` is the number of keys that each row stores. `_seen` is the number of keys that
+        # `_size` is the number of keys that each row stores. `_seen` is the number of keys that
         # were appended to each row. If all rows have the same number, an int replaces the array.
-        self._kept: Array | int = 0
+        self._size: Array | int = 0
         self._seen: Array | int = 0
 
     @property
@@ -80,28 +80,28 @@ class KVCache:
             ]
             self._lead = key.shape[:-3]
         count = key.shape[-2]
-        if _most(self._kept) + count > self._arrays[0].shape[-2]:
+        if _most(self._size) + count > self._arrays[0].shape[-2]:
             self._make_room(count)
-        offset, added = self._kept, count if lengths is None else _evened(lengths)
+        offset, added = self._size, count if lengths is None else _evened(lengths)
         for buffer, fresh in zip(self._arrays, (key, value), strict=True):
             if isinstance(offset, int) and isinstance(added, int):
                 buffer[..., offset : offset + added, :] = fresh[..., :added, :]
             else:
                 _store(buffer, fresh, *np.broadcast_arrays(offset, added))
-        self._kept = _evened(offset + added)
+        self._size = _evened(offset + added)
         self._seen = _evened(self._seen + added)
         return self._arguments(offset, lengths)
 
     def _arguments(self, offset: Array | int, real: Array | None) -> dict[str, Any]:
-        longest = _most(self._kept)
+        longest = _most(self._size)
         key, value = self._arrays
         arguments: dict[str, Any] = {
             "key": key[..., :longest, :],
             "value": value[..., :longest, :],
             "q_offset": offset,
         }
-        if not isinstance(self._kept, int):
-            arguments["key_lengths"] = self._kept
+        if not isinstance(self._size, int):
+            arguments["key_lengths"] = self._size
         if real is not None:
             arguments["query_lengths"] = real
         if self.window is not None:
@@ -110,7 +110,7 @@ class KVCache:
 
     def _make_room(self, count: int) -> None:
         """Allocate memory for `count` more keys, and drop keys that no later query will see."""
-        keep = self._kept if self._left is None else _evened(np.minimum(self._kept, self._left))
+        keep = self._size if self._left is None else _evened(np.minimum(self._size, self._left))
         needed = _most(keep) + count
         capacity = self._arrays[0].shape[-2]
         if needed > capacity:
@@ -119,15 +119,15 @@ class KVCache:
         moved = []
         for buffer in self._arrays:
             fresh = np.empty((*buffer.shape[:-2], capacity, buffer.shape[-1]), buffer.dtype)
-            if isinstance(self._kept, int) and isinstance(keep, int):
-                fresh[..., :keep, :] = buffer[..., self._kept - keep : self._kept, :]
+            if isinstance(self._size, int) and isinstance(keep, int):
+                fresh[..., :keep, :] = buffer[..., self._size - keep : self._size, :]
             else:
-                stops, sizes = np.broadcast_arrays(self._kept, keep)
+                stops, sizes = np.broadcast_arrays(self._size, keep)
                 for row in np.ndindex(stops.shape):
                     stop, size = int(stops[row]), int(sizes[row])
                     fresh[row][..., :size, :] = buffer[row][..., stop - size : stop, :]
             moved.append(fresh)
-        self._arrays, self._kept = moved, keep
+        self._arrays, self._size = moved, keep
 
     def _check_shapes(self, key: Array, value: Array) -> None:
         if key.ndim < 2 or key.shape[:-1] != value.shape[:-1]:

@@ -119,8 +119,8 @@ def _without_hidden(call: _Calls, grad_out: Array) -> tuple[_Calls, Array]:
     else:
         seeing, seen = _visible(call)
     query, grad_out, key, value = (
-        np.where((real | ~each)[..., None], x, x.dtype.type(0)) if each.any() else x
-        for x, each, real in zip(arrays, huge, (seeing, seeing, seen, seen), strict=True)
+        np.where((real | ~rows)[..., None], x, x.dtype.type(0)) if rows.any() else x
+        for x, rows, real in zip(arrays, huge, (seeing, seeing, seen, seen), strict=True)
     )
     if isinstance(call, Packed):
         query, key, value = (x.swapaxes(0, 1) for x in (query, key, value))
@@ -164,8 +164,8 @@ def gradient_by_weights(
             for the scores) and a gradient. The computation continues with the returned gradient.
     """
     plan, wide = call.plan, grouped(call)
-    scores, own = scores_and_weights(call)
-    softmax, pattern = (own, own) if weights is None else weights
+    scores, softmax = scores_and_weights(call)
+    softmax, pattern = (softmax, softmax) if weights is None else weights
     query, key, value = wide[:3]
     used, grad = plan.grouped(pattern), plan.grouped(grad_out)
     grad_value = matmul_alone(np.swapaxes(used, -2, -1), grad).sum(-3)
@@ -485,7 +485,7 @@ def _checked(value: Any, name: str, shape: Shape, dtype: DType) -> Array:
 
 def summed_to(array: Array, shape: Shape) -> Array:
     """Sum a gradient over the axes along which the input, of shape `shape`, was broadcast."""
-    own = (1,) * (array.ndim - len(shape)) + shape
-    axes = tuple(axis for axis, size in enumerate(own) if size == 1 != array.shape[axis])
+    sizes = (1,) * (array.ndim - len(shape)) + shape
+    axes = tuple(axis for axis, size in enumerate(sizes) if size == 1 != array.shape[axis])
     summed: Array = array.sum(axes, keepdims=True) if axes else array
     return summed.reshape(shape)

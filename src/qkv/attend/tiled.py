@@ -123,14 +123,14 @@ def _scratch(name: str, shape: tuple[int, ...], kind: DType) -> Array:
     count = math.prod(shape)
     if count > CELLS:
         return np.empty(shape, kind)
-    if not hasattr(_kept, name):
-        setattr(_kept, name, np.empty(CELLS, np.float64))
-    scratch: Array = getattr(_kept, name).view(kind)[:count].reshape(shape)
+    if not hasattr(_buffers, name):
+        setattr(_buffers, name, np.empty(CELLS, np.float64))
+    scratch: Array = getattr(_buffers, name).view(kind)[:count].reshape(shape)
     return scratch
 
 
 # State: the scratch buffers of each thread, at most two blocks. No other thread reads them.
-_kept = threading.local()
+_buffers = threading.local()
 
 
 def key_blocks(call: Grouped, tile: Tile, keys: int = KEYS) -> Iterator[slice]:
@@ -273,8 +273,8 @@ def _pass_over_keys(
         elif seen is not True:
             seen = np.logical_or(seen, visible.any(axis=-1, keepdims=True))
         if weights is not None:
-            shown = exps / total
-            weights[(*tile.at, j)] = shown if visible is None else np.where(visible, shown, 0)
+            pattern = exps / total
+            weights[(*tile.at, j)] = pattern if visible is None else np.where(visible, pattern, 0)
     if not empty:
         context /= total if unit == 1 else total / unit
     if seen is not True:
