@@ -132,8 +132,8 @@ def float_type(dtype: Any, *, call: str = "") -> DType:
     except TypeError:
         kind = None
     if kind is None or not is_float(kind):
-        shown = repr(dtype) if kind is None else kind
-        raise type_error(f"dtype is {shown}: choose {', '.join(FLOAT_NAMES)}", call)
+        name = repr(dtype) if kind is None else kind
+        raise type_error(f"dtype is {name}: choose {', '.join(FLOAT_NAMES)}", call)
     return kind
 
 

@@ -60,8 +60,8 @@ def apply_rotary(
     if array.ndim == 0:
         raise value_error("x is a single number: give (..., L, d)")
     base, dims = checked_rotary(base, dims, array.shape[-1])
-    each = rotary_speeds(base, dims) if speeds is None else _checked_speeds(speeds, dims)
-    cos, sin = rotation_at(array, positions, each, interleaved)
+    speeds = rotary_speeds(base, dims) if speeds is None else _checked_speeds(speeds, dims)
+    cos, sin = rotation_at(array, positions, speeds, interleaved)
     with np.errstate(over="ignore", invalid="ignore"):  # infinite inputs cause no warnings
         return rotate_pairs(array, cos, sin, interleaved=interleaved)
 

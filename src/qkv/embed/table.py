@@ -40,9 +40,9 @@ def take_rows(table: Array, ids: Any, *, name: str) -> Array:
         raise type_error(f"{name}s are {wanted.dtype}: give integers")
     outside = wanted[(wanted < 0) | (wanted >= len(table))]
     if outside.size:
-        shown = ", ".join(str(value) for value in np.unique(outside)[:5])
+        numbers = ", ".join(str(value) for value in np.unique(outside)[:5])
         raise value_error(
-            f"no row for {name} {shown}: the table has {len(table)} rows, "
+            f"no row for {name} {numbers}: the table has {len(table)} rows, "
             f"so {name}s run from 0 to {len(table) - 1}"
         )
     return table[wanted]

@@ -142,7 +142,7 @@ ACTIVATIONS = {
     ),
 }
 # The names in a config.json, and the names of the functions here.
-CONFIG_NAMES = {name: own for own, one in ACTIVATIONS.items() for name in one.names}
+CONFIG_NAMES = {name: key for key, one in ACTIVATIONS.items() for name in one.names}
 
 # The coefficients of a polynomial P, from the highest power down. For |x| <= 4.2, erf(x) is
 # tanh(x * P(x * x)) with an error of at most 9.1e-8. For larger x, erf(x) is 1 in float32. P was
