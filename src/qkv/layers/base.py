@@ -102,11 +102,11 @@ def word_vectors(x: Any, *, name: str, of_texts: bool = True) -> Array:
     return array
 
 
-def vectors_of(x: Any, dim: int, *, of: str = "layer", of_texts: bool = True) -> Array:
-    """Return `x` as an array of vectors of size `dim`. `of` is the layer's name in errors."""
+def vectors_of(x: Any, dim: int, *, layer: str = "layer", of_texts: bool = True) -> Array:
+    """Return `x` as an array of vectors of size `dim`. `layer` is the layer's name in errors."""
     array = word_vectors(x, name="x", of_texts=of_texts)
     if array.shape[-1:] != (dim,):
-        raise value_error(f"x has shape {array.shape} and the {of} takes (..., {dim})")
+        raise value_error(f"x has shape {array.shape} and the {layer} takes (..., {dim})")
     return array
 
 
@@ -204,7 +204,7 @@ def part_back(
     more = {} if record is None else {"record": record}
     back: Gradient = part.backward(grad, saved, **more)
     if gradients is not None:
-        gradients.update({f"{name}.{own}": array for own, array in back.parameters.items()})
+        gradients.update({f"{name}.{key}": array for key, array in back.parameters.items()})
     return back
 
 
@@ -291,14 +291,14 @@ def check_options(options: Options, *, packed: bool, returns: bool = True) -> No
 
 def settings(options: Options, cu: Array | None) -> dict[str, Any]:
     """Return options with which `qkv.attention` gives the same result as a traced layer."""
-    kept = {
+    keywords = {
         name: value.item() if isinstance(value, np.generic) else value
         for name, value in options.items()
         if name not in arguments.RETURNS and value is not None
     }
     if cu is not None:
-        kept |= {"query_lengths": np.diff(cu), "key_lengths": np.diff(cu)}
-    return kept
+        keywords |= {"query_lengths": np.diff(cu), "key_lengths": np.diff(cu)}
+    return keywords
 
 
 def starts_of(lengths: Iterable[int]) -> Array:

@@ -288,7 +288,7 @@ class Block:
     ) -> tuple[Array, Array | None, Call | None]:
         """Check the arguments; return `x` and `cu_lengths` as arrays, and the attention's plan."""
         base.check_options(options, packed=cu_lengths is not None, returns=False)
-        array = base.vectors_of(x, self.attn.embed_dim, of="block")
+        array = base.vectors_of(x, self.attn.embed_dim, layer="block")
         if cu_lengths is not None:
             cu_lengths = check_starts("cu_lengths", cu_lengths, "x", len(array))
         _, plan, _ = self.attn.check(array, None, cu_lengths, options, **fields)

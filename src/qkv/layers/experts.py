@@ -60,8 +60,8 @@ class Routed(base.Feed, ABC):
         """Return three gradients of one expert: for `rows`, `weight` and the parameters."""
 
     @abstractmethod
-    def _put(self, gradients: dict[str, Array], number: int, own: Arrays) -> None:
-        """Put `own`, the gradients for the parameters of expert `number`, into `gradients`."""
+    def _put(self, gradients: dict[str, Array], number: int, arrays: Arrays) -> None:
+        """Put `arrays`, the gradients for the parameters of expert `number`, into `gradients`."""
 
     def run(
         self,
@@ -117,12 +117,12 @@ class Routed(base.Feed, ABC):
         grad_rows, counts = np.zeros_like(rows), np.zeros_like(weights)
         for number in np.unique(chosen):
             row, rank = np.nonzero(chosen == number)
-            of_rows, counts[row, rank], own = self._expert_back(
+            of_rows, counts[row, rank], arrays = self._expert_back(
                 number, rows[row], grad[row], weights[row, rank, None], record
             )
             grad_rows[row] += of_rows
             if gradients is not None:
-                self._put(gradients, number, own)
+                self._put(gradients, number, arrays)
         mean = (weights * counts).sum(-1, keepdims=True)
         scores = np.zeros((len(rows), self.count), rows.dtype)
         np.put_along_axis(scores, chosen, weights * counts, -1)
@@ -230,25 +230,25 @@ class Experts(Routed):
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Arrays]:
         """Return three gradients of one expert: for `rows`, `weight` and the parameters."""
-        own = dict(zip(_EXPERT, self._each()[number], strict=True))
+        parameters = dict(zip(_EXPERT, self._each()[number], strict=True))
         gradients = base.for_parameters(record)
-        both = project(rows, own, "gate_up")  # (rows, 2 * F)
+        both = project(rows, parameters, "gate_up")  # (rows, 2 * F)
         limit, alpha = both.dtype.type(self.limit), both.dtype.type(self.alpha)
         gate, up = np.minimum(both[:, ::2], limit), np.clip(both[:, 1::2], -limit, limit)
         open_ = 1 / (1 + np.exp(-alpha * gate))
         hidden = (up + 1) * gate * open_
-        counts = (grad * project(hidden, own, "down")).sum(-1)
-        change = project_back(hidden, own, "down", weight * grad, gradients)
+        counts = (grad * project(hidden, parameters, "down")).sum(-1)
+        change = project_back(hidden, parameters, "down", weight * grad, gradients)
         change_both = np.empty_like(both)
         slope = (up + 1) * open_ * (1 + alpha * gate * (1 - open_))
         change_both[:, ::2] = np.where(both[:, ::2] <= limit, change * slope, 0)
         change_both[:, 1::2] = np.where(np.abs(both[:, 1::2]) <= limit, change * gate * open_, 0)
-        grad_rows = project_back(rows, own, "gate_up", change_both, gradients)
+        grad_rows = project_back(rows, parameters, "gate_up", change_both, gradients)
         return grad_rows, counts, gradients or {}
 
-    def _put(self, gradients: dict[str, Array], number: int, own: Arrays) -> None:
-        """Put `own`, the gradients for the parameters of expert `number`, into `gradients`."""
-        for name, array in own.items():
+    def _put(self, gradients: dict[str, Array], number: int, arrays: Arrays) -> None:
+        """Put `arrays`, the gradients for the parameters of expert `number`, into `gradients`."""
+        for name, array in arrays.items():
             gradients[f"experts.{_EXPERT[name]}"][number] = array
 
 
@@ -342,8 +342,8 @@ class GatedExperts(Routed):
     def _mlp(self, number: int) -> MLP:
         """Return the expert `number` as an MLP with the current parameters."""
         prefix = f"experts.{number}."
-        own = {name: self.parameters[prefix + name] for name in _GATED}
-        return MLP.from_parameters(own, activation=self.activation)
+        parameters = {name: self.parameters[prefix + name] for name in _GATED}
+        return MLP.from_parameters(parameters, activation=self.activation)
 
     def _expert(self, number: int, rows: Array) -> Array:
         """Return the result of one expert for rows (n, D)."""
@@ -360,9 +360,9 @@ class GatedExperts(Routed):
         back = mlp.backward(weight * grad, saved, record=inner)
         return back.x, (grad * out).sum(-1), back.parameters
 
-    def _put(self, gradients: dict[str, Array], number: int, own: Arrays) -> None:
-        """Put `own`, the gradients for the parameters of expert `number`, into `gradients`."""
-        gradients.update({f"experts.{number}.{name}": array for name, array in own.items()})
+    def _put(self, gradients: dict[str, Array], number: int, arrays: Arrays) -> None:
+        """Put `arrays`, the gradients for the parameters of expert `number`, into `gradients`."""
+        gradients.update({f"experts.{number}.{name}": array for name, array in arrays.items()})
 
 
 _GATED = tuple(f"{name}.weight" for name in mlp_sizes(1, 1, gated=True))

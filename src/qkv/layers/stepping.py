@@ -197,10 +197,10 @@ def _joined(attn: MultiHeadAttention, kernel: Prepared) -> Callable[[Array], tup
 
     Queries and keys are one array (B, Hq + Hkv, d), and values are (B, Hkv, dv).
     """
-    names, own, kind = ("q_proj", "k_proj", "v_proj"), attn.parameters, kernel.kind
+    names, parameters, kind = ("q_proj", "k_proj", "v_proj"), attn.parameters, kernel.kind
     heads, size = attn.num_heads + attn.num_kv_heads, attn.d_query
-    weights = [own[f"{name}.weight"] for name in names]
-    biases = [own.get(f"{name}.bias") for name in names]
+    weights = [parameters[f"{name}.weight"] for name in names]
+    biases = [parameters.get(f"{name}.bias") for name in names]
     same = len({bias is None for bias in biases}) == 1
     if same and attn.d_value == size and kernel.joins(weights):
         bias = None if biases[0] is None else np.concatenate([b for b in biases if b is not None])
@@ -211,7 +211,7 @@ def _joined(attn: MultiHeadAttention, kernel: Prepared) -> Callable[[Array], tup
             return joined[:, :heads], joined[:, heads:]
 
         return at_once
-    products = [_linear(own, name, kernel) for name in names]
+    products = [_linear(parameters, name, kernel) for name in names]
 
     def one_by_one(x: Array) -> tuple[Array, Array]:
         query, key, value = (product(x).view(kind) for product in products)

@@ -73,9 +73,9 @@ def attention_backward(
 def _from_results(layer: Parts, grad: Array, z: Array, record: Keep) -> Array:
     """Compute the gradient for `z`, and record the gradient for the output of each head."""
     weight = layer.parameters["out_proj.weight"].reshape(*z.shape[-3::2], -1)  # (Hq, dv, D)
-    each = np.broadcast_to(grad[..., None, :], (*grad.shape[:-1], *weight.shape[::2]))
-    each = np.swapaxes(record("hook_result", each), -3, -2)  # (..., Hq, L, D)
-    return each @ np.swapaxes(weight, -2, -1)
+    results = np.broadcast_to(grad[..., None, :], (*grad.shape[:-1], *weight.shape[::2]))
+    results = np.swapaxes(record("hook_result", results), -3, -2)  # (..., Hq, L, D)
+    return results @ np.swapaxes(weight, -2, -1)
 
 
 def _from_weights(grad: Array, saved: AttentionSaved, record: Keep) -> AttentionGradient:

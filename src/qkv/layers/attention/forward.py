@@ -248,10 +248,10 @@ def _positions(inputs: Inputs, length: int, keys: int) -> dict[str, Positions]:
         else:
             text, of_keys = texts_and_positions(inputs.cu)
             offset = check_offset(q_offset, 0, 0, (len(inputs.cu) - 1,), needed=False)
-            own = np.broadcast_to(offset, len(inputs.cu) - 1)[text]
+            offsets = np.broadcast_to(offset, len(inputs.cu) - 1)[text]
             lengths = np.diff(inputs.cu)[text]
             return {
-                "q": Positions(own + of_keys, own + lengths),
+                "q": Positions(offsets + of_keys, offsets + lengths),
                 "k": Positions(of_keys, lengths),
             }
     return {
@@ -264,12 +264,12 @@ def _with_cache(inputs: Inputs, cache: KVCache, parts: Arrays) -> tuple[Call, di
     """Add keys and values to the cache, and return the attention `Call` over all cached keys."""
     seen = cache.lengths if cache.lengths.size else 0
     cached = cache.append(parts["k"], parts["v"], inputs.lengths) | {"window": cache.window}
-    kept = {n: v for n, v in inputs.options.items() if n not in RETURNS and n != "window"}
+    options = {n: v for n, v in inputs.options.items() if n not in RETURNS and n != "window"}
     query, key, value = parts["q"], cached.pop("key"), cached.pop("value")
-    if kept.get("attn_mask") is not None:
+    if options.get("attn_mask") is not None:
         dropped = np.asarray(seen - cached["q_offset"])
-        kept["attn_mask"] = _of_keys_left(kept["attn_mask"], dropped, key.shape[-2])
-    plan = check_call(query, key, value, **cached, **kept)
+        options["attn_mask"] = _of_keys_left(options["attn_mask"], dropped, key.shape[-2])
+    plan = check_call(query, key, value, **cached, **options)
     return plan, {"q": query, "k": key, "v": value}
 
 
@@ -301,13 +301,13 @@ def _attend(
     is_seen = record is not None and record.wants(*WEIGHTS, *SUMMARY)
     if cu is None or is_padded or is_seen:
         call = plan.of(*(parts if cu is None else padded_heads(parts, cu)))
-        kept = None if record is None else record_weights(call, record, inputs.top_k)
-        if kept is not None or cu is None or is_padded:
-            out, *extra = answer(call, weights=weights, lse=lse) if kept is None else kept[:1]
+        weighed = None if record is None else record_weights(call, record, inputs.top_k)
+        if weighed is not None or cu is None or is_padded:
+            out, *extra = answer(call, weights=weights, lse=lse) if weighed is None else weighed[:1]
             if cu is None:
-                return out, extra, kept
+                return out, extra, weighed
             rows = [np.swapaxes(unpadded_heads(part, cu), 0, 1) for part in extra]
-            return unpadded_heads(out, cu), rows, kept
+            return unpadded_heads(out, cu), rows, weighed
     out, sums = attend_rows(plan.in_rows(parts, cu), lse=lse)
     return np.swapaxes(out, 0, 1), [] if sums is None else [sums], None
 
@@ -325,8 +325,8 @@ def attention_out(
         out = join_heads(z)  # (..., L, Hq * dv)
         return out if residual is None else out + residual
     if record is not None and record.wants("hook_result"):
-        each = weight.reshape(z.shape[-3], z.shape[-1], -1)  # (Hq, dv, D)
-        added = [linear(z[..., head, :, :], own, wide=True) for head, own in enumerate(each)]
+        parts = weight.reshape(z.shape[-3], z.shape[-1], -1)  # (Hq, dv, D)
+        added = [linear(z[..., head, :, :], part, wide=True) for head, part in enumerate(parts)]
         computed = np.stack(added, axis=-2)
         result = (of_rows(record, cu) or unkept)("hook_result", computed)
         if result is not computed:

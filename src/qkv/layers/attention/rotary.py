@@ -62,11 +62,11 @@ class Rotary:
         if self.scaling is None:
             speeds = rotary_speeds(base, dims)
         else:
-            lengths, each = np.unique(about[1], return_inverse=True)
+            lengths, index = np.unique(about[1], return_inverse=True)
             made = [self.scaling.speeds(base, dims, int(length)) for length in lengths]
             speeds = np.reshape([speed for speed, _ in made], (-1, dims // 2))
             # The new shape of `speeds` is (dims / 2,), or (..., dims / 2) if `length` is an array.
-            speeds = speeds[each.reshape(about[1].shape)]
+            speeds = speeds[index.reshape(about[1].shape)]
             scale = made[0][1] if made else scale  # the scale does not depend on the length
         result = rotation_at(x, positions, speeds, self.interleaved, scale)
         self._last[:] = [(wanted, about, result)]
