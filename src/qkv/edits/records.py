@@ -157,9 +157,9 @@ def edits_of(
             'function or an array, as {("resid_post", 0): f}, or a list of records, as '
             '[{"op": "hide", "token": 2}]'
         )
-    own = [_record(one, f"{argument}[{n}]") for n, one in enumerate(edit or ())] if is_list else []
-    records = (*own, *_ablated(ablate), *_masked(hide))
-    return Edits(records, dict(edit) if isinstance(edit, Mapping) else {}, knows_means)
+    records = [_record(x, f"{argument}[{n}]") for n, x in enumerate(edit or ())] if is_list else []
+    all_records = (*records, *_ablated(ablate), *_masked(hide))
+    return Edits(all_records, dict(edit) if isinstance(edit, Mapping) else {}, knows_means)
 
 
 def _record(one: Any, source: str) -> Record:

@@ -85,10 +85,10 @@ def told_unknown(unknown: Sequence[str], token: str, most: int = 3) -> str:
     >>> told_unknown(["Ж", "🙂"], "[UNK]")
     'The model does not know Ж and 🙂: it reads [UNK] there.'
     """
-    shown = [f"{part:.20}" for part in unknown[:most]]
+    items = [f"{part:.20}" for part in unknown[:most]]
     if len(unknown) > most:
-        shown.append(f"{len(unknown) - most} more")
-    listed = " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+        items.append(f"{len(unknown) - most} more")
+    listed = " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
     return f"The model does not know {listed}: it reads {token} there."
 
 
@@ -156,9 +156,9 @@ def _parts_of_characters(tokens: Sequence[str], special: Sequence[bool]) -> dict
     for i, (token, is_special) in enumerate(zip(tokens, special, strict=True)):
         code = re.fullmatch("<0x([89A-F].)>", token)
         letters = [] if pieces else [_BYTES.get(letter, -1) for letter in token]
-        own = bytes.fromhex(code[1]) if code else b"" if -1 in letters else bytes(letters)
-        whole = is_special or max(own, default=0) < 128 or _is_text(own)
-        group, spelled = ([], b"") if whole else ([*group, i], spelled + own)
+        data = bytes.fromhex(code[1]) if code else b"" if -1 in letters else bytes(letters)
+        whole = is_special or max(data, default=0) < 128 or _is_text(data)
+        group, spelled = ([], b"") if whole else ([*group, i], spelled + data)
         if group and _is_text(spelled):
             text = spelled.decode().strip()
             names |= {at: f"{text} {k}/{len(group)}" for k, at in enumerate(group, 1)}

@@ -343,8 +343,8 @@ class SubwordTokenizer(Tokenizer):
         import tokenizers as library
 
         rules = self.rules
-        own = rules["normalizer"] or {"type": "Sequence", "normalizers": []}
-        steps = own["normalizers"] if own["type"] == "Sequence" else [own]
+        normalizer = rules["normalizer"] or {"type": "Sequence", "normalizers": []}
+        steps = normalizer["normalizers"] if normalizer["type"] == "Sequence" else [normalizer]
         lower = {"type": "Lowercase"}
         if lower in steps:
             return self

@@ -107,16 +107,16 @@ def frame(
     for text, full, array in rows:
         layer = parse(full).layer
         shape = array.shape
-        own: dict[str, Any] = {"text": np.full(array.size, text)}
-        own |= {} if layer is None else {"layer": np.full(array.size, layer)}
+        labels: dict[str, Any] = {"text": np.full(array.size, text)}
+        labels |= {} if layer is None else {"layer": np.full(array.size, layer)}
         indices: tuple[Array, ...] = np.indices(shape, sparse=True)
         for axis, index in zip(axes(full)[1:], indices[1:], strict=True):
-            own[axis] = np.broadcast_to(index, shape).ravel()
+            labels[axis] = np.broadcast_to(index, shape).ravel()
         words = np.array(tokens[text], dtype=object)
-        for axis in [axis for axis in WORDS if axis in own]:
-            if own[axis].size == 0 or own[axis].max() < len(words):
-                own[f"{axis}_text"] = words[own[axis]]
-        for name, column in (own | {"value": array.ravel()}).items():
+        for axis in [axis for axis in WORDS if axis in labels]:
+            if labels[axis].size == 0 or labels[axis].max() < len(words):
+                labels[f"{axis}_text"] = words[labels[axis]]
+        for name, column in (labels | {"value": array.ravel()}).items():
             columns.setdefault(name, []).append(column)
     return pandas.DataFrame({name: np.concatenate(parts) for name, parts in columns.items()})
 
@@ -133,10 +133,10 @@ def html(title: str, tokens: Sequence[Sequence[str]], arrays: Arrays) -> str:
         cells = (name, "(" + ", ".join(map(str, shape)) + ")", str(dtype))
         lines.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     first = [" ".join(text[:_SHOWN]) + " …" * (len(text) > _SHOWN) for text in tokens[:3]]
-    shown = "".join(f"<p><code>{escape(text)}</code></p>" for text in first)
+    texts = "".join(f"<p><code>{escape(text)}</code></p>" for text in first)
     more = f"<p>and {len(tokens) - 3} more</p>" if len(tokens) > 3 else ""
     head = "<tr><th>name</th><th>shape</th><th>type</th></tr>"
-    return f"<p>{escape(title)}</p>{shown}{more}<table>{head}{''.join(lines)}</table>"
+    return f"<p>{escape(title)}</p>{texts}{more}<table>{head}{''.join(lines)}</table>"
 
 
 def _span(layers: Sequence[int]) -> str:

@@ -91,12 +91,12 @@ class NameIndex:
         spelled = [full for full in self.full if name in spellings(full)]
         return spelled or [full for names in self._by_side(name, self._several) for full in names]
 
-    def why_not(self, name: object, *, kept: bool = False) -> str:
+    def why_not(self, name: object, *, in_trace: bool = False) -> str:
         """Explain in an error message why a name stands for no activation.
 
         Args:
             name: the name that was not found.
-            kept: whether the full names are those that a trace has kept.
+            in_trace: whether the full names are those that a trace has kept.
         """
         first = name[0] if isinstance(name, tuple) and name else name
         side, _ = side_of(str(first))
@@ -113,15 +113,15 @@ class NameIndex:
         local = {parse(full).local for full in names}
         layers = numbers_of(full for full in self.full if parse(full).local in local)
         if is_whole_number(layer) and layers:
-            if not kept:
+            if not in_trace:
                 return f"{name!r} exists only in {counted(layers)}"
             return (
                 f"{name!r} was not kept: layer {layer % count} was not traced; only "
                 f"{counted(layers)} {'were' if len(layers) > 1 else 'was'} traced"
             )
-        fault = f"there is no {name!r}; {self._nearest(name, layer, count, kept)}"
+        fault = f"there is no {name!r}; {self._nearest(name, layer, count, in_trace)}"
         rare = next((full for full in names if not activation(full).unasked), None)
-        if not kept or rare is None:
+        if not in_trace or rare is None:
             return fault
         return f"{fault}; {rare} is kept only if it is named: trace(..., names=[{rare!r}])"
 
@@ -136,9 +136,9 @@ class NameIndex:
         if found := self._single(name, side):
             return found
         every = _of_layers(name, self.counts[side])
-        each = [self._single(one, side) for one in every]
-        asked = isinstance(name, tuple) and name[1:2] != (None,)
-        return [] if asked and [] in each else [full for found in each for full in found]
+        matches = [self._single(one, side) for one in every]
+        has_layers = isinstance(name, tuple) and name[1:2] != (None,)
+        return [] if has_layers and [] in matches else [full for found in matches for full in found]
 
     def _by_side(self, name: object, find: Callable[[Any, str], list[str]]) -> list[list[str]]:
         """Find a name on the side that the name shows, or on each side."""
@@ -169,16 +169,16 @@ class NameIndex:
         sides = " or ".join(f"'{side}.'" for side in self.counts)
         return f"{sides}, such as {', '.join(near)}"
 
-    def _nearest(self, name: object, layer: Any, count: int, kept: bool) -> str:
+    def _nearest(self, name: object, layer: Any, count: int, in_trace: bool) -> str:
         text = str(name[0] if isinstance(name, tuple) and name else name)
-        if not kept and not is_whole_number(layer):
+        if not in_trace and not is_whole_number(layer):
             known = {spelled for full in self.full for spelled in spellings(full)}
             return suggestion(nearest(text, sorted(known)), map(short_name, self.full))
         # Activations of different layers have the same short name. The dict `short` keeps only the
         # last activation of each short name. So the sorted list ends with the activations of the
         # requested layer.
-        own = layer % count if is_whole_number(layer) and count else -1
-        ordered = sorted(self.full, key=lambda full: parse(full).layer == own)
+        number = layer % count if is_whole_number(layer) and count else -1
+        ordered = sorted(self.full, key=lambda full: parse(full).layer == number)
         short = {short_name(full): full for full in ordered}
         near = [short.get(match, match) for match in nearest(text, [*self.full, *short])]
         return suggestion(near, short)

@@ -374,8 +374,8 @@ class Trace:
         )
         layer += self.num_layers if layer < 0 else 0
         lengths, keys = self.lengths, key.shape[-3]
-        own = keys == query.shape[-3]  # In cross-attention, the keys belong to another text.
-        key_lengths = lengths if own else np.full_like(lengths, keys)
+        is_self = keys == query.shape[-3]  # In cross-attention, the keys belong to another text.
+        key_lengths = lengths if is_self else np.full_like(lengths, keys)
         inputs = inputs_of((query, key, self["v", layer]), lengths, key_lengths)
         return inputs | self._settings.get(layer, {})
 
@@ -400,8 +400,8 @@ class Trace:
 
     def _run(self) -> dict[str, Any]:
         """Return the arguments of `Trace` that describe the run (model, edits), keyed by name."""
-        own = vars(self)
-        return {name: own.get(f"_{name}", own.get(name)) for name in _OF_RUN}
+        attributes = vars(self)
+        return {name: attributes.get(f"_{name}", attributes.get(name)) for name in _OF_RUN}
 
     @classmethod
     @public_call("Trace.load")
@@ -428,13 +428,13 @@ class Trace:
             _, layer, option = name.split(".", 2)
             settings[int(layer)][option] = arrays[name]
         others = {int(layer): str(text) for layer, text in about.get("others", ())}
-        own = {name: about[name] for name in (*_PER_TEXT, *_OF_RUN) if name in about}
-        kept = {name: arrays[name] for name in about["names"]}
+        fields = {name: about[name] for name in (*_PER_TEXT, *_OF_RUN) if name in about}
+        arrays = {name: arrays[name] for name in about["names"]}
         if about["tokens"]:
             longest = max(map(len, about["tokens"]))
-            own_layers = {n: a for n, a in kept.items() if parse(n).layer not in others}
+            own_layers = {n: a for n, a in arrays.items() if parse(n).layer not in others}
             activations.check_shapes(own_layers, len(about["tokens"]), longest, longest)
-        return cls(kept, settings=settings, **own | {"others": others})
+        return cls(arrays, settings=settings, **fields | {"others": others})
 
     @property
     def _one(self) -> bool:
@@ -459,7 +459,7 @@ class Trace:
         return NameIndex(self._arrays, {"": self.num_layers})
 
     def _unknown(self, name: object) -> KeyError:
-        return KeyError(f"trace: {self._index.why_not(name, kept=True)}")
+        return KeyError(f"trace: {self._index.why_not(name, in_trace=True)}")
 
     def _text(self, index: int) -> "Trace":
         if not -len(self) <= index < len(self):
@@ -513,8 +513,8 @@ class Seq2SeqTrace:
 
     def _repr_html_(self) -> str:
         """Return HTML with the tokens of both texts and the names of the arrays."""
-        shown = [f"<p>trace.{side}</p>{getattr(self, side)._repr_html_()}" for side in SIDES]
-        return "".join(shown) + (exports.html("across", [], self._cross) if self._cross else "")
+        parts = [f"<p>trace.{side}</p>{getattr(self, side)._repr_html_()}" for side in SIDES]
+        return "".join(parts) + (exports.html("across", [], self._cross) if self._cross else "")
 
     if not TYPE_CHECKING:
 
@@ -540,7 +540,7 @@ class Seq2SeqTrace:
             return self._pair(int(name))
         full = self._index.one(name)
         if full is None:
-            raise KeyError(f"trace: {self._index.why_not(name, kept=True)}")
+            raise KeyError(f"trace: {self._index.why_not(name, in_trace=True)}")
         side, inner = side_of(full)
         if side == "decoder" and inner in self._cross:
             return self._cross[inner]
@@ -559,8 +559,8 @@ class Seq2SeqTrace:
         return self._named().items()
 
     def _named(self) -> dict[str, Array]:
-        own = {"encoder": dict(self.encoder), "decoder": dict(self.decoder) | self._cross}
-        return {of_side(side, name): array for side in SIDES for name, array in own[side].items()}
+        parts = {"encoder": dict(self.encoder), "decoder": dict(self.decoder) | self._cross}
+        return {of_side(side, name): array for side in SIDES for name, array in parts[side].items()}
 
     @cached_property
     def _index(self) -> NameIndex:
@@ -602,8 +602,8 @@ class Seq2SeqTrace:
                 arrays[f"{_MASK} {layer}"] = one.pop(_MASK)
         about: dict[str, Any] = {"settings": settings, "cross": list(self._cross)}
         for side in SIDES:
-            own, about[side] = getattr(self, side).packed()
-            arrays |= {f"{side} {name}": array for name, array in own.items()}
+            parts, about[side] = getattr(self, side).packed()
+            arrays |= {f"{side} {name}": array for name, array in parts.items()}
         write_trace(path, _OF_PAIRS, arrays, about)
 
     @classmethod
@@ -660,15 +660,15 @@ def read_only(array: Array) -> Array:
 def of_all(trace: Any, *names: str) -> tuple[Array, ...]:
     """Return one array per layer; if a layer has several of `names`, use the last of them."""
     layers = range(trace.num_layers)
-    kept = {n: name for n in layers for name in names if (name, n) in trace}
-    if kept and len(kept) < len(layers):
+    by_layer = {n: name for n in layers for name in names if (name, n) in trace}
+    if by_layer and len(by_layer) < len(layers):
         raise invalid(
             KeyError,
-            f"this trace holds {names[0]} only for {activations.counted([*kept])} of "
-            f"{len(layers)} layers: read trace[{names[0]!r}, {next(iter(kept))}], or "
+            f"this trace holds {names[0]} only for {activations.counted([*by_layer])} of "
+            f"{len(layers)} layers: read trace[{names[0]!r}, {next(iter(by_layer))}], or "
             "record a trace without layers=",
         )
-    return tuple(trace[kept.get(layer, names[0]), layer] for layer in layers)
+    return tuple(trace[by_layer.get(layer, names[0]), layer] for layer in layers)
 
 
 def inputs_of(parts: Iterable[Array], query_lengths: Array, key_lengths: Array) -> dict[str, Any]:
@@ -689,10 +689,10 @@ def inputs_of(parts: Iterable[Array], query_lengths: Array, key_lengths: Array) 
 
 def _one_row(options: Mapping[str, Any], index: int, texts: int, length: int) -> dict[str, Any]:
     """Return the attention options of one text, without the mask rows of other texts."""
-    own = dict(options)
+    text_options = dict(options)
     for name in ("attn_mask", "bias"):
         added = options.get(name)
         if isinstance(added, np.ndarray) and added.ndim == 4:
             rows = slice(index, index + 1) if len(added) == texts else slice(None)
-            own[name] = added[rows, :, :length, :length]
-    return own
+            text_options[name] = added[rows, :, :length, :length]
+    return text_options
