@@ -254,11 +254,11 @@ class Corpus:
 
     def _from_here(self) -> Iterator[Array]:
         """Yield sequences, from the current state on; update the state at each sequence."""
-        kept, count = None, 1
+        begin, count = None, 1
         while True:
-            if kept != self._begin:  # if the corpus is one block, it stays in memory
+            if begin != self._begin:  # if the corpus is one block, it stays in memory
                 lines, end = self._files.block(self._begin, self._block)
-                kept, sequences = self._begin, self._cut(lines)
+                begin, sequences = self._begin, self._cut(lines)
             count += len(sequences)
             rng = np.random.default_rng([self._seed, self._epoch, self._number])
             for number in rng.permutation(len(sequences))[self._next :]:

@@ -145,17 +145,17 @@ def train(
         checkpoint_steps,
         checkpoint_seconds,
     )
-    own = {} if products == "float32" else {"products": products}
-    run.begin(resume, {**run.settings(), **own, **(settings or {})})
-    with asked_to_stop() as asked, _PRODUCTS[products]():
+    extra = {} if products == "float32" else {"products": products}
+    run.begin(resume, {**run.settings(), **extra, **(settings or {})})
+    with asked_to_stop() as signals, _PRODUCTS[products]():
         try:
-            run.go(asked, show_progress_bar)
+            run.go(signals, show_progress_bar)
             run.finish()
         except Diverged as error:
             raise Diverged(run.back_to_good(error)) from None
-    if asked:
+    if signals:
         message = f"stopped at step {run.step}: checkpoint and model are in {home}"
-        raise Interrupted(message, asked[0])
+        raise Interrupted(message, signals[0])
     skipped, loss = run.watch.skipped, run.watch.loss()
     return Trained(home, run.step, run.tokens, run.seconds, loss, skipped)
 
@@ -299,7 +299,7 @@ class Training:
             folder.mkdir(parents=True, exist_ok=True)
         self.save()
 
-    def go(self, asked: Sequence[int], show_progress_bar: bool | None) -> None:
+    def go(self, signals: Sequence[int], show_progress_bar: bool | None) -> None:
         """Run steps until the run is complete or a signal stops it."""
         saved_at = time.monotonic()
         with (
@@ -308,7 +308,7 @@ class Training:
         ):
             if self.step in self.snapshots:
                 self.snapshot()
-            while self.share < 1 and not asked:
+            while self.share < 1 and not signals:
                 row = self.advance()
                 with run_folder.saving(run_folder.METRICS, self.folder):
                     metrics.write(row)
@@ -490,22 +490,22 @@ def spread(steps: int | None, count: int = 12) -> list[int]:
 
 def in_words(row: Mapping[str, Any], steps: int | None, loss: float) -> str:
     """Return a row of the metrics as a short text for the progress bar."""
-    of = f"/{steps}" if steps else ""
+    total = f"/{steps}" if steps else ""
     rate = row["tokens"] / max(row["seconds"], 1e-3)
-    return f"step {row['step']}{of}, loss {loss:.3f}, {rate:,.0f} tokens/s"
+    return f"step {row['step']}{total}, loss {loss:.3f}, {rate:,.0f} tokens/s"
 
 
 @contextmanager
 def asked_to_stop() -> Iterator[list[int]]:
     """Collect the signals that stop a run after a step; a second signal stops it immediately."""
-    asked: list[int] = []
+    signals: list[int] = []
 
     def ask(number: int, _: Any) -> None:
-        if asked and number == signal.SIGINT:
+        if signals and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if asked:
+        if signals:
             leave(number)
-        asked.append(number)
+        signals.append(number)
 
     with answering(ask, signal.SIGINT):
-        yield asked
+        yield signals

@@ -76,8 +76,8 @@ class Network:
         for name, gradient in gradients.items():
             if name == _OUTPUT and name not in self.gradients:
                 name, gradient = _TABLE, gradient.T
-            own = gradient if weight == 1 else gradient * gradient.dtype.type(weight)
-            self.gradients[name] += own
+            term = gradient if weight == 1 else gradient * gradient.dtype.type(weight)
+            self.gradients[name] += term
 
     @contextmanager
     def weighted(self, weight: float) -> Iterator[None]:

@@ -121,7 +121,7 @@ def words_loss(
     together = max(1, _LOGITS_AT_ONCE // network.design.vocabulary)
     for begin in range(0, count, together):
         at = batch.at[begin : begin + together]
-        logits, kept = head.training_forward(rows[at], np.array([0, len(at)]))  # (n, V)
+        logits, head_saved = head.training_forward(rows[at], np.array([0, len(at)]))  # (n, V)
         if prior is not None:
             number, token, by = prior
             here = slice(*np.searchsorted(number, [begin, begin + together]))
@@ -132,7 +132,7 @@ def words_loss(
             back[np.arange(len(at)), batch.targets[begin : begin + together]] += 1
             back -= soft[begin : begin + together]
         back *= back.dtype.type(1 / count)
-        grads = head.backward(back, kept)
+        grads = head.backward(back, head_saved)
         grad[at] = grads.x
         network.add(grads.parameters)
     network.add(network.transformer.backward(grad, saved))

@@ -102,7 +102,7 @@ class TextRun:
         settings = saved.about["settings"].get("text")
         if not isinstance(settings, dict):
             raise value_error(f"{saved.path} does not belong to a run on text")
-        known = {own.name: settings[own.name] for own in fields(cls) if own.name in settings}
+        known = {item.name: settings[item.name] for item in fields(cls) if item.name in settings}
         again = cls(**known | dict(changes))
         need_same(settings, asdict(again), saved.path)
         return again
@@ -182,11 +182,11 @@ def train_on_text(
         f"model: {model.config['model_type']}, {run.layers} layers, {run.heads} heads, vectors of "
         f"{run.dim}, {network.flat.size:,} numbers"
     )
-    kept = tokenizer_path(home)
+    path = tokenizer_path(home)
     if not resume:
         with saving("the tokenizer", home):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            tokenizer.save(kept)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tokenizer.save(path)
     return train(
         network,
         objective,
@@ -196,7 +196,7 @@ def train_on_text(
         schedule=run.rate,
         seed=run.seed,
         resume=resume,
-        settings={"text": asdict(run), "tokenizer": _checksum(kept)},
+        settings={"text": asdict(run), "tokenizer": _checksum(path)},
         show_progress_bar=show_progress_bar,
     )
 

@@ -79,10 +79,10 @@ class Metrics:
 
     def __init__(self, folder: Path, step: int) -> None:
         path = folder / METRICS
-        kept = [row for row in read_metrics(folder) if row["step"] <= step]
-        if kept or path.exists():
+        rows = [row for row in read_metrics(folder) if row["step"] <= step]
+        if rows or path.exists():
             with replacing(path) as file:
-                file.writelines(map(_line, kept))
+                file.writelines(map(_line, rows))
         self.file = path.open("ab", buffering=0)  # with a buffer, a crash would lose lines
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -353,12 +353,12 @@ def saving(what: str, folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         try:
-            kept = last_checkpoint(folder)
+            checkpoint = last_checkpoint(folder)
         except ValueError:
-            kept = None
+            checkpoint = None
         good = (
-            f"{CHECKPOINTS}/{kept.path.name} is complete"
-            if kept
+            f"{CHECKPOINTS}/{checkpoint.path.name} is complete"
+            if checkpoint
             else "there is no earlier checkpoint"
         )
         message = f"{what} cannot be written ({error.strerror or error}): {good}"
