@@ -46,8 +46,8 @@ def __getattr__(name: str) -> Any:
     from chromadb import EmbeddingFunction
     from chromadb.utils.embedding_functions import register_embedding_function
 
-    own: dict[str, Any] = {"__module__": __name__, "__doc__": Encoding.__doc__}
-    own |= {"name": staticmethod(lambda: "qkv"), "default_space": lambda self: "cosine"}
-    own["get_config"] = lambda self: self._config  # Chroma stores the result with a collection
-    own["build_from_config"] = staticmethod(lambda config: __getattr__(name)(**config))
-    return register_embedding_function()(type(name, (Encoding, EmbeddingFunction), own))
+    members: dict[str, Any] = {"__module__": __name__, "__doc__": Encoding.__doc__}
+    members |= {"name": staticmethod(lambda: "qkv"), "default_space": lambda self: "cosine"}
+    members["get_config"] = lambda self: self._config  # Chroma stores the result with a collection
+    members["build_from_config"] = staticmethod(lambda config: __getattr__(name)(**config))
+    return register_embedding_function()(type(name, (Encoding, EmbeddingFunction), members))

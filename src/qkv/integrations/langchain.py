@@ -36,5 +36,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from langchain_core.embeddings import Embeddings
 
-    own = {"__module__": __name__, "__doc__": Encoding.__doc__}
-    return type(name, (Encoding, Embeddings), own)
+    members = {"__module__": __name__, "__doc__": Encoding.__doc__}
+    return type(name, (Encoding, Embeddings), members)

@@ -88,8 +88,8 @@ class _Layer:
         keys = max(ran.first_key + part.received.shape[-1] for ran, part in steps)
         if self.first.is_causal:
             keys = min(keys, self.rows)  # a cache may reserve positions for future tokens
-        *lead, _, kept = first.top_indices.shape
-        shapes = dict.fromkeys(("top_indices", "top_weights"), (*lead, self.rows, kept))
+        *lead, _, top_k = first.top_indices.shape
+        shapes = dict.fromkeys(("top_indices", "top_weights"), (*lead, self.rows, top_k))
         shapes |= {"received": (*lead, keys), "lse": (*lead, self.rows)}
         arrays = {
             name: np.full(shape, _EMPTY[name], getattr(first, name).dtype)
@@ -126,7 +126,7 @@ class Recording(Trace):
         self._call: Any = None  # The object that identifies the last call.
         self._spans: list[slice] = []  # The positions of the tokens in each text, without padding.
         self._longest = 0
-        self._asked: Sequence[Any] | None = None  # tokens that were set before the run
+        self._early_tokens: Sequence[Any] | None = None  # tokens that were set before the run
         if tokens is not None:
             self.tokens = tokens
 
@@ -205,8 +205,8 @@ class Recording(Trace):
         self._layers.clear()
         self._latest.clear()
         self._name([[str(i) for i in range(span.stop - span.start)] for span in self._spans])
-        if self._asked is not None:
-            self.tokens = self._asked
+        if self._early_tokens is not None:
+            self.tokens = self._early_tokens
 
     @property
     def tokens(self) -> list[Any]:
@@ -218,7 +218,7 @@ class Recording(Trace):
         if isinstance(tokens, str):
             raise TypeError("record: `tokens` is a string: give a list of tokens")
         if not self._spans:
-            self._asked = [text if isinstance(text, str) else list(text) for text in tokens]
+            self._early_tokens = [text if isinstance(text, str) else list(text) for text in tokens]
             return
         texts = [tokens] if tokens and isinstance(tokens[0], str) else list(tokens)
         if len(texts) != len(self._spans):
@@ -291,7 +291,7 @@ def record(
             `tokens` differs from the number of tokens in the run. The error is raised when the
             block ends.
     """
-    kept = whole_number(top_k, call="record", name="top_k", least=1)
+    top_k = whole_number(top_k, call="record", name="top_k", least=1)
     if not REGISTERED:
         raise RuntimeError(
             "record: no library is registered: call "
@@ -307,7 +307,7 @@ def record(
             f"record: `module` is a {type(module).__name__}: give a part of the model, such as "
             "model.language_model"
         )
-    recording = Recording(kept, tokens, module)
+    recording = Recording(top_k, tokens, module)
     token = CURRENT.set(recording)
     try:
         yield recording
@@ -334,9 +334,9 @@ def _of_tokens(call: Call, ran: Ran) -> Call:
     return call._replace(bias=added if call.bias is None else call.bias + added)
 
 
-def _check_alike(owner: Any, summary: AttentionSummary, kept: AttentionSummary) -> None:
+def _check_alike(owner: Any, summary: AttentionSummary, last: AttentionSummary) -> None:
     """Raise an error if a layer computes attention twice in one call, and the results differ."""
-    pairs = [(getattr(summary, name), getattr(kept, name)) for name in _EMPTY]
+    pairs = [(getattr(summary, name), getattr(last, name)) for name in _EMPTY]
     if not all(np.array_equal(one, other, equal_nan=True) for one, other in pairs):
         raise NotImplementedError(
             f"record: {type(owner).__name__} computes attention several times in one call, and the "

@@ -128,8 +128,8 @@ def _made() -> type:
 
     bases = (Encoding, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
     # scikit-learn's `set_output` wraps only methods that the class itself defines
-    own = {"__module__": __name__, "__doc__": Encoding.__doc__, "transform": Encoding.transform}
-    return type("TextEncoder", bases, own)
+    members = {"__module__": __name__, "__doc__": Encoding.__doc__, "transform": Encoding.transform}
+    return type("TextEncoder", bases, members)
 
 
 def __getattr__(name: str) -> Any:

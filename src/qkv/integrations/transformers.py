@@ -110,11 +110,11 @@ def attend(
         attention, used = _functions()
         sent: list[Any] = []
         request = name, [*inputs], options, ran, weights, sent
-        out, shown = attention.apply(request, *inputs.values())
-        return out if shown is None else used.apply(sent, out, shown, value), shown
+        out, pattern = attention.apply(request, *inputs.values())
+        return out if pattern is None else used.apply(sent, out, pattern, value), pattern
     arrays = {n: as_array(x) for n, x in inputs.items()}
-    out, shown, _ = _answer(arrays | options, ran, weights)
-    return out, shown
+    out, pattern, _ = _answer(arrays | options, ran, weights)
+    return out, pattern
 
 
 @functools.cache
@@ -128,11 +128,11 @@ def _functions() -> tuple[Any, Any]:
     def forward(ctx: Any, request: tuple[Any, ...], *inputs: Any) -> Any:
         name, names, options, ran, weights, sent = request
         arrays = dict(zip(names, map(as_array, inputs), strict=True))
-        out, shown, lse = _answer(arrays | options, ran, weights, lse=True)
+        out, pattern, lse = _answer(arrays | options, ran, weights, lse=True)
         ctx.request, ctx.sent = (name, names, options), sent
         ctx.save_for_backward(*inputs, out, lse)
         ctx.set_materialize_grads(False)
-        return out, shown
+        return out, pattern
 
     def backward(ctx: Any, grad: Any, grad_weights: Any) -> Any:
         name = ctx.request[0]
@@ -179,8 +179,8 @@ def _functions() -> tuple[Any, Any]:
         )
 
     def step(name: str, forward: Any, backward: Any) -> Any:
-        own = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-        return type(name, (torch.autograd.Function,), own)
+        members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        return type(name, (torch.autograd.Function,), members)
 
     gradients = step("AttentionGradient", gradient, refuse)
     return step("Attention", forward, backward), step("UsedWeights", use, send)
@@ -269,7 +269,7 @@ def _answer(inputs: dict[str, Any], ran: Ran, weights: bool, lse: bool = False) 
     with public_call(type(ran.owner).__name__):
         call = check_call(**inputs)
     recording = CURRENT.get()
-    shown = sums = None
+    pattern = sums = None
     if (
         recording is not None
         and torch_module()._C._current_graph_task_id() == -1
@@ -278,16 +278,16 @@ def _answer(inputs: dict[str, Any], ran: Ran, weights: bool, lse: bool = False) 
         out, sums = recording.add(located(ran, inputs["query"], inputs["key"]), call)
         out = np.ascontiguousarray(np.swapaxes(out, -3, -2))
         if weights:
-            shown = answer(call, weights=True)[1]
+            pattern = answer(call, weights=True)[1]
     else:
         *lead, heads, length, size = call.plan.out
         out = np.empty((*lead, length, heads, size), call.plan.dtype)
         _, *more = answer(call, weights=weights, lse=lse, out=np.swapaxes(out, -3, -2))
-        shown = more[0] if weights else None
+        pattern = more[0] if weights else None
         sums = more[-1] if lse else None
-    if shown is not None:
-        shown = as_tensor(shown.astype(call.plan.dtype, copy=False))
-    return as_tensor(out), shown, None if sums is None else as_tensor(sums)
+    if pattern is not None:
+        pattern = as_tensor(pattern.astype(call.plan.dtype, copy=False))
+    return as_tensor(out), pattern, None if sums is None else as_tensor(sums)
 
 
 class Running(NamedTuple):

@@ -191,13 +191,13 @@ def mask_type() -> Any:
         args, kwargs = torch.utils._pytree.tree_map_only(cls, whole, (args, kwargs or {}))
         return function(*args, **kwargs)
 
-    own = {
+    members = {
         "__doc__": "A mask that stores rules, and computes its numbers when code reads them.",
         "__new__": staticmethod(new),
         "__torch_function__": torch._C._disabled_torch_function_impl,
         "__torch_dispatch__": classmethod(dispatch),
     }
-    return type("Mask", (torch.Tensor,), own)
+    return type("Mask", (torch.Tensor,), members)
 
 
 def _masking() -> Any:

@@ -290,8 +290,8 @@ def _cut(call: Call, arrays: dict[str, Any], is_flat: bool) -> Blocks:
     front = len(plan.lead)
     lead = []
     for axis, size in enumerate(plan.lead):
-        own = [(x, axis - front + x.ndim - 3) for x in (query, key, value)]
-        lead.append(_joined(*(x.chunks[n] for x, n in own if n >= 0 and x.shape[n] == size)))
+        parts = [(x, axis - front + x.ndim - 3) for x in (query, key, value)]
+        lead.append(_joined(*(x.chunks[n] for x, n in parts if n >= 0 and x.shape[n] == size)))
     heads, kv_heads, key_heads = _cut_heads(
         query.chunks[-3], _joined(key.chunks[-3], value.chunks[-3])
     )
@@ -335,7 +335,7 @@ def _joined(*pieces: Pieces) -> Pieces:
 
     Each of `pieces` contains the block sizes of one way to cut this axis.
     """
-    return _sizes(sorted({start for each in pieces for start in _starts(each)})) or (0,)
+    return _sizes(sorted({start for sizes in pieces for start in _starts(sizes)})) or (0,)
 
 
 def _starts(pieces: Pieces) -> list[int]:

@@ -156,13 +156,13 @@ def _attend_nothing(rules: Rules, shapes: list[Shape], kind: DType, **inputs: Ar
 
 def _solved(call: Call, *, weights: bool = False) -> tuple[Partial, Array | None]:
     """Compute a `Partial` and, if requested, weights that sum to 1 over the keys of this part."""
-    [(out, lse, shown)] = solve([call], weights=weights, lse=True)
+    [(out, lse, pattern)] = solve([call], weights=weights, lse=True)
     assert lse is not None
     out, rest = out.astype(call.plan.kind, copy=False), None
     if np.abs(lse).max(initial=0, where=np.isfinite(lse)) > _ROUNDED:
         lse, rest = (x.reshape(lse.shape)[..., 0] for x in log_sums(grouped(call)))
-        return _tidy(out, lse, rest), shown
-    return Partial(out, lse[..., 0], rest), shown
+        return _tidy(out, lse, rest), pattern
+    return Partial(out, lse[..., 0], rest), pattern
 
 
 def _tidy(out: Array, lse: Array, rest: Array) -> Partial:

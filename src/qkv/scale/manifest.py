@@ -177,7 +177,7 @@ def _misfit(value: Any, kind: Any, name: str) -> str | None:
         parts = [(value.get(entry), kind[entry], entry) for entry in kind]
     elif fine and isinstance(kind, tuple):
         must, fine = f"a list of {len(kind)}", len(value) == len(kind)
-        parts = [(item, own, name) for item, own in zip(value, kind, strict=False)]
+        parts = [(item, item_kind, name) for item, item_kind in zip(value, kind, strict=False)]
     elif fine:
         parts = [(item, kind[0], name) for item in value]
     if not fine:

@@ -236,10 +236,10 @@ def described(source: TextFile, call: str) -> TextFile:
         columns = record
     else:
         return source
-    shown = ", ".join(map(repr, columns))
+    names = ", ".join(map(repr, columns))
     times = "more than one column" if source.column in columns else "no column"
     raise ValueError(
-        f"{name} has {times} {source.column!r}: choose one of the columns {shown:.400}"
+        f"{name} has {times} {source.column!r}: choose one of the columns {names:.400}"
     )
 
 
@@ -257,9 +257,9 @@ def rows_of(part: RowRange, most: int) -> Iterator[str | Bad]:
     with source.open() as stream:
         stream.seek(part.begin)
         piece = _Piece(stream, part.end - part.begin)
-        kept = most if source.kind == ".txt" else None
+        limit = most if source.kind == ".txt" else None
         at_begin = part.begin == 0 and source.kind != ".csv"
-        yield from source.rows(each_line(piece, kept, at_begin=at_begin))
+        yield from source.rows(each_line(piece, limit, at_begin=at_begin))
 
 
 def texts_of(source: TextFile, most: int) -> Iterator[str]:

@@ -206,15 +206,15 @@ class _Crew:
         self.run = uuid.uuid4().hex[:8]
         self.hosts: dict[str, int] = {}
         self.capacity = 0
-        self._asked = -_LOOK
+        self._last_look = -_LOOK
         self._alive = time.monotonic()
 
     def look(self) -> bool:
         """Return whether a worker is connected; raise an error after `NO_WORKER` seconds."""
         now = time.monotonic()
-        if now - self._asked < _LOOK:
+        if now - self._last_look < _LOOK:
             return self.capacity > 0
-        self._asked = now
+        self._last_look = now
         if self._client.status not in ("running", "connecting"):
             raise self.lost()
         try:
