@@ -41,9 +41,9 @@ def can(kind: str, ask: str) -> bool:
 def cannot(design: AnyDesign, ask: str) -> str:
     """Return the part of an error that follows the model's name, if the model cannot be asked."""
     kind, row = kind_of(design), _TABLE["asks"][ask]
-    own: str | None = row.get(kind, row.get(kind.split()[0]))
-    if own is not None:
-        return own
+    text: str | None = row.get(kind, row.get(kind.split()[0]))
+    if text is not None:
+        return text
     return f"{does(design)}{row.get('without', '')}: {_TABLE['instead'][row['instead']]}"
 
 

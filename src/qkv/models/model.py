@@ -126,5 +126,5 @@ class Seq2SeqModel(Model):
 
 def handed_on(model: Model, layer: int) -> list[tuple[str, int]]:
     """Return the activations of a trace that hold a layer's output, as pairs (name, layer)."""
-    own = "normalized_resid_post" if model.layers[layer].post_norm else "resid_post"
-    return [(own, layer), ("resid_pre", layer + 1)][: 1 + (layer + 1 < model.num_layers)]
+    name = "normalized_resid_post" if model.layers[layer].post_norm else "resid_post"
+    return [(name, layer), ("resid_pre", layer + 1)][: 1 + (layer + 1 < model.num_layers)]

@@ -114,9 +114,9 @@ class Pool:
         try:
             with progress("encode", len(texts), show) as advance:
                 for first, future in zip(starts, waiting, strict=True):
-                    vectors, own = future.result()
+                    vectors, chunk_cut = future.result()
                     chunks.append(vectors)
-                    cut += own
+                    cut += chunk_cut
                     advance(len(texts[first : first + size]))
         except BrokenProcessPool as error:
             raise invalid(

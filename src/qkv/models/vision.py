@@ -341,12 +341,12 @@ class DualEncoder(Model):
     def _tower(self, side: str) -> dict[str, Any]:
         """Return the arguments of a tower's model, except the argument `design`."""
         (config, names), prefix = self._towers[side], f"{side}."
-        own = {
+        tensors = {
             name.removeprefix(prefix): tensor
             for name, tensor in self._weights.tensor_names.items()
             if name.startswith(prefix)
         }
-        weights = Storage(names, _Own(self._weights.parameters, prefix), tensor_names=own)
+        weights = Storage(names, _Own(self._weights.parameters, prefix), tensor_names=tensors)
         about = {"name": f"{self.name}.{side}", "notices": self.notices}
         return about | {"config": config, "weights": weights}
 

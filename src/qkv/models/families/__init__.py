@@ -56,8 +56,8 @@ def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign,
 def towers(values: Mapping[str, Any], source: Path) -> dict[str, tuple[dict[str, Any], Names]]:
     """Return the config and the parameter names of the text tower and of the image tower."""
     return {
-        side: (own, Names.of(family, family.config(own, str(source))))
-        for side, (own, family) in vision.towers(values, str(source)).items()
+        side: (config, Names.of(family, family.config(config, str(source))))
+        for side, (config, family) in vision.towers(values, str(source)).items()
     }
 
 

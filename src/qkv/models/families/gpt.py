@@ -63,7 +63,7 @@ def gpt2(config: Config) -> Design:
     first = layer.head_size**-0.5 if config.flag("scale_attn_weights") else 1.0
     scales = [first / (number if by_layer else 1) for number in range(1, config.layers() + 1)]
     options = [{"is_causal": True, "scale": scale} for scale in scales]
-    return decoder(config, layers=tuple(replace(layer, options=own) for own in options))
+    return decoder(config, layers=tuple(replace(layer, options=values) for values in options))
 
 
 def gpt_neo(config: Config) -> Design:

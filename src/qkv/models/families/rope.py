@@ -150,15 +150,15 @@ def _inner(config: Config, key: str, table: Mapping[str, Any]) -> Config:
     return Config({**outside, **table}, f"{config.source}: {key}")
 
 
-def _rotary(table: Config, base: float, sizes: _Sizes, own: RotaryDefaults = _USUAL) -> Rotary:
+def _rotary(table: Config, base: float, sizes: _Sizes, defaults: RotaryDefaults = _USUAL) -> Rotary:
     """Return the rotary positions that one `rope_parameters` or `rope_scaling` describes."""
     spelling = table.spelling("rope_type", "type")
-    kinds = {name: _KINDS[kind] for name, kind in own.spellings.items()} or _KINDS
+    kinds = {name: _KINDS[kind] for name, kind in defaults.spellings.items()} or _KINDS
     read = table.choice(spelling, kinds, "default")
     base = table.positive("rope_theta", base)
     dims = None
-    if own.partial is not None:
-        dims = _rotated(table, sizes.dims, own.partial)
+    if defaults.partial is not None:
+        dims = _rotated(table, sizes.dims, defaults.partial)
         sizes = sizes._replace(dims=dims or sizes.dims)
     try:
         rotary = Rotary(base=base, dims=dims, scaling=read(table, sizes))

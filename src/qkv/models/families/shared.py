@@ -42,8 +42,8 @@ def read_families(file: str, designs: Mapping[str, Describe], **renames: Rename)
     """
     text = Path(__file__).with_name(file).read_text(encoding="utf-8")
     tables: dict[str, dict[str, Any]] = {}
-    for name, own in tomllib.loads(text).items():
-        tables[name] = _extended(tables[own.pop("like")] if "like" in own else {}, own)
+    for name, table in tomllib.loads(text).items():
+        tables[name] = _extended(tables[table.pop("like")] if "like" in table else {}, table)
     families = {name for name in tables if not name.startswith("_")}
     assert families == designs.keys() >= renames.keys(), (file, families ^ designs.keys())
     read = []
@@ -55,15 +55,15 @@ def read_families(file: str, designs: Mapping[str, Describe], **renames: Rename)
         for tensor, ours in fields.pop("fused", {}).items():
             parts |= fused(layer + tensor, *(f"blocks.*.{part}" for part in ours))
         fields |= {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
-        fields["heads"] = {kind: dict(_flat(own, "head.")) for kind, own in heads.items()}
+        fields["heads"] = {kind: dict(_flat(table, "head.")) for kind, table in heads.items()}
         read.append(register(name, design, parts, rename=renames.get(name), **fields))
     return read
 
 
-def _extended(base: Mapping[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of the table `base`, updated with the entries of the table `own`."""
+def _extended(base: Mapping[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of the table `base`, updated with the entries of `table`."""
     extended = dict(base)
-    for key, value in own.items():
+    for key, value in table.items():
         if isinstance(value, list):
             value = [*base.get(key, ()), *value]
         elif isinstance(value, dict):
@@ -81,17 +81,17 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield from _flat(value, f"{prefix}{key}.")
 
 
-def stack(config: Config, **own: Any) -> dict[str, Any]:
+def stack(config: Config, **preset: Any) -> dict[str, Any]:
     """Return the fields of a design, from the config keys that most families have.
 
     Designs with rotary positions have no position table; other designs have one.
 
     Args:
         config: the model's config.
-        own: the fields that the family sets. If all layers have the same attention, `layers` may be
-            a single `Attention`.
+        preset: the fields that the family sets. If all layers have the same attention, `layers` may
+            be a single `Attention`.
     """
-    fields = dict(own)
+    fields = dict(preset)
     if "layers" not in fields:
         _, heads, size = config.heads()
         fields["layers"] = Attention(heads, heads, size)
@@ -108,6 +108,6 @@ def stack(config: Config, **own: Any) -> dict[str, Any]:
     }
     fields |= {name: read() for name, read in readers.items() if name not in fields}
     fields.setdefault("positions", 0 if rotaries else fields["max_seq_length"] or 0)
-    if "max_seq_length" not in own and any(isinstance(one.scaling, Dynamic) for one in rotaries):
+    if "max_seq_length" not in preset and any(isinstance(one.scaling, Dynamic) for one in rotaries):
         fields["max_seq_length"] = None  # With dynamic scaling, a text may have any length.
     return fields

@@ -84,19 +84,19 @@ def alone(config: Config) -> bool:
     return encoder or not both
 
 
-def names(own: PartNames, config: Config) -> PartNames:
+def names(base: PartNames, config: Config) -> PartNames:
     """Return the parameter names of the encoder and of the decoder, if any."""
     gated = config.flag("is_gated_act", config.choice("feed_forward_proj", FEEDS)[0])
     encoder = side_names("encoder.", 1, gated)
     if alone(config):
-        return {**own, **{name.removeprefix("encoder."): there for name, there in encoder.items()}}
+        return {**base, **{name.removeprefix("encoder."): there for name, there in encoder.items()}}
     cross = projections(
         "decoder.block.*.layer.1.EncDecAttention.",
         *("q", "k", "v", "o"),
         ours="decoder.blocks.*.cross_attn.",
     )
     return {
-        **own,
+        **base,
         **encoder,
         **side_names("decoder.", 2, gated),
         "decoder.blocks.*.norm_cross": "decoder.block.*.layer.1.layer_norm",

@@ -142,9 +142,9 @@ def clip(config: Config) -> DualDesign | VisionDesign:
 def _read_tower(config: Config, side: str) -> Any:
     """Return the design of a tower, and warn about unknown keys in the tower's config."""
     family = _tower(side)
-    own = family.config(_tower_values(config, side), f"{config.source}: {side}_config")
-    design = family.design(own)
-    own.finish(family.harmless)
+    tower_config = family.config(_tower_values(config, side), f"{config.source}: {side}_config")
+    design = family.design(tower_config)
+    tower_config.finish(family.harmless)
     return design
 
 

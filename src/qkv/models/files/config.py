@@ -283,8 +283,8 @@ class Config:
             most: the maximum number of characters of the value in the error.
         """
         if not fine:
-            shown = f"{value!r:.{most}}"
-            raise ModelError(f"{self.source}: {key} is {shown}: it must be {must}")
+            text = f"{value!r:.{most}}"
+            raise ModelError(f"{self.source}: {key} is {text}: it must be {must}")
 
     def _support(self, fine: bool, text: str, known: Iterable[str]) -> None:
         """Raise an error if `fine` is false; `text` names the key and the unsupported value."""

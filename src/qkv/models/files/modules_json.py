@@ -132,18 +132,18 @@ def _routed(folder: Path, modules: list[Module]) -> Routing:
             f"{path}: it must have `structure`, the modules of each route, and `types`, the class "
             "of each module"
         )
-    own = {
+    routes = {
         name: tuple(
             _module(path, kinds[part], str(PurePosixPath(home, _inside(path, part))))
             for part in way
         )
         for name, way in ways.items()
     }
-    for module in (module for way in own.values() for module in way):
+    for module in (module for way in routes.values() for module in way):
         if module.kind in _ROUTER:
             raise ModelError(f"{path}: it has a router in a router: qkv supports one router")
     before, after = tuple(modules[:number]), tuple(modules[number + 1 :])
-    whole = {name: (*before, *way, *after) for name, way in own.items()}
+    whole = {name: (*before, *way, *after) for name, way in routes.items()}
     inner = str(PurePosixPath(home, file))
     return Routing(whole, *_choice(path, options or {}, whole), files=(MODULES, inner))
 
@@ -179,8 +179,8 @@ def _check_order(path: Path, modules: tuple[Module, ...]) -> None:
     kinds = [module.kind for module in modules]
     if kinds == ["Transformer"] and is_cross_encoder(path.parent):
         return
-    own = "Pooling" not in kinds and _pools_itself(path.parent, modules[0])
-    whole = own or kinds[0] == "StaticEmbedding"
+    pools = "Pooling" not in kinds and _pools_itself(path.parent, modules[0])
+    whole = pools or kinds[0] == "StaticEmbedding"
     first = 1 if whole else 2
     fine = whole or kinds[:2] == ["Transformer", "Pooling"]
     if not fine or set(kinds[first:]) - {*STEPS}:

@@ -135,5 +135,5 @@ def plain(text: str, most: int) -> str:
     >>> print(plain("a\nb\x1b[31m" + 99 * "c", 14))
     a\nb\x1b[31...
     """
-    shown = visible(text[: most + 1])
-    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
+    line = visible(text[: most + 1])
+    return line if len(line) <= most else f"{line[: most - 3]}..."

@@ -297,8 +297,8 @@ def _pooling(path: Path) -> dict[str, Any]:
     include_prompt = config.flag("include_prompt", True)
     chosen = config.values.get("pooling_mode")
     if chosen is None:
-        asked = [key for key, value in config.values.items() if value and key not in _OTHER_KEYS]
-        modes = [_KEYS.get(key, key) for key in asked] or ["mean"]
+        keys = [key for key, value in config.values.items() if value and key not in _OTHER_KEYS]
+        modes = [_KEYS.get(key, key) for key in keys] or ["mean"]
         modes.sort(key=[*POOLING, *modes].index)
     else:
         modes = [str(mode) for mode in chosen] if isinstance(chosen, list) else [str(chosen)]
@@ -392,7 +392,7 @@ def _flat(values: Mapping[str, Any], depth: int = 2) -> dict[str, Any]:
     for key, value in values.items():
         if depth and isinstance(value, dict):
             inner = _flat(value, depth - 1)
-            flat |= {f"{key}.{name}": own for name, own in inner.items()}
+            flat |= {f"{key}.{name}": entry for name, entry in inner.items()}
         else:
             flat[key] = value
     return flat
@@ -411,11 +411,11 @@ def _limit(home: Path, modules: bool) -> dict[str, Any]:
     path = next((home / name for name in LIMITS if (home / name).is_file()), None)
     values = {} if path is None else read.read_json(path)
     flat = _flat(values) | {"do_lower_case": values.get("do_lower_case")}
-    kept = {key: value for key, value in flat.items() if not _HARMLESS.fullmatch(key)}
-    config = Config(kept, str(path), spellings=_SPELLINGS)
+    entries = {key: value for key, value in flat.items() if not _HARMLESS.fullmatch(key)}
+    config = Config(entries, str(path), spellings=_SPELLINGS)
     for key, allowed in _ONLY.items():
         config.only(key, *allowed)
-    if any(key.startswith("modality_config.message") for key in kept):
+    if any(key.startswith("modality_config.message") for key in entries):
         raise read.ModelError(
             f"{path}: modality_config has 'message', so sentence-transformers puts each text into "
             "the chat template, which qkv does not support: remove 'message' to encode plain texts"
@@ -430,7 +430,7 @@ def _limit(home: Path, modules: bool) -> dict[str, Any]:
     fields = {
         "lowercase": lowercase,
         "passes_positions": limit is not None,
-        "task_limits": {task: own for task, own in tasks.items() if own},
+        "task_limits": {task: length for task, length in tasks.items() if length},
     }
     path = home / TOKENIZER_CONFIG
     if limit is None and modules and path.is_file():

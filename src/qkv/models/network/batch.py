@@ -67,9 +67,9 @@ class Layout(NamedTuple):
                 out = layout.without_padding(out, axis, name)
         return out
 
-    def computed(self, shown: Array, name: str) -> Array:
+    def computed(self, array: Array, name: str) -> Array:
         """Return a caller's array without the columns that the network skips."""
-        out = shown
+        out = array
         for axis, layout in self._axes(name):
             if layout.spans is not None:
                 if activation(name).is_weights:
@@ -79,12 +79,12 @@ class Layout(NamedTuple):
                 out = np.take_along_axis(out, _along(at, axis, out.ndim), axis)
         return out
 
-    def without_padding(self, shown: Array, axis: int, name: str) -> Array:
+    def without_padding(self, array: Array, axis: int, name: str) -> Array:
         """Return a copy of an array in which padding is 0, or -inf if the array holds scores."""
         assert self.seen is not None
         fill = activation(name).fill
-        filled: Array = np.where(_along(self.seen, axis, shown.ndim), shown, fill)
-        return filled.astype(shown.dtype, copy=False)
+        filled: Array = np.where(_along(self.seen, axis, array.ndim), array, fill)
+        return filled.astype(array.dtype, copy=False)
 
     def computed_position(self, row: int, column: int) -> int | None:
         """Convert the index of a column in a caller's array to an index in the network's array.
@@ -96,16 +96,16 @@ class Layout(NamedTuple):
             return column
         return int(self.spans[row, :column].sum()) if self.spans[row, column] else None
 
-    def positions(self, shown: Array, name: str) -> Array:
+    def positions(self, array: Array, name: str) -> Array:
         """Return the position of each token (B, T) in a caller's array; padding has position -1.
 
         If the array holds weights or scores, return the position of each query.
         """
         axis, layout = self._axes(name)[0]
-        columns = np.arange(shown.shape[axis])
+        columns = np.arange(array.shape[axis])
         if layout.seen is not None:
             return np.where(layout.seen, columns, -1)
-        first = np.zeros(len(shown), np.int64) if layout.first is None else layout.first
+        first = np.zeros(len(array), np.int64) if layout.first is None else layout.first
         positions = first[:, None] + columns
         if layout.lengths is None:
             return positions

@@ -230,9 +230,9 @@ class EncoderDecoder(Transformer):
         layers = zip(self.cross_attention[:stop], self.decoder.options[:stop], strict=True)
         return [
             attn.remember(
-                texts, own.get("window"), record and record.under(f"blocks.{number}.cross_attn.")
+                texts, values.get("window"), record and record.under(f"blocks.{number}.cross_attn.")
             )
-            for number, (attn, own) in enumerate(layers)
+            for number, (attn, values) in enumerate(layers)
         ]
 
     def step(self, *args: Any, **options: Any) -> Array:

@@ -323,31 +323,31 @@ class Design:
 
     def _block(self, number: int, layer: Attention, parameters: Arrays) -> Block:
         """Build layer `number` from the parameters whose names begin with "blocks.{number}."."""
-        own = under(parameters, f"blocks.{number}.")
+        arrays = under(parameters, f"blocks.{number}.")
         attn = MultiHeadAttention.from_parameters(
-            {n: a for n, a in under(own, "attn.").items() if "_proj." in n},
+            {n: a for n, a in under(arrays, "attn.").items() if "_proj." in n},
             num_heads=layer.num_heads,
             rotary=layer.rotary,
-            q_norm=self.norm(own, "attn.q_norm"),
-            k_norm=self.norm(own, "attn.k_norm"),
+            q_norm=self.norm(arrays, "attn.q_norm"),
+            k_norm=self.norm(arrays, "attn.k_norm"),
         )
         norms = ("norm1", "norm2", "out_norm1", "out_norm2")
-        others: dict[str, Any] = {name: self.norm(own, name) for name in norms}
+        others: dict[str, Any] = {name: self.norm(arrays, name) for name in norms}
         for name in ("scale1", "scale2"):
-            scale = under(own, f"{name}.")
+            scale = under(arrays, f"{name}.")
             others[name] = LayerScale.from_parameters(scale) if scale else None
         block = Block(
             attn,
-            mlp=self._mlp(under(own, "mlp.")) if self.hidden else None,
+            mlp=self._mlp(under(arrays, "mlp.")) if self.hidden else None,
             post_norm=self.norms == "after",
             parallel=self.parallel,
             **others,
         )
-        norm_cross = self.norm(own, "norm_cross")
+        norm_cross = self.norm(arrays, "norm_cross")
         if norm_cross is None:
             return block
         cross_attn = MultiHeadAttention.from_parameters(
-            under(own, "cross_attn."), num_heads=layer.num_heads
+            under(arrays, "cross_attn."), num_heads=layer.num_heads
         )
         options = {name: value for name, value in layer.options.items() if name == "scale"}
         return DecoderBlock(block, CrossAttention(cross_attn, options), norm_cross)
@@ -360,12 +360,12 @@ class Design:
 
     def norm(self, parameters: Arrays, name: str) -> Norm | None:
         """Return the norm with this name; None if the norm has no parameters."""
-        own = under(parameters, f"{name}.")
-        if not own:
+        arrays = under(parameters, f"{name}.")
+        if not arrays:
             return None
         if self.rms:
-            return RMSNorm.from_parameters(own, eps=self.eps, offset=self.norm_offset)
-        return LayerNorm.from_parameters(own, eps=self.eps)
+            return RMSNorm.from_parameters(arrays, eps=self.eps, offset=self.norm_offset)
+        return LayerNorm.from_parameters(arrays, eps=self.eps)
 
     def _options(self, number: int, layer: Attention, parameters: Arrays) -> dict[str, Any]:
         """Return the options of `qkv.attention` in one layer."""

@@ -172,16 +172,16 @@ class Embedding:
             table *= table.dtype.type(self.scale)
         return {"embed.weight": table}
 
-    def token_positions(self, ids: Array, mask: Array, shown: Array | None = None) -> Array:
+    def token_positions(self, ids: Array, mask: Array, user_mask: Array | None = None) -> Array:
         """Return the positions (total,) of the tokens in `ids` (B, T) that `mask` (B, T) selects.
 
         In most families, the position of a token is its column in `ids`. If `padding` is given, the
         position is the number of earlier tokens that are not padding tokens. If `counted` is True,
-        the position is the number of earlier tokens where `shown` (B, T) is True. By default,
-        `shown` is `mask`.
+        the position is the number of earlier tokens where `user_mask` (B, T) is True. By default,
+        `user_mask` is `mask`.
         """
         if self.counted:
-            real = mask if shown is None else shown
+            real = mask if user_mask is None else user_mask
             return np.where(real, np.cumsum(real, axis=1) - 1, -1)[mask]
         if self.padding is None:
             return np.nonzero(mask)[1]

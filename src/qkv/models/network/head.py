@@ -89,10 +89,10 @@ class Head:
 
     def build(self, parameters: Arrays, *, norm: Callable[..., Norm | None]) -> "BuiltHead":
         """Return the head with these parameters; the function `norm` builds a norm."""
-        own = {name: array for name, array in parameters.items() if name.startswith("head.")}
-        if self.tied and "head.out_proj.weight" not in own:
-            own["head.out_proj.weight"] = parameters["embed.weight"].T
-        return BuiltHead(self, own, norm(parameters, "head.norm"))
+        arrays = {name: array for name, array in parameters.items() if name.startswith("head.")}
+        if self.tied and "head.out_proj.weight" not in arrays:
+            arrays["head.out_proj.weight"] = parameters["embed.weight"].T
+        return BuiltHead(self, arrays, norm(parameters, "head.norm"))
 
 
 @dataclass(frozen=True)
@@ -204,11 +204,11 @@ def _ends(ids: Array, cu: Array, steps: Head) -> Array:
     """
     ends = np.full(len(cu) - 1, -1)
     for text in np.flatnonzero(np.diff(cu)):
-        own = ids[cu[text] : cu[text + 1]]
+        tokens = ids[cu[text] : cu[text + 1]]
         if steps.pool == "lasttoken":
-            ends[text] = cu[text] + np.flatnonzero(own != steps.padding).max(initial=0)
+            ends[text] = cu[text] + np.flatnonzero(tokens != steps.padding).max(initial=0)
         else:
-            ends[text] = cu[text] + np.argmax(own if steps.end is None else own == steps.end)
+            ends[text] = cu[text] + np.argmax(tokens if steps.end is None else tokens == steps.end)
     return ends
 
 

@@ -140,7 +140,7 @@ class Transformer:
     def settings(self, longest: int, masks: Masks | None = None) -> dict[int, dict[str, Any]]:
         """Return each layer's options of `qkv.attention`, for texts of at most `longest` tokens."""
         bias = {} if self.bias is None else {"bias": self.bias(longest, longest)}
-        settings = {number: {**own, **bias} for number, own in enumerate(self.options)}
+        settings = {number: {**options, **bias} for number, options in enumerate(self.options)}
         for number, mask in (masks or {}).items():
             settings[number]["attn_mask"] = mask
         return settings
@@ -195,10 +195,10 @@ class Transformer:
         x, embedding = batch.embedded(self.embedding, rows)  # (total, D)
         saved: list[BlockSaved] = []
         for number in range(len(self.layers))[first:stop]:
-            own = {**settings[number], "positions": batch.rotary, "top_k": top_k}
-            own["record"] = record and record.under(f"blocks.{number}.")
-            x, kept = self.layers[number].run(x, cu=batch.cu, save=save, **own)
-            saved += [kept] if save else []
+            options = {**settings[number], "positions": batch.rotary, "top_k": top_k}
+            options["record"] = record and record.under(f"blocks.{number}.")
+            x, values = self.layers[number].run(x, cu=batch.cu, save=save, **options)
+            saved += [values] if save else []
         x, last = self.finish(x, rows) if stop is None else (x, (None, None))
         return x, Saved(embedding, saved, *last, batch.cu)
 
@@ -229,17 +229,17 @@ class Transformer:
         for number in reversed(range(len(saved.layers))):
             block, layer = f"blocks.{self.same_as[number]}", self.layers[number]
             inner = record and record.under(f"blocks.{number}.")
-            own: dict[str, Array] = {}
-            back = part_back(layer, grad, saved.layers.pop(), block, own, inner)  # frees memory
+            arrays: dict[str, Array] = {}
+            back = part_back(layer, grad, saved.layers.pop(), block, arrays, inner)  # frees memory
             grad = back.x
             if gradients is None:
                 continue
             if "sinks" in back.options:
-                own[f"{block}.attn.sinks"] = back.options["sinks"]
+                arrays[f"{block}.attn.sinks"] = back.options["sinks"]
             if self.bias is not None:
                 table = self.bias.backward(back.options["bias"], longest, longest)
-                own["relative_bias.weight"] = table
-            for name, array in own.items():  # layers may share parameters: add their gradients
+                arrays["relative_bias.weight"] = table
+            for name, array in arrays.items():  # layers may share parameters: add their gradients
                 gradients[name] = gradients[name] + array if name in gradients else array
         assert saved.embedding is not None
         more = self.embedding.backward(grad, saved.embedding, rows)
@@ -294,11 +294,11 @@ class Transformer:
             return self.finish(quick(x, token_positions, caches, lengths))[0]
         more = self._step_bias(np.broadcast_to(seen, len(ids)), ids.shape[1], lengths)
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=False)):
-            own = {**self.options[number], **more, "top_k": top_k}
-            own["record"] = record and record.under(f"blocks.{number}.")
+            options = {**self.options[number], **more, "top_k": top_k}
+            options["record"] = record and record.under(f"blocks.{number}.")
             if masks and number in masks:
-                own["attn_mask"] = masks[number]
-            x, _ = layer.run(x, cache=cache, lengths=lengths, **own)
+                options["attn_mask"] = masks[number]
+            x, _ = layer.run(x, cache=cache, lengths=lengths, **options)
         return x if len(caches) < len(self.layers) else self.finish(x, record)[0]
 
     def _step_bias(self, seen: Array, count: int, lengths: Array | None) -> dict[str, Array]:

@@ -91,9 +91,9 @@ def fit(
     limits = [sum(pair) for pair in zip(lengths, more or [0] * len(texts), strict=True)]
     masking = _Masking(texts, limits, reader, first, absent)
     others = (one for one in records if not one.is_hide_argument and OPS[one.op].masks)
-    asked: dict[str, Sequence[Any]] = {
+    user_edits: dict[str, Sequence[Any]] = {
         "edit": list(dict.fromkeys((*plan.changes, *changes))),
-        "ablate": sorted((layer, head) for layer, own in plan.ablated.items() for head in own),
+        "ablate": sorted((layer, head) for layer, parts in plan.ablated.items() for head in parts),
         "hide": list(dict.fromkeys([*hides, *map(hide_value, others)])),
     }
     return batch, EditedRun(
@@ -103,7 +103,7 @@ def fit(
         list(dict.fromkeys([*masking.keys(hides), *plan.masked])),
         heads,
         is_pair,
-        {name: value for name, value in asked.items() if value},
+        {name: value for name, value in user_edits.items() if value},
         first,
     )
 
@@ -366,13 +366,13 @@ def _check_tokens(record: Record, batch: Sequence[Sized], first: int) -> None:
     """
     for number, text in enumerate(batch, first):
         count = len(text)
-        of = "the text" if len(batch) == 1 and not first else f"text {number}"
+        which = "the text" if len(batch) == 1 and not first else f"text {number}"
         for name, about in operations()[record.op].items():
             value = record.fields.get(name)
             if about.kind == "token" and value is not None and not _is_below(value, count):
-                raise wrong(record, name, f"0 to {count - 1}, because {of} has {count} tokens")
+                raise wrong(record, name, f"0 to {count - 1}, because {which} has {count} tokens")
             if about.kind == "weights" and not are_numbers(value, (count,)):
-                way = f"{count} finite numbers, one for each token of {of}"
+                way = f"{count} finite numbers, one for each token of {which}"
                 raise wrong(record, name, way)
 
 
@@ -456,8 +456,8 @@ class _Masking:
                     f"`hide` has {word!r}, which is in no text: the words are {_listed(batch)}"
                 )
         for number, (text, row) in enumerate(zip(batch, keys, strict=True), self.first):
-            own = {i for i, special in enumerate(text.special) if not special}
-            if own and own <= row:
+            positions = {i for i, special in enumerate(text.special) if not special}
+            if positions and positions <= row:
                 which = "the text" if len(batch) == 1 and not number else f"text {number}"
                 raise value_error(f"hide masks every word of {which}: leave one visible")
         return [
@@ -466,18 +466,18 @@ class _Masking:
             for position in sorted(row)
         ]
 
-    def _of_positions(self, asked: int | tuple[int, ...]) -> list[MaskedKey]:
+    def _of_positions(self, entry: int | tuple[int, ...]) -> list[MaskedKey]:
         """Return the attention keys to mask for a position or an edge in `hide`.
 
         A text that is too short for the position has no masked key. Position -1 is the last token.
         """
-        fields: list[Any] = [None, asked] if isinstance(asked, int) else [*asked]
+        fields: list[Any] = [None, entry] if isinstance(entry, int) else [*entry]
         query, key, layer, head = [*fields, None, None][:4]
         lengths = list(map(len, self.batch))
         least, most = -max(lengths, default=0), max(self.limits, default=0)
         outside = [at for at in (query, key) if at is not None and not least <= at < most]
         if self.absent is not None:
-            self.absent.difference_update([] if outside else [asked])
+            self.absent.difference_update([] if outside else [entry])
         elif outside:
             raise value_error(
                 f"`hide` has position {outside[0]} but no text has "

@@ -100,7 +100,7 @@ class EditedRun:
         heads: the number of heads in each layer.
         is_pair: whether the model has an encoder and a decoder. If `is_pair` is True, the full name
             of each activation begins with "encoder." or "decoder.".
-        asked: the user's edits, as in `Trace.changed`: a dict with up to three keys, "edit",
+        user_edits: the user's edits, as in `Trace.changed`: a dict with up to three keys, "edit",
             "ablate" and "hide". For example, {"ablate": [(0, 3)]} means that head 3 of layer 0 is
             ablated, and that no activation is edited and no token masked.
         first: the index of the first text among all texts of the call.
@@ -113,14 +113,14 @@ class EditedRun:
     masked: Sequence[MaskedKey] = ()
     heads: Sequence[int] = ()
     is_pair: bool = False
-    asked: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    user_edits: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     first: int = 0
     inputs: dict[str, Array] = field(default_factory=dict)
 
     @property
     def why(self) -> str:
         """The likely cause of non-finite logits, for the error message."""
-        return "check the values of `edit` and `ablate`" if self.asked else CANNOT
+        return "check the values of `edit` and `ablate`" if self.user_edits else CANNOT
 
     @property
     def changed(self) -> list[str]:
@@ -206,12 +206,12 @@ class EditedRun:
         count = len(layout.texts)
         first = np.zeros(count, np.int64) if layout.first is None else layout.first
         rows = {text: row for row, text in enumerate(layout.texts)}
-        own = [
+        masked_keys = [
             one._replace(text=rows[one.text])
             for one in self.masked
             if one.text in rows and one.key is None
         ]
-        own += [
+        masked_keys += [
             one._replace(text=rows[one.text], key=key, query=query)
             for one in self.masked
             if one.text in rows
@@ -226,7 +226,7 @@ class EditedRun:
         masks: dict[int, Array] = {}
         made: dict[Any, Array] = {}
         for layer, heads in enumerate(self.heads):
-            cells = tuple(one for one in own if one.layer in (None, layer))
+            cells = tuple(one for one in masked_keys if one.layer in (None, layer))
             if cells and (cells, heads) not in made:
                 sizes = heads, keys if queries is None else queries, keys
                 made[cells, heads] = _mask(cells, first, *sizes)
@@ -293,7 +293,7 @@ class EditedRun:
             lengths: (B,), the number of new tokens of each text, without padding.
             count: the number of new positions of each text, with padding.
         """
-        if not self.asked:
+        if not self.user_edits:
             return {}
         layout = Layout(range(len(seen)), lengths, seen, step=number)
         record = self.recorder(layout)
@@ -323,13 +323,13 @@ class EditedRun:
 
     def _outputs(self, name: str) -> Mapping[int, Any]:
         """Return the replacements of ablated heads in this activation, keyed by head."""
-        own = (values for layer, values in self.ablated.items() if name == self._z(layer))
-        return next(own, {})
+        outputs = (values for layer, values in self.ablated.items() if name == self._z(layer))
+        return next(outputs, {})
 
-    def _at(self, name: str, layout: Layout, shown: Array) -> At:
+    def _at(self, name: str, layout: Layout, array: Array) -> At:
         """Return the `At` of an array, for a user's function."""
         texts = self.first + np.asarray(layout.texts, np.int64)
-        return At(name, parse(name).layer, texts, layout.positions(shown, name), layout.step)
+        return At(name, parse(name).layer, texts, layout.positions(array, name), layout.step)
 
     def _back(self, name: str, batch: "_Batch", grad: Array) -> Array:
         """Return the gradient for an activation, given the gradient for its edited value."""

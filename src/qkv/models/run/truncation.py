@@ -179,8 +179,8 @@ class Truncator:
                     return long
         if len(text) > MAX_CHARS:
             cut.unread, cut.torn = max(cut.unread, len(text)), cut.torn + 1
-            kept = text[-MAX_CHARS:] if left else text[: _word_end(text, MAX_CHARS) or MAX_CHARS]
-            tokens, before = self._tokenizer.tokenize(kept), len(text) - len(kept) if left else 0
+            part = text[-MAX_CHARS:] if left else text[: _word_end(text, MAX_CHARS) or MAX_CHARS]
+            tokens, before = self._tokenizer.tokenize(part), len(text) - len(part) if left else 0
             spans = [(a + before, b + before) if b else (a, b) for a, b in tokens.offsets]
             return replace(tokens, offsets=spans)
         return self._tokenizer.tokenize(text)

@@ -81,8 +81,8 @@ class Encoder:
         model = self.model
         self.tokenizer = model.reader.need_tokenizer()
         self.sentence, self.limit = model.sentence, model.max_seq_length
-        if (own := self.sentence.task_limits.get(self.task or "")) is not None:
-            self.limit = min(filter(None, (own, model.network.embedding.max_positions)))
+        if (limit := self.sentence.task_limits.get(self.task or "")) is not None:
+            self.limit = min(filter(None, (limit, model.network.embedding.max_positions)))
         self.network, self.dtype = model.network, model.network.dtype
         size = whole_number(self.batch_size, name="batch_size", least=1)
         self.batch_size = size
@@ -280,16 +280,16 @@ class Encoder:
         tokens = [rows[first:last].copy() for first, last in pairwise(batch.cu)]
         if self.output_value is not None:
             return tokens
-        pooled, each = self._pooled(batch, rows), np.split(batch.ids, batch.cu[1:-1])
+        pooled, texts = self._pooled(batch, rows), np.split(batch.ids, batch.cu[1:-1])
         vectors = self.sentence.finish(pooled, truncate_dim=self.truncate_dim)
         return [
             {
                 "input_ids": ids.copy(),
                 "attention_mask": np.ones_like(ids),
-                "token_embeddings": own,
+                "token_embeddings": embeddings,
                 "sentence_embedding": vector.copy(),
             }
-            for ids, own, vector in zip(each, tokens, vectors, strict=True)
+            for ids, embeddings, vector in zip(texts, tokens, vectors, strict=True)
         ]
 
     def _whole(self, texts: Sequence[str]) -> list[str]:
@@ -618,8 +618,8 @@ def text_encoder(model: ModelBase, *, task: str | None = None, **options: Any) -
         task: as in `encode`.
         options: the options of `encode`.
     """
-    own = model_for(model, task)
-    return Encoder(own, task=task, **options)
+    route_model = model_for(model, task)
+    return Encoder(route_model, task=task, **options)
 
 
 def model_for(model: ModelBase, task: str | None) -> ModelBase:

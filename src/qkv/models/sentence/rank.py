@@ -107,11 +107,11 @@ def frame_of(tokenizer: Tokenizer, text: str, name: str) -> Frame:
         ValueError: the text has no token, or the tokenizer mixes the tokens of the two texts.
     """
     ids, segments, parts = tokenizer.pair(text, text)
-    own = [[i for i, part in enumerate(parts) if part == which] for which in (0, 1)]
-    if not all(own):
+    sides = [[i for i, part in enumerate(parts) if part == which] for which in (0, 1)]
+    if not all(sides):
         raise value_error("the query is empty: give a query with at least one token")
-    (a, b), (c, d) = ((positions[0], positions[-1] + 1) for positions in own)
-    if b - a + d - c != sum(map(len, own)) or b > c:
+    (a, b), (c, d) = ((positions[0], positions[-1] + 1) for positions in sides)
+    if b - a + d - c != sum(map(len, sides)) or b > c:
         raise value_error(f"the tokenizer of {name} mixes the tokens of the two texts")
     sections = (slice(0, a), slice(a, b), slice(b, c), slice(c, d), slice(d, None))
     kinds = [set(segments[section].tolist()) or {0} for section in sections]

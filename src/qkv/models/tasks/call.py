@@ -296,11 +296,11 @@ def call_pair(
     edits = edits_of(edit, ablate, hide)
     edited, ids = fit_ids(model, edits, ids, mask, written=written.shape[1])
     visible, decoder_options = None, dict[str, Any]()
-    if edited.asked and mask.any():
+    if edited.user_edits and mask.any():
         spans = network.spans(mask)
         layout = columns(mask, spans)
-        own = columns(written_mask, without_holes(written_mask))._replace(other=layout)
-        record = edited.recorder(own)
+        decoder_layout = columns(written_mask, without_holes(written_mask))._replace(other=layout)
+        record = edited.recorder(decoder_layout)
         decoder_options["record"] = None if record is None else record.under("decoder.")
         visible = edited.visible(layout, int(spans.sum(1).max()))
     read = EncodedTexts(run_columns(network, ids, mask, edited), starts_of(mask.sum(1)), visible)

@@ -231,9 +231,9 @@ def rows(
         count = tokens_to_add(which, len(tokens), max_new_tokens, limit, model.name, usual)
         ids = tokens.ids.tolist()
         text = strings[number] if strings else decode(ids)
-        for own in seeds[number * copies : (number + 1) * copies]:
+        for row_seed in seeds[number * copies : (number + 1) * copies]:
             stream = TextStream(decode, ids if model.continues else (), stop)
-            prompts.append(Row(text, tokens, count, stream, np.random.default_rng(own)))
+            prompts.append(Row(text, tokens, count, stream, np.random.default_rng(row_seed)))
     return single, prompts
 
 
@@ -270,7 +270,7 @@ def _traced_rows(
     batch, record = Batch([row.whole(model.tokenizer) for row in rows]), Recorder()
     model.network.run(batch, edited, record)
     masks = edited.masks(batch.layout, batch.longest)
-    return as_trace(model, record.arrays, batch, model.network, masks, changed=edited.asked)
+    return as_trace(model, record.arrays, batch, model.network, masks, changed=edited.user_edits)
 
 
 def tokens_to_add(
@@ -451,14 +451,14 @@ def steps(
             if row.finish_reason is not None:
                 continue
             count = len(row.prompt_tokens) + len(row.ids)
-            own = logits[number]
-            _check_finite(own, count, edited.why)
-            scores = row.penalised(model, own)
-            if scores is not own:
+            row_logits = logits[number]
+            _check_finite(row_logits, count, edited.why)
+            scores = row.penalised(model, row_logits)
+            if scores is not row_logits:
                 _check_finite(scores, count, NONE_LEFT)
             token = sampling(scores, row.rng)
             if top is not None:
-                row.measured.append(measured(own, token, top))
+                row.measured.append(measured(row_logits, token, top))
             if piece := row.add(token, eos_ids):
                 pieces.append((number, piece))
             ids[number], lengths[number] = token, row.finish_reason is None
@@ -495,9 +495,9 @@ def _prompt_measured(body: Transformer, row: Row, vectors: Array, top: int) -> I
     for begin in range(len(row.measured_prompt), len(ids), AT_ONCE):
         part = ids[begin : begin + AT_ONCE]
         logits = body.logits(vectors[begin : begin + len(part)])  # (n, V)
-        for count, (token, own) in enumerate(zip(part, logits, strict=True), begin + 1):
-            _check_finite(own, count)
-            row.measured_prompt.append(measured(own, token, top))
+        for count, (token, row_logits) in enumerate(zip(part, logits, strict=True), begin + 1):
+            _check_finite(row_logits, count)
+            row.measured_prompt.append(measured(row_logits, token, top))
         yield
 
 

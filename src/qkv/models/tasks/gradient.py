@@ -186,9 +186,9 @@ def gradients(
     if len(target.rows):
         assert body.head is not None
         at = target.rows
-        _, kept = body.head.training_forward(rows[at], np.arange(len(at) + 1))
+        _, head_saved = body.head.training_forward(rows[at], np.arange(len(at) + 1))
         up = target.logits.astype(rows.dtype)
-        grad[at] = body.head.backward(up, kept, record=record).x
+        grad[at] = body.head.backward(up, head_saved, record=record).x
     body.backward(grad, saved, record=record)
     grads = record.arrays
     return {
@@ -374,12 +374,12 @@ def check_functions(edit: Mapping[str, Any], names: FullNames, body: Transformer
         if callable(change) and not isinstance(change, Spliced)
     )
     for name in functions:
-        for asked, full in names.items():
+        for key, full in names.items():
             for other in [full] if isinstance(full, str) else full:
                 beside = depth(other) == depth(name) > -2 and other != name
                 if beside or depth(other) < depth(name):
                     raise value_error(
-                        f"the gradient at {asked!r} may depend on the derivative of the "
+                        f"the gradient at {key!r} may depend on the derivative of the "
                         f"function that edits {name}, but this derivative is not known: edit with "
                         "arrays or records, or give only activations of later layers in `at`"
                     )

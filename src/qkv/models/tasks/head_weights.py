@@ -164,12 +164,12 @@ def head_weights(model: ModelBase, layer: int) -> HeadWeights:
         raise value_error(no_layer(layer, count))
     network = model.network
     attn, head = network.layers[layer].attn, network.head
-    own: Mapping[str, Any] = head.parameters if head is not None and head.predicts else {}
+    parameters: Mapping[str, Any] = head.parameters if head is not None and head.predicts else {}
     ends = {
         "embed": network.embedding.table,
         "positions": network.embedding.positions,
-        "unembed": own.get("head.out_proj.weight"),
-        "bias": own.get("head.out_proj.bias"),
+        "unembed": parameters.get("head.out_proj.weight"),
+        "bias": parameters.get("head.out_proj.bias"),
     }
 
     def each(name: str, heads: int) -> tuple[Array, Array]:

@@ -76,8 +76,8 @@ class Sampling:
         if self.top_p is not None and self.top_p < 1:
             order = np.argsort(-probabilities, kind="stable")
             likelier = np.cumsum(probabilities[order]) - probabilities[order]
-            kept = np.sort(order[likelier < self.top_p])
-            ids, probabilities = ids[kept], probabilities[kept] / probabilities[kept].sum()
+            indices = np.sort(order[likelier < self.top_p])
+            ids, probabilities = ids[indices], probabilities[indices] / probabilities[indices].sum()
         return ids, probabilities
 
     def __call__(self, logits: Array, rng: np.random.Generator) -> int:

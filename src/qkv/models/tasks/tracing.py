@@ -67,15 +67,15 @@ def names_to_keep(
         raise type_error(f"top_k is {top_k!r}: write a whole number")
     if top_k is not None and top_k < 1:
         raise value_error(f"top_k is {top_k}: keep at least 1 weight")
-    kept = {full for full in known if top_k is None and activation(full).unasked}
+    full_names = {full for full in known if top_k is None and activation(full).unasked}
     alone: set[str] = set()
     if names is not None:
-        kept, alone = _named(known, names)
+        full_names, alone = _named(known, names)
     if top_k is not None:
-        kept |= {full for full in known if not activation(full).editable}
+        full_names |= {full for full in known if not activation(full).editable}
     if layers is not None:
-        kept &= _in_layers(known, layers) | alone
-    return kept.__contains__
+        full_names &= _in_layers(known, layers) | alone
+    return full_names.__contains__
 
 
 def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str = "") -> int | None:
@@ -91,10 +91,10 @@ def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str =
     >>> [layers_to_run(known, [name].__contains__) for name in known]
     [0, 1, 2, None]
     """
-    kept = [at for at in map(parse, filter(keep, known)) if side in ("", at.side)]
-    if any(at.layer is None and at.is_last for at in kept):
+    activations = [at for at in map(parse, filter(keep, known)) if side in ("", at.side)]
+    if any(at.layer is None and at.is_last for at in activations):
         return None
-    return max((at.layer + 1 for at in kept if at.layer is not None), default=0)
+    return max((at.layer + 1 for at in activations if at.layer is not None), default=0)
 
 
 def _named(known: Sequence[str], names: Names) -> tuple[set[str], set[str]]:
@@ -103,7 +103,7 @@ def _named(known: Sequence[str], names: Names) -> tuple[set[str], set[str]]:
     if not isinstance(wanted, Iterable):
         raise type_error(f'`names` is {shown(names)}: give names, such as ["pattern", ("q", 0)]')
     every = NameIndex(known)
-    kept: set[str] = set()
+    full_names: set[str] = set()
     outside: set[str] = set()
     for name in wanted:
         if not isinstance(name, str | tuple):
@@ -113,10 +113,10 @@ def _named(known: Sequence[str], names: Names) -> tuple[set[str], set[str]]:
         matches = every.matching(name)
         if not matches:
             raise invalid(KeyError, f"{every.why_not(name)}")
-        kept.update(matches)
+        full_names.update(matches)
         if all(parse(full).layer is None for full in matches):
             outside.update(matches)
-    return kept, outside
+    return full_names, outside
 
 
 def _in_layers(known: Sequence[str], layers: int | Iterable[int]) -> set[str]:
@@ -363,11 +363,11 @@ class _Tracer:
             record = Recorder(self.keep)
             rows, _ = network.run(part, edited, record, top_k=self.top_k, stop=self.stop)
             if self.logits:
-                own = network.logits(rows)  # (total, V)
-                record.arrays["logits"] = own[None] if len(part) == 1 else padded(own, part.cu)
+                array = network.logits(rows)  # (total, V)
+                record.arrays["logits"] = array[None] if len(part) == 1 else padded(array, part.cu)
             whole.add(part, record.arrays)
         masks = edited.masks(batch.layout, batch.longest)
-        about = {"single": batch.single, "changed": edited.asked}
+        about = {"single": batch.single, "changed": edited.user_edits}
         return as_trace(model, whole.arrays, batch, network, masks, **about)
 
 
@@ -437,7 +437,7 @@ def trace_pair(
     ablate: Ablate = (),
     hide: Hide = (),
     edit: Edit = None,
-    **kept: Any,
+    **options: Any,
 ) -> Trace | Seq2SeqTrace:
     """Run texts and keep every activation, keyed by name.
 
@@ -455,7 +455,7 @@ def trace_pair(
             the masked words and positions are masked for the decoder too.
         edit: as in `Model.trace`. With a target, names begin with "encoder." or "decoder.":
             "decoder.z" stands for all layers of the decoder, and ("decoder.z", 3) for one layer.
-        kept: `layers`, `names` and `top_k` of `Model.trace`, which apply to both the encoder and
+        options: `layers`, `names` and `top_k` of `Model.trace`, which apply to both the encoder and
             the decoder; without a target, also `batch_size`. A name that begins with "encoder." or
             "decoder.", such as "decoder.hook_resid_post", is kept for that network only.
 
@@ -463,10 +463,10 @@ def trace_pair(
         A `Trace` of the encoder or, with a target, a `Seq2SeqTrace` of the encoder and the decoder.
     """
     if target is None:
-        return trace(model, texts, logits=logits, ablate=ablate, hide=hide, edit=edit, **kept)
-    if kept.pop("batch_size", None) is not None:
+        return trace(model, texts, logits=logits, ablate=ablate, hide=hide, edit=edit, **options)
+    if options.pop("batch_size", None) is not None:
         raise value_error("batch_size is for texts without a target: omit batch_size")
-    keep = names_to_keep(pair_network(model).pair_hook_names, **kept)
+    keep = names_to_keep(pair_network(model).pair_hook_names, **options)
     if logits:
         model.need("unembed")
     batch, written = model.read(texts), model.read(target)
@@ -483,8 +483,8 @@ def trace_pair(
         written = Batch(begun)
     edits = edits_of(edit, ablate, hide)
     batch, edited = model.check_edits(edits, batch, written=written.longest)
-    edited.check_summaries(kept.get("top_k"))
-    return traced_pair(model, batch, written, edited, keep, kept.get("top_k"), logits)
+    edited.check_summaries(options.get("top_k"))
+    return traced_pair(model, batch, written, edited, keep, options.get("top_k"), logits)
 
 
 def traced_pair(
@@ -521,11 +521,11 @@ def traced_pair(
         if at.side == "decoder" and is_own:
             array[~real] = 0  # computed for padding
         parts["cross" if at.crosses else at.side][side_of(name)[1]] = array
-    own = {"single": batch.single, "changed": edited.asked}
+    about = {"single": batch.single, "changed": edited.user_edits}
     across = {} if visible is None else {"attn_mask": visible}
     return Seq2SeqTrace(
-        as_trace(model, parts["encoder"], batch, network, masks, **own),
-        as_trace(model, parts["decoder"], written, network.decoder, **own),
+        as_trace(model, parts["encoder"], batch, network, masks, **about),
+        as_trace(model, parts["decoder"], written, network.decoder, **about),
         parts["cross"],
         settings={
             i: {**layer.options, **across} for i, layer in enumerate(network.cross_attention)
