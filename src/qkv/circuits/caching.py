@@ -195,10 +195,10 @@ def _begun(path: Path, about: Mapping[str, Any]) -> Cache | None:
     if not (path / MANIFEST).exists():
         return None
     there = _manifest(path)
-    for name, asked in about.items():
-        if there[name] != asked:
+    for name, value in about.items():
+        if there[name] != value:
             raise value_error(
-                f"{path} has {name} {shown(there[name])} but the call has {shown(asked)}: "
+                f"{path} has {name} {shown(there[name])} but the call has {shown(value)}: "
                 "give another folder"
             )
     return Cache(path)

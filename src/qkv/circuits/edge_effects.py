@@ -221,15 +221,15 @@ def discover(
             "there is no difference to explain: choose another metric or other texts"
         )
     whole = _graph(stream, metric, method)
-    kept = [edge for edge in whole.edges[:edges] if abs(edge.score) >= least]
+    circuit = [edge for edge in whole.edges[:edges] if abs(edge.score) >= least]
     left = {name: np.ones(one.senders, bool) for name, one in wiring.receivers.items()}
     numbers = {name: number for number, name in enumerate(wiring.senders)}
-    for edge in kept:
+    for edge in circuit:
         left[edge.receiver][numbers[edge.sender]] = False
     faithfulness = (stream.metric(left) - stream.low) / (stream.base - stream.low)
-    used = {edge.sender for edge in kept} | {node_of(edge.receiver) for edge in kept}
+    used = {edge.sender for edge in circuit} | {node_of(edge.receiver) for edge in circuit}
     nodes = [node for node in whole.nodes if node in used]
-    return replace(whole, nodes=nodes, edges=kept, faithfulness=float(faithfulness))
+    return replace(whole, nodes=nodes, edges=circuit, faithfulness=float(faithfulness))
 
 
 def _checked(model: Any, metric: Any, method: Any) -> Model:
@@ -244,7 +244,7 @@ def _checked(model: Any, metric: Any, method: Any) -> Model:
     return check_residual(check_words(model))
 
 
-def _graph(stream: Residual, of: Any, method: str) -> Graph:
+def _graph(stream: Residual, metric: Any, method: str) -> Graph:
     """Return the graph of all edges."""
     wiring = stream.wiring
     every = {name: np.arange(one.senders) for name, one in wiring.receivers.items()}
@@ -252,12 +252,12 @@ def _graph(stream: Residual, of: Any, method: str) -> Graph:
     if method == "exact":
         scores = stream.effects(every)
     else:
-        scores = estimated(stream, of, _METHODS[method])
+        scores = estimated(stream, metric, _METHODS[method])
         correlation = _correlation(stream, scores)
     scored = [
         Edge(wiring.senders[number], name, float(score))
-        for name, own in scores.items()
-        for number, score in enumerate(own)
+        for name, values in scores.items()
+        for number, score in enumerate(values)
     ]
     nodes = [*wiring.senders, "logits"]
     return Graph(nodes, strongest(scored), method, stream.base, stream.low, correlation)
@@ -271,7 +271,7 @@ def _correlation(stream: Residual, scores: Arrays) -> float:
     all edges from which they were chosen: if 100 edges are chosen from 1,000 edges, each of the 100
     edges counts ten times.
     """
-    edges = [(name, number) for name, own in scores.items() for number in range(len(own))]
+    edges = [(name, number) for name, values in scores.items() for number in range(len(values))]
     estimates = np.concatenate(list(scores.values()))
     order, half = np.argsort(-np.abs(estimates), kind="stable"), _SAMPLE // 2
     others = np.random.default_rng(0).permutation(order[half:])[:half]
@@ -301,7 +301,7 @@ def _known(name: Any, names: Sequence[str], argument: str) -> str:
 
 
 @quiet
-def estimated(stream: Residual, of: Any, steps: int | None) -> dict[str, Array]:
+def estimated(stream: Residual, metric: Any, steps: int | None) -> dict[str, Array]:
     """Estimate the effect of every edge; return float64 arrays (senders,), keyed by receiver.
 
     An estimate is the sum of the elementwise products of two arrays: the sender's corrupted output
@@ -309,7 +309,7 @@ def estimated(stream: Residual, of: Any, steps: int | None) -> dict[str, Array]:
 
     Args:
         stream: the clean run and the corrupted run.
-        of: the metric: one logit, or the difference of two logits.
+        metric: the metric: one logit, or the difference of two logits.
         steps: the number of gradients to average. The gradients are computed at evenly spaced
             points between the corrupted and the clean embeddings. If `steps` is None, a single
             gradient is computed, in the clean run.
@@ -322,7 +322,7 @@ def estimated(stream: Residual, of: Any, steps: int | None) -> dict[str, Array]:
     names = [(kind, layer) for layer in range(last + 1) for kind in INPUTS]
     names += [("mlp_out", layer) for layer in range(last + 1) if layers[layer].mlp is not None]
     names.append(("resid_post", last))
-    slopes = model.gradient(ids, of=of, at=names, edit=edit)
+    slopes = model.gradient(ids, of=metric, at=names, edit=edit)
     run = model.trace(ids, names=["resid_pre", "attn_out"], edit=edit)
     effects = {"logits": _scores(stream, slopes["resid_post", last][:, None])[0]}
     for layer, block in enumerate(layers):
@@ -330,8 +330,8 @@ def estimated(stream: Residual, of: Any, steps: int | None) -> dict[str, Array]:
         for kind in INPUTS:
             slope = np.swapaxes(slopes[kind, layer], 1, 2)  # (m, H, T, d)
             weight = block.attn.parameters[f"{kind}_proj.weight"]
-            each = weight.reshape(len(weight), slope.shape[1], -1).transpose(1, 2, 0)
-            slope = matmul_alone(slope, each)  # (m, H, T, D)
+            per_head = weight.reshape(len(weight), slope.shape[1], -1).transpose(1, 2, 0)
+            slope = matmul_alone(slope, per_head)  # (m, H, T, D)
             if block.norm1 is not None:
                 saved = block.norm1.run(pre)[1]
                 alike = [
@@ -344,11 +344,11 @@ def estimated(stream: Residual, of: Any, steps: int | None) -> dict[str, Array]:
             read = pre if block.parallel else pre + run["attn_out", layer]
             steps_back = []
             for part in mlp_parts(block):
-                read, kept = part.run(read, save=True)
-                steps_back.append((part, kept))
+                read, part_saved = part.run(read, save=True)
+                steps_back.append((part, part_saved))
             slope = slopes["mlp_out", layer]
-            for part, kept in reversed(steps_back):
-                slope = part.backward(slope, kept, record=_SILENT).x
+            for part, part_saved in reversed(steps_back):
+                slope = part.backward(slope, part_saved, record=_SILENT).x
             count = stream.wiring.receivers[f"mlp.{layer}"].senders
             effects[f"mlp.{layer}"] = _scores(stream, slope[:, None], count)[0]
     return {name: effects[name] for name in stream.wiring.receivers}

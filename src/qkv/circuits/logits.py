@@ -101,8 +101,8 @@ def unembedding(model: Model) -> Array:
 
 def _last(model: Model, trace: Trace) -> Array:
     """Return the vectors (B, T, D or E) that the LM head reads."""
-    own = [name for name in model.network.hook_names if parse(name).is_last]
-    return kept(trace, own[-1] if own else handed_on(model, model.num_layers - 1)[0])
+    names = [name for name in model.network.hook_names if parse(name).is_last]
+    return kept(trace, names[-1] if names else handed_on(model, model.num_layers - 1)[0])
 
 
 @public_call("attribute_logits")
@@ -182,10 +182,10 @@ def attribute_logits(
     axes = {"heads": ("layer", "head"), "mlp": ("layer",), "neurons": ("layer", "neuron")}
     shares = {}
     for name, share in _shares(model, trace, logits, by).items():
-        values, own = (share, ("text",)) if texts > 1 else (share[0], ())
-        own = (*own, *axes.get(name, ()))
+        values, dims = (share, ("text",)) if texts > 1 else (share[0], ())
+        dims = (*dims, *axes.get(name, ()))
         shares[name] = (
-            Result(values, own, of="share of the logit", title=name) if own else float(values)
+            Result(values, dims, of="share of the logit", title=name) if dims else float(values)
         )
     return shares
 
@@ -222,15 +222,15 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
     heads, mlps, neurons = [], [], []
     for layer, block in enumerate(model.layers):
         name = f"blocks.{layer}.ln{{}}_post"
-        own, more = through(block.out_norm1, name.format(1), towards)
+        factors, more = through(block.out_norm1, name.format(1), towards)
         bias += more
         if ("result", layer) in trace:
-            heads.append(np.einsum("bhd,bd->bh", at(("result", layer)), own))
+            heads.append(np.einsum("bhd,bd->bh", at(("result", layer)), factors))
         else:
             z = at(("z", layer))  # (B, Hq, dv)
-            heads.append((z * _back(block.attn, "out_proj", own).reshape(z.shape)).sum(-1))
+            heads.append((z * _back(block.attn, "out_proj", factors).reshape(z.shape)).sum(-1))
         if "out_proj.bias" in block.attn.parameters:
-            bias += own @ _wide(block.attn.parameters["out_proj.bias"])
+            bias += factors @ _wide(block.attn.parameters["out_proj.bias"])
         out = 0 if block.mlp is None else at(("mlp_out", layer))
         if f"blocks.{layer}.hook_mlp_out" in edited:  # compute the MLP's own output again
             out = kept(trace, ("resid_pre" if block.parallel else "resid_mid", layer))[cells]
@@ -238,8 +238,8 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
                 out = part.run(to_bfloat16_like(out, part.parameters))[0]
         mlps.append((out * towards).sum(-1))
         if by is not None:
-            own, _ = through(block.out_norm2, name.format(2), towards)
-            neurons.append(at(("post", layer)) * _back(block.mlp, "down_proj", own))
+            factors, _ = through(block.out_norm2, name.format(2), towards)
+            neurons.append(at(("post", layer)) * _back(block.mlp, "down_proj", factors))
     embed = (at("full_embed", ("resid_pre", 0)) * towards).sum(-1)
     shares = {"embed": embed, "heads": np.stack(heads, 1), "mlp": np.stack(mlps, 1), "bias": bias}
     if trace.changed:
@@ -281,9 +281,9 @@ def _from_head(model: Model, logits: Sequence[Logit]) -> tuple[Array, Array]:
     return towards, np.array([0.0 if bias is None else logit.of(bias) for logit in logits])
 
 
-def _back(part: Any, name: str, own: Array) -> Array:
+def _back(part: Any, name: str, grad: Array) -> Array:
     """Convert the gradient for a projection's outputs to the gradient (B, in) for its inputs."""
-    return np.asarray(own @ _wide(part.parameters[f"{name}.weight"]).T)
+    return np.asarray(grad @ _wide(part.parameters[f"{name}.weight"]).T)
 
 
 def _wide(array: Array) -> Array:

@@ -19,9 +19,9 @@ NAMES = ("previous", "next", "same", "first", "last", "induction", "entropy")
 STRONGEST = "strongest"
 
 
-def checked_names(of: reader.Names, known: Sequence[str]) -> tuple[str, ...]:
+def checked_names(measures: reader.Names, known: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the requested measures without duplicates."""
-    names = tuple(dict.fromkeys([of] if isinstance(of, str) else of))
+    names = tuple(dict.fromkeys([measures] if isinstance(measures, str) else measures))
     odd = [name for name in names if name not in known]
     if odd or not names:
         fault = f"has {odd[0]!r:.40}" if odd else "is empty"
@@ -123,8 +123,8 @@ class _Pairs:
         heads = weights.shape[1]
         sums = np.zeros((self.shape[0] * self.shape[1], heads), weights.dtype)
         if len(self.groups):
-            each = weights[self.text, :, self.query, self.key + shift]  # (n, H)
-            sums[self.rows] = np.add.reduceat(each, self.groups, axis=0)
+            terms = weights[self.text, :, self.query, self.key + shift]  # (n, H)
+            sums[self.rows] = np.add.reduceat(terms, self.groups, axis=0)
         return np.moveaxis(sums.reshape(*self.shape, heads), 2, 1)
 
 
@@ -193,8 +193,8 @@ class HeadSums:
         results = {}
         for name, part in self.sums.items():
             mean = part / (self.counts[name] or np.nan)
-            of = "nats" if name == "entropy" else "mean weight"
-            results[name] = Result(mean, ("layer", "head"), of=of, title=name)
+            meaning = "nats" if name == "entropy" else "mean weight"
+            results[name] = Result(mean, ("layer", "head"), of=meaning, title=name)
         return results
 
 
@@ -350,18 +350,18 @@ def diff(model_a: Model, model_b: Model, texts: reader.Texts) -> dict[str, Resul
     sums: dict[str, Any] = {}
     count = 0
     for batch in _pairs(one, other, texts):
-        kept = [name for group in names.values() for name in group]
+        all_names = [name for group in names.values() for name in group]
         # mypy does not accept arrays as sequences of int
         runs = [
-            model.trace([text.ids for text in batch], names=kept, logits=words)  # type: ignore[arg-type]
+            model.trace([text.ids for text in batch], names=all_names, logits=words)  # type: ignore[arg-type]
             for model in (one, other)
         ]
         ends = np.array([len(text.ids) for text in batch])
         there = np.arange(ends.max()) < ends[:, None]
         count += int(ends.sum())
         measured: list[tuple[str, Array]] = []  # arrays (tokens, ...)
-        for group, own in names.items():
-            rows = [[run[name][there] for name in own] for run in runs]  # (tokens, ...) each
+        for group, sites in names.items():
+            rows = [[run[name][there] for name in sites] for run in runs]  # (tokens, ...) each
             cosines = [_cosines(*both) for both in zip(*rows, strict=True)]
             measured.append((group, np.stack(cosines, 1)))
         for number, end in enumerate(ends if words else ()):
@@ -403,7 +403,7 @@ def _names(one: Model, other: Model) -> dict[str, list[tuple[str, int]]]:
     names = {"resid": [handed_on(one, layer)[0] for layer in layers]}
     for group, name in (("attn", "attn_out"), ("mlp", "mlp_out"), ("heads", "z")):
         names[group] = [(name, layer) for layer in layers]
-    if any("hook_mlp_out" not in own for own in hooks[0]):
+    if any("hook_mlp_out" not in block_hooks for block_hooks in hooks[0]):
         del names["mlp"]  # models without MLPs
     return names
 

@@ -179,9 +179,9 @@ def pair_of(model: Model, texts: Any, at: str, metric: Any, which: str = "") -> 
 def _first_order(pair: Contrast, at: str, layer: int, gradient: Array) -> Array:
     """Estimate the metric's change for each patched position or head, by a linear approximation."""
     clean, corrupted = (array.astype(np.float64) for array in pair.both(layer))
-    each = (clean - corrupted) * gradient  # (T, ...), or (Hq, T, T) for "pattern"
-    each = np.moveaxis(each, 1, 0) if at in HEADS and at != "pattern" else each
-    return np.asarray(each.reshape(len(each), -1).sum(-1))
+    terms = (clean - corrupted) * gradient  # (T, ...), or (Hq, T, T) for "pattern"
+    terms = np.moveaxis(terms, 1, 0) if at in HEADS and at != "pattern" else terms
+    return np.asarray(terms.reshape(len(terms), -1).sum(-1))
 
 
 @public_call("patch")
@@ -269,7 +269,7 @@ def patch(
     lengths = [len(pair.clean.ids) for pair in pairs]
     metrics: dict[int, Array] = {}
     for length in dict.fromkeys(lengths):
-        which = [number for number, own in enumerate(lengths) if own == length]
+        which = [number for number, size in enumerate(lengths) if size == length]
         group = _Group([pairs[number] for number in which], axes)
         layers = [group.metrics(layer) for layer in range(model.num_layers)]
         metrics |= zip(which, np.stack(layers, 1), strict=True)
@@ -284,18 +284,18 @@ def _result(pairs: Sequence[Contrast], values: list[Array], name: str, normalize
     if at in ("k", "v") and values[0].shape[1] < pairs[0].model.num_heads:
         unit = "kv_head"
     axes = ["layer", unit, "token"][: values[0].ndim]
-    of, words = "share restored" if normalize else "metric", None
+    meaning, words = "share restored" if normalize else "metric", None
     ground = 0.0 if normalize else float(np.mean([pair.low for pair in pairs]))
     if normalize:
-        values = [pair.normalized(own) for pair, own in zip(pairs, values, strict=True)]
+        values = [pair.normalized(array) for pair, array in zip(pairs, values, strict=True)]
     if len(pairs) == 1:
         whole, words = values[0], pairs[0].words
     else:
-        widest = max(own.shape[-1] for own in values)
+        widest = max(array.shape[-1] for array in values)
         whole, axes = np.full((len(pairs), *values[0].shape[:-1], widest), np.nan), ["pair", *axes]
-        for number, own in enumerate(values):
-            whole[number, ..., : own.shape[-1]] = own
-    return Result(whole, axes, of=of, title=f"{name} of {at}", words=words, ground=ground)
+        for number, array in enumerate(values):
+            whole[number, ..., : array.shape[-1]] = array
+    return Result(whole, axes, of=meaning, title=f"{name} of {at}", words=words, ground=ground)
 
 
 def _of_sites(sites: Sequence[str], by: Any, patched: Callable[..., Result]) -> Result:
@@ -325,8 +325,8 @@ def _axes(at: Any, by: Any) -> tuple[int, ...]:
     The axis of heads or neurons comes before the axis of tokens.
     """
     _check_site(at, SITES)
-    unit, own = ("position", 0) if at in POSITIONS else ("neuron" if at in NEURONS else "head", 1)
-    axes = (0, 1) if at == "pattern" else (own, 0)
+    unit, axis = ("position", 0) if at in POSITIONS else ("neuron" if at in NEURONS else "head", 1)
+    axes = (0, 1) if at == "pattern" else (axis, 0)
     if by not in (None, "position", unit):
         others = " or ".join(map(repr, dict.fromkeys(("position", unit))))
         raise value_error(
@@ -402,8 +402,9 @@ class _Group:
             edit = {} if is_resid else {(self.at, layer): put_in}
             resid = self.model.run_layers(put_in(resid) if is_resid else resid, first, edit=edit)
             for number in np.unique(parts[0]):
-                own = parts[0] == number
-                metrics[tuple(axis[own] for axis in parts)] = self.pairs[number].values(resid[own])
+                mask = parts[0] == number
+                cells = tuple(axis[mask] for axis in parts)
+                metrics[cells] = self.pairs[number].values(resid[mask])
         return metrics
 
     def _cut(self, array: Array) -> Array:

@@ -158,10 +158,10 @@ class _Drawing:
             value = form(float(self.values[last]))
             token = f"{self.tokens[last]} with {self.of} {value}"
             return f"{self.title}: {token}, {self.described(last)}."
-        index, of = self.strongest, self.of
-        of += f", no effect: {form(self.ground)}" if self.ground else ""
+        index, meaning = self.strongest, self.of
+        meaning += f", no effect: {form(self.ground)}" if self.ground else ""
         at = f"strongest at {self.described(index)}, " if index else ""
-        return f"{self.title}: {at}{form(float(self.values[index]))} ({of})."
+        return f"{self.title}: {at}{form(float(self.values[index]))} ({meaning})."
 
     def described(self, index: Sequence[int]) -> str:
         """Describe an index along all axes: layer 3, head 2, token 4 (the)."""
@@ -183,10 +183,10 @@ class _Drawing:
 
 def _of_mapping(results: Mapping[Any, Any]) -> list[_Drawing]:
     """Read each entry of a dict. Plain numbers get the label of the first `Result` in the dict."""
-    of = next((one.of for one in results.values() if isinstance(one, Result)), "number")
+    meaning = next((one.of for one in results.values() if isinstance(one, Result)), "number")
     numbers = (float, int, np.number)
     parts = [
-        _Drawing(np.asarray(float(value)), (), of, str(name))
+        _Drawing(np.asarray(float(value)), (), meaning, str(name))
         if isinstance(value, numbers)
         else replace(_read(value), title=str(name))
         for name, value in results.items()
@@ -232,10 +232,10 @@ def _from_xarray(array: Any) -> _Drawing:
     axes = []
     for name in map(str, array.dims):
         words = array.coords.get(f"{name}_text")
-        own = None if words is None or words.dims != (name,) else list(map(str, words.values))
-        axes.append(_Axis(name, array[name].values.tolist(), own))
-    of, title = array.attrs.get("of", "number"), str(array.name or "Result")
-    return _Drawing(array.values, tuple(axes), of, title, array.attrs.get("ground", 0.0))
+        labels = None if words is None or words.dims != (name,) else list(map(str, words.values))
+        axes.append(_Axis(name, array[name].values.tolist(), labels))
+    meaning, title = array.attrs.get("of", "number"), str(array.name or "Result")
+    return _Drawing(array.values, tuple(axes), meaning, title, array.attrs.get("ground", 0.0))
 
 
 def _likeliest(part: _Drawing) -> _Drawing:
@@ -299,8 +299,8 @@ def _rows(parts: Sequence[_Drawing], stretch: bool) -> list[list[panels.Panel]]:
     scales = {}
     for kind in dict.fromkeys(part.kind for part in parts):
         values = np.concatenate([part.values.ravel() for part in parts if part.kind == kind])
-        of, ground = kind
-        share = of in _SHARES and not (values < 0).any()
+        meaning, ground = kind
+        share = meaning in _SHARES and not (values < 0).any()
         scales[kind] = (0.0, scale_end([values], stretch)) if share else signed_end(values, ground)
     maps: list[panels.Panel] = []
     rows: list[list[panels.Panel]] = []
@@ -338,28 +338,28 @@ def _heat_map(part: _Drawing, scale: Scale, **options: Any) -> panels.HeatMap:
 def _small_maps(part: _Drawing, scale: Scale) -> list[list[panels.Panel]]:
     """Return a small heat map for each index of the first axis, and a large map for one index."""
     count = len(part.values)
-    each = [part.at(number) for number in range(count)]
+    maps = [part.at(number) for number in range(count)]
     # the last layer's matrix covers the whole model
     is_rollout = [axis.name for axis in part.axes[:2]] == ["layer", "query"]
-    chosen = each[count - 1 if is_rollout else part.strongest[0]]
+    chosen = maps[count - 1 if is_rollout else part.strongest[0]]
     large = replace(chosen, title=f"{part.title}: {chosen.title}")
-    kept = strongest(np.array([sizes.max() for sizes in part.sizes]), MOST_MAPS)
+    best = strongest(np.array([sizes.max() for sizes in part.sizes]), MOST_MAPS)
     tiles: list[panels.Panel] = [
-        _heat_map(replace(each[number], tokens=None), scale, compact=True, shown_in=panels.PICTURE)
-        for number in kept
+        _heat_map(replace(maps[number], tokens=None), scale, compact=True, shown_in=panels.PICTURE)
+        for number in best
     ]
     form = panels.number_format(part.values)
     table = panels.Table(
         title=f"Strongest in each {part.axes[0].kind}",
-        names=[each[number].title for number in kept],
+        names=[maps[number].title for number in best],
         columns=[
-            panels.Column(part.of, [form(float(each[n].values[each[n].strongest])) for n in kept]),
-            panels.Column("at", [each[n].described(each[n].strongest) for n in kept], left=True),
+            panels.Column(part.of, [form(float(maps[n].values[maps[n].strongest])) for n in best]),
+            panels.Column("at", [maps[n].described(maps[n].strongest) for n in best], left=True),
         ],
     )
     said = "The small maps have the same rows, columns and colours as the large map."
-    if len(kept) < count:
-        said += f" Shown: the {len(kept)} of {count} maps with the largest numbers."
+    if len(best) < count:
+        said += f" Shown: the {len(best)} of {count} maps with the largest numbers."
     return [
         [_heat_map(large, scale)],
         *in_rows(tiles, 6),
@@ -376,17 +376,17 @@ def _bars(parts: Sequence[_Drawing], scale: Scale, *, alone: bool) -> list[panel
         for name in (part.axes[0].names if part.axes else [""])
     ]
     sizes = np.concatenate([part.sizes.ravel() for part in parts])
-    kept = strongest(sizes, MOST_BARS)
+    best = strongest(sizes, MOST_BARS)
     first = parts[0]
     bars = panels.Bars(
         title=first.title if alone else first.of,
         explained=first.of if alone else "",
-        names=[names[number] for number in kept],
-        values=[float(values[number]) for number in kept],
+        names=[names[number] for number in best],
+        values=[float(values[number]) for number in best],
         form=panels.number_spec(values),
         top=scale[1] - first.ground,
         ground=first.ground,
     )
-    if len(kept) == len(values):
+    if len(best) == len(values):
         return [bars]
-    return [bars, panels.Prose(text=f"Shown: the {len(kept)} largest of {len(values)} numbers.")]
+    return [bars, panels.Prose(text=f"Shown: the {len(best)} largest of {len(values)} numbers.")]

@@ -208,8 +208,8 @@ class Residual:
         for layer in range(len(self.layers) + 1):
             for kinds, behind in readers.items():
                 fits = np.isin(edges.kind, [_KINDS.index(kind) for kind in kinds])
-                own = np.flatnonzero(alive & fits & (edges.layer == layer))
-                for part, x in behind(layer, edges, own) if len(own) else ():
+                indices = np.flatnonzero(alive & fits & (edges.layer == layer))
+                for part, x in behind(layer, edges, indices) if len(indices) else ():
                     changes[part] = self._values(self._run(layer + 1, x)) - self.base
         return dict(zip(wanted, np.split(changes, np.cumsum(sizes)[:-1]), strict=True))
 
@@ -238,11 +238,11 @@ class Residual:
             heads = range(count)
             names = [f"attn.{layer}.{head}.{kind}" for kind in INPUTS for head in heads]
             parts = self._project(layer, read(x, *names), self.span)  # (3 * H, H, n, d)
-            own = {
+            inputs = {
                 kind: parts[kind][number * count + np.arange(count), heads][None]
                 for number, kind in enumerate(INPUTS)
             }
-            z = self._attend(layer, own, self.clean[layer].before)
+            z = self._attend(layer, inputs, self.clean[layer].before)
             mid = x + self._finished(layer, self._joined(layer, z))[0]
             now[start : start + count] = self.corrupted[start : start + count]
             now[start : start + count] -= self._each(layer, z)
@@ -284,45 +284,45 @@ class Residual:
         """Return the output of the last layer in a run, (n, D)."""
         return self.pair.handed(run, len(self.layers))[self.span]
 
-    def _behind_heads(self, layer: int, edges: _Edges, own: Array) -> Changed:
+    def _behind_heads(self, layer: int, edges: _Edges, indices: Array) -> Changed:
         """Corrupt each edge that ends at a head.
 
         Yield pairs of arrays: the indices of some edges, and the layer's output for each edge.
         """
-        kept, cut, block = self.clean[layer], self.cut(layer), self.layers[layer]
+        state, cut, block = self.clean[layer], self.cut(layer), self.layers[layer]
         weights = _output_weights(block)
-        clean = kept.parts | {"q": kept.parts["q"][:, :, cut]}
-        fed = self._fed(layer, kept.pre[None, cut]) if block.parallel else None
-        for senders in self._parts(np.unique(edges.sender[own])):
-            parts = self._project(layer, kept.pre + self.deltas[senders], self.span)
+        clean = state.parts | {"q": state.parts["q"][:, :, cut]}
+        fed = self._fed(layer, state.pre[None, cut]) if block.parallel else None
+        for senders in self._parts(np.unique(edges.sender[indices])):
+            parts = self._project(layer, state.pre + self.deltas[senders], self.span)
             parts["q"] = parts["q"][:, :, cut]
-            changed = (clean | {kind: parts[kind]} for kind in INPUTS)
-            z = np.stack([self._attend(layer, one, kept.before, cut.start or 0) for one in changed])
-            z -= kept.z[:, :, cut]  # (3, senders, H, n, dv)
-            for part in self._parts(own[np.isin(edges.sender[own], senders)]):
+            inputs = (clean | {kind: parts[kind]} for kind in INPUTS)
+            z = np.stack([self._attend(layer, one, state.before, cut.start or 0) for one in inputs])
+            z -= state.z[:, :, cut]  # (3, senders, H, n, dv)
+            for part in self._parts(indices[np.isin(edges.sender[indices], senders)]):
                 head, kind = edges.head[part], edges.kind[part]
                 outputs = z[kind, np.searchsorted(senders, edges.sender[part]), head]
                 more = matmul_alone(outputs, weights[head])
-                mid = kept.pre[cut] + self._finished(layer, kept.raw[:, cut] + more)
+                mid = state.pre[cut] + self._finished(layer, state.raw[:, cut] + more)
                 yield part, mid + (self._fed(layer, mid) if fed is None else fed)
 
-    def _behind_mlp(self, layer: int, edges: _Edges, own: Array) -> Changed:
+    def _behind_mlp(self, layer: int, edges: _Edges, indices: Array) -> Changed:
         """Corrupt each edge that ends at the MLP.
 
         Yield pairs of arrays: the indices of some edges, and the layer's output for each edge.
         """
-        kept, cut = self.clean[layer], self.cut(layer)
-        read = kept.pre if self.layers[layer].parallel else kept.mid
-        for part in self._parts(own):
+        state, cut = self.clean[layer], self.cut(layer)
+        read = state.pre if self.layers[layer].parallel else state.mid
+        for part in self._parts(indices):
             change = self.deltas[edges.sender[part]][:, cut]
-            yield part, kept.mid[cut] + self._fed(layer, read[cut] + change)
+            yield part, state.mid[cut] + self._fed(layer, read[cut] + change)
 
-    def _behind_all(self, layer: int, edges: _Edges, own: Array) -> Changed:
+    def _behind_all(self, layer: int, edges: _Edges, indices: Array) -> Changed:
         """Corrupt each edge that ends at the logits.
 
         Yield pairs of arrays: the indices of some edges, and the last layer's output for each edge.
         """
-        for part in self._parts(own):
+        for part in self._parts(indices):
             change = self.deltas[edges.sender[part]]
             yield part, (self._last(self.pair.clean) + change)[:, self.cut(layer)]
 
@@ -410,8 +410,8 @@ class Residual:
         if not isinstance(pair.metric, Logit):
             return head
         tokens, name = pair.metric.tokens, "head.out_proj."
-        own = {k: array[..., tokens] for k, array in head.parameters.items() if k.startswith(name)}
-        return replace(head, parameters={**head.parameters, **own})
+        part = {k: array[..., tokens] for k, array in head.parameters.items() if k.startswith(name)}
+        return replace(head, parameters={**head.parameters, **part})
 
     def _values(self, x: Array) -> Array:
         """Return the metric (n,) for the output `x` of the last layer, (n, t, D)."""

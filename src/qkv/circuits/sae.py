@@ -102,13 +102,13 @@ class SAE:
         gate = {"b_gate": b_gate, "b_mag": b_mag, "r_mag": r_mag}
         kinds: dict[str, list[Any]] = {"topk": [k], "jumprelu": [threshold]}
         kinds["gated"] = [*gate.values()]
-        own = [kind for kind, values in kinds.items() if any(x is not None for x in values)]
-        if len(own) > 1:
+        names = [kind for kind, values in kinds.items() if any(x is not None for x in values)]
+        if len(names) > 1:
             raise value_error(
-                f"arguments of {' and '.join(own)} are given: give only k, only threshold, or "
+                f"arguments of {' and '.join(names)} are given: give only k, only threshold, or "
                 "only b_gate, b_mag and r_mag"
             )
-        self.architecture = own[0] if own else "standard"
+        self.architecture = names[0] if names else "standard"
         if self.architecture == "gated" and b_enc is not None:
             raise value_error(
                 "b_enc is given, but a gated autoencoder has b_gate and b_mag instead: omit b_enc"
@@ -203,8 +203,8 @@ class SAE:
                 stacklevel=callers(),
             )
         metadata = {"model_name": model.name, "training_tokens": seen}
-        own = (arrays[parameter] for parameter in ("W_enc", "W_dec", "b_enc", "b_dec"))
-        return cls(*own, at=name, k=k, metadata=metadata)
+        weights = (arrays[parameter] for parameter in ("W_enc", "W_dec", "b_enc", "b_dec"))
+        return cls(*weights, at=name, k=k, metadata=metadata)
 
     @classmethod
     @public_call("SAE.load")
@@ -319,8 +319,8 @@ class SAE:
         `record` is called with the features. The features that `record` returns are decoded.
         """
         features = self.encode(x)
-        kept = features if record is None else record("hook_sae_acts_post", features)
-        out = self.decode(kept).reshape(x.shape)
+        new_features = features if record is None else record("hook_sae_acts_post", features)
+        out = self.decode(new_features).reshape(x.shape)
         if self.keeps_error:
             out += x - self.decode(features).reshape(x.shape)
         return out
@@ -334,8 +334,8 @@ class SAE:
         """
         parameters = self.parameters
         slopes = linear(self._rows(grad), parameters["W_dec"].T)  # (..., n)
-        kept = slopes if record is None else record("hook_sae_acts_post", slopes)
-        slopes = (kept - slopes if self.keeps_error else kept) * (self.encode(x) > 0)
+        new_slopes = slopes if record is None else record("hook_sae_acts_post", slopes)
+        slopes = (new_slopes - slopes if self.keeps_error else new_slopes) * (self.encode(x) > 0)
         if self.architecture == "gated":
             slopes = slopes * np.exp(parameters["r_mag"])
         out = linear(slopes, parameters["W_enc"].T).reshape(x.shape)

@@ -104,10 +104,10 @@ def read_folder(folder: StrPath) -> tuple[dict[str, Any], dict[str, Any]]:
             lengths = np.linalg.norm(arrays["W_dec"], axis=1)
             arrays["W_dec"] = arrays["W_dec"] / lengths[:, None]
             arrays["W_enc"], arrays["b_enc"] = arrays["W_enc"] * lengths, arrays["b_enc"] * lengths
-    own = {name: about[name] for name in ("model_name", "prepend_bos") if name in about}
+    fields = {name: about[name] for name in ("model_name", "prepend_bos") if name in about}
     subtracts = bool(about["apply_b_dec_to_input"])
-    own = dict(metadata) or own
-    return {"at": about.get("hook_name"), "subtracts_bias": subtracts, "metadata": own}, arrays
+    fields = dict(metadata) or fields
+    return {"at": about.get("hook_name"), "subtracts_bias": subtracts, "metadata": fields}, arrays
 
 
 def _arrays(path: Path, architecture: str) -> dict[str, Any]:

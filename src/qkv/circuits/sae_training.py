@@ -205,8 +205,8 @@ def _loss(model: Model, ids: Sequence[Array], edit: dict[str, Any]) -> float:
         if number < len(ids) and sum(map(len, batch)) + len(ids[number]) <= MOST_POSITIONS // 2:
             continue
         logits = model.trace(batch, names=[], logits=True, edit=edit)["logits"]
-        for own, rows in zip(batch, logits, strict=True):
-            losses, _ = cross_entropy(rows[: len(own) - 1], own[1:])
+        for tokens, rows in zip(batch, logits, strict=True):
+            losses, _ = cross_entropy(rows[: len(tokens) - 1], tokens[1:])
             total += losses.sum(dtype=np.float64)
             count += len(losses)
         batch = []

@@ -80,10 +80,10 @@ class Best:
         order = order[np.sort(np.unique(pairs, return_index=True)[1])]
         owner = owner[order]
         rank = np.arange(len(owner)) - np.searchsorted(owner, owner)
-        kept = rank < self.values.shape[1]
+        mask = rank < self.values.shape[1]
         for array, new, empty in zip(old, merged, (0, -1, 0, None), strict=True):
             array[touched] = empty
-            array[owner[kept], rank[kept]] = new[order][kept]
+            array[owner[mask], rank[mask]] = new[order][mask]
 
     def keep(self, window: Sequence[Read]) -> None:
         """Store the texts of `window`; then drop every stored text that no unit keeps."""
@@ -295,15 +295,15 @@ def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: in
         above = above + (values > 0).sum(0)
         total = total + values.sum(0, dtype=np.float64)
         ends = np.cumsum([len(text.ids) for text in batch])
-        each = np.split(values, ends[:-1])  # an array (T, n) for each text
-        positions = np.array([text.argmax(0) for text in each])
-        largest = np.array([text.max(0) for text in each])
+        arrays = np.split(values, ends[:-1])  # an array (T, n) for each text
+        positions = np.array([text.argmax(0) for text in arrays])
+        largest = np.array([text.max(0) for text in arrays])
         numbers = np.array([text.number for text in batch])
         which, units = best.among(largest, numbers, slice(None))
         if len(which):
-            kept = [each[t][:, u].copy() for t, u in zip(which, units, strict=True)]
+            columns = [arrays[t][:, u].copy() for t, u in zip(which, units, strict=True)]
             cells = which, units
-            best.add(units, largest[cells], numbers[which], positions[cells], kept)
+            best.add(units, largest[cells], numbers[which], positions[cells], columns)
             best.keep(batch)
     if best is None:
         raise value_error("the texts hold no token: give a text with tokens")
@@ -480,8 +480,8 @@ def scan_heads(model: Model, texts: Texts, of: Names = _NAMES, top_k: int = 10) 
         chosen, queries = part.weights[rows, head, at], at + part.first  # (n, K), (n,)
         keys = measured.key(part.name, chosen, rows, queries).tolist()
         lengths = measured.ends[rows]
-        kept = [(k, row[:end]) for k, row, end in zip(keys, chosen, lengths, strict=True)]
-        best.add(unit + head, most[rows, head], numbers[rows], queries, kept)
+        pairs = [(k, row[:end]) for k, row, end in zip(keys, chosen, lengths, strict=True)]
+        best.add(unit + head, most[rows, head], numbers[rows], queries, pairs)
 
     scores = summed(model, texts, names, add, best.keep).means()
     return HeadScan(scores, best, best.spelled(model))
