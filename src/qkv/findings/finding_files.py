@@ -97,7 +97,7 @@ def _fault(value: Any, rule: dict[str, Any], where: str) -> str:
         # the errors of `edits_of` about the list `edits` are clearer than those of the schema
         rules = rule.get("prefixItems") or [rule["items"]] * len(value)
         pairs = enumerate(zip(value, rules, strict=True))
-        parts = [(one, own, f"{where}[{n}]") for n, (one, own) in pairs]
+        parts = [(one, item_rule, f"{where}[{n}]") for n, (one, item_rule) in pairs]
     return next(filter(None, (_fault(*part) for part in parts)), "")
 
 
@@ -109,8 +109,8 @@ def _fits(value: Any, rule: dict[str, Any]) -> bool:
         return bool(value == rule["const"])
     if isinstance(value, int | float):
         return bool(rule["minimum"] <= value <= rule.get("maximum", value))
-    of = "Length" if isinstance(value, str) else "Items"
-    if not rule.get(f"min{of}", 0) <= len(value) <= rule.get(f"max{of}", len(value)):
+    unit = "Length" if isinstance(value, str) else "Items"
+    if not rule.get(f"min{unit}", 0) <= len(value) <= rule.get(f"max{unit}", len(value)):
         return False
     return "pattern" not in rule or bool(re.search(rule["pattern"], value))
 

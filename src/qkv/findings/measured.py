@@ -332,8 +332,8 @@ def view_of(
             f"the findings belong to {len(names)} models, {' and '.join(names.values())}: "
             "publish one page per model"
         )
-    own = next((one._model for one in every if one._model is not None), None)
-    used = every[0]._used(own if model is None else model)
+    default = next((one._model for one in every if one._model is not None), None)
+    used = every[0]._used(default if model is None else model)
     if used.sha256 not in names:
         raise value_error(f"{every[0]._other(used)}: give the model of the finding")
     for one in every:
