@@ -44,23 +44,23 @@ class Axis:
     Attributes:
         tokens: the tokens or words on this axis: L queries, or S keys.
         special: for each token, whether it is a special token, such as [CLS] or [SEP].
-        shown: the names that a reader sees; by default the tokens themselves.
+        labels: the names that a reader sees; by default the tokens themselves.
         spans: the range of tokens of each word, if the axis consists of words.
     """
 
     tokens: list[str]
     special: list[bool]
-    shown: list[str] | None = None
+    labels: list[str] | None = None
     spans: list[Span] | None = None
 
     @cached_property
     def names(self) -> list[str]:
         """Return the names that pictures show for these tokens or words."""
-        return drawn(self.shown or self.tokens)
+        return drawn(self.labels or self.tokens)
 
     def named(self, row: int, article: str = "the") -> str:
         """Return the name of a token or word in a sentence."""
-        return named((self.shown or self.tokens)[row], article)
+        return named((self.labels or self.tokens)[row], article)
 
     @cached_property
     def content(self) -> tuple[Array, Array]:
@@ -152,10 +152,10 @@ class Heads:
 
     def content_keys(self, query: int) -> list[int]:
         """List the positions of all content words, except occurrences of the query's own word."""
-        kept, numbers = self.keys.content
+        flags, numbers = self.keys.content
         if self.other_keys is None:
-            kept = kept & (numbers != numbers[query])
-        return [int(key) for key in np.flatnonzero(kept)]
+            flags = flags & (numbers != numbers[query])
+        return [int(key) for key in np.flatnonzero(flags)]
 
     def between_content(self, weights: Array) -> Array:
         """Keep weights `(..., L, S)` between two different content words; set all others to -1.
@@ -185,8 +185,8 @@ class Heads:
             weights, at = self.weights[index], self._every_key
         else:
             at, weights, _ = self.summary[index]
-        kept = self._joined(at, queries, keys) & ~np.isnan(weights)
-        return np.where(kept, weights, -1.0), np.broadcast_to(at, weights.shape)
+        pairs = self._joined(at, queries, keys) & ~np.isnan(weights)
+        return np.where(pairs, weights, -1.0), np.broadcast_to(at, weights.shape)
 
     def best_links(
         self, layer: int, queries: Indices = None, keys: Indices = None
@@ -283,10 +283,10 @@ class Heads:
             flags = np.isin(np.arange(len(flags)), queries)
         if keys is not None:
             key_flags = np.isin(np.arange(len(key_flags)), keys)
-        kept = flags[:, None] & key_flags[at] & (at >= 0)
+        pairs = flags[:, None] & key_flags[at] & (at >= 0)
         if self.other_keys is None and (queries is None or keys is None):
-            kept &= numbers[:, None] != key_numbers[at]
-        return np.asarray(kept)
+            pairs &= numbers[:, None] != key_numbers[at]
+        return np.asarray(pairs)
 
 
 Kept = tuple[list[int], list[Array], list[Summary]]
@@ -304,8 +304,8 @@ def kept_in(trace: Trace | Seq2SeqTrace, layers: Iterable[int], prefix: str = ""
         return whole, [summable(trace[f"{prefix}pattern", layer][0]) for layer in whole], []
     parts = [f"{prefix}{part}" for part in ("top_indices", "top_weights", "received")]
     short = [layer for layer in layers if (parts[1], layer) in trace]
-    kept = ([trace[part, layer][0] for part in parts] for layer in short)
-    return short, [], [Summary(at, summable(weights), summable(all_)) for at, weights, all_ in kept]
+    arrays = ([trace[part, layer][0] for part in parts] for layer in short)
+    return short, [], [Summary(at, summable(top), summable(all_)) for at, top, all_ in arrays]
 
 
 def summable(weights: Array) -> Array:
@@ -328,8 +328,8 @@ def heads_of(trace: Trace, *, parameters: Arrays | None = None, name: str = "") 
         parameters: the model's parameters, which `value_norms` needs.
         name: a name that distinguishes the text from the others in a view.
     """
-    own = (layer for layer in range(trace.num_layers) if layer not in trace.other_layers)
-    layers, weights, summary = kept_in(trace, own)
+    numbers = (layer for layer in range(trace.num_layers) if layer not in trace.other_layers)
+    layers, weights, summary = kept_in(trace, numbers)
     scored = [layer for layer in layers if weights and ("attn_scores", layer) in trace]
     scales = {layer: _scale(trace, layer) for layer in scored}
     return Heads(
@@ -453,7 +453,7 @@ def by_word(heads: Heads) -> Heads:
 
 def _merged(axis: Axis, spans: list[Span]) -> Axis:
     """Merge the tokens of an axis into words; a word of one token keeps the token's name."""
-    names = axis.shown
+    names = axis.labels
     return Axis(
         [word for _, _, word in spans],
         [axis.special[first] for first, _, _ in spans],
@@ -480,11 +480,11 @@ def _merged_summary(part: Summary, rows: Sequence[Span], columns: Sequence[Span]
     order = np.lexsort((key, -sums, line))
     line, key, sums = line[order], key[order], sums[order]
     rank = np.arange(len(line)) - np.searchsorted(line, line)  # the rank of each weight in its row
-    kept = rank < top_k
+    top = rank < top_k
     indices = np.full((heads * len(rows), top_k), -1, np.int64)
     weights = np.zeros(indices.shape, part.weights.dtype)
-    indices[line[kept], rank[kept]] = key[kept]
-    weights[line[kept], rank[kept]] = sums[kept]
+    indices[line[top], rank[top]] = key[top]
+    weights[line[top], rank[top]] = sums[top]
     received = np.add.reduceat(part.received, [first for first, _, _ in columns], axis=-1)
     shape = heads, len(rows), top_k
     return Summary(indices.reshape(shape), weights.reshape(shape), received)

@@ -91,11 +91,11 @@ def removal_of(
         return None
     layers = removed_in_turn(model) if layer is None else [layer]
     logits, effects = removals(model, trace, position, layers)
-    kept = {at: effect for at, effect in effects.items() if head in (None, at[1])}
-    if not np.isfinite([moved for moved, _ in kept.values()]).all():
+    choices = {at: effect for at, effect in effects.items() if head in (None, at[1])}
+    if not np.isfinite([moved for moved, _ in choices.values()]).all():
         return None
-    best = max(kept, key=lambda at: kept[at][0])
-    moved, after = kept[best]
+    best = max(choices, key=lambda at: choices[at][0])
+    moved, after = choices[best]
     front = trace.tokens[max(0, position - 1) : position]
     [[(word, share)]] = in_words(likeliest(logits[None], 1), [front], model.tokenizer)
     return Removal(*best, position, moved, word, share, after, tuple(layers))

@@ -30,7 +30,7 @@ def measures_of(heads: Heads) -> dict[str, Array | None]:
     weight on the first token and the weight on separators. To compute these two measures, the
     summed weight on each key is sufficient.
     """
-    size, own = len(heads.queries.tokens), heads.other_keys is None
+    size, one_text = len(heads.queries.tokens), heads.other_keys is None
     separators = [key for key, special in enumerate(heads.keys.special) if special and key]
     names = ("entropy", "previous", "next", "first", "separators", "distance")
     measures: dict[str, Array | None] = dict.fromkeys(names)
@@ -41,10 +41,10 @@ def measures_of(heads: Heads) -> dict[str, Array | None]:
             measures["separators"] = received[..., separators].sum(axis=-1) / size
         return measures
     ways: dict[str, Measure] = {"entropy": entropy, "first": lambda layer: on_keys(layer, [0])}
-    if own and size > 1:
+    if one_text and size > 1:
         ways["previous"] = lambda layer: on_offset(layer, -1)
         ways["next"] = lambda layer: on_offset(layer, 1)
-    if own:
+    if one_text:
         ways["distance"] = distance
     if separators:
         ways["separators"] = lambda layer: on_keys(layer, separators)
@@ -164,11 +164,11 @@ def summarize(weights: Array, top_k: int) -> Summary:
     >>> part.indices.tolist(), part.weights.tolist(), part.received.tolist()
     ([[[1, 2], [0, 2]]], [[[0.5, 0.3], [0.5, 0.5]]], [[0.7, 0.5, 0.8]])
     """
-    kept = min(top_k, weights.shape[2])
-    indices = np.empty((*weights.shape[:2], kept), np.int64)
+    count = min(top_k, weights.shape[2])
+    indices = np.empty((*weights.shape[:2], count), np.int64)
     # sort one head at a time: the indices of all heads would need as much memory as the weights
     for index, head in enumerate(weights):
-        indices[index] = np.argsort(-np.nan_to_num(head), axis=-1, kind="stable")[:, :kept]
+        indices[index] = np.argsort(-np.nan_to_num(head), axis=-1, kind="stable")[:, :count]
     largest = np.take_along_axis(weights, indices, axis=-1)
     received = np.asarray(np.nansum(weights, axis=1, dtype=np.float64))
     return Summary(np.where(largest > 0, indices, -1), largest, received)
@@ -182,7 +182,7 @@ def _means(parts: Array, weights: Array, there: Array | bool = True) -> Array:
     """
     sees = (weights.sum(axis=-1) > 0) & there
     return np.array(
-        [row[kept].mean() if kept.any() else 0.0 for row, kept in zip(parts, sees, strict=True)]
+        [row[flags].mean() if flags.any() else 0.0 for row, flags in zip(parts, sees, strict=True)]
     )
 
 

@@ -100,23 +100,23 @@ def rank_heads(
     )
 
 
-def other_heads(seen: Heads, links: list[Link], shown: ChosenHead, one_link: bool) -> list[Link]:
-    """Choose up to 5 links that stand out, in heads other than `shown`.
+def other_heads(seen: Heads, links: list[Link], chosen: ChosenHead, one_link: bool) -> list[Link]:
+    """Choose up to 5 links that stand out, in heads other than `chosen`.
 
-    No two of the chosen links join the same two words, and none joins the two words of `shown`. If
+    No two of the chosen links join the same two words, and none joins the two words of `chosen`. If
     `one_link` is true, the caller requested a single pair of words. Then each of `links` joins
     these two words, and each is in a different head. In this case, choose up to 8 links, even if
     they do not stand out.
     """
-    pairs = {(shown.link.query, shown.link.key)} if shown.link else set()
-    kept = []
+    pairs = {(chosen.link.query, chosen.link.key)} if chosen.link else set()
+    others = []
     for link in links:
         pair, head = (link.query, link.key), (link.layer, link.head)
         counts = one_link or (link.stands_out and not seen.untrained and pair not in pairs)
-        if counts and head != (shown.layer, shown.head):
+        if counts and head != (chosen.layer, chosen.head):
             pairs.add(pair)
-            kept.append(link)
-    return kept[: 8 if one_link else 5]
+            others.append(link)
+    return others[: 8 if one_link else 5]
 
 
 def choose_head(
@@ -149,18 +149,18 @@ def choose_head(
     links = rank_heads(seen, None, queries, keys)
     within = (link for link in links if layer in (None, link.layer) and head in (None, link.head))
     best = next(within, None)
-    asked = queries is not None or keys is not None
-    if asked and best is None:
+    of_word = queries is not None or keys is not None
+    if of_word and best is None:
         raise value_error(
             "this query attends to this key in no head: the key is masked, or its "
             "weight is 0 or was not kept"
         )
     if layer is not None and head is not None:
-        if not asked and (best is None or best.weight < _WEAK):
+        if not of_word and (best is None or best.weight < _WEAK):
             best = _any_link(seen, layer, head) or best
         return ChosenHead(layer, head, best, ASKED), links
     nothing = _none(layer, head, seen.untrained)
-    removal = None if asked or removing is None else removing(layer, head)
+    removal = None if of_word or removing is None else removing(layer, head)
     if removal is not None and removal.layer in seen.layers:
         return _at_gap(seen, removal, (layer, head), written), links
     if best is None:
@@ -171,14 +171,14 @@ def choose_head(
         )
         headline = f"{nothing}: no content word looks at another one."
         return ChosenHead(first, head or 0, None, reason, False, headline), links
-    reason = _why(seen, best, searched(seen, layer, head), asked)
+    reason = _why(seen, best, searched(seen, layer, head), of_word)
     headline, stands_out = "", best.stands_out and not seen.untrained
     if not stands_out and not (queries and keys):
         query, key = seen.queries.named(best.query), seen.keys.named(best.key)
         least = f", less than {written.points(STANDS_OUT)} above the usual weight"
         below = "" if seen.untrained else least
         headline = (
-            f"{nothing}: the strongest {'of these links' if asked else 'content link'} is "
+            f"{nothing}: the strongest {'of these links' if of_word else 'content link'} is "
             f"{query} → {key}, {written.share(best.weight)} "
             f"({written.head.format(best.layer, best.head)}){below}."
         )
@@ -192,9 +192,9 @@ def _none(layer: Index, head: Index, untrained: bool) -> str:
     return f"{none} in this sentence" + untrained * ", because the model is untrained"
 
 
-def _at_gap(seen: Heads, removal: Removal, asked: Asked, written: Notation) -> ChosenHead:
+def _at_gap(seen: Heads, removal: Removal, indices: Asked, written: Notation) -> ChosenHead:
     """Describe the head that was found by removal, and its link from the gap."""
-    nothing, head = _none(*asked, seen.untrained), asked[1]
+    nothing, head = _none(*indices, seen.untrained), indices[1]
     [query] = seen.queries.rows_of([removal.position])
     row = np.nan_to_num(seen.row(removal.layer, removal.head, query))
     key = int(row.argmax())
@@ -239,15 +239,15 @@ def _any_link(seen: Heads, layer: int, head: int) -> Link | None:
     """Return the head's largest weight between a content word and any other word."""
     words, keys = (np.flatnonzero(axis.is_word).tolist() for axis in (seen.queries, seen.keys))
     links = [*rank_heads(seen, [layer], words), *rank_heads(seen, [layer], None, keys)]
-    own = (link for link in links if link.head == head)
-    return max(own, key=lambda link: link.weight, default=None)
+    of_head = (link for link in links if link.head == head)
+    return max(of_head, key=lambda link: link.weight, default=None)
 
 
-def _why(seen: Heads, link: Link, among: str, asked: bool) -> str:
+def _why(seen: Heads, link: Link, among: str, of_word: bool) -> str:
     """Explain why the head of this link is shown."""
     query, key = seen.queries.named(link.query), seen.keys.named(link.key)
     at_distance, on_key = link.usual
-    which = f"its weight from {query} to {key}" if asked else "its link between two content words"
+    which = f"its weight from {query} to {key}" if of_word else "its link between two content words"
     usual = f"the average weight from other words to {key} is {on_key:.2f}"
     if seen.other_keys is None:
         usual = f"the average weight at this distance is {at_distance:.2f}, and {usual}"
@@ -307,7 +307,7 @@ def contrasting_head(
         )
         return ChosenHead(*chosen, None, reason, trained and removed[chosen] >= STANDS_OUT)
     pairs = {
-        at: [(of(heads_a, *at, rows_a), of(heads_b, *at, rows_b)) for of in (_above, _looks)]
+        at: [(way(heads_a, *at, rows_a), way(heads_b, *at, rows_b)) for way in (_above, _looks)]
         for at in heads
     }
     chosen = max(pairs, key=lambda at: [_apart(*both) for both in pairs[at]])
@@ -410,7 +410,7 @@ def checked_head(heads: Heads, layer: Index, head: Index) -> tuple[Index, Index]
         ValueError: the trace holds no weights; or the layer's queries or keys are not the trace's
             tokens.
     """
-    asked = layer, head
+    numbers = layer, head
     if heads.layers:
         layer = None if layer is None else heads.from_start(layer, of="layer")
         head = None if head is None else heads.from_start(head, of="head")
@@ -427,11 +427,11 @@ def checked_head(heads: Heads, layer: Index, head: Index) -> tuple[Index, Index]
         raise value_error("this trace holds no weights: trace hook_pattern too")
     if layer is not None and layer not in heads.layers:
         raise invalid(
-            IndexError, f"there is no layer {asked[0]}: the layers are {span(heads.layers)}"
+            IndexError, f"there is no layer {numbers[0]}: the layers are {span(heads.layers)}"
         )
     known = range(heads.count)
     if head is not None and head not in known:
-        raise invalid(IndexError, f"there is no head {asked[1]}: the heads are {span(known)}")
+        raise invalid(IndexError, f"there is no head {numbers[1]}: the heads are {span(known)}")
     return layer, head
 
 

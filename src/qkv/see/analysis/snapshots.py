@@ -326,9 +326,9 @@ def replay_of(run: TrainingRun, text: Text) -> Replay:
     """
     first: tuple[Trace, Heads, list[Score]] | None = None
     steps: list[int] = []
-    shown: list[int] = []
+    indices: list[int] = []
     values: list[Array] = []
-    kept: list[Array] = []  # one array (layers, heads, L, L) per snapshot
+    maps: list[Array] = []  # one array (layers, heads, L, L) per snapshot
     for index, (step, trace) in enumerate(traces(run, text, MOST_CELLS // min(2, len(run.steps)))):
         heads = heads_of(trace)
         if first is None:
@@ -340,11 +340,11 @@ def replay_of(run: TrainingRun, text: Text) -> Replay:
         if not np.isfinite(weights).all():
             continue
         if index in wanted:
-            shown.append(len(steps))
-            kept.append(weights)
+            indices.append(len(steps))
+            maps.append(weights)
         steps.append(step)
         values.append(_measured(first[2], weights, copies))
-    if first is None or not shown:
+    if first is None or not indices:
         raise value_error(
             "no snapshot has finite weights: the run diverged before its first snapshot"
         )
@@ -365,8 +365,8 @@ def replay_of(run: TrainingRun, text: Text) -> Replay:
         steps,
         scores,
         np.array(values),
-        shown,
-        np.array(kept),
+        indices,
+        np.array(maps),
         np.array(hidden) if len(hidden) == len(heads.layers) else None,
         run.losses,
         controls,

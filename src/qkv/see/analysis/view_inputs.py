@@ -142,9 +142,9 @@ def positions_of(model: Model | None, word: str | None, a: Trace, b: Trace) -> C
 
 def _shared(model: Model | None, a: Trace, b: Trace, words: list[list[str]]) -> Chosen:
     """Choose a word that both texts share; return the same tuple as `positions_of`."""
-    kept = [words_of(trace.tokens, trace.special, only_content=True) for trace in (a, b)]
+    content = [words_of(trace.tokens, trace.special, only_content=True) for trace in (a, b)]
     found = partial(_found, name="word", either=True)
-    for what, (first, second) in (("content word", kept), ("word", words)):
+    for what, (first, second) in (("content word", content), ("word", words)):
         both = (word for word in first if word in second)
         positions = {word: [found(trace, model, word) for trace in (a, b)] for word in both}
         shared = [word for word, copies in positions.items() if all(copies)]

@@ -136,7 +136,7 @@ def need_alike(what: str, a: Trace, first: int, b: Trace, second: int) -> None:
 
 
 def words_before_and_after(
-    trace: Trace, shown: Heads | None = None
+    trace: Trace, heads: Heads | None = None
 ) -> tuple[Array, Array, list[str]] | None:
     """Return `(static, contextual, names)` of a text: vectors `(n, D)`, without special tokens.
 
@@ -146,12 +146,12 @@ def words_before_and_after(
     ends = static_and_last(trace)
     if ends is None:
         return None
-    of, spans = (trace, None) if shown is None else (shown.queries, shown.queries.spans)
-    kept = [i for i, special in enumerate(of.special) if not special] or range(len(of.tokens))
-    before, after = (mean_vectors(state[0], spans)[kept] for state in ends)
+    axis, spans = (trace, None) if heads is None else (heads.queries, heads.queries.spans)
+    rows = [i for i, special in enumerate(axis.special) if not special] or range(len(axis.tokens))
+    before, after = (mean_vectors(state[0], spans)[rows] for state in ends)
     if not (has_plane(before) and has_plane(after)):
         return None
-    return before, after, [of.tokens[i] for i in kept]
+    return before, after, [axis.tokens[i] for i in rows]
 
 
 MOST_LABELS = 20  # names beside points
@@ -345,16 +345,16 @@ def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
         ValueError: a trace lacks the static vectors or the vectors after the last layer; or the
             traces come from different models.
     """
-    tokens, of, parts = [], [], []
+    tokens, numbers, parts = [], [], []
     for number, trace in enumerate(traces):
-        each = [(i, i + 1, token) for i, token in enumerate(trace.tokens)]
-        spans = each if pieces else spans_of(trace.tokens, trace.special)
-        kept = [span for span in spans if not trace.special[span[0]]] or spans
-        tokens += [name for _, _, name in kept]
-        of += [number] * len(kept)
+        units = [(i, i + 1, token) for i, token in enumerate(trace.tokens)]
+        spans = units if pieces else spans_of(trace.tokens, trace.special)
+        words = [span for span in spans if not trace.special[span[0]]] or spans
+        tokens += [name for _, _, name in words]
+        numbers += [number] * len(words)
         with np.errstate(over="ignore"):
             states = {
-                name: np.stack([state[0][first:end].mean(0) for first, end, _ in kept])
+                name: np.stack([state[0][first:end].mean(0) for first, end, _ in words])
                 for name, state in _states(trace).items()
             }
         parts.append(states)
@@ -376,19 +376,19 @@ def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
     return Shift(
         sentences=[quoted(t.text, t.tokens, t.special) for t in traces],
         tokens=tokens,
-        of=of,
+        of=numbers,
         before=plane.original,
         explained=plane.explained,
         stages=stages,
         labelled=named_points(plane.original, plane.contextual, tokens),
-        pairs=_pairs(tokens, of, [before, *later]),
+        pairs=_pairs(tokens, numbers, [before, *later]),
     )
 
 
-def _pairs(tokens: list[str], of: list[int], states: list[Array]) -> list[SharedWord]:
+def _pairs(tokens: list[str], numbers: list[int], states: list[Array]) -> list[SharedWord]:
     """Find the words that two sentences share; use each word's first occurrence in a sentence."""
     positions: dict[str, dict[int, int]] = {}  # keyed by word and sentence
-    for position, (token, sentence) in enumerate(zip(tokens, of, strict=True)):
+    for position, (token, sentence) in enumerate(zip(tokens, numbers, strict=True)):
         if not is_piece(token) and not is_punctuation(token):
             positions.setdefault(token, {}).setdefault(sentence, position)
     shared = [

@@ -174,9 +174,9 @@ def content(tokens: Texts, special: Flags) -> tuple[Array, Array]:
     little = [name in FUNCTION_WORDS or name in UNKNOWN for name in names]
     for i, name in enumerate(names):  # the "s" in "king ' s" and the "t" in "don ' t" do not count
         little[i] |= name in LEFT_OVER and not _APOSTROPHES.isdisjoint(names[max(0, i - 1) : i + 2])
-    each = np.repeat(numbers, sizes)
+    of_tokens = np.repeat(numbers, sizes)
     flags = words & ~np.repeat(np.array(little, dtype=bool), sizes)
-    return (flags if len(set(each[flags].tolist())) > 1 else words), each
+    return (flags if len(set(of_tokens[flags].tolist())) > 1 else words), of_tokens
 
 
 def words_of(tokens: Texts, special: Flags, *, only_content: bool = False) -> list[str]:

@@ -142,11 +142,11 @@ def css() -> str:
     """Write the themes as CSS properties, which the scripts and style sheets of a page read."""
     rules = []
     for name, theme in THEMES.items():
-        own = {"paper": theme.more[0], "more": " ".join(theme.more), "less": " ".join(theme.less)}
-        own |= {f"line-{number}": color for number, color in enumerate(theme.lines)}
-        own |= {side.lower(): theme.lines[number] for side, number in SIDES.items()}
+        style = {"paper": theme.more[0], "more": " ".join(theme.more), "less": " ".join(theme.less)}
+        style |= {f"line-{number}": color for number, color in enumerate(theme.lines)}
+        style |= {side.lower(): theme.lines[number] for side, number in SIDES.items()}
         where = ".view" if name == "light" else f'.view[data-theme="{name}"]'
-        rules.append(where + "{" + ";".join(f"--{key}:{own[key]}" for key in own) + "}")
+        rules.append(where + "{" + ";".join(f"--{key}:{style[key]}" for key in style) + "}")
     return "\n".join(rules)
 
 

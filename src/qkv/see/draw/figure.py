@@ -181,9 +181,9 @@ def _frame(axes: Axes, box: panels.Box, color: str, line: float, **style: Any) -
 
 def _links(axes: Axes, panel: panels.Links, tone: Tone) -> None:
     """Draw a line for each weight, wider for a larger weight; highlight the lines of one query."""
-    shown = panel.map.part
-    query = next(iter(shown.outlined), 0)
-    for (i, j), weight in np.ndenumerate(np.clip(np.nan_to_num(shown.values), 0, 1)):
+    heat = panel.map.part
+    query = next(iter(heat.outlined), 0)
+    for (i, j), weight in np.ndenumerate(np.clip(np.nan_to_num(heat.values), 0, 1)):
         chosen = i == query
         strength = float(weight) * (1.0 if chosen else 0.25)
         if strength >= 0.01:
@@ -191,13 +191,13 @@ def _links(axes: Axes, panel: panels.Links, tone: Tone) -> None:
                 (0, 1), (i, j), color=THEMES[tone.theme].lines[0] if chosen else tone.dim,
                 linewidth=0.5 + 3 * strength, alpha=0.15 + 0.85 * strength, zorder=1 + chosen,
             )  # fmt: skip
-    sides = ((-0.04, shown.rows, "right"), (1.04, shown.columns, "left"))
+    sides = ((-0.04, heat.rows, "right"), (1.04, heat.columns, "left"))
     for x, names, side in sides:
         size = max(_LEAST, min(10.0, 200 / len(names)))
         for row, name in enumerate(names):
             weight = "bold" if x < 0 and row == query else "normal"
             _write(axes, (x, row), name, size, ha=side, va="center", weight=weight)
-    axes.set(xlim=(-0.7, 1.7), ylim=(max(len(shown.rows), len(shown.columns)) - 0.5, -0.5))
+    axes.set(xlim=(-0.7, 1.7), ylim=(max(len(heat.rows), len(heat.columns)) - 0.5, -0.5))
     axes.set_axis_off()
 
 

@@ -581,15 +581,15 @@ Rows = Sequence[Sequence[Panel]]
 
 def drawn_in(medium: str, rows: Rows) -> list[list[Panel]]:
     """Return the rows of panels that a medium draws; leave out empty rows."""
-    kept = ([panel for panel in row if medium in panel.shown_in] for row in rows)
-    return [[x.make() if isinstance(x, Later) else x for x in row] for row in kept if row]
+    panels = ([panel for panel in row if medium in panel.shown_in] for row in rows)
+    return [[x.make() if isinstance(x, Later) else x for x in row] for row in panels if row]
 
 
 def pictured(rows: Rows) -> tuple[list[str], list[list[Panel]]]:
     """Return the texts of a picture's prose panels, and the rows of its other panels."""
-    shown = drawn_in("picture", rows)
-    prose = [panel.text for row in shown for panel in row if isinstance(panel, Prose)]
-    drawn = ([panel for panel in row if not isinstance(panel, Prose)] for row in shown)
+    grid = drawn_in("picture", rows)
+    prose = [panel.text for row in grid for panel in row if isinstance(panel, Prose)]
+    drawn = ([panel for panel in row if not isinstance(panel, Prose)] for row in grid)
     return prose, [row for row in drawn if row]
 
 

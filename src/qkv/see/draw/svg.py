@@ -117,9 +117,9 @@ def label(content: str, most: int = 14) -> str:
 
 def label_width(content: str) -> float:
     """Estimate the width in pixels of a text that `label` may have shortened."""
-    shown = label(content)
-    wide = sum(unicodedata.east_asian_width(mark) in "WF" for mark in shown)
-    return (0.6 * len(shown) + 0.45 * wide) * SIZE
+    chars = label(content)
+    wide = sum(unicodedata.east_asian_width(mark) in "WF" for mark in chars)
+    return (0.6 * len(chars) + 0.45 * wide) * SIZE
 
 
 def widest(labels: Iterable[str]) -> float:
@@ -146,9 +146,9 @@ def wrapped(line: str, width: float, size: float) -> list[str]:
 def draw(title: str, lines: Sequence[str], rows: panels.Rows, *, dark: bool = False) -> str:
     """Draw an SVG picture: a title, rows of panels side by side, and lines of prose below."""
     tone = TONES["dark" if dark else "light"]
-    prose, shown = panels.pictured(rows)
-    grid = [[part(panel, tone) for panel in row] for row in shown]
-    wide = [sum(each.width for each in row) + _GAP * (len(row) - 1) for row in grid]
+    prose, panel_rows = panels.pictured(rows)
+    grid = [[part(panel, tone) for panel in row] for row in panel_rows]
+    wide = [sum(drawing.width for drawing in row) + _GAP * (len(row) - 1) for row in grid]
     width = max([320.0, *wide]) + 2 * _GAP
     elements, y = [], float(_GAP)
     for line in wrapped(title, width - 2 * _GAP, 14):
@@ -158,11 +158,11 @@ def draw(title: str, lines: Sequence[str], rows: panels.Rows, *, dark: bool = Fa
     for row in grid:
         y += 14
         x = float(_GAP)
-        for each in row:
+        for drawing in row:
             elements.append(f'<g transform="translate({x:g} {y:g})">')
-            elements += [*each.elements, "</g>"]
-            x += each.width + _GAP
-        y += max(each.height for each in row)
+            elements += [*drawing.elements, "</g>"]
+            x += drawing.width + _GAP
+        y += max(drawing.height for drawing in row)
     y += 14
     for words in (*lines, *prose):
         for line in wrapped(words, width - 2 * _GAP, 11):
@@ -283,15 +283,15 @@ def _pooled(cells: Array) -> Array:
 
 def _links(panel: panels.Links, tone: Tone) -> Drawing:
     """Draw a line for each weight, wider for a larger weight; highlight the lines of one query."""
-    shown, step = panel.map.part, 20.0
-    query = next(iter(shown.outlined), 0)
-    left = widest(shown.rows) + 10
+    heat, step = panel.map.part, 20.0
+    query = next(iter(heat.outlined), 0)
+    left = widest(heat.rows) + 10
     right = left + 130
     elements = []
-    order = [i for i in range(len(shown.rows)) if i != query] + [query]
+    order = [i for i in range(len(heat.rows)) if i != query] + [query]
     for i in order:
-        for j in range(len(shown.columns)):
-            weight = float(np.nan_to_num(shown.values[i, j]))
+        for j in range(len(heat.columns)):
+            weight = float(np.nan_to_num(heat.values[i, j]))
             strength = min(1.0, weight) * (1.0 if i == query else 0.25)
             if strength < 0.01:
                 continue
@@ -301,7 +301,7 @@ def _links(panel: panels.Links, tone: Tone) -> Drawing:
                 f'y2="{(j + 0.5) * step:g}" stroke="{color}" '
                 f'stroke-width="{0.5 + 4 * strength:.2f}" opacity="{0.15 + 0.85 * strength:.2f}"/>'
             )
-    for i, row in enumerate(shown.rows):
+    for i, row in enumerate(heat.rows):
         font = "bold" if i == query else "normal"
         elements.append(
             text(
@@ -313,10 +313,10 @@ def _links(panel: panels.Links, tone: Tone) -> Drawing:
                 font_weight=font,
             )
         )
-    for j, column in enumerate(shown.columns):
+    for j, column in enumerate(heat.columns):
         elements.append(text(right + 6, (j + 0.5) * step + 4, label(column), tone.ink))
-    width = right + 6 + widest(shown.columns)
-    return Drawing(elements, width, max(len(shown.rows), len(shown.columns)) * step)
+    width = right + 6 + widest(heat.columns)
+    return Drawing(elements, width, max(len(heat.rows), len(heat.columns)) * step)
 
 
 def _chart(panel: panels.Lines, tone: Tone) -> Drawing:

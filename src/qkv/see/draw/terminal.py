@@ -387,20 +387,20 @@ def _heat_map(screen: Screen, panel: panels.HeatMap) -> list[Text]:
     summed = panel.of == "weight"
     most = free if len(columns) <= free or not summed else max(1, free - 2)
     score = np.abs(shares) if panel.score is None else panel.score
-    shown_rows, shown = strongest_block(score, panel.most_rows, most)
-    rest = summed and len(columns) > len(shown)
-    spare = (screen.width - label - 1 - (2 + cell + 3 if rest else 0)) // len(shown) - 1
-    cell = max(cell, min(spare, screen.fit([columns[j] for j in shown], cell, 9)))
+    shown_rows, indices = strongest_block(score, panel.most_rows, most)
+    rest = summed and len(columns) > len(indices)
+    spare = (screen.width - label - 1 - (2 + cell + 3 if rest else 0)) // len(indices) - 1
+    cell = max(cell, min(spare, screen.fit([columns[j] for j in indices], cell, 9)))
 
     head = styled(" " * (label + 1))
-    for j in shown:
+    for j in indices:
         head.append(" " + screen.right(columns[j], cell), style="bold")
     if rest:
         head.append(" " + "others".rjust(max(cell, 6)), style="dim")
     lines = [head]
     for i in shown_rows:
         line = styled(screen.cut(panel.rows[i], label) + " ", style="bold")
-        for j in shown:
+        for j in indices:
             if hidden is not None and hidden[i, j]:
                 line.append(("·" if screen.unicode else "-").rjust(cell + 1), "dim not bold")
                 continue
@@ -411,11 +411,11 @@ def _heat_map(screen: Screen, panel: panels.HeatMap) -> list[Text]:
             content = form(value) if words is None else words[i][j]
             line.append_text(_cell(screen, content, float(shares[i, j]), cell + 1))
         if rest:
-            left = values[i].sum() - values[i, shown].sum()
+            left = values[i].sum() - values[i, indices].sum()
             line.append(f" {max(0.0, float(left)):{max(cell, 6)}.2f}", style="dim not bold")
         lines.append(line)
     lines.append(_scale(screen, panel))
-    counts = [(len(panel.rows), len(shown_rows), "rows"), (len(columns), len(shown), "columns")]
+    counts = [(len(panel.rows), len(shown_rows), "rows"), (len(columns), len(indices), "columns")]
     return lines + _left_out(counts, f", those with the largest {panel.what}")
 
 
@@ -430,25 +430,25 @@ def _numbers(screen: Screen, panel: panels.Numbers) -> list[Text]:
     if columns is None and len(headings) > free:
         free = min(free, 8)
     shown_rows = _first(len(panel.rows), panel.most_rows, cell[0] if cell else 0)
-    shown = _first(len(headings), free, cell[1] if cell else 0)
+    indices = _first(len(headings), free, cell[1] if cell else 0)
 
     head = styled(" " * label, style="bold" if columns else "dim")
-    for j in shown:
+    for j in indices:
         head.append(" " + screen.right(headings[j], width))
     lines = [head]
     for i in shown_rows:
         line = styled(screen.cut(panel.rows[i], label), style="bold")
-        for j in shown:
+        for j in indices:
             line.append(" ", style="not bold")
             if panel.hidden is not None and panel.hidden[i, j]:
                 line.append("-inf".rjust(width), style="dim not bold")
             else:
                 marked = "bold underline" if cell == (i, j) else "not bold"
                 line.append(form(float(values[i, j])).rjust(width), style=marked)
-        if len(shown) < len(headings) and shown[-1] == len(shown) - 1:
+        if len(indices) < len(headings) and indices[-1] == len(indices) - 1:
             line.append(screen.plain(" …") if screen.unicode else " ~", style="dim not bold")
         lines.append(line)
-    counts = [(len(panel.rows), len(shown_rows), "rows"), (len(headings), len(shown), "columns")]
+    counts = [(len(panel.rows), len(shown_rows), "rows"), (len(headings), len(indices), "columns")]
     return lines + _left_out(counts)
 
 
@@ -492,7 +492,7 @@ def _cells(screen: Screen, panel: panels.Cells) -> list[Text]:
 def _left_out(counts: list[tuple[int, int, str]], which: str = "") -> list[Text]:
     """Return a line that counts the shown rows and columns; no line if all are shown."""
     note = " and ".join(
-        f"{shown} of {count} {what}" for count, shown, what in counts if shown < count
+        f"{number} of {count} {what}" for count, number, what in counts if number < count
     )
     return [styled(f"Shown: {note}{which}.", style="dim")] if note else []
 
@@ -508,8 +508,8 @@ def _cell(screen: Screen, written: str, share: float, width: int) -> Text:
 
 def _scale(screen: Screen, panel: panels.HeatMap) -> Text:
     low, top = (panel.form(end) for end in panel.ends)
-    of = "" if panel.of == "weight" else f"{panel.scale_name} "
-    line = styled(f"scale {screen.plain(of)}{low} ", style="dim")
+    name = "" if panel.of == "weight" else f"{panel.scale_name} "
+    line = styled(f"scale {screen.plain(name)}{low} ", style="dim")
     if screen.shades:
         for step in range(16):
             share = (2 * step / 15 - 1) if panel.signed else step / 15
@@ -527,10 +527,10 @@ def _scale(screen: Screen, panel: panels.HeatMap) -> Text:
 
 def _first(count: int, free: int, needed: int) -> list[int]:
     """Choose the first `free` indices; if `needed` is not among them, it replaces the last one."""
-    shown = list(range(min(count, free)))
-    if shown and needed not in shown:
-        shown[-1] = needed
-    return shown
+    indices = list(range(min(count, free)))
+    if indices and needed not in indices:
+        indices[-1] = needed
+    return indices
 
 
 def _side_by_side(screen: Screen, sides: Sequence[tuple[str, list[Text]]]) -> Iterator[Text]:

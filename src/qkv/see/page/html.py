@@ -67,9 +67,9 @@ def picture(title: str, lines: Sequence[str], rows: Rows, theme: str) -> str:
         rows: the panels.
         theme: "light", "dark", or "auto"; "auto" follows the theme of the site or system.
     """
-    prose, shown = pictured(rows)
+    prose, panel_rows = pictured(rows)
     names = ("light", "dark") if theme == "auto" else (theme,)
-    bodies = [_pictured(title, [*lines, *prose], shown, TONES[name]) for name in names]
+    bodies = [_pictured(title, [*lines, *prose], panel_rows, TONES[name]) for name in names]
     body, more = _in_both_themes(*bodies) if theme == "auto" else (bodies[0], "")
     return f"<style>{template('picture.css')}{more}</style>{body}"
 
@@ -106,10 +106,10 @@ def _in_both_themes(light: str, dark: str) -> tuple[str, str]:
         body += [text, mixed]
 
     def rules(dark: bool, within: str) -> str:
-        own = "".join(f"{name}:{colors[dark]};" for name, colors in variables.items())
+        colors_of = "".join(f"{name}:{colors[dark]};" for name, colors in variables.items())
         gone, here = ("light", "dark") if dark else ("dark", "light")
         return (
-            f"{within}.qkv-picture{{{own}}}{within}.qkv-{gone}{{display:none}}"
+            f"{within}.qkv-picture{{{colors_of}}}{within}.qkv-{gone}{{display:none}}"
             f"{within}.qkv-{here}{{display:inline}}"
         )
 

@@ -185,11 +185,11 @@ def _summary(heads: Heads, left_out: list[str]) -> dict[str, Any]:
     weights = np.array([part.weights for part in parts])
     received = np.array([part.received for part in parts])  # (layers, H, S)
     whole = float(np.nansum(received, dtype=np.float64))
-    kept = float(np.nansum(weights, dtype=np.float64)) / whole if whole else 0.0
+    share = float(np.nansum(weights, dtype=np.float64)) / whole if whole else 0.0
     top_k = indices.shape[-1]
     left_out.append(
         f"The text has {size:,} tokens. For each query, this page has the {top_k} largest of "
-        f"{width:,} weights ({kept:.1%} of the total weight). For each key, this page has the sum "
+        f"{width:,} weights ({share:.1%} of the total weight). For each key, this page has the sum "
         "of the weights on the key. The other weights and the scores are left out."
     )
     return {
@@ -197,7 +197,7 @@ def _summary(heads: Heads, left_out: list[str]) -> dict[str, Any]:
         "indices": pack_indices(indices, width),
         "weights": pack_shares(weights),
         "received": pack_numbers(received),
-        "kept": kept,
+        "kept": share,
     }
 
 
@@ -272,12 +272,12 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
         "weights": pack_shares(replay.weights),
         "hidden": None if replay.hidden is None else pack_flags(replay.hidden),
         "scores": [
-            each._asdict()
+            measure._asdict()
             | {
                 "values": replay.values[..., index].reshape(len(replay.steps), -1),
                 "controls": None if controls is None else controls[..., index].reshape(2, -1),
             }
-            for index, each in enumerate(replay.scores)
+            for index, measure in enumerate(replay.scores)
         ],
         "score": score,
         "becomes": BECOMES,
@@ -373,12 +373,12 @@ def walk_payload(walk: Walk) -> dict[str, Any]:
     sides |= {"mask": "queries", "own": walk.last_compared.side}
     arrays = {}
     for name, array in {**walk.arrays, "own": walk.own}.items():
-        which, kept = lists.get(sides.get(name, ""), ("", None))
+        which, indices = lists.get(sides.get(name, ""), ("", None))
         units, columns = parts.get(name, (None, None))
-        held = array if kept is None else array[kept]
+        held = array if indices is None else array[indices]
         held = held if units is None else held[units]
         packed = _pack(held if columns is None else held[..., columns])
-        arrays[name] = {**packed, "rows": units if kept is None else which}
+        arrays[name] = {**packed, "rows": units if indices is None else which}
         arrays[name] |= {} if columns is None else {"columns": columns}
     return {
         "layer": walk.layer,

@@ -103,9 +103,9 @@ def _folder_of(model: Model) -> Path | None:
     folder = shipped().get(model.name)
     if folder is None:
         return None
-    own, parameters = load(folder).parameters, model.parameters
-    same = own.keys() == parameters.keys() and all(
-        np.array_equal(own[name], array) for name, array in parameters.items()
+    original, parameters = load(folder).parameters, model.parameters
+    same = original.keys() == parameters.keys() and all(
+        np.array_equal(original[name], array) for name, array in parameters.items()
     )
     return folder if same else None
 
@@ -275,8 +275,8 @@ def stories() -> Stories:
 
 def read_stories(folder: Path) -> Stories:
     """Read the stories in the folder of a model."""
-    kept: dict[str, Any] = json.loads((folder / FILE).read_bytes())
-    told = tuple(
+    data: dict[str, Any] = json.loads((folder / FILE).read_bytes())
+    records = tuple(
         Story(
             sentence=story["sentence"],
             hide=tuple(story["hide"]),
@@ -285,6 +285,6 @@ def read_stories(folder: Path) -> Stories:
             after=story["after"]["word"],
             reason=story["reason"],
         )
-        for story in kept["stories"]
+        for story in data["stories"]
     )
-    return Stories(told, kept["searched"], kept["found"])
+    return Stories(records, data["searched"], data["found"])

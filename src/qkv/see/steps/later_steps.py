@@ -48,20 +48,20 @@ def block_steps(walk: Walk, block: Block) -> str:
     return _compared_norm(walk, walk.steps[-1].name, "Y", last, "hook_normalized_resid_post")
 
 
-def _compared_norm(walk: Walk, of: str, name: str, norm: Norm | None, hook: str) -> str:
+def _compared_norm(walk: Walk, x: str, name: str, norm: Norm | None, hook: str) -> str:
     """Add the step of a norm; return the name of the step's result.
 
     The function also compares the step's result with the model's own result. If `norm` is None, add
-    no step and return `of`.
+    no step and return `x`.
     """
     if norm is None:
-        return of
-    normed(walk, of, name, norm)
+        return x
+    normed(walk, x, name, norm)
     walk.compare(f"blocks.{walk.layer}.{hook}")
     return name
 
 
-def normed(walk: Walk, of: str, name: str, norm: Norm, **others: Any) -> str:
+def normed(walk: Walk, x: str, name: str, norm: Norm, **others: Any) -> str:
     """Add the step of one of the model's norms; return the name of the result.
 
     `others` are arguments for `Walk.write`.
@@ -76,7 +76,7 @@ def normed(walk: Walk, of: str, name: str, norm: Norm, **others: Any) -> str:
     row = "rms norm" if isinstance(norm, RMSNorm) else "norm"
     note, others = PHRASES.get(name, ""), {"side": "queries", "cell": (walk.position, 0)} | others
     walk.write(
-        row, of=of, name=name, gain=gain, least=least, eps=eps, note=note, **biased(shift), **others
+        row, of=x, name=name, gain=gain, least=least, eps=eps, note=note, **biased(shift), **others
     )
     return name
 
@@ -153,12 +153,12 @@ def word_steps(walk: Walk, model: Model, last: str) -> None:
         walk.end("the model has no language-model head, so the walk ends with the last vectors")
         return
     position = walk.position
-    own = walk.trace["logits"][0][[position]] if "logits" in walk.trace else None
-    if own is None:
-        own = model.unembed(before[[position]])
-    shown = _name_words(walk, model, own)
+    logits = walk.trace["logits"][0][[position]] if "logits" in walk.trace else None
+    if logits is None:
+        logits = model.unembed(before[[position]])
+    words = _name_words(walk, model, logits)
     walk.write("position", last=last, position=position, cell=(0, 0))
-    _head_steps(walk, head, own, shown)
+    _head_steps(walk, head, logits, words)
 
 
 def word_head(model: Model) -> BuiltHead | None:
@@ -168,8 +168,8 @@ def word_head(model: Model) -> BuiltHead | None:
         return None
     head = design.head.build(model.parameters, norm=design.norm)
     for weight in model.network.final_proj.values():  # shown as the head's first layer
-        own = {**head.parameters, "head.dense_proj.weight": weight}
-        head = replace(head, steps=replace(head.steps, dense=True), parameters=own)
+        parameters = {**head.parameters, "head.dense_proj.weight": weight}
+        head = replace(head, steps=replace(head.steps, dense=True), parameters=parameters)
     return head if head.predicts else None
 
 
@@ -181,12 +181,12 @@ def later_step(walk: Walk, hook: str, end: int, **others: Any) -> str:
     return "Z"
 
 
-def probabilities_step(walk: Walk, shown: dict[int, str], where: str) -> None:
+def probabilities_step(walk: Walk, words: dict[int, str], where: str) -> None:
     """Add the step with the probabilities of words; `where` is a phrase for the position."""
-    walk.write("probabilities", where=where, cell=(0, next(iter(shown))), shown=shown)
+    walk.write("probabilities", where=where, cell=(0, next(iter(words))), shown=words)
 
 
-def _head_steps(walk: Walk, head: BuiltHead, own: Array, shown: dict[int, str]) -> None:
+def _head_steps(walk: Walk, head: BuiltHead, logits: Array, words: dict[int, str]) -> None:
     """Add the steps of the language-model head, which reads `y`, the vector at the position."""
     how, last, cell = head.steps, "y", (0, 0)
     if how.dense:
@@ -201,24 +201,24 @@ def _head_steps(walk: Walk, head: BuiltHead, own: Array, shown: dict[int, str]) 
         scale = float(how.scale)
         walk.write("scaled before the words", x=last, by=f"{scale:g}", scale=scale, cell=cell)
         last = "s"
-    few: dict[str, Any] = {"cell": (0, next(iter(shown))), "shown": shown}
+    few: dict[str, Any] = {"cell": (0, next(iter(words))), "shown": words}
     linear_step(
         walk, "logits", under(head.parameters, "head.out_proj."), x=last,
         name="logits" if how.softcap is None else "raw",
-        note=phrase("words", words=len(shown), count=how.outputs), **few,
+        note=phrase("words", words=len(words), count=how.outputs), **few,
     )  # fmt: skip
     if how.softcap is not None:
         walk.write("capped", by=f"{how.softcap:g}", cap=float(how.softcap), **few)
-    walk.compare("logits", own)
+    walk.compare("logits", logits)
     where = "follows" if walk.next_word else "stands"
-    probabilities_step(walk, shown, phrase(where, token=named(walk.trace.tokens[walk.position])))
+    probabilities_step(walk, words, phrase(where, token=named(walk.trace.tokens[walk.position])))
 
 
-def _name_words(walk: Walk, model: Model, own: Array) -> dict[int, str]:
+def _name_words(walk: Walk, model: Model, logits: Array) -> dict[int, str]:
     """Store the likeliest words and their probabilities; return the words, keyed by token id."""
-    count, position = min(FEW, own.shape[1]), walk.position
-    finite = bool(np.isfinite(own.max()))
-    ranked = likeliest(own, count)[0] if finite else [(token, np.nan) for token in range(count)]
+    count, position = min(FEW, logits.shape[1]), walk.position
+    finite = bool(np.isfinite(logits.max()))
+    ranked = likeliest(logits, count)[0] if finite else [(token, np.nan) for token in range(count)]
     walk.next_word = model.generates
     behind = position if walk.next_word else position - 1
     ids, tokenizer = walk.trace.ids[max(0, behind) : behind + 1], model.tokenizer
@@ -269,10 +269,10 @@ def traced_steps(walk: Walk) -> None:
         return
     logits, position = trace["logits"][0], walk.position
     order = np.argsort(-np.nan_to_num(logits[position], nan=-np.inf), kind="stable")[:FEW].tolist()
-    shown = {token: str(token) for token in order}
-    note = phrase("words", words=len(shown), count=logits.shape[1])
-    walk.write("traced logits", position=position, shown=shown, note=note)
-    probabilities_step(walk, shown, PHRASES["by number"])
+    words = {token: str(token) for token in order}
+    note = phrase("words", words=len(words), count=logits.shape[1])
+    walk.write("traced logits", position=position, shown=words, note=note)
+    probabilities_step(walk, words, PHRASES["by number"])
     walk.end(f"{_NEEDED}, and which words they belong to")
 
 

@@ -115,14 +115,14 @@ def _product(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
     other = right[j] if op["flip"] else right[:, j]
     n = len(left)
     products = left.astype(np.float64) * other.astype(np.float64)
-    shown = list(op.get("terms") or range(n))
+    indices = list(op.get("terms") or range(n))
     if n > most + 1:  # the largest first
         best = op.get("terms") or np.argsort(-np.abs(products), kind="stable").tolist()
-        shown = best[:most]
-    terms = [f"{_number(left[k])}*{_number(other[k])}" for k in shown]
-    if len(shown) < n:
-        rest = float(np.delete(products, shown).sum())
-        terms.append(f"… ({n - len(shown)} more: {_number(rest)})")
+        indices = best[:most]
+    terms = [f"{_number(left[k])}*{_number(other[k])}" for k in indices]
+    if len(indices) < n:
+        rest = float(np.delete(products, indices).sum())
+        terms.append(f"… ({n - len(indices)} more: {_number(rest)})")
     if op["bias"]:
         terms.append(f"bias {_number(arrays[op['bias']][j])}")
     return " + ".join(terms)
@@ -337,7 +337,7 @@ class Walk:
     @property
     def difference(self) -> float:
         """Return the largest difference between the model's numbers and the recomputed numbers."""
-        apart = [np.abs(own - self.steps[k].values).max() for k, _, own in self.compared]
+        apart = [np.abs(array - self.steps[k].values).max() for k, _, array in self.compared]
         return float(np.max(apart))
 
     @property
@@ -349,12 +349,12 @@ class Walk:
         where = f"after {token}" if self.next_word else f"at {token}"
         return f"The likeliest word {where} is {word}, {probability:.2f}."
 
-    def compare(self, name: str, own: Array | None = None) -> None:
-        """Compare the last step with `own` or, if `own` is None, with the trace's array `name`."""
-        if own is None and name in self.trace:
-            own = np.array(self.trace[name][0]).reshape(len(self.tokens), -1)
-        if own is not None:
-            self.compared.append((len(self.steps) - 1, name, own))
+    def compare(self, name: str, array: Array | None = None) -> None:
+        """Compare the last step with `array`, by default with the trace's array `name`."""
+        if array is None and name in self.trace:
+            array = np.array(self.trace[name][0]).reshape(len(self.tokens), -1)
+        if array is not None:
+            self.compared.append((len(self.steps) - 1, name, array))
 
     def end(self, reason: str) -> None:
         """Add to the last step a note that says why the walk ends."""

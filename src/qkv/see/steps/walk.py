@@ -96,14 +96,14 @@ class AttentionInputs:
             offset = self.keys - self.length if offset == "end" else 0
         self.offset = int(np.ravel(offset)[0])
 
-    def start(self, name: str, of: str = "qkv") -> None:
+    def start(self, name: str, letters: str = "qkv") -> None:
         """Record the array from which queries, keys or values are computed.
 
         Args:
             name: the name of the array.
-            of: one letter for each kind of vector; for example, "kv" means keys and values.
+            letters: one letter for each kind of vector; for example, "kv" means keys and values.
         """
-        self.x |= dict.fromkeys(of, name)
+        self.x |= dict.fromkeys(letters, name)
         for part, letter in (("q_proj", "Q"), ("k_proj", "K"), ("v_proj", "V"), ("out_proj", "O")):
             for kind, short in (("weight", "W"), ("bias", "b")):
                 array = self.parameters.get(f"blocks.{self.layer}.attn.{part}.{kind}")
@@ -119,8 +119,8 @@ class AttentionInputs:
 
     def part(self, name: str, head: int) -> slice:
         """Return the range of a head's columns in a projection."""
-        size, own = self.sizes[name], self.of(name, head)
-        return slice(own * size, (own + 1) * size)
+        size, index = self.sizes[name], self.of(name, head)
+        return slice(index * size, (index + 1) * size)
 
 
 @np.errstate(invalid="ignore", over="ignore")
@@ -152,8 +152,8 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
     if block is not None and block.scale1 is not None:
         block = None  # a walk has no step for this scale, so the numbers are taken from the trace
     attn = {} if block is None else block.attn.parameters
-    own = {f"blocks.{layer}.attn.{name}": array for name, array in attn.items()}
-    at = AttentionInputs(trace, layer, own, _plain_rotary(block))
+    parameters = {f"blocks.{layer}.attn.{name}": array for name, array in attn.items()}
+    at = AttentionInputs(trace, layer, parameters, _plain_rotary(block))
     tokens = list(trace.tokens)
     walk = Walk(trace, layer, head, tokens, tokens, cell)
     if model is not None and layer == 0 and trace.ids and _is_plain(model):
@@ -231,10 +231,10 @@ def walk_layer(
     at = AttentionInputs(trace, 0, parameters, _plain_rotary(layer))
     walk = Walk(trace, 0, head, names, key_names, _largest(trace, 0, head))
     sources = [("word vectors", "X", "qkv"), ("other vectors", "C", "kv")]
-    for (row, name, of), vectors in zip(sources, inputs, strict=False):
+    for (row, name, letters), vectors in zip(sources, inputs, strict=False):
         walk.inputs[name] = vectors.astype(trace["q", 0].dtype)
         walk.write(row)
-        at.start(name, of)
+        at.start(name, letters)
     _norm_first(walk, at, layer)
     _from_projections_on(walk, at, layer)
     return walk
@@ -323,9 +323,9 @@ def _contexts(walk: Walk, at: AttentionInputs, context: Array) -> list[Array]:
 
 def _refuse_edits(trace: Trace, layer: int, model: Model | None) -> None:
     """Raise an error if the run was edited at an activation that the walk recomputes."""
-    own = (f"blocks.{layer}.", *["hook_"] * (layer == 0))
+    prefixes = (f"blocks.{layer}.", *["hook_"] * (layer == 0))
     for name in trace.changed.get("edit", ()):
-        if name.startswith(own) or (model is not None and parse(name).is_last):
+        if name.startswith(prefixes) or (model is not None and parse(name).is_last):
             raise value_error(
                 f"this run was edited at {name}, but a walk recomputes the model's own "
                 "numbers: "
@@ -383,16 +383,16 @@ def _head_steps(walk: Walk, at: AttentionInputs) -> Array:
 
 def _projection_step(walk: Walk, at: AttentionInputs, name: str) -> None:
     """Add the step that computes queries, keys or values; write out the sum of one of its cells."""
-    letter, own = name.upper(), at.of(name, walk.head)
-    first, whose = own * at.shared, ""
+    letter, index = name.upper(), at.of(name, walk.head)
+    first, whose = index * at.shared, ""
     if name != "q" and at.shared > 1:
-        whose = phrase("key head", of=own, first=first, last=first + at.shared - 1)
+        whose = phrase("key head", of=index, first=first, last=first + at.shared - 1)
     values: dict[str, Any] = {
         "what": PHRASES[letter], "letter": letter, "columns": "dv" if name == "v" else "d",
         "side": "queries" if name == "q" else "keys",
     }  # fmt: skip
     if not at.known:
-        walk.write("traced projection", hook=name, layer=at.layer, of=own, whose=whose, **values)
+        walk.write("traced projection", hook=name, layer=at.layer, of=index, whose=whose, **values)
         return
     part, bias = at.part(name, walk.head), f"b_{letter}" if f"b_{letter}" in at.known else None
     walk.arrays |= {n: array[..., part] for n, array in at.known.items() if n[-1] == letter}
@@ -410,8 +410,8 @@ def _rotate_step(walk: Walk, at: AttentionInputs, name: str) -> str:
     what = PHRASES[letter].partition(":")[0]
     values: dict[str, Any] = {"what": what, "letter": letter, "side": side}
     if at.rotary is None:
-        of = at.of(name, walk.head)
-        walk.write("traced rotated", hook=name, layer=at.layer, of=of, **values)
+        index = at.of(name, walk.head)
+        walk.write("traced rotated", hook=name, layer=at.layer, of=index, **values)
         return f"{letter}_rotated"
     base, dims = at.rotary.base, at.d if at.rotary.dims is None else at.rotary.dims
     start, count = (at.offset, at.length) if name == "q" else (0, at.keys)
@@ -489,9 +489,9 @@ def _embedding_steps(walk: Walk, model: Model) -> None:
     table = parameters["embed.weight"]
     ids = list(trace.ids)
     walk.inputs |= {"table": table, "ids": ids}
-    shown = ", ".join(map(str, ids[:12])) + (", …" if len(ids) > 12 else "")
+    text = ", ".join(map(str, ids[:12])) + (", …" if len(ids) > 12 else "")
     size = f"; the table is (V={table.shape[0]}, D={table.shape[1]})"
-    walk.write("words", rows=ids, ids=shown, table=size)
+    walk.write("words", rows=ids, ids=text, table=size)
     terms, note = ["E"], ""
     if "hook_pos_embed" in trace:
         _position_step(walk, parameters)

@@ -313,25 +313,25 @@ class RunsView(HeadShown):
     def panels(self) -> list[list[Panel]]:
         """Show the chosen head in both runs, the tokens' changes, and one token's attention."""
         parts = self.heads
-        shown = self.changes[:_MOST_ROWS]
+        changes = self.changes[:_MOST_ROWS]
         changed = Bars(
             title="How far each token's output moved",
             explained="distance between the two vectors after the last layer",
-            names=drawn([self.tokens[change.token] for change in shown]),
-            values=[change.distance for change in shown],
+            names=drawn([self.tokens[change.token] for change in changes]),
+            values=[change.distance for change in changes],
         )
         columns = [
-            Column("distance", [f"{change.distance:.3f}" for change in shown]),
+            Column("distance", [f"{change.distance:.3f}" for change in changes]),
             Column("", bars=changed.shares),
-            Column("cosine", [f"{change.cosine:.3f}" for change in shown], style="not bold dim"),
+            Column("cosine", [f"{change.cosine:.3f}" for change in changes], style="not bold dim"),
         ]
-        note = f"Shown: the {len(shown)} of {len(self.changes)} tokens that changed most."
+        note = f"Shown: the {len(changes)} of {len(self.changes)} tokens that changed most."
         table = Table(
             title="What changed in each token's output",
             explained="after the last layer, largest first",
             names=changed.names,
             columns=columns,
-            note=note if len(shown) < len(self.changes) else "",
+            note=note if len(changes) < len(self.changes) else "",
         )
         rows: list[list[Panel]] = [
             [*self._maps(self.names), replace(changed, shown_in=PICTURE)],
@@ -481,25 +481,25 @@ def compare(
     ]
     similarity = word_vectors.similarity_by_layer(a, positions[0][0], b, positions[1][0])
     word_vectors.need_alike("heads in a layer", a, heads[0].count, b, heads[1].count)
-    shown = heads if pieces else [by_word(part) for part in heads]
-    rows = [part.queries.rows_of(copies[0]) for part, copies in zip(shown, positions, strict=True)]
+    parts = heads if pieces else [by_word(part) for part in heads]
+    rows = [part.queries.rows_of(copies[0]) for part, copies in zip(parts, positions, strict=True)]
     moved = None
     if used is not None and None in (layer, head):
         moved = moved_in_both(used, (a, b), [copies[0][0] for copies in positions])
     chosen = selection.contrasting_head(
-        (shown[0], rows[0]), (shown[1], rows[1]), layer, head, moved
+        (parts[0], rows[0]), (parts[1], rows[1]), layer, head, moved
     )
     first, second = (
         Side(
             trace,
             copies[0],
             len(copies),
-            attended(own, chosen.layer, chosen.head, copies[0]),
+            attended(all_heads, chosen.layer, chosen.head, copies[0]),
             strongest_by_token(words, words.queries.rows_of(copies[0]), 5),
-            own,
+            all_heads,
             words,
         )
-        for trace, copies, own, words in zip((a, b), positions, heads, shown, strict=True)
+        for trace, copies, all_heads, words in zip((a, b), positions, heads, parts, strict=True)
     )
     return CompareView(
         word, similarity, (first, second), why, head=chosen, theme=theme, stretch=stretch
@@ -511,11 +511,11 @@ def _looks_at(side: Side, head: ChosenHead, most: int = 6) -> dict[str, Any]:
     weights, names = side.looks_at(head), side.shown.keys.names
     order = np.argsort(-weights, kind="stable")[:most].tolist()
     rest = [max(0.0, float(weights.sum() - weights[order].sum()))] * (len(order) < len(weights))
-    shown = [*weights[order].tolist(), *rest]
+    values = [*weights[order].tolist(), *rest]
     return {
         "names": [*(names[i] for i in order), *["others"] * len(rest)],
         "columns": [
-            Column("", [f"{weight:.2f}" for weight in shown]),
+            Column("", [f"{weight:.2f}" for weight in values]),
             Column("", bars=[*weights[order].tolist(), *[0.0] * len(rest)]),
         ],
     }

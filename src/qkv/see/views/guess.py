@@ -168,8 +168,8 @@ def guess(
     if without or hidden:
         edits = edits_of(None, without, hidden)
         after = used.guesses(tokens, positions, top_k, edits)
-    asked: dict[str, list[Any]] = {"ablate": list(without), "hide": hidden}
-    changed = {name: edits for name, edits in asked.items() if edits}
+    options: dict[str, list[Any]] = {"ablate": list(without), "hide": hidden}
+    changed = {name: edits for name, edits in options.items() if edits}
     firsts = [guesses[0][0][0] for guesses in (before, after) if guesses is not None]
     named = replace(tokens, tokens=plain_tokens(tokens.tokens, tokens.special))
     gaps = [] if used.generates else positions

@@ -167,7 +167,7 @@ class ImageView(View):
     def note(self) -> str:
         """Explain the colours, and state the weight on the first token, which is not a patch."""
         largest = f"the head's largest weight, here {self.weights[self.head].max():.3f}"
-        end, own = (
+        end, scaling = (
             (largest, ", each scaled to its own largest weight")
             if self.stretch
             else ("weight 1", "")
@@ -175,7 +175,7 @@ class ImageView(View):
         return (
             f"Grey: weight 0. Light blue: {end}. "
             f"Weight on {self.trace.tokens[0]}, which is not a patch: {self.first[self.head]:.2f}."
-            + f" The small pictures below show all heads of the layer{own}."
+            + f" The small pictures below show all heads of the layer{scaling}."
             * (len(self.weights) > 1)
         )
 
@@ -248,14 +248,14 @@ def image_view(
     others = np.arange(patches.shape[2]) != position - 1
     best = np.where(others, patches, -1.0).max(axis=-1)
     if head is not None:
-        asked = _checked(head, best.shape[1], "head")
-        best[:, np.arange(best.shape[1]) != asked] = -2.0
-    chosen, shown = np.unravel_index(int(best.argmax()), best.shape)
+        index = _checked(head, best.shape[1], "head")
+        best[:, np.arange(best.shape[1]) != index] = -2.0
+    chosen, column = np.unravel_index(int(best.argmax()), best.shape)
     return ImageView(
         trace,
         _image(image),
         numbers[int(chosen)],
-        int(shown),
+        int(column),
         position,
         theme=theme,
         stretch=stretch,

@@ -87,11 +87,11 @@ class PlayView(WithModels, OneText):
     @property
     def sentence(self) -> str:
         """Name the likeliest word at the position, before and after a word is hidden."""
-        shown = self.opening
-        row = self.shown.queries.rows_of([shown.position])[0]
-        guesses = f"At {self.shown.queries.named(row)} most likely: {_first(shown.before)}"
-        if shown.hidden:
-            guesses += f"; {self._change}: {_first(shown.after)}"
+        opening = self.opening
+        row = self.shown.queries.rows_of([opening.position])[0]
+        guesses = f"At {self.shown.queries.named(row)} most likely: {_first(opening.before)}"
+        if opening.hidden:
+            guesses += f"; {self._change}: {_first(opening.after)}"
         if self.opened:
             guesses += f"; as the page opens: {_first(self.opened)}"
         return f"{guesses}."
@@ -102,10 +102,10 @@ class PlayView(WithModels, OneText):
 
     def panels(self) -> list[list[Panel]]:
         """Show the chosen head, and the likeliest words before and after hiding a word."""
-        shown, title = self.opening, "The likeliest words"
-        bars: list[Panel] = [guess_bars(shown.before, title, "as it is" if shown.hidden else "")]
-        if shown.hidden:
-            bars.append(guess_bars(shown.after, title, self._change))
+        opening, name = self.opening, "The likeliest words"
+        bars: list[Panel] = [guess_bars(opening.before, name, "as it is" if opening.hidden else "")]
+        if opening.hidden:
+            bars.append(guess_bars(opening.after, name, self._change))
         return [bars, *super().panels()]
 
     def _headings(self) -> list[Heading]:
@@ -268,24 +268,24 @@ def play(
         whole = texts and not masked(text, used.mask).gaps
         other = play(text if whole else None, model=DECODER, theme=theme)
     trace = readable_trace(used.trace(text))
-    asked, tokens = edits_of(edit, ablate, hide), used.tokenize(text)
-    edits = used.edit_records(asked, tokens)
-    shown = by_word(heads_of(trace))
+    changes, tokens = edits_of(edit, ablate, hide), used.tokenize(text)
+    edits = used.edit_records(changes, tokens)
+    heads = by_word(heads_of(trace))
     opening = opening_of(used, trace)
     removing = partial(removal_of, used, trace)
-    head, _ = choose_head(shown, removing=removing, written=PAGE)
+    head, _ = choose_head(heads, removing=removing, written=PAGE)
     return PlayView(
         used,
         text,
         trace,
         opening,
         edits,
-        used.guesses(tokens, [opening.position], COUNT, asked)[0] if edits else (),
+        used.guesses(tokens, [opening.position], COUNT, changes)[0] if edits else (),
         state or "",
         embed,
         other,
         head=head,
-        shown=shown,
+        shown=heads,
         elsewhere=[],
         theme=theme,
     )

@@ -125,19 +125,19 @@ class ReplayView(HeadShown):
         """List the shown score and the loss at each step."""
         replay, score = self.replay, self.replay.scores[self.score]
         course = replay.course(self.head, self.score)
-        shown = snapshots.spread(len(replay.steps), _MOST_ROWS // 2)
+        indices = snapshots.spread(len(replay.steps), _MOST_ROWS // 2)
         columns = [
-            Column(score.name, [f"{course[index]:.2f}" for index in shown]),
-            Column("", bars=course[shown].tolist()),
+            Column(score.name, [f"{course[index]:.2f}" for index in indices]),
+            Column("", bars=course[indices].tolist()),
         ]
         if replay.losses:
-            logged = [replay.loss_at(replay.steps[index]) for index in shown]
+            logged = [replay.loss_at(replay.steps[index]) for index in indices]
             columns.append(Column("loss", ["" if x is None else f"{x:.3f}" for x in logged]))
         return Table(
             title=f"L{self.where[1:]} step by step",
             explained=score.of,
             corner="step",
-            names=[f"{replay.steps[index]:,}" for index in shown],
+            names=[f"{replay.steps[index]:,}" for index in indices],
             columns=columns,
         )
 
@@ -145,24 +145,24 @@ class ReplayView(HeadShown):
         """List the scores of each head at the first step and at the last step."""
         replay = self.replay
         first, last = (replay.values[at].reshape(-1, len(replay.scores)) for at in (0, -1))
-        shown = strongest(np.abs(last - first).max(axis=-1), _MOST_ROWS)
-        heads = [divmod(index, replay.values.shape[2]) for index in shown]
+        indices = strongest(np.abs(last - first).max(axis=-1), _MOST_ROWS)
+        heads = [divmod(index, replay.values.shape[2]) for index in indices]
         columns = [
             Column(
                 score.name,
-                [f"{first[i, n]:.2f} → {last[i, n]:.2f}" for i in shown],
-                style=["bold" if last[i, n] - first[i, n] >= 0.2 else "not bold" for i in shown],
+                [f"{first[i, n]:.2f} → {last[i, n]:.2f}" for i in indices],
+                style=["bold" if last[i, n] - first[i, n] >= 0.2 else "not bold" for i in indices],
             )
             for n, score in enumerate(replay.scores)
         ]
-        note = f"Shown: the {len(shown)} of {len(first)} heads that changed most."
+        note = f"Shown: the {len(indices)} of {len(first)} heads that changed most."
         return Table(
             title="Scores of each head",
             explained=f"at step {replay.steps[0]:,} and at step {replay.steps[-1]:,}",
             corner="layer · head",
             names=[f"{replay.layers[row]} · {column}" for row, column in heads],
             columns=columns,
-            note=note if len(shown) < len(first) else "",
+            note=note if len(indices) < len(first) else "",
         )
 
     def _all_heads(self) -> Sequence[Heads]:

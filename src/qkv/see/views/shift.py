@@ -59,8 +59,8 @@ class ShiftView(View):
 
     def _numbers(self) -> dict[str, Any]:
         """Return the numbers of the view."""
-        own = {"sentence": self.sentence}
-        return models_of(self.traces) | own | shift_payload(self.shift)
+        sentence = {"sentence": self.sentence}
+        return models_of(self.traces) | sentence | shift_payload(self.shift)
 
     def panels(self) -> list[list[Panel]]:
         """Show cosines by layer, and arrows from static vectors to vectors after the last layer."""
@@ -95,23 +95,23 @@ class ShiftView(View):
     def _cosines(self) -> Table:
         """List the words whose vectors turned furthest, with the cosine at each stage."""
         shift, last = self.shift, self.shift.stages[-1]
-        shown, moved = strongest(1 - last.cosine, _MOST_ROWS), self.shift.moved(last)
-        note = f"Shown: the {len(shown)} of {len(shift.tokens)} words that turned furthest."
+        indices, moved = strongest(1 - last.cosine, _MOST_ROWS), self.shift.moved(last)
+        note = f"Shown: the {len(indices)} of {len(shift.tokens)} words that turned furthest."
         stages = [
             Column(
                 stage.name.removeprefix("after "),
-                [f"{stage.cosine[i]:.3f}" for i in shown],
+                [f"{stage.cosine[i]:.3f}" for i in indices],
                 spare=True,
             )
             for stage in shift.stages
         ]
-        arrows = Column("arrow", [f"{moved[i]:.2f}" for i in shown], style="not bold dim")
+        arrows = Column("arrow", [f"{moved[i]:.2f}" for i in indices], style="not bold dim")
         return Table(
             title="How far each word turned",
             explained="cosine of its static vector and each later vector",
-            names=[self.names[i] for i in shown],
+            names=[self.names[i] for i in indices],
             columns=[*stages, arrows],
-            note=note if len(shown) < len(shift.tokens) else "",
+            note=note if len(indices) < len(shift.tokens) else "",
         )
 
     def _shared(self) -> Table:

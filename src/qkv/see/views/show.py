@@ -169,23 +169,23 @@ def show(
     check_theme(theme)
     trace, used = traced(trace_or_text, tokens, model)
     heads = heads_of(trace, parameters=None if used is None else used.parameters)
-    shown = heads if pieces else by_word(heads)
+    units = heads if pieces else by_word(heads)
     queries, keys = (
-        None if word is None else shown.queries.rows_of(positions_in(trace, used, word, name))
+        None if word is None else units.queries.rows_of(positions_in(trace, used, word, name))
         for name, word in (("query", query), ("key", key))
     )
     removing = partial(removal_of, used, trace)
     chosen, links = selection.choose_head(
-        shown, layer, head, queries=queries, keys=keys, removing=removing
+        units, layer, head, queries=queries, keys=keys, removing=removing
     )
     one_link = queries is not None and keys is not None
     return ShowView(
         trace,
-        movement(trace, shown.queries.spans),
+        movement(trace, units.queries.spans),
         heads,
         head=chosen,
-        shown=shown,
-        elsewhere=selection.other_heads(shown, links, chosen, one_link),
+        shown=units,
+        elsewhere=selection.other_heads(units, links, chosen, one_link),
         one_link=one_link,
         theme=theme,
         stretch=stretch,
@@ -201,12 +201,12 @@ class HeadView(OneText):
 
     Attributes:
         parts: the attention of one text, or the three kinds of attention of an encoder-decoder.
-        asked: the heads that the caller marked.
+        marks: the heads that the caller marked.
         pieces: whether subwords are shown separately.
     """
 
     parts: list[Heads]
-    asked: Sequence[int] | None = None
+    marks: Sequence[int] | None = None
     pieces: bool = False
 
     @property
@@ -232,7 +232,7 @@ class HeadView(OneText):
         ]
 
     def _payload(self) -> dict[str, Any]:
-        return self._show_page(self.parts, heads=self.asked, merge=not self.pieces)
+        return self._show_page(self.parts, heads=self.marks, merge=not self.pieces)
 
 
 @public_call("head_view")
@@ -313,16 +313,16 @@ def head_view(
         parts = [_readable(part) for part in parts]
     if sentence_b_start is not None:
         parts[0] = _split(parts[0], sentence_b_start)
-    asked = None if heads is None else [int(head) for head in heads]
-    for head in asked or ():
+    marks = None if heads is None else [int(head) for head in heads]
+    for head in marks or ():
         selection.checked_head(parts[0], None, head)
-    asked = asked and [parts[0].from_start(head, of="head") for head in asked]
-    shown = parts[0] if pieces else by_word(parts[0])
-    first = asked[0] if asked else None
-    chosen, links = selection.choose_head(shown, layer, first)
-    others = selection.other_heads(shown, links, chosen, one_link=False)
+    marks = marks and [parts[0].from_start(head, of="head") for head in marks]
+    units = parts[0] if pieces else by_word(parts[0])
+    first = marks[0] if marks else None
+    chosen, links = selection.choose_head(units, layer, first)
+    others = selection.other_heads(units, links, chosen, one_link=False)
     options: dict[str, Any] = {"theme": theme, "stretch": stretch}
-    view = HeadView(parts, asked, pieces, head=chosen, shown=shown, elsewhere=others, **options)
+    view = HeadView(parts, marks, pieces, head=chosen, shown=units, elsewhere=others, **options)
     if html_action == "view" and _in_notebook():
         import_module("IPython.display").display(view)
         return None
@@ -363,8 +363,8 @@ def _of_trace(source: str | Trace | Seq2SeqTrace) -> list[Heads]:
         replace(heads_of(readable_trace(side)), scores={}, scale={}, name=name)
         for side, name in ((pair.encoder, "Encoder"), (pair.decoder, "Decoder"))
     )
-    kept = kept_in(pair, range(pair.num_layers), "cross_attn.")
-    cross = Heads(written.queries, *kept, other_keys=read.queries, name="Cross")
+    arrays = kept_in(pair, range(pair.num_layers), "cross_attn.")
+    cross = Heads(written.queries, *arrays, other_keys=read.queries, name="Cross")
     parts = [part for part in (read, written, cross) if part.layers]
     if not parts:
         raise value_error("this trace holds no weights: trace hook_pattern too")
@@ -406,11 +406,11 @@ def _only(heads: Heads, layers: Indices, there: str) -> Heads:
     """
     if layers is None:
         return heads
-    numbers = {asked: heads.from_start(asked, of="layer") for asked in layers}
-    wrong = [f" {asked}" for asked, number in numbers.items() if number not in heads.layers]
+    numbers = {layer: heads.from_start(layer, of="layer") for layer in layers}
+    wrong = [f" {layer}" for layer, number in numbers.items() if number not in heads.layers]
     if wrong or not numbers:
         raise value_error(f"there is no layer{wrong[0] if wrong else ' left'}: {there}")
-    indices = [heads.layers.index(numbers[asked]) for asked in layers]
+    indices = [heads.layers.index(numbers[layer]) for layer in layers]
     return replace(
         heads,
         layers=[heads.layers[index] for index in indices],
@@ -424,9 +424,9 @@ def _weights_of(trace: Trace) -> list[Array]:
     layers = range(1 + max(trace.layers, default=-1))
     lacking = [n for n in layers if ("pattern", n) not in trace]
     if lacking or not layers:
-        kept = any(("top_weights", n) in trace for n in lacking)
+        has_top = any(("top_weights", n) in trace for n in lacking)
         which = f"layer {lacking[0]}" if lacking else "any layer"
-        remedy = "omit tokens to show the trace's summary" if kept else "trace hook_pattern"
+        remedy = "omit tokens to show the trace's summary" if has_top else "trace hook_pattern"
         raise value_error(f"this trace does not hold the weights of {which}: {remedy}")
     return [trace["pattern", layer] for layer in layers]
 
@@ -435,7 +435,7 @@ def _readable(heads: Heads) -> Heads:
     """Remove the marks that tokenizers put on tokens."""
 
     def pretty(axis: Axis) -> Axis:
-        return replace(axis, shown=[_pretty(token) for token in axis.tokens])
+        return replace(axis, labels=[_pretty(token) for token in axis.tokens])
 
     keys = None if heads.other_keys is None else pretty(heads.other_keys)
     return replace(heads, queries=pretty(heads.queries), other_keys=keys)

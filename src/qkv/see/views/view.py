@@ -354,8 +354,8 @@ class OneText(HeadShown):
         weights = self._map(heads, f"Weights of {head.where}", query, explained=EACH_ROW)
         explained, most = "the largest weights between content words", 6
         if not heads.weights:
-            kept = heads.summary[0].indices.shape[2]
-            explained, most = f"the {kept} largest weights of each query were kept", 10
+            count = heads.summary[0].indices.shape[2]
+            explained, most = f"the {count} largest weights of each query were kept", 10
         rows, columns = heads.queries.names, heads.keys.names
         named = [(rows[x.query], columns[x.key], x.weight) for x in self.links[:most]]
         first: list[panels.Panel] = [weights]
@@ -366,12 +366,12 @@ class OneText(HeadShown):
         if heads.weights:
             return [first]
         received = heads.summary[heads.layers.index(head.layer)].received[head.head]
-        shown = sorted(strongest(received, 10), key=lambda key: -received[key])
+        order = sorted(strongest(received, 10), key=lambda key: -received[key])
         bars = panels.Bars(
             title="The tokens that receive the most weight",
             explained="weight received from all tokens",
-            names=[columns[key] for key in shown],
-            values=[float(received[key]) for key in shown],
+            names=[columns[key] for key in order],
+            values=[float(received[key]) for key in order],
             form="{:.2f}",
         )
         return [first, [bars]]
@@ -446,26 +446,26 @@ def movement_table(heads: Heads, moved: Movement) -> panels.Table:
     words = [i for i, special in enumerate(heads.queries.special) if not special]
     words = words or list(range(len(heads.queries.tokens)))
     distance = 1 - moved.cosine
-    shown = [words[i] for i in strongest(distance[words], 20)]
+    indices = [words[i] for i in strongest(distance[words], 20)]
     longest = max(1.0, float(np.nanmax(distance[words], initial=1.0)))
     lengths = [
         f"{a:.2f} → {b:.2f}"
-        for a, b in zip(moved.static_length[shown], moved.contextual_length[shown], strict=True)
+        for a, b in zip(moved.static_length[indices], moved.contextual_length[indices], strict=True)
     ]
-    note = f"Shown: the {len(shown)} of {len(words)} words that moved furthest."
+    note = f"Shown: the {len(indices)} of {len(words)} words that moved furthest."
     return panels.Table(
         title="How far each word moved",
         explained="from its row in the token table to its last vector",
-        names=drawn([heads.queries.tokens[i] for i in shown]),
+        names=drawn([heads.queries.tokens[i] for i in indices]),
         columns=[
-            panels.Column("cosine", [f"{moved.cosine[i]:.3f}" for i in shown]),
+            panels.Column("cosine", [f"{moved.cosine[i]:.3f}" for i in indices]),
             panels.Column(
                 "1 - cosine" + ("" if longest == 1 else f", to {longest:.2f}"),
-                bars=(distance[shown] / longest).tolist(),
+                bars=(distance[indices] / longest).tolist(),
             ),
             panels.Column("length", lengths, style="not bold dim"),
         ],
-        note=note if len(shown) < len(words) else "",
+        note=note if len(indices) < len(words) else "",
     )
 
 

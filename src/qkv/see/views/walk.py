@@ -73,10 +73,10 @@ class WalkView(View):
     def sentence(self) -> str:
         """Name the likeliest word; state how far recomputed numbers differ from the model's own."""
         first, last = self.walk.compared[0][1], self.walk.own_name
-        own = last if first == last else f"numbers, from {first} to {last},"
+        names = last if first == last else f"numbers, from {first} to {last},"
         compared = (
             "The largest difference between the recomputed numbers and the model's own "
-            f"{own} is {self.difference:.1e}."
+            f"{names} is {self.difference:.1e}."
         )
         return f"{self.walk.likeliest} {compared}" if self.words else compared
 
@@ -113,8 +113,8 @@ class WalkView(View):
 
     def _few(self, values: Array) -> Array:
         """Return the numbers of the last compared step; columns that are not shown are left out."""
-        shown = self.walk.last_compared.shown
-        return values if shown is None else values[:, list(shown)]
+        columns = self.walk.last_compared.shown
+        return values if columns is None else values[:, list(columns)]
 
     def _probabilities(self, step: Step) -> Bars:
         """Show the probability of each likely word with a bar."""
@@ -154,20 +154,20 @@ class WalkView(View):
         walk, where = self.walk, f"layer {self.walk.layer}, head {self.walk.head}"
         by_name = {step.name: step for step in walk.steps}
         scores, weights = by_name.get("masked", by_name["scaled"]), by_name["weights"]
-        own = walk.keys is walk.tokens
+        same_text = walk.keys is walk.tokens
         score = weights.values
-        if own:
+        if same_text:
             score = heads_of(walk.trace).between_content(weights.values)
-        shown = HeatMap(
+        heat = HeatMap(
             title=f"Scaled scores of {where}", explained="each row: one query, every key",
             values=scores.values, rows=drawn(walk.tokens), columns=drawn(walk.keys),
             hidden=scores.hidden, score=score, top=None, of="score", shown_in=PICTURE,
         )  # fmt: skip
         softmax = replace(
-            shown, title=f"Softmax of each row: the weights of {where}", explained=EACH_ROW,
+            heat, title=f"Softmax of each row: the weights of {where}", explained=EACH_ROW,
             values=weights.values, top=self.top, of="weight",
         )  # fmt: skip
-        return [shown, softmax, *arrows_of(walk.trace)]
+        return [heat, softmax, *arrows_of(walk.trace)]
 
     def _headings(self) -> list[Heading]:
         return [Heading.of(self.walk.trace)]
