@@ -241,8 +241,8 @@ def _print_table(table: "ClassTable") -> None:
     for name in (*table.tasks, "points"):
         points.add_column(name, justify="right")
     points.add_column("mistakes", overflow="fold")
-    for names, each, total, mistakes in table.rows():
-        cells = ["" if n is None else str(n) for n in (*each, total)]
+    for names, marks, total, mistakes in table.rows():
+        cells = ["" if n is None else str(n) for n in (*marks, total)]
         points.add_row(*(Text(visible(name)) for name in names), *cells, visible(mistakes))
     screen.print(points)
     if table.commonest:

@@ -204,19 +204,19 @@ class Kept:
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = texts
-        self._kept: deque[str] = deque()
+        self._queue: deque[str] = deque()
 
     def __length_hint__(self) -> int:
         return length_hint(self._texts)
 
     def __iter__(self) -> Iterator[str]:
         for text in self._texts:
-            self._kept.append(text)
+            self._queue.append(text)
             yield text
 
     def take(self, count: int) -> list[str]:
         """Remove and return the first `count` texts."""
-        return [self._kept.popleft() for _ in range(count)]
+        return [self._queue.popleft() for _ in range(count)]
 
 
 def write_vectors(path: str, model: "Model", texts: Iterable[str], name: str) -> tuple[int, int]:
@@ -227,10 +227,10 @@ def write_vectors(path: str, model: "Model", texts: Iterable[str], name: str) ->
     """
     count = size = 0
     as_numpy = path.lower().endswith(".npy")
-    kept = None if as_numpy else Kept(texts)
+    queue = None if as_numpy else Kept(texts)
     with replacing(path) as file:
-        for vectors in model.encode_stream(kept or texts):
-            if kept is None:
+        for vectors in model.encode_stream(queue or texts):
+            if queue is None:
                 shape = (count + len(vectors), vectors.shape[1])
                 about = {"descr": vectors.dtype.str, "fortran_order": False, "shape": shape}
                 file.seek(0)
@@ -238,7 +238,7 @@ def write_vectors(path: str, model: "Model", texts: Iterable[str], name: str) ->
                 file.seek(0, os.SEEK_END)
                 file.write(vectors.tobytes())
             else:
-                for text, vector in zip(kept.take(len(vectors)), vectors, strict=True):
+                for text, vector in zip(queue.take(len(vectors)), vectors, strict=True):
                     row = {"text": text, "vector": vector.tolist()}
                     file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
             count, size = count + len(vectors), vectors.shape[1]
