@@ -112,10 +112,10 @@ class _Requests(HttpToolsProtocol):
     def _head_without_offer(self, method: bytes) -> bytes:
         """Return the request's head; omit the headers that offer to switch to another protocol."""
         close = any(name == b"connection" and b"close" in value for name, value in self.headers)
-        kept = [header for header in self.headers if header[0] not in (b"connection", b"upgrade")]
-        kept += [(b"connection", b"close")] * close
+        pairs = [header for header in self.headers if header[0] not in (b"connection", b"upgrade")]
+        pairs += [(b"connection", b"close")] * close
         lines = [method + b" " + self.url + b" HTTP/1.1"]
-        lines += [name + b": " + value for name, value in kept]
+        lines += [name + b": " + value for name, value in pairs]
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def on_message_begin(self) -> None:

@@ -33,15 +33,15 @@ class Stream(Request):
     computed: int = 0
     taken: int = 0
     turns: int = 0
-    _told: asyncio.Queue[tuple[Any, BaseException | None]] = field(default_factory=asyncio.Queue)
+    _items: asyncio.Queue[tuple[Any, BaseException | None]] = field(default_factory=asyncio.Queue)
 
     def tell(self, value: Any, error: BaseException | None) -> None:
         """Store the next item for the client: a piece, END, or an error."""
-        self._told.put_nowait((value, error))
+        self._items.put_nowait((value, error))
 
     async def read(self) -> Any:
         """Wait for the next piece and return it, or return END."""
-        value, error = await self._told.get()
+        value, error = await self._items.get()
         self.taken += 1
         if error is not None:
             raise plain_error(error)
@@ -182,20 +182,20 @@ class Streams:
 
     def _has_room(self, stream: Stream, chosen: Sequence[Stream]) -> bool:
         """Return whether a stream fits in memory, after closing other streams if needed."""
-        kept = [other for other in self._all if other.pieces is not None or other in chosen]
-        closable = [other for other in kept if other in self._parked]
+        streams = [other for other in self._all if other.pieces is not None or other in chosen]
+        closable = [other for other in streams if other in self._parked]
         closable += sorted(
-            (s for s in kept if s.turns >= QUANTUM and s not in (*closable, *chosen)),
+            (s for s in streams if s.turns >= QUANTUM and s not in (*closable, *chosen)),
             key=lambda other: -other.turns,
         )
-        over = sum(other.size for other in kept) + stream.size - self._tokens
+        over = sum(other.size for other in streams) + stream.size - self._tokens
         needed = []
         for other in closable:
             if over <= 0:
                 break
             needed.append(other)
             over -= other.size
-        if over > 0 and len(needed) < len(kept):
+        if over > 0 and len(needed) < len(streams):
             return False
         for other in needed:
             other.close()

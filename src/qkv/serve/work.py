@@ -75,7 +75,7 @@ class Worker:
         self._lines[Stream] = self._streams
         self._usual = 1  # the number of requests in the last batch
         self._answers: list[tuple[Request, Any, BaseException | None]] = []
-        self._asked: set[Request] = set()  # Only the event loop uses this set.
+        self._requests: set[Request] = set()  # Only the event loop uses this set.
         # An entry None contains no request and only wakes the thread.
         self._inbox: SimpleQueue[Request | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -84,7 +84,7 @@ class Worker:
     @property
     def waiting(self) -> int:
         """The number of requests without an answer so far."""
-        return len(self._asked)
+        return len(self._requests)
 
     @property
     def streams(self) -> int:
@@ -187,7 +187,7 @@ class Worker:
                 self._inbox.put(None)  # wake the thread, because a paused stream may continue
                 yield piece
         finally:
-            self._asked.discard(request)
+            self._requests.discard(request)
             request.drop()
             self._inbox.put(None)
 
@@ -206,7 +206,7 @@ class Worker:
         try:
             return await request.answer
         finally:
-            self._asked.discard(request)
+            self._requests.discard(request)
             request.drop()
 
     def _submit(self, request: Request) -> None:
@@ -221,7 +221,7 @@ class Worker:
             message = f"{self.waiting} requests wait, which is the limit: try again in a second"
             raise Refused(429, message, headers={"Retry-After": "1"})
         self.start()
-        self._asked.add(request)
+        self._requests.add(request)
         self._inbox.put(request)
 
     # methods that run on the thread
@@ -314,7 +314,7 @@ class Worker:
     def _give_up(self, error: BaseException) -> None:
         """Answer all requests with an error, and reset the queues."""
         self.counts.failures += 1
-        self._answers = [(request, None, error) for request in list(self._asked)]
+        self._answers = [(request, None, error) for request in list(self._requests)]
         for line in self._lines.values():
             line.clear()
         self._tell()

@@ -224,8 +224,8 @@ class Completion:
         body, settings = self.body, self._settings
         new = sum(row.max_new_tokens for row in self.rows)
         if new > settings.tokens:
-            each = f"is {self.rows[0].max_new_tokens} for {len(self.rows)} completions"
-            problem = f"{each}, {new:,} new tokens: ask for at most {settings.tokens:,}"
+            count = f"is {self.rows[0].max_new_tokens} for {len(self.rows)} completions"
+            problem = f"{count}, {new:,} new tokens: ask for at most {settings.tokens:,}"
             raise body.refused("max_tokens", problem)
         size = sum(len(row.prompt) for row in self.rows) * body.echo
         if body.logprobs is not None:
@@ -393,8 +393,8 @@ class _Writer:
             top = {}
             for other, log in [*measured.top, (token, measured.log_probability)]:
                 top.setdefault(self._name(names, other), max(log, LEAST))
-        own = None if measured is None else max(measured.log_probability, LEAST)
-        logs.token_logprobs.append(own)
+        value = None if measured is None else max(measured.log_probability, LEAST)
+        logs.token_logprobs.append(value)
         logs.top_logprobs.append(top)
 
     def _name(self, names: Spelling, token: int) -> str:

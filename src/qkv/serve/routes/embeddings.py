@@ -99,8 +99,8 @@ class EmbeddingsBody(Body):
                 known = ", ".join(kinds)
                 raise self.refused("input_type", f"is {shown(kind)}: {model.name} has {known}")
             task = next((task for task, names in TYPES.items() if kind in names), None)
-            own = (kind, *TYPES.get(task or "", ()))
-            name = name or next((other for other in own if prompts.get(other)), task or kind)
+            others = (kind, *TYPES.get(task or "", ()))
+            name = name or next((other for other in others if prompts.get(other)), task or kind)
         return name, task
 
 

@@ -328,12 +328,12 @@ def arrays_of(model: Model, changes: "Changes", wanted: Wanted) -> dict[str, Arr
     layers, heads = wanted.layers, wanted.heads
     if wanted.top_k is None:
         names = [f"blocks.{layer}.attn.hook_pattern" for layer in layers]
-        kept: dict[str, Any] = {"names": [*names, *_more(model, wanted)]}
+        options: dict[str, Any] = {"names": [*names, *_more(model, wanted)]}
     else:
-        kept = {"layers": layers, "top_k": wanted.top_k}
+        options = {"layers": layers, "top_k": wanted.top_k}
     if ends := wanted.at and any(parse(name).is_last for name in changes.run.changed):
-        kept["logits"] = True
-    trace = model.trace([changes.text.ids.tolist()], edit=changes.records, **kept)
+        options["logits"] = True
+    trace = model.trace([changes.text.ids.tolist()], edit=changes.records, **options)
     weights = ["pattern"] if wanted.top_k is None else ["top_indices", "top_weights"]
     arrays = {n: np.stack([trace[n, layer][0, heads] for layer in layers]) for n in weights}
     stream = _stream(model)
