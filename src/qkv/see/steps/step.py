@@ -423,8 +423,8 @@ class Walk:
         sides = {"queries": self.tokens, "keys": self.keys}
         made["rows"] = drawn(sides.get(side, [self.tokens[self.position]]))
         step = Step(
-            values=values, columns=None if columns else drawn(self.keys), cell=cell, shown=shown,
-            hidden=hidden, **made,
+            values=values, columns=None if columns else drawn(self.keys), cell=cell,
+            shown=shown, hidden=hidden, **made,
         )  # fmt: skip
         self.steps.append(replace(step, sum=self.spell(step, cell) if cell else ""))
         return values
