@@ -8,13 +8,13 @@ import numpy as np
 
 import qkv
 from benchmarks.peers import needs, torch
-from qkv.models.families import described
+from qkv.models.families import design_of
 from qkv.models.files.names import Storage
 
 
 def random_model(values: dict[str, Any], *, seed: int = 0) -> qkv.Model:
     """Make a random model from the values of a config.json, with norms of weight 1 and bias 0."""
-    design, names = described(values, "benchmark")
+    design, names = design_of(values, "benchmark")
     rng = np.random.default_rng(seed)
     parameters = {}
     for name, shape in design.shapes():

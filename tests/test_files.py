@@ -165,7 +165,7 @@ import qkv
 import qkv_marking
 from qkv.circuits import SAE
 from qkv.cli import main
-from qkv.models.files.find import cached
+from qkv.models.files.find import find_cached
 from qkv.text import SubwordTokenizer
 
 home = Path(sys.argv[1])

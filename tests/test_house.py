@@ -807,8 +807,8 @@ def test_a_private_read_is_seen(source: str, found: set[str]) -> None:
 
 def home(module: str) -> str:
     """Return the package, which is the folder, that holds a module; a package is its own home."""
-    is_package = modules()[module].name == "__init__.py"
-    return module if is_package else module.rpartition(".")[0]
+    path = modules().get(module)
+    return module if path and path.name == "__init__.py" else module.rpartition(".")[0]
 
 
 def wrong_privacy(imported: dict[str, set[str]]) -> list[str]:

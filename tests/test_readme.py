@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import qkv
 from qkv.cli import main
-from qkv.models.files.find import shipped
+from qkv.models.files.find import shipped_models
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -104,7 +104,7 @@ def test_the_shipped_models_are_described_correctly() -> None:
     assert (
         f"{writer.max_seq_length} positions, and {millions:.1f} million parameters in total" in page
     )
-    card = (shipped()["books-decoder"] / "README.md").read_text("utf-8")
+    card = (shipped_models()["books-decoder"] / "README.md").read_text("utf-8")
     assert ("It has no induction head" in page) is ("It has no induction head" in card)
 
 

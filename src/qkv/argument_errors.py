@@ -20,7 +20,7 @@ Error = TypeVar("Error", bound=Exception)
 _TEXT = "_qkv_text"  # The attribute with an error's message, while its name may still change.
 
 
-def unnamed(error: Error) -> Error:
+def mark_unnamed(error: Error) -> Error:
     """Let the public call add its name to the message of an error about an argument."""
     setattr(error, _TEXT, error.args[0])
     return error
@@ -31,7 +31,7 @@ def invalid(kind: Callable[[str], Error], text: str, call: str = "") -> Error:
 
     A function that is no `public_call` gives the name as `call`.
     """
-    return kind(f"{call}: {text}") if call else unnamed(kind(text))
+    return kind(f"{call}: {text}") if call else mark_unnamed(kind(text))
 
 
 def value_error(text: str, call: str = "") -> ValueError:

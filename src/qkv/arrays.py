@@ -63,11 +63,11 @@ def whole_number(
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise type_error(f"{name} is {shown(value)}: give a whole number", call) from None
+        raise type_error(f"{name} is {quote(value)}: give a whole number", call) from None
     if number < least:
-        raise value_error(f"{name} is {shown(number)}: it must be {least} or more", call)
+        raise value_error(f"{name} is {quote(number)}: it must be {least} or more", call)
     if number > most:
-        raise value_error(f"{name} is {shown(number)}: it must be at most {most:,}", call)
+        raise value_error(f"{name} is {quote(number)}: it must be at most {most:,}", call)
     return number
 
 
@@ -81,19 +81,19 @@ def real_number(value: Any, *, call: str = "", name: str) -> float:
     kind = getattr(getattr(value, "dtype", None), "kind", "f")
     single = not isinstance(value, bool | str | bytes) and getattr(value, "shape", ()) == ()
     if not single or kind in "bcSUMm":
-        raise type_error(f"{name} is {shown(value)}: give one number", call)
+        raise type_error(f"{name} is {quote(value)}: give one number", call)
     try:
         return float(value)
     except OverflowError:
-        raise value_error(f"{name} is {shown(value)}: it is too large for a float", call) from None
+        raise value_error(f"{name} is {quote(value)}: it is too large for a float", call) from None
     except (TypeError, ValueError):
-        raise type_error(f"{name} is {shown(value)}: give a number", call) from None
+        raise type_error(f"{name} is {quote(value)}: give a number", call) from None
 
 
-def shown(value: Any) -> str:
+def quote(value: Any) -> str:
     """Describe `value` in one short line for an error message.
 
-    >>> shown(0.5), shown("three"), shown(10**400)
+    >>> quote(0.5), quote("three"), quote(10**400)
     ('0.5', "'three'", '1000000000000000000000000000...')
     """
     try:

@@ -285,10 +285,10 @@ def survey(
     Raises:
         ArithmeticError: an error of qkv is larger than allowed.
     """
-    return [_measured(task, rounds, advance) for task in tasks]
+    return [_measure(task, rounds, advance) for task in tasks]
 
 
-def _measured(task: Timed, rounds: int, advance: Advance) -> dict[str, Any]:
+def _measure(task: Timed, rounds: int, advance: Advance) -> dict[str, Any]:
     """Measure one task of `survey`."""
     q, k, v = task.inputs()
     causal = task.is_causal

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 PATIENCE = 2.0  # seconds of work before a bar appears
 
 
-def wanted(show: bool | None) -> bool:
+def is_bar_wanted(show: bool | None) -> bool:
     """Return whether to show a bar; if `show` is None, a bar is shown only on a terminal.
 
     No bar is shown if standard error is missing (`pythonw`) or closed by the shell.
@@ -33,7 +33,7 @@ def progress(
         unit: the unit of the amounts, such as "tokens". If a unit is given, the bar also shows the
             speed: "1,200 tokens a second".
     """
-    if not wanted(show):
+    if not is_bar_wanted(show):
         yield lambda _: None
         return
     from rich.console import Console
@@ -71,7 +71,7 @@ def training_progress(show: bool | None = None) -> Iterator[Callable[[float, str
     Args:
         show: True shows a bar, False shows no bar. With None, a bar appears only on a terminal.
     """
-    if not wanted(show):
+    if not is_bar_wanted(show):
         yield lambda share, words: None
         return
     from rich.console import Console

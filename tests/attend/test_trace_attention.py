@@ -7,7 +7,7 @@ import pytest
 
 import qkv
 from qkv.attend.arguments import check_call
-from qkv.attend.attention import softmax_of, weighed
+from qkv.attend.attention import softmax_of, weigh_values
 
 from . import loops
 from .cases import Case
@@ -126,7 +126,7 @@ def test_a_trace_can_be_saved(tmp_path) -> None:
 
 
 def test_softmax_of_and_weighed_agree_with_loops() -> None:
-    """Compare `softmax_of` and `weighed` with loops, for sinks, grouped heads and padding."""
+    """Compare `softmax_of` and `weigh_values` with loops, for sinks, grouped heads and padding."""
     rng = np.random.default_rng(0)
     query, key = rng.standard_normal((2, 4, 3, 5)), rng.standard_normal((2, 2, 6, 5))
     value, sinks = rng.standard_normal((2, 2, 6, 7)), rng.standard_normal(4)
@@ -136,7 +136,7 @@ def test_softmax_of_and_weighed_agree_with_loops() -> None:
     scores, weights = rng.standard_normal((2, 4, 3, 6)), rng.random((2, 4, 3, 6))
     scores[0, 1, 2, 3] = -np.inf
     scores[0, 2, 1] = -np.inf
-    found, out = softmax_of(call, scores), weighed(call, weights)
+    found, out = softmax_of(call, scores), weigh_values(call, weights)
     for text, head, row in np.ndindex(2, 4, 3):
         keys = lengths["key_lengths"][text] if row < lengths["query_lengths"][text] else 0
         powers = [math.exp(x) for x in scores[text, head, row, :keys]]

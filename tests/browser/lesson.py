@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 import qkv
-from qkv.models.files.find import shipped
+from qkv.models.files.find import shipped_models
 
 from . import edited
 
-KEPT = json.loads((shipped()["books"] / "cards.json").read_text("utf-8"))
+KEPT = json.loads((shipped_models()["books"] / "cards.json").read_text("utf-8"))
 
 
 @cache

@@ -10,7 +10,7 @@ from playwright.sync_api import Locator, Page
 
 import qkv
 from models.support import mask_bert
-from qkv.models.files.find import shipped
+from qkv.models.files.find import shipped_models
 from qkv.see.page.html import about_model
 
 from .play import address, opened_at, ready
@@ -19,7 +19,8 @@ from .test_page import problems
 
 TEXT = "The oak is a small [MASK]."
 CARD, LICENCE = (
-    (shipped()["books"] / name).read_text("utf-8") for name in ("README.md", "LICENSE.wordnet")
+    (shipped_models()["books"] / name).read_text("utf-8")
+    for name in ("README.md", "LICENSE.wordnet")
 )
 HOSTILE = (
     "</pre></details></div><script>window.ran = 1</script>"

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 import qkv
 from qkv.models import Model
-from qkv.models.files.find import shipped
+from qkv.models.files.find import shipped_models
 
 from .play import address, after, changed, opened_at, ready
 from .support import Visit
@@ -39,7 +39,7 @@ def test_beat_the_model_counts_the_authors_words_for_both_over_equal_rounds(
     visit: Visit, html: str, exact: Model
 ) -> None:
     page = opened(visit, html, "beat")
-    game = json.loads((shipped()["books"] / "game.json").read_text("utf-8"))
+    game = json.loads((shipped_models()["books"] / "game.json").read_text("utf-8"))
     sentences = game["sentences"]
     expect(page.locator(".beat")).to_contain_text(f"{game['title']} by {game['author']}")
     expect(page.locator(".beat")).to_contain_text("Only the author's word counts")

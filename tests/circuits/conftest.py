@@ -10,7 +10,7 @@ import pytest
 import qkv
 from models.small_models import CONFIGS, write_small
 from models.support import CONFIG
-from qkv.models.families import described
+from qkv.models.families import design_of
 from qkv.models.files.names import Storage
 
 BERT = {**CONFIG, "architectures": ["BertForMaskedLM"]}
@@ -55,7 +55,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], qkv.Model
 def parallel() -> qkv.Model:
     """Return a decoder whose MLPs and attention read the same input, with an output bias."""
     config = CONFIGS["gpt2"]
-    design, names = described(config, "config.json")
+    design, names = design_of(config, "config.json")
     head = replace(design.head, tied=False, bias=True)
     design = replace(design, parallel=True, head=head)
     rng = np.random.default_rng(5)

@@ -76,13 +76,13 @@ def test_a_stopped_call_continues_where_it_stopped(small, tmp_path, small_files,
         cache(model, stopped(), tmp_path / "part", **options)
     known = len(Cache(tmp_path / "part"))
     assert 0 < known < 5
-    recorded = reader.recorded
+    recorded = reader.record_rows
 
     def counted(model, ids, names):
         run.extend(ids)
         return recorded(model, ids, names)
 
-    monkeypatch.setattr(reader, "recorded", counted)
+    monkeypatch.setattr(reader, "record_rows", counted)
     found = cache(model, TEXTS, tmp_path / "part", **options)
     # the first text runs again, to compare it with the folder
     assert [ids.tolist() for ids in run] == [TEXTS[0], *TEXTS[known:]]

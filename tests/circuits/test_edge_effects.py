@@ -12,7 +12,7 @@ from qkv.circuits import discover, edges, path
 from qkv.circuits.edge_effects import _correlation
 from qkv.circuits.patching import pair_of
 from qkv.circuits.residual import Residual
-from qkv.models.families import described
+from qkv.models.families import design_of
 from qkv.models.files.names import Storage
 from qkv.models.network.design import Attention
 
@@ -36,7 +36,7 @@ def by_hand():
     Its value is the number of pears, and its output is 5 times the value.
     """
     config = CONFIGS["gpt2"]
-    design, names = described(config, "config.json")
+    design, names = design_of(config, "config.json")
     design = replace(
         design,
         vocabulary=3,
@@ -278,7 +278,7 @@ def test_nothing_below_a_receiver_is_computed_again(small, monkeypatch, kind):
     """After both runs, `effects` runs layer 1 only for receivers in layer 1, and never layer 0."""
     stream = Residual(pair_of(small(kind), (CLEAN, CORRUPTED), "resid_pre", LOGIT))
     ran = []
-    for name in ("_project", "_attend", "_fed"):
+    for name in ("_project", "_attend", "_mlp"):
         one = getattr(stream, name)
         monkeypatch.setattr(
             stream,

@@ -407,7 +407,7 @@ def test_training_finds_the_directions_that_vectors_are_made_of(monkeypatch):
     counts = []
     bar = nullcontext(counts.append)
     monkeypatch.setattr(training, "progress", lambda *about, **options: bar)
-    found, seen = training.trained(rows(), 32, k=3, tokens=400 * 256, seed=0)
+    found, seen = training.train_sae(rows(), 32, k=3, tokens=400 * 256, seed=0)
     assert seen == sum(counts) == 400 * 256
     sae = SAE(found["W_enc"], found["W_dec"], found["b_enc"], found["b_dec"], k=3)
     x = np.concatenate(list(islice(rows(), 4)))
@@ -420,7 +420,7 @@ def test_training_finds_the_directions_that_vectors_are_made_of(monkeypatch):
 def test_shuffling_loses_no_row_and_mixes_them(monkeypatch):
     monkeypatch.setattr(training, "BATCH", 8)
     rows = (np.arange(first, first + 5)[:, None] for first in range(0, 100, 5))
-    found = list(training.shuffled(rows, 40, np.random.default_rng(0)))
+    found = list(training.shuffle_rows(rows, 40, np.random.default_rng(0)))
     assert all(len(batch) == 8 for batch in found[:-1])
     numbers = np.concatenate(found)[:, 0]
     np.testing.assert_array_equal(np.sort(numbers), np.arange(100))

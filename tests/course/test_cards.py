@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.models.files.find import shipped
+from qkv.models.files.find import shipped_models
 from training import bias, book_ship, fits, prose
 
 
 def card(name: str) -> str:
-    return (shipped()[name] / "README.md").read_text(encoding="utf-8")
+    return (shipped_models()[name] / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qkv.layers.base import starts_of
-from qkv.trace.recorder import padded, padded_heads, unpadded
+from qkv.trace.recorder import pad_rows, padded_heads, unpad_rows
 
 LENGTHS = {
     "one text": [3],
@@ -23,9 +23,9 @@ def test_rows_are_padded_by_text_and_unpadded_again(lengths: list[int]) -> None:
     for text, (begin, length) in enumerate(zip(starts[:-1], lengths, strict=True)):
         for position in range(length):
             wanted[text, position] = rows[begin + position]
-    found = padded(rows, starts)
+    found = pad_rows(rows, starts)
     np.testing.assert_array_equal(found, wanted)
-    np.testing.assert_array_equal(unpadded(found, starts), rows)
+    np.testing.assert_array_equal(unpad_rows(found, starts), rows)
     (heads,) = padded_heads([rows.reshape(-1, 2, 1).swapaxes(0, 1)], starts)  # (B, H, T, d)
     np.testing.assert_array_equal(heads[..., 0], wanted.swapaxes(1, 2))
 
@@ -33,5 +33,5 @@ def test_rows_are_padded_by_text_and_unpadded_again(lengths: list[int]) -> None:
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_writing_into_padded_rows_leaves_the_packed_rows_unchanged(lengths: list[int]) -> None:
     rows = np.ones((sum(lengths), 2))
-    padded(rows, starts_of(lengths))[:] = 5
+    pad_rows(rows, starts_of(lengths))[:] = 5
     np.testing.assert_array_equal(rows, 1)

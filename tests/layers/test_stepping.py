@@ -20,7 +20,7 @@ from qkv.models.network.head import Head
 from qkv.models.network.transformer import Transformer
 from qkv.ops.kernel import body, compiled, get_num_threads, set_num_threads
 from qkv.ops.packing import frozen
-from qkv.trace.recorder import padded
+from qkv.trace.recorder import pad_rows
 
 if compiled is None:
     pytest.skip("the kernel was not built, and steps need it", allow_module_level=True)
@@ -103,7 +103,7 @@ def vectors(model: Transformer, rows: int) -> list[np.ndarray]:
     """Return the last vectors of texts that have different lengths and end one after the other."""
     caches = [KVCache(options.get("window")) for options in model.options]
     texts = PackedIds.of([np.arange(3 + 2 * row) for row in range(rows)])
-    ids, lengths = padded(texts.ids, texts.cu), texts.lengths
+    ids, lengths = pad_rows(texts.ids, texts.cu), texts.lengths
     model.step(ids, caches, lengths)
     found = []
     for number, real in enumerate([None, None, [1] * rows, [1] + [0] * (rows - 1), None]):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qkv.learn import plot_curves, write_curves
-from qkv.learn.run_folder import smoothed
+from qkv.learn.run_folder import running_means
 
 
 def run_in(folder: Path) -> None:
@@ -37,7 +37,7 @@ def test_each_loss_has_its_line(tmp_path: Path) -> None:
 def testsmoothed() -> None:
     values = np.arange(90, dtype=np.float64)
     expected = [values[max(0, k - 2) : k + 1].mean() for k in range(90)]
-    np.testing.assert_allclose(smoothed(values), expected)
+    np.testing.assert_allclose(running_means(values), expected)
 
 
 def test_a_run_without_steps(tmp_path: Path) -> None:

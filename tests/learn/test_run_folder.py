@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from qkv.learn import last_checkpoint, read_metrics, train
-from qkv.learn.run_folder import Metrics, read_losses, sealed
+from qkv.learn.run_folder import Metrics, read_losses, seal_checkpoint
 
 from .support import Pull, network
 
@@ -151,7 +151,7 @@ def test_checkpoints_with_impossible_states_are_skipped(
     found = last_checkpoint(run)
     arrays, about = dict(found.arrays), dict(found.about)
     change(arrays, about)
-    (run / LAST).write_bytes(sealed(arrays, about))
+    (run / LAST).write_bytes(seal_checkpoint(arrays, about))
     found = last_checkpoint(run)
     assert found.about["step"] == 2
     (damage,) = found.damaged
@@ -221,7 +221,7 @@ def test_a_checkpoint_of_another_network_or_objective_is_refused(run: Path) -> N
         (found.arrays, {**found.about, "watch": {}}, "holds no state of this run"),
         (found.arrays, {**found.about, "objectives": {}}, "holds no state of this run"),
     ):
-        (run / LAST).write_bytes(sealed(arrays, about))
+        (run / LAST).write_bytes(seal_checkpoint(arrays, about))
         with pytest.raises(ValueError, match=words):
             go_on(run)
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 from safetensors.numpy import save_file
 
-from qkv.models.families import described
+from qkv.models.families import design_of
 from qkv.models.files.names import Storage
 
 from .sizes import SMALL
@@ -187,7 +187,7 @@ def arrays_of(config, seed=0, spread=0.5):
     Names and shapes come from the family's description, which the comparison with transformers
     checks. `spread` is the standard deviation; a smaller value makes each softmax less sharp.
     """
-    design, names = described(config, "config.json")
+    design, names = design_of(config, "config.json")
     rng = np.random.default_rng(seed)
     parameters = {
         name: (rng.standard_normal(shape) * spread + ("norm" in name)).astype(np.float32)

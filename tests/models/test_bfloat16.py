@@ -104,13 +104,13 @@ def test_all_products_are_of_bfloat16_with_bfloat16(halves, monkeypatch, name):
         pytest.skip("the kernel was not built")
     monkeypatch.setenv("QKV_BACKEND", name)
     seen = []
-    packed = linear_module.packed
+    packed = linear_module.pack
 
     def spy(weight, here, kind, threads):
         seen.append((weight.dtype, kind))
         return packed(weight, here, kind, threads)
 
-    monkeypatch.setattr(linear_module, "packed", spy)
+    monkeypatch.setattr(linear_module, "pack", spy)
     load(halves[0], dtype="bfloat16").encode(TEXTS)
     assert len(seen) == 2 * 6  # 2 layers with 6 products each
     assert set(seen) == {(BFLOAT16, BFLOAT16)}
@@ -147,10 +147,10 @@ def test_each_family_is_close_to_itself_in_float32(name, tmp_path, monkeypatch):
     short, wide = load(path, dtype="bfloat16"), load(path)
     for parameter, array in short.parameters.items():
         wide.parameters[parameter] = array
-    packed, kinds = linear_module.packed, set()
+    packed, kinds = linear_module.pack, set()
     monkeypatch.setattr(
         linear_module,
-        "packed",
+        "pack",
         lambda weight, here, kind, threads: kinds.add(kind) or packed(weight, here, kind, threads),
     )
     found = numbers_of(short)

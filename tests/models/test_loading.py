@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 import qkv
-from qkv.models.files.find import shipped
+from qkv.models.files.find import shipped_models
 
 from .small_models import CONFIGS, arrays_of, write_small
 
@@ -204,22 +204,22 @@ def no_limits(monkeypatch):
     monkeypatch.setattr("qkv.text.tokenizer_limits._check", fail)
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_models())
 def test_the_rules_of_the_included_models_are_not_checked(name, no_limits):
     assert qkv.load(name).tokenizer is not None
-    assert qkv.load(shipped()[name]).tokenizer is not None
+    assert qkv.load(shipped_models()[name]).tokenizer is not None
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_models())
 def test_the_rules_of_a_copy_are_checked(name, tmp_path, no_limits):
-    shutil.copytree(shipped()[name], tmp_path / name)
+    shutil.copytree(shipped_models()[name], tmp_path / name)
     with pytest.raises(qkv.ModelError, match="the rules were checked"):
         qkv.load(tmp_path / name)
 
 
 def test_a_changed_copy_of_an_included_model_is_refused(tmp_path, monkeypatch):
     """The copy has the name of the included model, and stands in the current folder."""
-    shutil.copytree(shipped()["books"], tmp_path / "books")
+    shutil.copytree(shipped_models()["books"], tmp_path / "books")
     path = tmp_path / "books" / "tokenizer.json"
     rules = json.loads(path.read_text("utf-8"))
     path.write_text(json.dumps({**rules, "normalizer": {"type": "Prepend", "prepend": "x" * 5000}}))

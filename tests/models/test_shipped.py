@@ -12,7 +12,7 @@ import pytest
 
 import qkv
 from qkv.circuits import head_scores
-from qkv.models.files.find import shipped
+from qkv.models.files.find import shipped_models
 from training import copying, everyday, told
 
 from .offline import lines_offline
@@ -23,10 +23,10 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def card() -> str:
     """Return the encoder's card as one line."""
-    return " ".join((shipped()["books"] / "README.md").read_text(encoding="utf-8").split())
+    return " ".join((shipped_models()["books"] / "README.md").read_text(encoding="utf-8").split())
 
 
-STORIES = told.kept_in(shipped()["books"])
+STORIES = told.kept_in(shipped_models()["books"])
 WATER = [
     "We sat on the bank of the river and watched the water.",
     "The canoe was pulled up on the bank of the stream.",
@@ -65,7 +65,7 @@ def model() -> qkv.Model:
 
 
 def test_its_sizes_are_those_of_its_config_and_its_card(model: qkv.Model, card: str) -> None:
-    config = json.loads((shipped()["books"] / "config.json").read_text())
+    config = json.loads((shipped_models()["books"] / "config.json").read_text())
     assert config["model_type"] == "bert"
     layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     dim, words = config["hidden_size"], config["vocab_size"]
@@ -78,7 +78,7 @@ def test_its_sizes_are_those_of_its_config_and_its_card(model: qkv.Model, card: 
 
 
 def test_the_roles_of_its_heads_are_those_of_its_card(card: str) -> None:
-    kept = json.loads((shipped()["books"] / "roles.json").read_text(encoding="utf-8"))
+    kept = json.loads((shipped_models()["books"] / "roles.json").read_text(encoding="utf-8"))
     (count,) = re.findall(
         r"By the rule of `training/roles.py`, (\d+) of 24 heads have a role", card
     )
@@ -89,14 +89,14 @@ def test_the_roles_of_its_heads_are_those_of_its_card(card: str) -> None:
 
 def test_its_card_and_the_licence_of_its_source_are_beside_it(card: str) -> None:
     assert re.search(r"\| chance \| 0\.\d{3} \| 0\.500 \|", card)
-    licence = (shipped()["books"] / "LICENSE.wordnet").read_text(encoding="utf-8")
+    licence = (shipped_models()["books"] / "LICENSE.wordnet").read_text(encoding="utf-8")
     assert "WordNet 3.0 Copyright 2006 by Princeton University" in licence
     assert "this entire notice" not in card  # the licence is only in its own file
 
 
 def test_the_licence_of_each_model_goes_with_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    places = [place / "LICENSE.wordnet" for place in shipped().values()]
+    places = [place / "LICENSE.wordnet" for place in shipped_models().values()]
     assert len(places) == 2
     assert set(project["license-files"]) == {
         "LICENSE",
@@ -203,7 +203,9 @@ def test_the_card_names_the_everyday_words_that_are_split(model: qkv.Model, card
 def test_the_card_contains_its_five_stories() -> None:
     assert len(STORIES["stories"]) == 5
     assert 5 < STORIES["found"] < STORIES["searched"]
-    assert told.section(STORIES) in (shipped()["books"] / "README.md").read_text(encoding="utf-8")
+    assert told.section(STORIES) in (shipped_models()["books"] / "README.md").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize("story", STORIES["stories"], ids=lambda story: story["sentence"])

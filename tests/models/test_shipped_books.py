@@ -6,10 +6,10 @@ import pytest
 from safetensors import safe_open
 
 import qkv
-from qkv.models.files.find import shipped
+from qkv.models.files.find import shipped_models
 from training.books import is_dropped
 
-PLACE = shipped()["books"]
+PLACE = shipped_models()["books"]
 CARD = " ".join((PLACE / "README.md").read_text(encoding="utf-8").split())
 
 
@@ -19,7 +19,7 @@ def model() -> qkv.Model:
 
 
 def test_both_models_are_small_and_their_matrices_rows_of_int8() -> None:
-    places = [shipped()[name] for name in ("books", "books-decoder")]
+    places = [shipped_models()[name] for name in ("books", "books-decoder")]
     files = ("model.safetensors", "tokenizer.json")
     assert sum((place / name).stat().st_size for place in places for name in files) < 10.5e6
     for place in places:

@@ -13,12 +13,12 @@ from safetensors.numpy import load_file
 
 import qkv
 from qkv.circuits import head_scores
-from qkv.models.files.find import shipped
+from qkv.models.files.find import shipped_models
 
 from .offline import lines_offline
 from .plain import plain_llama
 
-PLACE = shipped()["books-decoder"]
+PLACE = shipped_models()["books-decoder"]
 CARD = " ".join((PLACE / "README.md").read_text(encoding="utf-8").split())
 CONFIG = json.loads((PLACE / "config.json").read_text(encoding="utf-8"))
 SENTENCES = [  # written for this test
@@ -117,7 +117,7 @@ def test_its_sizes_are_those_of_its_card(model: qkv.Model) -> None:
 def test_the_licence_of_its_source_is_beside_it() -> None:
     licence = (PLACE / "LICENSE.wordnet").read_text(encoding="utf-8")
     assert "WordNet 3.0 Copyright 2006 by Princeton University" in licence
-    assert licence == (shipped()["books"] / "LICENSE.wordnet").read_text(encoding="utf-8")
+    assert licence == (shipped_models()["books"] / "LICENSE.wordnet").read_text(encoding="utf-8")
     assert "this entire notice" not in CARD  # the licence is only in its own file
 
 

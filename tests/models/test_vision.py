@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 import qkv
 from qkv.cli import main
 from qkv.models import ModelError, load
-from qkv.models.network.embedding import unfolded
+from qkv.models.network.embedding import unfold
 from qkv.models.vision import VisionModel, grid_of, patch_names
 
 from .small_models import arrays_of
@@ -184,7 +184,7 @@ def test_pixels_beyond_the_last_whole_patch_are_ignored(model):
 
 def test_patches_row_by_row():
     given = np.random.default_rng(0).standard_normal((2, 3, 4, 6))
-    found = unfolded(given, (2, 3))
+    found = unfold(given, (2, 3))
     for row, column in np.ndindex(2, 2):
         piece = given[:, :, 2 * row : 2 * row + 2, 3 * column : 3 * column + 3]
         np.testing.assert_array_equal(found[:, 2 * row + column], piece.reshape(2, -1))

@@ -15,7 +15,7 @@ from attend.cases import Case
 from attend.support import BFLOAT16, HALF_ROUNDING, Array, tolerances
 from qkv.attend import gradient
 from qkv.attend.arguments import Call, check_call
-from qkv.attend.grouped import Grouped, grouped
+from qkv.attend.grouped import Grouped, group_call
 from qkv.attend.native import Outputs
 from qkv.ops import activation
 
@@ -133,7 +133,7 @@ def _grouped_as_given(call: Call) -> list[Array]:
         (call.value, plan.kv_heads),
     ):
         spread = np.broadcast_to(_unit(array), (*plan.lead, heads, *array.shape[-2:]))
-        views.append(plan.grouped(spread) if array is call.query else plan.grouped_keys(spread))
+        views.append(plan.group(spread) if array is call.query else plan.grouped_keys(spread))
     return views
 
 
@@ -151,7 +151,7 @@ def attention_case(
     judged = exact.attention(*case.arrays, **case.options)
     options = {name: x for name, x in case.options.items() if x is not None}
     call = check_call(*case.arrays, **options)
-    plan, wide = call.plan, grouped(call)
+    plan, wide = call.plan, group_call(call)
     *lead, kv_heads, group, L, d = wide.query.shape
     S, dv = wide.value.shape[-2:]
     rows = int(np.prod(lead))
@@ -208,7 +208,7 @@ def gradient_case(name: str, case: Case, seed: int) -> bytes:
     """Return the bytes of a call with finite numbers only, with NumPy's gradients in float64."""
     call = check_call(*case.arrays, **case.options)
     exactly = check_call(*(x.astype(np.float64) for x in case.arrays), **case.options)
-    plan, wide = call.plan, grouped(call)
+    plan, wide = call.plan, group_call(call)
     *lead, kv_heads, group, L, d = wide.query.shape
     S, dv = wide.value.shape[-2:]
     rows = int(np.prod(lead))
@@ -234,8 +234,8 @@ def gradient_case(name: str, case: Case, seed: int) -> bytes:
             placed(None if x is None else _native(x), (kv_heads, group, L, S))
             for x in (mask, wide.bias)
         ),
-        placed(plan.grouped(out), (kv_heads, group, L, dv)),
-        placed(plan.grouped(lse), (kv_heads, group, L, 1)),
+        placed(plan.group(out), (kv_heads, group, L, dv)),
+        placed(plan.group(lse), (kv_heads, group, L, 1)),
         *[NONE] * 4,
     ]
     real_queries = L if seen.query_lengths is None else seen.query_lengths.reshape(-1)
@@ -255,9 +255,9 @@ def gradient_case(name: str, case: Case, seed: int) -> bytes:
     heads = rows * kv_heads * group
     own = None
     if call.bias is not None:  # allocated as large as the bias; repeated axes have step 0
-        own = plan.grouped(np.broadcast_to(fresh(truth.bias.shape, 0), (*plan.rows, S)))
+        own = plan.group(np.broadcast_to(fresh(truth.bias.shape, 0), (*plan.rows, S)))
     outputs = [
-        placed(plan.grouped(upstream), (kv_heads, group, L, dv)),
+        placed(plan.group(upstream), (kv_heads, group, L, dv)),
         placed(fresh((*lead, kv_heads, group, L, d), 7), (kv_heads, group, L, d)),
         placed(fresh((*lead, kv_heads, 1, S, d), 7), (kv_heads, 1, S, d)),
         placed(fresh((*lead, kv_heads, 1, S, dv), 7), (kv_heads, 1, S, dv)),

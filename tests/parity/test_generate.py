@@ -21,7 +21,7 @@ from models.small_models import WRITERS
 from qkv.attend import KVCache
 from qkv.models.network.batch import PackedIds
 from qkv.models.tasks.sampling import Sampling
-from qkv.trace.recorder import padded
+from qkv.trace.recorder import pad_rows
 
 from .models import Pair, double, made
 
@@ -142,7 +142,7 @@ def test_cached_steps_give_the_logits_of_one_run(
     prompts = [np.array(prompt) for prompt in prompts_of((30, 12, 41))]
     caches = [KVCache(options.get("window")) for options in body.options]
     texts = PackedIds.of([prompt[:-10] for prompt in prompts])
-    first = body.step(padded(texts.ids, texts.cu), caches, texts.lengths)
+    first = body.step(pad_rows(texts.ids, texts.cu), caches, texts.lengths)
     states = [first[range(3), texts.lengths - 1]]
     for position in range(-10, 0):
         states.append(body.step(np.array([[prompt[position]] for prompt in prompts]), caches)[:, 0])
@@ -182,7 +182,7 @@ def test_sampling_probabilities_are_those_of_transformers(
     logits[:10] = logits[:10].round()  # ties
     left = processors(torch.zeros((50, 1), dtype=torch.long), torch.tensor(logits)).softmax(-1)
     for row, expected in zip(logits, left.numpy(), strict=True):
-        ids, probabilities = Sampling(temperature, top_k, top_p).allowed(row)
+        ids, probabilities = Sampling(temperature, top_k, top_p).allowed_tokens(row)
         np.testing.assert_allclose(
             np.sort(probabilities), np.sort(expected[expected > 0]), rtol=1e-9
         )

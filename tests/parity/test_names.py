@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from models.sizes import SMALL
-from qkv.models.families import PUBLISHED, described
+from qkv.models.families import PUBLISHED, design_of
 from qkv.models.network.batch import PackedIds
 from qkv.models.network.decoder import EncodedTexts, EncoderDecoder
 from qkv.models.network.design import VisionDesign
@@ -219,7 +219,7 @@ ELSEWHERE = {
 def block_names(name: str) -> set[str]:
     """Return a trace's names for the norms, the MLP and the sums of a family's last layer."""
     sizes, kinds = SMALL[name]
-    design, _ = described({"model_type": name, "architectures": [kinds[0]], **sizes}, "config.json")
+    design, _ = design_of({"model_type": name, "architectures": [kinds[0]], **sizes}, "config.json")
     body = design.build({part: np.ones(shape) for part, shape in design.shapes()})
     return {hook for hook in body.layers[-1].hooks if not hook.startswith("attn.")}
 
@@ -382,7 +382,7 @@ def test_a_run_records_the_names_that_its_family_lists(name: str) -> None:
     """A run records exactly the names that its family lists, with 0 at padding."""
     sizes, kinds = SMALL[name]
     values = {"model_type": name, "architectures": [kinds[0]], **sizes}
-    design, _ = described(values, "config.json")
+    design, _ = design_of(values, "config.json")
     rng = np.random.default_rng(0)
     body = design.build({part: rng.standard_normal(shape) for part, shape in design.shapes()})
     texts, record = [np.arange(3, 10), np.arange(5, 8)], Recorder(lambda name: True)

@@ -8,12 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from qkv.cli import main
-from qkv.scale.workers import connected
+from qkv.scale.workers import connect
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with connected("local:1", "test") as client:
+    with connect("local:1", "test") as client:
         yield client.scheduler.address
 
 

@@ -22,7 +22,7 @@ import pytest
 
 import qkv
 from qkv.scale import encode
-from qkv.scale.workers import connected
+from qkv.scale.workers import connect
 
 TEXTS = [f"the cat sat {'on the mat ' * (n % 3)}{n}" for n in range(6000)]
 PARTS = 12
@@ -36,7 +36,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
-    with connected("local:2", "test") as client:
+    with connect("local:2", "test") as client:
         yield client
 
 

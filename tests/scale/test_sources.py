@@ -14,12 +14,12 @@ import pytest
 from qkv import scale
 from qkv.scale import counting
 from qkv.scale.counting import blocks_of, count, cut
-from qkv.scale.sources import Bad, described, find_sources, rows_of
+from qkv.scale.sources import Bad, find_column, find_sources, rows_of
 from qkv.text.lines import read_lines
 
 
 def read(path: Path, block: int, rows: int = 3, size: int = 1000) -> list[str | Bad]:
-    [source] = [described(one, "t") for one in find_sources(path, "text", "t")]
+    [source] = [find_column(one, "t") for one in find_sources(path, "text", "t")]
     counts = [count(one) for one in blocks_of(source, block)]
     if not all(one.whole for one in counts):
         counts = [count(counting.InputBlock(source))]
@@ -85,7 +85,7 @@ def test_row_groups(tmp_path: Path) -> None:
     assert bad == Bad("has no 'text'")
     [source] = find_sources(tmp_path / "x.parquet", "n", "t")
     with pytest.raises(ValueError, match="column 'n' is int64: give a column of strings"):
-        described(source, "t")
+        find_column(source, "t")
 
 
 @pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "dictionary"])
@@ -119,5 +119,5 @@ def test_invalid_sources_are_named(tmp_path: Path) -> None:
         find_sources(3, "text", "t")
     [source] = find_sources([str(tmp_path / "x.csv")], "text", "t")
     with pytest.raises(ValueError, match="no column 'text': choose one of the columns 'a', 'b'"):
-        described(source, "t")
+        find_column(source, "t")
     assert json.dumps(source.column) == '"text"'

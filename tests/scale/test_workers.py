@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qkv.scale.workers import _keeping_memory, connected
+from qkv.scale.workers import _keeping_memory, connect
 
 
 def _faults(keeping: bool) -> tuple[int, int]:
@@ -35,7 +35,7 @@ def test_a_worker_keeps_the_memory_of_arrays_while_it_computes() -> None:
 
     Then each new array requests its 512 memory pages again, which causes 512 page faults.
     """
-    with connected("local:1", "test") as client:
+    with connect("local:1", "test") as client:
 
         def ask(keeping: bool) -> Any:
             [found] = client.run(_faults, keeping).values()

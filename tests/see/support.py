@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from qkv.models import Model
-from qkv.models.families import described
+from qkv.models.families import design_of
 from qkv.models.files.names import Storage
 from qkv.trace import Trace
 
@@ -48,7 +48,7 @@ def small_llama(model_type: str, **others: Any) -> dict[str, Any]:
 
 def random_of(values: dict[str, Any]) -> Model:
     """Make a model with this config and with random weights, norms and biases."""
-    (design, names), rng = described(values, "config.json"), np.random.default_rng(0)
+    (design, names), rng = design_of(values, "config.json"), np.random.default_rng(0)
     parameters = {
         name: rng.standard_normal(shape).astype(np.float32) * 0.5 + ("norm" in name)
         for name, shape in design.shapes()

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from qkv.models.files.find import shipped
+from qkv.models.files.find import shipped_models
 from serve.conftest import Served
 
 
@@ -87,7 +87,7 @@ def test_the_page_and_the_docs_load_nothing_from_other_hosts(served) -> None:
         assert f"curl {served.url}/v1/embeddings" in page.text
         assert "About this model" in page.text
         for name in ("README.md", "LICENSE.wordnet"):
-            text = (shipped()["books"] / name).read_text("utf-8").strip()
+            text = (shipped_models()["books"] / name).read_text("utf-8").strip()
             assert escape(text) in page.text
         others = page.text.replace(served.url, "").replace("http://www.w3.org/2000/svg", "")
         assert "://" not in others

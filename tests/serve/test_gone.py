@@ -35,7 +35,7 @@ class Spied:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
         self.computed: list[str] = []
         for owner, name in (
-            *((Encoder, name) for name in ("ids", "pooled")),
+            *((Encoder, name) for name in ("ids", "pool_texts")),
             *((model, name) for name in ("trace", "steps")),
             *((Ranker, name) for name in ("scores",)),
         ):

@@ -85,14 +85,14 @@ def ids(words):
 @pytest.fixture
 def computed(monkeypatch):
     """The computed batches, in order; a batch is a list with the words of each text."""
-    batches, pooled = [], Encoder.pooled
+    batches, pooled = [], Encoder.pool_texts
 
     def spied(self, batch):
         words = [" ".join(map(self.tokenizer.token, row.tolist())) for row in batch]
         batches.append(words)
         return pooled(self, batch)
 
-    monkeypatch.setattr(Encoder, "pooled", spied)
+    monkeypatch.setattr(Encoder, "pool_texts", spied)
     monkeypatch.setattr(Worker, "_warm_up", lambda self: None)
     return batches
 
@@ -400,14 +400,14 @@ def test_the_rest_of_a_request_that_is_gone_is_not_computed(computed):
         async with working(batch_tokens=2) as worker:
             first = begin(worker, [ids(word) for word in "abcdef"], 0)
             loop, begun, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
-            pooled = worker._encoder.pooled
+            pooled = worker._encoder.pool_texts
 
             def slowly(batch):
                 loop.call_soon_threadsafe(begun.set)
                 assert go_on.wait(SECONDS)
                 return pooled(batch)
 
-            worker._encoder.pooled = slowly
+            worker._encoder.pool_texts = slowly
             await begun.wait()
             await gone(first)
             go_on.set()
@@ -458,14 +458,14 @@ def test_it_is_ready_once_it_has_computed():
 
 
 def test_a_text_that_fails_takes_no_other_with_it(monkeypatch):
-    pooled = Encoder.pooled
+    pooled = Encoder.pool_texts
 
     def failing(self, batch):
         if any(9 in row for row in batch):
             raise MemoryError("too much")
         return pooled(self, batch)
 
-    monkeypatch.setattr(Encoder, "pooled", failing)
+    monkeypatch.setattr(Encoder, "pool_texts", failing)
     bad = MODEL.tokenizer.token(9)
 
     async def main():

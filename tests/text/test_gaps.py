@@ -2,13 +2,13 @@
 
 import pytest
 
-from qkv.text.gaps import masked
+from qkv.text.gaps import mask_gaps
 from text.odd_gaps import ODD
 
 
 @pytest.mark.parametrize(("text", "gaps"), ODD)
 def test_odd_texts(text: str, gaps: list[tuple[int, int]]) -> None:
-    found = masked(text, "<m>")
+    found = mask_gaps(text, "<m>")
     assert found.gaps == gaps
     pieces, last = [], 0
     for start, end in gaps:
@@ -18,7 +18,7 @@ def test_odd_texts(text: str, gaps: list[tuple[int, int]]) -> None:
 
 
 def test_spans_map_back_to_the_original_text() -> None:
-    found = masked("ab ___ cd ?. ef", "[MASK]")
+    found = mask_gaps("ab ___ cd ?. ef", "[MASK]")
     assert found.text == "ab [MASK] cd [MASK]. ef"
     assert found.original_spans((i, i + 1) for i in (0, 2, 9, 19, 22)) == [
         (0, 1), (2, 3), (6, 7), (11, 12), (14, 15),
@@ -27,4 +27,4 @@ def test_spans_map_back_to_the_original_text() -> None:
     # a part of the mask token maps to the whole gap
     assert found.original_spans([(4, 6)]) == [(3, 6)]
     assert found.original_spans([(13, 19)]) == [(10, 11)]
-    assert masked("a _", None).text == "a _"
+    assert mask_gaps("a _", None).text == "a _"

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import qkv
-from qkv.models.files.find import shipped
+from qkv.models.files.find import shipped_models
 from qkv.see.analysis.words import is_function_word
 from training import game
 from training.bias import is_insult
 from training.books import LISTED, Book
 
-KEPT = json.loads((shipped()["books"] / "game.json").read_text("utf-8"))
+KEPT = json.loads((shipped_models()["books"] / "game.json").read_text("utf-8"))
 COMMON = {"we", "ate", "our", "beef", "in", "silence", "fish", "quickly", "a", "fool"}
 IDS = {word: number for number, word in enumerate(sorted(COMMON))} | {"haste": 2000}
 

@@ -46,7 +46,7 @@ class Plan:
     is_spread: bool  # Whether the query array is broadcast along leading dimensions.
     is_native: bool  # Whether the kernel can compute the call.
 
-    def grouped(self, array: Array) -> Array:
+    def group(self, array: Array) -> Array:
         """View a contiguous `(*lead, Hq, n, m)` as `(*lead, Hkv, G, n, m)`."""
         return array.reshape(*self.groups, *array.shape[-2:])
 
@@ -54,13 +54,13 @@ class Plan:
         """View `(*lead, Hkv, n, m)` as `(*lead, Hkv, 1, n, m)`."""
         return array.reshape(*self.groups[:-1], 1, *array.shape[-2:])
 
-    def ungrouped(self, array: Array, dtype: DType | None = None) -> Array:
+    def ungroup(self, array: Array, dtype: DType | None = None) -> Array:
         """View `(*lead, Hkv, G, L, n)` as `(*lead, Hq, L, n)`, or as 2-D for 2-D input.
 
         If `dtype` is given, the numbers are rounded to `dtype`.
         """
         whole = array.reshape(*self.rows, array.shape[-1])
-        return whole if dtype is None else rounded(whole, dtype)
+        return whole if dtype is None else round_to(whole, dtype)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -347,7 +347,7 @@ def check_scale(scale: Any, size: int) -> float:
     return _for_float32(number)
 
 
-def rounded(array: Array, dtype: DType) -> Array:
+def round_to(array: Array, dtype: DType) -> Array:
     """Convert to `dtype` without a warning; numbers that are too large become infinite."""
     if array.dtype == dtype:
         return array

@@ -9,9 +9,9 @@ import numpy as np
 from qkv.argument_errors import add_name, public_call
 from qkv.arrays import Array, check_out, whole_number
 from qkv.attend import native, tiled
-from qkv.attend.arguments import RETURNS, Call, check_call, check_options, clamp, rounded
+from qkv.attend.arguments import RETURNS, Call, check_call, check_options, clamp, round_to
 from qkv.attend.formula import Steps, formula, weigh, weights_of
-from qkv.attend.grouped import Grouped, grouped
+from qkv.attend.grouped import Grouped, group_call
 from qkv.attend.visibility import check_flag
 from qkv.ops.kernel import body
 from qkv.ops.threads import matmul_alone, run_all
@@ -47,17 +47,17 @@ def answer(
 
     If `out` is given, the output is written to `out`.
     """
-    result, sums, pattern, cases = _begun(call, weights, lse, out)
+    result, sums, pattern, cases = _begin(call, weights, lse, out)
     if cases:
         run_all(tiled.attend, cases)
-    result = rounded(result, call.plan.dtype)
+    result = round_to(result, call.plan.dtype)
     if out is not None and result is not out:
         out[...] = result
         result = out
     extra = () if pattern is None else (pattern,)
     if sums is None:
         return result, *extra
-    return result, *extra, rounded(sums[..., 0], call.plan.kind)
+    return result, *extra, round_to(sums[..., 0], call.plan.kind)
 
 
 def solve(
@@ -69,12 +69,12 @@ def solve(
     If `exact` is true, the output is never rounded to half precision: its dtype is `plan.kind`.
     """
     outs = (np.empty(call.plan.out, call.plan.kind) if exact else None for call in calls)
-    begun = [_begun(call, weights, lse, out) for call, out in zip(calls, outs, strict=True)]
+    begun = [_begin(call, weights, lse, out) for call, out in zip(calls, outs, strict=True)]
     run_all(tiled.attend, [case for *_, cases in begun for case in cases])
     return [Solution(out, sums, pattern) for out, sums, pattern, _ in begun]
 
 
-def _begun(
+def _begin(
     call: Call, weights: bool, lse: bool, out: Array | None
 ) -> tuple[Array, Array | None, Array | None, Sequence[tuple[Any, ...]]]:
     """Return the three arrays of a `Solution`, and the calls of `tiled.attend` that will fill them.
@@ -95,8 +95,8 @@ def _begun(
     out = np.empty(plan.out, plan.kind)
     if pattern is None and tiled.is_one_block(call) and tiled.attend_one_block(call, out, sums):
         return out, sums, None, ()
-    cut = tiled.tiles(wide := grouped(call), plan.keys if weights else tiled.KEYS)
-    views = [None if x is None else plan.grouped(x) for x in (out, sums, pattern)]
+    cut = tiled.tiles(wide := group_call(call), plan.keys if weights else tiled.KEYS)
+    views = [None if x is None else plan.group(x) for x in (out, sums, pattern)]
     return out, sums, pattern, [(wide, tile, *views) for tile in cut]
 
 
@@ -222,17 +222,17 @@ def trace_attention(
 
 def softmax_of(call: Call, scores: Array) -> Array:
     """Compute the softmax of edited scores `(*lead, Hq, L, S)` of a call; padding stays masked."""
-    plan, wide = call.plan, grouped(call)
-    scores = plan.grouped(without_padding(call, scores, -np.inf).astype(plan.kind, copy=False))
-    return plan.ungrouped(weights_of(scores, ~np.isneginf(scores), wide.sinks)[0])
+    plan, wide = call.plan, group_call(call)
+    scores = plan.group(without_padding(call, scores, -np.inf).astype(plan.kind, copy=False))
+    return plan.ungroup(weights_of(scores, ~np.isneginf(scores), wide.sinks)[0])
 
 
-def weighed(call: Call, pattern: Array) -> Array:
+def weigh_values(call: Call, pattern: Array) -> Array:
     """Compute the output `(*lead, Hq, L, dv)` of a call from edited weights, with 0 for padding."""
-    plan, wide = call.plan, grouped(call)
-    pattern = plan.grouped(without_padding(call, pattern, 0).astype(plan.kind, copy=False))
+    plan, wide = call.plan, group_call(call)
+    pattern = plan.group(without_padding(call, pattern, 0).astype(plan.kind, copy=False))
     with np.errstate(all="ignore"):
-        return plan.ungrouped(weigh(pattern, wide.value, pattern != 0, matmul_alone), plan.dtype)
+        return plan.ungroup(weigh(pattern, wide.value, pattern != 0, matmul_alone), plan.dtype)
 
 
 def without_padding(call: Call, cells: Array, nothing: float) -> Array:
@@ -265,18 +265,18 @@ def trace_call(call: Call) -> Trace:
     plan, steps = call.plan, _steps(call)._asdict()
     del steps["lse"]
     kinds = dict.fromkeys(steps, plan.kind) | {"out": plan.dtype}
-    return Trace({n: plan.ungrouped(array, kinds[n]) for n, array in steps.items()})
+    return Trace({n: plan.ungroup(array, kinds[n]) for n, array in steps.items()})
 
 
 def scores_and_weights(call: Call) -> tuple[Array, Array]:
     """Return the scores and weights of a checked call, both `(*lead, Hq, L, S)`."""
     plan, steps = call.plan, _steps(call)
-    return plan.ungrouped(steps.scores, plan.kind), plan.ungrouped(steps.pattern, plan.kind)
+    return plan.ungroup(steps.scores, plan.kind), plan.ungroup(steps.pattern, plan.kind)
 
 
 def _steps(call: Call) -> Steps:
     """Compute the steps of a checked call."""
-    plan, wide = call.plan, grouped(call)
+    plan, wide = call.plan, group_call(call)
     i, j = slice(0, plan.length), slice(0, plan.keys)
     bias = None if wide.bias is None else clamp(wide.bias, plan.kind)
     if wide.slopes is not None:
@@ -349,14 +349,14 @@ def summarize_call(call: Call, top_k: int) -> AttentionSummary:
         [(out, sums, _)] = solve([call], lse=True)
         assert sums is not None
         lse = sums
-        received = _pass_again(grouped(call), *map(plan.grouped, (lse, indices, weights)))
+        received = _pass_again(group_call(call), *map(plan.group, (lse, indices, weights)))
         received = received.reshape(*plan.rows[:-1], 1, plan.keys)
     return AttentionSummary(
-        rounded(out, plan.dtype),
-        rounded(lse[..., 0], plan.kind),
+        round_to(out, plan.dtype),
+        round_to(lse[..., 0], plan.kind),
         indices,
         weights,
-        rounded(received[..., 0, :], plan.kind),
+        round_to(received[..., 0, :], plan.kind),
     )
 
 
@@ -455,4 +455,4 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed |
     edited = record.change(PATTERN, pattern)
     used = pattern if edited is pattern else without_padding(call, edited, 0)
     record.keep(PATTERN, used)
-    return Weighed(weighed(call, used), pattern, used)
+    return Weighed(weigh_values(call, used), pattern, used)

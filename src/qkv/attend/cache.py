@@ -82,14 +82,14 @@ class KVCache:
         count = key.shape[-2]
         if _most(self._size) + count > self._arrays[0].shape[-2]:
             self._make_room(count)
-        offset, added = self._size, count if lengths is None else _evened(lengths)
+        offset, added = self._size, count if lengths is None else _unify(lengths)
         for buffer, fresh in zip(self._arrays, (key, value), strict=True):
             if isinstance(offset, int) and isinstance(added, int):
                 buffer[..., offset : offset + added, :] = fresh[..., :added, :]
             else:
                 _store(buffer, fresh, *np.broadcast_arrays(offset, added))
-        self._size = _evened(offset + added)
-        self._seen = _evened(self._seen + added)
+        self._size = _unify(offset + added)
+        self._seen = _unify(self._seen + added)
         return self._arguments(offset, lengths)
 
     def _arguments(self, offset: Array | int, real: Array | None) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class KVCache:
 
     def _make_room(self, count: int) -> None:
         """Allocate memory for `count` more keys, and drop keys that no later query will see."""
-        keep = self._size if self._left is None else _evened(np.minimum(self._size, self._left))
+        keep = self._size if self._left is None else _unify(np.minimum(self._size, self._left))
         needed = _most(keep) + count
         capacity = self._arrays[0].shape[-2]
         if needed > capacity:
@@ -154,7 +154,7 @@ def _most(count: Array | int) -> int:
     return count if isinstance(count, int) else int(count.max(initial=0))
 
 
-def _evened(counts: Any) -> Any:
+def _unify(counts: Any) -> Any:
     """Return one int if all entries of `counts` are equal; otherwise return `counts`."""
     if isinstance(counts, int):
         return counts

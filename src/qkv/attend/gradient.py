@@ -7,14 +7,14 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from qkv.argument_errors import public_call, type_error, value_error
-from qkv.arrays import Array, DType, Shape, as_array, is_float, shown
+from qkv.arrays import Array, DType, Shape, as_array, is_float, quote
 from qkv.attend import arguments, native
 from qkv.attend.arguments import Call, Options, Packed
 from qkv.attend.attention import scores_and_weights, solve
 from qkv.attend.formula import weigh
-from qkv.attend.grouped import Grouped, grouped
+from qkv.attend.grouped import Grouped, group_call
 from qkv.attend.native import Gradients, Outputs
-from qkv.attend.tiled import QUERIES, Tile, capped_of, exp_sums, key_blocks, masked, tiles
+from qkv.attend.tiled import QUERIES, Tile, apply_mask, capped_of, exp_sums, key_blocks, tiles
 from qkv.attend.varlen import as_batch, as_call, attend_rows, check_packed, equal_runs
 from qkv.ops.kernel import body
 from qkv.ops.threads import Case, matmul_alone, run_all
@@ -92,7 +92,7 @@ def attention_grad(
     """
     arguments.check_options(options, without=arguments.RETURNS, why=": it returns only gradients")
     call = arguments.check_call(query, key, value, attn_mask, **options)
-    grad_out = _checked(grad_out, "grad_out", call.plan.out, call.plan.dtype)
+    grad_out = _check_array(grad_out, "grad_out", call.plan.out, call.plan.dtype)
     clean, grad_out = _without_hidden(call, grad_out)
     gradients = _gradients(clean, _outputs(clean, grad_out, forward))
     return _result(gradients, (call.query, call.key, call.value), call.plan.dtype, options)
@@ -130,7 +130,7 @@ def _without_hidden(call: _Calls, grad_out: Array) -> tuple[_Calls, Array]:
 
 def _visible(call: Call) -> tuple[Array, Array]:
     """Return which queries see a key, `(*lead, Hq, L)`, and which keys are seen."""
-    plan, wide = call.plan, grouped(call)
+    plan, wide = call.plan, group_call(call)
     seeing, seen = np.zeros(wide.shape, bool), np.zeros((*plan.groups[:-1], plan.keys), bool)
     for tile in tiles(wide):
         for j in key_blocks(wide, tile):
@@ -163,21 +163,21 @@ def gradient_by_weights(
         record: a function that takes a name ("hook_pattern" for the weights, "hook_attn_scores"
             for the scores) and a gradient. The computation continues with the returned gradient.
     """
-    plan, wide = call.plan, grouped(call)
+    plan, wide = call.plan, group_call(call)
     scores, softmax = scores_and_weights(call)
     softmax, pattern = (softmax, softmax) if weights is None else weights
     query, key, value = wide[:3]
-    used, grad = plan.grouped(pattern), plan.grouped(grad_out)
+    used, grad = plan.group(pattern), plan.group(grad_out)
     grad_value = matmul_alone(np.swapaxes(used, -2, -1), grad).sum(-3)
-    change = record(PATTERN, plan.ungrouped(matmul_alone(grad, np.swapaxes(value, -2, -1))))
+    change = record(PATTERN, plan.ungroup(matmul_alone(grad, np.swapaxes(value, -2, -1))))
     change = record(SCORES, softmax * (change - (softmax * change).sum(-1, keepdims=True)))
-    change = plan.grouped(np.where(np.isneginf(scores), 0, change))
+    change = plan.group(np.where(np.isneginf(scores), 0, change))
     if wide.softcap is not None:
         raw = matmul_alone(query, np.swapaxes(key, -2, -1)) * (wide.scale / wide.softcap)
         change = change * (1 - np.square(np.tanh(raw)))
     change = change * plan.kind.type(wide.scale)
     grad_key = matmul_alone(np.swapaxes(change, -2, -1), query).sum(-3)
-    return plan.ungrouped(matmul_alone(change, key)), grad_key, grad_value
+    return plan.ungroup(matmul_alone(change, key)), grad_key, grad_value
 
 
 @public_call("varlen_attention_grad")
@@ -226,7 +226,7 @@ def varlen_attention_grad(
     packed = check_packed((query, key, value), (cu_query_lengths, cu_key_lengths), **options)
     plan = packed.plan
     shape = (plan.length, plan.heads, plan.out[-1])
-    grad_out = _checked(grad_out, "grad_out", shape, plan.dtype)
+    grad_out = _check_array(grad_out, "grad_out", shape, plan.dtype)
     clean, grad_out = _without_hidden(packed, grad_out)
     gradients = _packed_gradients(clean, _outputs(clean, grad_out, forward))
     return _result(gradients, packed.rows, plan.dtype, options)
@@ -240,11 +240,11 @@ def _outputs(call: Call | Packed, grad_out: Array, forward: Any) -> Outputs:
     if forward is not None:
         if not isinstance(forward, (tuple, list)) or len(forward) != 2:
             raise type_error(
-                f"`forward` is {shown(forward)}: give (out, lse), "
+                f"`forward` is {quote(forward)}: give (out, lse), "
                 "the result of attention with return_lse=True"
             )
-        out = _checked(forward[0], "forward[0]", shape, plan.dtype)
-        lse = _checked(forward[1], "forward[1]", shape[:-1], plan.kind)
+        out = _check_array(forward[0], "forward[0]", shape, plan.dtype)
+        lse = _check_array(forward[1], "forward[1]", shape[:-1], plan.kind)
         if out.dtype.itemsize >= plan.kind.itemsize:
             return Outputs(grad_out, out, lse[..., None], EXACT)
     if isinstance(call, Packed):
@@ -297,12 +297,12 @@ def _gradients(call: Call, outputs: Outputs) -> Gradients:
         wrong[...] = True
         gradients.bias[...] = 0
     views = gradients._replace(
-        query=plan.grouped(gradients.query),
+        query=plan.group(gradients.query),
         key=plan.grouped_keys(gradients.key),
         value=plan.grouped_keys(gradients.value),
         bias=gradients.bias.reshape(_grouped_shape(gradients.bias.shape, plan)),
     )
-    heads = _heads(grouped(call), wrong, outputs.each(plan.grouped), views)
+    heads = _heads(group_call(call), wrong, outputs.each(plan.group), views)
     # If heads share a bias, they add numbers to the same entries of the bias's gradient. Therefore,
     # with a bias, the heads run one after the other.
     for at_once in [heads] if call.bias is None else [[head] for head in heads]:
@@ -323,7 +323,7 @@ def _packed_gradients(packed: Packed, outputs: Outputs) -> Gradients:
             continue
         call = as_call(packed, first, last)
         grad_out, out, lse, grad_query = (
-            call.plan.grouped(as_batch(x, starts, first, last)) for x in (*outputs[:3], query)
+            call.plan.group(as_batch(x, starts, first, last)) for x in (*outputs[:3], query)
         )
         views = Gradients(
             grad_query,
@@ -334,7 +334,7 @@ def _packed_gradients(packed: Packed, outputs: Outputs) -> Gradients:
             gradients.slopes[first:last],
         )
         results = Outputs(grad_out, out, lse, outputs.exact)
-        heads += _heads(grouped(call), wrong[first:last], results, views)
+        heads += _heads(group_call(call), wrong[first:last], results, views)
     run_all(_head, heads)
     return gradients
 
@@ -368,7 +368,7 @@ def _heads(call: Grouped, wrong: Array, outputs: Outputs, gradients: Gradients) 
     The shape of `wrong` is `(*lead, Hkv)`. The gradients of these heads are first set to 0,
     because `_head` adds to the gradients.
     """
-    outputs = outputs.each(lambda array: arguments.rounded(array, call.kind))
+    outputs = outputs.each(lambda array: arguments.round_to(array, call.kind))
     heads = []
     for *text, head in np.argwhere(wrong).tolist():
         index = tuple(slice(t, t + 1) for t in (*text, head))
@@ -405,12 +405,12 @@ def _tile(call: Grouped, tile: Tile, outputs: Outputs, gradients: Gradients) -> 
         keys = (*tile.index, slice(None), j)
         capped = capped_of(call, tile, j)
         slope = None if call.softcap is None else 1 - (capped / call.softcap) ** 2
-        scores, visible = masked(call, tile, j, capped.copy())
+        scores, visible = apply_mask(call, tile, j, capped.copy())
         weights = np.exp(scores - base) / total
         if visible is not None:
             weights = np.where(visible, weights, 0)
         transposed = None if visible is None else np.swapaxes(visible, -1, -2)
-        gradients.value[keys] += _summed(np.swapaxes(weights, -1, -2), grad_out, transposed)
+        gradients.value[keys] += _sum_heads(np.swapaxes(weights, -1, -2), grad_out, transposed)
         change = weights * (matmul_alone(grad_out, np.swapaxes(call.value[keys], -1, -2)) - delta)
         if visible is not None:
             change = np.where(visible, change, 0)
@@ -425,7 +425,7 @@ def _tile(call: Grouped, tile: Tile, outputs: Outputs, gradients: Gradients) -> 
                 change = np.where(visible, change, 0)
         change *= change.dtype.type(call.scale)
         gradients.query[tile.at] += weigh(change, call.key[keys], visible, matmul_alone)
-        gradients.key[keys] += _summed(np.swapaxes(change, -1, -2), query, transposed)
+        gradients.key[keys] += _sum_heads(np.swapaxes(change, -1, -2), query, transposed)
 
 
 def _total(call: Grouped, tile: Tile, base: Array) -> Array | float:
@@ -440,7 +440,7 @@ def _total(call: Grouped, tile: Tile, base: Array) -> Array | float:
     return np.where(total == 0, 1, total)
 
 
-def _summed(weights: Array, rows: Array, visible: Array | None) -> Array:
+def _sum_heads(weights: Array, rows: Array, visible: Array | None) -> Array:
     """Compute `weights (..., G, s, l) @ rows (..., G, l, n)`, summed over the heads of a group."""
     summed: Array = weigh(weights, rows, visible, matmul_alone).sum(-3, keepdims=True)
     return summed
@@ -470,7 +470,7 @@ def _add_to_bias(bias: Array, tile: Tile, keys: slice, change: Array) -> None:
     bias[at] += change.sum(repeated, keepdims=True)
 
 
-def _checked(value: Any, name: str, shape: Shape, dtype: DType) -> Array:
+def _check_array(value: Any, name: str, shape: Shape, dtype: DType) -> Array:
     """Check the shape and type of an array of floats, and make its last axis contiguous."""
     array = as_array(value, name=name)
     if array.shape != shape:

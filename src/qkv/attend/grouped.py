@@ -47,7 +47,7 @@ class Grouped(NamedTuple):
         return self.query.dtype
 
 
-def grouped(call: Call) -> Grouped:
+def group_call(call: Call) -> Grouped:
     """Group the query heads of a call by key head; convert query, key and value to one dtype."""
     plan = call.plan
     *lead, kv_heads, group = plan.groups
@@ -60,22 +60,22 @@ def grouped(call: Call) -> Grouped:
     def cells(array: Array | None) -> Array | None:
         if array is None:
             return None
-        return plan.grouped(np.broadcast_to(array, (*plan.rows, plan.keys)))
+        return plan.group(np.broadcast_to(array, (*plan.rows, plan.keys)))
 
-    def shaped(array: Array | None, *shape: int) -> Array | None:
+    def reshape(array: Array | None, *shape: int) -> Array | None:
         return None if array is None else array.reshape(shape)
 
     bias, mask = cells(call.bias), cells(call.mask)
     allowed = mask if mask is not None and mask.dtype == bool else None
     mask = mask if allowed is None else None
-    query = plan.grouped(spread(call.query, plan.heads))
+    query = plan.group(spread(call.query, plan.heads))
     key, value = (plan.grouped_keys(spread(x, kv_heads)) for x in (call.key, call.value))
     visibility = Visibility(
         plan.length, plan.keys, np.full(plan.lead, call.offset, np.int64).reshape(lead),
-        call.left, call.right, shaped(call.query_lengths, *lead), shaped(call.key_lengths, *lead),
+        call.left, call.right, reshape(call.query_lengths, *lead), reshape(call.key_lengths, *lead),
         allowed, tuple(x for x in (mask, bias) if x is not None),
     )  # fmt: skip
-    slopes, sinks = (shaped(x, kv_heads, group, 1, -1) for x in (call.slopes, call.sinks))
+    slopes, sinks = (reshape(x, kv_heads, group, 1, -1) for x in (call.slopes, call.sinks))
     rest = (call.softcap, call.scale)
     return Grouped(query, key, value, visibility, bias, mask, slopes, sinks, *rest)
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from qkv.argument_errors import public_call, type_error, value_error
-from qkv.arrays import Array, as_array, compute_type, is_float, native, shown
+from qkv.arrays import Array, as_array, compute_type, is_float, native, quote
 
 
 @public_call("softmax")
@@ -34,7 +34,7 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = -1) -> Array:
         np.empty_like(wide, shape=[1] * wide.ndim).sum(axis=axis)
     except (TypeError, ValueError, OverflowError):
         raise value_error(
-            f"x has shape {array.shape} and axis is {shown(axis)}: "
+            f"x has shape {array.shape} and axis is {quote(axis)}: "
             "give one axis of x, several axes, or None for all"
         ) from None
     with np.errstate(all="ignore"):

@@ -71,7 +71,7 @@ def _even(count: int, most: int) -> int:
 
 def scores_of(call: Grouped, tile: Tile, keys: slice) -> tuple[Array, Array | None]:
     """Return the masked scores `(texts, heads, G, queries, keys)` of a block, and the mask."""
-    return masked(call, tile, keys, capped_of(call, tile, keys))
+    return apply_mask(call, tile, keys, capped_of(call, tile, keys))
 
 
 def capped_of(call: Grouped, tile: Tile, keys: slice) -> Array:
@@ -83,7 +83,7 @@ def capped_of(call: Grouped, tile: Tile, keys: slice) -> Array:
     return scores
 
 
-def masked(call: Grouped, tile: Tile, keys: slice, scores: Array) -> tuple[Array, Array | None]:
+def apply_mask(call: Grouped, tile: Tile, keys: slice, scores: Array) -> tuple[Array, Array | None]:
     """Add bias, ALiBi and mask to the scores of one block in place; return scores and mask."""
     i, j = tile.queries, keys
     if call.bias is not None:

@@ -9,7 +9,7 @@ import numpy as np
 from qkv.argument_errors import public_call, value_error
 from qkv.arrays import Array, as_array
 from qkv.attend import native
-from qkv.attend.arguments import Call, Packed, check_call, rounded
+from qkv.attend.arguments import Call, Packed, check_call, round_to
 from qkv.attend.attention import solve
 from qkv.attend.visibility import check_flag, check_offset, check_per_row
 from qkv.ops.kernel import body
@@ -118,8 +118,8 @@ def attend_rows(packed: Packed, *, lse: bool, exact: bool = False) -> tuple[Arra
                 as_batch(sums, packed.starts, *run)[...] = result.lse
     if exact:
         return out, sums
-    out = out if out.dtype == plan.dtype else rounded(out, plan.dtype)
-    return out, None if sums is None else rounded(sums[..., 0], plan.kind)
+    out = out if out.dtype == plan.dtype else round_to(out, plan.dtype)
+    return out, None if sums is None else round_to(sums[..., 0], plan.kind)
 
 
 def equal_runs(packed: Packed) -> list[tuple[int, int]]:

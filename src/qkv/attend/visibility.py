@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.argument_errors import type_error, value_error
-from qkv.arrays import Array, Shape, as_array, shown
+from qkv.arrays import Array, Shape, as_array, quote
 
 Index = tuple[Any, ...]  # Integers and slices along the leading axes.
 FAR = 2**60  # The limit for offsets and window sizes. It is larger than every sequence length.
@@ -95,7 +95,7 @@ def check_window(window: Any, is_causal: bool) -> tuple[int | None, int | None]:
     if window is not None:
         if not isinstance(window, (tuple, list)) or len(window) != 2:
             raise value_error(
-                f"window is {shown(window)}: write (left, right), each a number or None; "
+                f"window is {quote(window)}: write (left, right), each a number or None; "
                 "for a sliding window of the last W keys, write (W - 1, 0)"
             )
         left, right = (_side(side) for side in window)
@@ -107,7 +107,7 @@ def check_window(window: Any, is_causal: bool) -> tuple[int | None, int | None]:
 def check_flag(name: str, value: Any) -> None:
     """Raise an error unless `value` is True or False."""
     if not isinstance(value, bool | np.bool_):
-        raise type_error(f"{name} is {shown(value)}: write True or False")
+        raise type_error(f"{name} is {quote(value)}: write True or False")
 
 
 def _side(side: Any) -> int | None:
@@ -122,7 +122,7 @@ def _side(side: Any) -> int | None:
             f"a side of `window` is {type(side).__name__}: write a whole number or None"
         ) from None
     if keys < 0:
-        raise value_error(f"a side of `window` is {shown(keys)}: it must be 0 or more, or None")
+        raise value_error(f"a side of `window` is {quote(keys)}: it must be 0 or more, or None")
     return min(keys, FAR)
 
 
@@ -140,7 +140,7 @@ def check_offset(
         return 0
     if isinstance(q_offset, str):
         if q_offset not in ("start", "end"):
-            raise value_error(f'q_offset is {shown(q_offset)}: write "start", "end" or a number')
+            raise value_error(f'q_offset is {quote(q_offset)}: write "start", "end" or a number')
         return 0 if q_offset == "start" else keys - length
     if type(q_offset) is int:
         return max(-FAR, min(FAR, q_offset))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.argument_errors import invalid, public_call, value_error
-from qkv.arrays import Array, Arrays, DType, convert_exactly, float_type, shown
+from qkv.arrays import Array, Arrays, DType, convert_exactly, float_type, quote
 from qkv.circuits import reader
 from qkv.files import StrPath, named_folder, replacing
 from qkv.models.files.read import ModelError, read_json
@@ -80,19 +80,19 @@ class Cache:
         full = NameIndex(self.names).one(name)
         if full is None:
             raise KeyError(
-                f"arrays: {shown(name)} is not cached: choose among {', '.join(self.names)}"
+                f"arrays: {quote(name)} is not cached: choose among {', '.join(self.names)}"
             )
         return [stored[full].read() for stored in self._files]
 
     @public_call("cache")
     def ids(self, number: int) -> Array:
         """Return the token ids (T,) of a text."""
-        stored, rows = self._located(number)
+        stored, rows = self._locate(number)
         return stored[_IDS].read()[rows]
 
     @public_call("cache")
     def __getitem__(self, number: int) -> Trace:
-        stored, rows = self._located(number)
+        stored, rows = self._locate(number)
         ids = stored[_IDS].read()[rows].tolist()
         arrays = {name: stored[name].read()[None, rows] for name in self.names}
         return Trace(arrays, tokens=[list(map(str, ids))], ids=[ids], model=self.model)
@@ -112,7 +112,7 @@ class Cache:
                     "again"
                 )
 
-    def _located(self, number: int) -> tuple[Mapping[str, Stored], slice]:
+    def _locate(self, number: int) -> tuple[Mapping[str, Stored], slice]:
         """Return `(file, rows)`: the file that holds a text, and the slice of the text's rows."""
         number = reader.check_index(number, len(self), "text")
         file = int(np.searchsorted(self._ends, number, side="right"))
@@ -164,7 +164,7 @@ def cache(
     chosen, kind = reader.sites(model, names, "names"), float_type(dtype)
     path = named_folder(folder)
     about = {"qkv_cache": 1, "model": model.name, "names": chosen, "dtype": kind.name}
-    done = _begun(path, about)
+    done = _open_cache(path, about)
     known = 0 if done is None else len(done)
     path.mkdir(parents=True, exist_ok=True)
     writer = _RowWriter(path, about if done is None else _manifest(path), kind)
@@ -178,7 +178,7 @@ def cache(
             if old and done is not None:
                 _compare(model, done, old, chosen)
             for part in _groups(window[len(old) :]):
-                writer.add(part, reader.recorded(model, [text.ids for text in part], chosen))
+                writer.add(part, reader.record_rows(model, [text.ids for text in part], chosen))
                 advance(len(part))
             count += len(window)
     if count < known:
@@ -190,7 +190,7 @@ def cache(
     return Cache(path)
 
 
-def _begun(path: Path, about: Mapping[str, Any]) -> Cache | None:
+def _open_cache(path: Path, about: Mapping[str, Any]) -> Cache | None:
     """Return the cache in the folder, or None if the folder has no manifest."""
     if not (path / MANIFEST).exists():
         return None
@@ -198,7 +198,7 @@ def _begun(path: Path, about: Mapping[str, Any]) -> Cache | None:
     for name, value in about.items():
         if there[name] != value:
             raise value_error(
-                f"{path} has {name} {shown(there[name])} but the call has {shown(value)}: "
+                f"{path} has {name} {quote(there[name])} but the call has {quote(value)}: "
                 "give another folder"
             )
     return Cache(path)
@@ -215,7 +215,7 @@ def _compare(model: Model, done: Cache, texts: Sequence[reader.Read], names: Seq
     first = texts[0]
     if first.number:
         return
-    for name, rows in reader.recorded(model, [first.ids], names).items():
+    for name, rows in reader.record_rows(model, [first.ids], names).items():
         stored = done[0][name][0].astype(np.float64)
         if not np.allclose(rows, stored, rtol=0.02, atol=0.02 * np.abs(stored).max()):
             raise value_error(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from qkv.argument_errors import invalid, public_call, type_error, value_error
-from qkv.arrays import Array, Arrays, real_number, shown, whole_number
+from qkv.arrays import Array, Arrays, quote, real_number, whole_number
 from qkv.circuits.patching import Metric, pair_of
 from qkv.circuits.reader import Names, check_words
 from qkv.circuits.residual import INPUTS, Residual, Wiring, check_residual, mlp_parts
@@ -84,7 +84,7 @@ def edges(
     >>> len(graph.edges) == sum(edge.receiver == "logits" for edge in graph.edges)
     False
     """
-    model = _checked(model, metric, method)
+    model = _check_method(model, metric, method)
     stream = Residual(pair_of(model, (clean, corrupted), "resid_pre", metric))
     return _graph(stream, metric, method)
 
@@ -131,12 +131,12 @@ def path(
     """
     names = [receivers] if isinstance(receivers, str) else receivers
     if not isinstance(names, Iterable):
-        raise type_error(f"`receivers` is {shown(receivers)}: give names, for example ['mlp.3']")
-    wiring = Wiring(_checked(model, metric, "exact").layers)
-    number = wiring.senders.index(_known(sender, wiring.senders, "sender"))
+        raise type_error(f"`receivers` is {quote(receivers)}: give names, for example ['mlp.3']")
+    wiring = Wiring(_check_method(model, metric, "exact").layers)
+    number = wiring.senders.index(_check_node(sender, wiring.senders, "sender"))
     chosen = {}
     for name in names:
-        count = wiring.receivers[_known(name, list(wiring.receivers), "receivers")].senders
+        count = wiring.receivers[_check_node(name, list(wiring.receivers), "receivers")].senders
         if number >= count:
             raise value_error(
                 f"{name} does not read {sender}, which the model computes later or in "
@@ -207,8 +207,8 @@ def discover(
         )
     least = 0.0 if threshold is None else real_number(threshold, name="threshold")
     if not least >= 0:
-        raise value_error(f"`threshold` is {shown(threshold)}: give a non-negative number")
-    wiring = Wiring(_checked(model, metric, method).layers)
+        raise value_error(f"`threshold` is {quote(threshold)}: give a non-negative number")
+    wiring = Wiring(_check_method(model, metric, method).layers)
     most = sum(one.senders for one in wiring.receivers.values())
     if edges is not None and whole_number(edges, name="edges", least=0) > most:
         raise value_error(
@@ -232,10 +232,10 @@ def discover(
     return replace(whole, nodes=nodes, edges=circuit, faithfulness=float(faithfulness))
 
 
-def _checked(model: Any, metric: Any, method: Any) -> Model:
+def _check_method(model: Any, metric: Any, method: Any) -> Model:
     """Return the model, or raise an error if the method cannot use this metric or this model."""
     if not isinstance(method, str) or method not in _METHODS:
-        raise value_error(f"`method` is {shown(method)}: choose among {', '.join(_METHODS)}")
+        raise value_error(f"`method` is {quote(method)}: choose among {', '.join(_METHODS)}")
     if method != "exact" and callable(metric):
         raise type_error(
             "`metric` is a function, which has no gradient here: give (position, token) "
@@ -252,7 +252,7 @@ def _graph(stream: Residual, metric: Any, method: str) -> Graph:
     if method == "exact":
         scores = stream.effects(every)
     else:
-        scores = estimated(stream, metric, _METHODS[method])
+        scores = estimate_effects(stream, metric, _METHODS[method])
         correlation = _correlation(stream, scores)
     scored = [
         Edge(wiring.senders[number], name, float(score))
@@ -288,20 +288,20 @@ def _correlation(stream: Residual, scores: Arrays) -> float:
         return float((counts * one * other).sum() / np.sqrt(squares))
 
 
-def _known(name: Any, names: Sequence[str], argument: str) -> str:
+def _check_node(name: Any, names: Sequence[str], argument: str) -> str:
     """Return the name if it is known; otherwise raise an error with the nearest names."""
     if not isinstance(name, str):
         raise type_error(
-            f"{argument}: {shown(name)} is not a name: give names, for example 'mlp.3'"
+            f"{argument}: {quote(name)} is not a name: give names, for example 'mlp.3'"
         )
     if name not in names:
         near = suggestion(nearest(name, names), names, "the nearest names are")
-        raise invalid(KeyError, f"{argument}: {shown(name)} is unknown; {near}")
+        raise invalid(KeyError, f"{argument}: {quote(name)} is unknown; {near}")
     return name
 
 
 @quiet
-def estimated(stream: Residual, metric: Any, steps: int | None) -> dict[str, Array]:
+def estimate_effects(stream: Residual, metric: Any, steps: int | None) -> dict[str, Array]:
     """Estimate the effect of every edge; return float64 arrays (senders,), keyed by receiver.
 
     An estimate is the sum of the elementwise products of two arrays: the sender's corrupted output

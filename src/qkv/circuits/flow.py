@@ -5,9 +5,9 @@ from typing import Literal
 import numpy as np
 
 from qkv.argument_errors import public_call, value_error
-from qkv.arrays import Array, shown
+from qkv.arrays import Array, quote
 from qkv.circuits.logits import has_linear_head, unembedding
-from qkv.circuits.reader import check_index, check_model, check_trace, check_words, kept
+from qkv.circuits.reader import check_index, check_model, check_trace, check_words, pick
 from qkv.circuits.results import Result, words_of
 from qkv.models.model import Model
 from qkv.trace import Trace
@@ -49,7 +49,7 @@ def rollout(trace: Trace) -> Result:
     trace = check_trace(trace)
     layers: list[Array] = []
     for layer in range(trace.num_layers):
-        weights = kept(trace, ("pattern", layer))[0].astype(np.float64)  # (Hq, T, T)
+        weights = pick(trace, ("pattern", layer))[0].astype(np.float64)  # (Hq, T, T)
         if weights.shape[-1] != weights.shape[-2]:
             raise value_error(
                 f"layer {layer} has {weights.shape[-2]} queries and {weights.shape[-1]} "
@@ -106,7 +106,7 @@ def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> R
     trace = check_trace(trace, model)
     layer = check_index(layer, trace.num_layers, "layer", ValueError)
     weights, values = (
-        kept(trace, (name, layer))[0].astype(np.float64) for name in ("pattern", "v")
+        pick(trace, (name, layer))[0].astype(np.float64) for name in ("pattern", "v")
     )  # Weights (Hq, Q, K) and values (K, Hkv, dv).
     values = np.swapaxes(values, 0, 1).repeat(len(weights) // values.shape[1], 0)
     if model is not None:
@@ -167,7 +167,7 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     """
     model = check_model(model)
     if kind not in ("q", "k", "v"):
-        raise value_error(f"`kind` is {shown(kind)}: choose among q, k and v")
+        raise value_error(f"`kind` is {quote(kind)}: choose among q, k and v")
     layers, heads = model.num_layers, model.num_heads
     write, read = [], []
     for layer in range(layers):

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import numpy as np
 
 from qkv.argument_errors import public_call, type_error, value_error
-from qkv.arrays import Array, as_array, is_float, shown, whole_number
-from qkv.circuits.reader import Logit, Target, check_logit, check_trace, check_words, for_each, kept
+from qkv.arrays import Array, as_array, is_float, quote, whole_number
+from qkv.circuits.reader import Logit, Target, check_logit, check_trace, check_words, for_each, pick
 from qkv.circuits.residual import mlp_parts
 from qkv.circuits.results import Result, words_of
 from qkv.layers import MLP, LayerNorm
@@ -61,7 +61,7 @@ def logit_lens(model: Model, trace: Trace) -> Result:
     trace = check_trace(trace, model, many=True)
     layers = range(model.num_layers)
     names = [(("resid_pre", 0), "full_embed"), *(handed_on(model, layer) for layer in layers)]
-    hidden = [kept(trace, *either) for either in names]  # (B, T, D) each.
+    hidden = [pick(trace, *either) for either in names]  # (B, T, D) each.
     first = model.unembed(hidden[0])  # (B, T, V).
     lens = np.empty((len(first), len(hidden), *first.shape[1:]), first.dtype)
     lens[:, 0] = first
@@ -102,7 +102,7 @@ def unembedding(model: Model) -> Array:
 def _last(model: Model, trace: Trace) -> Array:
     """Return the vectors (B, T, D or E) that the LM head reads."""
     names = [name for name in model.network.hook_names if parse(name).is_last]
-    return kept(trace, names[-1] if names else handed_on(model, model.num_layers - 1)[0])
+    return pick(trace, names[-1] if names else handed_on(model, model.num_layers - 1)[0])
 
 
 @public_call("attribute_logits")
@@ -173,7 +173,7 @@ def attribute_logits(
     model = check_words(model)
     _check_linear(model, by)
     trace = check_trace(trace, model, many=True)
-    embed = kept(trace, "full_embed", ("resid_pre", 0))  # (B, T, D)
+    embed = pick(trace, "full_embed", ("resid_pre", 0))  # (B, T, D)
     texts = len(embed)
     lengths = trace.lengths.tolist() if texts > 1 else [embed.shape[1]]
     names = [f"`of` of text {number}" for number in range(texts)] if texts > 1 else ["`of`"]
@@ -196,7 +196,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
 
     def at(*names: Any) -> Array:
         """Return the activation (B, ...) at the position of each text's logit."""
-        return _wide(kept(trace, *names)[cells])
+        return _wide(pick(trace, *names)[cells])
 
     def through(norm: Any, name: str, towards: Array) -> tuple[Array, Any]:
         """Return factors and bias: `(norm(x) * towards).sum() == (x * factors).sum() + bias`."""
@@ -233,7 +233,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
             bias += factors @ _wide(block.attn.parameters["out_proj.bias"])
         out = 0 if block.mlp is None else at(("mlp_out", layer))
         if f"blocks.{layer}.hook_mlp_out" in edited:  # compute the MLP's own output again
-            out = kept(trace, ("resid_pre" if block.parallel else "resid_mid", layer))[cells]
+            out = pick(trace, ("resid_pre" if block.parallel else "resid_mid", layer))[cells]
             for part in mlp_parts(block):
                 out = part.run(to_bfloat16_like(out, part.parameters))[0]
         mlps.append((out * towards).sum(-1))
@@ -252,7 +252,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
 def _check_linear(model: Model, by: Any) -> None:
     """Raise an error unless fixed scales of the norms make a logit a sum of contributions."""
     if by not in (None, "neuron"):
-        raise value_error(f"`by` is {shown(by)}: give 'neuron', or omit it")
+        raise value_error(f"`by` is {quote(by)}: give 'neuron', or omit it")
     if by is not None and not all(isinstance(block.mlp, MLP) for block in model.layers):
         raise value_error(
             f"`by` is 'neuron', but a block of {model.name} has "
@@ -384,7 +384,7 @@ def _baseline(model: Model, baseline: Any, shape: tuple[int, ...]) -> Array:
     array = as_array(baseline, name="baseline")
     if not is_float(array.dtype):
         raise type_error(
-            f"`baseline` is {shown(baseline)}: give a token, or floats of "
+            f"`baseline` is {quote(baseline)}: give a token, or floats of "
             f"shape {shape[1:]} or {shape}"
         )
     if array.shape not in (shape, shape[1:]):

@@ -13,7 +13,7 @@ from qkv.circuits.reader import Read
 from qkv.circuits.results import Result
 from qkv.layers.base import starts_of
 from qkv.models.model import Model, handed_on
-from qkv.trace.recorder import padded
+from qkv.trace.recorder import pad_rows
 
 NAMES = ("previous", "next", "same", "first", "last", "induction", "entropy")
 STRONGEST = "strongest"
@@ -40,11 +40,11 @@ class Measures:
     def __init__(self, batch: Sequence[Array], special: Sequence[int]) -> None:
         starts = starts_of(map(len, batch))
         packed = np.concatenate(batch)
-        self.ids = padded(packed, starts)  # (B, T), 0 in the padding.
+        self.ids = pad_rows(packed, starts)  # (B, T), 0 in the padding.
         self.ends = np.diff(starts)
-        self.there = padded(np.ones(len(packed), bool), starts)
+        self.there = pad_rows(np.ones(len(packed), bool), starts)
         # (B, T), False for keys that `STRONGEST` ignores: special tokens, position 0 and padding.
-        self.words = padded(~np.isin(packed, special), starts)
+        self.words = pad_rows(~np.isin(packed, special), starts)
         self.words[:, 0] = False
         self._parts: dict[tuple[int, int], _Pairs] = {}
 
@@ -245,7 +245,7 @@ def head_scores(model: Model, texts: reader.Texts, of: reader.Names = NAMES) -> 
 @public_call("head_scores")
 def head_sums(model: Model, texts: reader.Texts, of: reader.Names = NAMES) -> HeadSums:
     """Return the sums from which `head_scores` computes means; sums of two corpora can be added."""
-    return summed(reader.check_model(model), texts, checked_names(of, NAMES), None, None)
+    return sum_measures(reader.check_model(model), texts, checked_names(of, NAMES), None, None)
 
 
 class Measurement(NamedTuple):
@@ -264,7 +264,7 @@ Add = Callable[[Measurement], None] | None
 Keep = Callable[[Sequence[Read]], None] | None
 
 
-def summed(
+def sum_measures(
     model: Model, texts: Any, names: Sequence[str], add: Add = None, keep: Keep = None
 ) -> HeadSums:
     """Return the sums of measures over all queries, without checking `model` and `names`.

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from qkv.argument_errors import public_call, type_error, value_error
-from qkv.arrays import Array, shown
+from qkv.arrays import Array, quote
 from qkv.circuits.reader import Logit, Target, check_logit, check_words, for_each
 from qkv.circuits.results import Result, words_of
 from qkv.models.model import Model, handed_on
@@ -92,11 +92,11 @@ class Contrast:
     @cached_property
     def low(self) -> float:
         """The metric of the corrupted text."""
-        return self._of(self.corrupted)
+        return self._metric_of(self.corrupted)
 
-    def normalized(self, values: Array) -> Array:
+    def normalize_values(self, values: Array) -> Array:
         """Scale metrics so that `corrupted` scores 0 and `clean` scores 1."""
-        low, high = self.low, self._of(self.clean)
+        low, high = self.low, self._metric_of(self.clean)
         if low == high or not np.isfinite(high - low):
             raise value_error(
                 f"`metric`{self.which} is {low:.6g} in the corrupted run and "
@@ -121,10 +121,10 @@ class Contrast:
             return self.metric.of(self.model.unembed(resid[:, self.metric.position]))
         return np.array([self._number(self.model.unembed(text[None])) for text in resid])
 
-    def _of(self, trace: Trace) -> float:
-        return float(self.values(self.handed(trace, self.model.num_layers)[None])[0])
+    def _metric_of(self, trace: Trace) -> float:
+        return float(self.values(self.input_of(trace, self.model.num_layers)[None])[0])
 
-    def handed(self, trace: Trace, layer: int) -> Array:
+    def input_of(self, trace: Trace, layer: int) -> Array:
         """Return the input (T, D) of a layer; for layer `num_layers`, the last layer's output."""
         count = self.model.num_layers
         name = ("resid_pre", layer) if layer < count else handed_on(self.model, count - 1)[0]
@@ -140,14 +140,14 @@ class Contrast:
                 f"{logits.shape}: return one number"
             )
         if number.dtype.kind not in "fiub":
-            value = shown(number.item())
+            value = quote(number.item())
             raise type_error(f"`metric` returned {value}: return one number")
         return float(number)
 
 
 def _check_site(at: Any, sites: Sequence[str]) -> None:
     if at not in sites:
-        raise value_error(f"`at` is {shown(at)}: choose among {', '.join(sites)}")
+        raise value_error(f"`at` is {quote(at)}: choose among {', '.join(sites)}")
 
 
 def pair_of(model: Model, texts: Any, at: str, metric: Any, which: str = "") -> Contrast:
@@ -265,7 +265,7 @@ def patch(
     axes = _axes(at, by)
     pairs = _pairs(model, clean, corrupted, at, metric)
     for pair in pairs if normalize else ():
-        pair.normalized(np.array(pair.low))  # raises an error if both runs have equal metrics
+        pair.normalize_values(np.array(pair.low))  # raises an error if both runs have equal metrics
     lengths = [len(pair.clean.ids) for pair in pairs]
     metrics: dict[int, Array] = {}
     for length in dict.fromkeys(lengths):
@@ -287,7 +287,7 @@ def _result(pairs: Sequence[Contrast], values: list[Array], name: str, normalize
     meaning, words = "share restored" if normalize else "metric", None
     ground = 0.0 if normalize else float(np.mean([pair.low for pair in pairs]))
     if normalize:
-        values = [pair.normalized(array) for pair, array in zip(pairs, values, strict=True)]
+        values = [pair.normalize_values(array) for pair, array in zip(pairs, values, strict=True)]
     if len(pairs) == 1:
         whole, words = values[0], pairs[0].words
     else:
@@ -330,7 +330,7 @@ def _axes(at: Any, by: Any) -> tuple[int, ...]:
     if by not in (None, "position", unit):
         others = " or ".join(map(repr, dict.fromkeys(("position", unit))))
         raise value_error(
-            f"`by` is {shown(by)}, but {at!r} has no axis of this kind: give {others}"
+            f"`by` is {quote(by)}, but {at!r} has no axis of this kind: give {others}"
         )
     return axes if by == "position" and unit != "position" else axes[:1]
 
@@ -413,7 +413,7 @@ class _Group:
 
     def _inputs(self, layer: int) -> Array:
         """Return the inputs of a layer in all corrupted runs, (N, T, D)."""
-        return np.array([pair.handed(pair.corrupted, layer) for pair in self.pairs])
+        return np.array([pair.input_of(pair.corrupted, layer) for pair in self.pairs])
 
     def _batches(self, parts: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
         """Yield groups of patches. The runs of a group form one batch.

@@ -104,7 +104,7 @@ class _Axis(NamedTuple):
             for number in self.numbers
         ]
 
-    def said(self, index: int) -> str:
+    def label(self, index: int) -> str:
         """Describe an index in words, for example "layer 3" or "token 4 (the)"."""
         counted = f"{self.kind} {self.numbers[index]}"
         if self.words is None:
@@ -157,19 +157,19 @@ class _Drawing:
             last = tuple(size - 1 for size in self.values.shape)
             value = form(float(self.values[last]))
             token = f"{self.tokens[last]} with {self.of} {value}"
-            return f"{self.title}: {token}, {self.described(last)}."
+            return f"{self.title}: {token}, {self.label(last)}."
         index, meaning = self.strongest, self.of
         meaning += f", no effect: {form(self.ground)}" if self.ground else ""
-        at = f"strongest at {self.described(index)}, " if index else ""
+        at = f"strongest at {self.label(index)}, " if index else ""
         return f"{self.title}: {at}{form(float(self.values[index]))} ({meaning})."
 
-    def described(self, index: Sequence[int]) -> str:
+    def label(self, index: Sequence[int]) -> str:
         """Describe an index along all axes: layer 3, head 2, token 4 (the)."""
-        return ", ".join(axis.said(number) for axis, number in zip(self.axes, index, strict=True))
+        return ", ".join(axis.label(number) for axis, number in zip(self.axes, index, strict=True))
 
     def at(self, index: int) -> "_Drawing":
         """Return the numbers at an index of the first axis."""
-        tokens, title = self.tokens, self.axes[0].said(index)
+        tokens, title = self.tokens, self.axes[0].label(index)
         tokens = None if tokens is None else tokens[index]
         values, axes = self.values[index], self.axes[1:]
         return replace(self, values=values, axes=axes, title=title, tokens=tokens)
@@ -354,7 +354,7 @@ def _small_maps(part: _Drawing, scale: Scale) -> list[list[panels.Panel]]:
         names=[maps[number].title for number in best],
         columns=[
             panels.Column(part.of, [form(float(maps[n].values[maps[n].strongest])) for n in best]),
-            panels.Column("at", [maps[n].described(maps[n].strongest) for n in best], left=True),
+            panels.Column("at", [maps[n].label(maps[n].strongest) for n in best], left=True),
         ],
     )
     said = "The small maps have the same rows, columns and colours as the large map."

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.argument_errors import invalid, type_error, value_error
-from qkv.arrays import Array, is_whole_number, shown
+from qkv.arrays import Array, is_whole_number, quote
 from qkv.attend import attention
 from qkv.models.model import Model
 from qkv.models.network.batch import PackedIds
@@ -89,13 +89,13 @@ def check_index(number: Any, count: int, name: str, error: type[Exception] = Ind
     2
     """
     if not is_whole_number(number):
-        raise type_error(f"{name} is {shown(number)}: give a whole number")
+        raise type_error(f"{name} is {quote(number)}: give a whole number")
     if not -count <= number < count:
         raise invalid(error, f"there is no {name} {number}: give 0 to {count - 1}")
     return int(number) % count
 
 
-def kept(trace: Trace, *names: Any) -> Array:
+def pick(trace: Trace, *names: Any) -> Array:
     """Return the activation (B, ...) of the first name in `names` that the trace contains.
 
     Raises:
@@ -107,7 +107,7 @@ def kept(trace: Trace, *names: Any) -> Array:
     short = names[0] if isinstance(names[0], str) else names[0][0]
     raise invalid(
         KeyError,
-        f"`trace` has no {shown(names[0])}: call trace() without names=, or add {short!r} "
+        f"`trace` has no {quote(names[0])}: call trace() without names=, or add {short!r} "
         "to names=",
     )
 
@@ -142,7 +142,7 @@ def check_logit(value: Any, model: Model, length: int, name: str) -> Logit:
     parts = tuple(value) if isinstance(value, tuple | list) else ()
     if len(parts) not in (2, 3) or not is_whole_number(parts[0]):
         raise type_error(
-            f"{name} is {shown(value)}: give (position, token) or (position, token, other token)"
+            f"{name} is {quote(value)}: give (position, token) or (position, token, other token)"
         )
     position = checked_position(parts[0], length, argument=name)
     words = model.need_words()
@@ -169,7 +169,7 @@ class _Reader:
         self.model, self.empty = model, empty
         self.truncator = model.tokenizer and model.reader.truncator(model.max_seq_length)
 
-    def checked(self, text: Any, number: int) -> str | Array:
+    def check(self, text: Any, number: int) -> str | Array:
         """Return a text or its ids. Raise an error if the model cannot read the text or the ids."""
         model, name, text = self.model, f"text {number}", as_ids(text)
         if not isinstance(text, np.ndarray | list | tuple):
@@ -214,7 +214,7 @@ def windows(model: Model, texts: Any, *, empty: bool = False) -> Iterator[list[R
         kind = type(texts).__name__
         raise type_error(f"`texts` is {kind}: give strings, or the ids of their tokens")
     read, first = _Reader(model, empty), 0
-    for window in grouped(map(read.checked, texts, count()), TEXTS):
+    for window in grouped(map(read.check, texts, count()), TEXTS):
         yield read(window, first)
         first += len(window)
     if read.truncator:
@@ -293,14 +293,14 @@ def watch(model: Model, batch: Sequence[Array], use: Use) -> None:
         _in_parts(model, batch[0], use)
         return
 
-    def seen(name: str, weights: Array) -> None:
+    def use_weights(name: str, weights: Array) -> None:
         layer = parse(name).layer
         assert layer is not None
         use(layer, 0, weights)
         if layer == model.num_layers - 1:
             raise _Enough
 
-    record = Recorder(lambda name: short_name(name) == "pattern", use=seen)
+    record = Recorder(lambda name: short_name(name) == "pattern", use=use_weights)
     with suppress(_Enough):
         model.network.run(PackedIds.of(batch), record=record)
 
@@ -353,7 +353,7 @@ def one_site(model: Model, name: Any, argument: str) -> str:
     full = sites(model, [name], argument)
     if len(full) > 1:
         raise value_error(
-            f"`{argument}` is {shown(name)}, which means {len(full)} "
+            f"`{argument}` is {quote(name)}, which means {len(full)} "
             f'activations: give one layer, as ("{name}", 0)'
         )
     return full[0]
@@ -382,14 +382,14 @@ def rows_of(model: Model, texts: Any, name: str, *, may_be_empty: bool = False) 
     empty = not may_be_empty
     for window in windows(model, texts):
         for batch in batches(window, max_cells(model)):
-            rows = recorded(model, [text.ids for text in batch], [name])[name]
+            rows = record_rows(model, [text.ids for text in batch], [name])[name]
             empty = False
             yield batch, rows.reshape(len(rows), -1)
     if empty:
         raise value_error("the texts hold no token: give a text with tokens")
 
 
-def recorded(model: Model, ids: Sequence[Array], names: Sequence[str]) -> dict[str, Array]:
+def record_rows(model: Model, ids: Sequence[Array], names: Sequence[str]) -> dict[str, Array]:
     """Return activations of texts, one row per token. Later layers of the model do not run."""
     keep = set(names).__contains__
     record = Recorder(keep)

@@ -14,7 +14,7 @@ from qkv.circuits.patching import TOKENS, Contrast
 from qkv.circuits.reader import Logit
 from qkv.layers import Block, LayerNorm, MultiHeadAttention
 from qkv.layers.attention.forward import Inputs, Positions, attention_out, project_heads
-from qkv.layers.base import promoted, quiet, to_bfloat16_like
+from qkv.layers.base import promote, quiet, to_bfloat16_like
 from qkv.models.model import Model
 from qkv.models.network.head import BuiltHead
 from qkv.ops.packing import frozen
@@ -85,14 +85,14 @@ def check_residual(model: Model) -> Model:
     return model
 
 
-def ungrouped(model: Model) -> Model:
+def ungroup(model: Model) -> Model:
     """Return a copy of the model in which each query head has its own key and value head."""
     network = copy(model.network)
-    network.layers = [_ungrouped(block) for block in model.layers]
+    network.layers = [_ungroup_block(block) for block in model.layers]
     return model.with_network(network)
 
 
-def _ungrouped(block: Block) -> Block:
+def _ungroup_block(block: Block) -> Block:
     attn = block.attn
     group = attn.num_heads // attn.num_kv_heads
     if group == 1:
@@ -161,7 +161,7 @@ class Residual:
 
     @quiet
     def __init__(self, pair: Contrast) -> None:
-        self.pair, self.model = pair, ungrouped(pair.model)
+        self.pair, self.model = pair, ungroup(pair.model)
         self.body, self.layers = self.model.network, self.model.layers
         self.wiring = Wiring(self.layers)
         ids, other = (np.asarray(run.ids) for run in (pair.clean, pair.corrupted))
@@ -175,8 +175,8 @@ class Residual:
         if position is not None:
             self._only = slice(position - first, position - first + 1)
         self.span, self._head = slice(first, stop), self._head_of(pair)
-        self.clean = [self._kept(layer) for layer in range(len(self.layers))]
-        self.corrupted, clean = self._added(other), self._added(ids)
+        self.clean = [self._clean_state(layer) for layer in range(len(self.layers))]
+        self.corrupted, clean = self._outputs(other), self._outputs(ids)
         self.deltas = self.corrupted - clean
         self.base, self.low = (
             float(self._values(self._last(run)[None, self.cut(len(self.layers))])[0])
@@ -243,13 +243,13 @@ class Residual:
                 for number, kind in enumerate(INPUTS)
             }
             z = self._attend(layer, inputs, self.clean[layer].before)
-            mid = x + self._finished(layer, self._joined(layer, z))[0]
+            mid = x + self._finish(layer, self._join_heads(layer, z))[0]
             now[start : start + count] = self.corrupted[start : start + count]
-            now[start : start + count] -= self._each(layer, z)
+            now[start : start + count] -= self._head_outputs(layer, z)
             if block.mlp is None:
                 x = mid
                 continue
-            out = self._fed(layer, read(x if block.parallel else mid, f"mlp.{layer}"))[0]
+            out = self._mlp(layer, read(x if block.parallel else mid, f"mlp.{layer}"))[0]
             now[start + count] = self.corrupted[start + count] - out
             x = mid + out
         x = read(x, "logits")
@@ -259,30 +259,30 @@ class Residual:
         """Return, as a slice, the positions at which a layer computes queries and runs its MLP."""
         return self._only if layer >= len(self.layers) - 1 else slice(None)
 
-    def _kept(self, layer: int) -> CleanState:
+    def _clean_state(self, layer: int) -> CleanState:
         whole = self.pair.clean["resid_pre", layer][0][: self.span.stop]
         parts = self._project(layer, whole[None], slice(0, self.span.stop))
         before = {kind: parts[kind][0, :, : self.span.start] for kind in "kv"}
         parts = {kind: part[:, :, self.span] for kind, part in parts.items()}
         pre = whole[self.span]
         z = self._attend(layer, parts, before)
-        raw = self._joined(layer, z)
-        return CleanState(pre, parts, before, z, raw, pre + self._finished(layer, raw)[0])
+        raw = self._join_heads(layer, z)
+        return CleanState(pre, parts, before, z, raw, pre + self._finish(layer, raw)[0])
 
-    def _added(self, ids: Array) -> Array:
+    def _outputs(self, ids: Array) -> Array:
         """Return the output of each sender in a run, (senders, n, D)."""
         has_mlp = any(block.mlp is not None for block in self.layers)
         run = self.model.trace(ids, names=["resid_pre", "z", *["mlp_out"] * has_mlp])
         outputs = [run["resid_pre", 0]]
         for layer, block in enumerate(self.layers):
-            outputs.append(self._each(layer, np.swapaxes(run["z", layer], 1, 2)))
+            outputs.append(self._head_outputs(layer, np.swapaxes(run["z", layer], 1, 2)))
             if block.mlp is not None:
                 outputs.append(run["mlp_out", layer])
         return np.concatenate([array[:, self.span] for array in outputs])
 
     def _last(self, run: Any) -> Array:
         """Return the output of the last layer in a run, (n, D)."""
-        return self.pair.handed(run, len(self.layers))[self.span]
+        return self.pair.input_of(run, len(self.layers))[self.span]
 
     def _behind_heads(self, layer: int, edges: _Edges, indices: Array) -> Changed:
         """Corrupt each edge that ends at a head.
@@ -292,7 +292,7 @@ class Residual:
         state, cut, block = self.clean[layer], self.cut(layer), self.layers[layer]
         weights = _output_weights(block)
         clean = state.parts | {"q": state.parts["q"][:, :, cut]}
-        fed = self._fed(layer, state.pre[None, cut]) if block.parallel else None
+        fed = self._mlp(layer, state.pre[None, cut]) if block.parallel else None
         for senders in self._parts(np.unique(edges.sender[indices])):
             parts = self._project(layer, state.pre + self.deltas[senders], self.span)
             parts["q"] = parts["q"][:, :, cut]
@@ -303,8 +303,8 @@ class Residual:
                 head, kind = edges.head[part], edges.kind[part]
                 outputs = z[kind, np.searchsorted(senders, edges.sender[part]), head]
                 more = matmul_alone(outputs, weights[head])
-                mid = state.pre[cut] + self._finished(layer, state.raw[:, cut] + more)
-                yield part, mid + (self._fed(layer, mid) if fed is None else fed)
+                mid = state.pre[cut] + self._finish(layer, state.raw[:, cut] + more)
+                yield part, mid + (self._mlp(layer, mid) if fed is None else fed)
 
     def _behind_mlp(self, layer: int, edges: _Edges, indices: Array) -> Changed:
         """Corrupt each edge that ends at the MLP.
@@ -315,7 +315,7 @@ class Residual:
         read = state.pre if self.layers[layer].parallel else state.mid
         for part in self._parts(indices):
             change = self.deltas[edges.sender[part]][:, cut]
-            yield part, state.mid[cut] + self._fed(layer, read[cut] + change)
+            yield part, state.mid[cut] + self._mlp(layer, read[cut] + change)
 
     def _behind_all(self, layer: int, edges: _Edges, indices: Array) -> Changed:
         """Corrupt each edge that ends at the logits.
@@ -342,15 +342,15 @@ class Residual:
             parts = self._project(layer, x, self.span)
             parts["q"], x = parts["q"][:, :, cut], x[:, cut]
             z = self._attend(layer, parts, self.clean[layer].before, cut.start or 0)
-            mid = x + self._finished(layer, self._joined(layer, z))
-            x = mid + self._fed(layer, x if block.parallel else mid)
+            mid = x + self._finish(layer, self._join_heads(layer, z))
+            x = mid + self._mlp(layer, x if block.parallel else mid)
         return x
 
     def _project(self, layer: int, x: Array, positions: slice) -> dict[str, Array]:
         """Return queries, keys and values (n, H, t, d) of a layer for its inputs `x` (n, t, D)."""
         block = self.layers[layer]
         x = x if block.norm1 is None else block.norm1.run(x)[0]
-        x, dtype = promoted(to_bfloat16_like(x, block.attn.parameters), block.attn.parameters)
+        x, dtype = promote(to_bfloat16_like(x, block.attn.parameters), block.attn.parameters)
         at = Positions(np.arange(positions.start, positions.stop), self.length)
         return project_heads(block.attn, Inputs(x, None, dtype, {}, positions=at)).parts
 
@@ -369,18 +369,18 @@ class Residual:
         options = self.body.options[layer]
         return np.asarray(attention(query, key, value, q_offset=self.span.start + first, **options))
 
-    def _joined(self, layer: int, z: Array) -> Array:
+    def _join_heads(self, layer: int, z: Array) -> Array:
         """Apply the output projection to heads (n, H, t, dv); return (n, t, D)."""
         return attention_out(z, self.layers[layer].attn.parameters, None, None, None)
 
-    def _finished(self, layer: int, raw: Array) -> Array:
+    def _finish(self, layer: int, raw: Array) -> Array:
         """Apply the norm and scale that follow the output projection."""
         block = self.layers[layer]
         for part in (block.out_norm1, block.scale1):
             raw = raw if part is None else part.run(raw)[0]
         return raw
 
-    def _fed(self, layer: int, x: Array) -> Array:
+    def _mlp(self, layer: int, x: Array) -> Array:
         """Return the MLP's output for the residual stream `x`; 0 for a block without an MLP."""
         parts = mlp_parts(self.layers[layer])
         if not parts:
@@ -389,7 +389,7 @@ class Residual:
             x = part.run(to_bfloat16_like(x, part.parameters))[0]
         return x
 
-    def _each(self, layer: int, z: Array) -> Array:
+    def _head_outputs(self, layer: int, z: Array) -> Array:
         """Return the vectors (H, t, D) that the heads add to the stream, given `z` (1, H, t, dv).
 
         A norm after attention divides the outputs of all heads by the same number, which is taken
@@ -398,7 +398,7 @@ class Residual:
         block = self.layers[layer]
         outputs = matmul_alone(z[0], _output_weights(block))
         if (norm := block.out_norm1) is not None:
-            scale = norm.run(self._joined(layer, z))[1].scale
+            scale = norm.run(self._join_heads(layer, z))[1].scale
             outputs = outputs - outputs.mean(-1, keepdims=True) * isinstance(norm, LayerNorm)
             outputs = outputs / scale * norm.scaled()
         return outputs if block.scale1 is None else block.scale1.run(outputs)[0]
@@ -416,7 +416,7 @@ class Residual:
     def _values(self, x: Array) -> Array:
         """Return the metric (n,) for the output `x` of the last layer, (n, t, D)."""
         if not isinstance(self.pair.metric, Logit):
-            before = self.pair.handed(self.pair.clean, len(self.layers))[: self.span.start]
+            before = self.pair.input_of(self.pair.clean, len(self.layers))[: self.span.start]
             whole = (np.concatenate([before, one]) for one in x)
             return np.concatenate([self.pair.values(one[None]) for one in whole])
         rows, _ = self.body.finish(x[:, 0])

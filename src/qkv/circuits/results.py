@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from qkv.argument_errors import invalid, public_call
-from qkv.arrays import Array, ArrayLike, shown, whole_number
+from qkv.arrays import Array, ArrayLike, quote, whole_number
 from qkv.extras import need
 from qkv.suggest import nearest, suggestion
 from qkv.text.tokenized import plain_tokens
@@ -176,7 +176,7 @@ class Graph:
         kind = f"{receiver} reads" if senders else "the nearest receivers are"
         raise invalid(
             KeyError,
-            f"there is no edge {shown(sender)} to {shown(receiver)}"
+            f"there is no edge {quote(sender)} to {quote(receiver)}"
             + f"; {suggestion(near, names, kind)}" * bool(names),
         )
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from qkv.argument_errors import public_call, type_error, value_error
-from qkv.arrays import Array, ArrayLike, as_array, is_float, is_whole_number, shown, whole_number
+from qkv.arrays import Array, ArrayLike, as_array, is_float, is_whole_number, quote, whole_number
 from qkv.circuits.reader import check_model, one_site, rows_of
 from qkv.circuits.sae_files import ARCHITECTURES, read_folder, write_folder
-from qkv.circuits.sae_training import largest, measures, trained
+from qkv.circuits.sae_training import largest, measures, train_sae
 from qkv.files import StrPath
 from qkv.models.files.read import ModelError
 from qkv.models.model import Model
@@ -115,7 +115,7 @@ class SAE:
             )
         arrays = {"W_enc": encoder, "W_dec": decoder, "b_enc": b_enc, "b_dec": b_dec}
         arrays |= {"threshold": threshold, **gate}
-        self.parameters = _checked(arrays, self.architecture)
+        self.parameters = _check_arrays(arrays, self.architecture)
         most = self.num_features
         self.k = None if k is None else whole_number(k, name="k", least=1, most=most)
         self.at: str | None = _full_name(at)
@@ -195,7 +195,7 @@ class SAE:
         tokens = whole_number(tokens, name="tokens", least=1)
         seed = whole_number(seed, name="seed", least=0)
         rows = _again(model, texts, name)
-        arrays, seen = trained(rows, features, k, tokens, seed)
+        arrays, seen = train_sae(rows, features, k, tokens, seed)
         if seen < tokens:
             warnings.warn(
                 f"`texts` ended after {seen:,} of {tokens:,} tokens, before the learning "
@@ -427,7 +427,7 @@ def _floats(x: ArrayLike, name: str) -> Array:
     return array
 
 
-def _checked(values: Mapping[str, ArrayLike | None], architecture: str) -> dict[str, Array]:
+def _check_arrays(values: Mapping[str, ArrayLike | None], architecture: str) -> dict[str, Array]:
     """Check the shapes of an architecture's arrays; return the arrays."""
     arrays = {name: _floats(x, name) for name, x in values.items() if x is not None}
     kind = np.result_type(np.float32, *(array.dtype for array in arrays.values()))
@@ -460,7 +460,7 @@ def _full_name(at: Any) -> str | None:
     if isinstance(short, str) and is_whole_number(layer) and layer >= 0:
         return f"blocks.{layer}.{_INNER.get(short, '')}hook_{short}"
     raise value_error(
-        f'`at` is {shown(at)}: give a full name, or a short name such as ("resid_post", 3)'
+        f'`at` is {quote(at)}: give a full name, or a short name such as ("resid_post", 3)'
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.argument_errors import invalid
-from qkv.arrays import Arrays, convert_exactly, float_type, shown
+from qkv.arrays import Arrays, convert_exactly, float_type, quote
 from qkv.files import StrPath, named_folder, replacing
 from qkv.models.files.read import ModelError, read_json
 from qkv.models.files.tensors import FLOATS, header
@@ -69,7 +69,7 @@ def read_folder(folder: StrPath) -> tuple[dict[str, Any], dict[str, Any]]:
     config = {_FORMER.get(name, name): value for name, value in read_json(path / CONFIG).items()}
     metadata = config.get("metadata") or {}
     if not isinstance(metadata, Mapping):
-        raise ModelError(f"{path / CONFIG}: metadata is {shown(metadata)}: give an object")
+        raise ModelError(f"{path / CONFIG}: metadata is {quote(metadata)}: give an object")
     about: dict[str, Any] = {"architecture": "standard", "activation_fn": "relu"}
     about |= {"apply_b_dec_to_input": True, "rescale_acts_by_decoder_norm": False}
     about |= {**metadata, **config}
@@ -82,14 +82,14 @@ def read_folder(folder: StrPath) -> tuple[dict[str, Any], dict[str, Any]]:
     for name, values in (_SUPPORTED | {"activation_fn": ("relu", architecture)}).items():
         if about.get(name) not in values:
             raise ModelError(
-                f"{path / CONFIG}: {name} is {shown(about[name])}, which qkv does not support: "
+                f"{path / CONFIG}: {name} is {quote(about[name])}, which qkv does not support: "
                 f"it supports {', '.join(json.dumps(value) for value in values)}"
             )
     arrays = _arrays(path / WEIGHTS, architecture)
     for name, size in zip(("d_in", "d_sae"), arrays["W_enc"].shape, strict=False):
         if about.get(name, size) != size:
             raise ModelError(
-                f"{path / CONFIG}: {name} is {shown(about[name])}, but W_enc in {WEIGHTS} has the "
+                f"{path / CONFIG}: {name} is {quote(about[name])}, but W_enc in {WEIGHTS} has the "
                 f"shape {arrays['W_enc'].shape}: the two files must belong together"
             )
     if architecture == "topk":

@@ -76,7 +76,7 @@ def gradients(parameters: Arrays, x: Array, k: int, dead: Array) -> tuple[float,
     return loss, grads, np.asarray((features > 0).any(0))
 
 
-def shuffled(rows: Iterator[Array], tokens: int, rng: np.random.Generator) -> Iterator[Array]:
+def shuffle_rows(rows: Iterator[Array], tokens: int, rng: np.random.Generator) -> Iterator[Array]:
     """Shuffle rows (n, D) in a pool; yield batches (BATCH, D).
 
     A full pool yields half of its rows, and is then filled again. The pool holds at most `tokens`
@@ -98,7 +98,7 @@ def shuffled(rows: Iterator[Array], tokens: int, rng: np.random.Generator) -> It
             yield whole[first : first + BATCH]
 
 
-def trained(rows: Iterator[Array], n: int, k: int, tokens: int, seed: int) -> tuple[Arrays, int]:
+def train_sae(rows: Iterator[Array], n: int, k: int, tokens: int, seed: int) -> tuple[Arrays, int]:
     """Train an autoencoder; return its parameters and the number of training rows.
 
     Features start in random directions, and the encoder starts as the transposed decoder. For
@@ -114,7 +114,7 @@ def trained(rows: Iterator[Array], n: int, k: int, tokens: int, seed: int) -> tu
         seed: the seed for the order of the rows and the initial directions.
     """
     rng = np.random.default_rng(seed)
-    batches = shuffled(rows, tokens, rng)
+    batches = shuffle_rows(rows, tokens, rng)
     with progress("Training", tokens, unit="tokens") as advance:
         first = next(batches)
         size, kind = first.shape[1], first.dtype
@@ -122,7 +122,7 @@ def trained(rows: Iterator[Array], n: int, k: int, tokens: int, seed: int) -> tu
         spread = np.square(first - mean).sum(1, dtype=np.float64).mean()
         scale = kind.type(np.sqrt(size / spread) if spread else 1)
         flat, *state = np.zeros((4, 2 * size * n + n + size), kind)
-        parameters, slopes = (_named(array, size, n) for array in (flat, state[0]))
+        parameters, slopes = (_split_parameters(array, size, n) for array in (flat, state[0]))
         decoder = parameters["W_dec"]
         decoder[...] = rng.standard_normal(decoder.shape)
         decoder /= np.linalg.norm(decoder, axis=1, keepdims=True)
@@ -154,7 +154,7 @@ def trained(rows: Iterator[Array], n: int, k: int, tokens: int, seed: int) -> tu
     return parameters, seen
 
 
-def _named(flat: Array, size: int, features: int) -> dict[str, Array]:
+def _split_parameters(flat: Array, size: int, features: int) -> dict[str, Array]:
     """Split an array (n,) into views, one per parameter."""
     parts = np.split(flat, np.cumsum([size * features, features * size, features]))
     shapes = {"W_enc": (size, -1), "W_dec": (features, -1), "b_enc": (-1,), "b_dec": (-1,)}

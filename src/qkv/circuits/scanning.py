@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from qkv.argument_errors import invalid, public_call, value_error
-from qkv.arrays import Array, shown, whole_number
-from qkv.circuits.means import NAMES, STRONGEST, Measurement, checked_names, summed
+from qkv.arrays import Array, quote, whole_number
+from qkv.circuits.means import NAMES, STRONGEST, Measurement, checked_names, sum_measures
 from qkv.circuits.plot_view import MOST_CARDS, PlotView, cards_of, passage_of
 from qkv.circuits.reader import Names, Read, Texts, check_index, check_model, one_site, rows_of
 from qkv.circuits.results import Result
 from qkv.circuits.sae import SAE
 from qkv.models.model import Model
-from qkv.models.run.text_reader import named
+from qkv.models.run.text_reader import name_tokens
 from qkv.see.draw.panels import Passages
 
 _NAMES = (*NAMES, STRONGEST)
@@ -91,10 +91,10 @@ class Best:
         known = self.texts | {text.number: text for text in window}
         self.texts = {number: text for number, text in known.items() if number in used}
 
-    def spelled(self, model: Model) -> dict[int, str]:
+    def token_strings(self, model: Model) -> dict[int, str]:
         """Return the strings of all tokens in the kept texts, keyed by token id."""
         ids = np.unique([token for text in self.texts.values() for token in text.ids.tolist()])
-        tokens = named(ids, np.ones(len(ids), bool), model.tokenizer).tokens
+        tokens = name_tokens(ids, np.ones(len(ids), bool), model.tokenizer).tokens
         return dict(zip(ids.tolist(), tokens, strict=True))
 
     def entries(self, unit: int, spelled: Mapping[int, str]) -> Iterator[tuple[Any, ...]]:
@@ -308,7 +308,7 @@ def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: in
     if best is None:
         raise value_error("the texts hold no token: give a text with tokens")
     unit = "neuron" if sae is None else "feature"
-    return Scan(name, unit, count, above / count, total / count, best, best.spelled(model))
+    return Scan(name, unit, count, above / count, total / count, best, best.token_strings(model))
 
 
 @dataclass(frozen=True, eq=False)
@@ -413,7 +413,7 @@ class HeadScan:
         """Return `(layers, heads)`; raise an error if the measure does not exist."""
         if name not in self.scores:
             raise invalid(
-                KeyError, f"{shown(name)} was not measured: choose among {', '.join(self.scores)}"
+                KeyError, f"{quote(name)} was not measured: choose among {', '.join(self.scores)}"
             )
         layers, heads = self.scores[name].shape
         return layers, heads
@@ -483,5 +483,5 @@ def scan_heads(model: Model, texts: Texts, of: Names = _NAMES, top_k: int = 10) 
         pairs = [(k, row[:end]) for k, row, end in zip(keys, chosen, lengths, strict=True)]
         best.add(unit + head, most[rows, head], numbers[rows], queries, pairs)
 
-    scores = summed(model, texts, names, add, best.keep).means()
-    return HeadScan(scores, best, best.spelled(model))
+    scores = sum_measures(model, texts, names, add, best.keep).means()
+    return HeadScan(scores, best, best.token_strings(model))

@@ -125,7 +125,7 @@ def check(
             "--gradescope writes the results of one submission, but these files are from"
             f" {len(students.rows)} students: name the files of one student, or use --csv"
         )
-    marked = _marked(paths, task, seed=options["seed"], seconds=options["seconds"])
+    marked = _mark_files(paths, task, seed=options["seed"], seconds=options["seconds"])
     table = marking.ClassTable(marked, students)
     unwritten = [*_unwritten(table, options)]
     results = [(file, result) for file, results in table.marked for result in results]
@@ -163,7 +163,7 @@ def _paths(files: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
             yield file
 
 
-def _marked(
+def _mark_files(
     files: Sequence[str], task: str | None, **options: Any
 ) -> "list[tuple[str, Sequence[CheckResult]]]":
     """Mark each file; if the marker itself fails, the verdict on the file reports the failure."""

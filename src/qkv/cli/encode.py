@@ -118,11 +118,11 @@ def _on_cluster(
     """Encode files into a folder; if `dry_run`, only estimate the work. Return a summary."""
     from qkv import scale
     from qkv.scale.encoding import estimate
-    from qkv.scale.workers import connected
+    from qkv.scale.workers import connect
 
     what = options["model"], list(files)
     how = {"column": options["column"] or "text", "on_error": options["on_error"] or "raise"}
-    with connected(cluster, "encode") as client:
+    with connect(cluster, "encode") as client:
         if options["dry_run"]:
             work = estimate(*what, client=client, **how)
             size = f"{_many(work.rows, 'row')}, {_many(work.parts, 'part')}"
@@ -149,7 +149,7 @@ def _one_file(file: str, output: str, model: str | None, column: str | None, as_
     from qkv.models import load_for
     from qkv.models.run.truncation import MAX_CHARS
     from qkv.models.sentence.encode import EmptyText
-    from qkv.scale.sources import described, find_sources, texts_of
+    from qkv.scale.sources import find_column, find_sources, texts_of
 
     name, has_rows = "standard input" if file == "-" else file, False
     texts: Iterable[str]
@@ -163,7 +163,7 @@ def _one_file(file: str, output: str, model: str | None, column: str | None, as_
         [source, *others] = find_sources(file, column or "text", "encode")
         if others:
             raise ValueError(f"{file} matches {len(others) + 1} files: add --cluster local")
-        source, has_rows = described(source, "encode"), source.kind != ".txt"
+        source, has_rows = find_column(source, "encode"), source.kind != ".txt"
         texts = FileTexts(file, lambda: texts_of(source, MAX_CHARS))
         if not len(texts):
             raise ValueError(_EMPTY.format(file))

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from qkv.argument_errors import type_error, value_error
-from qkv.arrays import is_whole_number, shown
+from qkv.arrays import is_whole_number, quote
 
 
 class Field(NamedTuple):
@@ -153,12 +153,12 @@ def edits_of(
     is_list = isinstance(edit, list | tuple)
     if edit is not None and not is_list and not isinstance(edit, Mapping):
         raise type_error(
-            f"`{argument}` is {shown(edit)}: give a mapping from an activation to a "
+            f"`{argument}` is {quote(edit)}: give a mapping from an activation to a "
             'function or an array, as {("resid_post", 0): f}, or a list of records, as '
             '[{"op": "hide", "token": 2}]'
         )
     records = [_record(x, f"{argument}[{n}]") for n, x in enumerate(edit or ())] if is_list else []
-    all_records = (*records, *_ablated(ablate), *_masked(hide))
+    all_records = (*records, *_read_ablate(ablate), *_read_hide(hide))
     return Edits(all_records, dict(edit) if isinstance(edit, Mapping) else {}, knows_means)
 
 
@@ -167,29 +167,29 @@ def _record(one: Any, source: str) -> Record:
     known = operations()
     if not isinstance(one, Mapping):
         raise type_error(
-            f'{source} is {shown(one)}: give a record, as {{"op": "hide", "token": 2}}'
+            f'{source} is {quote(one)}: give a record, as {{"op": "hide", "token": 2}}'
         )
     op = one.get("op")
     if not isinstance(op, str) or op not in known:
-        raise value_error(f"{source} has op {shown(op)}: it must be one of {', '.join(known)}")
+        raise value_error(f"{source} has op {quote(op)}: it must be one of {', '.join(known)}")
     fields = {name: value for name, value in one.items() if value is not None}
     source = f"{source} ({op})"
     missing = [name for name, about in known[op].items() if about.needed and name not in fields]
     unknown = [name for name in fields if name not in known[op] and name != "op"]
     if missing or unknown:
-        fault = f"has no {missing[0]}" if missing else f"has {shown(unknown[0])}"
+        fault = f"has no {missing[0]}" if missing else f"has {quote(unknown[0])}"
         raise value_error(f"{source} {fault}: {_takes(op)}")
     for name, value in fields.items():
         choices = known[op][name].choices if name != "op" else ()
         if choices and (not isinstance(value, str) or value not in choices):
             raise value_error(
-                f"{source} has {name} {shown(value)}: it must be one of {', '.join(choices)}"
+                f"{source} has {name} {quote(value)}: it must be one of {', '.join(choices)}"
             )
     required = schema()["$defs"][op].get("dependentRequired", {})
     for name in fields:
         for other in set(required.get(name, ())) - set(fields):
             raise value_error(
-                f"{source} has {name} {shown(fields[name])} and no {other}: give the {other} too"
+                f"{source} has {name} {quote(fields[name])} and no {other}: give the {other} too"
             )
     return Record(fields, source)
 
@@ -207,7 +207,7 @@ def _takes(op: str) -> str:
     return "it " + (" and ".join(parts) or "has no field except op")
 
 
-def _ablated(ablate: Any) -> list[Record]:
+def _read_ablate(ablate: Any) -> list[Record]:
     """Convert `ablate` to records. Negative indices of layers and heads are allowed."""
     many = isinstance(ablate, Iterable) and not isinstance(ablate, str | bytes)
     records = []
@@ -216,7 +216,7 @@ def _ablated(ablate: Any) -> list[Record]:
         whole = len(numbers) == 2 and is_whole_number(numbers[0])
         if not whole or not (numbers[1] is None or is_whole_number(numbers[1])):
             raise type_error(
-                f"`ablate` has {shown(pair)}: write (layer, head) pairs, for example [(0, 4)]"
+                f"`ablate` has {quote(pair)}: write (layer, head) pairs, for example [(0, 4)]"
             )
         fields: dict[str, Any] = {"op": "ablate", "layer": int(numbers[0])}
         if numbers[1] is not None:
@@ -227,7 +227,7 @@ def _ablated(ablate: Any) -> list[Record]:
     return records
 
 
-def _masked(hide: Any) -> list[Record]:
+def _read_hide(hide: Any) -> list[Record]:
     """Convert `hide` to records. Negative positions, layers and heads are allowed."""
     many = isinstance(hide, Iterable) and not isinstance(hide, str | bytes | Mapping)
     if isinstance(hide, tuple) and 2 <= len(hide) <= 4 and all(map(is_whole_number, hide)):
@@ -244,7 +244,7 @@ def _masked(hide: Any) -> list[Record]:
             fields = {"op": "mask", **dict(zip(_EDGE, map(int, numbers), strict=False))}
         else:
             raise type_error(
-                f"`hide` has {shown(one)}: give words, positions as whole "
+                f"`hide` has {quote(one)}: give words, positions as whole "
                 "numbers, and edges as (query, key), (query, key, layer) or "
                 "(query, key, layer, head)"
             )

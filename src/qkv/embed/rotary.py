@@ -126,7 +126,7 @@ def _rotated_size(dims: int | None, size: int) -> int:
     dims = arrays.whole_number(dims, name="dims", least=2)
     if dims % 2 or dims > size:
         raise value_error(
-            f"dims is {arrays.shown(dims)} and x has rows of {size}: give an even dims up to {size}"
+            f"dims is {arrays.quote(dims)} and x has rows of {size}: give an even dims up to {size}"
         )
     return dims
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import unquote
 
 from qkv.argument_errors import message
-from qkv.arrays import shown
+from qkv.arrays import quote
 from qkv.edits import edits_of, schema as edits_schema
 from qkv.files import StrPath, ordinary, replacing
 
@@ -83,14 +83,14 @@ def _fault(value: Any, rule: dict[str, Any], where: str) -> str:
     """Describe the first value that violates a rule of the schema; return "" if all are valid."""
     rule = schema()["$defs"].get(rule.get("$ref", "").rpartition("/")[2], rule)
     if not _fits(value, rule):
-        return f"{where} is {shown(value)}: it must be {rule['description']}"
+        return f"{where} is {quote(value)}: it must be {rule['description']}"
     parts: list[tuple[Any, Any, str]] = []
     if isinstance(value, dict):
         known, within = rule["properties"], "" if where == "it" else f"{where}."
         missing = [name for name in rule["required"] if name not in value]
         unknown = [name for name in value if name not in known]
         if missing or unknown:
-            fault = f"has no {missing[0]}" if missing else f"has {shown(unknown[0])}"
+            fault = f"has no {missing[0]}" if missing else f"has {quote(unknown[0])}"
             return f"{where} {fault}: its required fields are {', '.join(rule['required'])}"
         parts = [(value[name], known[name], within + name) for name in known]
     elif isinstance(value, list) and where != "edits":
@@ -147,14 +147,14 @@ def read_article(path: StrPath, load: Callable[[Path, str], Item]) -> tuple[str,
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: it is not UTF-8: {error.reason} at byte {error.start}") from None
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
-    tokens = list(_folded(markdown.parse(text), str(path)))
+    tokens = list(_fold_findings(markdown.parse(text), str(path)))
     for token in tokens:
         if token.type.startswith("heading_"):
             # The page's title is its only h1, so an h1 of the article becomes an h2.
             token.tag = f"h{min(6, int(token.tag[1]) + 1)}"
         for child in token.children or ():
             if child.type == "image" and token.type != "finding":
-                child.attrs["src"] = _embedded(folder, str(child.attrs["src"]), str(path))
+                child.attrs["src"] = _data_url(folder, str(child.attrs["src"]), str(path))
     parts: list[str | Item] = []
     for is_finding, some in groupby(tokens, key=lambda token: token.type == "finding"):
         if is_finding:
@@ -172,7 +172,7 @@ def _target(image: "Token") -> str:
     return unquote(str(image.attrs["src"]))
 
 
-def _folded(tokens: "list[Token]", path: str) -> "Iterator[Token]":
+def _fold_findings(tokens: "list[Token]", path: str) -> "Iterator[Token]":
     """Yield Markdown tokens; turn a paragraph of `![claim](finding.json)` into one token."""
     left = iter(tokens)
     for token in left:
@@ -206,7 +206,7 @@ def _inside(folder: Path, name: str, path: StrPath) -> Path:
     return file
 
 
-def _embedded(folder: Path, source: str, path: str) -> str:
+def _data_url(folder: Path, source: str, path: str) -> str:
     """Return a picture as a data URL."""
     kind = mimetypes.guess_type(source)[0] or ""
     if source.startswith("data:"):

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qkv.argument_errors import message, public_call, type_error, value_error
-from qkv.arrays import shown, whole_number
+from qkv.arrays import quote, whole_number
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.files import StrPath
 from qkv.findings.finding_files import read, read_article, write
 from qkv.models import load
-from qkv.models.files.find import find_model, shipped
+from qkv.models.files.find import find_model, shipped_models
 from qkv.models.model import Model
 from qkv.models.run.truncation import callers
 from qkv.models.tasks.predict import mask_positions
@@ -134,7 +134,7 @@ class Finding:
             ValueError: `model` is None and the finding's model does not come with qkv; or the
                 position or the edits of the finding do not fit the text.
         """
-        used = self._used(model)
+        used = self._choose_model(model)
         other = used.sha256 != self.model["sha256"]
         differences = [self._other(used)] if other else self._differences(used)
         return Verification(not differences, differences)
@@ -144,7 +144,7 @@ class Finding:
         """Write a page with only this finding; see `publish`."""
         publish(path, [self], model=model, theme=theme)
 
-    def _used(self, model: AnyModel | None) -> Model:
+    def _choose_model(self, model: AnyModel | None) -> Model:
         """Return the model with which the finding is measured."""
         if isinstance(model, Model):
             return model
@@ -154,17 +154,17 @@ class Finding:
         if self._model is not None:
             return self._model
         name = self.model["name"]
-        if name not in shipped():
+        if name not in shipped_models():
             raise value_error(
-                f"the finding belongs to {shown(name)}, which does not come with qkv: "
+                f"the finding belongs to {quote(name)}, which does not come with qkv: "
                 "give that model or its folder"
             )
-        return load(shipped()[name])
+        return load(shipped_models()[name])
 
     def _differences(self, used: Model) -> list[str]:
         """Describe each difference between new predictions and the finding's predictions."""
         tokens = _tokens(used, self.text)
-        measured = _measured(used, tokens, self.position, self.edits)
+        measured = _predict(used, tokens, self.position, self.edits)
         differences = []
         pairs = zip(("before", "after"), (self.before, self.after), measured, strict=True)
         for name, old, new in pairs:
@@ -224,7 +224,7 @@ def finding(
     (3, [5, 5])
     """
     if not isinstance(model, Model):
-        raise type_error(f"model is {shown(model)}: give a model from qkv.load()")
+        raise type_error(f"model is {quote(model)}: give a model from qkv.load()")
     check_text(claim, name="claim")
     tokens = _tokens(model, text)
     if position is None and model.generates:
@@ -234,7 +234,7 @@ def finding(
     position = whole_number(position, name="position", least=-sys.maxsize)
     position += len(tokens) * (position < 0)
     edits = model.edit_records(edits_of(edit, ablate, hide), tokens)
-    before, after = _measured(model, tokens, position, edits)
+    before, after = _predict(model, tokens, position, edits)
     about = {"name": model.name, "sha256": model.sha256}
     return Finding(about, text, position, edits, claim, before, after, model)
 
@@ -256,7 +256,7 @@ def verify_files(
         name = "" if model is not None else one.model["name"]
         try:
             if name not in used:
-                used[name] = one._used(model)
+                used[name] = one._choose_model(model)
             results.append((one, one.verify(used[name])))
         except ValueError as error:
             raise ValueError(f"{path}: {message(error)}") from error
@@ -314,7 +314,7 @@ def view_of(
     for one in listed:
         if not isinstance(one, Finding):
             raise type_error(
-                f"`findings` contains {shown(one)}: give findings from qkv.finding or "
+                f"`findings` contains {quote(one)}: give findings from qkv.finding or "
                 "qkv.Finding.load"
             )
     parts: list[str | Finding] = []
@@ -333,7 +333,7 @@ def view_of(
             "publish one page per model"
         )
     default = next((one._model for one in every if one._model is not None), None)
-    used = every[0]._used(default if model is None else model)
+    used = every[0]._choose_model(default if model is None else model)
     if used.sha256 not in names:
         raise value_error(f"{every[0]._other(used)}: give the model of the finding")
     for one in every:
@@ -381,13 +381,13 @@ def _tokens(model: Model, text: str) -> "Tokenized":
     return tokens
 
 
-def _measured(
+def _predict(
     model: Model, tokens: "Tokenized", position: int, edits: Sequence[dict[str, Any]]
 ) -> list[list[Prediction]]:
     """Return the most probable words at a position, without edits and with edits."""
     if not 0 <= position < len(tokens):
         raise value_error(
-            f"position is {shown(position)} and the text has {len(tokens)} tokens: give 0 "
+            f"position is {quote(position)} and the text has {len(tokens)} tokens: give 0 "
             f"to {len(tokens) - 1}"
         )
     top = min(TOP, model.need_words())

@@ -122,7 +122,7 @@ def _texts(X: Any) -> list[str]:
 
 
 @cache
-def _made() -> type:
+def _make_class() -> type:
     """Return the class `TextEncoder` with the base classes of scikit-learn."""
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
@@ -134,5 +134,5 @@ def _made() -> type:
 
 def __getattr__(name: str) -> Any:
     if name == "TextEncoder":
-        return _made()
+        return _make_class()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

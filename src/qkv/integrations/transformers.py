@@ -275,7 +275,7 @@ def _answer(inputs: dict[str, Any], ran: Ran, weights: bool, lse: bool = False) 
         and torch_module()._C._current_graph_task_id() == -1
         and recording.wants(ran.owner)
     ):
-        out, sums = recording.add(located(ran, inputs["query"], inputs["key"]), call)
+        out, sums = recording.add(locate_call(ran, inputs["query"], inputs["key"]), call)
         out = np.ascontiguousarray(np.swapaxes(out, -3, -2))
         if weights:
             pattern = answer(call, weights=True)[1]
@@ -329,7 +329,7 @@ def running(owner: Any) -> list[Running]:
     return modules
 
 
-def located(ran: Ran, query: Array, key: Array) -> Ran:
+def locate_call(ran: Ran, query: Array, key: Array) -> Ran:
     """Return a copy of `ran` with the fields `call`, `part` and `whole`.
 
     Raises:

@@ -110,10 +110,10 @@ class MaskOptions:
 def windows(function: Any) -> list[Window | None]:
     """Return the windows of a mask function; a key is visible if it is inside all windows.
 
-    A window is a pair as in the option `window` of `qkv.attention`. If `_known` does not recognize
-    a function, the list contains None in place of the function's window.
+    A window is a pair as in the option `window` of `qkv.attention`. If `_known_functions` does
+    not recognize a function, the list contains None in place of the function's window.
     """
-    rule = _known().get(getattr(function, "__code__", None))
+    rule = _known_functions().get(getattr(function, "__code__", None))
     if rule is None:
         return [None]
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -133,7 +133,7 @@ _BANDS: dict[str, Any] = {
 
 
 @functools.cache
-def _known() -> dict[Any, str]:
+def _known_functions() -> dict[Any, str]:
     """Return the names of the known mask functions, keyed by their code objects.
 
     `_BANDS` lists the mask functions and the window that each function should have. Each function

@@ -54,7 +54,7 @@ def shapes_of(name: str, *weight: int, bias: bool) -> Iterator[tuple[str, Shape]
         yield f"{name}.bias", weight[-1:]
 
 
-def checked(parameters: Mapping[str, Any]) -> dict[str, Array]:
+def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Array]:
     """Return the parameters as a dict of float arrays."""
     arrays = {name: as_array(value, name=name) for name, value in parameters.items()}
     for name, array in arrays.items():
@@ -127,7 +127,7 @@ def result_type(inputs: Iterable[Array], parameters: Arrays) -> Any:
     return common_type(a.dtype for a in arrays if is_float(a.dtype))
 
 
-def promoted(x: Array, parameters: Arrays) -> tuple[Array, DType]:
+def promote(x: Array, parameters: Arrays) -> tuple[Array, DType]:
     """Return two values: `x` in the dtype of the computation, and the dtype of the result."""
     dtype = result_type([x], parameters)
     return working(x, dtype), dtype
@@ -238,7 +238,7 @@ class Layer:
     @public
     def __call__(self, x: ArrayLike, *, record: Recorder | None = None) -> Array:
         """Apply the layer to `x` (..., D); `record` collects the activations."""
-        return self.run(self._checked(x), record=record)[0]
+        return self.run(self._check_input(x), record=record)[0]
 
     def forward(self, x: ArrayLike) -> Array:
         """Call the layer."""
@@ -247,11 +247,11 @@ class Layer:
     @public
     def training_forward(self, x: ArrayLike) -> tuple[Array, Any]:
         """Run the forward pass; return the layer's result, and the values for `backward`."""
-        array = self._checked(x)
+        array = self._check_input(x)
         need_single(array, self.parameters)
         return self.run(array, save=True)
 
-    def _checked(self, x: ArrayLike) -> Array:
+    def _check_input(self, x: ArrayLike) -> Array:
         """Return `x` as an array; raise an error unless it has vectors of size `dim`."""
         return vectors_of(x, self.dim, of_texts=self._reads_texts)
 
@@ -271,7 +271,7 @@ class Feed(Layer):
                 residual gives a float32 result.
             record: collects the activations.
         """
-        return self.run(self._checked(x), residual=residual, record=record)[0]
+        return self.run(self._check_input(x), residual=residual, record=record)[0]
 
 
 def check_options(options: Options, *, packed: bool, returns: bool = True) -> None:

@@ -267,7 +267,7 @@ class Block:
         Returns:
             An array shaped like `x`, of the type to which NumPy promotes `x` and the parameters.
         """
-        array, cu, options["plan"] = self._checked(
+        array, cu, options["plan"] = self._check_input(
             x, cu_lengths, options, cache=cache, lengths=lengths
         )
         return self.run(
@@ -279,11 +279,11 @@ class Block:
         self, x: ArrayLike, *, cu_lengths: ArrayLike | None = None, **options: Any
     ) -> tuple[Array, BlockSaved]:
         """Run the forward pass; return the result (..., T, D), and the values for `backward`."""
-        array, cu, options["plan"] = self._checked(x, cu_lengths, options)
+        array, cu, options["plan"] = self._check_input(x, cu_lengths, options)
         base.need_single(array, self.parameters)
         return self.run(array, cu=cu, save=True, **options)
 
-    def _checked(
+    def _check_input(
         self, x: ArrayLike, cu_lengths: Any, options: Options, **fields: Any
     ) -> tuple[Array, Array | None, Call | None]:
         """Check the arguments; return `x` and `cu_lengths` as arrays, and the attention's plan."""

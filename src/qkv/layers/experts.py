@@ -72,7 +72,7 @@ class Routed(base.Feed, ABC):
         save: bool = False,
     ) -> tuple[Array, RoutedSaved]:
         """Run the forward pass without checks; also return the values for `backward`."""
-        x, dtype = base.promoted(x, self.parameters)
+        x, dtype = base.promote(x, self.parameters)
         rows = x.reshape(-1, self.dim)  # (rows, D)
         chosen, weights, probabilities = self._route(rows)
         out: Array = np.zeros(rows.shape, compute_type(dtype))
@@ -195,7 +195,7 @@ class Experts(Routed):
         alpha: float = 1.702,
         limit: float = 7.0,
     ) -> None:
-        self.parameters = base.checked(parameters)
+        self.parameters = base.check_parameters(parameters)
         self.dim, self.hidden, self.count = _sizes(self.parameters)
         self._set(top_k, normalized=True)
         for name, value in (("alpha", alpha), ("limit", limit)):
@@ -332,7 +332,7 @@ class GatedExperts(Routed):
         activation: str = "silu",
         normalized: bool = True,
     ) -> None:
-        self.parameters = base.checked(parameters)
+        self.parameters = base.check_parameters(parameters)
         self.dim, self.hidden, self.count = _gated_sizes(self.parameters)
         self._set(top_k, normalized=normalized)
         self.activation = activation

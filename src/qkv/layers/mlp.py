@@ -81,7 +81,7 @@ class MLP(base.Feed):
             activation: as for `MLP`.
         """
         layer = cls.__new__(cls)
-        layer._set(base.checked(parameters), activation)
+        layer._set(base.check_parameters(parameters), activation)
         return layer
 
     def _set(self, parameters: dict[str, Array], activation: str) -> None:
@@ -107,7 +107,7 @@ class MLP(base.Feed):
         save: bool = False,
     ) -> tuple[Array, MLPSaved | None]:
         """Run the forward pass without checks; if `save`, also return the values for `backward`."""
-        x, dtype = base.promoted(x, self.parameters)
+        x, dtype = base.promote(x, self.parameters)
         first = "gate_proj" if self.gated else "up_proj"
         saved, keep = None, record or unkept
         if save or (record is not None and record.wants("hook_pre", "hook_pre_linear")):

@@ -46,7 +46,7 @@ class _Norm(base.Layer):
         self, x: Array, *, record: Recorder | None = None, save: bool = False
     ) -> tuple[Array, NormSaved]:
         """Run the forward pass without checks; also return the values for `backward`."""
-        x, dtype = base.promoted(x, self.parameters)
+        x, dtype = base.promote(x, self.parameters)
         weight, bias = self.scaled(), self.parameters.get("bias")
         out, scale = normalize(x, weight, bias, eps=self.eps, centred=self._is_centred)
         out = out.astype(dtype, copy=False)
@@ -222,7 +222,7 @@ class RMSNorm(_Norm):
 
 def _vectors(parameters: Mapping[str, Any], known: set[str]) -> dict[str, Array]:
     """Return the parameters as float arrays; check that all have the shape (D,) of the weight."""
-    arrays = base.checked(parameters)
+    arrays = base.check_parameters(parameters)
     if "weight" not in arrays or not arrays.keys() <= known:
         raise value_error(
             f"the parameters are {', '.join(sorted(arrays)) or 'none'}: "
@@ -273,7 +273,7 @@ class LayerScale(base.Layer):
     def from_parameters(cls, parameters: Mapping[str, ArrayLike]) -> "LayerScale":
         """Make a layer from a "weight" (D,), without copying it."""
         layer = cls.__new__(cls)
-        arrays = base.checked(parameters)
+        arrays = base.check_parameters(parameters)
         layer.dim = len(base.parameter(arrays, "weight", "(D)"))
         if len(arrays) > 1:
             other = next(name for name in arrays if name != "weight")
@@ -285,7 +285,7 @@ class LayerScale(base.Layer):
         self, x: Array, *, record: Recorder | None = None, save: bool = False
     ) -> tuple[Array, ScaleSaved]:
         """Run the forward pass without checks; also return the values for `backward`."""
-        x, dtype = base.promoted(x, self.parameters)
+        x, dtype = base.promote(x, self.parameters)
         out = x * self.parameters["weight"].astype(x.dtype, copy=False)
         return out.astype(dtype, copy=False), ScaleSaved(x)
 

@@ -124,13 +124,13 @@ class _Step:
             None if norm is None else (_norm(norm, kernel), norm.dim)
             for norm in (attn.q_norm, attn.k_norm)
         )
-        self.qkv = _joined(attn, kernel)
+        self.qkv = _join_qkv(attn, kernel)
         self.out = _linear(attn.parameters, "out_proj", kernel)
         self.mlp = _mlp(block.mlp, kernel)
         self.kernel = kernel
         self.heads, self.kv_heads, self.size = attn.num_heads, attn.num_kv_heads, attn.d_query
         self.rotary = id(attn.rotary)
-        self.swapped = None if attn.rotary is None else _swapped(attn.rotary, self.size)
+        self.swapped = None if attn.rotary is None else _find_partners(attn.rotary, self.size)
         token = np.zeros((1, 1, attn.embed_dim), kernel.kind)
         self.plan = attention_plan(attn, Inputs(token, None, kernel.kind, options))
 
@@ -150,7 +150,7 @@ class _Step:
                 axis=1,
             )
         if self.swapped is not None and run.rotation is not None:
-            both = _rotated(both, self.swapped, *run.rotation)
+            both = _rotate(both, self.swapped, *run.rotation)
         cached = put(run.cache, both[:, heads:, None], values[:, :, None], run.lengths)
         # The kernel reads the number of keys from the shape of `key`.
         call = self.plan._replace(
@@ -163,7 +163,7 @@ class _Step:
         )
         z = np.empty((len(x), heads, 1, values.shape[-1]), kernel.kind)
         native.attend(kernel.body, call, z, None, None, kernel.threads)
-        return self.out(kernel.handed(z.reshape(len(x), -1)), None, residual)
+        return self.out(kernel.to_bits(z.reshape(len(x), -1)), None, residual)
 
 
 class _Run(NamedTuple):
@@ -185,14 +185,14 @@ class _Run(NamedTuple):
 
     def add(self, x: Array | None, part: str, read: Array, *last: str) -> Array:
         """Apply a part, then its norm; add the result to `x`, which is not None."""
-        step, read = self.step, self.step.kernel.handed(read)
+        step, read = self.step, self.step.kernel.to_bits(read)
         norm = step.norms.get(last[0]) if last else None
         residual = x if norm is None else None
         out = step.attend(read, self, residual) if part == "attn" else step.mlp(read, residual)
         return out if norm is None else x + norm(out).view(step.kernel.kind)
 
 
-def _joined(attn: MultiHeadAttention, kernel: Prepared) -> Callable[[Array], tuple[Array, Array]]:
+def _join_qkv(attn: MultiHeadAttention, kernel: Prepared) -> Callable[[Array], tuple[Array, Array]]:
     """Return a function that computes all queries, keys and values from vectors (B, D).
 
     Queries and keys are one array (B, Hq + Hkv, d), and values are (B, Hkv, dv).
@@ -239,7 +239,7 @@ def _mlp(mlp: Any, kernel: Prepared) -> Callable[[Array, Array | None], Array]:
 
         def usual(x: Array, residual: Array | None) -> Array:
             out: Array = mlp(x.view(kernel.kind), residual=residual)
-            return out if residual is not None else kernel.handed(out)
+            return out if residual is not None else kernel.to_bits(out)
 
         return usual
     up = _linear(mlp.parameters, "up_proj", kernel, None if mlp.gated else mlp.activation)
@@ -250,7 +250,7 @@ def _mlp(mlp: Any, kernel: Prepared) -> Callable[[Array, Array | None], Array]:
     return lambda x, residual: down(up(x, gate(x)), None, residual)
 
 
-def _swapped(rotary: Rotary, size: int) -> Array:
+def _find_partners(rotary: Rotary, size: int) -> Array:
     """Return, for each column of a head, the index of its partner in the rotation."""
     dims = size if rotary.dims is None else rotary.dims
     indices = np.arange(size)
@@ -260,7 +260,7 @@ def _swapped(rotary: Rotary, size: int) -> Array:
 
 
 def _rotation(rotary: Rotary, size: int, positions: Array) -> Rotation:
-    """Return the cosines and signed sines (B, 1, d) with which `_rotated` rotates pairs of columns.
+    """Return the cosines and signed sines (B, 1, d) with which `_rotate` rotates pairs of columns.
 
     A pair of columns `(a, b)` becomes `(cos * a + sin_a * b, cos * b + sin_b * a)`. The sines of
     the two columns, `sin_a` and `sin_b`, have opposite signs.
@@ -276,7 +276,7 @@ def _rotation(rotary: Rotary, size: int, positions: Array) -> Rotation:
     return np.pad(cos, rest, constant_values=1), np.pad(sin, rest)
 
 
-def _rotated(x: Array, swapped: Array, cos: Array, sin: Array) -> Array:
+def _rotate(x: Array, swapped: Array, cos: Array, sin: Array) -> Array:
     """Rotate queries or keys `x` (B, H, d); the result may overwrite `x`."""
     wide = x.astype(compute_type(x.dtype), copy=False)
     other = wide.take(swapped, axis=-1)

@@ -108,7 +108,7 @@ def read_metrics(folder: StrPath) -> list[dict[str, Any]]:
         ValueError: a line is not JSON, or has no step.
     """
     path, rows = Path(folder) / METRICS, []
-    for number, row in _logged(path):
+    for number, row in _read_lines(path):
         if not (isinstance(row, dict) and isinstance(row.get("step"), int | float)):
             raise value_error(f"{path}, line {number} is not a line of metrics")
         rows.append(row)
@@ -125,7 +125,7 @@ def read_losses(folder: Path) -> list[tuple[int, float]]:
         ValueError: a line is not JSON.
     """
     losses: dict[int, float] = {}
-    for _, row in _logged(folder / METRICS):
+    for _, row in _read_lines(folder / METRICS):
         step, loss = (row.get(k) if isinstance(row, dict) else None for k in ("step", "loss"))
         if not isinstance(step, int) or not isinstance(loss, int | float):
             continue
@@ -134,7 +134,7 @@ def read_losses(folder: Path) -> list[tuple[int, float]]:
     return sorted(losses.items())
 
 
-def _logged(path: Path) -> Iterator[tuple[int, Any]]:
+def _read_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield the number and content of each line; skip blank lines and an incomplete last line."""
     if not path.is_file():
         return
@@ -183,7 +183,7 @@ def plot_curves(folder: StrPath) -> "Figure":
         logged = ((row["step"], row["losses"].get(name)) for row in rows)
         points = [(step, loss) for step, loss in logged if loss is not None]
         steps, losses = np.array(points, np.float64).reshape(-1, 2).T
-        smooth = smoothed(losses)
+        smooth = running_means(losses)
         above.plot(steps, losses, color=color, alpha=0.25, linewidth=0.8)
         end = f"{name}, {smooth[-1]:.3f} at the end" if smooth.size else name
         above.plot(steps, smooth, color=color, linewidth=1.8, label=end)
@@ -215,10 +215,10 @@ def write_curves(folder: StrPath) -> Path:
     return path
 
 
-def smoothed(values: Array) -> Array:
+def running_means(values: Array) -> Array:
     """Return running means of values. Each window is one thirtieth as long as the array.
 
-    >>> smoothed(np.arange(90.0))[[0, 1, 2, 50]]
+    >>> running_means(np.arange(90.0))[[0, 1, 2, 50]]
     array([ 0. ,  0.5,  1. , 49. ])
     """
     width = max(1, len(values) // 30)
@@ -291,14 +291,14 @@ def write_checkpoint(folder: Path, step: int, arrays: Arrays, about: Mapping[str
     with saving(f"the checkpoint of step {step}", folder):
         path.parent.mkdir(exist_ok=True)
         with replacing(path) as file:
-            file.write(sealed(arrays, about))
+            file.write(seal_checkpoint(arrays, about))
             file.flush()
             os.fsync(file.fileno())  # Even after a power failure, the file is complete.
         for old in [other for other in _checkpoints(folder) if other.name <= path.name][:-_KEPT]:
             old.unlink()
 
 
-def sealed(arrays: Arrays, about: Mapping[str, Any]) -> bytes:
+def seal_checkpoint(arrays: Arrays, about: Mapping[str, Any]) -> bytes:
     """Return a checkpoint as the bytes of a safetensors file with a checksum in its header.
 
     The checksum is the SHA-256 of the same bytes with 64 zeros in place of the checksum.
@@ -341,8 +341,8 @@ def need_same(stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path
     for name in [*theirs, *ours]:
         if theirs.get(name) != ours.get(name):
             raise value_error(
-                f"{path} belongs to a run with {name} {_shown(theirs, name)}, but now "
-                f"{name} is {_shown(ours, name)}: give the same value, or another folder"
+                f"{path} belongs to a run with {name} {_quote(theirs, name)}, but now "
+                f"{name} is {_quote(ours, name)}: give the same value, or another folder"
             )
 
 
@@ -459,6 +459,6 @@ def _flat(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from _flat(value, f"{name}.{key}" if name else key)
 
 
-def _shown(values: Mapping[str, Any], name: str) -> str:
+def _quote(values: Mapping[str, Any], name: str) -> str:
     """Return the value of a setting as text, for an error."""
     return f"{values[name]!r:.60}" if name in values else "left out"

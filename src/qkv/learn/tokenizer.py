@@ -61,7 +61,7 @@ def train_tokenizer(
     vocabulary = whole_number(vocabulary, name="vocabulary", least=1, most=MAX_TOKENS)
     checked = (check_text(line, name=f"line {number}") for number, line in enumerate(lines, 1))
     if not sys.executable or getattr(sys, "frozen", False):  # there is no Python program to start
-        return SubwordTokenizer(tokenizer_process.trained(list(checked), kind, vocabulary))
+        return SubwordTokenizer(tokenizer_process.train(list(checked), kind, vocabulary))
     text = _in_a_process(checked, kind, vocabulary)
     return SubwordTokenizer(tokenizers.Tokenizer.from_str(text))
 

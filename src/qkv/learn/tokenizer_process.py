@@ -42,7 +42,7 @@ def main() -> None:
     threading.Thread(target=_end_with_caller, daemon=True).start()
     kind, vocabulary = sys.argv[1], int(sys.argv[2])
     try:
-        text = trained(lines, kind, vocabulary).to_str()
+        text = train(lines, kind, vocabulary).to_str()
     except BaseException as error:  # the tokenizers library raises a BaseException after a panic
         sys.exit(f"{type(error).__name__}: {error}")
     sys.stdout.buffer.write(text.encode())
@@ -54,7 +54,7 @@ def _end_with_caller() -> None:
     os._exit(1)
 
 
-def trained(lines: list[str], kind: str, vocabulary: int) -> "tokenizers.Tokenizer":
+def train(lines: list[str], kind: str, vocabulary: int) -> "tokenizers.Tokenizer":
     """Train a tokenizer of the kind "wordpiece" or "bytes" on lines."""
     return (_wordpiece if kind == "wordpiece" else _bytes)(lines, vocabulary)
 

@@ -16,11 +16,11 @@ from qkv.argument_errors import message, public_call, value_error
 from qkv.arrays import DType, float_type
 from qkv.files import StrPath
 from qkv.models.cross_encoder import CrossEncoderModel
-from qkv.models.families import described, towers
+from qkv.models.families import design_of, towers
 from qkv.models.families.static_embedding import read_static
 from qkv.models.files import read
 from qkv.models.files.config import Config, lacking
-from qkv.models.files.find import DEFAULT, find_model, shipped
+from qkv.models.files.find import DEFAULT, find_model, shipped_models
 from qkv.models.files.image_preprocessor import Pixels
 from qkv.models.files.modules_json import read_routing
 from qkv.models.files.names import Names, Storage, read_weights
@@ -136,14 +136,14 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -
     if not (home / read.CONFIG).exists():
         raise read.ModelError(f"{home}: {lacking(home)}")
     values = read.read_json(home / read.CONFIG)
-    design, names = described(values, home / read.CONFIG)
+    design, names = design_of(values, home / read.CONFIG)
     tensors = Tensors(home)
     is_pair, named = isinstance(design, Seq2SeqDesign), Config(values, "").architecture()
     if is_pair and not any(name.startswith("decoder.") for name in tensors):
         what = f"config.json names {named:.80}, but the files hold no decoder"
         _warn(f"{tensors.source}: {what}: the encoder runs alone and gives vectors")
         values = {**values, "architectures": [f"{values['model_type'].upper()}EncoderModel"]}
-        design, names = described(values, home / read.CONFIG)
+        design, names = design_of(values, home / read.CONFIG)
     layers = design.layers if isinstance(design, Design) else ()
     if re.search("Bi[A-Z]|Encoder", named) and any(one.options.get("is_causal") for one in layers):
         _warn(
@@ -258,7 +258,7 @@ def _tokenizer(
         return None
     read.need_file(path, read.MOST_TOKENIZER)
     try:
-        tokenizer = read_tokenizer(path, kind, trusted=path.parent in shipped().values())
+        tokenizer = read_tokenizer(path, kind, trusted=path.parent in shipped_models().values())
         tokenizer = tokenizer.lowercased() if lowercase else tokenizer
         tokenizer.tokenize("a")  # Some broken files raise an error only in this call.
     except BaseException as error:

@@ -193,7 +193,7 @@ class ModelBase:
                 )
             self._network.first = first
 
-    def _changed(self) -> None:
+    def _rebuild(self) -> None:
         """Rebuild the network after its parameters change, and discard the stored digest."""
         self._weights = replace(self._weights, stored=None)
         self._build()
@@ -297,7 +297,7 @@ class ModelBase:
         transposed token table, `model.parameters["embed.weight"].T`. Gemma multiplies the rows of
         this table by a factor to embed tokens, but not to compute logits.
         """
-        return Parameters(self._weights.parameters, self._changed)
+        return Parameters(self._weights.parameters, self._rebuild)
 
     @property
     def sha256(self) -> str:
@@ -577,7 +577,7 @@ class ModelBase:
             batch_size: the number of texts per batch.
             stop: only layers before this layer are run; None runs all layers.
         """
-        return edits.below(stop).averaged(self.network, parts(batch, batch_size), stop)
+        return edits.below(stop).average_outputs(self.network, parts(batch, batch_size), stop)
 
     def refuse(self, **given: Any) -> None:
         """Raise a ValueError if an argument is given (not None or ()) that is for other kinds."""

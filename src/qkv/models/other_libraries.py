@@ -42,13 +42,13 @@ def advising(
         known = [name for name in inspect.signature(function).parameters if name != "model"]
 
         @functools.wraps(function)
-        def checked(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
+        def call_checked(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
             for name in options:
                 if name not in known:
                     hint = advice.get(name) or suggestion(nearest(name, known, 2), known)
                     raise type_error(f"unknown argument {plain(name, 60)}: {hint}")
             return function(*args, **options)
 
-        return checked
+        return call_checked
 
     return wrap

@@ -10,7 +10,7 @@ from qkv.argument_errors import invalid, public_call
 from qkv.arrays import Array, DType
 from qkv.embed import TokenEmbedding
 from qkv.layers import SelfAttention
-from qkv.models.families import described
+from qkv.models.families import design_of
 from qkv.models.families.lessons import LESSON, MAX_LENGTH
 from qkv.models.files.names import Names, Storage
 from qkv.models.files.read import ModelError
@@ -56,7 +56,7 @@ def fresh_model(
     >>> fresh_model({**config, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32})
     <Model fresh: gpt2, 2 layers, 4 heads, vectors of 16>
     """
-    design, names = described(config, "fresh_model")
+    design, names = design_of(config, "fresh_model")
     if type(design) is not Design:
         kind = names.family.model_type
         raise invalid(
@@ -155,7 +155,7 @@ def random_model(
         "positions": bool(positions),
         "seed": seed,
     }
-    design, names = described(config, "random_model")
+    design, names = design_of(config, "random_model")
     return Model(
         name="random",
         config=config,

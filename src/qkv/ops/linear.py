@@ -12,7 +12,7 @@ import numpy as np
 from qkv.arrays import Array, Arrays, DType, compute_type, is_float, native
 from qkv.ops import kernel
 from qkv.ops.activation import activate_in_numpy, activation_named
-from qkv.ops.packing import packed, packed_once
+from qkv.ops.packing import pack, packed_once
 from qkv.ops.threads import matmul_alone, run_all
 
 # State: a training step calls `linear` through layers that do not know about mixed precision. The
@@ -83,7 +83,7 @@ def linear(
         y = np.empty((len(rows), weight.shape[1]), kernel.bits_type(result))
         added = None if bias is None else np.require(bias, kernel.FLOAT32, ["C", "A"])
         kernel.compiled.linear(
-            chosen, rows, packed(weight, chosen, factors, threads), added, code,
+            chosen, rows, pack(weight, chosen, factors, threads), added, code,
             _rows_of_result(gate, shape, result), _rows_of_result(residual, shape, result),
             y, threads,
         )  # fmt: skip

@@ -55,12 +55,12 @@ class _PackedCopies:
         """Return memory for `count` float32 numbers on large pages, aligned to 64 bytes."""
         size = -(-count // 16) * 16
         if size * 4 > _SHELF // 4:
-            return _aligned(np.empty(size + _LARGE_PAGE // 4, np.float32), _LARGE_PAGE)[:count]
+            return _align(np.empty(size + _LARGE_PAGE // 4, np.float32), _LARGE_PAGE)[:count]
         with self.lock:
             full = self._free.base
             if size > len(self._free):
                 shelf = np.empty((_SHELF + _LARGE_PAGE) // 4, np.float32)
-                self._free = _aligned(shelf, _LARGE_PAGE)
+                self._free = _align(shelf, _LARGE_PAGE)
                 self._count(full, 0)
             memory, self._free = self._free[:count], self._free[size:]
         return memory
@@ -132,7 +132,7 @@ def frozen(array: Array) -> Array:
     return array.view()
 
 
-def packed(weight: Array, chosen: int, kind: DType, threads: int) -> Array:
+def pack(weight: Array, chosen: int, kind: DType, threads: int) -> Array:
     """Return a packed copy of the weight; the copy is cached if the weight is frozen."""
     key = (id(weight), chosen, kind)
     if not is_frozen(weight):
@@ -157,7 +157,7 @@ def packed_together(weights: Sequence[Array], chosen: int, kind: DType, threads:
 def packed_once(weight: Array, chosen: int, kind: DType, threads: int) -> Array:
     """Return a packed copy of a weight (in, out) for a single product; do not cache the copy."""
     size = packed_size(weight.shape, chosen, kind)
-    memory = _aligned(np.empty(size + 16, np.float32), 64)[:size]
+    memory = _align(np.empty(size + 16, np.float32), 64)[:size]
     _pack_into(memory, weight, chosen, kind, threads)
     return memory
 
@@ -169,11 +169,11 @@ def packed_size(shape: tuple[int, ...], chosen: int, kind: DType) -> int:
 
 
 def _pack_into(packed: Array, weight: Array, chosen: int, kind: DType, threads: int) -> None:
-    """Pack a weight into the array `packed`, which has the size that `packed_size` returns."""
+    """Pack a weight into the array `pack`, which has the size that `packed_size` returns."""
     compiled.pack(chosen, bits(np.require(weight, kind, "A")), packed, threads)
 
 
-def _aligned(memory: Array, to: int) -> Array:
+def _align(memory: Array, to: int) -> Array:
     """Skip numbers of a float32 array until its address is a multiple of the argument `to`."""
     return memory[-memory.__array_interface__["data"][0] % to // 4 :]
 
@@ -182,7 +182,7 @@ class Prepared:
     """Make functions that compute products and norms in the kernel without any checks.
 
     The functions take arrays (rows, size) with contiguous rows. Before a call, convert each array
-    with `Prepared.handed`, because the kernel takes bfloat16 numbers as uint16.
+    with `Prepared.to_bits`, because the kernel takes bfloat16 numbers as uint16.
 
     Attributes:
         body: the index of the kernel's variant.
@@ -195,7 +195,7 @@ class Prepared:
         self.body, self.kind, self.threads = body, kind, threads
         self.bits = bits_type(kind)
 
-    def handed(self, x: Array) -> Array:
+    def to_bits(self, x: Array) -> Array:
         """Convert an array to `kind`, and view it as `bits`."""
         return x if x.dtype == self.bits else x.astype(self.kind, copy=False).view(self.bits)
 
@@ -211,7 +211,7 @@ class Prepared:
 
         A float32 residual makes the result float32.
         """
-        whole = packed(weight, self.body, self.kind, self.threads)
+        whole = pack(weight, self.body, self.kind, self.threads)
         return self._product(whole, weight.shape[1], bias, activation)
 
     def joined_linear(self, weights: Sequence[Array], bias: Array | None) -> Callable[..., Array]:

@@ -56,7 +56,7 @@ class Rules(NamedTuple):
             bias=arrays.get("bias"),
             slopes=slopes,
             sinks=None if sinks is None else sinks.reshape(plan.heads, -1),
-            **{name: _aligned(x) for name, x in self._asdict().items()},
+            **{name: _align(x) for name, x in self._asdict().items()},
         )
 
 
@@ -271,7 +271,7 @@ def _as_dask(x: Any, *, call: str, name: str) -> Any:
     return x
 
 
-def _fitted(array: Any, axes: tuple[int | None, ...], pieces: tuple[Pieces, ...]) -> Operand:
+def _rechunk(array: Any, axes: tuple[int | None, ...], pieces: tuple[Pieces, ...]) -> Operand:
     """Rechunk a dask array to match the blocks.
 
     An axis that broadcasts, or whose entry in `axes` is None, becomes a single chunk.
@@ -291,11 +291,11 @@ def _cut(call: Call, arrays: dict[str, Any], is_flat: bool) -> Blocks:
     lead = []
     for axis, size in enumerate(plan.lead):
         parts = [(x, axis - front + x.ndim - 3) for x in (query, key, value)]
-        lead.append(_joined(*(x.chunks[n] for x, n in parts if n >= 0 and x.shape[n] == size)))
+        lead.append(_merge(*(x.chunks[n] for x, n in parts if n >= 0 and x.shape[n] == size)))
     heads, kv_heads, key_heads = _cut_heads(
-        query.chunks[-3], _joined(key.chunks[-3], value.chunks[-3])
+        query.chunks[-3], _merge(key.chunks[-3], value.chunks[-3])
     )
-    pieces = (*lead, heads, kv_heads, query.chunks[-2], _joined(key.chunks[-2], value.chunks[-2]))
+    pieces = (*lead, heads, kv_heads, query.chunks[-2], _merge(key.chunks[-2], value.chunks[-2]))
     h, kv, i, j = range(front, front + 4)
     axes: dict[str, tuple[int | None, ...]] = {
         "query": (*range(front), h, i, None),
@@ -307,7 +307,7 @@ def _cut(call: Call, arrays: dict[str, Any], is_flat: bool) -> Blocks:
         "sinks": (h, None)[: arrays["sinks"].ndim if "sinks" in arrays else 0],
     }
     operands = {
-        name: _fitted(x, axes[name][len(axes[name]) - x.ndim :], pieces)
+        name: _rechunk(x, axes[name][len(axes[name]) - x.ndim :], pieces)
         for name, x in arrays.items()
     }
     names = {name: operand.array.name for name, operand in operands.items()}
@@ -330,7 +330,7 @@ def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[i
     return _sizes(starts), _sizes(kv_starts), tuple(kv_starts.index(head) for head in reads)
 
 
-def _joined(*pieces: Pieces) -> Pieces:
+def _merge(*pieces: Pieces) -> Pieces:
     """Cut an axis at every block boundary that occurs in `pieces`; return the block sizes.
 
     Each of `pieces` contains the block sizes of one way to cut this axis.
@@ -355,7 +355,7 @@ def _stand_in(array: Any) -> Array:
     return np.broadcast_to(np.full((), 2, array.dtype), array.shape)
 
 
-def _aligned(x: Any) -> Any:
+def _align(x: Any) -> Any:
     """Align an array for the kernel: an array received from a worker may begin at any byte."""
     return np.require(x, requirements=["C", "A"]) if isinstance(x, np.ndarray) else x
 

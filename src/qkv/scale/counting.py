@@ -152,7 +152,7 @@ def _count_stream(source: TextFile, check: bool) -> Count:
     bad, rows, begin = None, 0, 0
     with source.open() as stream:
         seen = _CheckedStream(stream)
-        for text in source.rows(seen.counted(each_line(seen, None))):
+        for text in source.rows(seen.count_lines(each_line(seen, None))):
             if begin or source.kind != ".csv":
                 row, at = marks[-1] if marks else (-MARK_ROWS, 0)
                 if rows - row >= MARK_ROWS or begin - at >= MARK_BYTES:
@@ -185,7 +185,7 @@ class _CheckedStream:
             self.hash.update(data)
         return data
 
-    def counted(self, lines: Iterable[_T]) -> Iterator[_T]:
+    def count_lines(self, lines: Iterable[_T]) -> Iterator[_T]:
         """Yield `lines` unchanged, and count them."""
         for line in lines:
             self._lines += 1

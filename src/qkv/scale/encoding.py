@@ -21,8 +21,8 @@ from qkv.models.sentence.encode import EmptyText
 from qkv.progress import progress
 from qkv.scale.counting import BLOCK, MARK_ROWS, bad_row, counts_of, cut
 from qkv.scale.manifest import MANIFEST, Folder, writing
-from qkv.scale.sources import Bad, RowRange, TextFile, described, digest_of, find_sources, rows_of
-from qkv.scale.workers import Named, all_of, current_client, each, loaded, named, workers_of
+from qkv.scale.sources import Bad, RowRange, TextFile, digest_of, find_column, find_sources, rows_of
+from qkv.scale.workers import Named, all_of, compute, current_client, load_once, resolve, workers_of
 
 MOST_ROWS, MOST_BYTES = 8192, 2**24  # A part has at most this many rows, and this many bytes.
 PARTS = 16  # The minimum number of parts per worker. Many small parts keep all workers busy.
@@ -158,16 +158,16 @@ def encode(
     client, folder, run = current_client(client), Folder(os.fspath(destination)), uuid.uuid4().hex
     if folder.is_local:
         folder = Folder(os.path.abspath(os.path.expanduser(folder.path)))
-    which, files = named(model, CALL), find_sources(sources, column, CALL)
-    _check_model(loaded(which, CALL))
+    which, files = resolve(model, CALL), find_sources(sources, column, CALL)
+    _check_model(load_once(which, CALL))
     old = folder.manifest(CALL) if resume else None
-    plan = _planned(which, files, client, on_error == "raise", old)
+    plan = _make_plan(which, files, client, on_error == "raise", old)
     with writing(folder, run, CALL):
         # Read the manifest again: another run may have changed it before this run took the lock.
         old = folder.manifest(CALL) if resume else None
         if old is not None:
             _compare(plan, old, folder)
-        done = _done(plan, old, folder, client)
+        done = _find_done(plan, old, folder, client)
         if old is None or not resume:
             folder.remove(MANIFEST)
         folder.clean({part["name"] for part in done.values()})
@@ -184,20 +184,20 @@ def estimate(
     model: Any, sources: Any, *, client: Any = None, column: str = "text", on_error: str = "raise"
 ) -> Estimate:
     """Count the rows and parts that `encode` would write; estimate the duration from a sample."""
-    client, which = current_client(client), named(model, CALL)
-    _check_model(loaded(which, CALL))
+    client, which = current_client(client), resolve(model, CALL)
+    _check_model(load_once(which, CALL))
     files = find_sources(sources, column, CALL)
-    plan = _planned(which, files, client, on_error == "raise", None)
+    plan = _make_plan(which, files, client, on_error == "raise", None)
     crew = workers_of(client)
     step = max(1, len(plan.parts) // (2 * crew))
-    samples = all_of(client, _tried, plan.parts[::step], call=CALL, model=which)
+    samples = all_of(client, _time_sample, plan.parts[::step], call=CALL, model=which)
     count, seconds = map(sum, zip(*samples, strict=True)) if samples else (0, 0.0)
     rows = sum(part.rows for part in plan.parts)
     hours = rows * seconds / count / crew / 3600 if count else 0.0
     return Estimate(rows, len(plan.parts), hours)
 
 
-def _tried(model: Model, part: RowRange) -> tuple[int, float]:
+def _time_sample(model: Model, part: RowRange) -> tuple[int, float]:
     """Encode a sample of a part; return the number of rows, and how many seconds they took."""
     texts = [text for text in rows_of(part, MOST_BYTES) if isinstance(text, str) and text.strip()]
     texts = texts[:: max(1, len(texts) // SAMPLE)][:SAMPLE]
@@ -212,14 +212,14 @@ def _check_model(model: Model) -> None:
     model.encode([], show_progress_bar=False)
 
 
-def _planned(
+def _make_plan(
     model: Named, files: list[TextFile], client: Any, check: bool, old: Entry | None
 ) -> _Plan:
     """Count all rows and plan a run.
 
     If the folder already has the manifest `old`, the sizes of blocks and parts come from `old`.
     """
-    files = [described(file, CALL) for file in files]
+    files = [find_column(file, CALL) for file in files]
     sizes = dict(old["sizes"]) if old else {"block": BLOCK, "bytes": MOST_BYTES}
     counts = counts_of(files, client, CALL, check=check, size=sizes["block"], way=WAY)
     total = sum(block.rows for blocks in counts for block in blocks)
@@ -263,7 +263,7 @@ def _compare(plan: _Plan, old: Entry, folder: Folder) -> None:
         raise RuntimeError(f"{CALL}: another run has begun in {folder.path}: call encode again")
 
 
-def _done(plan: _Plan, old: Entry | None, folder: Folder, client: Any) -> dict[int, Entry]:
+def _find_done(plan: _Plan, old: Entry | None, folder: Folder, client: Any) -> dict[int, Entry]:
     """Return the entries of the old manifest for undamaged parts, keyed by part number."""
     entries = {int(number): entry for number, entry in (old["parts"] if old else {}).items()}
     entries = {number: entry for number, entry in entries.items() if number < len(plan.parts)}
@@ -287,7 +287,7 @@ def _run(
 
     saved = save()
     total = sum(plan.parts[number].rows for number in missing)
-    results = each(client, write_part, orders, call=CALL, model=plan.model)
+    results = compute(client, write_part, orders, call=CALL, model=plan.model)
     try:
         with closing(results), progress(CALL, total, unit="rows") as advance:
             for index, (entry, cut_here) in results:
@@ -340,7 +340,7 @@ def write_part(model: Model, order: Order) -> tuple[Entry, Cut]:
             (bad if isinstance(text, Bad) else good).append((row, text))
         seen += len(window)
         with counting(texts_cut):
-            vectors.append(_encoded(model, good, bad))
+            vectors.append(_encode(model, good, bad))
         reasons = sorted((row, text.reason) for row, text in bad)
         if reasons and not order.skip:
             raise ValueError(bad_row(CALL, part.source, *reasons[0], WAY))
@@ -365,7 +365,7 @@ def is_whole(_: Any, case: tuple[Folder, Entry]) -> bool:
     return data is not None and len(data) == entry["bytes"] and digest_of(data) == entry["checksum"]
 
 
-def _encoded(model: Model, good: list[Any], bad: list[Any]) -> Any:
+def _encode(model: Model, good: list[Any], bad: list[Any]) -> Any:
     """Return the vectors of `good` rows; move rows without a token from `good` to `bad`."""
     while True:
         try:

@@ -6,9 +6,9 @@ import numpy as np
 
 from qkv.argument_errors import public_call
 from qkv.arrays import Array, DType, Shape
-from qkv.attend.arguments import Call, check_options, rounded
+from qkv.attend.arguments import Call, check_options, round_to
 from qkv.attend.attention import solve
-from qkv.attend.grouped import grouped
+from qkv.attend.grouped import group_call
 from qkv.attend.softmax import merge_attention
 from qkv.attend.tiled import log_sums
 from qkv.attend.visibility import check_flag
@@ -79,7 +79,7 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
     for which, wanted in returns.items():
         check_flag(f"return_{which}", wanted)
     blocks = cut(name, query, key, value, attn_mask, options)
-    parts = _attended(blocks)
+    parts = _attention_tasks(blocks)
     results = [_output(blocks, parts)]
     results += [_weights(blocks, parts)] if returns["weights"] else []
     results += [_log_sum_exp(blocks, parts)] if returns["lse"] else []
@@ -87,7 +87,7 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
     return tuple(results) if len(results) > 1 else results[0]
 
 
-def _attended(blocks: Blocks) -> Tasks:
+def _attention_tasks(blocks: Blocks) -> Tasks:
     """Return tasks that compute the `Partial` over all keys for each block of queries."""
     tasks = blocks.tasks("attention-parts", blocks.arrays)
     for row, seen in blocks.rows():
@@ -101,7 +101,7 @@ def _attended(blocks: Blocks) -> Tasks:
             kind, read = blocks.call.plan.dtype, blocks.inputs(row, "sinks")
             rules = blocks.rules(row)
             refs.append(tasks.add((*at, 0), _attend_nothing, rules, shapes, kind, **read))
-        tasks.whole[at] = tasks.add_tree(at, refs, joined)
+        tasks.whole[at] = tasks.add_tree(at, refs, join_parts)
     return tasks
 
 
@@ -140,7 +140,7 @@ def _weights(blocks: Blocks, parts: Tasks) -> Any:
 def _attend(rules: Rules, **inputs: Array) -> Partial:
     """Compute attention over some keys."""
     with one_thread():
-        return _solved(rules.call(inputs))[0]
+        return _solve(rules.call(inputs))[0]
 
 
 def _attend_nothing(rules: Rules, shapes: list[Shape], kind: DType, **inputs: Array) -> Partial:
@@ -154,13 +154,13 @@ def _attend_nothing(rules: Rules, shapes: list[Shape], kind: DType, **inputs: Ar
     return _attend(rules._replace(key_lengths=None), **arrays, **inputs)
 
 
-def _solved(call: Call, *, weights: bool = False) -> tuple[Partial, Array | None]:
+def _solve(call: Call, *, weights: bool = False) -> tuple[Partial, Array | None]:
     """Compute a `Partial` and, if requested, weights that sum to 1 over the keys of this part."""
     [(out, lse, pattern)] = solve([call], weights=weights, lse=True)
     assert lse is not None
     out, rest = out.astype(call.plan.kind, copy=False), None
     if np.abs(lse).max(initial=0, where=np.isfinite(lse)) > _ROUNDED:
-        lse, rest = (x.reshape(lse.shape)[..., 0] for x in log_sums(grouped(call)))
+        lse, rest = (x.reshape(lse.shape)[..., 0] for x in log_sums(group_call(call)))
         return _tidy(out, lse, rest), pattern
     return Partial(out, lse[..., 0], rest), pattern
 
@@ -171,7 +171,7 @@ def _tidy(out: Array, lse: Array, rest: Array) -> Partial:
     return Partial(out, np.where(blind, rest, lse), np.where(blind, 0, rest))
 
 
-def joined(part: Partial, other: Partial) -> Partial:
+def join_parts(part: Partial, other: Partial) -> Partial:
     """Join the results of two parts over different keys."""
     if part.rest is other.rest is None:
         return Partial(*merge_attention(part.out, part.lse, other.out, other.lse), None)
@@ -184,11 +184,11 @@ def joined(part: Partial, other: Partial) -> Partial:
 
 
 def _out(part: Partial, kind: DType) -> Array:
-    return rounded(part.out, kind)
+    return round_to(part.out, kind)
 
 
 def _lse(part: Partial, kind: DType) -> Array:
-    return rounded(part.lse if part.rest is None else part.lse + part.rest, kind)
+    return round_to(part.lse if part.rest is None else part.lse + part.rest, kind)
 
 
 def _weigh(rules: Rules, *, part: Partial, values: Shape, **inputs: Array) -> Array:
@@ -205,10 +205,10 @@ def _weigh(rules: Rules, *, part: Partial, values: Shape, **inputs: Array) -> Ar
     """
     nothing = np.zeros((*values[:-1], 1), inputs["query"].dtype)
     with one_thread():
-        alone, weights = _solved(rules.call({**inputs, "value": nothing}), weights=True)
+        alone, weights = _solve(rules.call({**inputs, "value": nothing}), weights=True)
     assert weights is not None
     with np.errstate(all="ignore"):
         share = alone.lse - part.lse  # a logarithm
         share += (0 if alone.rest is None else alone.rest) - (0 if part.rest is None else part.rest)
         share = np.exp(np.where(np.isneginf(alone.lse), -np.inf, share))
-        return rounded(weights * share[..., None], weights.dtype)
+        return round_to(weights * share[..., None], weights.dtype)

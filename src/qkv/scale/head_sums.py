@@ -12,8 +12,8 @@ from qkv.files import StrPath
 from qkv.models import Model
 from qkv.models.run.truncation import MAX_CHARS, Cut, counting
 from qkv.scale.counting import bad_row, counts_of, cut
-from qkv.scale.sources import Bad, RowRange, described, find_sources, rows_of
-from qkv.scale.workers import all_of, current_client, named
+from qkv.scale.sources import Bad, RowRange, find_column, find_sources, rows_of
+from qkv.scale.workers import all_of, current_client, resolve
 
 CALL = "scale.head_scores"
 ROWS, BYTES = 4096, 2**20  # One task reads at most this many rows, and this many bytes.
@@ -57,8 +57,8 @@ def head_scores(
     """
     with public_call(CALL):
         names = checked_names(of, NAMES)
-    files = [described(source, CALL) for source in find_sources(sources, column, CALL)]
-    used, client = named(model, CALL), current_client(client)
+    files = [find_column(source, CALL) for source in find_sources(sources, column, CALL)]
+    used, client = resolve(model, CALL), current_client(client)
     parts: list[RowRange | None] = [*cut(files, counts_of(files, client, CALL), ROWS, BYTES)]
     cases = [(part, names) for part in parts or [None]]
     results = all_of(client, _part_sums, cases, call=CALL, model=used)

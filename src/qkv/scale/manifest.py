@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from qkv.arrays import is_whole_number, shown
+from qkv.arrays import is_whole_number, quote
 from qkv.extras import need
 from qkv.files import ordinary, replacing
 from qkv.models.files.read import first_line
@@ -181,7 +181,7 @@ def _misfit(value: Any, kind: Any, name: str) -> str | None:
     elif fine:
         parts = [(item, kind[0], name) for item in value]
     if not fine:
-        return f"{name} is {shown(value)} and must be {must}"
+        return f"{name} is {quote(value)} and must be {must}"
     return next(filter(None, (_misfit(*part) for part in parts)), None)
 
 

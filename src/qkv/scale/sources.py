@@ -163,13 +163,13 @@ def find_sources(sources: Any, column: str, call: str) -> list[TextFile]:
         raise TypeError(f"{call}: `sources` is {kind}: give a path, a glob or a list of them")
     if not isinstance(column, str) or not column:
         raise ValueError(f"{call}: column is {column!r:.80}: give the name of the column of texts")
-    files = [file for path in sources for file in _found(path, column, call)]
+    files = [file for path in sources for file in _find(path, column, call)]
     if not files:
         raise ValueError(f"{call}: `sources` is empty: give at least one file")
     return files
 
 
-def _found(path: Any, column: str, call: str) -> Iterator[TextFile]:
+def _find(path: Any, column: str, call: str) -> Iterator[TextFile]:
     if not isinstance(path, str | os.PathLike):
         what = type(path).__name__
         raise TypeError(f"{call}: a source is {what}: give a path, a glob or a list of them")
@@ -205,7 +205,7 @@ def _found(path: Any, column: str, call: str) -> Iterator[TextFile]:
         yield TextFile(name, kind, column, bool(packed))
 
 
-def described(source: TextFile, call: str) -> TextFile:
+def find_column(source: TextFile, call: str) -> TextFile:
     """Check that a source has the text column; return the source, and fill in `field` for a CSV.
 
     Raises:
@@ -294,7 +294,7 @@ def records(lines: Iterable[str | ValueError]) -> Iterator[list[str] | Bad]:
     """Yield each record of a CSV, or a `Bad` with the reason if the record cannot be read."""
     broken: list[str] = []
 
-    def each() -> Iterator[str]:
+    def good_lines() -> Iterator[str]:
         for line in lines:
             if isinstance(line, ValueError):
                 broken.append(str(line))
@@ -302,7 +302,7 @@ def records(lines: Iterable[str | ValueError]) -> Iterator[list[str] | Bad]:
             yield line + "\n"
 
     csv.field_size_limit(LONGEST)
-    reader = csv.reader(each())
+    reader = csv.reader(good_lines())
     while True:
         try:
             record: list[str] | Bad = next(reader)

@@ -47,7 +47,7 @@ class Named:
     checksum: str
 
 
-def named(model: Any, call: str) -> Named:
+def resolve(model: Any, call: str) -> Named:
     """Find a model, as `qkv.load` does, and compute the checksum of its files.
 
     Raises:
@@ -92,7 +92,7 @@ _models: dict[Named, Model] = {}
 _loading, _computing = threading.Lock(), threading.Lock()
 
 
-def loaded(wanted: Named, call: str, where: str = "this process") -> Model:
+def load_once(wanted: Named, call: str, where: str = "this process") -> Model:
     """Return a model, which each process loads only once.
 
     Raises:
@@ -101,7 +101,7 @@ def loaded(wanted: Named, call: str, where: str = "this process") -> Model:
     """
     with _loading:
         if wanted not in _models:
-            here = named(wanted.name, call)
+            here = resolve(wanted.name, call)
             if here.checksum != wanted.checksum:
                 raise ValueError(
                     f"{call}: {where} has other files for model {wanted.name}: their checksum is "
@@ -123,7 +123,7 @@ class _Job:
     workers: dict[str, int] = field(default_factory=dict)  # The number of workers, keyed by host.
 
 
-def each(
+def compute(
     client: Any, task: Task[_C, _R], cases: Sequence[_C], *, call: str, model: Named | None = None
 ) -> Generator[tuple[int, _R], None, None]:
     """Call `task(model, case)` for every case, on a cluster's workers or in this process.
@@ -151,7 +151,7 @@ def each(
     """
     if client is None:
         for number, case in enumerate(cases):
-            yield number, task(None if model is None else loaded(model, call), case)
+            yield number, task(None if model is None else load_once(model, call), case)
         return
     distributed = need("distributed", "scale")
     done: SimpleQueue[Any] = SimpleQueue()
@@ -183,7 +183,7 @@ def each(
                         "they computed this part: give them more memory"
                     ) from None
                 except (distributed.client.FutureCancelledError, distributed.comm.CommClosedError):
-                    raise crew.lost() from None
+                    raise crew.connection_error() from None
                 future.release()
                 yield number, result
     finally:
@@ -193,8 +193,8 @@ def each(
 
 
 def all_of(client: Any, task: Task[_C, _R], cases: Sequence[_C], **others: Any) -> list[_R]:
-    """Like `each`, but return a list of all results, in the order of the cases."""
-    results = dict(each(client, task, cases, **others))
+    """Like `compute`, but return a list of all results, in the order of the cases."""
+    results = dict(compute(client, task, cases, **others))
     return [results[number] for number in range(len(cases))]
 
 
@@ -216,11 +216,11 @@ class _Crew:
             return self.capacity > 0
         self._last_look = now
         if self._client.status not in ("running", "connecting"):
-            raise self.lost()
+            raise self.connection_error()
         try:
             workers = self._client.scheduler_info()["workers"]
         except OSError:
-            raise self.lost() from None
+            raise self.connection_error() from None
         self.hosts = {}
         for address in workers:
             self.hosts[_host(address)] = self.hosts.get(_host(address), 0) + 1
@@ -234,7 +234,7 @@ class _Crew:
             )
         return self.capacity > 0
 
-    def lost(self) -> ConnectionError:
+    def connection_error(self) -> ConnectionError:
         where = getattr(self._client.scheduler, "address", "") or "of this run"
         return ConnectionError(
             f"{self._call}: the scheduler {where} was lost: start it and repeat the call"
@@ -255,7 +255,7 @@ def _work(case: Any, task: Callable[..., Any], job: _Job) -> Any:
         if job.process != _PROCESS:  # the process that began the run keeps its number of threads
             set_num_threads(max(1, min(_cores(), _cores() // job.workers.get(_host(where), 1))))
         with _keeping_memory():
-            return task(loaded(job.model, job.call, f"worker {where}"), case)
+            return task(load_once(job.model, job.call, f"worker {where}"), case)
 
 
 @contextmanager
@@ -308,7 +308,7 @@ def workers_of(client: Any) -> int:
 
 
 @contextmanager
-def connected(where: str, call: str) -> Iterator[Any]:
+def connect(where: str, call: str) -> Iterator[Any]:
     """Connect to the cluster at an address; "local" or "local:N" starts a cluster on this machine.
 
     Raises:

@@ -83,7 +83,7 @@ def _with_routes(title: str, *, needs_key: bool) -> FastAPI:
         app.include_router(router)
 
     @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> Response:
+    async def answer_refusal(request: Request, error: Refused) -> Response:
         return error.answer()
 
     @app.exception_handler(HTTPException)

@@ -45,7 +45,7 @@ class Batches:
         self.waiting = TextTurns(settings.batch_tokens, limit)
         self.counts = Counts()
 
-    def checked(self, texts: Sequence[Any], encoder: Encoder, *, whole: bool) -> Numbered:
+    def check(self, texts: Sequence[Any], encoder: Encoder, *, whole: bool) -> Numbered:
         """Check the texts of a request; return pairs `(number, text)`, numbered from 0.
 
         Lists of token ids are truncated.
@@ -93,7 +93,7 @@ class Batches:
         """Encode texts in one batch; if the batch fails, encode each text separately."""
         encoder = pieces[0].request.encoder
         try:
-            vectors = encoder.sentence.finish(encoder.pooled([piece.ids for piece in pieces]))
+            vectors = encoder.sentence.finish(encoder.pool_texts([piece.ids for piece in pieces]))
         except BaseException as error:
             self.counts.failures += 1
             if len(pieces) == 1:
@@ -143,7 +143,7 @@ class Batches:
         """Raise an error if a request has too many tokens."""
         most = self._settings.tokens
         if tokens > most:
-            raise _refused(f"input has more than {most:,} tokens: send it in several requests")
+            raise _refusal(f"input has more than {most:,} tokens: send it in several requests")
 
 
 def _alike(texts: Sequence[QueuedText], key: Callable[[QueuedText], Hashable]) -> _Groups:
@@ -157,7 +157,7 @@ def _alike(texts: Sequence[QueuedText], key: Callable[[QueuedText], Hashable]) -
 def _error_of(number: int, text: Any, error: BaseException) -> BaseException:
     """Return the error for the client if input `number` cannot be encoded."""
     if isinstance(error, EmptyText):
-        return _refused(f"input {number} is empty: {error.reason}")
+        return _refusal(f"input {number} is empty: {error.reason}")
     if isinstance(error, Refused) or not isinstance(error, TypeError | ValueError):
         return error
     problem = message(error)
@@ -167,13 +167,13 @@ def _error_of(number: int, text: Any, error: BaseException) -> BaseException:
             problem = f"input {number}: {problem}"
         except ValueError as lone_surrogate:
             problem = message(lone_surrogate)
-    return _refused(problem)
+    return _refusal(problem)
 
 
 def too_many(texts: int, most: int) -> Refused:
     """Return the error about a request with too many texts."""
-    return _refused(f"input has {texts} texts: send at most {most} in one request")
+    return _refusal(f"input has {texts} texts: send at most {most} in one request")
 
 
-def _refused(message: str) -> Refused:
+def _refusal(message: str) -> Refused:
     return Refused(400, message, param="input")

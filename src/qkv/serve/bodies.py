@@ -55,7 +55,7 @@ def refusals_of(route: str) -> dict[str, Refusal]:
     return {key: Refusal(neutral, way) for keys, neutral, way in rows for key in keys.split()}
 
 
-def described(body: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
+def describe_body(body: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
     """Describe a request body for OpenAPI, with a schema and an example."""
     content = {"application/json": {"schema": body.model_json_schema(), "example": example}}
     return {"requestBody": {"required": True, "content": content}}
@@ -105,7 +105,7 @@ class Body(BaseModel):
         """
         for key in cls.refusals.keys() & json.keys():
             if not cls.refusals[key].accepts(json[key]):
-                value, way = shown(json[key]), cls.refusals[key].way
+                value, way = quote(json[key]), cls.refusals[key].way
                 raise Refused(
                     400,
                     f"{cls.call}: {key} is {value}, which this server does not support: {way}",
@@ -118,16 +118,16 @@ class Body(BaseModel):
             errors = invalid.errors(include_url=False, include_context=False)
         name = str(errors[0]["loc"][0])
         if errors[0]["type"] == "missing":
-            raise cls.refused(name, f"is missing: give {cls.ways.get(name, 'it')}")
+            raise cls.refusal(name, f"is missing: give {cls.ways.get(name, 'it')}")
         # A key may accept several list types: report the error of the type that fits most items.
         paths = [[n for n in e["loc"] if isinstance(n, int)] for e in errors if e["loc"][0] == name]
         error = errors[paths.index(max(paths))]
         way = f"give {cls.ways[name]}" if name in cls.ways else error["msg"].replace("Input", "it")
         item = name + "".join(f"[{number}]" for number in max(paths))
-        raise cls.refused(item, f"is {shown(error['input'])}: {way}")
+        raise cls.refusal(item, f"is {quote(error['input'])}: {way}")
 
     @classmethod
-    def refused(cls, path: str, problem: str) -> Refused:
+    def refusal(cls, path: str, problem: str) -> Refused:
         """Return the error about a key such as `input`, or about a list item such as `input[1]`."""
         return Refused(400, f"{cls.call}: {path} {problem}", param=path.partition("[")[0])
 
@@ -139,10 +139,10 @@ class PromptUsage(BaseModel):
     total_tokens: int
 
 
-def shown(value: Any) -> str:
+def quote(value: Any) -> str:
     """Return a short text for a value of a body, to quote in errors.
 
-    >>> shown(True), shown("a" * 50), shown({"a": []}), shown([])
+    >>> quote(True), quote("a" * 50), quote({"a": []}), quote([])
     ('true', '"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa..."', 'an object', 'an empty list')
     """
     if isinstance(value, dict):

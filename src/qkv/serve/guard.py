@@ -99,7 +99,7 @@ class Guard:
         begin, status = time.perf_counter(), 0
         size = 0  # bytes of the body received so far
 
-        async def bounded() -> Message:
+        async def receive_part() -> Message:
             nonlocal size
             message = await receive()
             more = len(message.get("body", b""))
@@ -112,7 +112,7 @@ class Guard:
                 raise Refused(503, problem, headers={"Retry-After": "1"})
             return message
 
-        async def counted(message: Message) -> None:
+        async def send_counted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -120,9 +120,9 @@ class Guard:
 
         try:
             self.check(scope["path"], scope["headers"])
-            await self.app(scope, bounded, counted)
+            await self.app(scope, receive_part, send_counted)
         except Refused as refused:
-            await refused.answer()(scope, receive, counted)
+            await refused.answer()(scope, receive, send_counted)
         except ClientDisconnect:  # the client disconnected before the whole body arrived
             status = 499
         except CancelledError:  # the client has disconnected, or the server is stopping immediately
@@ -130,7 +130,7 @@ class Guard:
         except Exception as error:
             _log.error("%s: %s", scope["path"], in_one_line(error))
             if not status:
-                await FAILED.answer()(scope, receive, counted)
+                await FAILED.answer()(scope, receive, send_counted)
         finally:
             self._held -= size
             route = getattr(scope.get("route"), "path", "other")

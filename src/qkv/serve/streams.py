@@ -128,7 +128,7 @@ class Streams:
         for ready in [stream for stream in self._parked if stream.is_read]:
             del self._parked[ready]
             self._due.add(ready)
-        for stream in self._chosen():
+        for stream in self._choose():
             value, error = stream.step()
             if value is END:
                 self._forget(stream)
@@ -145,7 +145,7 @@ class Streams:
         self._due.clear()
         self._closed.clear()
 
-    def _chosen(self) -> list[Stream]:
+    def _choose(self) -> list[Stream]:
         """Return the streams for which this turn computes a piece.
 
         Both open and closed streams can be chosen. A closed stream is chosen only if `_has_room`

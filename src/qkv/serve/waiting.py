@@ -187,7 +187,7 @@ class Turns(Generic[Some]):
         """Remove all requests."""
         self._clients.clear()
 
-    def served(self, connection: Hashable) -> None:
+    def end_turn(self, connection: Hashable) -> None:
         """Move a connection and its client to the end of the queue, after their turn."""
         client = _client(connection)
         if connection in self._clients.get(client, ()):
@@ -198,7 +198,7 @@ class Turns(Generic[Some]):
         """Remove a request, which must be the first of its connection."""
         client, line = _client(request.connection), self._line(request)
         line.popleft()
-        self.served(request.connection)
+        self.end_turn(request.connection)
         if not line:
             del self._clients[client][request.connection]
         if not self._clients[client]:
@@ -262,9 +262,9 @@ class TextTurns(Turns[Texts]):
 
     def take(self) -> list[QueuedText]:
         """Remove and return the texts of the next batch, which has about `most` tokens."""
-        pieces = self._picked(no_long=self._was_long)
+        pieces = self._pick(no_long=self._was_long)
         if not pieces and self._was_long:
-            pieces = self._picked(no_long=False)
+            pieces = self._pick(no_long=False)
         self._was_long = any(piece.long for piece in pieces)
         return pieces
 
@@ -275,7 +275,7 @@ class TextTurns(Turns[Texts]):
                 piece.request.texts.appendleft((piece.number, piece.text))
                 self.back(piece.request)
 
-    def _picked(self, *, no_long: bool) -> list[QueuedText]:
+    def _pick(self, *, no_long: bool) -> list[QueuedText]:
         pieces: list[QueuedText] = []
         size, before = 0, -1
         while before < len(pieces):
@@ -293,7 +293,7 @@ class TextTurns(Turns[Texts]):
                 request.texts.popleft()
                 pieces.append(QueuedText(request, number, text, long))
                 if request.texts:
-                    self.served(request.connection)
+                    self.end_turn(request.connection)
                 else:
                     self.remove(request)
         return pieces

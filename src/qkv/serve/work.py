@@ -67,7 +67,7 @@ class Worker:
         if self._encoder is not None:
             self._encoders[None, None] = self._encoder
         limit = None if self._encoder is None else self._encoder.limit
-        self._batches = Batches(limit, settings, self._embedded)
+        self._batches = Batches(limit, settings, self._answer_vectors)
         self.counts = self._batches.counts
         self._texts, self._tasks = self._batches.waiting, Turns[Job]()
         self._streams = Streams(settings.streams, settings.stream_tokens)
@@ -133,7 +133,7 @@ class Worker:
             return Embedded(np.empty((0, dimensions or width), encoder.dtype), [])
         request = Texts(
             connection=connection,
-            texts=self._batches.checked(texts, encoder, whole=whole),
+            texts=self._batches.check(texts, encoder, whole=whole),
             encoder=encoder,
             dimensions=dimensions,
             whole=whole,
@@ -245,7 +245,7 @@ class Worker:
         """Compute one text, so that the kernel packs the weights before the first request."""
         if self._encoder is not None:
             try:
-                self._encoder.pooled(self._encoder.ids(["warm"]))
+                self._encoder.pool_texts(self._encoder.ids(["warm"]))
             except Exception:  # not reported here: later requests raise the same error
                 self.counts.failures += 1
 
@@ -307,7 +307,7 @@ class Worker:
             self._answers.append((task, None, error))
         self._tell()
 
-    def _embedded(self, request: Texts, error: BaseException | None) -> None:
+    def _answer_vectors(self, request: Texts, error: BaseException | None) -> None:
         """Answer a request for vectors."""
         self._answers.append((request, request.vectors, error))
 

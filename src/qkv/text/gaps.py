@@ -45,12 +45,12 @@ class MaskedText:
         return self.gaps[number][1] + beyond if beyond >= 0 else self.gaps[number][side]
 
 
-def masked(text: str, mask: str | None) -> MaskedText:
+def mask_gaps(text: str, mask: str | None) -> MaskedText:
     """Replace the gaps of a text with the mask token; if `mask` is None, do not change the text.
 
-    >>> masked("The oak is a small ?. Is it ?", "[MASK]").text
+    >>> mask_gaps("The oak is a small ?. Is it ?", "[MASK]").text
     'The oak is a small [MASK]. Is it ?'
-    >>> text = masked("snake_case ___ [mask]", "<mask>")
+    >>> text = mask_gaps("snake_case ___ [mask]", "<mask>")
     >>> text.text, text.original_spans([(11, 17)])
     ('snake_case <mask> <mask>', [(11, 14)])
     """

@@ -101,7 +101,7 @@ def each_line(stream: Any, most: int | None, at_begin: bool = True) -> Iterator[
     bad = False  # Whether a `BadLine` was yielded for this line.
     decoder = codecs.getincrementaldecoder("utf-8")()
     for part, ended in _parts(stream):
-        decoded = None if bad else _decoded(part, ended, size, decoder)
+        decoded = None if bad else _decode(part, ended, size, decoder)
         if isinstance(decoded, BadLine):
             yield decoded
             bad, at_begin = True, False
@@ -122,7 +122,7 @@ def each_line(stream: Any, most: int | None, at_begin: bool = True) -> Iterator[
             size, text, bad, at_begin = 0, "", False, False
 
 
-def _decoded(part: bytes, ended: bool, size: int, decoder: Any) -> BadLine | tuple[str, int]:
+def _decode(part: bytes, ended: bool, size: int, decoder: Any) -> BadLine | tuple[str, int]:
     """Decode a part of a line; return the text and the number of kept bytes.
 
     If the previous part ended inside a character, the decoder kept that part's last bytes.

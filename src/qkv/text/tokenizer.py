@@ -134,10 +134,10 @@ class Tokenizer:
         """
         try:
             check_text(text, name="text")
-            with _said():
+            with _translate_errors():
                 self._check_growth(text)
                 encoding = self.inner.encode(text, add_special_tokens=self._frames)
-            return _tokenized(self._with_rows(encoding))
+            return _read_encoding(self._with_rows(encoding))
         except Exception as error:  # faster than the decorator `public_call`
             add_name(error, "tokenize")
             raise
@@ -152,7 +152,7 @@ class Tokenizer:
         """
         try:
             encodings = self._encodings(texts, add_special_tokens=self._frames)
-            return [*map(_tokenized, encodings)]
+            return [*map(_read_encoding, encodings)]
         except Exception as error:
             add_name(error, "tokenize_batch")
             raise
@@ -186,7 +186,7 @@ class Tokenizer:
         """
         for text in check_texts((first, second)):
             self._check_growth(text)
-        with _said():
+        with _translate_errors():
             pair = self.inner.encode(first, second)
         self._with_rows(pair)
         return np.array(pair.ids, np.int64), np.array(pair.type_ids, np.int64), pair.sequence_ids
@@ -194,7 +194,7 @@ class Tokenizer:
     def _encodings(self, texts: Any, **options: Any) -> "Iterator[tokenizers.Encoding]":
         """Yield the library's encoding of each text; long lists of texts run in several batches."""
         for part in parts_of(check_texts(texts), self._at_once):
-            with _said():
+            with _translate_errors():
                 for text in part:
                     self._check_growth(text)
                 encodings = self.inner.encode_batch(part, **options)
@@ -251,7 +251,7 @@ class Tokenizer:
                 f"the ids of this tokenizer run from 0 to {len(self) - 1}"
             )
         wanted = [index for index in wanted if index not in self._special_ids]
-        with _said():
+        with _translate_errors():
             text = self.inner.decode(wanted, skip_special_tokens=False)
         end = getattr(self.inner.model, "end_of_word_suffix", None)
         # the decoder of CLIP's tokenizer does not remove the mark at the end of a word
@@ -415,7 +415,7 @@ def read_tokenizer(path: StrPath, kind: type[Kind], *, trusted: bool = False) ->
 
 
 @contextmanager
-def _said() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Turn an error or a panic of the `tokenizers` library into a ValueError about the text."""
     try:
         yield
@@ -487,7 +487,7 @@ def parts_of(texts: Iterable[Text], most: int) -> Iterator[list[Text]]:
         yield part
 
 
-def _tokenized(encoding: "tokenizers.Encoding") -> Tokenized:
+def _read_encoding(encoding: "tokenizers.Encoding") -> Tokenized:
     return Tokenized(
         ids=np.array(encoding.ids, dtype=np.int64),
         tokens=list(encoding.tokens),

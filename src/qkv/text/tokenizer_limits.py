@@ -64,7 +64,7 @@ def _check(values: Mapping[str, Any]) -> None:
                 f"its {name} may turn one character into {factor:.3g} characters: the limit is "
                 f"{most:,}"
             )
-    added = sum(map(_added, _flat(values.get("post_processor"))))
+    added = sum(map(_count_added, _flat(values.get("post_processor"))))
     if added > _ADDED:
         raise ValueError(f"its post_processor makes {added:,} tokens: the limit is {_ADDED}")
     word = _object(values.get("model")).get("max_input_chars_per_word")
@@ -156,7 +156,7 @@ def _table(coded: str) -> float:
     return max(1.0, *(len(entry.decode("utf-8", "replace")) for entry in entries))
 
 
-def _added(rule: Mapping[str, Any]) -> int:
+def _count_added(rule: Mapping[str, Any]) -> int:
     """Return the number of tokens that a template adds to a text.
 
     If the template inserts the text twice, return a number above the limit `_ADDED`.

@@ -62,10 +62,10 @@ class WordTokenizer(Tokenizer):
     ) -> None:
         cutter = _build({UNKNOWN: 0}, lowercase)
         if isinstance(source, Mapping):
-            vocabulary = _checked(source, cutter)
+            vocabulary = _check_vocabulary(source, cutter)
         else:
             texts = [source] if isinstance(source, str) else source
-            vocabulary = _collected(check_texts(texts), cutter)
+            vocabulary = _collect_words(check_texts(texts), cutter)
         vocabulary.setdefault(UNKNOWN, len(vocabulary))
         super().__init__(_build(vocabulary, lowercase))
 
@@ -97,7 +97,7 @@ def _cut(text: str, cutter: "tokenizers.Tokenizer") -> list[str]:
     ]
 
 
-def _collected(texts: list[str], cutter: "tokenizers.Tokenizer") -> dict[str, int]:
+def _collect_words(texts: list[str], cutter: "tokenizers.Tokenizer") -> dict[str, int]:
     """Return the vocabulary of texts, in order of appearance."""
     words = dict.fromkeys(word for text in texts for word in _cut(text, cutter))
     if not words:
@@ -105,7 +105,7 @@ def _collected(texts: list[str], cutter: "tokenizers.Tokenizer") -> dict[str, in
     return {word: index for index, word in enumerate(words)}
 
 
-def _checked(source: Mapping[Any, Any], cutter: "tokenizers.Tokenizer") -> dict[str, int]:
+def _check_vocabulary(source: Mapping[Any, Any], cutter: "tokenizers.Tokenizer") -> dict[str, int]:
     """Return a user's vocabulary in the tokenizer's spelling; raise an error if it is invalid."""
     if not source:
         raise value_error("the vocabulary is empty: give at least one word")

@@ -202,10 +202,10 @@ def cut(name: str, array: Array, queries: int, keys: int) -> Array:
     return array[tuple(slice(sizes.get(axis)) for axis in axes(name, array.shape))]
 
 
-def counted(numbers: list[int]) -> str:
+def list_layers(numbers: list[int]) -> str:
     """Describe layers in words, for an error.
 
-    >>> counted([2]), counted([0, 2, 3])
+    >>> list_layers([2]), list_layers([0, 2, 3])
     ('layer 2', 'layers 0, 2, 3')
     """
     return f"layer{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

@@ -9,7 +9,7 @@ from qkv.suggest import nearest, suggestion
 from qkv.trace.activations import (
     ALIASES,
     activation,
-    counted,
+    list_layers,
     numbers_of,
     of_side,
     parse,
@@ -114,10 +114,10 @@ class NameIndex:
         layers = numbers_of(full for full in self.full if parse(full).local in local)
         if is_whole_number(layer) and layers:
             if not in_trace:
-                return f"{name!r} exists only in {counted(layers)}"
+                return f"{name!r} exists only in {list_layers(layers)}"
             return (
                 f"{name!r} was not kept: layer {layer % count} was not traced; only "
-                f"{counted(layers)} {'were' if len(layers) > 1 else 'was'} traced"
+                f"{list_layers(layers)} {'were' if len(layers) > 1 else 'was'} traced"
             )
         fault = f"there is no {name!r}; {self._nearest(name, layer, count, in_trace)}"
         rare = next((full for full in names if not activation(full).unasked), None)

@@ -169,7 +169,7 @@ def of_rows(record: Recorder | None, cu: Array | None) -> Recorder | None:
     """Return a recorder that converts packed rows `(total, ...)` to padded `(B, T, ...)`."""
     if record is None or cu is None:
         return record
-    return record.under("", partial(padded, cu=cu), partial(unpadded, cu=cu))
+    return record.under("", partial(pad_rows, cu=cu), partial(unpad_rows, cu=cu))
 
 
 def of_heads(record: Recorder | None, cu: Array | None) -> Recorder | None:
@@ -183,8 +183,8 @@ def of_heads(record: Recorder | None, cu: Array | None) -> Recorder | None:
         return record.under("", _heads_last, _heads_last)
     return record.under(
         "",
-        lambda heads: padded(_heads_last(heads), cu),
-        lambda whole: _heads_last(unpadded(whole, cu)),
+        lambda heads: pad_rows(_heads_last(heads), cu),
+        lambda whole: _heads_last(unpad_rows(whole, cu)),
     )
 
 
@@ -195,7 +195,7 @@ def texts_and_positions(cu: Array) -> tuple[Array, Array]:
     return text, np.arange(cu[-1]) - cu[:-1][text]
 
 
-def padded(rows: Array, cu: Array) -> Array:
+def pad_rows(rows: Array, cu: Array) -> Array:
     """Convert packed rows `(total, ...)` to `(B, T, ...)`, padded with 0 to the longest text."""
     lengths = np.diff(cu)
     shape = len(lengths), lengths.max(initial=0), *rows.shape[1:]
@@ -206,7 +206,7 @@ def padded(rows: Array, cu: Array) -> Array:
     return out
 
 
-def unpadded(whole: Array, cu: Array) -> Array:
+def unpad_rows(whole: Array, cu: Array) -> Array:
     """Convert an array `(B, T, ...)` to packed rows `(total, ...)`, without the padding."""
     if _alike(cu):
         return whole.reshape(-1, *whole.shape[2:])
@@ -215,12 +215,12 @@ def unpadded(whole: Array, cu: Array) -> Array:
 
 def padded_heads(parts: Sequence[Array], cu: Array) -> list[Array]:
     """Pad packed arrays `(H, total, d)` to `(B, H, T, d)`."""
-    return [np.swapaxes(padded(np.swapaxes(part, 0, 1), cu), 1, 2) for part in parts]
+    return [np.swapaxes(pad_rows(np.swapaxes(part, 0, 1), cu), 1, 2) for part in parts]
 
 
 def unpadded_heads(whole: Array, cu: Array) -> Array:
     """Remove the padding of `(B, H, T, d)`, and return packed rows `(H, total, d)`."""
-    return np.swapaxes(unpadded(np.swapaxes(whole, 1, 2), cu), 0, 1)
+    return np.swapaxes(unpad_rows(np.swapaxes(whole, 1, 2), cu), 0, 1)
 
 
 def _alike(cu: Array) -> bool:

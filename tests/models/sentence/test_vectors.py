@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv.models import load
-from qkv.models.sentence.vectors import quantized, similarity, similarity_pairwise
+from qkv.models.sentence.vectors import quantize, similarity, similarity_pairwise
 
 TEXTS = ["the cat sat.", "a dog ran", "the mat"]
 # The first number rises from -1 to 1.55 in steps of 0.01; the second is constant.
@@ -17,11 +17,11 @@ LINE = np.stack([np.linspace(-1, 1.55, 256), np.full(256, 0.5)], 1)
 def test_quantization_spans_the_range_of_each_dimension(dtype):
     vectors = (LINE + np.array([0.009, 0])).astype(dtype)
     vectors[0, 0], vectors[-1, 0] = -1, 1.55
-    found = quantized(vectors, "uint8")
+    found = quantize(vectors, "uint8")
     assert found.dtype == np.uint8
     assert found[:, 0].tolist() == list(range(256))
     assert not found[:, 1].any()
-    below = quantized(vectors, "int8")
+    below = quantize(vectors, "int8")
     assert below.dtype == np.int8
     assert below[:, 0].tolist() == list(range(-128, 128))
     assert (below[:, 1] == -128).all()
@@ -29,10 +29,10 @@ def test_quantization_spans_the_range_of_each_dimension(dtype):
 
 def test_binary_quantization_sets_a_bit_for_each_positive_number():
     vectors = np.array([[1, 0, -1, 2, 0.5, -3, -1, 4, 1], [-1] * 9], np.float32)
-    found = quantized(vectors, "ubinary")
+    found = quantize(vectors, "ubinary")
     assert found.dtype == np.uint8
     assert found.tolist() == [[0b10011001, 0b10000000], [0, 0]]
-    below = quantized(vectors, "binary")
+    below = quantize(vectors, "binary")
     assert below.dtype == np.int8
     assert below.tolist() == [[0b10011001 - 128, 0], [-128, -128]]
 

@@ -288,7 +288,7 @@ def test_sampling_draws_allowed_tokens_with_their_probabilities(options: dict[st
     for _ in range(20):
         logits = rng.standard_normal(30).astype(np.float32) * 2
         expected = plainly_allowed(logits, options)
-        ids, probabilities = choice.allowed(logits)
+        ids, probabilities = choice.allowed_tokens(logits)
         assert set(ids) == set(expected)
         np.testing.assert_allclose(probabilities, [expected[i] for i in ids], rtol=1e-6)
     drawn = np.bincount([choice(logits, rng) for _ in range(4000)], minlength=30) / 4000
@@ -302,9 +302,9 @@ def test_sampling_draws_allowed_tokens_with_their_probabilities(options: dict[st
 def test_ties() -> None:
     logits = np.array([1.0, 3.0, 3.0, 2.0, 3.0])
     assert Sampling()(logits, np.random.default_rng(0)) == 1
-    assert Sampling(1.0, top_k=2).allowed(logits)[0].tolist() == [1, 2, 4]
-    assert Sampling(1.0, top_p=0.2).allowed(logits)[0].tolist() == [1]
-    assert Sampling(1.0, top_p=0.4).allowed(logits)[0].tolist() == [1, 2]
+    assert Sampling(1.0, top_k=2).allowed_tokens(logits)[0].tolist() == [1, 2, 4]
+    assert Sampling(1.0, top_p=0.2).allowed_tokens(logits)[0].tolist() == [1]
+    assert Sampling(1.0, top_p=0.4).allowed_tokens(logits)[0].tolist() == [1, 2]
 
 
 def test_tokens_of_probability_0_are_never_drawn() -> None:

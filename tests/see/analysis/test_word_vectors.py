@@ -3,7 +3,7 @@
 import numpy as np
 
 from qkv.see.analysis.head_weights import heads_of
-from qkv.see.analysis.measures import attended, strongest_by_token, strongest_links
+from qkv.see.analysis.measures import strongest_by_token, strongest_links, weights_from
 from qkv.see.analysis.word_vectors import movement, similarity_by_layer
 
 from ..support import TOKENS, made_trace, weights
@@ -63,7 +63,7 @@ def test_the_attention_of_a_word_is_the_mean_over_its_subwords() -> None:
     table = np.zeros((1, 2, 3, 3))
     table[0, 1] = [[0.5, 0.25, 0.25], [0.1, 0.2, 0.7], [1, 0, 0]]
     heads = heads_of(made_trace(["a", "b", "c"], table))
-    np.testing.assert_allclose(attended(heads, 0, 1, [0, 1]), [0.3, 0.225, 0.475])
+    np.testing.assert_allclose(weights_from(heads, 0, 1, [0, 1]), [0.3, 0.225, 0.475])
 
 
 def test_each_token_is_listed_with_the_head_that_weights_it_most() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from qkv.models import Model
-from qkv.see.analysis.words import content, explained, is_punctuation, word_spans, words_of
+from qkv.see.analysis.words import content, explain_tokens, is_punctuation, word_spans, words_of
 
 from ..support import BANK, TOKENS
 
@@ -93,10 +93,10 @@ def test_content_words_mean_something_by_themselves(text: str, expected: str) ->
 )
 def test_subwords_and_unknown_words_are_explained(text: str, said: list[str]) -> None:
     tokens = text.split()
-    lines = explained(tokens, [False] * len(tokens))
+    lines = explain_tokens(tokens, [False] * len(tokens))
     assert len(lines) == len(said)
     assert all(line.startswith(start) for line, start in zip(lines, said, strict=True))
-    assert explained(tokens, [False] * len(tokens), "A") == [f"A: {line}" for line in lines]
+    assert explain_tokens(tokens, [False] * len(tokens), "A") == [f"A: {line}" for line in lines]
 
 
 def test_words_are_joined_from_subwords_and_listed_once() -> None:

@@ -210,7 +210,7 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 from qkv.see.draw import terminal as screen
 for seconds in (60, 60, 60, 0.3):  # only the last one is waited for in vain
     screen._WAIT = seconds
-    print(screen._asked.__wrapped__(), file=sys.stderr)
+    print(screen._ask_terminal.__wrapped__(), file=sys.stderr)
 """
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import qkv
 from models.support import mask_bert
-from qkv.models.files.find import shipped
+from qkv.models.files.find import shipped_models
 from qkv.see.page.html import about_model
 from qkv.see.page.play import served_page
 
@@ -35,12 +35,12 @@ def saved(view: qkv.see.View, folder: Path) -> str:
 
 
 def test_the_live_page_and_a_walk_have_the_files_of_their_model(tmp_path: Path) -> None:
-    expected = in_folder(shipped()["books"])
+    expected = in_folder(shipped_models()["books"])
     assert "WordNet 3.0 Copyright 2006" in expected["LICENSE.wordnet"]
     assert texts_in(saved(qkv.play(TEXT, model="books"), tmp_path)) == expected
     assert texts_in(saved(qkv.walk(TEXT), tmp_path)) == expected
     assert texts_in(qkv.walk(TEXT)._repr_html_()) == expected  # the HTML of a notebook cell
-    writer = in_folder(shipped()["books-decoder"])
+    writer = in_folder(shipped_models()["books-decoder"])
     assert texts_in(saved(qkv.walk("bank:", model="books-decoder"), tmp_path)) == writer
     assert texts_in(served_page(qkv.load(), [("1", 1.0)] * 4, plain=True)) == expected
 
@@ -48,7 +48,7 @@ def test_the_live_page_and_a_walk_have_the_files_of_their_model(tmp_path: Path) 
 def test_a_changed_model_has_the_files_of_the_original() -> None:
     model = qkv.load()
     changed = model.with_parameters({name: 2 * array for name, array in model.parameters.items()})
-    assert texts_in(about_model(changed)) == in_folder(shipped()["books"])
+    assert texts_in(about_model(changed)) == in_folder(shipped_models()["books"])
 
 
 def test_a_model_without_card_or_licence_has_no_about_section(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def test_the_page_names_the_rules_that_it_ignores(tmp_path: Path) -> None:
 )
 def test_messages_give_the_size_of_a_page_in_megabytes(small: Model, size: int, said: str) -> None:
     try:
-        described = engine._sized(small, size)
+        described = engine._describe_size(small, size)
     except ValueError as error:
         described = str(error)
         said += "`qkv serve --model small` shows this page and runs the model"

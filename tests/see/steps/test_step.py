@@ -7,7 +7,7 @@ import pytest
 
 import qkv.see.steps
 from qkv.see.steps.later_steps import _BLOCK
-from qkv.see.steps.step import ACTIVATION_ROWS, PHRASES, ROWS, biased, fill, spell
+from qkv.see.steps.step import ACTIVATION_ROWS, PHRASES, ROWS, bias_of, fill, spell
 
 FOLDER = Path(qkv.see.steps.__file__).parent
 FLOW = FOLDER.parent / "page" / "assets" / "parts" / "flow.js"
@@ -50,4 +50,4 @@ def test_a_placeholder_that_stands_alone_keeps_its_type() -> None:
     assert fill("{token} of {x}", {"token": "{x}", "x": "R"}) == "{x} of R"
     with pytest.raises(KeyError, match="d"):
         fill("{d}", {})
-    assert biased(None) == {"bias": None, "plus": ""}
+    assert bias_of(None) == {"bias": None, "plus": ""}

@@ -102,7 +102,7 @@ def test_each_head_has_its_own_scale_unless_stretch_is_false(image):
     weights = own.weights[0]
     for view, end in ((own, weights.max()), (common, 1.0)):
         size = max(image.shape[:2])
-        np.testing.assert_array_equal(view.shown(0, size), laid_over(image, weights / end))
+        np.testing.assert_array_equal(view.draw(0, size), laid_over(image, weights / end))
     assert (
         f"Light blue: the head's largest weight, here {own.weights[own.head].max():.3f}" in own.note
     )
@@ -185,7 +185,7 @@ def test_the_page_stands_alone(image, tmp_path: Path):
     first = Image.open(io.BytesIO(base64.b64decode(pictures[0])))
     assert np.array_equal(np.asarray(first), image)
     over = Image.open(io.BytesIO(base64.b64decode(pictures[1])))
-    assert np.array_equal(np.asarray(over), view.shown(1))
+    assert np.array_equal(np.asarray(over), view.draw(1))
     assert "prefers-color-scheme:dark" in page
     view.to_svg(tmp_path / "view.svg")
     svg = (tmp_path / "view.svg").read_text(encoding="utf-8")

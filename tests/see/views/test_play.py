@@ -14,7 +14,7 @@ import pytest
 import qkv
 from models.decoders import gpt2
 from models.support import mask_bert
-from qkv.models.files.find import shipped
+from qkv.models.files.find import shipped_models
 from qkv.see import PlayView, play
 from qkv.see.page.html import POLICY
 from qkv.see.page.play import OPENING
@@ -24,7 +24,7 @@ from ..page.reading import Page
 
 SMALL = "the cat sat on the [MASK]."
 OPPOSITE = "The opposite of black is [MASK]."
-KEPT = json.loads((shipped()["books"] / "stories.json").read_text("utf-8"))["stories"]
+KEPT = json.loads((shipped_models()["books"] / "stories.json").read_text("utf-8"))["stories"]
 
 
 @pytest.fixture(scope="module")
@@ -197,12 +197,12 @@ def test_the_page_has_the_stories_and_roles_of_the_card(model: qkv.Model) -> Non
         changes = [f"{word} hidden" for word in kept["hide"]]
         changes += [f"without layer {layer}, head {head}" for layer, head in kept["ablate"]]
         assert [story["change"]] == changes
-    roles = json.loads((shipped()["books"] / "roles.json").read_text("utf-8"))
+    roles = json.loads((shipped_models()["books"] / "roles.json").read_text("utf-8"))
     assert data["roles"] == roles
     assert data["read"] == "This model has read 273 books from before 1930 and a dictionary."
-    cards = json.loads((shipped()["books"] / "cards.json").read_text("utf-8"))["cards"]
+    cards = json.loads((shipped_models()["books"] / "cards.json").read_text("utf-8"))["cards"]
     assert data["cards"] == cards
-    assert data["game"] == json.loads((shipped()["books"] / "game.json").read_text("utf-8"))
+    assert data["game"] == json.loads((shipped_models()["books"] / "game.json").read_text("utf-8"))
     assert inside["name"] == "books"
 
 

@@ -27,7 +27,7 @@ from qkv.serve.routes.completions import (
     CompletionsBody,
     Logprobs,
     Usage,
-    joined,
+    join_pieces,
 )
 from qkv.serve.settings import Settings
 
@@ -450,7 +450,7 @@ def of_pieces(pieces: Iterable[list[Choice]]) -> list[Choice]:
     for step in pieces:
         for choice in step:
             found.setdefault(choice.index, []).append(choice)
-    return [joined(found[index]) for index in sorted(found)]
+    return [join_pieces(found[index]) for index in sorted(found)]
 
 
 def usage_of(completion: Completion, *, whole: bool = False) -> Usage:

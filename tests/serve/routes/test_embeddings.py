@@ -195,14 +195,14 @@ def test_a_vector_that_is_not_finite_fails_only_its_request(
 ) -> None:
     """In JSON, numbers that are not finite would be null."""
     model = qkv.load("random")
-    bad, pooled = model.tokenize("love").ids, Encoder.pooled
+    bad, pooled = model.tokenize("love").ids, Encoder.pool_texts
 
     def pooling(self: Encoder, batch: Any) -> Any:
         found = pooled(self, batch)
         found[[np.array_equal(row, bad) for row in batch]] = value
         return found
 
-    monkeypatch.setattr(Encoder, "pooled", pooling)
+    monkeypatch.setattr(Encoder, "pool_texts", pooling)
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
         for encoding in ("float", "base64"):
             asked = {"input": ["I", "love", "you"], "encoding_format": encoding}

@@ -160,7 +160,7 @@ def project_heads(layer: Parts, inputs: Inputs, keep: Keep = unkept) -> Projecte
     norms = {}
     for name, norm in (("q", layer.q_norm), ("k", layer.k_norm)):
         if norm is not None:
-            parts[name], norms[name] = _normed(norm, parts[name])
+            parts[name], norms[name] = _normalize(norm, parts[name])
     positions = {}
     if layer.rotary is not None:
         positions = _positions(inputs, parts["q"].shape[-2], parts["k"].shape[-2])
@@ -211,7 +211,7 @@ def formula_options(options: Options) -> dict[str, Any]:
     return {n: v for n, v in options.items() if n not in RETURNS and v is not None}
 
 
-def _normed(norm: Norm, part: Array) -> tuple[Array, NormSaved]:
+def _normalize(norm: Norm, part: Array) -> tuple[Array, NormSaved]:
     """Normalise queries or keys (..., H, L, d): each head alone, or all heads as one vector."""
     if norm.dim == part.shape[-1]:
         return norm.run(part)

@@ -155,7 +155,7 @@ class MultiHeadAttention(Parts):
                 of each head, or the joined vectors (..., Hq * d) of all heads.
             k_norm: a norm of the keys, like `q_norm`.
         """
-        layer = cls._of(Weights(base.checked(parameters)), num_heads, rotary)
+        layer = cls._of(Weights(base.check_parameters(parameters)), num_heads, rotary)
         size = layer.d_query
         norms = (("q_norm", q_norm, layer.num_heads), ("k_norm", k_norm, layer.num_kv_heads))
         for name, norm, heads in norms:
@@ -274,7 +274,7 @@ class MultiHeadAttention(Parts):
         if others is None and self.context_dim != self.embed_dim:
             raise value_error(
                 f"x has vectors of size {self.embed_dim} and "
-                f"{self._weights.shown('k_proj.weight')} takes vectors of size {self.context_dim}: "
+                f"{self._weights.quote('k_proj.weight')} takes vectors of size {self.context_dim}: "
                 "give a context"
             )
         if cache is not None and (context is not None or cu_lengths is not None):
@@ -425,8 +425,8 @@ class SelfAttention(MultiHeadAttention):
         super()._set(weights, num_heads, rotary)
         if self.context_dim != self.embed_dim:
             raise value_error(
-                f"{weights.shown('q_proj.weight')} takes vectors of size "
-                f"{self.embed_dim} and {weights.shown('k_proj.weight')} takes vectors of size "
+                f"{weights.quote('q_proj.weight')} takes vectors of size "
+                f"{self.embed_dim} and {weights.quote('k_proj.weight')} takes vectors of size "
                 f"{self.context_dim}: both must take the same size"
             )
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from qkv.argument_errors import value_error
-from qkv.arrays import Array, Arrays, shown
-from qkv.layers.base import checked, need_shape, word_vectors
+from qkv.arrays import Array, Arrays, quote
+from qkv.layers.base import check_parameters, need_shape, word_vectors
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 WEIGHTS = tuple(f"{name}.weight" for name in PROJECTIONS)
@@ -42,15 +42,15 @@ class Weights:
     def short_named(cls, weights: Sequence[Any], layout: str) -> Self:
         """Make `Weights` from w_q, w_k, w_v and w_o, given their layout; w_o may be None."""
         if layout not in ("in_out", "out_in"):
-            raise value_error(f'layout is {shown(layout)}: write "in_out" or "out_in"')
+            raise value_error(f'layout is {quote(layout)}: write "in_out" or "out_in"')
         named = zip(SHORT.values(), weights, strict=True)
-        arrays = checked({name: w for name, w in named if w is not None})
+        arrays = check_parameters({name: w for name, w in named if w is not None})
         if layout == "out_in":
             arrays = {name: array.T for name, array in arrays.items()}
         parameters = {full: arrays[short] for full, short in SHORT.items() if short in arrays}
         return cls(parameters, layout, short=True)
 
-    def shown(self, name: str) -> str:
+    def quote(self, name: str) -> str:
         """Return a weight's name and shape as the user passed them."""
         shape = self.parameters[name].shape
         shape = shape if self.layout == "in_out" else shape[::-1]
@@ -71,7 +71,7 @@ class Weights:
         if array.shape[-1] != rows:
             raise value_error(
                 f"{name} {array.shape} has vectors of size {array.shape[-1]} and "
-                f"{self.shown(weight)} takes vectors of size {rows}"
+                f"{self.quote(weight)} takes vectors of size {rows}"
                 + self.hint(columns == array.shape[-1])
             )
         return array
@@ -80,7 +80,7 @@ class Weights:
         """Return the sizes; raise an error if two weights are incompatible."""
         self._check_names()
         query, key, value = (self.parameters[name].shape for name in WEIGHTS[:3])
-        shown_q, shown_k, shown_v = (self.shown(name) for name in WEIGHTS[:3])
+        shown_q, shown_k, shown_v = (self.quote(name) for name in WEIGHTS[:3])
         if query[1] % num_heads:
             raise value_error(
                 f"{shown_q} has {query[1]} columns of queries and num_heads is "
@@ -110,7 +110,7 @@ class Weights:
             taken, output = self.parameters["out_proj.weight"].shape
             if taken != joined:
                 raise value_error(
-                    f"{shown_v} and {self.shown('out_proj.weight')}: the joined heads "
+                    f"{shown_v} and {self.quote('out_proj.weight')}: the joined heads "
                     f"have {joined} columns and the output projection takes {taken} columns"
                     + self.hint(output == joined)
                 )
@@ -132,7 +132,7 @@ class Weights:
             shape = self.parameters[name].shape
             if len(shape) != 2 or 0 in shape:
                 raise value_error(
-                    f"{self.shown(name)}: a weight must be 2-D, with the heads side by "
+                    f"{self.quote(name)}: a weight must be 2-D, with the heads side by "
                     "side, and no size may be 0"
                 )
             if bias in self.parameters:

@@ -5,7 +5,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from qkv.arrays import shown
+from qkv.arrays import quote
 from qkv.models.families import bert, gpt, lessons, llama, t5, vision
 from qkv.models.families.registry import FAMILIES
 from qkv.models.files.names import Family, Names
@@ -17,10 +17,10 @@ _PUBLISHED = chain.from_iterable(module.FAMILIES for module in _MODULES)
 PUBLISHED: dict[str, Family] = {
     family.model_type: family for family in sorted(_PUBLISHED, key=lambda family: family.model_type)
 }
-__all__ = ["FAMILIES", "PUBLISHED", "described", "lessons", "towers"]
+__all__ = ["FAMILIES", "PUBLISHED", "design_of", "lessons", "towers"]
 
 
-def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign, Names]:
+def design_of(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign, Names]:
     """Return the design for a config.json, and the parameter names in the model's files.
 
     Args:
@@ -39,14 +39,14 @@ def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign,
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(
             f"{source}: model_type is {model_type!r:.80}, an unknown family: "
-            f"qkv supports {_listed()}; register it with qkv.models.register"
+            f"qkv supports {_list_families()}; register it with qkv.models.register"
         )
     family = FAMILIES[model_type]
     config = family.config(values, str(source))
     design, names = family.design(config), Names.of(family, config)
     if not isinstance(design, AnyDesign):
         raise TypeError(
-            f"register: the function of the family {model_type!r} returned {shown(design)}: return "
+            f"register: the function of the family {model_type!r} returned {quote(design)}: return "
             "a qkv.models.Design"
         )
     config.finish(family.harmless)
@@ -61,5 +61,5 @@ def towers(values: Mapping[str, Any], source: Path) -> dict[str, tuple[dict[str,
     }
 
 
-def _listed() -> str:
+def _list_families() -> str:
     return ", ".join(sorted(FAMILIES))

@@ -190,10 +190,10 @@ def gemma2(config: Config) -> Design:
     }
     config.size("head_dim")  # Check that `head_dim` is an integer, not null.
     full = attention(config, options=scores)
-    return _capped(config, [full.within(width) for width in windows(config, 2)])
+    return _gemma_design(config, [full.within(width) for width in windows(config, 2)])
 
 
-def _capped(config: Config, layers: Sequence[Attention]) -> Design:
+def _gemma_design(config: Config, layers: Sequence[Attention]) -> Design:
     """Return the design that Gemma 2 and 3 share.
 
     One norm precedes each attention and each MLP, and another norm follows it. Logits are capped.
@@ -219,7 +219,7 @@ def gemma3_text(config: Config) -> Design:
     full = attention(config, rotary=rotary[FULL], options=scores, qk_norm="head")
     local = replace(full, rotary=rotary[SLIDING])
     widths = windows(config, config.size("sliding_window_pattern"))
-    return _capped(config, [local.within(width) if width else full for width in widths])
+    return _gemma_design(config, [local.within(width) if width else full for width in widths])
 
 
 def gemma3(config: Config) -> Design:

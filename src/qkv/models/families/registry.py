@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from qkv.arrays import shown
+from qkv.arrays import quote
 from qkv.models.files.names import Describe, Family, Fused
 from qkv.suggest import nearest, suggestion
 
@@ -40,13 +40,13 @@ def register(
         ValueError: `model_type` is empty or already registered.
     """
     if not isinstance(model_type, str):
-        raise TypeError(f"register: model_type is {shown(model_type)}: give a string")
+        raise TypeError(f"register: model_type is {quote(model_type)}: give a string")
     if not model_type or model_type in FAMILIES:
         fault = "already registered" if model_type else "empty"
         raise ValueError(f"register: model_type {model_type!r} is {fault}: choose another name")
     if not callable(design):
         raise TypeError(
-            f"register: design is {shown(design)}: give a function that takes a Config and returns "
+            f"register: design is {quote(design)}: give a function that takes a Config and returns "
             "a Design"
         )
     fine = isinstance(names, Mapping) and all(
@@ -54,7 +54,7 @@ def register(
     )
     if not fine:
         raise TypeError(
-            f"register: names is {shown(names)}: give a dict that maps qkv's name of each part to "
+            f"register: names is {quote(names)}: give a dict that maps qkv's name of each part to "
             "the name in the model's files, as {'embed': 'wte'}"
         )
     known = [one.name for one in dataclasses.fields(Family)]

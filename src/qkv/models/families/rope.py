@@ -158,7 +158,7 @@ def _rotary(table: Config, base: float, sizes: _Sizes, defaults: RotaryDefaults 
     base = table.positive("rope_theta", base)
     dims = None
     if defaults.partial is not None:
-        dims = _rotated(table, sizes.dims, defaults.partial)
+        dims = _count_rotated(table, sizes.dims, defaults.partial)
         sizes = sizes._replace(dims=dims or sizes.dims)
     try:
         rotary = Rotary(base=base, dims=dims, scaling=read(table, sizes))
@@ -181,7 +181,7 @@ def _rotary(table: Config, base: float, sizes: _Sizes, defaults: RotaryDefaults 
     return rotary
 
 
-def _rotated(config: Config, size: int, default: float) -> int | None:
+def _count_rotated(config: Config, size: int, default: float) -> int | None:
     """Return how many of a head's `size` dimensions are rotated; None if all are rotated."""
     part = config.positive_or_none("partial_rotary_factor") or default
     dims = int(size * part)
@@ -202,7 +202,7 @@ def _is_sound(rotary: Rotary, dims: int, length: int) -> bool:
     return bool(np.isfinite(speeds).all()) and 0 < scale < math.inf
 
 
-def _needed(config: Config, key: str) -> float:
+def _need_number(config: Config, key: str) -> float:
     """Return the number at `key`; raise an error if this number is missing or not positive."""
     if config.values.get(key) is None:
         raise ModelError(f"{config.source}: {key} is missing: add it")
@@ -229,7 +229,7 @@ def _dynamic(config: Config, sizes: _Sizes) -> Scaling:
             f"{config.source}: a head has {sizes.dims} dimensions: rope_type 'dynamic' needs at "
             "least 4"
         )
-    return Dynamic(_needed(config, "factor"), sizes.positions)
+    return Dynamic(_need_number(config, "factor"), sizes.positions)
 
 
 def _yarn(config: Config, sizes: _Sizes) -> Scaling:
@@ -268,13 +268,13 @@ def _longrope(config: Config, sizes: _Sizes) -> Scaling:
 
 
 def _llama3(config: Config, sizes: _Sizes) -> Scaling:
-    low, high = (_needed(config, key) for key in ("low_freq_factor", "high_freq_factor"))
+    low, high = (_need_number(config, key) for key in ("low_freq_factor", "high_freq_factor"))
     if low >= high:
         raise ModelError(
             f"{config.source}: low_freq_factor is {low:g} and high_freq_factor is {high:g}: "
             "the first must be less than the second"
         )
-    return Llama3(_needed(config, "factor"), low, high, _original(config, sizes))
+    return Llama3(_need_number(config, "factor"), low, high, _original(config, sizes))
 
 
 def _proportional(config: Config, sizes: _Sizes) -> Scaling:
@@ -288,7 +288,7 @@ def _proportional(config: Config, sizes: _Sizes) -> Scaling:
 # For each `rope_type`, the function that reads its scaling.
 _KINDS: Mapping[str, Kind] = {
     "default": lambda config, sizes: None,
-    "linear": lambda config, sizes: Linear(_needed(config, "factor")),
+    "linear": lambda config, sizes: Linear(_need_number(config, "factor")),
     "dynamic": _dynamic,
     "yarn": _yarn,
     "longrope": _longrope,

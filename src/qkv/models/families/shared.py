@@ -43,7 +43,7 @@ def read_families(file: str, designs: Mapping[str, Describe], **renames: Rename)
     text = Path(__file__).with_name(file).read_text(encoding="utf-8")
     tables: dict[str, dict[str, Any]] = {}
     for name, table in tomllib.loads(text).items():
-        tables[name] = _extended(tables[table.pop("like")] if "like" in table else {}, table)
+        tables[name] = _extend_table(tables[table.pop("like")] if "like" in table else {}, table)
     families = {name for name in tables if not name.startswith("_")}
     assert families == designs.keys() >= renames.keys(), (file, families ^ designs.keys())
     read = []
@@ -60,7 +60,7 @@ def read_families(file: str, designs: Mapping[str, Describe], **renames: Rename)
     return read
 
 
-def _extended(base: Mapping[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+def _extend_table(base: Mapping[str, Any], table: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of the table `base`, updated with the entries of `table`."""
     extended = dict(base)
     for key, value in table.items():

@@ -24,7 +24,7 @@ DEFAULT = "books"
 WRITER = "books-decoder"  # The default model of `qkv generate`.
 
 
-def shipped() -> dict[str, Path]:
+def shipped_models() -> dict[str, Path]:
     """Return the folders of the models that come with qkv, keyed by name, the default first."""
     return {name: DATA / name for name in (DEFAULT, WRITER) if _has_model(DATA / name)}
 
@@ -48,7 +48,7 @@ def find_model(name: StrPath, revision: str | None = None, *, download: bool = T
         raise type_error(f"the model is a {type(name).__name__}: give a name or a folder")
     if name == "":
         raise value_error("the name of the model is empty: give a name or a folder")
-    folder, ours = Path(os.path.expanduser(name)), shipped()
+    folder, ours = Path(os.path.expanduser(name)), shipped_models()
     is_name = name in SHORT_NAMES or name in ours
     if folder.is_dir() and (not is_name or _has_model(folder)):
         if revision is not None:
@@ -85,9 +85,9 @@ def find_model(name: StrPath, revision: str | None = None, *, download: bool = T
         )
     if revision is not None and not _REVISION.fullmatch(revision):
         raise value_error(f"{revision!r} is not a revision: give a branch, a tag or a commit")
-    snapshot, why = _look(lambda id_: cached(id_, revision), hub_id)
+    snapshot, why = _look(lambda id_: find_cached(id_, revision), hub_id)
     if snapshot is None and known is not None and revision is None:
-        snapshot = packaged(known)
+        snapshot = find_packaged(known)
     if snapshot is None and not download:
         raise invalid(
             FileNotFoundError,
@@ -105,19 +105,19 @@ def places() -> list[tuple[str, str, Path | None]]:
     neither downloads nor opens any files.
     """
     rows: list[tuple[str, str, Path | None]] = [
-        (name, "comes with qkv", folder) for name, folder in shipped().items()
+        (name, "comes with qkv", folder) for name, folder in shipped_models().items()
     ]
     for name, known in SHORT_NAMES.items():
-        there, why = _look(cached, known.hub_id)
+        there, why = _look(find_cached, known.hub_id)
         rows.append((name, f"Hugging Face cache {cache_folder()}{why}", there))
-        there, why = _look(packaged, known)
+        there, why = _look(find_packaged, known)
         rows.append((name, f"package {known.package.replace('_', '-')}{why}", there))
     ids = {known.hub_id for known in SHORT_NAMES.values()}
     for folder in sorted(_look(os.listdir, cache_folder())[0] or []):
         kind, _, hub_id = folder.partition("--")
         hub_id = hub_id.replace("--", "/", 1)
         if kind == "models" and _HUB_ID.fullmatch(hub_id) and hub_id not in ids:
-            there, why = _look(cached, hub_id)
+            there, why = _look(find_cached, hub_id)
             if there is not None or why:
                 rows.append((hub_id, f"Hugging Face cache{why}", there))
     return rows
@@ -143,7 +143,7 @@ def cache_folder() -> Path:
     return Path(os.path.expanduser(home)) / "hub"  # If there is no home folder, "~" remains.
 
 
-def cached(hub_id: str, revision: str | None = None) -> Path | None:
+def find_cached(hub_id: str, revision: str | None = None) -> Path | None:
     """Return the folder of a complete model in the Hugging Face cache, or None.
 
     This function reads the cache's layout (refs/<revision> -> snapshots/<commit>) directly, because
@@ -164,7 +164,7 @@ def cached(hub_id: str, revision: str | None = None) -> Path | None:
     return snapshot if _has_model(snapshot) else None
 
 
-def packaged(known: Known) -> Path | None:
+def find_packaged(known: Known) -> Path | None:
     """Return the model's folder in an installed package, without importing the package."""
     spec = find_spec(known.package)
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():

@@ -114,7 +114,7 @@ class Pixels:
         if isinstance(size, int):
             size = _with_shortest(pixels.shape[:2], size)
         if size is not None and pixels.shape[:2] != size:
-            pixels = _resized(pixels, size, self.resample)
+            pixels = _resize(pixels, size, self.resample)
         if self.crop is not None:
             pixels = _middle(pixels, self.crop)
         # Multiply in float64 and then round to float32, as transformers does.
@@ -203,7 +203,7 @@ def _numbers(config: Config, key: str, default: list[float], channels: int) -> t
     return tuple(map(float, numbers))
 
 
-def _resized(pixels: Array, size: tuple[int, int], resample: int) -> Array:
+def _resize(pixels: Array, size: tuple[int, int], resample: int) -> Array:
     """Resize an image (H, W, C) of uint8 with Pillow."""
     try:
         pillow = need("PIL.Image", "plot")

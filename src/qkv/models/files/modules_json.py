@@ -86,7 +86,7 @@ def read_routing(folder: Path) -> Routing:
     if not listed or not all(isinstance(module, dict) for module in listed):
         raise ModelError(f"{path}: the file is {listed!r:.80}: it must be a list of modules")
     modules = [_module(path, module.get("type"), module.get("path", "")) for module in listed]
-    routing = _routed(folder, modules)
+    routing = _read_routes(folder, modules)
     for way in routing.ways.values():
         _check_order(path, way)
     return routing
@@ -111,7 +111,7 @@ def _inside(path: Path, inner: Any) -> str:
     return str(inner)
 
 
-def _routed(folder: Path, modules: list[Module]) -> Routing:
+def _read_routes(folder: Path, modules: list[Module]) -> Routing:
     """Return the routes through the modules; at most one module may be a router."""
     numbers = [number for number, module in enumerate(modules) if module.kind in _ROUTER]
     if not numbers:

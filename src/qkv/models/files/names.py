@@ -159,7 +159,7 @@ class Family:
             name = name.removesuffix(old) + new if name.endswith(old) else name
         return name
 
-    def transposed(self, name: str) -> bool:
+    def is_transposed(self, name: str) -> bool:
         """Return whether files store this parameter transposed, as (out, in)."""
         out_first = self.layout == "out_in" or name.startswith("head.")
         return out_first and name.endswith("_proj.weight")
@@ -257,7 +257,7 @@ class Storage:
             parts.setdefault(tensor, {})[fused.index] = array
             if len(parts[tensor]) == fused.count:
                 whole = fused.join([part for _, part in sorted(parts[tensor].items())])
-                files[tensor] = whole.T if self.names.family.transposed(name) else whole
+                files[tensor] = whole.T if self.names.family.is_transposed(name) else whole
         return {**files, **self.heads}
 
 
@@ -297,7 +297,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         tensor = tensors[stored[theirs]]
         # Slicing a shape also works for a scalar, whose shape is ().
         expected = (*shape[:-1], *map(fused.whole, shape[-1:]))
-        expected = expected[::-1] if family.transposed(name) else expected
+        expected = expected[::-1] if family.is_transposed(name) else expected
         if tensor.shape != expected:
             raise ModelError(
                 f"{tensors.source}: {theirs} has shape {tensor.shape} and must have "
@@ -326,7 +326,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
     parameters, tensor_names = {}, {}
     for name, (theirs, fused) in wanted.items():
         array = tensors[stored[theirs]].read()
-        array = array.T if family.transposed(name) else array
+        array = array.T if family.is_transposed(name) else array
         array = fused.cut(array) if fused.count > 1 else array
         parameters[name] = array.astype(kind, copy=False)
         begins = tuple(filter(None, (family.prefix, family.old_prefix)))

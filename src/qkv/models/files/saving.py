@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.argument_errors import invalid, value_error
-from qkv.arrays import FLOAT_NAMES, Array, DType, float_type, is_float, shown
+from qkv.arrays import FLOAT_NAMES, Array, DType, float_type, is_float, quote
 from qkv.files import StrPath, named_folder, replacing
 from qkv.models.files.names import Storage
 from qkv.models.files.read import CONFIG, TOKENIZER, WEIGHTS
@@ -30,7 +30,7 @@ def storage_type(dtype: Any) -> DType | None:
     with suppress(TypeError):
         return float_type(dtype)
     raise value_error(
-        f"dtype is {shown(dtype)}: give int8, {', '.join(FLOAT_NAMES)}, or omit dtype"
+        f"dtype is {quote(dtype)}: give int8, {', '.join(FLOAT_NAMES)}, or omit dtype"
     )
 
 
@@ -56,7 +56,7 @@ def save_model(
     inner = home / sentence.home
     arrays: dict[str, Array] = {}
     for name, array in weights.to_files().items():
-        arrays |= _stored(name, array, dtype)
+        arrays |= _encode_tensor(name, array, dtype)
     inner.mkdir(parents=True, exist_ok=True)
     kind = dtype or next(iter(weights.parameters.values())).dtype
     about = {key: value for key, value in (config or {}).items() if key != "torch_dtype"}
@@ -83,7 +83,7 @@ def save_model(
             path.unlink()
 
 
-def _stored(name: str, array: Array, dtype: DType | None) -> dict[str, Array]:
+def _encode_tensor(name: str, array: Array, dtype: DType | None) -> dict[str, Array]:
     """Return a tensor as the file stores it; with int8, also the scales of its rows."""
     if dtype is None or not is_float(array.dtype):
         return {name: np.asarray(array, order="C")}

@@ -68,7 +68,7 @@ def to_rows(matrix: Array) -> Rows:
     rows, scales, exact = _search(matrix)
     if not exact.all():
         # If several very small scales give the same row, `_search` returns the smallest.
-        rows[~exact], scales[~exact], _ = _search(_rounded(matrix[~exact]))
+        rows[~exact], scales[~exact], _ = _search(_round_to_int8(matrix[~exact]))
     return rows, scales
 
 
@@ -98,7 +98,7 @@ def _search(matrix: Array) -> tuple[Array, Array, Array]:
     return rows, scales, exact
 
 
-def _rounded(matrix: Array) -> Array:
+def _round_to_int8(matrix: Array) -> Array:
     """Round a matrix to values that int8 rows and scales can represent; return it as float32."""
     matrix = matrix.astype(compute_type(matrix.dtype), copy=False)
     largest = np.abs(matrix).max(axis=1)
@@ -215,7 +215,7 @@ class Tensors(dict[str, Stored]):
                     stacklevel=2,
                 )
         for name in [name for name in self if name + SCALE in self]:
-            self[name] = self._scaled(name, self[name], self.pop(name + SCALE))
+            self[name] = self._join_scales(name, self[name], self.pop(name + SCALE))
 
     def sha256(self) -> str:
         """Return the digest of all tensors as the files store them, including int8 matrices."""
@@ -229,7 +229,7 @@ class Tensors(dict[str, Stored]):
                 rows.append((name, tensor.kind, tensor.shape, tensor.raw))
         return digest(rows)
 
-    def _scaled(self, name: str, rows: Stored, scales: Stored) -> Int8Rows:
+    def _join_scales(self, name: str, rows: Stored, scales: Stored) -> Int8Rows:
         """Combine an int8 matrix and its scales into a tensor of float32 values."""
         if (rows.kind, len(rows.shape)) != ("I8", 2) or (
             (scales.kind, scales.shape) != ("F16", rows.shape[:1])

@@ -53,7 +53,7 @@ def configure(tokenizer: SubwordTokenizer, config: Config, home: Path, family: s
     tokenizer.cuts_left = config.choice(
         "truncation_side", sides, "left" if tokenizer.cuts_left else "right"
     )
-    tokenizer.add_tokens(_added(tokenizer, config, home))
+    tokenizer.add_tokens(_added_tokens(tokenizer, config, home))
     around = tokenizer.tokenize("").tokens
     for key in ("cls_token", "sep_token") if options and around else ():
         left_out += [key for token in _tokens(config, key) if token["content"] not in around]
@@ -75,7 +75,7 @@ def _steps(part: Any) -> Iterator[Any]:
             yield from _steps(step)
 
 
-def _added(tokenizer: SubwordTokenizer, config: Config, home: Path) -> list[dict[str, Any]]:
+def _added_tokens(tokenizer: SubwordTokenizer, config: Config, home: Path) -> list[dict[str, Any]]:
     """Return the tokens that the files add to the vocabulary, or whose options they change."""
     decoder = config.table("added_tokens_decoder")
     fine = all(key.isdecimal() for key in decoder)

@@ -14,7 +14,7 @@ from qkv.models.network.embedding import Embedding, EmbeddingSaved
 from qkv.text import Tokenized
 from qkv.trace import Recorder
 from qkv.trace.activations import activation, parse
-from qkv.trace.recorder import padded, texts_and_positions
+from qkv.trace.recorder import pad_rows, texts_and_positions
 
 
 class Layout(NamedTuple):
@@ -33,7 +33,7 @@ class Layout(NamedTuple):
         other: for a decoder's text, the layout of the encoder's text.
 
     >>> layout = columns(np.array([[False, True, True]]), np.array([[False, True, True]]))
-    >>> layout.shown(np.array([[5, 7]]), "hook_embed")
+    >>> layout.to_caller(np.array([[5, 7]]), "hook_embed")
     array([[0, 5, 7]])
     >>> layout.computed_position(0, 2), layout.computed_position(0, 0)
     (1, None)
@@ -52,7 +52,7 @@ class Layout(NamedTuple):
         """Whether an earlier run has already computed the first tokens of these texts."""
         return self.first is not None and bool(self.first.any())
 
-    def shown(self, whole: Array, name: str) -> Array:
+    def to_caller(self, whole: Array, name: str) -> Array:
         """Convert a computed array to the caller's columns, which include columns for padding.
 
         Columns for padding contain 0, or -inf if the array holds scores.
@@ -67,7 +67,7 @@ class Layout(NamedTuple):
                 out = layout.without_padding(out, axis, name)
         return out
 
-    def computed(self, array: Array, name: str) -> Array:
+    def to_network(self, array: Array, name: str) -> Array:
         """Return a caller's array without the columns that the network skips."""
         out = array
         for axis, layout in self._axes(name):
@@ -187,7 +187,7 @@ class Batch(Sequence[Tokenized]):
             return type(self)(self.texts[which], self.numbers[which], step=self.step)
         return self.texts[which]
 
-    def replaced(self, texts: Sequence[Tokenized]) -> Self:
+    def replace_texts(self, texts: Sequence[Tokenized]) -> Self:
         """Return a batch with other texts in place of these."""
         return type(self)(texts, self.numbers, single=self.single, step=self.step)
 
@@ -227,7 +227,7 @@ class Batch(Sequence[Tokenized]):
             return self._positions
         return embedding.packed_positions(self.ids, self.cu)
 
-    def embedded(
+    def embed(
         self, embedding: Embedding, record: Recorder | None
     ) -> tuple[Array, EmbeddingSaved | None]:
         """Return the input of the first layer (total, D), and the values for `backward`."""
@@ -285,7 +285,7 @@ class Columns(PackedIds):
         rotated = texts_and_positions(cu)[1] if at is None else at
         self.rotary = Positions(rotated, 1 + int(rotated.max()))
         if (mask != spans).any():
-            self.keys = ~padded(~mask[spans], cu)[:, None, None]
+            self.keys = ~pad_rows(~mask[spans], cu)[:, None, None]
 
     @property
     def layout(self) -> Layout:
@@ -303,7 +303,7 @@ class Columns(PackedIds):
         """The number of unmasked tokens."""
         return int(self._mask.sum())
 
-    def unmasked(self, rows: Array) -> Array:
+    def drop_masked(self, rows: Array) -> Array:
         """Return the rows of unmasked tokens, given the rows (total, D) of all computed columns."""
         return rows[self._mask[self._spans]]
 
@@ -316,7 +316,7 @@ class Vectors(PackedIds):
         self._vectors = vectors.reshape(-1, dim)
         super().__init__(np.zeros(0, np.int64), length * np.arange(texts + 1))
 
-    def embedded(
+    def embed(
         self, embedding: Embedding, record: Recorder | None
     ) -> tuple[Array, EmbeddingSaved | None]:
         """Return the vectors (total, D)."""

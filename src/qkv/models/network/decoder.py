@@ -18,7 +18,7 @@ from qkv.models.network.transformer import Transformer, without_holes
 from qkv.ops.linear import project
 from qkv.trace import Recorder
 from qkv.trace.activations import SUMMARY
-from qkv.trace.recorder import of_heads, padded, unkept
+from qkv.trace.recorder import of_heads, pad_rows, unkept
 
 
 class EncodedTexts(NamedTuple):
@@ -86,7 +86,7 @@ class CrossAttention:
         lengths, parts = np.diff(texts.cu), {}
         real = np.arange(lengths.max(initial=0)) < lengths[:, None]  # (B, S)
         for name in ("k", "v"):
-            whole = padded(project(rows, self.parameters, f"{name}_proj"), texts.cu)
+            whole = pad_rows(project(rows, self.parameters, f"{name}_proj"), texts.cu)
             parts[name] = split_heads(whole, self.attn.num_kv_heads)  # (B, Hkv, S, d)
             if record is not None and record.changes(f"hook_{name}"):
                 changed = record.change(f"hook_{name}", np.swapaxes(parts[name], -3, -2))
@@ -213,8 +213,8 @@ class EncoderDecoder(Transformer):
         lengths = between.sum(1)
         starts = starts_of(lengths)
         caches = self.remember(texts, record, stop)
-        whole = padded(np.where(mask, ids, 0)[between].astype(np.int64), starts)  # (B, L)
-        seen = padded(mask[between], starts)
+        whole = pad_rows(np.where(mask, ids, 0)[between].astype(np.int64), starts)  # (B, L)
+        seen = pad_rows(mask[between], starts)
         keys = seen[:, None, None]
         masks = {} if mask[between].all() else dict.fromkeys(range(len(caches)), keys)
         x = self.decoder.step(whole, caches, lengths, record=record, top_k=top_k, masks=masks)

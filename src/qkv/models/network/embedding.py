@@ -258,7 +258,7 @@ class PatchEmbedding(Embedding):
 
     def _rows(self, images: Array) -> tuple[Array, Patches]:
         """Return the rows (B * (N + 1), D) of images (B, C, H, W), and their patches."""
-        patches = unfolded(images, self.patch)  # (B, N, C * h * w)
+        patches = unfold(images, self.patch)  # (B, N, C * h * w)
         patches = patches.astype(compute_type(self.table.dtype))
         rows = linear(patches, self.weight, self.bias)
         first = np.broadcast_to(self.table, (len(rows), *self.table.shape))
@@ -279,10 +279,10 @@ class PatchEmbedding(Embedding):
         }
 
 
-def unfolded(images: Array, patch: tuple[int, ...]) -> Array:
+def unfold(images: Array, patch: tuple[int, ...]) -> Array:
     """Cut images (B, C, H, W) into patches, (B, N, C * h * w), row by row.
 
-    >>> unfolded(np.arange(16).reshape(1, 1, 4, 4), (2, 2)).tolist()
+    >>> unfold(np.arange(16).reshape(1, 1, 4, 4), (2, 2)).tolist()
     [[[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]]
     """
     high, wide = patch
@@ -340,7 +340,7 @@ def for_grid(table: Array, grid: tuple[int, int], wanted: tuple[int, int]) -> Ar
     and does not change. For a float16 or bfloat16 table, the result is float32.
     """
     by = [resampling(*pair) for pair in zip(grid, wanted, strict=True)]
-    rows = _resampled(table[1:], grid, by)
+    rows = _resample(table[1:], grid, by)
     return np.concatenate([table[:1].astype(rows.dtype, copy=False), rows])
 
 
@@ -350,10 +350,10 @@ def for_grid_back(grad: Array, grid: tuple[int, int], wanted: tuple[int, int]) -
     This is the backward pass of `for_grid`.
     """
     back = [resampling(*pair).T for pair in zip(grid, wanted, strict=True)]
-    return np.concatenate([grad[:1], _resampled(grad[1:], wanted, back)])
+    return np.concatenate([grad[:1], _resample(grad[1:], wanted, back)])
 
 
-def _resampled(rows: Array, grid: tuple[int, int], by: list[Array]) -> Array:
+def _resample(rows: Array, grid: tuple[int, int], by: list[Array]) -> Array:
     """Resample a grid of H x W vectors to h x w vectors, with the matrices (h, H) and (w, W)."""
     kind = compute_type(rows.dtype)
     down, across = (matrix.astype(kind) for matrix in by)

@@ -9,7 +9,7 @@ import numpy as np
 from qkv.arrays import Array, Arrays
 from qkv.layers.attention import Norm
 from qkv.layers.base import Gradient, for_parameters, need_single, part_back, shapes_of
-from qkv.models.network.pooling import POOLING, activated
+from qkv.models.network.pooling import POOLING, activate
 from qkv.ops.activation import activation_grad
 from qkv.ops.linear import project_back, project_wide
 from qkv.trace import Recorder
@@ -136,13 +136,13 @@ class BuiltHead:
             saved["ends"] = _ends(ids, cu, steps)
             rows = _at(rows, saved["ends"])
         elif steps.pool is not None:
-            rows = _pooled(rows, cu, steps.pool)
+            rows = _pool(rows, cu, steps.pool)
         if steps.dense:
             saved["dense"] = rows
             rows = project_wide(rows, self.parameters, "head.dense_proj")
         if steps.activation is not None:
             saved["activation"] = rows
-            rows = activated(rows, steps.activation)
+            rows = activate(rows, steps.activation)
         if self.norm is not None:
             rows, saved["norm"] = self.norm.run(rows)
         if steps.scale != 1:
@@ -186,7 +186,7 @@ class BuiltHead:
         if "ends" in saved:
             grad = _at_back(grad, saved["ends"], saved["shape"])
         elif steps.pool is not None:
-            grad = _unpooled(grad, saved["cu"], steps.pool, saved["shape"])
+            grad = _unpool(grad, saved["cu"], steps.pool, saved["shape"])
         return Gradient(grad, gradients or {})
 
 
@@ -226,13 +226,13 @@ def _at_back(grad: Array, positions: Array, shape: tuple[int, ...]) -> Array:
     return rows
 
 
-def _pooled(rows: Array, cu: Array, how: str) -> Array:
+def _pool(rows: Array, cu: Array, how: str) -> Array:
     """Pool each text to one row, (B, D); a text without tokens gives zeros."""
     if how == _BOTH:
-        return np.concatenate([_pooled(rows, cu, how) for how in ("cls", "patches")], axis=-1)
+        return np.concatenate([_pool(rows, cu, how) for how in ("cls", "patches")], axis=-1)
     if how == "patches":
         others = np.delete(rows, cu[:-1][np.diff(cu) > 0], axis=0)
-        return _pooled(others, _others(cu), "mean")
+        return _pool(others, _others(cu), "mean")
     pooled = np.zeros((len(cu) - 1, rows.shape[-1]), rows.dtype)
     for text in np.flatnonzero(np.diff(cu)):
         pooled[text] = POOLING[how](rows[cu[text] : cu[text + 1]], 0)
@@ -244,16 +244,16 @@ def _others(cu: Array) -> Array:
     return np.cumsum([0, *np.maximum(np.diff(cu) - 1, 0)])
 
 
-def _unpooled(grad: Array, cu: Array, how: str, shape: tuple[int, ...]) -> Array:
-    """Return the gradient for the argument `rows` (total, D) of `_pooled`."""
+def _unpool(grad: Array, cu: Array, how: str, shape: tuple[int, ...]) -> Array:
+    """Return the gradient for the argument `rows` (total, D) of `_pool`."""
     lengths = np.diff(cu)
     if how == _BOTH:
         first, mean = np.split(grad, 2, axis=-1)
-        return _unpooled(first, cu, "cls", shape) + _unpooled(mean, cu, "patches", shape)
+        return _unpool(first, cu, "cls", shape) + _unpool(mean, cu, "patches", shape)
     rows = np.zeros(shape, grad.dtype)
     if how == "patches":
         others = np.delete(np.arange(len(rows)), cu[:-1][lengths > 0])
-        rows[others] = _unpooled(grad, _others(cu), "mean", (len(others), shape[-1]))
+        rows[others] = _unpool(grad, _others(cu), "mean", (len(others), shape[-1]))
         return rows
     texts = lengths > 0
     if how == "mean":

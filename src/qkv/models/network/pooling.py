@@ -79,10 +79,10 @@ _ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 ACTIVATIONS = (*_ACTIVATIONS, "relu", "gelu", "silu")
 
 
-def activated(x: Array, activation: str) -> Array:
+def activate(x: Array, activation: str) -> Array:
     """Apply one of `ACTIVATIONS`, in the dtype of `x`.
 
-    >>> activated(np.array([-2.0, 0.5]), "leakyrelu").tolist()
+    >>> activate(np.array([-2.0, 0.5]), "leakyrelu").tolist()
     [-0.02, 0.5]
     """
     if activation in _ACTIVATIONS:
@@ -156,7 +156,7 @@ class Dense(Extra):
     def __call__(self, x: Array) -> Array:
         """Apply the module to `x` (n, in), and return (n, out) in the dtype of `x`."""
         y = linear(x, self.weight.astype(x.dtype, copy=False), self.bias)
-        y = y if self.activation is None else activated(y, self.activation)
+        y = y if self.activation is None else activate(y, self.activation)
         if not self.residual:
             return y
         if self.through is not None:

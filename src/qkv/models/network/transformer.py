@@ -55,7 +55,9 @@ class Saved(NamedTuple):
 class RunEdits(Protocol):
     """The edits of a run, which `qkv.models.run.edited_run` makes."""
 
-    def applied(self, batch: Batch, record: Recorder | None) -> tuple[Recorder | None, Masks]:
+    def recorder_and_masks(
+        self, batch: Batch, record: Recorder | None
+    ) -> tuple[Recorder | None, Masks]:
         """Return a recorder that also applies the edits, and the layers' masks of keys."""
 
 
@@ -188,11 +190,11 @@ class Transformer:
         if save:
             need_single(self.embedding.table, {})
         if edits is not None:
-            record, masks = edits.applied(batch, record)
+            record, masks = edits.recorder_and_masks(batch, record)
         if batch.keys is not None:
             masks = {n: batch.keys & masks.get(n, True) for n in range(len(self.layers))}
         rows, settings = of_rows(record, batch.cu), self.settings(batch.longest, masks)
-        x, embedding = batch.embedded(self.embedding, rows)  # (total, D)
+        x, embedding = batch.embed(self.embedding, rows)  # (total, D)
         saved: list[BlockSaved] = []
         for number in range(len(self.layers))[first:stop]:
             options = {**settings[number], "positions": batch.rotary, "top_k": top_k}
@@ -341,7 +343,7 @@ class Transformer:
         return x, (normed, wide)
 
 
-def unpacked(rows: Array, mask: Array, dtype: DType | None = None) -> Array:
+def unpack_rows(rows: Array, mask: Array, dtype: DType | None = None) -> Array:
     """Put rows (total, ...) where a mask (B, T) is True, and 0 elsewhere; return (B, T, ...)."""
     out = np.zeros((*mask.shape, *rows.shape[1:]), dtype or rows.dtype)
     out[mask] = rows

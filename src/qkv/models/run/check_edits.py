@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from qkv.argument_errors import invalid, type_error, value_error
-from qkv.arrays import Array, Shape, as_array, is_whole_number, shown
+from qkv.arrays import Array, Shape, as_array, is_whole_number, quote
 from qkv.edits import Edits, Record, operations
 from qkv.models.network.batch import Batch
 from qkv.models.network.decoder import EncoderDecoder
@@ -66,9 +66,9 @@ def fit(
     is_pair = written is not None
     if not edits:
         return batch, EditedRun(is_pair=is_pair)
-    batch = swapped(edits, batch, reader.tokenizer, first)
+    batch = swap_tokens(edits, batch, reader.tokenizer, first)
     heads = [layer.attn.num_heads for layer in body.layers]
-    named = _named(edits.changes, body, is_pair)
+    named = _resolve_keys(edits.changes, body, is_pair)
     records = [_in_model(record, body, edits.knows_means) for record in edits.records]
     texts = list(map(reader.with_names, batch))
     lengths = [len(text) for text in texts]
@@ -115,7 +115,7 @@ def spliced_names(edits: Edits, body: Transformer) -> list[str]:
     return [
         f"{full}.{hook}"
         for name, change in changes.items()
-        for full in _resolved(name, known)
+        for full in _resolve_key(name, known)
         for hook in change.hooks
     ]
 
@@ -124,7 +124,7 @@ def _is_editable(name: str) -> bool:
     return activation(name).editable
 
 
-def _named(edit: Mapping[Any, Any], body: Transformer, is_pair: bool) -> dict[str, Any]:
+def _resolve_keys(edit: Mapping[Any, Any], body: Transformer, is_pair: bool) -> dict[str, Any]:
     """Return the changes in `edit`, keyed by full name."""
     if not edit:
         return {}
@@ -135,12 +135,12 @@ def _named(edit: Mapping[Any, Any], body: Transformer, is_pair: bool) -> dict[st
     known = NameIndex(filter(_is_editable, names))
     changes: dict[str, Any] = {}
     for name, change in edit.items():
-        for full in _resolved(name, known):
+        for full in _resolve_key(name, known):
             if full in changes:
                 raise value_error(f"`edit` has two changes for {full}: give only one")
             if isinstance(change, str | bytes) or change is None:
                 raise type_error(
-                    f"`edit` has {shown(change)} for {full}: give a function or an array"
+                    f"`edit` has {quote(change)} for {full}: give a function or an array"
                 )
             if isinstance(change, Spliced):
                 changes[full] = change
@@ -150,23 +150,23 @@ def _named(edit: Mapping[Any, Any], body: Transformer, is_pair: bool) -> dict[st
     return changes
 
 
-def _resolved(name: Any, known: NameIndex) -> list[str]:
+def _resolve_key(name: Any, known: NameIndex) -> list[str]:
     """Return the full names of the activations that a key of `edit` stands for."""
     if not isinstance(name, str | tuple):
         raise type_error(
-            f"`edit` has {shown(name)}: give an activation's full name, or a tuple "
+            f"`edit` has {quote(name)}: give an activation's full name, or a tuple "
             'such as ("resid_post", 0)'
         )
     if name in ("logits", "decoder.logits"):
         raise value_error(f"`edit` has {name!r}, the output of the run: change the result instead")
     if isinstance(name, tuple) and name[1:2] in (((),), (range(0),)):
         raise value_error(
-            f"`edit` has {shown(name)}, which names no layer: give layer numbers, such "
+            f"`edit` has {quote(name)}, which names no layer: give layer numbers, such "
             "as (0, 1), or None for all layers"
         )
     names = known.find(name)
     if not names:
-        raise invalid(KeyError, f"`edit` has {shown(name)}, and {known.why_not(name)}")
+        raise invalid(KeyError, f"`edit` has {quote(name)}, and {known.why_not(name)}")
     return names
 
 
@@ -214,7 +214,7 @@ def _shape(name: str, body: Transformer, counts: Counts, changes: Mapping[str, A
 def _array(name: str, array: Array, shape: Shape) -> Array:
     """Return an activation's replacement, (B or 1, ...), after checking its shape."""
     if array.shape not in (shape, (1, *shape[1:])):
-        has = f"shape {array.shape}" if array.ndim else shown(array.item())
+        has = f"shape {array.shape}" if array.ndim else quote(array.item())
         more = f", or {(1, *shape[1:])} for the same values in every text" if shape[0] != 1 else ""
         raise value_error(
             f"`edit` has {has} for {name}, whose shape is {shape} here: give this shape{more}"
@@ -241,7 +241,7 @@ def plain(
     """
     records: list[dict[str, Any]] = []
     plan = Plan(body, [])
-    for name, change in _named(edits.changes, body, False).items():
+    for name, change in _resolve_keys(edits.changes, body, False).items():
         _, layer, local = parse(name)
         whole = local.replace("hook_", "")
         inner = whole.removeprefix("attn.").removeprefix("mlp.")
@@ -278,13 +278,13 @@ def _as_json(value: Any) -> Any:
 
 def check(edits: Edits, body: Transformer, reader: TextReader) -> None:
     """Raise the errors of `fit` that do not depend on texts."""
-    _named(edits.changes, body, False)
+    _resolve_keys(edits.changes, body, False)
     plan = Plan(body, [], read=reader.known_ids)
     for record in (_in_model(record, body, edits.knows_means) for record in edits.records):
         OPS[record.op].apply(plan, record)
 
 
-def swapped(edits: Edits, batch: Batch, tokenizer: Tokenizer | None, first: int) -> Batch:
+def swap_tokens(edits: Edits, batch: Batch, tokenizer: Tokenizer | None, first: int) -> Batch:
     """Return the texts with some tokens swapped for other entries of the vocabulary.
 
     Raises:
@@ -302,7 +302,7 @@ def swapped(edits: Edits, batch: Batch, tokenizer: Tokenizer | None, first: int)
             ids, tokens = text.ids.copy(), list(text.tokens)
             ids[token], tokens[token] = index, entry
             texts[number] = replace(text, ids=ids, tokens=tokens)
-    return batch.replaced(texts)
+    return batch.replace_texts(texts)
 
 
 def _entry(record: Record, tokenizer: Tokenizer | None) -> tuple[str, int]:
@@ -453,7 +453,7 @@ class _Masking:
                 absent.difference_update([word] * is_found)
             elif not is_found:
                 raise value_error(
-                    f"`hide` has {word!r}, which is in no text: the words are {_listed(batch)}"
+                    f"`hide` has {word!r}, which is in no text: the words are {_list_words(batch)}"
                 )
         for number, (text, row) in enumerate(zip(batch, keys, strict=True), self.first):
             positions = {i for i, special in enumerate(text.special) if not special}
@@ -504,7 +504,7 @@ def from_start(number: int, count: int, source: str, what: str, whole: str) -> i
     return number % count
 
 
-def _listed(batch: Sequence[Tokenized], most: int = 20) -> str:
+def _list_words(batch: Sequence[Tokenized], most: int = 20) -> str:
     """Join the distinct words of texts; after `most` words, end with, e.g., " and 5 more"."""
     named = (joined_words(plain_tokens(text.tokens, text.special), text.special) for text in batch)
     words = list(dict.fromkeys(chain.from_iterable(named)))

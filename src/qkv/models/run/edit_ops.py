@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.argument_errors import value_error
-from qkv.arrays import Array, Shape, shown
+from qkv.arrays import Array, Shape, quote
 from qkv.edits import Record
 from qkv.models.network.batch import PackedIds
 from qkv.models.network.transformer import Transformer
@@ -300,7 +300,7 @@ OPS = {
 def wrong(record: Record, name: str, way: str) -> ValueError:
     """Return the error for a wrong field; `way` describes a valid value."""
     value = record.fields[name]
-    has = f"an array {value.shape}" if isinstance(value, np.ndarray) else shown(value)
+    has = f"an array {value.shape}" if isinstance(value, np.ndarray) else quote(value)
     return value_error(f"{record.source} has {name} {has}: give {way}")
 
 

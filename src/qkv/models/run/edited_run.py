@@ -139,12 +139,12 @@ class EditedRun:
         if stop is None:
             return self
 
-        def kept(changes: Mapping[str, Any]) -> dict[str, Any]:
+        def below_stop(changes: Mapping[str, Any]) -> dict[str, Any]:
             layers = {name: parse(name).layer for name in changes}
             return {name: changes[name] for name, at in layers.items() if at is None or at < stop}
 
         ablated = {layer: values for layer, values in self.ablated.items() if layer < stop}
-        changes, recorded = kept(self.changes), kept(self.recorded)
+        changes, recorded = below_stop(self.changes), below_stop(self.recorded)
         return replace(self, changes=changes, recorded=recorded, ablated=ablated)
 
     def recorder(self, layout: Layout, record: Recorder | None = None) -> Recorder | None:
@@ -160,10 +160,10 @@ class EditedRun:
             return record
         record = record or Recorder(_never)
         batch = _Batch(layout, record, self.inputs)
-        record.edit({name: partial(self._changed, name, batch) for name in names})
+        record.edit({name: partial(self._edit_array, name, batch) for name in names})
         return record
 
-    def applied(
+    def recorder_and_masks(
         self, batch: Batch, record: Recorder | None
     ) -> tuple[Recorder | None, dict[int, Array]]:
         """Return what `Transformer.run` needs: a recorder as in `recorder`, and masks of keys."""
@@ -246,7 +246,7 @@ class EditedRun:
         ]
         return replace(self, masked=everywhere, heads=[1]).masks(layout, keys).get(0)
 
-    def averaged(
+    def average_outputs(
         self, network: Transformer, batches: Iterable[Batch], stop: int | None = None
     ) -> Self:
         """Run all texts without edits, and compute the average head outputs for mean ablation.
@@ -268,7 +268,7 @@ class EditedRun:
         sums, tokens = dict[str, Any](dict.fromkeys(wanted, 0.0)), 0
 
         def add(name: str, layout: Layout, whole: Array) -> Array:
-            sums[name] += layout.shown(whole, name).sum((0, 1), dtype=np.float64)  # (Hq, d)
+            sums[name] += layout.to_caller(whole, name).sum((0, 1), dtype=np.float64)  # (Hq, d)
             return whole
 
         for batch in batches:
@@ -334,7 +334,7 @@ class EditedRun:
     def _back(self, name: str, batch: "_Batch", grad: Array) -> Array:
         """Return the gradient for an activation, given the gradient for its edited value."""
         change, layout = self.changes.get(name), batch.layout
-        before = layout.shown(grad, name)
+        before = layout.to_caller(grad, name)
         if isinstance(change, Spliced):
             record = batch.record.under(f"{name}.")
             before = change.backward(batch.inputs[name], before, record=record)
@@ -347,7 +347,7 @@ class EditedRun:
             before[..., head, :] = 0
         return before
 
-    def _changed(self, name: str, batch: "_Batch", whole: Array) -> Array:
+    def _edit_array(self, name: str, batch: "_Batch", whole: Array) -> Array:
         """Apply the edits of the activation `name` to its computed array, `whole`."""
         layout = batch.layout
         ablated = self._outputs(name)
@@ -360,7 +360,7 @@ class EditedRun:
             changes.append(change)
         if not changes:
             return whole
-        edited = layout.shown(whole, name)
+        edited = layout.to_caller(whole, name)
         shape = edited.shape
         at = self._at(name, layout, edited)
         for change in changes:
@@ -369,15 +369,15 @@ class EditedRun:
                 edited = rows[(slice(None), *map(slice, shape[1:]))]
             elif isinstance(change, Spliced):
                 inner = batch.record.under(f"{name}.", partial(_without_padding, layout))
-                batch.inputs[name] = x = layout.computed(edited, name)
+                batch.inputs[name] = x = layout.to_network(edited, name)
                 edited = change.run(x, record=inner)
-                edited = layout.shown(self._returned(name, edited, whole.shape), name)
+                edited = layout.to_caller(self._check_result(name, edited, whole.shape), name)
             else:
-                edited = self._returned(name, change(edited, at), shape)
+                edited = self._check_result(name, change(edited, at), shape)
         edited = np.array(np.broadcast_to(edited, shape), dtype=whole.dtype)
-        return layout.computed(edited, name)
+        return layout.to_network(edited, name)
 
-    def _returned(self, name: str, value: Any, shape: tuple[int, ...]) -> Array:
+    def _check_result(self, name: str, value: Any, shape: tuple[int, ...]) -> Array:
         """Return the result of a user's function; raise an error for a wrong type or shape."""
         where = f"the function for {name}"
         if value is None:

@@ -77,7 +77,7 @@ def ids_given(
     ]
 
 
-def named(ids: Array, mask: Array, tokenizer: Tokenizer | None) -> Tokenized:
+def name_tokens(ids: Array, mask: Array, tokenizer: Tokenizer | None) -> Tokenized:
     """Convert a text's ids (T,) to tokens with names; where `mask` is False, the name is ""."""
     tokens, special = [], []
     for token, is_real in zip(ids.tolist(), mask.tolist(), strict=True):
@@ -374,7 +374,7 @@ class TextReader:
         """Return the text with its tokens' names; if the text holds only ids, look up the names."""
         if text.text or any(text.special) or text.tokens != [str(token) for token in text.ids]:
             return text
-        return named(text.ids, np.ones(len(text), bool), self.tokenizer)
+        return name_tokens(text.ids, np.ones(len(text), bool), self.tokenizer)
 
     def subwords(self, word: str) -> list[list[str]]:
         """Return the ways to split a word into subwords, as `Model.subwords` does."""

@@ -12,7 +12,7 @@ from itertools import takewhile
 import numpy as np
 
 from qkv.text import Tokenized, Tokenizer
-from qkv.text.gaps import masked
+from qkv.text.gaps import mask_gaps
 
 MAX_CHARS = 2**20  # The maximum number of characters to read of a text.
 CHARS_PER_TOKEN = 8  # From a long text, `CHARS_PER_TOKEN * limit` characters are read first.
@@ -117,7 +117,7 @@ class Truncator:
 
     def __call__(self, texts: Sequence[str]) -> list[Tokenized]:
         """Return the tokens of each text, truncated to the limit."""
-        read, cuts = [masked(text, self._mask) for text in texts], self._cuts
+        read, cuts = [mask_gaps(text, self._mask) for text in texts], self._cuts
         batch = self._cut([one.text for one in read])
         if self._cuts > cuts:
             counts = (tokens.tokens.count(self._mask or "") for tokens in batch)
@@ -149,7 +149,7 @@ class Truncator:
         cut.total += len(batch)
         cut.count += sum(len(text) > limit for text in batch)
         left = self._tokenizer.cuts_left
-        return [_shortened(text, limit, left) for text in batch]
+        return [_shorten(text, limit, left) for text in batch]
 
     def _beginning(self, text: str) -> Tokenized:
         """Return the first tokens of a long text; if possible, tokenize only its beginning.
@@ -207,11 +207,11 @@ def _tail(text: Tokenized) -> int:
     return sum(1 for _ in takewhile(bool, reversed(text.special)))
 
 
-def _shortened(text: Tokenized, limit: float, left: bool) -> Tokenized:
+def _shorten(text: Tokenized, limit: float, left: bool) -> Tokenized:
     """Return the tokens of a text that a truncation keeps."""
     if len(text) <= limit:
         return text
-    keep = kept(text.special, int(limit), left)
+    keep = indices_to_keep(text.special, int(limit), left)
     return Tokenized(
         ids=text.ids[keep],
         tokens=[text.tokens[i] for i in keep],
@@ -220,15 +220,15 @@ def _shortened(text: Tokenized, limit: float, left: bool) -> Tokenized:
     )
 
 
-def kept(special: Sequence[bool], limit: int, left: bool) -> list[int]:
+def indices_to_keep(special: Sequence[bool], limit: int, left: bool) -> list[int]:
     """Return the indices of the tokens that a truncation to `limit` tokens keeps.
 
     The truncation keeps the first tokens and the special tokens at the end; if `left` is True, it
     keeps the special tokens at the start and the last tokens.
 
-    >>> kept([True, False, False, False, True], 3, False)
+    >>> indices_to_keep([True, False, False, False, True], 3, False)
     [0, 1, 4]
-    >>> kept([True, False, False, False, True], 3, True)
+    >>> indices_to_keep([True, False, False, False, True], 3, True)
     [0, 3, 4]
     """
     around = sum(1 for _ in takewhile(bool, special if left else reversed(special)))

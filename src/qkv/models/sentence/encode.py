@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.argument_errors import public_call, public_items, type_error, unnamed, value_error
+from qkv.argument_errors import mark_unnamed, public_call, public_items, type_error, value_error
 from qkv.arrays import Array, as_array, whole_number
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.extras import need
@@ -20,8 +20,8 @@ from qkv.models.run.batches import parts, windows
 from qkv.models.run.check_edits import check
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.text_reader import check_device, check_ids
-from qkv.models.run.truncation import MAX_CHARS, Truncator, callers, kept
-from qkv.models.sentence.vectors import as_tensors, check_precision, quantized
+from qkv.models.run.truncation import MAX_CHARS, Truncator, callers, indices_to_keep
+from qkv.models.sentence.vectors import as_tensors, check_precision, quantize
 from qkv.progress import progress
 from qkv.text.tokenizer import check_no_mapping, check_text, check_texts, parts_of
 
@@ -115,7 +115,7 @@ class Encoder:
     def all(self, sentences: Any, show: bool | None = None, edits: Edits | None = None) -> Any:
         """Return sentence vectors as one array (n, D), or other outputs as a list, one per text."""
         if edits:
-            return self._edited(sentences, show, edits)
+            return self._encode_edited(sentences, show, edits)
         parts = self.windows(sentences, show)
         if not self._one_each:
             return [rows for part in parts for rows in part]
@@ -142,7 +142,7 @@ class Encoder:
                 yield self._vectors(batch, advance)
         truncator.cut.warn()
 
-    def _edited(self, sentences: Any, show: bool | None, edits: Edits) -> Any:
+    def _encode_edited(self, sentences: Any, show: bool | None, edits: Edits) -> Any:
         """Split all texts into tokens, then run the model with edits, and return the outputs."""
         truncator, model = self._truncator(self.limit), self.model
         texts = Batch(truncator(self._whole([*checked_texts(sentences)])))
@@ -152,7 +152,7 @@ class Encoder:
             return self.all([])
         texts, edited = model.check_edits(edits, texts)
         batch = [text.ids for text in texts]
-        edited = edited.averaged(self.network, self._parts(batch))
+        edited = edited.average_outputs(self.network, self._parts(batch))
         with progress("encode", len(batch), show) as advance:
             vectors = self._vectors(batch, advance, edited)
         truncator.cut.warn()
@@ -189,7 +189,7 @@ class Encoder:
     def checked_ids(self, ids: Any, name: str, *, whole: bool = False) -> Array:
         """Check ids (T,) that a user gives instead of a text, and truncate them to the limit.
 
-        The ids include special tokens. `kept` says which ids the truncation keeps.
+        The ids include special tokens. `indices_to_keep` says which ids the truncation keeps.
 
         Args:
             ids: integers in one row.
@@ -218,7 +218,7 @@ class Encoder:
         if whole:
             raise ValueError(f"{name} {self._too_long()}")
         special = [*map(self.tokenizer.is_special, row.tolist())]
-        return row[kept(special, self.limit, self.tokenizer.cuts_left)]
+        return row[indices_to_keep(special, self.limit, self.tokenizer.cuts_left)]
 
     def check(self, ids: Array, number: int) -> None:
         """Raise an `EmptyText` if the ids of text `number` include no token to pool.
@@ -228,14 +228,14 @@ class Encoder:
         """
         least = self._unread if "max" in self.sentence.modes else 0
         if len(ids) <= least and not self.sentence.static:
-            raise unnamed(EmptyText(number, least))
+            raise mark_unnamed(EmptyText(number, least))
 
-    def pooled(self, texts: Sequence[Array]) -> Array:
+    def pool_texts(self, texts: Sequence[Array]) -> Array:
         """Run texts, given as ids; return a pooled vector for each, (n, width), without scaling."""
         batch = PackedIds.of(texts)
-        return self._pooled(batch, self.network.run(batch)[0])
+        return self._pool(batch, self.network.run(batch)[0])
 
-    def _pooled(self, batch: Batch, rows: Array) -> Array:
+    def _pool(self, batch: Batch, rows: Array) -> Array:
         """Return a vector for each text, given the packed vectors (total, D) of the tokens."""
         head = self.model.embedder
         if head is not None:
@@ -263,7 +263,7 @@ class Encoder:
         """
         outputs: list[Any] = [None] * len(batch)
         for part in self._parts(batch):
-            for number, vector in zip(part.numbers, self._wanted(part, edits), strict=True):
+            for number, vector in zip(part.numbers, self._run_batch(part, edits), strict=True):
                 outputs[number] = vector
             advance(len(part))
         if not self._one_each:
@@ -272,15 +272,15 @@ class Encoder:
             np.array(outputs), normalize=self.normalize_embeddings, truncate_dim=self.truncate_dim
         )
 
-    def _wanted(self, batch: Batch, edits: EditedRun | None) -> Any:
+    def _run_batch(self, batch: Batch, edits: EditedRun | None) -> Any:
         """Return the outputs of one batch; sentence vectors are not yet scaled or truncated."""
         rows, _ = self.network.run(batch, edits)
         if self._one_each:
-            return self._pooled(batch, rows)
+            return self._pool(batch, rows)
         tokens = [rows[first:last].copy() for first, last in pairwise(batch.cu)]
         if self.output_value is not None:
             return tokens
-        pooled, texts = self._pooled(batch, rows), np.split(batch.ids, batch.cu[1:-1])
+        pooled, texts = self._pool(batch, rows), np.split(batch.ids, batch.cu[1:-1])
         vectors = self.sentence.finish(pooled, truncate_dim=self.truncate_dim)
         return [
             {
@@ -479,7 +479,7 @@ def encode(
         else:
             vectors = pool.encode(encoder, texts, chunk_size, show_progress_bar)
     if precision != "float32":
-        vectors = quantized(vectors, precision)
+        vectors = quantize(vectors, precision)
     if torch is not None:
         vectors = as_tensors(vectors, torch, joined=convert_to_tensor)
     return vectors[0] if single else vectors

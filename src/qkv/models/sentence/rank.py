@@ -14,7 +14,7 @@ from qkv.models.files.sentence import ACTIVATIONS, Sentence
 from qkv.models.model_base import ModelBase
 from qkv.models.network.batch import PackedIds
 from qkv.models.network.head import BuiltHead
-from qkv.models.network.pooling import activated
+from qkv.models.network.pooling import activate
 from qkv.models.run.batches import LETTERS
 from qkv.models.run.text_reader import check_device
 from qkv.models.run.truncation import Truncator, callers
@@ -73,7 +73,7 @@ class Frame:
     def pair(self, first: Array, second: Array, limit: int | None) -> Pair:
         """Join two texts, given as ids, in up to `limit` tokens; the longer text is cut first."""
         free = (math.inf if limit is None else limit) - len(self)
-        sizes = shortened(len(first), len(second), free)
+        sizes = fit_lengths(len(first), len(second), free)
         before, between, after = self.around
         texts = zip((first, second), sizes, strict=True)
         one, two = (ids[len(ids) - n :] if self.left else ids[:n] for ids, n in texts)
@@ -83,14 +83,14 @@ class Frame:
         return Pair(np.concatenate(sections), segments, whole)
 
 
-def shortened(first: int, second: int, free: float) -> tuple[int, int]:
+def fit_lengths(first: int, second: int, free: float) -> tuple[int, int]:
     """Return how many tokens to keep of each of two texts, so that both together fit into `free`.
 
     As in the `tokenizers` package, the longer text is cut first. If both texts have more than
     `free / 2` tokens, `free / 2` tokens of each text are kept. If `free` is odd, one more token of
     the longer text is kept.
 
-    >>> shortened(3, 9, 12), shortened(3, 9, 8), shortened(5, 9, 8), shortened(9, 5, 7)
+    >>> fit_lengths(3, 9, 12), fit_lengths(3, 9, 8), fit_lengths(5, 9, 8), fit_lengths(9, 5, 7)
     ((3, 9), (3, 5), (4, 4), (4, 3))
     """
     if first + second <= free:
@@ -237,7 +237,7 @@ class Ranker:
         batch = PackedIds.of([pair.ids for pair in pairs], segments=segments)
         rows, _ = self.model.network.run(batch)
         logits = self.head(rows, batch.cu, batch.ids)
-        scores = applied(self.activation, logits)
+        scores = activate_logits(self.activation, logits)
         return scores[:, 0] if self.classes == 1 else scores
 
     def all(self, pairs: Sequence[Pair], batch_size: int, advance: Callable[[int], None]) -> Array:
@@ -279,7 +279,7 @@ def best(
     ]
 
 
-def applied(activation: Activation, logits: Array) -> Array:
+def activate_logits(activation: Activation, logits: Array) -> Array:
     """Apply the activation to logits (n, C).
 
     Raises:
@@ -288,7 +288,7 @@ def applied(activation: Activation, logits: Array) -> Array:
     if activation is None:
         return logits
     if isinstance(activation, str):
-        return activated(logits, activation)
+        return activate(logits, activation)
     scores = activation(logits)
     if not isinstance(scores, np.ndarray) or scores.shape != logits.shape:
         about = scores.shape if isinstance(scores, np.ndarray) else type(scores).__name__

@@ -31,7 +31,7 @@ def check_precision(precision: Any, *, output_value: Any) -> None:
         )
 
 
-def quantized(vectors: Array, precision: str) -> Array:
+def quantize(vectors: Array, precision: str) -> Array:
     """Return float vectors (n, D) in fewer bits, in the format of sentence-transformers.
 
     For "int8" and "uint8", the range from the least to the largest number of each dimension is
@@ -46,7 +46,7 @@ def quantized(vectors: Array, precision: str) -> Array:
         ValueError: there is only one vector; "int8" and "uint8" need the range of several vectors.
 
     >>> vectors = np.array([[0.5, -1.0], [0.7, 3.0], [0.6, 1.1]], np.float32)
-    >>> quantized(vectors, "ubinary").tolist()
+    >>> quantize(vectors, "ubinary").tolist()
     [[128], [192], [192]]
     """
     if precision == "float32":

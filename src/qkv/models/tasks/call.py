@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 
 from qkv.argument_errors import public_call, type_error, value_error
-from qkv.arrays import Array, ArrayLike, as_array, is_float, is_whole_number, shown
+from qkv.arrays import Array, ArrayLike, as_array, is_float, is_whole_number, quote
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.layers.base import starts_of
 from qkv.models.model_base import ModelBase
 from qkv.models.network.batch import Batch, Columns, Vectors, columns
 from qkv.models.network.decoder import EncodedTexts, EncoderDecoder
-from qkv.models.network.transformer import Transformer, unpacked, without_holes
+from qkv.models.network.transformer import Transformer, unpack_rows, without_holes
 from qkv.models.run.edited_run import EditedRun
-from qkv.models.run.text_reader import checked_ids, checked_positions, named
+from qkv.models.run.text_reader import checked_ids, checked_positions, name_tokens
 from qkv.text import Tokenized
 from qkv.trace.activations import parse
 
@@ -45,7 +45,7 @@ def output_of(
 
     `ids` (B, T) are the token ids, if the network reads token ids.
     """
-    hidden = unpacked(rows, mask, network.dtype)
+    hidden = unpack_rows(rows, mask, network.dtype)
     head = network.head
     if head is None:
         return ModelOutput(hidden, **others)
@@ -54,7 +54,7 @@ def output_of(
         return ModelOutput(hidden, embeds=logits, **others)
     if head.steps.flat:
         logits = logits[:, 0]
-    return ModelOutput(hidden, logits if head.pools else unpacked(logits, mask), **others)
+    return ModelOutput(hidden, logits if head.pools else unpack_rows(logits, mask), **others)
 
 
 @public_call("model")
@@ -124,7 +124,7 @@ def fit_ids(
     """
     if not edits:
         return EditedRun(), ids
-    texts = Batch([named(*row, model.tokenizer) for row in zip(ids, mask, strict=True)])
+    texts = Batch([name_tokens(*row, model.tokenizer) for row in zip(ids, mask, strict=True)])
     texts, edited = model.check_edits(edits, texts, **others)
     return edited, np.array([text.ids for text in texts]).reshape(ids.shape)
 
@@ -136,7 +136,7 @@ def run_columns(
     if not mask.any():
         return np.zeros((0, network.out_dim), network.dtype)
     batch = Columns(ids, mask, network.spans(mask), positions)
-    return batch.unmasked(network.run(batch, edited.averaged(network, [batch]))[0])
+    return batch.drop_masked(network.run(batch, edited.average_outputs(network, [batch]))[0])
 
 
 @public_call("run_layers")
@@ -222,7 +222,7 @@ def run_layers(
 def _layer(number: Any, count: int, name: str) -> int:
     """Check and return a layer number, 0 to `count`; add `count` to a negative number."""
     if not is_whole_number(number):
-        raise type_error(f"`{name}` is {shown(number)}: give a whole number")
+        raise type_error(f"`{name}` is {quote(number)}: give a whole number")
     if not -count <= number <= count:
         raise value_error(
             f"`{name}` is {number} and the model has {count} layers: give 0 to {count}"
@@ -304,6 +304,6 @@ def call_pair(
         decoder_options["record"] = None if record is None else record.under("decoder.")
         visible = edited.visible(layout, int(spans.sum(1).max()))
     read = EncodedTexts(run_columns(network, ids, mask, edited), starts_of(mask.sum(1)), visible)
-    encoded = unpacked(read.rows, mask, network.dtype)
+    encoded = unpack_rows(read.rows, mask, network.dtype)
     packed = network.decode(written, written_mask, read, **decoder_options)
     return output_of(network.decoder, packed, written_mask, encoder_last_hidden_state=encoded)

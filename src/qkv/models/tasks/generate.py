@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from qkv.argument_errors import invalid, public_call, public_items, type_error, value_error
-from qkv.arrays import Array, is_whole_number, shown, whole_number
+from qkv.arrays import Array, is_whole_number, quote, whole_number
 from qkv.attend import KVCache
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.models.model_base import ModelBase
@@ -19,12 +19,12 @@ from qkv.models.network.transformer import Transformer
 from qkv.models.other_libraries import GENERATING, advising
 from qkv.models.run.edited_run import CANNOT, EditedRun
 from qkv.models.run.truncation import MAX_CHARS
-from qkv.models.tasks.sampling import Measured, Sampling, measured
-from qkv.models.tasks.spelling import BROKEN, TextStream, check_stop, spelled
+from qkv.models.tasks.sampling import Measured, Sampling, measure_token
+from qkv.models.tasks.spelling import BROKEN, TextStream, check_stop, decode_function
 from qkv.models.tasks.tracing import after_start, as_trace, traced_pair
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder, Seq2SeqTrace, Trace
-from qkv.trace.recorder import padded
+from qkv.trace.recorder import pad_rows
 
 AT_ONCE = 32  # The maximum number of prompt tokens whose logits are in memory at once.
 NONE_LEFT = "the rules of its generation_config.json suppress every token: remove one of them"
@@ -75,7 +75,7 @@ class Generated(str):
             raise value_error("nothing was traced: generate with trace=True")
         count = len(self.ids)
         if not is_whole_number(token):
-            raise type_error(f"`token` is {shown(token)}: give the number of a token")
+            raise type_error(f"`token` is {quote(token)}: give the number of a token")
         if not -count <= token < count:
             raise invalid(IndexError, f"`token` is {token}, but only {count} tokens are new")
         number = token % count
@@ -223,7 +223,7 @@ def rows(
     """
     model.need("generate")
     single, strings, batch = _read_prompts(model, prompt)
-    decode, limit = spelled(model.tokenizer), model.design.max_seq_length
+    decode, limit = decode_function(model.tokenizer), model.design.max_seq_length
     seeds = np.random.SeedSequence(seed).spawn(len(batch) * copies)
     prompts = []
     for number, tokens in enumerate(batch):
@@ -263,7 +263,7 @@ def _traced_rows(
     """Return the trace of prompts with their new tokens."""
     if not model.continues:
         # the decoder reads all new tokens except the last, because no token follows the last
-        texts = [row.added(model.tokenizer) for row in rows]
+        texts = [row.new_tokens(model.tokenizer) for row in rows]
         written = [after_start(model, text, len(text) - 1) for text in texts]
         read = Batch([row.prompt_tokens for row in rows])
         return traced_pair(model, read, Batch(written), edited)
@@ -360,7 +360,7 @@ class Row:
             self.finish_reason = "stop"
         return piece
 
-    def penalised(self, model: ModelBase, logits: Array) -> Array:
+    def penalise(self, model: ModelBase, logits: Array) -> Array:
         """Apply the rules of generation_config.json to the logits (V,) of the next token."""
         if not model.penalties.rules:
             return logits
@@ -368,7 +368,7 @@ class Row:
         before = [network.first] if isinstance(network, EncoderDecoder) else before
         return model.penalties(logits, [*before, *self.ids], len(before), self.max_new_tokens)
 
-    def added(self, tokenizer: Tokenizer | None, begin: int = 0) -> Tokenized:
+    def new_tokens(self, tokenizer: Tokenizer | None, begin: int = 0) -> Tokenized:
         """Return the new tokens, with offsets in a text whose new part begins at `begin`."""
         end = begin + len(self.stream.text)
         spans = [(begin + a, min(begin + b, end)) for a, b in self.stream.spelling.spans]
@@ -379,7 +379,7 @@ class Row:
 
     def whole(self, tokenizer: Tokenizer | None) -> Tokenized:
         """Return the tokens of the prompt and the new tokens, with offsets in `prompt + text`."""
-        prompt, new = self.prompt_tokens, self.added(tokenizer, len(self.prompt))
+        prompt, new = self.prompt_tokens, self.new_tokens(tokenizer, len(self.prompt))
         return Tokenized(
             ids=np.concatenate([prompt.ids, new.ids]),
             tokens=prompt.tokens + new.tokens,
@@ -453,12 +453,12 @@ def steps(
             count = len(row.prompt_tokens) + len(row.ids)
             row_logits = logits[number]
             _check_finite(row_logits, count, edited.why)
-            scores = row.penalised(model, row_logits)
+            scores = row.penalise(model, row_logits)
             if scores is not row_logits:
                 _check_finite(scores, count, NONE_LEFT)
             token = sampling(scores, row.rng)
             if top is not None:
-                row.measured.append(measured(row_logits, token, top))
+                row.measured.append(measure_token(row_logits, token, top))
             if piece := row.add(token, eos_ids):
                 pieces.append((number, piece))
             ids[number], lengths[number] = token, row.finish_reason is None
@@ -483,7 +483,7 @@ def first_step(
         begun = [text.ids for text in batch.texts]
     whole = [np.append(ids, np.array(more, np.int64)) for ids, more in zip(begun, new, strict=True)]
     packed = PackedIds.of(whole)
-    return caches, padded(packed.ids, packed.cu), packed.lengths
+    return caches, pad_rows(packed.ids, packed.cu), packed.lengths
 
 
 def _prompt_measured(body: Transformer, row: Row, vectors: Array, top: int) -> Iterator[None]:
@@ -497,7 +497,7 @@ def _prompt_measured(body: Transformer, row: Row, vectors: Array, top: int) -> I
         logits = body.logits(vectors[begin : begin + len(part)])  # (n, V)
         for count, (token, row_logits) in enumerate(zip(part, logits, strict=True), begin + 1):
             _check_finite(row_logits, count)
-            row.measured_prompt.append(measured(row_logits, token, top))
+            row.measured_prompt.append(measure_token(row_logits, token, top))
         yield
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.argument_errors import invalid, public_call, type_error, value_error
-from qkv.arrays import Array, Arrays, as_array, compute_type, is_float, is_whole_number, shown
+from qkv.arrays import Array, Arrays, as_array, compute_type, is_float, is_whole_number, quote
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.layers.base import starts_of
 from qkv.models.model_base import ModelBase
@@ -135,7 +135,7 @@ def target_of(of: Any, lengths: Sequence[int], body: Transformer, token_id: Toke
     """
     if not isinstance(of, Mapping):
         assert body.head is not None
-        return Target(*weighed(of, lengths, body.head.steps.outputs, token_id), {})
+        return Target(*weigh(of, lengths, body.head.steps.outputs, token_id), {})
     if not of:
         raise value_error("`of` is empty: give an activation: {('post', 3): array}")
     weights: dict[str, Array] = {}
@@ -145,7 +145,7 @@ def target_of(of: Any, lengths: Sequence[int], body: Transformer, token_id: Toke
         shape = (*[len(every)] * (not isinstance(full, str)), len(lengths), *inner)
         array = as_array(of[name], name=f"of[{name!r}]")
         if not is_number(array):
-            raise type_error(f"`of` has {shown(of[name])} for {name!r}: give floats {shape}")
+            raise type_error(f"`of` has {quote(of[name])} for {name!r}: give floats {shape}")
         if array.shape != shape:
             raise value_error(
                 f"`of` has shape {array.shape} for {name!r}, whose shape is {shape} "
@@ -197,13 +197,13 @@ def gradients(
     }
 
 
-def weighed(of: Any, lengths: Sequence[int], words: int, token_id: TokenId) -> tuple[Array, Array]:
+def weigh(of: Any, lengths: Sequence[int], words: int, token_id: TokenId) -> tuple[Array, Array]:
     """Return `(rows, weights)`, the weighted sum of logits that `of` describes.
 
     `rows (n,)` holds the indices of the packed rows whose logits are in the sum. `weights (n, V)`
     holds a weight for each logit of these rows.
 
-    >>> weighed((-1, 1, 0), [2, 3], 3, int)
+    >>> weigh((-1, 1, 0), [2, 3], 3, int)
     (array([1, 4]), array([[-1.,  1.,  0.],
            [-1.,  1.,  0.]]))
     """
@@ -223,7 +223,7 @@ def weighed(of: Any, lengths: Sequence[int], words: int, token_id: TokenId) -> t
     array = as_array(of, name="of") if hasattr(of, "__array__") else np.empty(0, bool)
     if not is_float(array.dtype):
         raise type_error(
-            f"`of` is {shown(of)}: give (position, token), (position, token, other "
+            f"`of` is {quote(of)}: give (position, token), (position, token, other "
             f"token), {{activation: array}}, or an array of floats {shape} with the weight of each "
             "logit"
         )
@@ -277,7 +277,7 @@ def word_id(model: ModelBase, words: int, word: Any, *, argument: str = "`of`") 
             raise value_error(f"there is no token {word}: the ids run from 0 to {words - 1}")
         return int(word)
     if not isinstance(word, str):
-        raise type_error(f"{argument} has the token {shown(word)}: give an id, or a string")
+        raise type_error(f"{argument} has the token {quote(word)}: give an id, or a string")
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise value_error(
@@ -319,13 +319,13 @@ def names_of(at: Any, body: Transformer, argument: str, spliced: Sequence[str] =
     single = isinstance(at, str) or is_tuple_name(at)
     if not isinstance(at, Iterable):
         names = "['embed', ('resid_post', 3)]"
-        raise type_error(f"`{argument}` is {shown(at)}: give names, such as {names}")
+        raise type_error(f"`{argument}` is {quote(at)}: give names, such as {names}")
     known = NameIndex([*(name for name in body.hook_names if activation(name).editable), *spliced])
     full_names: FullNames = {}
     for name in [at] if single else at:
         if not isinstance(name, str | tuple):
             raise type_error(
-                f"`{argument}` contains {shown(name)}: give names, such as ('resid_post', 3)"
+                f"`{argument}` contains {quote(name)}: give names, such as ('resid_post', 3)"
             )
         full, every = known.one(name), known.find(name)
         if not every or not (full or _is_of_each_layer(name, every, body)):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from qkv.argument_errors import public_call, type_error, value_error
-from qkv.arrays import Array, compute_type, is_whole_number, shown
+from qkv.arrays import Array, compute_type, is_whole_number, quote
 from qkv.models.model_base import ModelBase
 from qkv.trace.names import no_layer
 
@@ -108,7 +108,7 @@ class HeadWeights:
     def _end(self, name: str) -> Array | None:
         """Return a table, converted to the type of the computation."""
         table = self._ends[name]
-        return None if table is None else _computed(table)
+        return None if table is None else _cast(table)
 
     def __repr__(self) -> str:
         heads, dim, size = self.W_Q.shape
@@ -159,7 +159,7 @@ def head_weights(model: ModelBase, layer: int) -> HeadWeights:
     """
     count = model.num_layers
     if not is_whole_number(layer):
-        raise type_error(f"layer is {shown(layer)}: give a whole number")
+        raise type_error(f"layer is {quote(layer)}: give a whole number")
     if not -count <= layer < count:
         raise value_error(no_layer(layer, count))
     network = model.network
@@ -172,24 +172,24 @@ def head_weights(model: ModelBase, layer: int) -> HeadWeights:
         "bias": parameters.get("head.out_proj.bias"),
     }
 
-    def each(name: str, heads: int) -> tuple[Array, Array]:
+    def split_heads(name: str, heads: int) -> tuple[Array, Array]:
         """Return a projection (D, heads * size) and its bias as (Hq, D, size) and (Hq, size)."""
-        weight = _computed(attn.parameters[f"{name}.weight"])
+        weight = _cast(attn.parameters[f"{name}.weight"])
         stored = attn.parameters.get(f"{name}.bias")
-        bias = np.zeros(weight.shape[1], weight.dtype) if stored is None else _computed(stored)
+        bias = np.zeros(weight.shape[1], weight.dtype) if stored is None else _cast(stored)
         parts = weight.reshape(len(weight), heads, -1).swapaxes(0, 1), bias.reshape(heads, -1)
         repeats = attn.num_heads // heads
         return np.repeat(parts[0], repeats, 0), np.repeat(parts[1], repeats, 0)
 
-    W_Q, b_Q = each("q_proj", attn.num_heads)
-    W_K, b_K = each("k_proj", attn.num_kv_heads)
-    W_V, b_V = each("v_proj", attn.num_kv_heads)
-    out = _computed(attn.parameters["out_proj.weight"])  # (Hq * dv, D)
+    W_Q, b_Q = split_heads("q_proj", attn.num_heads)
+    W_K, b_K = split_heads("k_proj", attn.num_kv_heads)
+    W_V, b_V = split_heads("v_proj", attn.num_kv_heads)
+    out = _cast(attn.parameters["out_proj.weight"])  # (Hq * dv, D)
     stored = attn.parameters.get("out_proj.bias")
-    b_O = np.zeros(out.shape[1], out.dtype) if stored is None else _computed(stored)
+    b_O = np.zeros(out.shape[1], out.dtype) if stored is None else _cast(stored)
     W_O = out.reshape(attn.num_heads, -1, out.shape[-1])
     return HeadWeights(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O, ends)
 
 
-def _computed(array: Array) -> Array:
+def _cast(array: Array) -> Array:
     return array.astype(compute_type(array.dtype), copy=False)

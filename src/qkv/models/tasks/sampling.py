@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qkv.argument_errors import value_error
-from qkv.arrays import Array, real_number, shown, whole_number
+from qkv.arrays import Array, quote, real_number, whole_number
 from qkv.models.tasks.predict import largest
 
 
@@ -48,7 +48,7 @@ class Sampling:
         """Raise a ValueError if an option for sampling is given with temperature 0."""
         options = {"top_k": self.top_k, "top_p": self.top_p, "seed": seed}
         named = [
-            f"{name} is {shown(value)}" for name, value in options.items() if value is not None
+            f"{name} is {quote(value)}" for name, value in options.items() if value is not None
         ]
         if named and self.temperature == 0:
             raise value_error(
@@ -57,10 +57,10 @@ class Sampling:
                 f" {' and '.join(text.split()[0] for text in named)}"
             )
 
-    def allowed(self, logits: Array) -> tuple[Array, Array]:
+    def allowed_tokens(self, logits: Array) -> tuple[Array, Array]:
         """Return `(tokens, probabilities)` of the tokens that may be chosen, given logits (V,).
 
-        >>> ids, probabilities = Sampling(1.0, top_k=2).allowed(np.log([0.1, 0.6, 0.3]))
+        >>> ids, probabilities = Sampling(1.0, top_k=2).allowed_tokens(np.log([0.1, 0.6, 0.3]))
         >>> ids, probabilities.round(2)
         (array([1, 2]), array([0.67, 0.33]))
         """
@@ -84,7 +84,7 @@ class Sampling:
         """Choose a token from logits (V,)."""
         if self.temperature == 0:
             return int(logits.argmax())
-        ids, probabilities = self.allowed(logits)
+        ids, probabilities = self.allowed_tokens(logits)
         sums = np.cumsum(probabilities)
         return int(ids[np.searchsorted(sums, rng.random() * sums[-1], side="right")])
 
@@ -104,10 +104,10 @@ class Measured(NamedTuple):
     top: list[tuple[int, float]]
 
 
-def measured(logits: Array, token: int, top: int = 0) -> Measured:
+def measure_token(logits: Array, token: int, top: int = 0) -> Measured:
     """Measure how likely a token is, given logits (V,); also find the `top` most likely tokens.
 
-    >>> result = measured(np.log([0.1, 0.6, 0.3]), 2, top=2)
+    >>> result = measure_token(np.log([0.1, 0.6, 0.3]), 2, top=2)
     >>> round(result.log_probability, 4), [(token, round(log, 4)) for token, log in result.top]
     (-1.204, [(1, -0.5108), (2, -1.204)])
     """

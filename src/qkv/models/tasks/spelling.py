@@ -51,13 +51,13 @@ class Spelling:
     def add(self, token: int) -> str:
         """Add a token, and return the text that this token completes."""
         self._ids.append(token)
-        return self._spelled(final=False)
+        return self._decode_rest(final=False)
 
     def finish(self) -> str:
         """Return the rest of the text; call this method after the last `add`."""
-        return self._spelled(final=True)
+        return self._decode_rest(final=True)
 
-    def _spelled(self, *, final: bool) -> str:
+    def _decode_rest(self, *, final: bool) -> str:
         """Decode the ids that are not yet text; return "" if a character is incomplete."""
         before = self._decode(self._ids[self._first : self._done])
         whole = self._decode(self._ids[self._first :])
@@ -81,7 +81,7 @@ class Spelling:
         texts = [[whole, self._decode(self._ids[:cut])] for cut in cuts]
         return max(map(len, map(commonprefix, texts)))
 
-    def named(self, token: int) -> str:
+    def text_of(self, token: int) -> str:
         """Return the text of a possible next token; "" for special tokens or partial characters."""
         before = self._ids[-CONTEXT:]
         known, whole = self._decode(before), self._decode([*before, token])
@@ -129,14 +129,14 @@ class TextStream:
         if not final and not stops:
             last = _LAST_WORD.search(held)
             assert last is not None
-            size = min(last.start(), *(_begun(held, stop) for stop in self._stop), size)
+            size = min(last.start(), *(_find_beginning(held, stop) for stop in self._stop), size)
             size = len(held[:size].rstrip())  # a space is returned with the next word
         self._held = held[size:]
         self.text += held[:size]
         return held[:size]
 
 
-def _begun(text: str, stop: str) -> int:
+def _find_beginning(text: str, stop: str) -> int:
     """Return where an unfinished `stop` string at the end of `text` begins.
 
     For example, "EN" is an unfinished "END". Return `len(text)` if `text` does not end with an
@@ -148,7 +148,7 @@ def _begun(text: str, stop: str) -> int:
     return len(text)
 
 
-def spelled(tokenizer: Tokenizer | None) -> Callable[[list[int]], str]:
+def decode_function(tokenizer: Tokenizer | None) -> Callable[[list[int]], str]:
     """Return a function that decodes ids; without a tokenizer, ids are joined with spaces."""
     if tokenizer is None:
         return lambda ids: " ".join(map(str, ids))

@@ -14,12 +14,12 @@ from qkv.argument_errors import (
     type_error,
     value_error,
 )
-from qkv.arrays import Array, Arrays, is_whole_number, shown, whole_number
+from qkv.arrays import Array, Arrays, is_whole_number, quote, whole_number
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.models.model_base import ModelBase
 from qkv.models.network.batch import Batch
 from qkv.models.network.decoder import EncodedTexts
-from qkv.models.network.transformer import Transformer, unpacked
+from qkv.models.network.transformer import Transformer, unpack_rows
 from qkv.models.run.batches import Joined, batches, parts
 from qkv.models.run.check_edits import check, hide_value, spliced_names
 from qkv.models.run.edited_run import EditedRun
@@ -30,7 +30,7 @@ from qkv.text import Tokenized
 from qkv.trace import Recorder, Seq2SeqTrace, Trace
 from qkv.trace.activations import activation, parse, side_of
 from qkv.trace.names import Name, NameIndex, is_tuple_name, no_layer
-from qkv.trace.recorder import kept_unasked, padded
+from qkv.trace.recorder import kept_unasked, pad_rows
 
 Names = Name | Iterable[Name]  # one name or several names
 
@@ -70,7 +70,7 @@ def names_to_keep(
     full_names = {full for full in known if top_k is None and activation(full).unasked}
     alone: set[str] = set()
     if names is not None:
-        full_names, alone = _named(known, names)
+        full_names, alone = _resolve_names(known, names)
     if top_k is not None:
         full_names |= {full for full in known if not activation(full).editable}
     if layers is not None:
@@ -97,18 +97,18 @@ def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str =
     return max((at.layer + 1 for at in activations if at.layer is not None), default=0)
 
 
-def _named(known: Sequence[str], names: Names) -> tuple[set[str], set[str]]:
+def _resolve_names(known: Sequence[str], names: Names) -> tuple[set[str], set[str]]:
     """Return the wanted full names, and the subset of these names that belong to no layer."""
     wanted: Any = [names] if isinstance(names, str) or is_tuple_name(names) else names
     if not isinstance(wanted, Iterable):
-        raise type_error(f'`names` is {shown(names)}: give names, such as ["pattern", ("q", 0)]')
+        raise type_error(f'`names` is {quote(names)}: give names, such as ["pattern", ("q", 0)]')
     every = NameIndex(known)
     full_names: set[str] = set()
     outside: set[str] = set()
     for name in wanted:
         if not isinstance(name, str | tuple):
             raise type_error(
-                f'`names` contains {shown(name)}: give names, such as "pattern" or ("q", 0)'
+                f'`names` contains {quote(name)}: give names, such as "pattern" or ("q", 0)'
             )
         matches = every.matching(name)
         if not matches:
@@ -129,7 +129,7 @@ def _in_layers(known: Sequence[str], layers: int | Iterable[int]) -> set[str]:
     most = max(counts.values())
     for number in numbers:
         if not is_whole_number(number):
-            raise type_error(f"`layers` contains {shown(number)}: layers are whole numbers")
+            raise type_error(f"`layers` contains {quote(number)}: layers are whole numbers")
         if not -most <= number < most:
             raise value_error(no_layer(number, most))
     wanted, names = {int(number) for number in numbers}, set()
@@ -309,7 +309,7 @@ def trace_stream(
         cut.warn()
         if absent and tracer.first:
             raise value_error(
-                f"`hide` has {shown(min(absent, key=str))}, which is in none of the texts: omit it"
+                f"`hide` has {quote(min(absent, key=str))}, which is in none of the texts: omit it"
             )
 
     return public_items("trace_stream", traces())
@@ -364,7 +364,9 @@ class _Tracer:
             rows, _ = network.run(part, edited, record, top_k=self.top_k, stop=self.stop)
             if self.logits:
                 array = network.logits(rows)  # (total, V)
-                record.arrays["logits"] = array[None] if len(part) == 1 else padded(array, part.cu)
+                record.arrays["logits"] = (
+                    array[None] if len(part) == 1 else pad_rows(array, part.cu)
+                )
             whole.add(part, record.arrays)
         masks = edited.masks(batch.layout, batch.longest)
         about = {"single": batch.single, "changed": edited.user_edits}
@@ -498,7 +500,7 @@ def traced_pair(
 ) -> Seq2SeqTrace:
     """Run an encoder on texts and a decoder on one input per text; return the trace of both."""
     network = pair_network(model)
-    ids = padded(written.ids, written.cu)  # (B, L)
+    ids = pad_rows(written.ids, written.cu)  # (B, L)
     real = np.arange(ids.shape[1]) < written.lengths[:, None]
     names = network.pair_hook_names
     write_to = None if logits else layers_to_run(names, keep, "decoder")
@@ -513,7 +515,7 @@ def traced_pair(
     encoded, record = EncodedTexts(rows, batch.cu, visible), write.under("decoder.")
     last = network.decode(ids, real, encoded, record=record, top_k=top_k, stop=write_to)
     if logits:
-        write.arrays["decoder.logits"] = unpacked(network.logits(last), real)
+        write.arrays["decoder.logits"] = unpack_rows(network.logits(last), real)
     parts: dict[str, dict[str, Array]] = {"encoder": {}, "decoder": {}, "cross": {}}
     for name, array in (read.arrays | write.arrays).items():
         at, row = parse(name), activation(name)

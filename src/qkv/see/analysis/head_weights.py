@@ -11,7 +11,7 @@ import numpy as np
 
 from qkv.argument_errors import value_error
 from qkv.arrays import Array, Arrays
-from qkv.see.analysis.words import Span, content, drawn, is_word, named, spans_of
+from qkv.see.analysis.words import Span, content, is_word, labels_of, name_of, spans_of
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
@@ -56,11 +56,11 @@ class Axis:
     @cached_property
     def names(self) -> list[str]:
         """Return the names that pictures show for these tokens or words."""
-        return drawn(self.labels or self.tokens)
+        return labels_of(self.labels or self.tokens)
 
-    def named(self, row: int, article: str = "the") -> str:
+    def name_of(self, row: int, article: str = "the") -> str:
         """Return the name of a token or word in a sentence."""
-        return named((self.labels or self.tokens)[row], article)
+        return name_of((self.labels or self.tokens)[row], article)
 
     @cached_property
     def content(self) -> tuple[Array, Array]:
@@ -164,7 +164,7 @@ class Heads:
         >>> heads.between_content(np.full((2, 2), 0.5)).tolist()
         [[-1.0, -1.0], [-1.0, -1.0]]
         """
-        return np.where(self._joined(self._every_key) & ~np.isnan(weights), weights, -1.0)
+        return np.where(self._pair_content(self._every_key) & ~np.isnan(weights), weights, -1.0)
 
     def links(
         self, layer: int, queries: Indices = None, keys: Indices = None
@@ -185,7 +185,7 @@ class Heads:
             weights, at = self.weights[index], self._every_key
         else:
             at, weights, _ = self.summary[index]
-        pairs = self._joined(at, queries, keys) & ~np.isnan(weights)
+        pairs = self._pair_content(at, queries, keys) & ~np.isnan(weights)
         return np.where(pairs, weights, -1.0), np.broadcast_to(at, weights.shape)
 
     def best_links(
@@ -234,7 +234,7 @@ class Heads:
         """Return the weights of one query on all keys, `(S,)`; weights not kept count as 0."""
         return self.at(layer, head, query, self._every_key)
 
-    def known(self, layer: int, head: int) -> Array:
+    def weights_of(self, layer: int, head: int) -> Array:
         """Return a head's kept weights: `(L, S)`, or `(L, k)` if only the k largest are kept."""
         index = self.layers.index(layer)
         weights = self.weights[index] if self.weights else self.summary[index].weights
@@ -251,7 +251,7 @@ class Heads:
         links, keys = (part[head] for part in self.links(layer))
         rows, columns = _corner(links, keys, most)
         at = keys[rows, :, None] == columns  # (rows, k, columns)
-        values = np.where(at, self.known(layer, head)[rows, :, None], 0.0).sum(axis=1)
+        values = np.where(at, self.weights_of(layer, head)[rows, :, None], 0.0).sum(axis=1)
         return rows, columns, np.where(at.any(axis=1), values, np.nan)
 
     def hidden(self, layer: int, head: int) -> Array | None:
@@ -272,7 +272,7 @@ class Heads:
     def _every_key(self) -> Array:
         return np.arange(len(self.keys.tokens))
 
-    def _joined(self, at: Array, queries: Indices = None, keys: Indices = None) -> Array:
+    def _pair_content(self, at: Array, queries: Indices = None, keys: Indices = None) -> Array:
         """Return a bool array: True where a query and a key are two different content words.
 
         `at` holds the positions of keys, `(S,)` or `(..., L, k)`. If `queries` or `keys` is given,
@@ -441,8 +441,8 @@ def by_word(heads: Heads) -> Heads:
     split = heads.split
     return replace(
         heads,
-        queries=_merged(heads.queries, rows),
-        other_keys=None if heads.other_keys is None else _merged(heads.other_keys, columns),
+        queries=_merge_axis(heads.queries, rows),
+        other_keys=None if heads.other_keys is None else _merge_axis(heads.other_keys, columns),
         weights=[merge_words(layer, rows, columns) for layer in heads.weights],
         summary=[_merged_summary(part, rows, columns) for part in heads.summary],
         scale={},
@@ -451,7 +451,7 @@ def by_word(heads: Heads) -> Heads:
     )
 
 
-def _merged(axis: Axis, spans: list[Span]) -> Axis:
+def _merge_axis(axis: Axis, spans: list[Span]) -> Axis:
     """Merge the tokens of an axis into words; a word of one token keeps the token's name."""
     names = axis.labels
     return Axis(

@@ -275,7 +275,7 @@ def strongest_links(heads: Heads, layer: int, head: int, count: int | None = Non
     ]
 
 
-def attended(heads: Heads, layer: int, head: int, positions: Sequence[int]) -> Array:
+def weights_from(heads: Heads, layer: int, head: int, positions: Sequence[int]) -> Array:
     """Return the weights from a word in one head, `(T,)`, averaged over the word's subwords."""
     return np.asarray(np.mean([heads.row(layer, head, position) for position in positions], axis=0))
 
@@ -289,7 +289,7 @@ def strongest_by_token(heads: Heads, rows: Sequence[int], count: int) -> list[Li
     keys = heads.content_keys(rows[0])
     for layer in heads.layers:
         for head in range(heads.count):
-            weights = attended(heads, layer, head, rows)
+            weights = weights_from(heads, layer, head, rows)
             for key in keys:
                 if weights[key] > (best[key].weight if key in best else 0.0):
                     best[key] = Link(layer, head, rows[0], key, float(weights[key]))

@@ -11,7 +11,7 @@ import numpy as np
 from qkv.argument_errors import invalid, value_error
 from qkv.see.analysis.head_weights import Heads, Index, Indices
 from qkv.see.analysis.interventions import Moved, Removal
-from qkv.see.analysis.measures import OF_POSITIONS, STANDS_OUT, Link, attended
+from qkv.see.analysis.measures import OF_POSITIONS, STANDS_OUT, Link, weights_from
 
 ASKED = "it was requested"
 _LEAST = 0.05  # Links with smaller weights are not compared.
@@ -166,15 +166,15 @@ def choose_head(
     if best is None:
         first = min(seen.layers) if layer is None else layer
         reason = (
-            f"it is the first of {searched(seen, layer, head)}, and no content word looks at "
+            f"it is the first of {scope_of(seen, layer, head)}, and no content word looks at "
             "another one in any of them"
         )
         headline = f"{nothing}: no content word looks at another one."
         return ChosenHead(first, head or 0, None, reason, False, headline), links
-    reason = _why(seen, best, searched(seen, layer, head), of_word)
+    reason = _why(seen, best, scope_of(seen, layer, head), of_word)
     headline, stands_out = "", best.stands_out and not seen.untrained
     if not stands_out and not (queries and keys):
-        query, key = seen.queries.named(best.query), seen.keys.named(best.key)
+        query, key = seen.queries.name_of(best.query), seen.keys.name_of(best.key)
         least = f", less than {written.points(STANDS_OUT)} above the usual weight"
         below = "" if seen.untrained else least
         headline = (
@@ -201,11 +201,11 @@ def _at_gap(seen: Heads, removal: Removal, indices: Asked, written: Notation) ->
     usual = seen.usual(removal.layer, removal.head, query, key)
     link = Link(removal.layer, removal.head, query, key, float(row[key]), usual)
     where = written.head.format(removal.layer, removal.head)
-    among = searched(seen, removal.layers[0] if len(removal.layers) == 1 else None, head)
+    among = scope_of(seen, removal.layers[0] if len(removal.layers) == 1 else None, head)
     if 1 < len(removal.layers) < len(seen.layers):
         among = f"the heads of layers {span(removal.layers)}"
     moved = f"without it, {written.share(removal.moved)} of the probability goes to other words"
-    gap, looked = seen.queries.named(query), seen.keys.named(key)
+    gap, looked = seen.queries.name_of(query), seen.keys.name_of(key)
     reason = f"among {among}, removing this head changes the guess at {gap} most: {moved}"
     if removal.stands_out and not seen.untrained:
         beside = {-1: ", the word before it", 0: ", itself", 1: ", the word after it"}
@@ -245,7 +245,7 @@ def _any_link(seen: Heads, layer: int, head: int) -> Link | None:
 
 def _why(seen: Heads, link: Link, among: str, of_word: bool) -> str:
     """Explain why the head of this link is shown."""
-    query, key = seen.queries.named(link.query), seen.keys.named(link.key)
+    query, key = seen.queries.name_of(link.query), seen.keys.name_of(link.key)
     at_distance, on_key = link.usual
     which = f"its weight from {query} to {key}" if of_word else "its link between two content words"
     usual = f"the average weight from other words to {key} is {on_key:.2f}"
@@ -262,7 +262,7 @@ def _why(seen: Heads, link: Link, among: str, of_word: bool) -> str:
     )
 
 
-def searched(seen: Heads, layer: Index, head: Index) -> str:
+def scope_of(seen: Heads, layer: Index, head: Index) -> str:
     """Name the heads from which a view chose, for example "all heads of layer 3"."""
     if layer is not None:
         return f"all heads of layer {layer}"
@@ -294,7 +294,7 @@ def contrasting_head(
     (heads_a, rows_a), (heads_b, rows_b) = a, b
     layer, head = checked_head(heads_b, layer, head)
     heads = heads_among(heads_a, layer, head)
-    among = searched(heads_a, layer, head)
+    among = scope_of(heads_a, layer, head)
     trained = not (heads_a.untrained or heads_b.untrained)
     if None not in (layer, head):
         return ChosenHead(*heads[0], None, ASKED)
@@ -329,12 +329,12 @@ def contrasting_head(
 
 def _looks(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
     """Return a word's weight on each key name; keys with the same name are summed."""
-    return _by_name(heads, enumerate(attended(heads, layer, head, rows).tolist()))
+    return _by_name(heads, enumerate(weights_from(heads, layer, head, rows).tolist()))
 
 
 def _above(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
     """Like `_looks`, but return how far a word's links exceed their usual weights."""
-    weights = attended(heads, layer, head, rows)
+    weights = weights_from(heads, layer, head, rows)
     query = rows[0]
     links = (
         Link(layer, head, query, key, float(weights[key]), heads.usual(layer, head, query, key))
@@ -377,7 +377,7 @@ def changed_head(
     moved = {at: -1.0 if at in without else _elsewhere(a, b, *at) for at in heads}
     chosen = max(moved, key=lambda at: moved[at])
     reason = (
-        f"among {searched(a, layer, head)}, this head's weights differ most between the two runs: "
+        f"among {scope_of(a, layer, head)}, this head's weights differ most between the two runs: "
         f"{max(moved[chosen], 0.0):.2f} of the weight moves to other keys"
     )
     return ChosenHead(*chosen, None, reason if None in (layer, head) else ASKED)

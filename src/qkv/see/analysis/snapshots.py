@@ -130,7 +130,7 @@ def traces(run: TrainingRun, text: Text, most: int) -> Iterator[tuple[int, Trace
             else:
                 if first is not None and not isinstance(first[1], Trace):
                     _check_configs(first[0], first[1].config, step, snapshot.config)
-                trace = _traced(snapshot, text, most, again=first is not None)
+                trace = _trace_text(snapshot, text, most, again=first is not None)
             if first is None:
                 first = (step, snapshot, trace)
             _check_alike(first[0], first[2], step, trace)
@@ -138,7 +138,7 @@ def traces(run: TrainingRun, text: Text, most: int) -> Iterator[tuple[int, Trace
             advance(1)
 
 
-def _traced(model: Model, text: Text, most: int, *, again: bool) -> Trace:
+def _trace_text(model: Model, text: Text, most: int, *, again: bool) -> Trace:
     if text is None:
         raise value_error('the text is missing: give one, replay(run, "the cat sat on the mat")')
     if isinstance(text, str):
@@ -343,7 +343,7 @@ def replay_of(run: TrainingRun, text: Text) -> Replay:
             indices.append(len(steps))
             maps.append(weights)
         steps.append(step)
-        values.append(_measured(first[2], weights, copies))
+        values.append(_measure(first[2], weights, copies))
     if first is None or not indices:
         raise value_error(
             "no snapshot has finite weights: the run diverged before its first snapshot"
@@ -374,7 +374,7 @@ def replay_of(run: TrainingRun, text: Text) -> Replay:
     )
 
 
-def _measured(scores: Sequence[Score], weights: Array, copies: Array) -> Array:
+def _measure(scores: Sequence[Score], weights: Array, copies: Array) -> Array:
     """Compute the value of each measure from weights (layers, H, L, L): (layers, H, scores)."""
     values = [[_MEASURES[score](layer, copies) for layer in weights] for score in scores]
     return np.array(values).transpose(1, 2, 0)
@@ -408,7 +408,7 @@ def _controls(
         for value, model in zip(values, models, strict=True):
             heads = heads_of(model.trace(text, names=["pattern"]))
             copies = measures.after_copies(heads.queries.tokens, heads.queries.special)
-            value += _measured(scores, np.array(heads.weights), copies) / CONTROLS
+            value += _measure(scores, np.array(heads.weights), copies) / CONTROLS
     return values, count
 
 
@@ -449,7 +449,7 @@ def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[ChosenH
     best = max(heads, key=lambda at: float(rises[at].max()))
     score = int(rises[best].argmax())
     rose = "rose most" if rises[best][score] > 0 else "fell least"
-    among = selection.searched(replay.heads, layer, head)
+    among = selection.scope_of(replay.heads, layer, head)
     reason = f"its {replay.scores[score].of} {rose} among all scores of {among}"
     return ChosenHead(*best, None, selection.ASKED if None not in (layer, head) else reason), score
 
@@ -481,10 +481,10 @@ def in_words(replay: Replay, head: ChosenHead, score: int) -> str:
     return f"In {where} the {went}."
 
 
-def thinned(losses: Sequence[tuple[int, float]], most: int) -> list[list[float]]:
+def thin(losses: Sequence[tuple[int, float]], most: int) -> list[list[float]]:
     """Reduce a curve to `most` points or fewer; each new point is the mean of adjacent points.
 
-    >>> thinned([(0, 4.0), (1, 2.0), (2, 1.0), (3, 1.0)], 2)
+    >>> thin([(0, 4.0), (1, 2.0), (2, 1.0), (3, 1.0)], 2)
     [[0.5, 3.0], [2.5, 1.0]]
     """
     if len(losses) <= most:

@@ -26,7 +26,7 @@ Chosen = tuple[str, str, list[list[list[int]]]]
 WHOLE = 2 * LONG
 
 
-def traced(source: Any, tokens: Tokens, model: Named) -> tuple[Trace, Model | None]:
+def trace_of(source: Any, tokens: Tokens, model: Named) -> tuple[Trace, Model | None]:
     """Return `(trace, model)` for a text, ids, a trace or weights; the model may be None."""
     if isinstance(source, Trace | Seq2SeqTrace):
         trace = one_text(source)
@@ -101,9 +101,9 @@ def positions_in(trace: Trace, model: Model | None, word: str | int, name: str) 
     """
     size = len(trace.tokens)
     if isinstance(word, str):
-        copies = _found(trace, model, word, name)
+        copies = _find(trace, model, word, name)
         if not copies:
-            words = _listed(words_of(trace.tokens, trace.special))
+            words = _list_words(words_of(trace.tokens, trace.special))
             raise value_error(f"{word!r} is not in the text: its words are {words}")
         return [position for copy in copies for position in copy]
     position = whole_number(word, name=name, least=-size)
@@ -124,26 +124,26 @@ def positions_of(model: Model | None, word: str | None, a: Trace, b: Trace) -> C
     """
     words = [words_of(trace.tokens, trace.special) for trace in (a, b)]
     if word is None:
-        return _shared(model, a, b, words)
-    copies = [_found(trace, model, word, "word") for trace in (a, b)]
+        return _shared_word(model, a, b, words)
+    copies = [_find(trace, model, word, "word") for trace in (a, b)]
     missing = [number for number, positions in enumerate(copies) if not positions]
     if len(missing) == 2:
         raise value_error(
-            f"{word!r} is in neither text: the first has the words {_listed(words[0])}; "
-            f"the second has {_listed(words[1])}"
+            f"{word!r} is in neither text: the first has the words {_list_words(words[0])}; "
+            f"the second has {_list_words(words[1])}"
         )
     if missing:
         name = ("first", "second")[missing[0]]
         raise value_error(
-            f"{word!r} is not in the {name} text: its words are {_listed(words[missing[0]])}"
+            f"{word!r} is not in the {name} text: its words are {_list_words(words[missing[0]])}"
         )
     return text_of(word).strip(" ") or word, "it was requested", copies
 
 
-def _shared(model: Model | None, a: Trace, b: Trace, words: list[list[str]]) -> Chosen:
+def _shared_word(model: Model | None, a: Trace, b: Trace, words: list[list[str]]) -> Chosen:
     """Choose a word that both texts share; return the same tuple as `positions_of`."""
     content = [words_of(trace.tokens, trace.special, only_content=True) for trace in (a, b)]
-    found = partial(_found, name="word", either=True)
+    found = partial(_find, name="word", either=True)
     for what, (first, second) in (("content word", content), ("word", words)):
         both = (word for word in first if word in second)
         positions = {word: [found(trace, model, word) for trace in (a, b)] for word in both}
@@ -158,12 +158,12 @@ def _shared(model: Model | None, a: Trace, b: Trace, words: list[list[str]]) -> 
             least = least if len(ends[word]) else "it is the first of the"
             return (
                 word,
-                f"{least} {what}s that both texts share ({_listed(shared)})",
+                f"{least} {what}s that both texts share ({_list_words(shared)})",
                 positions[word],
             )
     raise value_error(
-        f"the texts share no word: the first has {_listed(words[0])}; the second has "
-        f"{_listed(words[1])}"
+        f"the texts share no word: the first has {_list_words(words[0])}; the second has "
+        f"{_list_words(words[1])}"
     )
 
 
@@ -173,7 +173,7 @@ def _last(similarity: Array) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def _found(
+def _find(
     trace: Trace, model: Model | None, word: str, name: str, *, either: bool = False
 ) -> list[list[int]]:
     """Find the tokens of each occurrence of a word; see `find_word`."""
@@ -183,7 +183,7 @@ def _found(
     return find(tokens, trace.special, either=either, what=f"`{name}`")
 
 
-def _listed(words: list[str], most: int = 20) -> str:
+def _list_words(words: list[str], most: int = 20) -> str:
     more = f" and {len(words) - most} more" if len(words) > most else ""
     return (", ".join(words[:most]) or "no word") + more
 

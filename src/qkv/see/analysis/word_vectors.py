@@ -10,7 +10,7 @@ import numpy as np
 from qkv.argument_errors import value_error
 from qkv.arrays import Array, as_array
 from qkv.see.analysis.head_weights import Heads
-from qkv.see.analysis.words import Span, is_punctuation, quoted, spans_of
+from qkv.see.analysis.words import Span, is_punctuation, quote_words, spans_of
 from qkv.text.tokenized import is_piece
 from qkv.trace import Trace
 
@@ -331,7 +331,7 @@ class Shift:
     labelled: list[int]
     pairs: list[SharedWord]
 
-    def moved(self, stage: Stage) -> Array:
+    def distances(self, stage: Stage) -> Array:
         """Compute how far each word at `stage` is from its static vector in the plane, `(n,)`."""
         return np.asarray(np.linalg.norm(stage.points - self.before, axis=1))
 
@@ -374,7 +374,7 @@ def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
         held = float((points**2).sum() / ((centred**2).sum() or 1))
         stages.append(Stage(name, points, min(held, 1.0), cosine(before, state)))
     return Shift(
-        sentences=[quoted(t.text, t.tokens, t.special) for t in traces],
+        sentences=[quote_words(t.text, t.tokens, t.special) for t in traces],
         tokens=tokens,
         of=numbers,
         before=plane.original,

@@ -27,14 +27,14 @@ LEFT_OVER = frozenset(_LISTS["around_apostrophes"].split())
 _APOSTROPHES = {"'", "\N{RIGHT SINGLE QUOTATION MARK}"}
 
 
-def quoted(text: str, tokens: Texts, special: Flags, most: int = 90) -> str:
+def quote_words(text: str, tokens: Texts, special: Flags, most: int = 90) -> str:
     """Quote the beginning of a text; if the text is unknown, quote its tokens.
 
     A sign stands for each mask token of the text.
 
-    >>> quoted("", ["[CLS]", "it", "##s", "me", "!"], [True, False, False, False, False])
+    >>> quote_words("", ["[CLS]", "it", "##s", "me", "!"], [True, False, False, False, False])
     'its me!'
-    >>> quoted("It's  me!", [], []), quoted("Here we are again", [], [], 12)
+    >>> quote_words("It's  me!", [], []), quote_words("Here we are again", [], [], 12)
     ("It's me!", 'Here we are…')
     """
     if not text:
@@ -49,19 +49,19 @@ def quoted(text: str, tokens: Texts, special: Flags, most: int = 90) -> str:
     return (text[: most + 1].rpartition(" ")[0] or text[: most - 1]) + "…"
 
 
-def drawn(tokens: Texts) -> list[str]:
+def labels_of(tokens: Texts) -> list[str]:
     """Return the names of tokens in a picture, where a sign stands for a gap.
 
-    >>> drawn(["a", "[MASK]"])
+    >>> labels_of(["a", "[MASK]"])
     ['a', '___']
     """
     return [GAP if token in MASKS else token for token in tokens]
 
 
-def named(token: str, article: str = "the") -> str:
+def name_of(token: str, article: str = "the") -> str:
     """Return the name of a token in a sentence.
 
-    >>> named("[MASK]"), named("a")
+    >>> name_of("[MASK]"), name_of("a")
     ('the gap', 'a')
     """
     return f"{article} gap" if token in MASKS else token
@@ -191,12 +191,12 @@ def words_of(tokens: Texts, special: Flags, *, only_content: bool = False) -> li
     return list(dict.fromkeys(bare(name) for first, _, name in spans if flags[first]))
 
 
-def explained(tokens: Texts, special: Flags, name: str = "", written: Texts = ()) -> list[str]:
+def explain_tokens(tokens: Texts, special: Flags, name: str = "", written: Texts = ()) -> list[str]:
     """Explain the tokens of a text in sentences; if `name` is given, each sentence begins with it.
 
     `written` lists the words of the text that became unknown tokens.
 
-    >>> explained(["fish", "##erm", "##an", "[UNK]", "."], [False] * 5)
+    >>> explain_tokens(["fish", "##erm", "##an", "[UNK]", "."], [False] * 5)
     ['fisherman is cut into fish ##erm ##an: ## marks a subword that continues the word before.',
      '[UNK] stands for a word for which the model has no token.',
      'Read this view with care: 3 of 5 tokens are parts of words or unknown.']

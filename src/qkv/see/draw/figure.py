@@ -43,11 +43,11 @@ def draw(title: str, lines: Sequence[str], rows: panels.Rows, *, dark: bool = Fa
     style: dict[Any, str] = dict.fromkeys(inked, tone.ink)
     style |= {"axes.edgecolor": tone.dim, "axes.facecolor": tone.paper, "hatch.color": tone.line}
     with rc_context(style):
-        return _drawn(title, lines, rows, tone)
+        return _draw_figure(title, lines, rows, tone)
 
 
-def _drawn(title: str, lines: Sequence[str], rows: panels.Rows, tone: Tone) -> Figure:
-    notes, grid = panels.pictured(rows)
+def _draw_figure(title: str, lines: Sequence[str], rows: panels.Rows, tone: Tone) -> Figure:
+    notes, grid = panels.split_prose(rows)
     sizes = [[_size(panel) for panel in row] for row in grid]
     width = max([6.0, *(sum(w for w, _ in row) for row in sizes)])
     letters = int(width * 12)  # in a line
@@ -106,7 +106,7 @@ def _size(panel: panels.Panel) -> tuple[float, float]:
         least = 2.0 if panel.words else 6.2
         return max(6.8, 2.2 + wide * columns), max(least, 2.0 + high * rows)
     if isinstance(panel, panels.Passages):
-        lines = sum(map(len, _wrapped(panel)[1])) + bool(panel.explained)
+        lines = sum(map(len, _wrap(panel)[1])) + bool(panel.explained)
         return _CARD / 72 + 0.3, 0.5 + lines * _LINE / 72
     if isinstance(panel, panels.Bars):
         return 5.4, 1.0 + 0.26 * len(panel.names)
@@ -327,7 +327,7 @@ def _label(figure: Figure, axes: Axes, panel: panels.Arrows, tone: Tone) -> None
         texts.append(text)
         point = tuple(to_pixels.transform((x, y)))
         wanted.append((point, (extent.width + 2 * pixel, extent.height + pixel)))
-    spots = panels.placed(wanted, before, after_, area.extents, pixel)
+    spots = panels.place_labels(wanted, before, after_, area.extents, pixel)
     for text, (point, _), spot in zip(texts, wanted, spots, strict=True):
         if spot is None:
             text.remove()
@@ -358,7 +358,7 @@ def _image(axes: Axes, panel: panels.Image, tone: Tone) -> None:
 
 def _passages(axes: Axes, panel: panels.Passages, tone: Tone) -> None:
     """Draw words in lines, with darker backgrounds for larger shares. Frame the marked word."""
-    label, lines = _wrapped(panel)
+    label, lines = _wrap(panel)
     y = 0.0  # in points, like all positions in this function
     if panel.explained:
         _write(axes, (0, y), panel.explained, 8, color=tone.dim, va="top")
@@ -379,10 +379,10 @@ def _passages(axes: Axes, panel: panels.Passages, tone: Tone) -> None:
     axes.set_axis_off()
 
 
-def _wrapped(panel: panels.Passages) -> tuple[float, list[list[list[int]]]]:
+def _wrap(panel: panels.Passages) -> tuple[float, list[list[list[int]]]]:
     """Return the width of the labels, and each passage's lines as lists of word indices."""
     label = _SPACE + max([_width_of(passage.label) for passage in panel.passages], default=0)
-    return label, panel.wrapped(lambda word: _width_of(word) + _SPACE, _CARD - label)
+    return label, panel.wrap(lambda word: _width_of(word) + _SPACE, _CARD - label)
 
 
 def _open(axes: Axes, tone: Tone) -> None:

@@ -443,11 +443,11 @@ class Passages(Panel):
 
     passages: Sequence[Passage]
 
-    def wrapped(self, measure: Callable[[str], float], width: float) -> list[list[list[int]]]:
+    def wrap(self, measure: Callable[[str], float], width: float) -> list[list[list[int]]]:
         """Break each passage into lines; for each line, return the indices of its words.
 
         >>> panel = Passages(passages=[Passage("", ["a", "few", "words"], [0, 0, 1], 2)])
-        >>> panel.wrapped(len, 6)
+        >>> panel.wrap(len, 6)
         [[[0, 1], [2]]]
         """
         passages = []
@@ -585,7 +585,7 @@ def drawn_in(medium: str, rows: Rows) -> list[list[Panel]]:
     return [[x.make() if isinstance(x, Later) else x for x in row] for row in panels if row]
 
 
-def pictured(rows: Rows) -> tuple[list[str], list[list[Panel]]]:
+def split_prose(rows: Rows) -> tuple[list[str], list[list[Panel]]]:
     """Return the texts of a picture's prose panels, and the rows of its other panels."""
     grid = drawn_in("picture", rows)
     prose = [panel.text for row in grid for panel in row if isinstance(panel, Prose)]
@@ -621,7 +621,7 @@ _DIRECTIONS = (0, 8, 4, 12, 2, 14, 6, 10, 1, 15, 7, 9, 3, 5, 11, 13)
 _FAR = 14.0  # at larger distances, a line joins the label to its point
 
 
-def placed(
+def place_labels(
     labels: Sequence[Label], before: Array, after: Array, area: Box, unit: float = 1.0
 ) -> Iterator[Spot]:
     """Place labels near their points; yield `(box, line end)`, or None if a label does not fit.

@@ -40,7 +40,7 @@ def text(x: float, y: float, content: str, fill: str, size: float = SIZE, **styl
     more = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in style.items())
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" fill="{fill}"{more}>'
-        f"{escaped(content)}</text>"
+        f"{to_xml(content)}</text>"
     )
 
 
@@ -103,7 +103,7 @@ def _sign(mark: str) -> str:
     return "\ufffd" if unseen or unicodedata.bidirectional(mark) in _DIRECTIONS else mark
 
 
-def escaped(content: str) -> str:
+def to_xml(content: str) -> str:
     """Escape a text for use in an SVG element or attribute."""
     return escape(readable(content), quote=True)
 
@@ -138,7 +138,7 @@ def word_width(word: str) -> float:
     return sum(sizes) * SIZE
 
 
-def wrapped(line: str, width: float, size: float) -> list[str]:
+def wrap(line: str, width: float, size: float) -> list[str]:
     """Break a line into lines that fit a width, between words if possible."""
     return textwrap.wrap(readable(line), max(20, int(width / (0.56 * size))))
 
@@ -146,12 +146,12 @@ def wrapped(line: str, width: float, size: float) -> list[str]:
 def draw(title: str, lines: Sequence[str], rows: panels.Rows, *, dark: bool = False) -> str:
     """Draw an SVG picture: a title, rows of panels side by side, and lines of prose below."""
     tone = TONES["dark" if dark else "light"]
-    prose, panel_rows = panels.pictured(rows)
+    prose, panel_rows = panels.split_prose(rows)
     grid = [[part(panel, tone) for panel in row] for row in panel_rows]
     wide = [sum(drawing.width for drawing in row) + _GAP * (len(row) - 1) for row in grid]
     width = max([320.0, *wide]) + 2 * _GAP
     elements, y = [], float(_GAP)
-    for line in wrapped(title, width - 2 * _GAP, 14):
+    for line in wrap(title, width - 2 * _GAP, 14):
         y += 14
         elements.append(text(_GAP, y, line, tone.ink, size=14, font_weight="bold"))
         y += 6
@@ -165,7 +165,7 @@ def draw(title: str, lines: Sequence[str], rows: panels.Rows, *, dark: bool = Fa
         y += max(drawing.height for drawing in row)
     y += 14
     for words in (*lines, *prose):
-        for line in wrapped(words, width - 2 * _GAP, 11):
+        for line in wrap(words, width - 2 * _GAP, 11):
             y += 11
             elements.append(text(_GAP, y, line, tone.dim))
             y += 6
@@ -183,7 +183,7 @@ def _whole(drawn: Drawing, title: str, tone: Tone, style: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
         f'width="{width:g}" height="{height:g}" style="{style}" role="{role}" '
-        f'aria-label="{escaped(title)}" '
+        f'aria-label="{to_xml(title)}" '
         'font-family="system-ui, -apple-system, Segoe UI, sans-serif">'
         f'<rect width="100%" height="100%" fill="{tone.paper}"/>{"".join(elements)}</svg>'
     )
@@ -236,7 +236,7 @@ def _heat_map(panel: panels.HeatMap, tone: Tone) -> Drawing:
             if (
                 high < 30.0
             ):  # the cell is too small for a number; pointing at the cell shows the number
-                content = escaped(f"{row}, {columns[j]}: {number}")
+                content = to_xml(f"{row}, {columns[j]}: {number}")
                 elements.append(f"{drawn}><title>{content}</title></rect>")
                 continue
             elements.append(f"{drawn}/>")
@@ -264,14 +264,14 @@ def _tile(panel: panels.HeatMap, tone: Tone) -> Drawing:
     """Draw a small picture with a pixel for each cell; masked cells are grey."""
     scale = [list(bytes.fromhex(shade(n / 255, tone.theme)[1:])) for n in range(-255, 256)]
     colors = np.array(scale, np.uint8)
-    shares = _pooled(np.clip(np.nan_to_num(panel.shares), -1, 1))
+    shares = _pool(np.clip(np.nan_to_num(panel.shares), -1, 1))
     pixels = colors[255 + np.rint(shares * 255).astype(int)]
-    pixels[_pooled(~panel.hatched) == 0] = list(bytes.fromhex(tone.faint[1:]))
+    pixels[_pool(~panel.hatched) == 0] = list(bytes.fromhex(tone.faint[1:]))
     drawn = image(pixels, _SMALL, _SMALL, "image-rendering:pixelated")
     return Drawing([drawn, outline(0, 0, _SMALL, _SMALL, tone.line, 1)], _SMALL, _SMALL)
 
 
-def _pooled(cells: Array) -> Array:
+def _pool(cells: Array) -> Array:
     """Reduce each block of cells to one pixel: the number in the block that is furthest from 0."""
     step = -(-max(cells.shape) // int(_SMALL))
     (n, m), more = cells.shape, [(0, -size % step) for size in cells.shape]
@@ -389,7 +389,7 @@ def _arrows(panel: panels.Arrows, tone: Tone) -> Drawing:
     wanted = [(tuple(xy(point).tolist()), name, after) for point, name, after in panel.labels]
     sizes = [(point, (label_width(name) + 4, SIZE + 3.0)) for point, name, _ in wanted]
     area = 0.0, 0.0, side, side
-    spots = panels.placed(sizes, starts, ends, area)
+    spots = panels.place_labels(sizes, starts, ends, area)
     for (point, name, after), spot in zip(wanted, spots, strict=True):
         if spot is None:
             continue
@@ -454,7 +454,7 @@ def _graph(panel: panels.GraphPanel, tone: Tone) -> Drawing:
         ends = " ".join(f"qkv-of{numbers[node]}" for node in (edge.sender, edge.receiver))
         numbered = f"{edge.name}: {form(edge.value)}"
         edges.append(
-            f'<g class="qkv-edge {ends}" tabindex="0" role="img"><title>{escaped(numbered)}</title>'
+            f'<g class="qkv-edge {ends}" tabindex="0" role="img"><title>{to_xml(numbered)}</title>'
             f'<path {line} stroke="{color}" stroke-width="{0.6 + 5.4 * abs(share):.2f}"/>'
             f'<path {line} stroke="transparent" stroke-width="10"/>'
             f"{_readout([numbered], bottom, tone)}</g>"
@@ -475,7 +475,7 @@ def _graph(panel: panels.GraphPanel, tone: Tone) -> Drawing:
             sums = _sums(panel, name)
             box = (
                 f'<g class="qkv-node qkv-n{numbers[name]}" tabindex="0" role="img">'
-                f"<title>{escaped('. '.join(sums))}</title>{box}"
+                f"<title>{to_xml('. '.join(sums))}</title>{box}"
                 f"{_readout(sums, bottom, tone)}</g>"
             )
         nodes.append(box)
@@ -483,7 +483,7 @@ def _graph(panel: panels.GraphPanel, tone: Tone) -> Drawing:
     width = left + across * (columns + 0.6)
     notes = [
         text(0, bottom + 52 + 15 * number, line, tone.dim, size=10)
-        for number, line in enumerate(wrapped(panel.caption, width, 10))
+        for number, line in enumerate(wrap(panel.caption, width, 10))
     ]
     legend = [f'<g class="qkv-hint">{text(0, bottom + 20, hint, tone.dim, size=10)}</g>', *notes]
     graph = "".join([*elements, *edges, *nodes, *legend])
@@ -518,7 +518,7 @@ def _readout(lines: Sequence[str], bottom: float, tone: Tone) -> str:
 def _sums(panel: panels.GraphPanel, node: str) -> list[str]:
     """Write two lines about a node: one about its inputs, one about its outputs."""
 
-    def listed(verb: str, ends: list[tuple[str, float]]) -> str:
+    def describe(verb: str, ends: list[tuple[str, float]]) -> str:
         more = f" and {len(ends) - 2} more" if len(ends) > 2 else ""
         return f"{verb} {', '.join(f'{end} {panel.form(x)}' for end, x in ends[:2])}{more}"
 
@@ -528,7 +528,7 @@ def _sums(panel: panels.GraphPanel, node: str) -> list[str]:
         if edge.receiver == node
     ]
     written = [(edge.end, edge.value) for edge in panel.edges if edge.sender == node]
-    sums = [listed("reads", read)] * bool(read) + [listed("writes to", written)] * bool(written)
+    sums = [describe("reads", read)] * bool(read) + [describe("writes to", written)] * bool(written)
     return [f"{node} {line}" if not number else line for number, line in enumerate(sums)]
 
 
@@ -551,7 +551,7 @@ def _passages(panel: panels.Passages, tone: Tone) -> Drawing:
     front = max([word_width(passage.label) for passage in panel.passages], default=0) + 8
     elements = [text(0, 10, panel.explained, tone.dim, size=10)] if panel.explained else []
     y = 18.0 if panel.explained else 0.0
-    lines = panel.wrapped(lambda word: word_width(word) + 6, _CARD - front)
+    lines = panel.wrap(lambda word: word_width(word) + 6, _CARD - front)
     for passage, rows in zip(panel.passages, lines, strict=True):
         elements.append(text(0, y + 12, passage.label, tone.dim, size=10))
         for row in rows:

@@ -151,7 +151,7 @@ class Screen:
         return max(4, min(most, self.width - beside))
 
 
-def styled(words: str = "", style: str = "") -> Text:
+def to_line(words: str = "", style: str = "") -> Text:
     """Return a line of words in a style."""
     from rich.text import Text
 
@@ -163,7 +163,7 @@ def prose(screen: Screen, text: str, style: str = "", indent: int = 0) -> list[T
     lines = textwrap.wrap(
         screen.plain(text), max(20, screen.width - indent), break_on_hyphens=False
     )
-    return [styled(" " * indent + line, style=style) for line in lines]
+    return [to_line(" " * indent + line, style=style) for line in lines]
 
 
 def bar(screen: Screen, value: float, width: int = 20) -> Text:
@@ -174,9 +174,9 @@ def bar(screen: Screen, value: float, width: int = 20) -> Text:
     """
     share = 0.0 if math.isnan(value) else min(1.0, max(0.0, value))
     if not screen.unicode:
-        return styled(("#" * round(share * width)).ljust(width), _BAR)
+        return to_line(("#" * round(share * width)).ljust(width), _BAR)
     full, part = divmod(round(share * width * 8), 8)
-    return styled(("█" * full + ("▏▎▍▌▋▊▉"[part - 1] if part else "")).ljust(width), _BAR)
+    return to_line(("█" * full + ("▏▎▍▌▋▊▉"[part - 1] if part else "")).ljust(width), _BAR)
 
 
 def cube_color(number: int) -> str:
@@ -211,11 +211,11 @@ def ground_of(file: IO[str]) -> str | None:
     ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]
     if ground.isdigit():  # of the 16 colours, 0 to 6 and 8 are dark, as in vim
         return "dark" if int(ground) in (*range(7), 8) else "light"
-    return _asked() if file.isatty() else None
+    return _ask_terminal() if file.isatty() else None
 
 
 @lru_cache(maxsize=1)
-def _asked() -> str | None:
+def _ask_terminal() -> str | None:
     try:
         import termios
         import tty
@@ -268,7 +268,7 @@ def draw(screen: Screen, rows: panels.Rows) -> Iterator[Text]:
     """Draw rows of panels: named panels side by side, other panels one below the other."""
     for row in panels.drawn_in("terminal", rows):
         if len(row) > 1 and row[0].name:
-            yield styled()
+            yield to_line()
             yield _title(screen, row[0])
             half = replace(screen, width=(screen.width - 3) // 2)
             yield from _side_by_side(
@@ -277,14 +277,14 @@ def draw(screen: Screen, rows: panels.Rows) -> Iterator[Text]:
             continue
         for panel in row:
             if panel.title:
-                yield styled()
+                yield to_line()
                 yield _title(screen, panel)
             yield from _DRAW[type(panel)](screen, panel)
 
 
 def heading(screen: Screen, name: str, model: str, tokens: Sequence[str]) -> Text:
     """Write the name, the model and the first tokens of a text."""
-    most, line = 60, styled(f"{name}  " if name else "", style="bold")
+    most, line = 60, to_line(f"{name}  " if name else "", style="bold")
     count = "1 token" if len(tokens) == 1 else f"{len(tokens)} tokens"
     line.append(f"{screen.safe(model)}, {count}: " if model else f"{count}: ")
     line.append(" ".join(screen.safe(token) for token in tokens[:most]), style="not bold")
@@ -294,7 +294,7 @@ def heading(screen: Screen, name: str, model: str, tokens: Sequence[str]) -> Tex
 
 
 def _title(screen: Screen, panel: panels.Panel) -> Text:
-    line = styled(screen.plain(panel.title), style="bold")
+    line = to_line(screen.plain(panel.title), style="bold")
     if panel.explained:
         line.append(screen.plain(f" ({panel.explained})"), style="dim not bold")
     return line
@@ -303,7 +303,7 @@ def _title(screen: Screen, panel: panels.Panel) -> Text:
 def _prose(screen: Screen, panel: panels.Prose) -> list[Text]:
     if panel.code:
         blank = " " * panel.indent
-        return [styled(blank + screen.plain(x), style=panel.style) for x in panel.text.split("\n")]
+        return [to_line(blank + screen.plain(x), style=panel.style) for x in panel.text.split("\n")]
     return prose(screen, panel.text, panel.style, panel.indent)
 
 
@@ -314,7 +314,7 @@ def _links(screen: Screen, panel: panels.Links) -> list[Text]:
     free = screen.free_columns(24, beside=width + wide + 11)
     lines = []
     for query, key, weight in panel.strongest:
-        line = styled("  " + screen.cut(query, width), style="bold")
+        line = to_line("  " + screen.cut(query, width), style="bold")
         line.append(f" {weight:.2f} ", style="not bold")
         line.append(bar(screen, weight, free))
         lines.append(line.append(screen.plain(" → ") + screen.cut(key, wide)))
@@ -349,13 +349,13 @@ def _table(screen: Screen, panel: panels.Table) -> list[Text]:
     sized = [(column, free if column.bars else size) for column, size in sized]
     lines = []
     if any(column.header for column, _ in sized):
-        line = styled(screen.cut(screen.plain(panel.corner), width), style="dim")
+        line = to_line(screen.cut(screen.plain(panel.corner), width), style="dim")
         for column, size in sized:
             put = screen.cut if column.left or column.bars else screen.right
             line.append("  " + put(screen.plain(column.header), size))
         lines.append(line)
     for row, name in enumerate(panel.names):
-        line = styled(screen.cut(screen.plain(name), width), style="bold")
+        line = to_line(screen.cut(screen.plain(name), width), style="bold")
         for column, size in sized:
             line.append("  ", style="not bold")
             if column.bars:
@@ -366,7 +366,7 @@ def _table(screen: Screen, panel: panels.Table) -> list[Text]:
             line.append(put(screen.plain(column.cells[row]), size), style=style)
         line.rstrip()
         lines.append(line)
-    return [*lines, styled(panel.note, style="dim")] if panel.note else lines
+    return [*lines, to_line(panel.note, style="dim")] if panel.note else lines
 
 
 def _heat_map(screen: Screen, panel: panels.HeatMap) -> list[Text]:
@@ -392,14 +392,14 @@ def _heat_map(screen: Screen, panel: panels.HeatMap) -> list[Text]:
     spare = (screen.width - label - 1 - (2 + cell + 3 if rest else 0)) // len(indices) - 1
     cell = max(cell, min(spare, screen.fit([columns[j] for j in indices], cell, 9)))
 
-    head = styled(" " * (label + 1))
+    head = to_line(" " * (label + 1))
     for j in indices:
         head.append(" " + screen.right(columns[j], cell), style="bold")
     if rest:
         head.append(" " + "others".rjust(max(cell, 6)), style="dim")
     lines = [head]
     for i in shown_rows:
-        line = styled(screen.cut(panel.rows[i], label) + " ", style="bold")
+        line = to_line(screen.cut(panel.rows[i], label) + " ", style="bold")
         for j in indices:
             if hidden is not None and hidden[i, j]:
                 line.append(("·" if screen.unicode else "-").rjust(cell + 1), "dim not bold")
@@ -432,12 +432,12 @@ def _numbers(screen: Screen, panel: panels.Numbers) -> list[Text]:
     shown_rows = _first(len(panel.rows), panel.most_rows, cell[0] if cell else 0)
     indices = _first(len(headings), free, cell[1] if cell else 0)
 
-    head = styled(" " * label, style="bold" if columns else "dim")
+    head = to_line(" " * label, style="bold" if columns else "dim")
     for j in indices:
         head.append(" " + screen.right(headings[j], width))
     lines = [head]
     for i in shown_rows:
-        line = styled(screen.cut(panel.rows[i], label), style="bold")
+        line = to_line(screen.cut(panel.rows[i], label), style="bold")
         for j in indices:
             line.append(" ", style="not bold")
             if panel.hidden is not None and panel.hidden[i, j]:
@@ -459,11 +459,11 @@ def _passages(screen: Screen, panel: panels.Passages) -> list[Text]:
     label = screen.fit([passage.label for passage in panel.passages], 1, 10)
     free = screen.free_columns(100, beside=label + 4)
     drawn = []
-    lines = panel.wrapped(lambda word: cell_len(screen.safe(word)) + 3, free)
+    lines = panel.wrap(lambda word: cell_len(screen.safe(word)) + 3, free)
     for passage, rows in zip(panel.passages, lines, strict=True):
         front = screen.right(passage.label, label)
         for row in rows:
-            line = styled(f"  {front} ", style="not bold")
+            line = to_line(f"  {front} ", style="not bold")
             for number in row:
                 word = screen.safe(passage.words[number])
                 marked = number == passage.marked
@@ -480,7 +480,7 @@ def _cells(screen: Screen, panel: panels.Cells) -> list[Text]:
     """Draw a shade for each cell or, without colours, a digit from 0 to 9."""
     lines = []
     for row, shares in enumerate(panel.shares.tolist()):
-        line = styled("  ")
+        line = to_line("  ")
         for column, share in enumerate(shares):
             blank = "  " if screen.shades else f"{round(9 * share):d} "
             marked = (row, column) == panel.marked
@@ -494,22 +494,22 @@ def _left_out(counts: list[tuple[int, int, str]], which: str = "") -> list[Text]
     note = " and ".join(
         f"{number} of {count} {what}" for count, number, what in counts if number < count
     )
-    return [styled(f"Shown: {note}{which}.", style="dim")] if note else []
+    return [to_line(f"Shown: {note}{which}.", style="dim")] if note else []
 
 
 def _cell(screen: Screen, written: str, share: float, width: int) -> Text:
     if screen.shades:
-        return styled(screen.right(written, width), f"not bold {screen.shading(share)}")
+        return to_line(screen.right(written, width), f"not bold {screen.shading(share)}")
     marks = " ░▒▓█" if screen.unicode else " .:*#"
     size = abs(share)
     mark = marks[0 if size < LEAST else min(4, math.ceil(size * 4 - 0.02))]
-    return styled(screen.right(mark + screen.safe(written), width), style="not bold")
+    return to_line(screen.right(mark + screen.safe(written), width), style="not bold")
 
 
 def _scale(screen: Screen, panel: panels.HeatMap) -> Text:
     low, top = (panel.form(end) for end in panel.ends)
     name = "" if panel.of == "weight" else f"{panel.scale_name} "
-    line = styled(f"scale {screen.plain(name)}{low} ", style="dim")
+    line = to_line(f"scale {screen.plain(name)}{low} ", style="dim")
     if screen.shades:
         for step in range(16):
             share = (2 * step / 15 - 1) if panel.signed else step / 15
@@ -536,7 +536,7 @@ def _first(count: int, free: int, needed: int) -> list[int]:
 def _side_by_side(screen: Screen, sides: Sequence[tuple[str, list[Text]]]) -> Iterator[Text]:
     """Draw two lists of lines under their names: side by side if they fit, otherwise stacked."""
     left, right = (
-        [styled(name, screen.side(side)), *lines]
+        [to_line(name, screen.side(side)), *lines]
         for side, (name, lines) in zip("AB", sides, strict=True)
     )
     half, wide = (2 + max(line.cell_len for line in lines) for lines in (left, right))
@@ -544,7 +544,7 @@ def _side_by_side(screen: Screen, sides: Sequence[tuple[str, list[Text]]]) -> It
         yield from (*left, *right)
         return
     half += 1
-    for first, second in zip_longest(left, right, fillvalue=styled()):
+    for first, second in zip_longest(left, right, fillvalue=to_line()):
         line = first.copy()
         line.append(" " * (half - line.cell_len))
         yield line.append_text(second)

@@ -67,7 +67,7 @@ def need_engine(model: Model) -> None:
             f"`qkv serve --model {model.name}` shows this page for any model"
         )
     least = sum(array.size for array in model.parameters.values())  # In bytes.
-    _sized(model, least * 4 // 3)  # In base64.
+    _describe_size(model, least * 4 // 3)  # In base64.
 
 
 def engine_payload(model: Model) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def engine_payload(model: Model) -> dict[str, Any]:
         for name, (array, rows) in parameters.items()
     }
     size = sum(len(array["b64"]) for array in packed.values())
-    described = _sized(model, size)
+    described = _describe_size(model, size)
     if size > LARGE:
         warnings.warn(f"{described}, which takes long to open", UserWarning, stacklevel=callers())
     if model.penalties.rules:
@@ -267,7 +267,7 @@ def _reasons(model: Model) -> Iterator[str]:
         yield from reasons_of_tokenizer(model.tokenizer)
 
 
-def _sized(model: Model, size: int) -> str:
+def _describe_size(model: Model, size: int) -> str:
     """Return a clause that gives the size, in MB, of a page with `size` characters.
 
     Raises:

@@ -14,7 +14,7 @@ from qkv.arrays import finite
 from qkv.models import Model
 from qkv.see.draw import colours, svg
 from qkv.see.draw.colours import TONES, Tone
-from qkv.see.draw.panels import Rows, pictured
+from qkv.see.draw.panels import Rows, split_prose
 
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
@@ -67,14 +67,14 @@ def picture(title: str, lines: Sequence[str], rows: Rows, theme: str) -> str:
         rows: the panels.
         theme: "light", "dark", or "auto"; "auto" follows the theme of the site or system.
     """
-    prose, panel_rows = pictured(rows)
+    prose, panel_rows = split_prose(rows)
     names = ("light", "dark") if theme == "auto" else (theme,)
-    bodies = [_pictured(title, [*lines, *prose], panel_rows, TONES[name]) for name in names]
+    bodies = [_draw_body(title, [*lines, *prose], panel_rows, TONES[name]) for name in names]
     body, more = _in_both_themes(*bodies) if theme == "auto" else (bodies[0], "")
     return f"<style>{template('picture.css')}{more}</style>{body}"
 
 
-def _pictured(title: str, lines: Sequence[str], rows: Rows, tone: Tone) -> str:
+def _draw_body(title: str, lines: Sequence[str], rows: Rows, tone: Tone) -> str:
     above = f"<strong>{escape(svg.readable(title))}</strong>"
     parts = ["".join(f"<div>{svg.alone(panel, tone)}</div>" for panel in row) for row in rows]
     below = "".join(

@@ -11,7 +11,7 @@ from qkv.arrays import Array
 from qkv.see.analysis import measures
 from qkv.see.analysis.head_weights import LONG, Axis, Heads, Summary
 from qkv.see.analysis.measures import strongest_block
-from qkv.see.analysis.snapshots import BECOMES, MOST_LOSSES, Replay, thinned
+from qkv.see.analysis.snapshots import BECOMES, MOST_LOSSES, Replay, thin
 from qkv.see.analysis.word_vectors import Shift
 from qkv.see.analysis.words import word_spans
 from qkv.see.steps.step import Step
@@ -283,7 +283,7 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
         "becomes": BECOMES,
         "control": replay.control,
         "knots": replay.knots,
-        "losses": thinned(replay.losses, MOST_LOSSES),
+        "losses": thin(replay.losses, MOST_LOSSES),
         "logged": [replay.loss_at(step) for step in replay.steps],
         "left_out": left_out,
     }
@@ -304,7 +304,7 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
 
 def shift_payload(shift: Shift) -> dict[str, Any]:
     """Return the data of a page of word vectors (SHIFT above): points in a plane, and cosines."""
-    stages = [vars(stage) | {"moved": shift.moved(stage)} for stage in shift.stages]
+    stages = [vars(stage) | {"moved": shift.distances(stage)} for stage in shift.stages]
     return vars(shift) | {"stages": stages, "pairs": [vars(pair) for pair in shift.pairs]}
 
 
@@ -365,7 +365,7 @@ def walk_payload(walk: Walk) -> dict[str, Any]:
     float32.
     """
     weights = next(step for step in walk.steps if step.name == "weights")
-    rows, key_rows = _held(walk, weights.values)
+    rows, key_rows = _choose_positions(walk, weights.values)
     # these arrays are kept whole, since every query may attend to all keys
     sides = {step.name: step.side for step in walk.steps if step.name not in _WHOLE}
     lists = {"queries": ("rows", rows), "keys": ("key_rows", key_rows)}
@@ -433,7 +433,7 @@ def _parts(walk: Walk) -> dict[str, tuple[list[int] | None, list[int] | None]]:
     return parts
 
 
-def _held(walk: Walk, weights: Array) -> tuple[list[int] | None, list[int] | None]:
+def _choose_positions(walk: Walk, weights: Array) -> tuple[list[int] | None, list[int] | None]:
     """Return `(queries, keys)`: the positions that the page keeps; None means all positions."""
     length, keys = weights.shape
     if max(length, keys) <= MOST_TOKENS:
@@ -505,7 +505,7 @@ def pack_shares(weights: Array) -> dict[str, Any]:
     """
     exact = np.clip(np.nan_to_num(weights.astype(np.float64)), 0, 1) * _PER
     whole = np.floor(exact).astype(np.int64)
-    return _packed(whole | (exact != whole), 16) | {"per": _PER}
+    return _pack_bits(whole | (exact != whole), 16) | {"per": _PER}
 
 
 def pack_bits(flags: Array) -> dict[str, Any]:
@@ -535,10 +535,10 @@ def pack_indices(indices: Array, limit: int) -> dict[str, Any]:
     >>> pack_indices(np.array([1, -1]), 10)
     {'b64': 'AQD//w==', 'bits': 16, 'shape': [2]}
     """
-    return _packed(indices, 16 if limit <= 65535 else 32)
+    return _pack_bits(indices, 16 if limit <= 65535 else 32)
 
 
-def _packed(whole: Array, bits: int) -> dict[str, Any]:
+def _pack_bits(whole: Array, bits: int) -> dict[str, Any]:
     data = whole.astype(np.int64).astype(f"<u{bits // 8}").tobytes()
     return {"b64": _text(data), "bits": bits, "shape": list(whole.shape)}
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from qkv.models import Model, load
-from qkv.models.files.find import DEFAULT, shipped
+from qkv.models.files.find import DEFAULT, shipped_models
 from qkv.see.analysis.view_inputs import positions_in
 from qkv.see.analysis.words import FUNCTION_WORDS, LEFT_OVER, run_name
 from qkv.see.page import html
@@ -83,15 +83,15 @@ DECODER = "books-decoder"  # The decoder on a page whose encoder is the default 
 def known_of(model: Model) -> dict[str, Any]:
     """Return the entries of PLAY that describe a model; some exist only if it comes with qkv."""
     folder = _folder_of(model)
-    stories = _kept(folder, FILE).get("stories", [])
+    stories = _read_json(folder, FILE).get("stories", [])
     return {
         "next": model.generates,
         "guesses": model.mask is not None,
         "mask": model.mask,
         "stories": [_story(model, story) for story in stories],
-        "roles": _kept(folder, ROLES),
-        "cards": _kept(folder, CARDS).get("cards", []),
-        "game": _kept(folder, GAME),
+        "roles": _read_json(folder, ROLES),
+        "cards": _read_json(folder, CARDS).get("cards", []),
+        "game": _read_json(folder, GAME),
         "read": _read_by(folder),
         "untrained": model.network.untrained,
         "little": {"words": sorted(FUNCTION_WORDS), "pieces": sorted(LEFT_OVER)},
@@ -100,7 +100,7 @@ def known_of(model: Model) -> dict[str, Any]:
 
 def _folder_of(model: Model) -> Path | None:
     """Return a model's folder if the model comes with qkv and is unchanged, else None."""
-    folder = shipped().get(model.name)
+    folder = shipped_models().get(model.name)
     if folder is None:
         return None
     original, parameters = load(folder).parameters, model.parameters
@@ -110,7 +110,7 @@ def _folder_of(model: Model) -> Path | None:
     return folder if same else None
 
 
-def _kept(folder: Path | None, name: str) -> dict[str, Any]:
+def _read_json(folder: Path | None, name: str) -> dict[str, Any]:
     """Read a JSON file in a folder; return an empty object if the file does not exist."""
     file = folder and folder / name
     return dict(json.loads(file.read_bytes())) if file and file.is_file() else {}
@@ -270,7 +270,7 @@ def stories() -> Stories:
     >>> all(model.predict(story.sentence, 1)[0][0][0] == story.before for story in kept.told)
     True
     """
-    return read_stories(shipped()[DEFAULT])
+    return read_stories(shipped_models()[DEFAULT])
 
 
 def read_stories(folder: Path) -> Stories:

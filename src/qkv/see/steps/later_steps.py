@@ -12,8 +12,8 @@ from qkv.models import Model
 from qkv.models.network.design import Design, under
 from qkv.models.network.head import BuiltHead
 from qkv.models.tasks.predict import in_words, likeliest
-from qkv.see.analysis.words import named
-from qkv.see.steps.step import FEW, PHRASES, ROWS, Walk, biased, linear_step, phrase
+from qkv.see.analysis.words import name_of
+from qkv.see.steps.step import FEW, PHRASES, ROWS, Walk, bias_of, linear_step, phrase
 
 Norm = LayerNorm | RMSNorm
 
@@ -56,12 +56,12 @@ def _compared_norm(walk: Walk, x: str, name: str, norm: Norm | None, hook: str) 
     """
     if norm is None:
         return x
-    normed(walk, x, name, norm)
+    norm_step(walk, x, name, norm)
     walk.compare(f"blocks.{walk.layer}.{hook}")
     return name
 
 
-def normed(walk: Walk, x: str, name: str, norm: Norm, **others: Any) -> str:
+def norm_step(walk: Walk, x: str, name: str, norm: Norm, **others: Any) -> str:
     """Add the step of one of the model's norms; return the name of the result.
 
     `others` are arguments for `Walk.write`.
@@ -76,7 +76,7 @@ def normed(walk: Walk, x: str, name: str, norm: Norm, **others: Any) -> str:
     row = "rms norm" if isinstance(norm, RMSNorm) else "norm"
     note, others = PHRASES.get(name, ""), {"side": "queries", "cell": (walk.position, 0)} | others
     walk.write(
-        row, of=x, name=name, gain=gain, least=least, eps=eps, note=note, **biased(shift), **others
+        row, of=x, name=name, gain=gain, least=least, eps=eps, note=note, **bias_of(shift), **others
     )
     return name
 
@@ -95,7 +95,7 @@ def _mlp_steps(walk: Walk, read: str, block: Block) -> str:
         _unit_steps(walk, read, block.mlp)
     else:
         walk.write("experts", layer=walk.layer)
-    output = "mlp" if block.out_norm2 is None else normed(walk, "mlp", "M", block.out_norm2)
+    output = "mlp" if block.out_norm2 is None else norm_step(walk, "mlp", "M", block.out_norm2)
     walk.compare(f"blocks.{walk.layer}.hook_mlp_out")
     return output
 
@@ -147,7 +147,7 @@ def word_steps(walk: Walk, model: Model, last: str) -> None:
     design = model.design
     norm = design.norm(model.parameters, "final_norm") if isinstance(design, Design) else None
     if norm is not None:
-        last = normed(walk, last, "final", norm)
+        last = norm_step(walk, last, "final", norm)
         walk.compare("ln_final.hook_normalized")
     if head is None:
         walk.end("the model has no language-model head, so the walk ends with the last vectors")
@@ -196,7 +196,7 @@ def _head_steps(walk: Walk, head: BuiltHead, logits: Array, words: dict[int, str
         activation_step(walk, last, "a", how.activation, columns="D", side="position", cell=cell)
         last = "a"
     if head.norm is not None:
-        last = normed(walk, last, "u", head.norm, side="position", cell=cell)
+        last = norm_step(walk, last, "u", head.norm, side="position", cell=cell)
     if how.scale != 1:
         scale = float(how.scale)
         walk.write("scaled before the words", x=last, by=f"{scale:g}", scale=scale, cell=cell)
@@ -211,7 +211,7 @@ def _head_steps(walk: Walk, head: BuiltHead, logits: Array, words: dict[int, str
         walk.write("capped", by=f"{how.softcap:g}", cap=float(how.softcap), **few)
     walk.compare("logits", logits)
     where = "follows" if walk.next_word else "stands"
-    probabilities_step(walk, words, phrase(where, token=named(walk.trace.tokens[walk.position])))
+    probabilities_step(walk, words, phrase(where, token=name_of(walk.trace.tokens[walk.position])))
 
 
 def _name_words(walk: Walk, model: Model, logits: Array) -> dict[int, str]:

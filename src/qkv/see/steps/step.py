@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, Arrays
-from qkv.see.analysis.words import drawn, named
+from qkv.see.analysis.words import labels_of, name_of
 from qkv.trace import Trace
 
 Op = dict[str, Any]
@@ -30,7 +30,7 @@ def spell(
 
     Args:
         name: the name of the array.
-        op: how the array is computed, in the format that `_made` reads.
+        op: how the array is computed, in the format that `_spell_cell` reads.
         cell: the row and column of the cell.
         arrays: the array and its inputs, keyed by name.
         rows: names for the rows.
@@ -48,11 +48,11 @@ def spell(
     called = dict(columns if isinstance(columns, Mapping) else enumerate(columns or ()))
     where = f"{name}[{rows[i]}, {called.get(j, j)}]"
     value = _number(arrays[name][i, j])
-    made = _made(op, i, j, arrays, most)
+    made = _spell_cell(op, i, j, arrays, most)
     return f"{where} = {made} = {value}" if made else f"{where} = {value}"
 
 
-def _made(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
+def _spell_cell(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
     """Write out how the number in row i and column j is computed; return "" for an input."""
 
     def at(name: str) -> str:
@@ -72,11 +72,11 @@ def _made(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
             return " + ".join(f"{name} {_number(x[i % len(x), j])}" for name, x in parts)
         case {"kind": "norm", "of": name, "gain": gain}:
             shift = f" + {_number(arrays[op['shift']][j])}" if op["shift"] else ""
-            return f"{_normed(op, arrays[name][i], j)} * {_number(arrays[gain][j])}{shift}"
+            return f"{_spell_norm(op, arrays[name][i], j)} * {_number(arrays[gain][j])}{shift}"
         case {"kind": "product"}:
             return _product(op, i, j, arrays, most)
         case {"kind": "rotated", "of": name}:
-            return _rotated(op, arrays[name][i], i, j)
+            return _spell_rotation(op, arrays[name][i], i, j)
         case {"kind": "scaled", "of": name, "by": by}:
             return f"{at(name)} {by}"
         case {"kind": "masked", "name": masked, "of": name, "added": added}:
@@ -97,7 +97,7 @@ def _made(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
     raise KeyError(op["kind"])
 
 
-def _normed(op: Op, x: Array, j: int) -> str:
+def _spell_norm(op: Op, x: Array, j: int) -> str:
     """Write out one number of a LayerNorm's or RMSNorm's result; RMSNorm subtracts no mean."""
     row = x.astype(np.float64)
     mean = 0.0 if op["rms"] else float(row.mean())
@@ -128,7 +128,7 @@ def _product(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
     return " + ".join(terms)
 
 
-def _rotated(op: Op, row: Array, i: int, j: int) -> str:
+def _spell_rotation(op: Op, row: Array, i: int, j: int) -> str:
     """Write out how rotary positions compute one number of a rotated pair."""
     dims = op["dims"]
     if j >= dims:
@@ -162,7 +162,7 @@ def _number(x: Any) -> str:
 
 
 # The contents of steps.json. `rows` contains the steps, keyed by the names that Python and the page
-# use. In the row of a step, `op` describes how each number of the step is computed (see `_made`).
+# use. In the row of a step, `op` describes how each number of the step is computed: `_spell_cell`.
 # `columns` is the letter that stands for the number of columns; it is empty if the columns are
 # keys. `phrases` contains parts of notes and titles. {x} is a placeholder. A text that is only a
 # placeholder becomes the placeholder's value, which may have any type.
@@ -200,10 +200,10 @@ def phrase(name: str, **values: Any) -> str:
     return str(fill(PHRASES[name], values))
 
 
-def biased(bias: str | None) -> dict[str, Any]:
+def bias_of(bias: str | None) -> dict[str, Any]:
     """Return the values for the placeholders {bias} and {plus}: a bias, and the code that adds it.
 
-    >>> biased("b_O")
+    >>> bias_of("b_O")
     {'bias': 'b_O', 'plus': ' + b_O'}
     """
     return {"bias": bias, "plus": f" + {bias}" if bias else ""}
@@ -223,7 +223,7 @@ class Step:
         code: the step's lines of NumPy.
         name: the name of the result in `code`.
         values: the result, `(n, m)`.
-        op: how each number is computed, in the format that `_made` reads.
+        op: how each number is computed, in the format that `_spell_cell` reads.
         rows: names for the rows: the tokens of the queries, or the tokens of the keys.
         side: "queries" if the rows are queries, "keys" if the rows are keys, or "position" if there
             is only one row, which belongs to the walk's query.
@@ -345,7 +345,7 @@ class Walk:
         """Return a sentence that names the likeliest word, or "" if the walk has no words."""
         if not self.words:
             return ""
-        (word, probability), token = self.words[0], named(self.trace.tokens[self.position])
+        (word, probability), token = self.words[0], name_of(self.trace.tokens[self.position])
         where = f"after {token}" if self.next_word else f"at {token}"
         return f"The likeliest word {where} is {word}, {probability:.2f}."
 
@@ -380,7 +380,7 @@ class Walk:
             step = replace(self.steps[k], shown={unit: str(unit) for unit in few})
             cell = step.cell and (self.position, few[0])
             self.steps[k] = replace(step, cell=cell, sum=self.spell(step, cell) if cell else "")
-        token = named(self.trace.tokens[self.position])
+        token = name_of(self.trace.tokens[self.position])
         self._note(steps[0], phrase("units", units=FEW, count=len(row), token=token))
         return few
 
@@ -421,9 +421,9 @@ class Walk:
         count = "" if side == "position" else f"{self.count(side)}="
         made["shape"] = f"({count}{n}, {columns or self.count('keys')}={m})"
         sides = {"queries": self.tokens, "keys": self.keys}
-        made["rows"] = drawn(sides.get(side, [self.tokens[self.position]]))
+        made["rows"] = labels_of(sides.get(side, [self.tokens[self.position]]))
         step = Step(
-            values=values, columns=None if columns else drawn(self.keys), cell=cell,
+            values=values, columns=None if columns else labels_of(self.keys), cell=cell,
             shown=shown, hidden=hidden, **made,
         )  # fmt: skip
         self.steps.append(replace(step, sum=self.spell(step, cell) if cell else ""))
@@ -437,4 +437,4 @@ def linear_step(walk: Walk, row: str, parameters: Arrays, **others: Any) -> Arra
     learned = {weight: parameters["weight"]} | ({bias: parameters["bias"]} if bias else {})
     walk.inputs |= learned
     walk.arrays |= learned
-    return walk.write(row, **biased(bias), **others)
+    return walk.write(row, **bias_of(bias), **others)

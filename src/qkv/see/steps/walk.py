@@ -20,8 +20,14 @@ from qkv.models.vision import DualEncoder
 from qkv.see.analysis.head_weights import heads_of
 from qkv.see.analysis.selection import ChosenHead, choose_head, key_of, span
 from qkv.see.analysis.words import went_without
-from qkv.see.steps.later_steps import block_steps, normed, parallel_steps, traced_steps, word_steps
-from qkv.see.steps.step import PHRASES, Step, Walk, biased, phrase
+from qkv.see.steps.later_steps import (
+    block_steps,
+    norm_step,
+    parallel_steps,
+    traced_steps,
+    word_steps,
+)
+from qkv.see.steps.step import PHRASES, Step, Walk, bias_of, phrase
 from qkv.text.gaps import MASKS
 from qkv.trace import Trace
 from qkv.trace.activations import parse
@@ -223,7 +229,7 @@ def walk_layer(
     if not 0 <= head < attn.num_heads:
         heads = span(range(attn.num_heads))
         raise invalid(IndexError, f"there is no head {head}: the heads are {heads}")
-    trace = _traced(layer, inputs, options)
+    trace = _trace_layer(layer, inputs, options)
     names = _names(tokens, inputs[0], "tokens")
     key_names = names if context is None else _names(keys, inputs[1], "keys")
     trace = trace.with_tokens([names])
@@ -240,7 +246,7 @@ def walk_layer(
     return walk
 
 
-def _traced(layer: Layer, inputs: Sequence[Array], options: dict[str, Any]) -> Trace:
+def _trace_layer(layer: Layer, inputs: Sequence[Array], options: dict[str, Any]) -> Trace:
     """Trace a single layer, with activations named as in a model with one layer."""
     arrays = dict(layer.trace(*inputs, **options))
     if isinstance(layer, MultiHeadAttention):  # the names in this trace have no block number
@@ -255,7 +261,7 @@ def _norm_first(walk: Walk, at: AttentionInputs, block: Any) -> None:
     norm = block.norm1 if isinstance(block, Block) and not block.post_norm else None
     if norm is None or "X" not in walk.arrays:
         return
-    at.start(normed(walk, "X", "N", norm))
+    at.start(norm_step(walk, "X", "N", norm))
 
 
 def _is_plain(model: Model) -> bool:
@@ -291,10 +297,10 @@ def _from_projections_on(walk: Walk, at: AttentionInputs, layer: Any) -> str:
     if "W_O" not in at.known or ("attn_out", at.layer) not in trace:
         return ""
     walk.arrays |= {name: at.known[name] for name in ("W_O", "b_O") if name in at.known}
-    walk.write("out", **biased("b_O" if "b_O" in at.known else None), cell=(walk.position, 0))
+    walk.write("out", **bias_of("b_O" if "b_O" in at.known else None), cell=(walk.position, 0))
     output, block = "out", layer if isinstance(layer, Block) else None
     if block is not None and block.out_norm1 is not None:
-        output = normed(walk, output, "A", block.out_norm1)
+        output = norm_step(walk, output, "A", block.out_norm1)
     walk.compare(f"{where}hook_attn_out")
     if block is not None and block.parallel and "X" in walk.arrays:
         return parallel_steps(walk, block, output)
@@ -397,7 +403,7 @@ def _projection_step(walk: Walk, at: AttentionInputs, name: str) -> None:
     part, bias = at.part(name, walk.head), f"b_{letter}" if f"b_{letter}" in at.known else None
     walk.arrays |= {n: array[..., part] for n, array in at.known.items() if n[-1] == letter}
     walk.write(
-        "projection", **values, **biased(bias), x=at.x[name], start=part.start, stop=part.stop,
+        "projection", **values, **bias_of(bias), x=at.x[name], start=part.start, stop=part.stop,
         last=part.stop - 1, part=f" + {bias}[{part.start}:{part.stop}]" if bias else "",
         whose=f"{whose}," if whose else phrase("head", head=walk.head),
         cell=(walk.cell[0] if name == "q" or walk.same else walk.cell[1], 0),
@@ -507,7 +513,7 @@ def _embedding_steps(walk: Walk, model: Model) -> None:
     elif not norm:
         walk.write("words alone")
     if norm:
-        normed(walk, walk.steps[-1].name, "X", norm, cell=None)
+        norm_step(walk, walk.steps[-1].name, "X", norm, cell=None)
 
 
 def _position_step(walk: Walk, parameters: Arrays) -> None:

@@ -12,10 +12,10 @@ from qkv.models import Model
 from qkv.see.analysis import selection, word_vectors
 from qkv.see.analysis.head_weights import Heads, by_word, heads_of
 from qkv.see.analysis.interventions import moved_in_both
-from qkv.see.analysis.measures import Link, attended, strongest, strongest_by_token
+from qkv.see.analysis.measures import Link, strongest, strongest_by_token, weights_from
 from qkv.see.analysis.selection import ChosenHead
-from qkv.see.analysis.view_inputs import positions_of, reader_of, texts_of, traced
-from qkv.see.analysis.words import drawn, named, quoted, run_name
+from qkv.see.analysis.view_inputs import positions_of, reader_of, texts_of, trace_of
+from qkv.see.analysis.words import labels_of, name_of, quote_words, run_name
 from qkv.see.draw.panels import (
     PICTURE,
     TERMINAL,
@@ -65,7 +65,7 @@ class Side:
 
     def looks_at(self, head: ChosenHead) -> Array:
         """Return the mean of the word's rows in this head's weights of `shown`."""
-        return attended(self.shown, head.layer, head.head, self.rows)
+        return weights_from(self.shown, head.layer, head.head, self.rows)
 
     @property
     def strongest_links(self) -> list[dict[str, Any]]:
@@ -76,13 +76,13 @@ class Side:
         """Return `(name, weight)` of the key with the largest weight, including special tokens."""
         weights = self.looks_at(head)
         best = int(np.argmax(weights))
-        name = "itself" if self.rows == [best] else self.shown.keys.named(best)
+        name = "itself" if self.rows == [best] else self.shown.keys.name_of(best)
         return name, float(weights[best])
 
     @property
     def text(self) -> str:
         """Return the original text; if it is unknown, return the joined tokens."""
-        return quoted(self.trace.text, self.trace.tokens, self.trace.special)
+        return quote_words(self.trace.text, self.trace.tokens, self.trace.special)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -210,7 +210,7 @@ class CompareView(HeadShown):
             "word": self.word,
             "word_chosen": self.why,
             "similarity": self.similarity,
-            **self._chosen(),
+            **self._head_numbers(),
             "texts": [
                 {
                     "text": side.text,
@@ -291,7 +291,7 @@ class RunsView(HeadShown):
         if not first.distance:
             return f"{runs} no token's output changes."
         return (
-            f"{runs} the output of {named(self.tokens[first.token])} changes most: by "
+            f"{runs} the output of {name_of(self.tokens[first.token])} changes most: by "
             f"{first.distance:.2f} (length in the first run {first.length:.2f}, "
             f"cosine {first.cosine:.3f})."
         )
@@ -302,7 +302,7 @@ class RunsView(HeadShown):
             **models_of(self.traces),
             "tokens": self.tokens,
             "runs": list(self.names),
-            **self._chosen(),
+            **self._head_numbers(),
             "by_layer": self.by_layer,
             "changes": [
                 {**asdict(change), "token": self.tokens[change.token], "place": change.token}
@@ -317,7 +317,7 @@ class RunsView(HeadShown):
         changed = Bars(
             title="How far each token's output moved",
             explained="distance between the two vectors after the last layer",
-            names=drawn([self.tokens[change.token] for change in changes]),
+            names=labels_of([self.tokens[change.token] for change in changes]),
             values=[change.distance for change in changes],
         )
         columns = [
@@ -346,8 +346,8 @@ class RunsView(HeadShown):
         looks = [part.row(self.head.layer, self.head.head, query) for part in parts]
         keys = strongest(np.maximum(*looks), 8)
         table = Table(
-            title=f"What {named(self.tokens[query])} looks at in {self.where}",
-            names=drawn([self.tokens[key] for key in keys]),
+            title=f"What {name_of(self.tokens[query])} looks at in {self.where}",
+            names=labels_of([self.tokens[key] for key in keys]),
             columns=[
                 Column(name, [f"{row[key]:.2f}" for key in keys])
                 for name, row in zip(self.names, looks, strict=True)
@@ -365,7 +365,7 @@ class RunsView(HeadShown):
     def _payload(self) -> dict[str, Any]:
         return self._page(
             "compare",
-            quoted(self.traces[0].text, self.tokens, self.traces[0].special),
+            quote_words(self.traces[0].text, self.tokens, self.traces[0].special),
             [text_payload(heads, self.head.layer) for heads in self.heads],
             start=self._start(self.changes[0].token),
             compare={
@@ -468,7 +468,7 @@ def compare(
     if len(listed) != 2:
         raise value_error(f"`tokens` has {len(listed)} lists: give two, (tokens_a, tokens_b)")
     (a, used), (b, other) = (
-        traced(text, names, shared) for text, names in zip((text_a, text_b), listed, strict=True)
+        trace_of(text, names, shared) for text, names in zip((text_a, text_b), listed, strict=True)
     )
     used = used or other
     if word is None and a.tokens == b.tokens and not isinstance(text_a, str):
@@ -494,7 +494,7 @@ def compare(
             trace,
             copies[0],
             len(copies),
-            attended(all_heads, chosen.layer, chosen.head, copies[0]),
+            weights_from(all_heads, chosen.layer, chosen.head, copies[0]),
             strongest_by_token(words, words.queries.rows_of(copies[0]), 5),
             all_heads,
             words,

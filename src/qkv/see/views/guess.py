@@ -10,7 +10,7 @@ from qkv.models import Model
 from qkv.models.files.find import DEFAULT
 from qkv.models.tasks.predict import Guesses
 from qkv.see.analysis.view_inputs import model_of, texts_of
-from qkv.see.analysis.words import drawn, named, run_name
+from qkv.see.analysis.words import labels_of, name_of, run_name
 from qkv.see.draw.panels import Panel, Prose
 from qkv.see.page.payload import check_theme
 from qkv.see.page.play import Story
@@ -46,9 +46,9 @@ class GuessView(View):
     @property
     def sentence(self) -> str:
         """State the first guess for each position, before and after the interventions."""
-        guesses = self._named(self.guesses)
+        guesses = self._name_guesses(self.guesses)
         if self.after is not None:
-            guesses += f"; {run_name(self.changed)}: {self._named(self.after, short=True)}"
+            guesses += f"; {run_name(self.changed)}: {self._name_guesses(self.after, short=True)}"
         return f"{guesses}."
 
     def panels(self) -> list[list[Panel]]:
@@ -58,13 +58,13 @@ class GuessView(View):
             title = "What comes next"
             if self.positions:
                 position = self.positions[number]
-                title = f"At token {position}, {named(self.tokens.tokens[position])}"
+                title = f"At token {position}, {name_of(self.tokens.tokens[position])}"
             rows.append([guess_bars(before, title, "as it is" if self.after is not None else "")])
             if self.after is not None:
                 rows[-1].append(guess_bars(self.after[number], title, run_name(self.changed)))
         return [*rows, [Prose(text=self.reason)]] if self.reason else rows
 
-    def _named(self, guesses: Guesses, *, short: bool = False) -> str:
+    def _name_guesses(self, guesses: Guesses, *, short: bool = False) -> str:
         """Name the first guess of each position, with its probability."""
         firsts = [f"{row[0][0]}, {row[0][1]:.2f}" for row in guesses]
         if short:
@@ -76,7 +76,7 @@ class GuessView(View):
 
     def _headings(self) -> list[Heading]:
         tokens = self.tokens
-        names, special = drawn(tokens.tokens), list(tokens.special)
+        names, special = labels_of(tokens.tokens), list(tokens.special)
         return [Heading(names, special, self.model, unknown=tokens.unknown())]
 
     def _numbers(self) -> dict[str, Any]:
@@ -87,8 +87,8 @@ class GuessView(View):
         guesses = [
             {
                 "token": self.positions[number] if self.positions else None,
-                "before": _listed(before),
-                "after": None if self.after is None else _listed(self.after[number]),
+                "before": _list_guesses(before),
+                "after": None if self.after is None else _list_guesses(self.after[number]),
             }
             for number, before in enumerate(self.guesses)
         ]
@@ -103,7 +103,7 @@ class GuessView(View):
         }
 
 
-def _listed(guesses: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
+def _list_guesses(guesses: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
     return [{"word": word, "probability": share} for word, share in guesses]
 
 

@@ -95,7 +95,7 @@ class ImageView(View):
     def _name(self) -> str:
         return str(self.trace.tokens[self.query])
 
-    def shown(self, head: int, size: int = MOST_PIXELS) -> Array:
+    def draw(self, head: int, size: int = MOST_PIXELS) -> Array:
         """Draw the image in grey; lighten each patch by the weight that the head gives it.
 
         The result has the shape `(h, w, 3)` and the dtype uint8.
@@ -132,7 +132,7 @@ class ImageView(View):
             Later(make=lambda: Image(title="the image", pixels=smaller(self.image))),
             Later(
                 make=lambda: Image(
-                    title=self.caption, pixels=self.shown(self.head), grid=self.grid, frames=frames
+                    title=self.caption, pixels=self.draw(self.head), grid=self.grid, frames=frames
                 )
             ),
         ]
@@ -151,7 +151,7 @@ class ImageView(View):
 
     def _small(self, head: int) -> Image:
         """Draw the small picture of one head."""
-        pixels = self.shown(head, MOST_PIXELS // 4)
+        pixels = self.draw(head, MOST_PIXELS // 4)
         return Image(title=f"head {head}", pixels=pixels, chosen=head == self.head)
 
     def _headings(self) -> list[Heading]:
@@ -234,7 +234,7 @@ def image_view(
     if not layers:
         raise value_error("the trace holds no weights: trace without top_k or names")
     position = _position(trace, query)
-    numbers = layers if layer is None else [_checked(layer, trace.num_layers, "layer")]
+    numbers = layers if layer is None else [_check_index(layer, trace.num_layers, "layer")]
     if numbers[0] not in layers:
         raise value_error(f"layer {numbers[0]} is not in the trace, which has {layers}")
     rows = {n: trace["pattern", n][0, :, position] for n in numbers}  # (Hq, N + 1), keyed by layer
@@ -248,7 +248,7 @@ def image_view(
     others = np.arange(patches.shape[2]) != position - 1
     best = np.where(others, patches, -1.0).max(axis=-1)
     if head is not None:
-        index = _checked(head, best.shape[1], "head")
+        index = _check_index(head, best.shape[1], "head")
         best[:, np.arange(best.shape[1]) != index] = -2.0
     chosen, column = np.unravel_index(int(best.argmax()), best.shape)
     return ImageView(
@@ -262,7 +262,7 @@ def image_view(
     )
 
 
-def _checked(number: int, count: int, what: str) -> int:
+def _check_index(number: int, count: int, what: str) -> int:
     if not -count <= number < count:
         raise invalid(IndexError, f"there is no {what} {number}: the {what}s are 0 to {count - 1}")
     return number % count
@@ -277,7 +277,7 @@ def _position(trace: Trace, query: str | int) -> int:
                 f'"row,column", up to {tokens[-1]!r}'
             )
         return int(tokens.index(query))
-    return _checked(int(query), len(tokens), "token")
+    return _check_index(int(query), len(tokens), "token")
 
 
 def _image(image: Any) -> Array:

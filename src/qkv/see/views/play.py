@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from qkv.argument_errors import public_call, type_error, value_error
-from qkv.arrays import shown
+from qkv.arrays import quote
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.models import Model
 from qkv.models.files.find import DEFAULT
@@ -19,14 +19,14 @@ from qkv.see.analysis.head_weights import by_word, heads_of
 from qkv.see.analysis.interventions import COUNT, Opening, opening_of, removal_of
 from qkv.see.analysis.selection import PAGE, choose_head, percent
 from qkv.see.analysis.view_inputs import model_of, readable_trace, texts_of
-from qkv.see.analysis.words import quoted, run_name
+from qkv.see.analysis.words import quote_words, run_name
 from qkv.see.draw.panels import Panel
 from qkv.see.page.engine import engine_part, engine_payload, need_engine
 from qkv.see.page.html import WITH_WORKER, about_model, document, template
 from qkv.see.page.payload import check_theme
 from qkv.see.page.play import DECODER, OPENING, TEXT, known_of
 from qkv.see.views.view import Heading, OneText, View, first_query, guess_bars, link_in_words
-from qkv.text.gaps import masked
+from qkv.text.gaps import mask_gaps
 from qkv.trace import Trace
 
 _FRAME = "width:100%;height:860px;border:0"
@@ -89,7 +89,7 @@ class PlayView(WithModels, OneText):
         """Name the likeliest word at the position, before and after a word is hidden."""
         opening = self.opening
         row = self.shown.queries.rows_of([opening.position])[0]
-        guesses = f"At {self.shown.queries.named(row)} most likely: {_first(opening.before)}"
+        guesses = f"At {self.shown.queries.name_of(row)} most likely: {_first(opening.before)}"
         if opening.hidden:
             guesses += f"; {self._change}: {_first(opening.after)}"
         if self.opened:
@@ -117,7 +117,7 @@ class PlayView(WithModels, OneText):
             "model": self.trace.model,
             "text": self.text,
             "tokens": list(self.trace.tokens),
-            **self._chosen(),
+            **self._head_numbers(),
             "place": self.opening.position,
             "before": self.opening.before,
             "hide": self.opening.hidden,
@@ -139,7 +139,7 @@ class PlayView(WithModels, OneText):
             "view": "front",
         }
         queries = self.shown.queries
-        title = quoted(self.text, queries.tokens, queries.special)
+        title = quote_words(self.text, queries.tokens, queries.special)
         both: dict[str, Any] = {}
         if self.other is not None:
             other = self.other._payload() | {"side": "decoder", "state": self.state}
@@ -176,7 +176,7 @@ def _of_address(address: str) -> tuple[str | None, str]:
     ('a cat', '#text=a+cat&layer=3')
     """
     if not isinstance(address, str):
-        raise type_error(f"`state` is {shown(address)}: give the address of a page")
+        raise type_error(f"`state` is {quote(address)}: give the address of a page")
     behind = address.rpartition("#")[2]
     fields = dict(parse_qsl(behind, keep_blank_values=True))
     try:
@@ -184,11 +184,11 @@ def _of_address(address: str) -> tuple[str | None, str]:
             json.loads(fields[name])
     except ValueError:
         raise value_error(
-            f"`state` has {name} {shown(fields[name])}, which is not JSON: copy the complete "
+            f"`state` has {name} {quote(fields[name])}, which is not JSON: copy the complete "
             "address of a page"
         ) from None
     if not fields:
-        raise value_error(f"`state` is {shown(address)}: copy the complete address of a page")
+        raise value_error(f"`state` is {quote(address)}: copy the complete address of a page")
     return None if fields.get("model") == "decoder" else fields.get("text"), f"#{behind}"
 
 
@@ -265,7 +265,7 @@ def play(
     other = None
     if model is None and used.name == DEFAULT:
         # a decoder cannot fill gaps, so it gets only texts without gaps
-        whole = texts and not masked(text, used.mask).gaps
+        whole = texts and not mask_gaps(text, used.mask).gaps
         other = play(text if whole else None, model=DECODER, theme=theme)
     trace = readable_trace(used.trace(text))
     changes, tokens = edits_of(edit, ablate, hide), used.tokenize(text)
@@ -351,7 +351,7 @@ class FindingsView(WithModels):
             next(numbers) if isinstance(part, dict) else f"prose-{next(slots)}"
             for part in self.parts
         ]
-        title = quoted(self.heading, [], [])
+        title = quote_words(self.heading, [], [])
         known = known_of(self.model) | {"findings": self.findings, "parts": parts}
         return self._page("play", title, start=start, state="", **known)
 

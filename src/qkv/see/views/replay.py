@@ -13,7 +13,7 @@ from qkv.models import Model
 from qkv.see.analysis import snapshots
 from qkv.see.analysis.head_weights import Heads
 from qkv.see.analysis.measures import strongest
-from qkv.see.analysis.words import quoted
+from qkv.see.analysis.words import quote_words
 from qkv.see.draw.colours import INK, THEMES, scale_end
 from qkv.see.draw.panels import PICTURE, ChartLine, Column, HeatMap, Lines, Panel, Prose, Table
 from qkv.see.page.payload import check_theme, replay_payload
@@ -112,7 +112,7 @@ class ReplayView(HeadShown):
             )
         ]  # fmt: skip
         if replay.losses:
-            points = [(x, y) for x, y in snapshots.thinned(replay.losses, snapshots.MOST_LOSSES)]
+            points = [(x, y) for x, y in snapshots.thin(replay.losses, snapshots.MOST_LOSSES)]
             ends = min(y for _, y in points), max(y for _, y in points)
             loss = Lines(
                 title="Loss", lines=[line(points, "", INK)], names=names, ends=ends, along=along,
@@ -184,7 +184,7 @@ class ReplayView(HeadShown):
             "steps": self.steps,
             "layers": replay.layers,
             "score": replay.scores[self.score].name,
-            **self._chosen(),
+            **self._head_numbers(),
             "scores": {
                 score.name: replay.values[..., index] for index, score in enumerate(replay.scores)
             },
@@ -195,7 +195,7 @@ class ReplayView(HeadShown):
 
     def _payload(self) -> dict[str, Any]:
         first = self.replay.first
-        title = quoted(first.text, first.tokens, first.special)
+        title = quote_words(first.text, first.tokens, first.special)
         replay = replay_payload(self.replay, self.score)
         return self._page("replay", title, start=self._start(), replay=replay)
 

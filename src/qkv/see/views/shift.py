@@ -47,7 +47,7 @@ class ShiftView(View):
     def sentence(self) -> str:
         """Describe the word with the longest arrow in the plane, and the cosine of its vectors."""
         last = self.shift.stages[-1]
-        moved = self.shift.moved(last)
+        moved = self.shift.distances(last)
         longest = int(moved.argmax())
         lowest = ", the lowest of all" if longest == int(last.cosine.argmin()) else ""
         return (
@@ -89,13 +89,13 @@ class ShiftView(View):
         ]
         rows += [[map_, arrows], [self._cosines()]]
         if shift.pairs:
-            rows.append([self._shared()])
+            rows.append([self._shared_words()])
         return rows
 
     def _cosines(self) -> Table:
         """List the words whose vectors turned furthest, with the cosine at each stage."""
         shift, last = self.shift, self.shift.stages[-1]
-        indices, moved = strongest(1 - last.cosine, _MOST_ROWS), self.shift.moved(last)
+        indices, moved = strongest(1 - last.cosine, _MOST_ROWS), self.shift.distances(last)
         note = f"Shown: the {len(indices)} of {len(shift.tokens)} words that turned furthest."
         stages = [
             Column(
@@ -114,7 +114,7 @@ class ShiftView(View):
             note=note if len(indices) < len(shift.tokens) else "",
         )
 
-    def _shared(self) -> Table:
+    def _shared_words(self) -> Table:
         """List the words that two sentences share, with cosines before and after all layers."""
         shift = self.shift
         sides = [f"{shift.of[pair.a] + 1} and {shift.of[pair.b] + 1}" for pair in shift.pairs]

@@ -13,7 +13,7 @@ from qkv.models import Model
 from qkv.see.analysis import selection
 from qkv.see.analysis.head_weights import Axis, Heads, Indices, by_word, heads_of, kept_in
 from qkv.see.analysis.interventions import removal_of
-from qkv.see.analysis.view_inputs import heads_from, positions_in, readable_trace, traced
+from qkv.see.analysis.view_inputs import heads_from, positions_in, readable_trace, trace_of
 from qkv.see.analysis.word_vectors import Movement, movement
 from qkv.see.draw.panels import Panel
 from qkv.see.page.payload import check_theme
@@ -76,7 +76,7 @@ class ShowView(OneText):
         return {
             "model": self.trace.model,
             "tokens": self.tokens,
-            **self._chosen(),
+            **self._head_numbers(),
             "weights": self.weights if self.heads.weights else None,
             "links": [link_to_dict(self.shown, link) for link in self.links],
             "other_heads": [link_to_dict(self.shown, link) for link in self.elsewhere],
@@ -167,7 +167,7 @@ def show(
     'hello looks at world: 0.50 (layer 0, head 0).'
     """
     check_theme(theme)
-    trace, used = traced(trace_or_text, tokens, model)
+    trace, used = trace_of(trace_or_text, tokens, model)
     heads = heads_of(trace, parameters=None if used is None else used.parameters)
     units = heads if pieces else by_word(heads)
     queries, keys = (
@@ -221,7 +221,7 @@ class HeadView(OneText):
         return {
             "tokens": heads.queries.tokens,
             "keys": heads.keys.tokens,
-            **self._chosen(),
+            **self._head_numbers(),
             "weights": heads.weights[index][self.head.head] if heads.weights else None,
         }
 
@@ -354,7 +354,7 @@ def _of_arguments(
 def _of_trace(source: str | Trace | Seq2SeqTrace) -> list[Heads]:
     """Read the attention of a text or a trace; an encoder-decoder has three kinds of attention."""
     if not isinstance(source, Seq2SeqTrace):
-        trace, _ = traced(source, None, None)
+        trace, _ = trace_of(source, None, None)
         return [replace(heads_of(trace), scores={}, scale={})]
     if len(source) > 1:
         raise value_error(f"this trace holds {len(source)} pairs: give one of them, trace[0]")

@@ -16,10 +16,10 @@ from qkv.see.analysis.head_weights import Heads
 from qkv.see.analysis.measures import Link, strongest, strongest_links
 from qkv.see.analysis.selection import TERMINAL, ChosenHead, Notation
 from qkv.see.analysis.word_vectors import Movement, fit_plane, named_points, words_before_and_after
-from qkv.see.analysis.words import drawn, explained, quoted
+from qkv.see.analysis.words import explain_tokens, labels_of, quote_words
 from qkv.see.draw import figure, panels, svg, terminal
 from qkv.see.draw.colours import scale_end
-from qkv.see.draw.terminal import Screen, prose, styled, with_a_width
+from qkv.see.draw.terminal import Screen, prose, to_line, with_a_width
 from qkv.see.page.html import document, fragment, picture
 from qkv.see.page.payload import payload_of, start_at, text_payload
 from qkv.text.tokenized import unknown_in
@@ -67,7 +67,7 @@ class Heading(NamedTuple):
     def of(cls, trace: Trace, name: str = "") -> "Heading":
         """Make the heading for a trace's text."""
         unknown = unknown_in(trace.tokens, trace.offsets, trace.text)
-        return cls(drawn(trace.tokens), list(trace.special), trace.model, name, unknown)
+        return cls(labels_of(trace.tokens), list(trace.special), trace.model, name, unknown)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -126,7 +126,7 @@ class View(ABC):
         pieces = [
             note
             for text in texts
-            for note in explained(text.tokens, text.special, text.name, text.unknown)
+            for note in explain_tokens(text.tokens, text.special, text.name, text.unknown)
         ]
         if len({text.model for text in texts}) < 2:
             return pieces
@@ -220,7 +220,7 @@ class View(ABC):
         for note in self.notes:
             yield from prose(screen, note, "dim")
         if texts:
-            yield styled()
+            yield to_line()
         yield from prose(screen, self.title, "bold")
         for reason in self.reasons:
             yield from prose(screen, reason, "dim")
@@ -249,7 +249,7 @@ class HeadShown(View):
     def top(self) -> float:
         """Return the upper end of the scale of weights."""
         layer, head = self.head.layer, self.head.head
-        return scale_end((part.known(layer, head) for part in self._all_heads()), self.stretch)
+        return scale_end((part.weights_of(layer, head) for part in self._all_heads()), self.stretch)
 
     @property
     def where(self) -> str:
@@ -301,7 +301,7 @@ class HeadShown(View):
             **options,
         )
 
-    def _chosen(self) -> Json:
+    def _head_numbers(self) -> Json:
         """Return the shown head as numbers for `to_dict`."""
         return {
             "layer": self.head.layer,
@@ -313,7 +313,7 @@ class HeadShown(View):
 
     def _start(self, query: int | None = None, **more: Any) -> Json:
         """Return the state in which the page opens."""
-        return start_at(query=query, **self._chosen(), headline=self.head.headline, **more)
+        return start_at(query=query, **self._head_numbers(), headline=self.head.headline, **more)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -403,7 +403,7 @@ class OneText(HeadShown):
         heads = parts[0]
         return self._page(
             "show",
-            quoted(heads.text, heads.queries.tokens, heads.queries.special),
+            quote_words(heads.text, heads.queries.tokens, heads.queries.special),
             [text_payload(part, self.head.layer) for part in parts],
             start=self._start(
                 self.shown.queries.position(first_query(self.shown, self.head)), **start
@@ -424,7 +424,7 @@ def link_in_words(heads: Heads, head: ChosenHead, written: Notation = TERMINAL) 
         return (
             f"In {written.head.format(head.layer, head.head)} no content word looks at another one."
         )
-    query, key = heads.queries.named(head.link.query, "The"), heads.keys.named(head.link.key)
+    query, key = heads.queries.name_of(head.link.query, "The"), heads.keys.name_of(head.link.key)
     where = written.head.format(head.layer, head.head)
     return f"{query} looks at {key}: {written.share(head.link.weight)} ({where})."
 
@@ -456,7 +456,7 @@ def movement_table(heads: Heads, moved: Movement) -> panels.Table:
     return panels.Table(
         title="How far each word moved",
         explained="from its row in the token table to its last vector",
-        names=drawn([heads.queries.tokens[i] for i in indices]),
+        names=labels_of([heads.queries.tokens[i] for i in indices]),
         columns=[
             panels.Column("cosine", [f"{moved.cosine[i]:.3f}" for i in indices]),
             panels.Column(
@@ -498,7 +498,7 @@ def first_query(heads: Heads, head: ChosenHead) -> int:
     """Return the query of the head's link; without a link, the query of the largest weight."""
     if head.link is not None:
         return head.link.query
-    weights: Array = np.nan_to_num(heads.known(head.layer, head.head))
+    weights: Array = np.nan_to_num(heads.weights_of(head.layer, head.head))
     return int(weights.argmax()) // int(weights.shape[1])
 
 

@@ -15,7 +15,7 @@ from qkv.see.analysis.head_weights import by_word, heads_of
 from qkv.see.analysis.interventions import removal_of
 from qkv.see.analysis.selection import ChosenHead, choose_head
 from qkv.see.analysis.view_inputs import is_ids, model_of, one_text, readable_trace, reader_for
-from qkv.see.analysis.words import drawn, quoted
+from qkv.see.analysis.words import labels_of, quote_words
 from qkv.see.draw.colours import scale_end
 from qkv.see.draw.panels import PICTURE, TERMINAL, Bars, HeatMap, Numbers, Panel, Prose
 from qkv.see.page.html import about_model
@@ -139,7 +139,7 @@ class WalkView(View):
             values = self._probabilities(step)
         elif step.weights:
             values = HeatMap(
-                values=step.values, rows=step.rows, columns=drawn(self.walk.keys),
+                values=step.values, rows=step.rows, columns=labels_of(self.walk.keys),
                 hidden=step.hidden, top=self.top, most_rows=12, shown_in=TERMINAL,
             )  # fmt: skip
         notes = [
@@ -160,7 +160,7 @@ class WalkView(View):
             score = heads_of(walk.trace).between_content(weights.values)
         heat = HeatMap(
             title=f"Scaled scores of {where}", explained="each row: one query, every key",
-            values=scores.values, rows=drawn(walk.tokens), columns=drawn(walk.keys),
+            values=scores.values, rows=labels_of(walk.tokens), columns=labels_of(walk.keys),
             hidden=scores.hidden, score=score, top=None, of="score", shown_in=PICTURE,
         )  # fmt: skip
         softmax = replace(
@@ -201,7 +201,7 @@ class WalkView(View):
 
     def _payload(self) -> dict[str, Any]:
         walk = self.walk
-        title = quoted(walk.trace.text, walk.tokens, walk.trace.special)
+        title = quote_words(walk.trace.text, walk.tokens, walk.trace.special)
         texts = {"sentence": self.sentence, "which": self.title, "reasons": self.reasons}
         return self._page("walk", title, walk=walk_payload(walk) | texts)
 

@@ -20,8 +20,8 @@ from qkv.argument_errors import message, public_call
 from qkv.models import Model
 from qkv.models.tasks.generate import Row
 from qkv.models.tasks.sampling import Measured, Sampling
-from qkv.models.tasks.spelling import Spelling, spelled
-from qkv.serve.bodies import Body, Ids, described, read_json, shown
+from qkv.models.tasks.spelling import Spelling, decode_function
+from qkv.serve.bodies import Body, Ids, describe_body, quote, read_json
 from qkv.serve.guard import in_one_line
 from qkv.serve.refusals import FAILED, Refused
 from qkv.serve.settings import Settings
@@ -126,28 +126,28 @@ class CompletionsBody(Body):
             message = f"{error}, or ask /v1/embeddings"
             raise Refused(400, message, param="model", code="model_does_not_generate") from error
         if self.best_of not in (None, self.n):
-            raise self.refused(
+            raise self.refusal(
                 "best_of", f"is {self.best_of} and n is {self.n}: give equal numbers"
             )
         if "" in self.stops:
-            raise self.refused("stop", "has an empty text: leave it out")
+            raise self.refusal("stop", "has an empty text: leave it out")
         if (longest := max(map(len, self.stops), default=0)) > STOP:
-            raise self.refused("stop", f"has a text of {longest} characters: give at most {STOP}")
+            raise self.refusal("stop", f"has a text of {longest} characters: give at most {STOP}")
         if not isinstance(self.include_usage, bool):
-            problem = f"has include_usage {shown(self.include_usage)}: give true or false"
-            raise self.refused("stream_options", problem)
+            problem = f"has include_usage {quote(self.include_usage)}: give true or false"
+            raise self.refusal("stream_options", problem)
         if self.stream_options and not self.stream:
-            raise self.refused("stream_options", "is only for streams: also give stream true")
+            raise self.refusal("stream_options", "is only for streams: also give stream true")
         if self.max_tokens > settings.new_tokens and "max_tokens" in self.model_fields_set:
             most = settings.new_tokens
-            raise self.refused("max_tokens", f"is {self.max_tokens}: give at most {most}")
+            raise self.refusal("max_tokens", f"is {self.max_tokens}: give at most {most}")
         if self.prompts * self.n > settings.inputs:
             key, times = ("n", f" and n is {self.n}") if self.n > 1 else ("prompt", "")
             way = f"ask for at most {settings.inputs} completions"
-            raise self.refused(key, f"of {self.prompts} prompts{times}: {way}")
+            raise self.refusal(key, f"of {self.prompts} prompts{times}: {way}")
         if self.echo and self.logprobs is not None and not model.can("losses"):
             problem = f"cannot be given with logprobs: {model.name} does not predict the prompt"
-            raise self.refused("echo", problem)
+            raise self.refusal("echo", problem)
 
 
 class Logprobs(BaseModel):
@@ -203,7 +203,7 @@ class Completion:
         for number, row in enumerate(self.rows):
             total += len(row.prompt_tokens)
             if row.max_new_tokens < new_tokens and "max_tokens" in body.model_fields_set:
-                raise body.refused(
+                raise body.refusal(
                     "max_tokens",
                     f"is {new_tokens} and prompt {number // body.n} has {len(row.prompt_tokens)} "
                     f"tokens, but {model.name} takes at most {model.design.max_seq_length} tokens "
@@ -211,7 +211,7 @@ class Completion:
                 )
         if total > settings.tokens:
             problem = f"has {total} tokens, counting each text once per completion: "
-            raise body.refused("prompt", f"{problem}send at most {settings.tokens}")
+            raise body.refusal("prompt", f"{problem}send at most {settings.tokens}")
         self._check_size(total)
         self._writers = [_Writer(model, row, body) for row in self.rows]
 
@@ -226,7 +226,7 @@ class Completion:
         if new > settings.tokens:
             count = f"is {self.rows[0].max_new_tokens} for {len(self.rows)} completions"
             problem = f"{count}, {new:,} new tokens: ask for at most {settings.tokens:,}"
-            raise body.refused("max_tokens", problem)
+            raise body.refusal("max_tokens", problem)
         size = sum(len(row.prompt) for row in self.rows) * body.echo
         if body.logprobs is not None:
             size += (new + prompts * body.echo) * (1 + body.logprobs) * MEASURED
@@ -323,7 +323,7 @@ class _Writer:
 
     def __post_init__(self) -> None:
         before = self.row.prompt_tokens.ids.tolist() if self.model.continues else []
-        self.names = Spelling(spelled(self.model.tokenizer), before)
+        self.names = Spelling(decode_function(self.model.tokenizer), before)
         self.echoing = self.body.echo
 
     def piece(self, index: int, text: str) -> Choice | None:
@@ -353,7 +353,7 @@ class _Writer:
     def _write_prompt(self, logs: Logprobs) -> None:
         """Add the prompt's tokens and log probabilities; the first token has no probability."""
         row = self.row
-        names, text = Spelling(spelled(self.model.tokenizer)), ""
+        names, text = Spelling(decode_function(self.model.tokenizer)), ""
         measured = [None, *row.measured_prompt]
         for token, probabilities in zip(row.prompt_tokens.ids.tolist(), measured, strict=True):
             self._add(logs, names, token, probabilities)
@@ -401,14 +401,14 @@ class _Writer:
         """Return the text that a token adds, or else the token's vocabulary entry or its id."""
         tokenizer = self.model.tokenizer
         known = None if tokenizer is None else tokenizer.token(token)
-        return names.named(token) or known or f"token_id:{token}"
+        return names.text_of(token) or known or f"token_id:{token}"
 
 
 def _empty() -> Logprobs:
     return Logprobs.model_construct(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
 
 
-def joined(pieces: Sequence[Choice]) -> Choice:
+def join_pieces(pieces: Sequence[Choice]) -> Choice:
     """Join all pieces of a completion into one."""
     logs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
     whole = _empty()
@@ -460,7 +460,7 @@ class Events(StreamingResponse):
     summary="Text that continues each prompt",
     responses={200: _ANSWER},
     response_class=Response,
-    openapi_extra=described(CompletionsBody, EXAMPLE),
+    openapi_extra=describe_body(CompletionsBody, EXAMPLE),
 )
 async def completions(request: Request) -> Response:
     """Continue prompts (texts or token ids); send one answer, or a stream of events."""
@@ -485,7 +485,7 @@ async def completions(request: Request) -> Response:
         async for step in pieces:
             for choice in step:
                 rows[choice.index].append(choice)
-    answer = head | {"choices": [dict(joined(row)) for row in rows], "usage": completion.usage}
+    answer = head | {"choices": [dict(join_pieces(row)) for row in rows], "usage": completion.usage}
     return Response(_json(answer), media_type="application/json")
 
 

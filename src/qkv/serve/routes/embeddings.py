@@ -14,7 +14,7 @@ from starlette.responses import Response
 from qkv.arrays import Array
 from qkv.models import Model
 from qkv.serve.batches import too_many
-from qkv.serve.bodies import Body, Ids, PromptUsage, described, read_json, shown
+from qkv.serve.bodies import Body, Ids, PromptUsage, describe_body, quote, read_json
 from qkv.serve.refusals import not_finite
 
 router = APIRouter()
@@ -92,12 +92,12 @@ class EmbeddingsBody(Body):
         prompts, name, kind, task = model.prompts, self.prompt_name, self.input_type, None
         if name is not None and name not in prompts:
             known = ", ".join(prompts)
-            raise self.refused("prompt_name", f"is {shown(name)}: {model.name} has {known}")
+            raise self.refusal("prompt_name", f"is {quote(name)}: {model.name} has {known}")
         if kind is not None:
             kinds = dict.fromkeys([*chain.from_iterable(TYPES.values()), *prompts])
             if kind not in kinds:
                 known = ", ".join(kinds)
-                raise self.refused("input_type", f"is {shown(kind)}: {model.name} has {known}")
+                raise self.refusal("input_type", f"is {quote(kind)}: {model.name} has {known}")
             task = next((task for task, names in TYPES.items() if kind in names), None)
             others = (kind, *TYPES.get(task or "", ()))
             name = name or next((other for other in others if prompts.get(other)), task or kind)
@@ -126,7 +126,7 @@ class Embeddings(BaseModel):
     summary="A vector for each text",
     responses={200: {"model": Embeddings}},
     response_class=Response,
-    openapi_extra=described(EmbeddingsBody, EXAMPLE),
+    openapi_extra=describe_body(EmbeddingsBody, EXAMPLE),
 )
 async def embeddings(request: Request) -> Response:
     """Compute a vector for each text. A text is a string or a list of token ids.
@@ -152,14 +152,14 @@ async def embeddings(request: Request) -> Response:
         raise not_finite("embeddings", f"the vector of input {is_finite.argmin()} is")
     vectors = embedded.vectors.astype(np.result_type(embedded.vectors, np.float32), copy=False)
     as_base64 = body.encoding_format == "base64"
-    answer = written(vectors, sum(embedded.tokens), name=state.name, as_base64=as_base64)
+    answer = write_answer(vectors, sum(embedded.tokens), name=state.name, as_base64=as_base64)
     return Response(answer, media_type="application/json")
 
 
-def written(vectors: Array, tokens: int, *, name: str, as_base64: bool) -> bytes:
+def write_answer(vectors: Array, tokens: int, *, name: str, as_base64: bool) -> bytes:
     """Write an answer as JSON.
 
-    >>> written(np.array([[0.5, 2.0]]), 3, name="m", as_base64=False)[:70]
+    >>> write_answer(np.array([[0.5, 2.0]]), 3, name="m", as_base64=False)[:70]
     b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":['
     """
     embeddings: list[Any] = list(np.ascontiguousarray(vectors))

@@ -106,12 +106,12 @@ def commands(
             lines.append('-H "Authorization: Bearer $QKV_KEY"')
         if body:
             lines += ["-H 'Content-Type: application/json'", f"-d '{json.dumps(body)}'"]
-        words = f"{route.summary}.{refused(route.path, model)}"
+        words = f"{route.summary}.{refusal_reason(route.path, model)}"
         rows.append((f"{method} {path}", words, " \\\n  ".join(lines)))
     return rows
 
 
-def refused(path: str, model: Any) -> str:
+def refusal_reason(path: str, model: Any) -> str:
     """Return the reason why the route refuses this model, or an empty string."""
     if path == "/v1/completions" and not model.can("generate"):
         return f" {model.name} does not predict the next token: the route refuses it."

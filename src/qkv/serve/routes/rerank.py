@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from qkv.argument_errors import message
 from qkv.models.sentence.encode import by_length
 from qkv.models.sentence.rank import Pair, Ranker, best
-from qkv.serve.bodies import Body, PromptUsage, described, read_json
+from qkv.serve.bodies import Body, PromptUsage, describe_body, read_json
 from qkv.serve.refusals import Refused, not_finite
 
 router = APIRouter()
@@ -70,7 +70,7 @@ EXAMPLE = {
     summary="Which documents answer a query best",
     response_model=Ranking,
     response_model_exclude_none=True,
-    openapi_extra=described(RerankBody, EXAMPLE),
+    openapi_extra=describe_body(RerankBody, EXAMPLE),
 )
 async def rerank(request: Request) -> dict[str, Any]:
     """Rank documents as `model.rank` does, with a cross-encoder; refuse any other model."""
@@ -78,7 +78,7 @@ async def rerank(request: Request) -> dict[str, Any]:
     body = RerankBody.read(await read_json(request))
     count, most = len(body.documents), state.settings.inputs
     if count > most:
-        raise body.refused("documents", f"has {count} texts: send at most {most} in one request")
+        raise body.refusal("documents", f"has {count} texts: send at most {most} in one request")
     try:
         ranker = state.model.ranker()
     except ValueError as error:

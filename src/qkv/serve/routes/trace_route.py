@@ -20,7 +20,7 @@ from qkv.models import Model
 from qkv.models.network.batch import Batch
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.truncation import Cut, counting
-from qkv.serve.bodies import Body, described, read_json
+from qkv.serve.bodies import Body, describe_body, read_json
 from qkv.serve.refusals import Refused, not_finite
 from qkv.serve.settings import Settings
 from qkv.text import Tokenized
@@ -157,7 +157,7 @@ _BINARY = {"schema": {"type": "string", "format": "binary"}}
     summary="What each token looks at",
     responses={200: {"model": TraceAnswer, "content": dict.fromkeys(SAFETENSORS, _BINARY)}},
     response_class=Response,
-    openapi_extra=described(TraceBody, EXAMPLE),
+    openapi_extra=describe_body(TraceBody, EXAMPLE),
 )
 async def trace(request: Request) -> Response:
     """Compute the attention weights of a text; a long text is truncated as in `trace`.
@@ -168,7 +168,7 @@ async def trace(request: Request) -> Response:
     state = request.app.state
     if long := _LONG.search(await request.body()):  # orjson would round this number
         problem = f"have the value {long[1][:28].decode()}...: give a number that fits in 64 bits"
-        raise TraceBody.refused("edits", problem)
+        raise TraceBody.refusal("edits", problem)
     body = TraceBody.read(await read_json(request))
     kind = kind_of(request.headers.get("accept", ""))
     try:
@@ -176,7 +176,7 @@ async def trace(request: Request) -> Response:
             state.model.need("view")
     except ValueError as error:
         raise Refused(400, str(error), param="model", code="model_reads_no_text") from error
-    changes = await asyncio.to_thread(changed, state.model, body, state.settings)
+    changes = await asyncio.to_thread(read_changes, state.model, body, state.settings)
     text = changes.text
     wanted = wanted_of(state.model, body, changes)
     limit = state.settings.answer
@@ -188,7 +188,7 @@ async def trace(request: Request) -> Response:
     if "text" in body.include:
         about |= {"ids": text.ids.tolist(), "offsets": text.offsets, "special": text.special}
     await asyncio.to_thread(check_finite, state.name, arrays, body.edits)
-    answer = await asyncio.to_thread(written, about, arrays, kind)
+    answer = await asyncio.to_thread(write_answer, about, arrays, kind)
     if len(answer) > limit:
         raise _too_large(f"has {len(answer)} bytes", limit)
     return Response(answer, media_type=kind)
@@ -207,12 +207,12 @@ def kind_of(accept: str) -> str:
     return JSON
 
 
-def _chosen(name: str, numbers: Sequence[int] | None, count: int) -> list[int]:
+def _select(name: str, numbers: Sequence[int] | None, count: int) -> list[int]:
     """Return the requested layers or heads, counted from 0, without duplicates."""
     for number in numbers or ():
         if not -count <= number < count:
             problem = f"has {number}: this model has {count}, numbered 0 to {count - 1}"
-            raise TraceBody.refused(name, problem)
+            raise TraceBody.refusal(name, problem)
     return list(dict.fromkeys(number % count for number in numbers or range(count)))
 
 
@@ -231,7 +231,7 @@ def tokens_of(model: Model, body: TraceBody) -> Tokenized:
         raise Refused(400, f"trace: {message(error)}", param="input") from error
 
 
-def changed(model: Model, body: TraceBody, settings: Settings) -> "Changes":
+def read_changes(model: Model, body: TraceBody, settings: Settings) -> "Changes":
     """Return the tokens of the input, and the edits of the forward pass.
 
     Raises:
@@ -241,16 +241,16 @@ def changed(model: Model, body: TraceBody, settings: Settings) -> "Changes":
     """
     if (count := len(body.edits)) > settings.edits:
         problem = f"has {count:,} edits: send at most {settings.edits:,} in one request"
-        raise body.refused("edits", problem)
+        raise body.refusal("edits", problem)
     records = [edit for edit in body.edits if isinstance(edit, dict)]
     sources = {str(edit["from"]) for edit in records if "from" in edit}
     if (count := len(sources)) > settings.sources:
         problem = f"take activations from {count} texts, and each text needs a forward pass"
-        raise body.refused("edits", f"{problem}: use at most {settings.sources} texts")
+        raise body.refusal("edits", f"{problem}: use at most {settings.sources} texts")
     text = tokens_of(model, body)
     if len(text) > settings.tokens:
         problem = f"has {len(text):,} tokens: send at most {settings.tokens:,}"
-        raise body.refused("input", problem)
+        raise body.refusal("input", problem)
     try:
         return changes_of(model, text, body.edits)
     except (TypeError, ValueError) as error:
@@ -264,26 +264,26 @@ def wanted_of(model: Model, body: TraceBody, changes: "Changes") -> Wanted:
         Refused: 400, if the model, the text or the edits make a requested part impossible.
     """
     counts = [layer.attn.num_heads for layer in model.layers]
-    layers = _chosen("layers", body.layers, len(counts))
-    heads = _chosen("heads", body.heads, min(counts[layer] for layer in layers))
-    inside = _chosen("inside", body.inside, len(counts)) if body.inside else []
+    layers = _select("layers", body.layers, len(counts))
+    heads = _select("heads", body.heads, min(counts[layer] for layer in layers))
+    inside = _select("inside", body.inside, len(counts)) if body.inside else []
     wanted = Wanted(layers, heads, body.top_k, "resid" in body.include, body.at, inside)
     tokens = len(changes.text)
     for position in body.at or ():
         if not 0 <= position < tokens:
             problem = f"has {position} and there are {tokens} tokens: give 0 to {tokens - 1}"
-            raise body.refused("at", problem)
+            raise body.refusal("at", problem)
     if body.at is not None and not model.can("logits"):
-        raise body.refused("at", f"selects logits, but {model.name} has none: leave it out")
+        raise body.refusal("at", f"selects logits, but {model.name} has none: leave it out")
     if body.top_k is not None:
         if wanted.resid or inside or body.at is not None:
             problem = (
                 "is only for weights: leave out top_k, or leave out 'include', 'at' and 'inside'"
             )
-            raise body.refused("top_k", problem)
+            raise body.refusal("top_k", problem)
         if changes.weights:
             problem = "cannot be combined with an edit of scores or weights, such as row or scale"
-            raise body.refused("top_k", f"{problem}: leave one out")
+            raise body.refusal("top_k", f"{problem}: leave one out")
     return wanted
 
 
@@ -364,7 +364,7 @@ def check_finite(name: str, arrays: dict[str, Array], edits: Sequence[Any]) -> N
             continue
         if edits:
             problem = f"lead to values of {key} that are not finite: give smaller numbers"
-            raise TraceBody.refused("edits", problem)
+            raise TraceBody.refusal("edits", problem)
         raise not_finite(TraceBody.call, f"{key} of {name} has values that are")
 
 
@@ -401,7 +401,7 @@ def _stream(model: Model) -> list[str]:
     ]
 
 
-def written(about: dict[str, Any], arrays: dict[str, Array], kind: str) -> bytes:
+def write_answer(about: dict[str, Any], arrays: dict[str, Array], kind: str) -> bytes:
     """Write an answer as JSON or safetensors."""
     if kind != JSON:
         from safetensors.numpy import save
@@ -413,16 +413,16 @@ def written(about: dict[str, Any], arrays: dict[str, Array], kind: str) -> bytes
         key, *rest = name.split(".", 2)
         if rest:
             layer, part = rest
-            answer.setdefault(key, {}).setdefault(layer, {})[part] = _nested(array)
+            answer.setdefault(key, {}).setdefault(layer, {})[part] = _nest(array)
         else:
-            answer[name] = _nested(array)
+            answer[name] = _nest(array)
     return orjson.dumps(answer)
 
 
-def _nested(array: Array) -> Any:
+def _nest(array: Array) -> Any:
     """Write each head's matrix separately, so that other threads can run between two matrices."""
     if array.ndim > 2:
-        return [_nested(part) for part in array]
+        return [_nest(part) for part in array]
     numpy = orjson.OPT_SERIALIZE_NUMPY
     return orjson.Fragment(orjson.dumps(np.ascontiguousarray(array), option=numpy))
 
