@@ -108,18 +108,18 @@ def explain(runs: Runs, steps: Steps, known: Sequence[Mistake], compute: Compute
     """
     if not all(map(_can_be_reproduced, runs)):
         return None
-    each = [([mistake], variant) for mistake in known for variant in mistake.variants]
-    paired = [candidate for candidate in each if not candidate[0][0].alone]
+    singles = [([mistake], variant) for mistake in known for variant in mistake.variants]
+    paired = [candidate for candidate in singles if not candidate[0][0].alone]
     pairs = (
         ([*one, *other], {**first, **second})
         for (one, first), (other, second) in combinations(paired, 2)
         if one != other and not first.keys() & second.keys()
     )
     none: list[tuple[list[Mistake], Steps]] = [([], {})]
-    searches = [(False, chain(none, each, pairs))]
+    searches = [(False, chain(none, singles, pairs))]
     # first search for mistakes that raise an error with the same message
     if any(run.error is not None for run in runs):
-        searches = [(True, chain(none, each)), *searches]
+        searches = [(True, chain(none, singles)), *searches]
     for exactly, candidates in searches:
         for mistakes, variant in candidates:
             done = {**steps, **variant}
@@ -210,7 +210,7 @@ class Marking:
 
     def explains_more(self, runs: Runs, others: Runs, known: Sequence[Mistake]) -> bool:
         """Does the explanation of `runs` need fewer known mistakes than that of `others`?"""
-        explained, other = (self.explain(each, known) for each in (runs, others))
+        explained, other = (self.explain(group, known) for group in (runs, others))
         return explained is not None and (other is None or len(explained[1]) < len(other[1]))
 
     def first_call(self, case: Sample) -> None:

@@ -48,9 +48,9 @@ def told(run: Outcome) -> str:
 
 def shapes(run: Outcome) -> str:
     """List the arguments of a call, with the shapes of arrays."""
-    shown = run.case.shown().items()
+    inputs = run.case.shown().items()
     return ", ".join(
-        f"{name} {a.shape}" if isinstance(a, np.ndarray) else f"{name} = {a}" for name, a in shown
+        f"{name} {a.shape}" if isinstance(a, np.ndarray) else f"{name} = {a}" for name, a in inputs
     )
 
 

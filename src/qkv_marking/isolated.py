@@ -81,7 +81,7 @@ class Isolated:
             self._stderr.close()
             raise
         self.seconds, self._waiting, self._call = seconds, waiting, call
-        self._secret, self._asked = secrets.token_hex(8), 0  # genuine replies contain `_secret`
+        self._secret, self._requests = secrets.token_hex(8), 0  # genuine replies contain `_secret`
         self._lines: queue.Queue[Packed | None] = queue.Queue()
         self._worker = 0  # the id of the grandchild process, which runs the student's code
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -107,8 +107,8 @@ class Isolated:
         """
         if not self._worker:
             self._start()
-        self._asked += 1
-        number = f"{self._secret}-{self._asked}"
+        self._requests += 1
+        number = f"{self._secret}-{self._requests}"
         assert self._child.stdin is not None
         with suppress(OSError):  # if the child has ended, `self._hear` returns None
             self._child.stdin.write(dumps({**request, "n": number}).encode() + b"\n")
@@ -218,7 +218,7 @@ class Forked:
     """
 
     def __init__(self, main: Action, stderr: IO[bytes]) -> None:
-        (stdin, ask), (told, stdout) = os.pipe(), os.pipe()
+        (stdin, requests), (replies, stdout) = os.pipe(), os.pipe()
         with warnings.catch_warnings():  # Python warns about forks of a process with threads
             warnings.simplefilter("ignore")
             self.pid = os.fork()
@@ -228,14 +228,14 @@ class Forked:
                 os.setsid()
                 for number, file in enumerate((stdin, stdout, stderr.fileno())):
                     os.dup2(file, number)
-                os.close(ask)
-                os.close(told)
+                os.close(requests)
+                os.close(replies)
                 main()
             finally:
                 leave(_NO_REPLY)
         os.close(stdin)
         os.close(stdout)
-        self.stdin, self.stdout = os.fdopen(ask, "wb"), os.fdopen(told, "rb")
+        self.stdin, self.stdout = os.fdopen(requests, "wb"), os.fdopen(replies, "rb")
         self._code: int | None = None
 
     def poll(self) -> int | None:

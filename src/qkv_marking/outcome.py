@@ -189,7 +189,7 @@ class Outcome:
     @property
     def overwritten(self) -> Array | None:
         """An output that a later call has overwritten, or None."""
-        return next((a for kept, a in self.given_back if not same_numbers(kept, a)), None)
+        return next((a for a_copy, a in self.given_back if not same_numbers(a_copy, a)), None)
 
     @property
     def is_right(self) -> bool:
@@ -230,7 +230,7 @@ def outcome(
         if isinstance(a, np.ndarray) and not np.array_equal(after.get(name, np.nan), a)
     }
     pairs = zip((out, second), arrays, strict=True)
-    given_back = tuple((kept, a) for kept, a in pairs if kept is not None and a is not None)
+    given_back = tuple((a_copy, a) for a_copy, a in pairs if a_copy is not None and a is not None)
     return Outcome(case, right, out, second, returned, None, changed, printed.lines, given_back)
 
 

@@ -78,14 +78,14 @@ class CheckResult:
             lines += ["", "The smallest input that shows it:"]
             for name, value in self.example.items():
                 lines += [line.rstrip() for line in _named(name, value)]
-        shown = [*zip(_HINTS, self.hint, strict=False)][:hints]
+        advice = [*zip(_HINTS, self.hint, strict=False)][:hints]
         if hints >= len(_HINTS):
             others = mends[1:] if [*self.hint[2:]] == mends[:1] else mends
-            shown += [(_ALSO_MENDS, remedy) for remedy in others]
+            advice += [(_ALSO_MENDS, remedy) for remedy in others]
         elif not self.mistakes and not self.fragile:
-            shown = [(_MENDS, remedy) for remedy in mends]
-        if shown:
-            lines += ["", *(line for label, text in shown for line in _labelled(label, text))]
+            advice = [(_MENDS, remedy) for remedy in mends]
+        if advice:
+            lines += ["", *(line for label, text in advice for line in _labelled(label, text))]
         return "\n".join(lines)
 
     def __str__(self) -> str:

@@ -211,10 +211,10 @@ def _session_of(operator: _Operator, kinds: _Kinds) -> Any:
     names = [n for n, *_ in kinds]
     name, attributes, outputs, domain = operator
     node = helper.make_node(name, names, outputs, domain=domain, **dict(attributes))
-    shown = [helper.make_tensor_value_info(n, result, None) for n in outputs if n]
+    infos = [helper.make_tensor_value_info(n, result, None) for n in outputs if n]
     imports = [helper.make_opsetid("", 23)]
     imports += [helper.make_opsetid(domain, 1)] if domain else []
-    graph = helper.make_graph([node], name, inputs, shown)
+    graph = helper.make_graph([node], name, inputs, infos)
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     return _session(model.SerializeToString())
 
@@ -288,7 +288,7 @@ def onnx_file(path: str, names: Mapping[str, str] | None) -> Callee:
     """Load an ONNX model whose first three inputs are query, key and value."""
     ort: Any = need("onnxruntime", "onnxruntime")
     session = _session(path)
-    inputs = [each.name for each in session.get_inputs()]
+    inputs = [argument.name for argument in session.get_inputs()]
     if len(inputs) < 3:
         names_there = ", ".join(inputs)
         raise ValueError(f"{path} has inputs {names_there}: they must begin with query, key, value")

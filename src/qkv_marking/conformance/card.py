@@ -111,7 +111,7 @@ def conform(
         results = _settled(_all(runs, cases))
         results, findings = _findings(runs, results)
     by_feature = {name: _of(name, results) for name in chosen}
-    statuses = {name: status_of(own) if own else "absent" for name, own in by_feature.items()}
+    statuses = {name: status_of(group) if group else "absent" for name, group in by_feature.items()}
     name = function if isinstance(function, str) else name_of(function)
     says = f"{name} ({about['says'] or arrays}; {', '.join(dtypes)})"
     return Report(says, statuses, tuple(results), findings)
@@ -223,15 +223,15 @@ def _findings(
     findings: dict[str, WrongCase] = {}
     done: list[CaseResult] = []
     for name in FEATURES:
-        own = _of(name, results)
-        own = [replace(result, like=explainer.known_at(result)) for result in own]
-        own = [_of_another(runs, result, explainer) for result in own]
-        done += own
-        status = status_of(own) if own else "absent"
+        group = _of(name, results)
+        group = [replace(result, like=explainer.known_at(result)) for result in group]
+        group = [_of_another(runs, result, explainer) for result in group]
+        done += group
+        status = status_of(group) if group else "absent"
         if status in ("right", "absent"):
             continue
         smallest = min(
-            (result for result in own if result.status == status),
+            (result for result in group if result.status == status),
             key=lambda bad: (bool(bad.like), bad.case.optional, bad.case.size()),
         )
         if status == "wrong" and not smallest.ended and not smallest.like:
@@ -241,7 +241,7 @@ def _findings(
             cause = None if earlier is None else earlier.explanation
             findings[name] = WrongCase(smallest, cause, smallest.like)
         else:
-            cause = explainer.explain([result for result in own if not result.like])
+            cause = explainer.explain([result for result in group if not result.like])
             findings[name] = WrongCase(smallest, cause)
     return done, findings
 

@@ -180,7 +180,8 @@ class Explainer:
         self.known += new
         self._at += [feature] * len(new)
         named = new or best
-        beside = [at for each, at in zip(self.known, self._at, strict=True) if new and each in best]
+        known = zip(self.known, self._at, strict=True)
+        beside = [at for defect, at in known if new and defect in best]
         changed = {name: line for defect in named for name, line in defect.filled.items()}
         return Explanation(
             " and ".join(defect.words(seen[0].values) for defect in named),
@@ -216,8 +217,8 @@ class Explainer:
         score = (0.0, 0.0, 0)
         for step in steps:
             if step is steps[-1] and not best and not known:
-                shown = [each for each in defects() if not each.rough and seen[0].shows(each)]
-                step = [*itertools.combinations(shown, 2)]
+                exact = [defect for defect in defects() if not defect.rough]
+                step = [*itertools.combinations(filter(seen[0].shows, exact), 2)]
             for candidates in step:
                 if not seen[0].explained(candidates):
                     continue
@@ -243,9 +244,9 @@ class Explainer:
             return 1.0, min(share, _ROUGH) - 0.1 * min(unlike, 1.0), 0
         feature = seen[0].result.feature
         others = [case for case in self._right if case.result.feature != feature]
-        kept = [case.explained(candidates) for case in others] or [True]
-        lines = sum(len(each.lines) + 2 * (each.number is not None) for each in candidates)
-        return sum(kept) / len(kept), share, -lines
+        matches = [case.explained(candidates) for case in others] or [True]
+        lines = sum(len(defect.lines) + 2 * (defect.number is not None) for defect in candidates)
+        return sum(matches) / len(matches), share, -lines
 
 
 def _spread(results: Sequence[CaseResult], count: int) -> list[CaseResult]:

@@ -126,7 +126,7 @@ def values(case: Case, drawn: Drawn, dtype: Any = np.float64) -> dict[str, Any]:
         offset = case.S - case.L if offset == "end" else 0
     sinks = wide("sinks")
     shapes = {name: getattr(case, name) for name in ("B", "Hq", "Hkv", "L", "S", "d", "dv")}
-    own = np.dtype(np.float32) if case.dtype in ("float16", "bfloat16") else float_type(case.dtype)
+    kind = np.dtype(np.float32) if case.dtype in ("float16", "bfloat16") else float_type(case.dtype)
     return shapes | {
         "G": case.Hq // case.Hkv,
         **{name: wide(name) for name in ("query", "key", "value", "grad_out", "bias")},
@@ -143,7 +143,7 @@ def values(case: Case, drawn: Drawn, dtype: Any = np.float64) -> dict[str, Any]:
         "q_offset": offset if np.ndim(offset) == 0 else np.reshape(offset, (-1, 1, 1, 1)),
         "i": np.arange(case.L)[:, None],
         "j": np.arange(case.S),
-        "type": own,
+        "type": kind,
         "in_memory": lambda name: in_memory(case, drawn[name], name).astype(dtype),
     }
 

@@ -80,14 +80,14 @@ class Case:
 
         Return None for a feature that cannot be removed from a call, such as "gradient".
         """
-        own = {
+        options = {
             name: value
             for name, value in self.options.items()
             if self.feature not in _FEATURES_OF.get(name, ())
         }
-        case = replace(self, options=own, feature="plain")
-        if "q_offset" in own and not {*own} & {*_POSITIONAL}:
-            case = replace(case, options={k: v for k, v in own.items() if k != "q_offset"})
+        case = replace(self, options=options, feature="plain")
+        if "q_offset" in options and not {*options} & {*_POSITIONAL}:
+            case = replace(case, options={k: v for k, v in options.items() if k != "q_offset"})
         without: dict[str, dict[str, Any]] = {
             "half precision": {"dtype": "float32"},
             "hidden NaN": {"poison": False},
@@ -96,7 +96,7 @@ class Case:
         }
         if self.feature in without:
             case = replace(case, **without[self.feature])
-        elif len(own) == len(self.options) or self.feature == "gradient":
+        elif len(options) == len(self.options) or self.feature == "gradient":
             return None
         used = [name for option in case.options for name in _FEATURES_OF.get(option, ())]
         if "attn_mask" in case.options:

@@ -92,7 +92,7 @@ class Report:
         if status == "absent" or not results:
             return ""
         good = [result for result in results if result.status == "right"]
-        pairs = [(each.error, each.bound) for each in good if each.error is not None and each.bound]
+        pairs = [(case.error, case.bound) for case in good if case.error is not None and case.bound]
         error, bound = max(pairs, key=lambda pair: pair[0] / pair[1], default=(0.0, 0.0))
         cases = "1 case" if len(good) == 1 else f"{len(good)} cases"
         remark = f"{cases}, error {error:.1e} (at most {bound:.1e} is allowed)"

@@ -222,10 +222,10 @@ def _bound(case: Case, drawn: Drawn, right: Expected, name: str) -> float:
 def _half_bounds(case: Case, drawn: Drawn, right: Expected, judged: Any) -> list[float]:
     """Return error bounds: 2 * (error of the formula in half precision) + one rounding error."""
     dtype = float_type(case.dtype)
-    own = run(values(case, drawn, dtype), dtype=dtype)
+    half = run(values(case, drawn, dtype), dtype=dtype)
     rounding = 2.0 ** -(11 if case.dtype == "float16" else 8)
     bounds, names = [], returned(case)
-    for exact, rough in zip(parts(right, names), parts(own, names), strict=True):
+    for exact, rough in zip(parts(right, names), parts(half, names), strict=True):
         exact, rough = exact[judged], rough.astype(np.float64)[judged]
         finite = np.isfinite(exact) & np.isfinite(rough)
         error = np.abs(exact - rough)[finite].max(initial=0)

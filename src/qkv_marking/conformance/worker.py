@@ -135,9 +135,9 @@ class CaseWorker:
             if not isinstance(a, np.ndarray):
                 arguments[name] = a
                 continue
-            kept = laid(case, name, a) if name in _LAID else laid(_plain(case, a), name, a)
-            bases[name] = self.library.give(kept.base)
-            arguments[name] = kept.view(bases[name])
+            memory = laid(case, name, a) if name in _LAID else laid(_plain(case, a), name, a)
+            bases[name] = self.library.give(memory.base)
+            arguments[name] = memory.view(bases[name])
         before = {name: self.library.take(a).tobytes() for name, a in bases.items()}
         kept_outs: list[tuple[Array, Array]] = []
         results: list[list[Array]] = []
@@ -155,7 +155,7 @@ class CaseWorker:
             "outs": [packer.pack(out) for out in results[0]],
             "changed": changed,
             "same": all(_same(results[0], result) for result in results),
-            "overwritten": any(not _same([a], [kept]) for a, kept in kept_outs),
+            "overwritten": any(not _same([a], [copy]) for a, copy in kept_outs),
         }
 
     def _returned(self, case: Case, arguments: Mapping[str, Any]) -> Any:

@@ -96,15 +96,15 @@ class _Submission:
                 failures = book.run(self.module, Path(self.file).name, lambda: tell(cells_of))
         except BaseException as error:
             return {"result": _verdict(of_error(error, self.file))}
-        own = {name: thing for name, thing in vars(self.module).items() if _is_of_the_file(thing)}
-        lone = [name for name, thing in own.items() if type(thing) is FunctionType]
+        objects = {k: v for k, v in vars(self.module).items() if _is_of_the_file(v)}
+        lone = [name for name, thing in objects.items() if type(thing) is FunctionType]
         if made_for or len(lone) > 1 or tasks_in({*lone}):
             lone = []  # only a file's single function may have a name that no task looks for
-        elif lone and not tasks and len(fitting := tasks_for(own[lone[0]])) == 1:
+        elif lone and not tasks and len(fitting := tasks_for(objects[lone[0]])) == 1:
             tasks = fitting
         if not tasks:  # the file defines no function that a task asks for
             return {"result": _verdict(no_function(names))}
-        return {"tasks": tasks, "failures": failures, "own": [*own], "lone": lone}
+        return {"tasks": tasks, "failures": failures, "own": [*objects], "lone": lone}
 
     def _value(self, request: Packed) -> Any:
         """Return information about the file or about one of its objects."""
@@ -164,8 +164,8 @@ class _Submission:
                 reply["value"] = self._packed(value)
             except BaseException as error:
                 reply["error"] = _packed_error(error)
-        own = [argument for argument, packed in sent.items() if packed.get("r") is None]
-        after = [(argument, Packer(lambda _: None).pack(values[argument])) for argument in own]
+        inputs = [argument for argument, packed in sent.items() if packed.get("r") is None]
+        after = [(argument, Packer(lambda _: None).pack(values[argument])) for argument in inputs]
         reply["after"] = [[argument, now] for argument, now in after if now != sent[argument]]
         reply["stale"] = self._stale()
         reply["called"], reply["printed"] = sorted(watch.called), unread.lines

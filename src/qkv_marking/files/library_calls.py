@@ -47,8 +47,8 @@ class Watch:
             code = frame.f_code
             if code.co_filename.startswith(LIBRARY):
                 caller = _caller(frame)
-                own = code.co_filename in _PASSED or code.co_qualname == _PRINTED
-                if not own and _is_outside(caller, code.co_filename):
+                is_exempt = code.co_filename in _PASSED or code.co_qualname == _PRINTED
+                if not is_exempt and _is_outside(caller, code.co_filename):
                     self.called.add(f"qkv.{code.co_qualname}")
             elif code.co_qualname in _SOFTMAX | _ATTENTION:
                 self._note(str(frame.f_globals.get("__name__")), code.co_qualname)

@@ -153,14 +153,14 @@ class _File(NamedTuple):
             if "result" in read:
                 return [(_unpacked(read["result"]), "")], []
             tasks = [task if task in tasks else task_of(task).name for task in read["tasks"]]
-            failures, own, lone = ([*map(str, read[name])] for name in ("failures", "own", "lone"))
+            failures, names, lone = ([*map(str, read[key])] for key in ("failures", "own", "lone"))
         except Ended as end:
             return [(not_marked(end.key, end.shows, None), "")], []
         for number, name in enumerate(tasks):
             remotes = Remotes(process.ask)
             process.begin(self.limit([name]))
             try:
-                result, helper = self._verdict(remotes, name, own, lone)
+                result, helper = self._verdict(remotes, name, names, lone)
             except Ended as end:
                 results.append((not_marked(end.key, end.shows, name), ""))
                 return results, tasks[number + 1 :]
@@ -172,20 +172,20 @@ class _File(NamedTuple):
             results.append((result, helper))
         return results, []
 
-    def _verdict(self, remotes: Remotes, name: str, own: list[str], lone: list[str]) -> _Verdict:
+    def _verdict(self, remotes: Remotes, name: str, names: list[str], lone: list[str]) -> _Verdict:
         """Mark a function or values for a task; if the marker fails, the verdict reports this."""
         try:
             task = task_of(name)
             if task.values:
                 values = remotes.values(task.values)
                 if isinstance(values, str):  # the first missing name
-                    return _missing(task, values, task.name, own), ""
+                    return _missing(task, values, task.name, names), ""
                 return check(values, task=task.name), ""
             by_task = name == task.name  # `name` is the name of a task or of a function
             wanted = [*task.looks_for, *task.also] if by_task else [name]
             target = remotes.find([*wanted, *lone])
             if target is None:
-                return _missing(task, names_of(task) if by_task else name, name, own), ""
+                return _missing(task, names_of(task) if by_task else name, name, names), ""
             result = self._checked(task, target, name)
             return result, _helper(task, target, result)
         except Exception as error:  # an error of the marker, not of the student's code
@@ -206,9 +206,9 @@ class _File(NamedTuple):
         return not_marked("wrong-parameters", f"it is {target.signature}", name, **about)
 
 
-def _missing(task: Task, missing: str, name: str, own: list[str]) -> CheckResult:
+def _missing(task: Task, missing: str, name: str, names: list[str]) -> CheckResult:
     """Report that the file does not define a function or a value."""
-    shows = f"it has {listed(own)}"
+    shows = f"it has {listed(names)}"
     return not_marked("missing-function", shows, name, name=missing, signature=task.signature)
 
 

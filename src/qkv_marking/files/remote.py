@@ -196,13 +196,13 @@ def _good(reply: Packed) -> Packed:
     packed = reply["error"]
     words, names = str(packed["words"]), [str(name) for name in packed["mro"]]
     known = [there for name in names if isinstance(there := getattr(builtins, name, None), type)]
-    base = next((each for each in known if issubclass(each, BaseException)), Exception)
+    base = next((builtin for builtin in known if issubclass(builtin, BaseException)), Exception)
     if not issubclass(base, RAISED):
         raise Ended("exits", str(packed["in_words"]))
-    own = names[: names.index(base.__name__)] if base.__name__ in names else []
+    subclasses = names[: names.index(base.__name__)] if base.__name__ in names else []
     members = {"__str__": lambda self: words, "__init__": lambda self, *positional: None}
     kind: Any = base
-    for name in [*reversed(own)] or [base.__name__]:
+    for name in [*reversed(subclasses)] or [base.__name__]:
         kind = type(name, (kind,), members)
     error = type(kind.__name__, (RaisedElsewhere, kind), members)()
     error.args = tuple(map(str, packed["args"]))

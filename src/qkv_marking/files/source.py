@@ -69,8 +69,8 @@ def tasks_in(names: set[str]) -> list[str]:
     >>> tasks_in({"softmax", "helper"})
     ['softmax']
     """
-    asked = {name: task for name, task in TASKS.items() if not task.by_name}
-    return [name for name, task in asked.items() if names.intersection(task.looks_for)]
+    tasks = {name: task for name, task in TASKS.items() if not task.by_name}
+    return [name for name, task in tasks.items() if names.intersection(task.looks_for)]
 
 
 def tasks_for(function: FunctionType) -> list[str]:
@@ -82,8 +82,8 @@ def tasks_for(function: FunctionType) -> list[str]:
         needed = {name for name in call.split(", ") if "=" not in name}
         return needed <= names <= {name.partition("=")[0] for name in call.split(", ")}
 
-    asked = {name: task for name, task in TASKS.items() if not task.by_name}
-    return [name for name, task in asked.items() if any(map(fits, _CALL.findall(task.signature)))]
+    tasks = {name: task for name, task in TASKS.items() if not task.by_name}
+    return [name for name, task in tasks.items() if any(map(fits, _CALL.findall(task.signature)))]
 
 
 @dataclass(frozen=True)

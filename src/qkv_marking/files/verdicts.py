@@ -76,8 +76,8 @@ def _line(error: BaseException, file: str) -> str:
 
 def listed(names: Iterable[str]) -> str:
     """Sort and join names, and shorten a very long list; return "nothing" for an empty list."""
-    shown = ", ".join(sorted(names)) or "nothing"
-    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
+    text = ", ".join(sorted(names)) or "nothing"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def names_of(task: Task) -> str:

@@ -47,8 +47,8 @@ def attend(case: Trial, texts: tuple[Array, Array, Array], steps: Steps) -> Arra
     """
 
     def project(_: Array, *matrices: Array) -> list[Array]:
-        each = (steps["project"](text, *matrices) for text in texts)
-        return [projected[n] for n, projected in enumerate(each)]
+        projections = (steps["project"](text, *matrices) for text in texts)
+        return [projected[n] for n, projected in enumerate(projections)]
 
     return attention(case, {**steps, "project": project})
 
@@ -125,9 +125,9 @@ KNOWN = (
 # wrong projections in a decoder block: self-attention and cross-attention swap their projections,
 # or both use the same projections
 EXCHANGED: tuple[Function, ...] = (
-    lambda own, cross: (cross, own),
-    lambda own, cross: (own, own),
-    lambda own, cross: (cross, cross),
+    lambda first, second: (second, first),
+    lambda first, second: (first, first),
+    lambda first, second: (second, second),
 )
 
 # the tests

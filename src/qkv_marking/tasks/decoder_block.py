@@ -44,7 +44,7 @@ def compute(case: cross.TwoTexts, steps: Steps) -> Array:
         return lambda x: steps["affine"](steps["normalize"](x), scale, shift)
 
     norms = [norm(number) for number in steps["norms"]((1, 2, 3))]
-    own, other = steps["projections"]("self", "cross")
+    first, second = steps["projections"]("self", "cross")
 
     def attention(name: str, texts: tuple[Array, Array, Array], mask: Any, causal: bool) -> Array:
         arrays = {"x": texts[0], **{f"w_{role}": p[f"{name}_{role}"] for role in "qkv"}}
@@ -53,11 +53,11 @@ def compute(case: cross.TwoTexts, steps: Steps) -> Array:
 
     def self_attention(x: Array) -> Array:
         texts = steps["own"](x, case.context)
-        return attention(own, texts, steps["own_mask"](visible), steps["own_causal"]())
+        return attention(first, texts, steps["own_mask"](visible), steps["own_causal"]())
 
     def cross_attention(x: Array) -> Array:
         texts = steps["texts"](x, steps["context"](case.context, norms[1]))
-        return attention(other, texts, steps["other_mask"](visible), steps["other_causal"]())
+        return attention(second, texts, steps["other_mask"](visible), steps["other_causal"]())
 
     def mlp(x: Array) -> Array:
         out: Array = steps["mlp"](x, p, steps["activation"])
@@ -70,7 +70,7 @@ def compute(case: cross.TwoTexts, steps: Steps) -> Array:
 RIGHT: Steps = {
     **block.RIGHT,
     "norms": same,
-    "projections": lambda own, cross: (own, cross),
+    "projections": lambda first, second: (first, second),
     "own": lambda x, context: (x, x, x),
     "own_mask": lambda visible: None,
     "own_causal": lambda: True,
@@ -105,16 +105,16 @@ def _ordered(order: Sequence[int], norms_too: bool) -> Steps:
 
 def _parallel(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
     """Let self-attention and cross-attention read the same x."""
-    own, other, mlp = parts
-    x = x + own(norms[0](x)) + other(norms[1](x))
+    self_attention, cross_attention, mlp = parts
+    x = x + self_attention(norms[0](x)) + cross_attention(norms[1](x))
     return x + mlp(norms[2](x))
 
 
 def _from_start(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
     """Add the MLP's output to the input of cross-attention, not to the input of the MLP."""
-    own, other, mlp = parts
-    x = x + own(norms[0](x))
-    return x + mlp(norms[2](x + other(norms[1](x))))
+    self_attention, cross_attention, mlp = parts
+    x = x + self_attention(norms[0](x))
+    return x + mlp(norms[2](x + cross_attention(norms[1](x))))
 
 
 WIRING = (

@@ -261,31 +261,31 @@ class Past(NamedTuple):
 def compute(case: Calls, steps: Steps) -> Array:
     """Return the outputs (T, dv) of all calls, concatenated."""
     w_q, w_k, w_v = (case.arrays[name] for name in _WEIGHTS)
-    kept = Past(np.zeros((0, w_k.shape[1])), np.zeros((0, w_v.shape[1])))
+    past = Past(np.zeros((0, w_k.shape[1])), np.zeros((0, w_v.shape[1])))
     outs: list[Array] = []
     before = 0
     words = case.arrays["x"][:0]  # the words of the earlier calls
     for x in case.pieces():
         if case.later is not None and outs:
             w_q, w_k, w_v = (case.later[name] for name in _WEIGHTS)
-        kept = Past(*steps["recalls"](kept, words, w_k, w_v))
+        past = Past(*steps["recalls"](past, words, w_k, w_v))
         if case.positions is not None:
             x = x + case.positions[steps["positions"](len(x), before, len(outs))]
         words = np.concatenate([words, x])
-        out, kept = advance(x, (w_q, w_k, w_v), kept, steps)
+        out, past = advance(x, (w_q, w_k, w_v), past, steps)
         outs.append(out)
         before += len(x)
     return np.concatenate(outs)
 
 
-def advance(x: Array, weights: Sequence[Array], kept: Past, steps: Steps) -> tuple[Array, Past]:
+def advance(x: Array, weights: Sequence[Array], past: Past, steps: Steps) -> tuple[Array, Past]:
     """Compute causal attention from new words to all words; return the output and new cache."""
     q, k, v = steps["choose"](*steps["project"](x, *weights))
-    keys, values = steps["reads"](kept, k, v)
-    first = steps["first"](len(kept.key), len(keys), len(x))  # the position of the first new word
+    keys, values = steps["reads"](past, k, v)
+    first = steps["first"](len(past.key), len(keys), len(x))  # the position of the first new word
     i, j = np.arange(len(q))[:, None], np.arange(len(keys))
     out = attend(q, keys, values, steps["sees"](i, j, first), x.shape[1], steps)
-    return out, Past(*steps["keeps"](kept, k, v))
+    return out, Past(*steps["keeps"](past, k, v))
 
 
 def attend(q: Array, k: Array, v: Array, sees: Array, width: int, steps: Steps) -> Array:
@@ -300,18 +300,18 @@ def attend(q: Array, k: Array, v: Array, sees: Array, width: int, steps: Steps) 
     return out
 
 
-def after(kept: Past, k: Array, v: Array) -> tuple[Array, Array]:
+def after(past: Past, k: Array, v: Array) -> tuple[Array, Array]:
     """Append the new rows of keys and values to the cached rows."""
-    return np.concatenate([kept.key, k]), np.concatenate([kept.value, v])
+    return np.concatenate([past.key, k]), np.concatenate([past.value, v])
 
 
 RIGHT: Steps = {
     **ATTENTION,
     "positions": lambda new, before, calls: before + np.arange(new),
-    "recalls": lambda kept, words, w_k, w_v: kept,
+    "recalls": lambda past, words, w_k, w_v: past,
     "reads": after,
     "keeps": after,
-    "first": lambda kept, keys, new: keys - new,
+    "first": lambda past, keys, new: keys - new,
 }
 
 
@@ -326,12 +326,12 @@ def _both(way: Callable[[Past, Array, Array], Sequence[Array]]) -> Steps:
     return {"reads": way, "keeps": way}
 
 
-def _twice(kept: Past, k: Array, v: Array) -> tuple[Array, Array]:
+def _twice(past: Past, k: Array, v: Array) -> tuple[Array, Array]:
     """Append the new rows to the cached rows, then append them again."""
-    return after(Past(*after(kept, k, v)), k, v)
+    return after(Past(*after(past, k, v)), k, v)
 
 
-def _new(kept: Past, k: Array, v: Array) -> tuple[Array, Array]:
+def _new(past: Past, k: Array, v: Array) -> tuple[Array, Array]:
     return k, v
 
 
@@ -341,37 +341,37 @@ CACHING = _TEXTS.mistakes(
         "cache-overwritten": [{"keeps": _new}],
         "cache-twice": [{"keeps": _twice}, {"reads": _twice}, _both(_twice)],
         "cache-twice-at-first": [
-            _both(lambda kept, k, v: after(kept if len(kept.key) else Past(k, v), k, v))
+            _both(lambda past, k, v: after(past if len(past.key) else Past(k, v), k, v))
         ],
         "cache-one-of-two": [
-            _both(lambda kept, k, v: (after(kept, k, v)[0], v)),
-            _both(lambda kept, k, v: (k, after(kept, k, v)[1])),
+            _both(lambda past, k, v: (after(past, k, v)[0], v)),
+            _both(lambda past, k, v: (k, after(past, k, v)[1])),
         ],
         "cache-summed": [
-            _both(lambda kept, k, v: (kept.key + k, kept.value + v) if len(kept.key) else (k, v))
+            _both(lambda past, k, v: (past.key + k, past.value + v) if len(past.key) else (k, v))
         ],
         # attention reads only the keys of earlier words, at their right positions
         "cache-late": [
-            {"reads": lambda kept, k, v: kept, "first": lambda kept, keys, new: kept},
+            {"reads": lambda past, k, v: past, "first": lambda past, keys, new: past},
             {
-                "reads": lambda kept, k, v: kept if len(kept.key) else (k, v),
-                "first": lambda kept, keys, new: kept,
+                "reads": lambda past, k, v: past if len(past.key) else (k, v),
+                "first": lambda past, keys, new: past,
             },
         ],
     }
 )
 # the cache stays empty; the marker tries this mistake if the first call returns None as the cache
-NOT_FILLED = _TEXTS.mistake("cache-not-filled", {"keeps": lambda kept, k, v: kept})
+NOT_FILLED = _TEXTS.mistake("cache-not-filled", {"keeps": lambda past, k, v: past})
 # The test changes the projections after the first call. A correct step function continues to use
 # the rows that it cached before the change. A step function with this mistake computes these rows
 # again, and gets other numbers.
 RECOMPUTED = _TEXTS.mistake(
     "cache-recomputed",
-    {"recalls": lambda kept, words, w_k, w_v: (words @ w_k, words @ w_v)},
-    {"recalls": lambda kept, words, w_k, w_v: (words @ w_k, kept.value)},
-    {"recalls": lambda kept, words, w_k, w_v: (kept.key, words @ w_v)},
+    {"recalls": lambda past, words, w_k, w_v: (words @ w_k, words @ w_v)},
+    {"recalls": lambda past, words, w_k, w_v: (words @ w_k, past.value)},
+    {"recalls": lambda past, words, w_k, w_v: (past.key, words @ w_v)},
 )
-EXCHANGED = _TEXTS.mistake("cache-exchanged", {"keeps": lambda kept, k, v: after(kept, k, v)[::-1]})
+EXCHANGED = _TEXTS.mistake("cache-exchanged", {"keeps": lambda past, k, v: after(past, k, v)[::-1]})
 MASKING = _TEXTS.mistakes(
     {
         "cache-no-mask": [lambda i, j, first: j >= 0],
@@ -379,11 +379,11 @@ MASKING = _TEXTS.mistakes(
         "cache-mask-no-first": [lambda i, j, first: (j <= first + i) | (first == 0)],
         "cache-mask-upper": [lambda i, j, first: j >= first + i],
         "cache-mask-row": [lambda i, j, first: j <= (first + i).T],
-        "cache-counts-arrays": [{"first": lambda kept, keys, new: 2 if kept else 0}],
+        "cache-counts-arrays": [{"first": lambda past, keys, new: 2 if past else 0}],
         "cache-mask-start": [lambda i, j, first: j <= i],
         "cache-mask-diagonal": [lambda i, j, first: j < first + i],
         "cache-mask-ahead": [lambda i, j, first: j <= first + i + 1],
-        "cache-front": [_both(lambda kept, k, v: after(Past(k, v), *kept))],
+        "cache-front": [_both(lambda past, k, v: after(Past(k, v), *past))],
     },
     step="sees",
 )

@@ -203,19 +203,19 @@ def both_ends(texts: Phrases, name: str, *steps: Callable[[int], Steps]) -> tupl
     )
 
 
-def first_row_only(step: str, of: Callable[..., Array]) -> tuple[Steps, Steps]:
+def first_row_only(step: str, right: Callable[..., Array]) -> tuple[Steps, Steps]:
     """Return two wrong steps that compute only row 0: all other rows are 0, or are missing.
 
     Args:
         step: the name of the step that computes the rows.
-        of: the correct function for this step; it computes all rows, not only row 0.
+        right: the correct function for this step; it computes all rows, not only row 0.
     """
 
     def zeros(*arguments: Any) -> Array:
-        out = of(*arguments)
+        out = right(*arguments)
         return np.concatenate([out[..., :1, :], np.zeros_like(out[..., 1:, :])], axis=-2)
 
-    return {step: zeros}, {step: lambda *arguments: of(*arguments)[..., :1, :]}
+    return {step: zeros}, {step: lambda *arguments: right(*arguments)[..., :1, :]}
 
 
 DO = "do"

@@ -76,8 +76,8 @@ def _projections(*matrices: Any) -> Iterator[str]:
         taken = _taken(sentence, "bank", w_q, w_k, _TABLE)
         x = _rows(sentence, _TABLE)
         context = softmax((x @ w_k) @ (x @ w_q)[1] / np.sqrt(2)) @ x @ w_v
-        own, weight = taken.pop("bank"), taken.pop(wanted)
-        if weight <= 0.4 or 1 - own - weight >= 0.1:
+        bank, weight = taken.pop("bank"), taken.pop(wanted)
+        if weight <= 0.4 or 1 - bank - weight >= 0.1:
             is_largest = weight > 1.01 * max(taken.values())
             yield "projections-quiet" if is_largest else "projections-not-found"
         elif "friend" not in taken and sign * (context[0] - context[1]) <= 0.3:

@@ -42,7 +42,7 @@ class Writing(Calls):
 def compute(case: Calls, steps: Steps) -> Array:
     """Return the outputs (T, D) of all calls, concatenated."""
     context, width = case.arrays["context"], case.arrays["x"].shape[1]
-    own = cross = Past(*np.zeros((2, 0, width)))
+    past = cross = Past(*np.zeros((2, 0, width)))
     words = case.arrays["x"][:0]  # all words that self-attention has read so far
     outs: list[Array] = []
     for x in case.pieces():
@@ -52,10 +52,10 @@ def compute(case: Calls, steps: Steps) -> Array:
         cross_w = tuple(p[f"{second}_{role}"] for role in "qkv")
 
         def self_attention(x: Array, w: tuple[Array, ...] = own_w) -> Array:
-            nonlocal own, words
-            own = Past(*steps["recalls"](own, words, w[1], w[2]))
+            nonlocal past, words
+            past = Past(*steps["recalls"](past, words, w[1], w[2]))
             words = np.concatenate([words, x])
-            out, own = advance(x, w, own, steps)
+            out, past = advance(x, w, past, steps)
             return out
 
         def cross_attention(x: Array, w: tuple[Array, ...] = cross_w, before: Array = x) -> Array:
@@ -64,7 +64,7 @@ def compute(case: Calls, steps: Steps) -> Array:
             made = Past(context @ w[1], context @ w[2]), Past(new @ w[1], new @ w[2])
             source = steps["source"](cross, *made)
             cross = steps["stored"](source)
-            read = steps["read"](source, own)
+            read = steps["read"](source, past)
             i, j = np.arange(len(x))[:, None], np.arange(len(read.key))
             sees = steps["source_sees"](i, j, len(words) - len(x))
             out = attend(x @ w[0], read.key, read.value, sees, x.shape[1], steps)
@@ -74,18 +74,18 @@ def compute(case: Calls, steps: Steps) -> Array:
     return np.concatenate(outs)
 
 
-def _once(kept: Past, context: Past, words: Past) -> Past:
+def _once(past: Past, context: Past, words: Past) -> Past:
     """Return the cached keys and values of the context; if the cache is empty, return `context`."""
-    return kept if len(kept.key) else context
+    return past if len(past.key) else context
 
 
 RIGHT: Steps = {
     **kv_cache.RIGHT,
-    "projections": lambda own, cross: (own, cross),
+    "projections": lambda first, second: (first, second),
     "words": same,  # some wrong steps compute keys and values from these words
     "source": _once,
     "stored": same,
-    "read": lambda source, own: source,
+    "read": lambda source, past: source,
     "source_sees": lambda i, j, before: j >= 0,
     "reads_context": lambda calls: True,
     "wire": pre_norm,
@@ -111,9 +111,9 @@ def _joined(a: Past, b: Past) -> Past:
     return Past(np.concatenate([a.key, b.key]), np.concatenate([a.value, b.value]))
 
 
-def _with_words(kept: Past, context: Past, words: Past) -> Past:
+def _with_words(past: Past, context: Past, words: Past) -> Past:
     """Append the keys and values of new words to the cached rows of the context."""
-    return _joined(_once(kept, context, words), words)
+    return _joined(_once(past, context, words), words)
 
 
 def _of_words(*sources: Callable[[Past, Past, Past], Past]) -> list[Steps]:
@@ -132,19 +132,19 @@ SOURCE = _TEXTS.mistakes(
     {
         "cross-cache-grows": _of_words(
             _with_words,
-            lambda kept, context, words: (_with_words if len(kept.key) else _once)(
-                kept, context, words
+            lambda past, context, words: (_with_words if len(past.key) else _once)(
+                past, context, words
             ),
         ),
         "cross-self": _of_words(
-            lambda kept, context, words: words, lambda kept, context, words: _joined(kept, words)
+            lambda past, context, words: words, lambda past, context, words: _joined(past, words)
         ),
-        "cross-keys-from-x": _of_words(lambda kept, context, words: Past(words.key, context.value)),
+        "cross-keys-from-x": _of_words(lambda past, context, words: Past(words.key, context.value)),
         "cross-values-from-x": _of_words(
-            lambda kept, context, words: Past(context.key, words.value)
+            lambda past, context, words: Past(context.key, words.value)
         ),
         "cross-cache-exchanged": [{"stored": lambda source: Past(source.value, source.key)}],
-        "cross-reads-own-cache": [{"read": lambda source, own: own}],
+        "cross-reads-own-cache": [{"read": lambda source, past: past}],
     }
 )
 # The test changes the projections after the first call. A correct step function still uses its
@@ -152,11 +152,11 @@ SOURCE = _TEXTS.mistakes(
 RECOMPUTED = _TEXTS.mistakes(
     {
         "cross-recomputed": [
-            lambda kept, context, words: context,
-            lambda kept, context, words: Past(context.key, _once(kept, context, words).value),
-            lambda kept, context, words: Past(_once(kept, context, words).key, context.value),
+            lambda past, context, words: context,
+            lambda past, context, words: Past(context.key, _once(past, context, words).value),
+            lambda past, context, words: Past(_once(past, context, words).key, context.value),
         ],
-        "cross-appended": [lambda kept, context, words: _joined(kept, context)],
+        "cross-appended": [lambda past, context, words: _joined(past, context)],
     },
     step="source",
 )

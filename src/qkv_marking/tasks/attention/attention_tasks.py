@@ -83,9 +83,9 @@ class AttentionMarking(Marking):
             self.ask("q_offset", masks.OFFSET)
         if "heads" in options and "two heads" in self.cases:
             self.ask("two heads", (*heads.HEADS, heads.IN_TURN))
-        asked = {"mask", "causal", "q_offset" if self.signature == "qkv" else "heads"}
+        all_options = {"mask", "causal", "q_offset" if self.signature == "qkv" else "heads"}
         known = steps.OPTIONS.items()
-        self.untried += [names[0] for option, names in known if option in asked - {*options}]
+        self.untried += [names[0] for option, names in known if option in all_options - {*options}]
 
     def first_calls(self) -> None:
         """Find out how to call the function, and check that equal calls return equal arrays."""

@@ -419,17 +419,17 @@ def _unknown_name(wrong: Outcome) -> Symptom | None:
     if not isinstance(wrong.error, KeyError):
         return None
     weights, config = steps.small_model(wrong.case.tied)
-    asked = words_of(wrong.error.args[0] if wrong.error.args else "")
+    key = words_of(wrong.error.args[0] if wrong.error.args else "")
     of_layers = {name.split(".", 3)[-1] for name in weights if name.startswith("model.layers.")}
     name, remedy = "decoder-no-such-name", ""
-    if "lm_head" in asked:
+    if "lm_head" in key:
         name = "decoder-no-head"
-    elif re.search(r"layers\.\d+\.", asked) or {asked, f"{asked}.weight"} & of_layers:
+    elif re.search(r"layers\.\d+\.", key) or {key, f"{key}.weight"} & of_layers:
         name = "decoder-no-such-layer"
-    elif near := difflib.get_close_matches(asked, [*weights, *config], 1):
+    elif near := difflib.get_close_matches(key, [*weights, *config], 1):
         (remedy,) = near
     layers = config["num_hidden_layers"]
-    finding = _TEXTS.finding(name, wrong, asked=repr(asked), error=told(wrong), layers=layers)
+    finding = _TEXTS.finding(name, wrong, asked=repr(key), error=told(wrong), layers=layers)
     return replace(finding, remedy=finding.remedy or remedy)
 
 

@@ -57,7 +57,7 @@ class LayerCall:
     def shown(self) -> dict[str, Any]:
         """Return the layer and the arguments that a learner needs to repeat this call."""
         matrices, biases = self.matrices or {}, self.biases or {}
-        shown = {
+        arguments = {
             "layer": f"SelfAttention({self.x.shape[-1]}, {self.heads})",
             "x": self.x,
             "mask": self.mask,
@@ -65,7 +65,7 @@ class LayerCall:
             **{f"w_{role}": matrices.get(role) for role in "qkvo"},
             **{f"b_{role}": biases.get(role) for role in "qkvo"},
         }
-        return {name: value for name, value in shown.items() if value is not None}
+        return {name: value for name, value in arguments.items() if value is not None}
 
 
 def as_attention(case: LayerCall) -> Trial:
@@ -285,8 +285,8 @@ def _joined(arrays: list[Array], role: str, layout: Format) -> tuple[Array, str]
             return np.tile(whole, heads), "shared"  # all heads use the same matrix (D, d)
         return (whole, "") if whole.shape[1] % heads == 0 else None
     if arrays[0].shape[0] * heads == dim and len(arrays) in (1, heads):
-        each = arrays * heads if len(arrays) == 1 else arrays
-        return _on_slices(each), "slices, shared" if len(arrays) == 1 < heads else "slices"
+        matrices = arrays * heads if len(arrays) == 1 else arrays
+        return _on_slices(matrices), "slices, shared" if len(arrays) == 1 < heads else "slices"
     return None
 
 
@@ -400,8 +400,8 @@ class Layers:
             mask = np.ones((case.x.shape[-2],) * 2, dtype=bool)
         if mask is None:
             return {"x": case.x}
-        shown = np.where(mask, 0.0, -np.inf) if self.adds_mask else mask
-        return {"x": case.x, options["mask"]: shown}
+        mask = np.where(mask, 0.0, -np.inf) if self.adds_mask else mask
+        return {"x": case.x, options["mask"]: mask}
 
 
 def _called(layer: Any) -> Function:

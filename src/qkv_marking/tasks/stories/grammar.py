@@ -69,9 +69,9 @@ def losses_of_counts(texts: Sequence[str], measured: Sequence[str]) -> tuple[flo
         ends[after] += count
     total = sum(ends.values())
     known = len(ends) + 1  # add 1 to each count, so that no probability is 0
-    asked = [pair for text in measured for pair in _pairs(text)]
-    alone = [-np.log((ends[after] + 1) / (total + known)) for _, after in asked]
-    follows = [-np.log((pairs[pair] + 1) / (begins[pair[0]] + known)) for pair in asked]
+    test_pairs = [pair for text in measured for pair in _pairs(text)]
+    alone = [-np.log((ends[after] + 1) / (total + known)) for _, after in test_pairs]
+    follows = [-np.log((pairs[pair] + 1) / (begins[pair[0]] + known)) for pair in test_pairs]
     return float(np.mean(alone)), float(np.mean(follows))
 
 

@@ -57,7 +57,7 @@ def _later(*, itself: bool) -> Function:
     If `itself` is True, the function uses the current occurrence as well.
     """
 
-    def of(weights: Array, ids: Any, names: Any) -> Any:
+    def score(weights: Array, ids: Any, names: Any) -> Any:
         shares = []
         for i, one in enumerate(ids):
             behind = [j + 1 for j in range(len(ids) - 1) if ids[j] == one and (itself or j != i)]
@@ -65,7 +65,7 @@ def _later(*, itself: bool) -> Function:
                 shares.append(weights[i, behind].sum())
         return np.mean(shares)
 
-    return of
+    return score
 
 
 def _sum(weights: Array, ids: Any, names: Any) -> Any:
@@ -231,9 +231,9 @@ def decoder_of(thing: Any) -> Decoder:
     ids = []
     for text in stories:
         try:
-            told = thing.tokenize(text)
-            ids.append(np.asarray(told.ids, int).reshape(-1))
-            tokens = [*told.tokens]
+            tokenized = thing.tokenize(text)
+            ids.append(np.asarray(tokenized.ids, int).reshape(-1))
+            tokens = [*tokenized.tokens]
         except RAISED as error:
             raise Unmeasured(_NO_MODEL) from error
         if [one.casefold() for one in tokens] != text.casefold().split():
@@ -347,14 +347,14 @@ class _Removed:
 
     def logits(self, ids: Array, heads: Any) -> Array:
         """Return the logits without these heads; ignore heads that do not exist."""
-        asked = tuple(one for one in map(tuple, heads) if one in self.heads)
-        key = ids.tobytes(), asked
+        valid_heads = tuple(one for one in map(tuple, heads) if one in self.heads)
+        key = ids.tobytes(), valid_heads
         if key not in self.known:
-            self.known[key] = self.decoder.logits(ids, asked)
+            self.known[key] = self.decoder.logits(ids, valid_heads)
         return self.known[key]
 
     def means(self, said: Callable[[Array, Array], Array], positions: Function) -> Any:
-        """Return a function `of(ids, heads)` that runs the decoder without `heads`.
+        """Return a function `without(ids, heads)` that runs the decoder without `heads`.
 
         The function returns two numbers: the mean result of `said` over each of two sets of
         positions.
@@ -365,11 +365,11 @@ class _Removed:
                 positions.
         """
 
-        def of(ids: Array, heads: Any) -> list[float]:
-            each = said(self.logits(ids, heads), ids)
-            return [float(each[at].mean()) for at in positions(self.words[ids.tobytes()])]
+        def without(ids: Array, heads: Any) -> list[float]:
+            values = said(self.logits(ids, heads), ids)
+            return [float(values[at].mean()) for at in positions(self.words[ids.tobytes()])]
 
-        return of
+        return without
 
     def cases(self) -> list[tuple[Array, list[tuple[int, int]]]]:
         """Return stories, each with a different list of heads to remove."""
@@ -392,7 +392,7 @@ def _next(logits: Array, ids: Array) -> Array:
 def _slips(removed: _Removed, right: Function) -> tuple[Mistake, ...]:
     means = removed.means
 
-    def kept(ids: Array, heads: Any) -> Any:
+    def remove_others(ids: Array, heads: Any) -> Any:
         named = [*map(tuple, heads)]
         return right(ids, [pair for pair in removed.heads if pair not in named])
 
@@ -403,7 +403,7 @@ def _slips(removed: _Removed, right: Function) -> tuple[Mistake, ...]:
         {
             "removal-ignored": [lambda ids, heads: right(ids, [])],
             "removal-exchanged": [lambda ids, heads: right(ids, [pair[::-1] for pair in heads])],
-            "removal-kept": [kept],
+            "removal-kept": [remove_others],
             "removal-this-word": [
                 means(lambda logits, ids: softmax(logits)[np.arange(len(ids)), ids], _positions)
             ],
@@ -443,8 +443,8 @@ def _mark(things: Any, way: str) -> CheckResult:
         right = removed.means(_next, _positions)
         right.__name__ = "without"
         known = _slips(removed, right)
-        asked = Exercise(_NAME, right, removed.cases, known, _TRIED, _MEANS, within=_WITHIN)
-        return asked.mark(function)
+        exercise = Exercise(_NAME, right, removed.cases, known, _TRIED, _MEANS, within=_WITHIN)
+        return exercise.mark(function)
     except Unmeasured as error:
         return _verdict(error.why)
     except TypeError:  # the function cannot be called with ids and heads

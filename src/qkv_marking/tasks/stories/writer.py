@@ -72,7 +72,7 @@ def _new_people(written: _Written) -> bool:
 def _shared(written: _Written) -> bool:
     """Return whether any name occurs twice among the first and last names of a story's people."""
     people = map(_people, written.stories)
-    return any(len({name for one in each for name in one}) < 2 * len(each) for each in people)
+    return any(len({name for one in pairs for name in one}) < 2 * len(pairs) for pairs in people)
 
 
 def _fixed(written: _Written) -> bool:
@@ -139,8 +139,8 @@ def _judged(runs: Sequence[Outcome], again: Outcome) -> Iterator[tuple[Symptom, 
     texts = [str(run.returned) for run in runs]
     stories = [sentences_of(text) or [] for text in texts]
     written = _Written(texts, stories, str(again.returned))
-    shown = [name for name, shows in _SHOWS.items() if shows(written)]
-    for name in shown[:1]:
+    mistakes = [name for name, shows in _SHOWS.items() if shows(written)]
+    for name in mistakes[:1]:
         yield _TEXTS.finding(name, None), runs[0]
 
 
