@@ -198,7 +198,7 @@ readers = {
     "weights": lambda: qkv.load(with_pipe("model.safetensors")),
     "config": lambda: qkv.load(with_pipe("config.json")),
     "tokenizer": lambda: SubwordTokenizer.from_file(pipe("tokenizer.json")),
-    "reference": lambda: cached("a/b", pipe("hub", "models--a--b", "refs", "v1") and "v1"),
+    "reference": lambda: find_cached("a/b", pipe("hub", "models--a--b", "refs", "v1") and "v1"),
     "autoencoder": lambda: SAE.load(Path(pipe("sae", "sae_weights.safetensors")).parent),
     "trace": lambda: qkv.Trace.load(pipe("trace.safetensors")),
     "finding": lambda: qkv.Finding.load(home / "a.json"),

@@ -251,7 +251,7 @@ def test_files_that_the_guides_name_exist() -> None:
         "src/qkv/attend/arguments.py": ("Call", "check_call", "needed", "OPTIONS", "PACKED"),
         "src/qkv/attend/varlen.py": ("ranged",),
         "src/qkv/layers/base.py": (
-            *("checked", "need_shape", "first_parameters"),
+            *("check_parameters", "need_shape", "first_parameters"),
             *("parameter", "vectors_of", "promoted", "part_back"),
             *("Layer", "Feed"),
         ),
@@ -266,7 +266,7 @@ def test_files_that_the_guides_name_exist() -> None:
         "src/qkv/models/network/transformer.py": ("Transformer", "run"),
         "src/qkv/models/run/edit_ops.py": ("OPS", "Plan"),
         "src/qkv/models/files/tensors.py": ("TYPES", "FLOATS", "KINDS", "Stored"),
-        "src/qkv/attend/attention.py": ("answer", "solve", "_begun"),
+        "src/qkv/attend/attention.py": ("answer", "solve", "_begin"),
         "src/qkv/layers/block.py": ("pre_norm",),
         "src/qkv/ops/activation.py": ("ACTIVATIONS",),
         "src/qkv/serve/app.py": ("_ROUTERS",),

@@ -41,7 +41,7 @@ NO_FIT = (ValueError, IndexError)  # errors about shapes that do not match
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def use_seed(seed: int) -> Iterator[None]:
     """Set the random seed of test inputs in a `with` block; with seed 0, the inputs are short."""
     before = _SEED.set(seed)
     try:
@@ -249,7 +249,7 @@ class Marking:
             keys = {finding.key for finding in self.findings}  # mistakes that were found earlier
             self.findings += [of_mistake(new, wrong) for new in mistakes if new.key not in keys]
         elif not self.wrong:
-            self.find(group.otherwise(wrong) or self.unexplained(runs, group.what))
+            self.find(group.otherwise(wrong) or self.report_odd(runs, group.what))
             if self.wrong:
                 self.steps = None
 
@@ -273,9 +273,9 @@ class Marking:
         self.tried.append("whole numbers")
         self.find(findings.whole_numbers(run, remedy))
 
-    def unexplained(self, runs: list[Outcome], what: str) -> Symptom:
+    def report_odd(self, runs: list[Outcome], what: str) -> Symptom:
         """Report wrong results without a known cause."""
-        return findings.unexplained(runs, what, self.returns, [])
+        return findings.report_odd(runs, what, self.returns, [])
 
     def at_last(self) -> Symptom | None:
         """Report a function that overwrites its inputs or earlier outputs."""
@@ -316,7 +316,7 @@ class Marking:
         yield f"{self.name}{_LEAD[first.kind]}: {first.says}."
         yield sentence(f"It shows: {first.shows}")
         if first.variants and first.run is not None and first.run.error is not None:
-            yield f"It raises {findings.told(first.run)}."
+            yield f"It raises {findings.describe(first.run)}."
         if first.remedy:
             yield f"Correction: {first.remedy}"
         for other in others:

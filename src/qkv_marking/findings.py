@@ -9,10 +9,10 @@ import numpy as np
 from qkv.arrays import Array
 from qkv_marking import raised
 from qkv_marking.errors import in_words, line_of
-from qkv_marking.mistake import Mistake, described
+from qkv_marking.mistake import Mistake, look_up
 from qkv_marking.outcome import Outcome, first_wrong, is_tuple, kind_of
 
-RANDOM = described("random")
+RANDOM = look_up("random")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Symptom(Mistake):
         yours = run.returned if run.out is None else run.out
         if run.error is not None:
             yours = in_words(run.error)
-        return {**run.case.shown(), "yours": yours, "right": run.right, **self.more}
+        return {**run.case.list_arguments(), "yours": yours, "right": run.right, **self.more}
 
 
 def of_mistake(known: Mistake, run: Outcome | None, more: dict[str, Any] | None = None) -> Symptom:
@@ -38,7 +38,7 @@ def of_mistake(known: Mistake, run: Outcome | None, more: dict[str, Any] | None 
     return Symptom(**vars(known), run=run, more=more or {})
 
 
-def told(run: Outcome) -> str:
+def describe(run: Outcome) -> str:
     """Describe a wrong call: the shapes of the inputs, and any error with its line of code."""
     if run.error is None:
         return f"the output is wrong on {shapes(run)}"
@@ -48,7 +48,7 @@ def told(run: Outcome) -> str:
 
 def shapes(run: Outcome) -> str:
     """List the arguments of a call, with the shapes of arrays."""
-    inputs = run.case.shown().items()
+    inputs = run.case.list_arguments().items()
     return ", ".join(
         f"{name} {a.shape}" if isinstance(a, np.ndarray) else f"{name} = {a}" for name, a in inputs
     )
@@ -58,15 +58,15 @@ def no_array(run: Outcome, remedy: str) -> Symptom:
     """Report a function that returned no array of numbers."""
     if run.returned is None:
         return nothing_returned(run, "it returns None", remedy)
-    mistake = described("wrong-type", returned=kind_of(run.returned))
+    mistake = look_up("wrong-type", returned=kind_of(run.returned))
     if is_tuple(run.returned):
-        mistake = described("returns-tuple", count=str(len(run.returned)))
+        mistake = look_up("returns-tuple", count=str(len(run.returned)))
     return of_mistake(replace(mistake, remedy=remedy), run)
 
 
 def nothing_returned(run: Outcome, says: str, remedy: str) -> Symptom:
     """Report a function that returned None."""
-    return of_mistake(replace(described("returns-nothing", returned=says), remedy=remedy), run)
+    return of_mistake(replace(look_up("returns-nothing", returned=says), remedy=remedy), run)
 
 
 def nothing_done(runs: list[Outcome]) -> Symptom | None:
@@ -74,12 +74,12 @@ def nothing_done(runs: list[Outcome]) -> Symptom | None:
     outs = [run.out for run in runs]
     if all(run.is_right for run in runs) or any(out is None or not out.size for out in outs):
         return None
-    for name in runs[0].case.shown():
-        if all(_equal(run.out, run.case.shown().get(name)) for run in runs):
-            return of_mistake(described("returns-input", name=name), first_wrong(runs))
+    for name in runs[0].case.list_arguments():
+        if all(_equal(run.out, run.case.list_arguments().get(name)) for run in runs):
+            return of_mistake(look_up("returns-input", name=name), first_wrong(runs))
     numbers = {number for out in outs if out is not None for number in np.unique(out).tolist()}
     if len(numbers) == 1 and np.isfinite([*numbers]).all():
-        mistake = described("constant", number=f"{numbers.pop() + 0:g}")
+        mistake = look_up("constant", number=f"{numbers.pop() + 0:g}")
         return of_mistake(mistake, first_wrong(runs))
     return None
 
@@ -94,7 +94,7 @@ def changed_inputs(runs: list[Outcome]) -> Symptom | None:
     for run in runs:
         for name, afterwards in run.changed.items():
             more = {f"{name} afterwards": afterwards}
-            return of_mistake(described("inputs-modified", name=name), run, more)
+            return of_mistake(look_up("inputs-modified", name=name), run, more)
     return None
 
 
@@ -103,7 +103,7 @@ def overwritten(runs: list[Outcome]) -> Symptom | None:
     for run in runs:
         if (now := run.overwritten) is not None:
             more = {"yours after other calls": now}
-            return of_mistake(described("output-overwritten"), run, more)
+            return of_mistake(look_up("output-overwritten"), run, more)
     return None
 
 
@@ -112,7 +112,7 @@ def prints(runs: list[Outcome]) -> Symptom | None:
     for run in runs:
         if run.printed:
             lines = "a line" if run.printed == 1 else f"{run.printed:,} lines"
-            return of_mistake(described("prints", lines=lines), None)
+            return of_mistake(look_up("prints", lines=lines), None)
     return None
 
 
@@ -120,22 +120,22 @@ def whole_numbers(run: Outcome, remedy: str) -> Symptom | None:
     """Report a function that truncates its results if its inputs are integers."""
     if run.is_right:
         return None
-    mistake = described("integer-inputs")
+    mistake = look_up("integer-inputs")
     if run.error is not None:
-        mistake = described("integers-in-place", in_words(run.error))
+        mistake = look_up("integers-in-place", in_words(run.error))
     return of_mistake(replace(mistake, remedy=remedy), run)
 
 
 def raises(run: Outcome, tested: str) -> Symptom:
     """Report a function that raises an error, and the most likely cause if it is known."""
-    cause = raised.known(run.error)
+    cause = raised.find_cause(run.error)
     if cause is None:
         key = raised.key_of(run.error, "raises")
-        cause = described(key, it="it", tested=tested)
-    return of_mistake(replace(cause, shows=told(run)), run)
+        cause = look_up(key, it="it", tested=tested)
+    return of_mistake(replace(cause, shows=describe(run)), run)
 
 
-def unexplained(runs: list[Outcome], tested: str, returns: str, hints: list[str]) -> Symptom:
+def report_odd(runs: list[Outcome], tested: str, returns: str, hints: list[str]) -> Symptom:
     """Report a wrong output, with the input and the size of the error.
 
     Args:
@@ -152,8 +152,8 @@ def unexplained(runs: list[Outcome], tested: str, returns: str, hints: list[str]
     shape, right = wrong.out.shape, wrong.right
     if shape != right.shape:
         names = {"shape": str(shape), "right": str(right.shape), "tested": tested}
-        mistake = described("wrong-shape", f"on {shapes(wrong)}", **names)
+        mistake = look_up("wrong-shape", f"on {shapes(wrong)}", **names)
         return of_mistake(replace(mistake, remedy=returns), wrong)
     off = np.max(np.abs(wrong.out.astype(float) - right), initial=0.0)
     far = f"off by as much as {off:.3g}" if np.isfinite(off) else "with nan or inf in the output"
-    return of_mistake(described("unknown", "; ".join([far, *hints]), tested=tested), wrong)
+    return of_mistake(look_up("unknown", "; ".join([far, *hints]), tested=tested), wrong)

@@ -76,7 +76,7 @@ class Isolated:
             else:
                 # the maximum lifetime of the child in seconds, longer than any run
                 alarm = min(_START + _PATIENCE * seconds * 120, 1e6)
-                self._child = _started([*program, str(alarm)], self._stderr)
+                self._child = _start_program([*program, str(alarm)], self._stderr)
         except BaseException:
             self._stderr.close()
             raise
@@ -116,7 +116,7 @@ class Isolated:
         while True:
             reply = self._hear(self._seconds)
             if reply is None:
-                raise Ended(*self._ended())
+                raise Ended(*self._explain_end())
             if reply.get("n") == number:
                 if "part" not in reply:
                     return reply
@@ -174,7 +174,7 @@ class Isolated:
     def _processor(self) -> tuple[bool, float]:
         return processor(self._worker or self._child.pid)
 
-    def _ended(self) -> tuple[str, str]:
+    def _explain_end(self) -> tuple[str, str]:
         """Return the arguments of `Ended` for a process that ended without a reply."""
         try:
             code = self._child.wait(timeout=self._seconds)
@@ -260,7 +260,7 @@ class Forked:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _started(program: Sequence[str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start_program(program: Sequence[str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
     module, *arguments = program
     # -P: do not import libraries from the current folder
     return subprocess.Popen(

@@ -87,7 +87,7 @@ def _rows(tables: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tu
 TEXTS = MappingProxyType(read_texts("qkv_marking.mistakes"))
 
 
-def described(key: str, shows: str = "", **names: str) -> Mistake:
+def look_up(key: str, shows: str = "", **names: str) -> Mistake:
     """Create a mistake from its texts in mistakes.toml.
 
     Args:
@@ -95,7 +95,7 @@ def described(key: str, shows: str = "", **names: str) -> Mistake:
         shows: the effect of the mistake, if the table does not describe it.
         names: values for the placeholders in the texts.
 
-    >>> described("missing-function", "it has nothing", name="softmax", signature="").says
+    >>> look_up("missing-function", "it has nothing", name="softmax", signature="").says
     'the file has no softmax'
     """
     row = TEXTS[key]
@@ -103,7 +103,7 @@ def described(key: str, shows: str = "", **names: str) -> Mistake:
     return Mistake(**({"key": key, "shows": shows} | texts))
 
 
-def mended(
+def fill_hints(
     remedy: str,
     *mistakes: Mistake,
     nudge: str = "",

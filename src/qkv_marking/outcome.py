@@ -167,7 +167,7 @@ class Elsewhere:
 class Sample(Protocol):
     """The arguments of one call, with small numbers that are easy to read."""
 
-    def shown(self) -> dict[str, Any]:
+    def list_arguments(self) -> dict[str, Any]:
         """Return the arrays and options of the call, keyed by name."""
         ...
 
@@ -203,30 +203,30 @@ def outcome(
     """Call a function on a copy of a case; return an outcome with the result or the error.
 
     Args:
-        case: the arguments of the call. `case.shown()` returns the arguments as a dict.
+        case: the arguments of the call. `case.list_arguments()` returns the arguments as a dict.
         call: a function that calls the student's function with the copy and returns the result.
         right: the right result.
         beside: whether the function may return a tuple of the result and a second array.
     """
     copied, process = copy.deepcopy(case), getpid()
     try:
-        with warnings.catch_warnings(), muted() as printed:
+        with warnings.catch_warnings(), mute() as printed:
             warnings.simplefilter("ignore")
             returned = call(copied)
             outputs = (returned, None)
             if is_tuple(returned):
                 outputs = returned if beside and len(returned) == 2 else (None, None)
             arrays = [numbers(output) for output in outputs]
-            out, second = (_kept(a, right) for a in arrays)
+            out, second = (_copy_output(a, right) for a in arrays)
     except RAISED as error:
         return Outcome(case, right, error=error)
     finally:
         if getpid() != process:  # this process is a fork that the student's code made
             _leave(0)
-    after = copied.shown()
+    after = copied.list_arguments()
     changed = {
         name: after.get(name, "nothing")
-        for name, a in case.shown().items()
+        for name, a in case.list_arguments().items()
         if isinstance(a, np.ndarray) and not np.array_equal(after.get(name, np.nan), a)
     }
     pairs = zip((out, second), arrays, strict=True)
@@ -234,7 +234,7 @@ def outcome(
     return Outcome(case, right, out, second, returned, None, changed, printed.lines, given_back)
 
 
-def _kept(a: Array | None, right: Array) -> Array | None:
+def _copy_output(a: Array | None, right: Array) -> Array | None:
     """Return a copy of an output, or the output itself if it is very large."""
     return a if a is None or a.size > max(right.size, _FEW) else a.copy()
 
@@ -260,7 +260,7 @@ class Unread(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def muted() -> Iterator[Unread]:
+def mute() -> Iterator[Unread]:
     """Hide printed text in a `with` block, and let `input()` raise an EOFError."""
     before, sys.stdin = sys.stdin, io.StringIO()
     try:

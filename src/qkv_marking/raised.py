@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from qkv_marking.errors import RaisedElsewhere, in_words
-from qkv_marking.mistake import TEXTS, Mistake, described
+from qkv_marking.mistake import TEXTS, Mistake, look_up
 from qkv_marking.outcome import kind_of
 
 _IMPORTS = MappingProxyType(
@@ -49,7 +49,7 @@ def key_of(error: BaseException | None, otherwise: str) -> str:
     return next((key for kind, key in _BY_TYPE if isinstance(error, kind)), otherwise)
 
 
-def known(error: BaseException | None) -> Mistake | None:
+def find_cause(error: BaseException | None) -> Mistake | None:
     """Return the most likely cause of an error, or None if no known cause fits."""
     if isinstance(error, RaisedElsewhere):
         likely: Mistake | None = error.likely
@@ -61,7 +61,7 @@ def known(error: BaseException | None) -> Mistake | None:
     if isinstance(error, KeyError):
         return _of_key(error)
     words = in_words(error)
-    return next((described(key) for pattern, key in _BY_WORDS if pattern.search(words)), None)
+    return next((look_up(key) for pattern, key in _BY_WORDS if pattern.search(words)), None)
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:
@@ -92,16 +92,16 @@ def _of_name(error: NameError) -> Mistake:
     of_self = _is_of_self(name, error)
     if not re.match(r"name '\w+' is not defined", str(error)):
         other = f", and self.{name} is another name" if of_self else ""
-        return described("name-before-value", name=name, of_self=other)
+        return look_up("name-before-value", name=name, of_self=other)
     if of_self:
-        return described("self-forgotten", name=name, line=f"self.{name}")
+        return look_up("self-forgotten", name=name, line=f"self.{name}")
     if name in _IMPORTS:
-        return described("import-forgotten", name=name, line=_IMPORTS[name])
+        return look_up("import-forgotten", name=name, line=_IMPORTS[name])
     frame = next(_frames(error), None)
     names = {*vars(builtins)} | ({*frame.f_locals, *frame.f_globals} if frame else set())
     near = f"np.{name}" if name in _OF_NUMPY else _near(name, names - {name})
     line = near or f"{name} = ...  # or def {name}(...), before it is used"
-    return described("name-unknown", name=name, perhaps=_perhaps(near), line=line)
+    return look_up("name-unknown", name=name, perhaps=_perhaps(near), line=line)
 
 
 def _is_of_self(name: str, error: BaseException) -> bool:
@@ -118,7 +118,7 @@ def _of_attribute(error: AttributeError) -> Mistake | None:
     name, owner = error.name or "", error.obj
     begin = getattr(getattr(type(owner), "__init__", None), "__code__", None)
     if begin is not None and name in begin.co_varnames:
-        return described("self-forgotten", name=name, line=f"self.{name} = ...  # in __init__")
+        return look_up("self-forgotten", name=name, line=f"self.{name} = ...  # in __init__")
     near = _near(name, dir(owner))
     if isinstance(owner, np.ndarray) and hasattr(np, name):
         near = f"np.{name}"
@@ -128,7 +128,7 @@ def _of_attribute(error: AttributeError) -> Mistake | None:
     if isinstance(owner, ModuleType):
         called = owner.__name__
     names = {"name": name, "owner": called, "perhaps": _perhaps(near)}
-    return described("attribute-unknown", **names, line=near or f"def {name}(...): ...  # your own")
+    return look_up("attribute-unknown", **names, line=near or f"def {name}(...): ...  # your own")
 
 
 def _of_key(error: KeyError) -> Mistake | None:
@@ -144,4 +144,4 @@ def _of_key(error: KeyError) -> Mistake | None:
     if not near or not isinstance(key, str):
         return None
     perhaps = _perhaps(repr(near))
-    return described("key-unknown", name=repr(key), perhaps=perhaps, line=f'"{near}"')
+    return look_up("key-unknown", name=repr(key), perhaps=perhaps, line=f'"{near}"')

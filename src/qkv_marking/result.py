@@ -77,7 +77,7 @@ class CheckResult:
         if self.example:
             lines += ["", "The smallest input that shows it:"]
             for name, value in self.example.items():
-                lines += [line.rstrip() for line in _named(name, value)]
+                lines += [line.rstrip() for line in _format_value(name, value)]
         advice = [*zip(_HINTS, self.hint, strict=False)][:hints]
         if hints >= len(_HINTS):
             others = mends[1:] if [*self.hint[2:]] == mends[:1] else mends
@@ -85,7 +85,7 @@ class CheckResult:
         elif not self.mistakes and not self.fragile:
             advice = [(_MENDS, remedy) for remedy in mends]
         if advice:
-            lines += ["", *(line for label, text in advice for line in _labelled(label, text))]
+            lines += ["", *(line for label, text in advice for line in _wrap_hint(label, text))]
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ _ALSO_MENDS = "Other corrections: "
 _LABELS = {"yours": "your output", "right": "should be"}
 
 
-def _labelled(label: str, text: str) -> list[str]:
+def _wrap_hint(label: str, text: str) -> list[str]:
     """Wrap a hint at 80 columns; write each statement of a long correction on its own line."""
     if label in _HINTS[:2]:
         return textwrap.wrap(label + text, _WIDTH)
@@ -115,7 +115,7 @@ def _labelled(label: str, text: str) -> list[str]:
     return [label + text]
 
 
-def _named(name: str, value: Any) -> list[str]:
+def _format_value(name: str, value: Any) -> list[str]:
     """Format an input or an output, preceded by its name."""
     side, _, part = name.partition(" ")
     label = " ".join(filter(None, [_LABELS.get(side, side), part]))

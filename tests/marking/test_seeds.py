@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qkv_marking import check, check_file
-from qkv_marking.engine import by_seed, generator, per_seed, seeded
+from qkv_marking.engine import by_seed, generator, per_seed, use_seed
 
 from .written import TASK_OF, WRITTEN, planted
 
@@ -83,7 +83,7 @@ def test_a_seed_ends_with_the_call():
         return float(generator(0).random())
 
     first = drawn()
-    with seeded(3):
+    with use_seed(3):
         assert by_seed()
         assert drawn() != first
     assert not by_seed()

@@ -169,7 +169,7 @@ def _mark_files(
     """Mark each file; if the marker itself fails, the verdict on the file reports the failure."""
     from qkv.progress import progress
     from qkv_marking import check_file
-    from qkv_marking.files.verdicts import unmarked
+    from qkv_marking.files.verdicts import report_unmarked
 
     marked: list[tuple[str, Sequence[CheckResult]]] = []
     with progress("marking", len(files)) as advance:
@@ -177,7 +177,7 @@ def _mark_files(
             try:
                 results = check_file(file, task, waiting=lambda: advance(0), **options)
             except Exception as error:
-                results = (unmarked(error, task),)
+                results = (report_unmarked(error, task),)
             marked.append((file, results))
             advance(1)
     return marked

@@ -238,7 +238,7 @@ def _openvino() -> Callee:
     opset: Any = need("openvino.opset13", "openvino")
 
     @functools.lru_cache(64)
-    def compiled(kinds: _Kinds, causal: bool) -> Any:
+    def compile_model(kinds: _Kinds, causal: bool) -> Any:
         """Compile a model of the operator in the dtype of its inputs."""
         nodes = {
             name: opset.parameter([-1] * axes, np.dtype(kind).type, name=name)
@@ -261,7 +261,7 @@ def _openvino() -> Callee:
             inputs["attention_mask"] = np.zeros((query.shape[2], key.shape[2]), query.dtype)
         if "scale" in options:
             inputs["scale"] = np.array([options["scale"]], query.dtype)
-        model = compiled(_kinds(inputs), bool(options.get("is_causal", False)))
+        model = compile_model(_kinds(inputs), bool(options.get("is_causal", False)))
         return model({name: np.ascontiguousarray(x) for name, x in inputs.items()})[0].copy()
 
     says = f"openvino {ov.__version__.partition('-')[0]}, scaled_dot_product_attention"
@@ -301,7 +301,7 @@ def onnx_file(path: str, names: Mapping[str, str] | None) -> Callee:
     return replace(called, arrays="numpy", says=f"onnxruntime {ort.__version__}")
 
 
-def known(function: Any) -> Callee | None:
+def find_callee(function: Any) -> Callee | None:
     """Return a `Callee` for the attention of a known library, or None for other functions."""
     for module, name, target in (
         ("torch.nn.functional", "scaled_dot_product_attention", "torch.sdpa"),

@@ -133,7 +133,7 @@ def library(name: str, device: str) -> Library:
 def _numpy(device: str) -> Library:
     if device not in ("", "cpu"):
         raise ValueError(f"NumPy arrays have no device {device!r}: use arrays of torch or jax")
-    return Library(lambda a: a, _taken, ["float16"])
+    return Library(lambda a: a, _as_array, ["float16"])
 
 
 def _torch(device: str) -> Library:
@@ -151,7 +151,7 @@ def _torch(device: str) -> Library:
         if isinstance(x, torch.Tensor):
             x = x.detach().cpu()
             x = (x.float() if x.dtype == torch.bfloat16 else x).numpy()
-        return _taken(x)
+        return _as_array(x)
 
     def backward(function: Callable[..., Any], inputs: tuple[Any, ...], upstream: Any) -> Any:
         inputs = tuple(x.detach().requires_grad_() for x in inputs)
@@ -170,10 +170,10 @@ def _jax(device: str) -> Library:
 
     absent = frozenset({"strides"})  # XLA chooses all strides, and a caller cannot set them
     halves = ["float16", "bfloat16"]
-    return Library(lambda a: jax.device_put(a, target), _taken, halves, absent, backward)
+    return Library(lambda a: jax.device_put(a, target), _as_array, halves, absent, backward)
 
 
-def _taken(x: Any) -> Array:
+def _as_array(x: Any) -> Array:
     a = np.asarray(x)
     if a.dtype.name == "bfloat16":
         return a.astype(np.float32)

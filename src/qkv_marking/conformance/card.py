@@ -13,7 +13,7 @@ from typing import Any
 from qkv.arrays import whole_number
 from qkv_marking.conformance.called import LIBRARIES, Callee
 from qkv_marking.conformance.explain import Explainer
-from qkv_marking.conformance.read_cases import FEATURES, Case, random, smaller, structured
+from qkv_marking.conformance.read_cases import FEATURES, Case, plan_cases, random, smaller
 from qkv_marking.conformance.report import Report, WrongCase, status_of
 from qkv_marking.conformance.runs import CaseResult, Runs
 from qkv_marking.conformance.worker import MEGABYTES, CaseWorker, load, of_function
@@ -106,18 +106,18 @@ def conform(
     with closing(Runs(start)) as runs:
         about = runs.load()
         halves = [dtype for dtype in about["halves"] if dtype not in dtypes]
-        plan = [*structured(dtypes, halves), *random(seed, _RANDOM, dtypes)]
-        cases = [case for case in _fitted(plan, about, aligned) if case.feature in chosen]
-        results = _settled(_all(runs, cases))
+        plan = [*plan_cases(dtypes, halves), *random(seed, _RANDOM, dtypes)]
+        cases = [case for case in _filter_cases(plan, about, aligned) if case.feature in chosen]
+        results = _revise_statuses(_all(runs, cases))
         results, findings = _findings(runs, results)
-    by_feature = {name: _of(name, results) for name in chosen}
+    by_feature = {name: _results_of(name, results) for name in chosen}
     statuses = {name: status_of(group) if group else "absent" for name, group in by_feature.items()}
     name = function if isinstance(function, str) else name_of(function)
     says = f"{name} ({about['says'] or arrays}; {', '.join(dtypes)})"
     return Report(says, statuses, tuple(results), findings)
 
 
-def _of(feature: str, results: Iterable[CaseResult]) -> list[CaseResult]:
+def _results_of(feature: str, results: Iterable[CaseResult]) -> list[CaseResult]:
     return [result for result in results if result.feature == feature]
 
 
@@ -152,18 +152,18 @@ def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolate
         sent = json.dumps(task | {"path": [os.getcwd(), *sys.path]})
         return lambda: Isolated(["qkv_marking.conformance.worker", sent], **limits)
 
-    def loaded(function: Any) -> Callee:
+    def load_function(function: Any) -> Callee:
         names = task["names"]
         return load(function, names) if isinstance(function, str) else of_function(function, names)
 
     def fork() -> None:
-        worker = CaseWorker(task, loaded)
+        worker = CaseWorker(task, load_function)
         serve(lambda: worker.answer, MEGABYTES, 1e5)
 
     return lambda: Isolated(fork, **limits)
 
 
-def _fitted(plan: Iterable[Case], about: Mapping[str, Any], aligned: str) -> Iterator[Case]:
+def _filter_cases(plan: Iterable[Case], about: Mapping[str, Any], aligned: str) -> Iterator[Case]:
     """Yield the cases whose arguments the function accepts."""
     for case in plan:
         is_backward = case.feature == "gradient"
@@ -184,7 +184,7 @@ def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
         result = runs.run(case)
         if not results and result.status == "refused":
             raise ValueError(
-                f"conform: the simplest call is refused ({case.shown()}): {result.message}; the"
+                f"conform: the simplest call is refused ({case.describe()}): {result.message}; the"
                 " function must accept function(query, key, value) with arrays (B, H, L, d)"
             )
         ended[case.feature] = ended.get(case.feature, 0) + result.ended
@@ -192,7 +192,7 @@ def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
     return results
 
 
-def _settled(results: Sequence[CaseResult]) -> list[CaseResult]:
+def _revise_statuses(results: Sequence[CaseResult]) -> list[CaseResult]:
     """Change the status "refused" to "wrong" if an error was about the shapes of arrays.
 
     The status stays "refused" if no case of the same feature is right.
@@ -223,7 +223,7 @@ def _findings(
     findings: dict[str, WrongCase] = {}
     done: list[CaseResult] = []
     for name in FEATURES:
-        group = _of(name, results)
+        group = _results_of(name, results)
         group = [replace(result, like=explainer.known_at(result)) for result in group]
         group = [_of_another(runs, result, explainer) for result in group]
         done += group
@@ -253,7 +253,7 @@ def _of_another(runs: Runs, result: CaseResult, explainer: Explainer) -> CaseRes
     """
     if result.status != "wrong" or result.like or result.ended:
         return result
-    case = result.case.stripped()
+    case = result.case.drop_feature()
     if case is None:
         return result
     without = runs.run(case)
@@ -269,7 +269,7 @@ def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
         case = next(candidates, None)
         if case is None:
             break
-        less = runs.run(_moved(result.case, case))
+        less = runs.run(_move_offset(result.case, case))
         if less.ended:
             break
         if less.status == "wrong" and bool(less.message) == bool(result.message):
@@ -277,7 +277,7 @@ def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
     return result
 
 
-def _moved(before: Case, after: Case) -> Case:
+def _move_offset(before: Case, after: Case) -> Case:
     """Return `after`, with q_offset adapted to the sizes of `after`.
 
     If `before` has the q_offset `before.S - before.L`, the result has the q_offset

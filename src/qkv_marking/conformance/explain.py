@@ -77,11 +77,11 @@ class _Seen:
         predicted = parts(expected, self.right.names)
         return not self.right.fits(predicted) or self.right.worst(predicted)[0] > self.bound
 
-    def explained(self, candidates: tuple[Defect, ...]) -> bool:
+    def is_explained_by(self, candidates: tuple[Defect, ...]) -> bool:
         """Do these defects, applied together, give the result of the case?"""
         name = tuple((defect.key, defect.number) for defect in candidates)
         if name not in self.known:
-            self.known[name] = self._explained(candidates)
+            self.known[name] = self._is_explained_by(candidates)
         return self.known[name]
 
     def unlike(self, candidates: tuple[Defect, ...]) -> float:
@@ -92,7 +92,7 @@ class _Seen:
             error = max(self.right.errors(parts(expected, self.right.names)))
         return abs(float(np.log((error + self.bound) / (self.error + self.bound))))
 
-    def _explained(self, candidates: tuple[Defect, ...]) -> bool:
+    def _is_explained_by(self, candidates: tuple[Defect, ...]) -> bool:
         expected = _with(candidates, self.values)
         several = len(candidates) > 1
         if expected is None or (several and any(defect.rough for defect in candidates)):
@@ -187,7 +187,7 @@ class Explainer:
             " and ".join(defect.words(seen[0].values) for defect in named),
             tuple(defect.key for defect in named),
             tuple(((LINES | GRADIENT)[name], line) for name, line in changed.items()),
-            (sum(case.explained(best) for case in seen), len(seen)),
+            (sum(case.is_explained_by(best) for case in seen), len(seen)),
             tuple(dict.fromkeys(at for at in beside if at != feature)),
         )
 
@@ -200,7 +200,7 @@ class Explainer:
             return ""
         seen = _Seen.of(result)
         for candidates in _some(tuple(self.known)):
-            if seen.explained(candidates):
+            if seen.is_explained_by(candidates):
                 return self._at[self.known.index(candidates[0])]
         return ""
 
@@ -220,7 +220,7 @@ class Explainer:
                 exact = [defect for defect in defects() if not defect.rough]
                 step = [*itertools.combinations(filter(seen[0].shows, exact), 2)]
             for candidates in step:
-                if not seen[0].explained(candidates):
+                if not seen[0].is_explained_by(candidates):
                     continue
                 new_score = self._score(candidates, seen)
                 if new_score > score:
@@ -238,13 +238,13 @@ class Explainer:
         The third number is `-n`. Here n is the number of changed lines. A defect can contain a
         number, such as a tile size; each defect that contains a number adds 2 to n.
         """
-        share = sum(case.explained(candidates) for case in seen) / len(seen)
+        share = sum(case.is_explained_by(candidates) for case in seen) / len(seen)
         if candidates[-1].rough:
             unlike = float(np.mean([case.unlike(candidates) for case in seen]))
             return 1.0, min(share, _ROUGH) - 0.1 * min(unlike, 1.0), 0
         feature = seen[0].result.feature
         others = [case for case in self._right if case.result.feature != feature]
-        matches = [case.explained(candidates) for case in others] or [True]
+        matches = [case.is_explained_by(candidates) for case in others] or [True]
         lines = sum(len(defect.lines) + 2 * (defect.number is not None) for defect in candidates)
         return sum(matches) / len(matches), share, -lines
 

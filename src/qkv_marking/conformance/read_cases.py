@@ -66,16 +66,16 @@ class Case:
         """Are queries and keys integers, so that large scores have no rounding errors?"""
         return self.feature == "large scores"
 
-    def packed(self) -> dict[str, Any]:
+    def pack(self) -> dict[str, Any]:
         """Return the case as a dict for JSON."""
         return asdict(self)
 
     @classmethod
     def read(cls, packed: Mapping[str, Any]) -> "Case":
-        """Read a case from the result of `packed`."""
+        """Read a case from the result of `pack`."""
         return cls(**{**packed, "unsaid": tuple(packed["unsaid"])})
 
-    def stripped(self) -> "Case | None":
+    def drop_feature(self) -> "Case | None":
         """Return the call without the feature that it tests, for example without the mask.
 
         Return None for a feature that cannot be removed from a call, such as "gradient".
@@ -110,7 +110,7 @@ class Case:
         numbers = self.B * (self.Hq * self.L * (self.S + self.d) + self.Hkv * self.S * self.dv)
         return len(self.options), numbers
 
-    def shown(self) -> str:
+    def describe(self) -> str:
         """Describe the call in one line."""
         heads = f"H={self.Hq}" if self.Hq == self.Hkv else f"Hq={self.Hq} Hkv={self.Hkv}"
         sizes = f"d={self.d}" if self.d == self.dv else f"d={self.d} dv={self.dv}"
@@ -180,7 +180,7 @@ _FEATURES_OF = {
 }
 
 
-def structured(dtypes: Collection[str], halves: Collection[str]) -> Iterator[Case]:
+def plan_cases(dtypes: Collection[str], halves: Collection[str]) -> Iterator[Case]:
     """For each dtype, yield the cases of each feature (simplest first), then pairs of options."""
     for dtype in dtypes:
         for feature in FEATURES:

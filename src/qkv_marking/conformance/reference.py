@@ -199,17 +199,17 @@ def _own_top(s: Array, tile: int) -> Array:
     return np.where(top == -np.inf, 0, top)
 
 
-def _rounded(x: Array, bits: float) -> Array:
+def _round(x: Array, bits: float) -> Array:
     """Round to `bits` bits after the leading bit: 10 for TF32 and float16, 7 for bfloat16."""
     mantissa, exponent = np.frexp(x)
     return np.ldexp(np.round(mantissa * 2 ** (bits + 1)) / 2 ** (bits + 1), exponent)
 
 
-def _summed(x: Array, bits: float) -> Array:
+def _sum(x: Array, bits: float) -> Array:
     """Sum over the last axis, and round the running sum after each group of 16 numbers."""
     total = np.zeros((*x.shape[:-1], 1))
     for j in range(0, x.shape[-1], 16):
-        total = _rounded(total + x[..., j : j + 16].sum(-1, keepdims=True), bits)
+        total = _round(total + x[..., j : j + 16].sum(-1, keepdims=True), bits)
     return total
 
 
@@ -224,8 +224,8 @@ _HELPERS = MappingProxyType(
     {
         "running": _running,
         "own_top": _own_top,
-        "rounded": _rounded,
-        "summed": _summed,
+        "rounded": _round,
+        "summed": _sum,
         "tiles": _tiles,
     }
 )

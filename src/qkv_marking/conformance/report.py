@@ -119,7 +119,7 @@ class Report:
             return []
         results = self._results(feature)
         bad = sum(result.status != "right" for result in results)
-        call = str(finding.case) if finding.case.error is not None else finding.case.case.shown()
+        call = str(finding.case) if finding.case.error is not None else finding.case.case.describe()
         lines = [f"not right: {bad} of {len(results)} cases; the smallest of them: {call}"]
         if finding.explanation is not None and not finding.like:
             for line, instead in finding.explanation.lines:
@@ -200,8 +200,8 @@ def _case(result: CaseResult) -> dict[str, Any]:
         "error": _number(result.error),
         "bound": _number(result.bound),
         "message": result.message,
-        "call": result.case.shown(),
-        "case": json.loads(json.dumps(result.case.packed())),
+        "call": result.case.describe(),
+        "case": json.loads(json.dumps(result.case.pack())),
     }
 
 

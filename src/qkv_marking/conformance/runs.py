@@ -57,7 +57,7 @@ class CaseResult:
         message = self.message
         if self.error is not None and self.bound is not None and not message:
             message = f"error {self.error:.2g}, bound {self.bound:.2g}"
-        return f"{self.case.shown()}: {message}"
+        return f"{self.case.describe()}: {message}"
 
 
 class Runs:
@@ -79,7 +79,7 @@ class Runs:
             ValueError: the function cannot be loaded.
         """
         try:
-            return self._begun()[1]
+            return self._begin()[1]
         except Ended as end:
             self.close()
             raise ValueError(
@@ -90,9 +90,9 @@ class Runs:
         """Run a case."""
         right = answer(case, draw(case))
         try:
-            process, _ = self._begun()
+            process, _ = self._begin()
             process.begin()
-            reply = process.ask({"do": "call", "case": case.packed()})
+            reply = process.ask({"do": "call", "case": case.pack()})
         except Ended as end:
             self.close()
             verbs = {"endless-loop": "it does not return: ", "exits": "it ends: "}
@@ -101,9 +101,9 @@ class Runs:
         if "error" in reply:
             status = "wrong" if reply["slip"] else "refused"
             return CaseResult(case, status, message=f"it raises {reply['error']}")
-        return _judged(case, right, reply)
+        return _judge(case, right, reply)
 
-    def _begun(self) -> tuple[Isolated, Mapping[str, Any]]:
+    def _begin(self) -> tuple[Isolated, Mapping[str, Any]]:
         if self._process is None:
             self._process = self._processes.enter_context(self._start())
             self._process.begin(_LOADING * self._process.seconds)
@@ -118,7 +118,7 @@ class Runs:
         self._process = None
 
 
-def _judged(case: Case, right: "Answer", reply: Mapping[str, Any]) -> CaseResult:
+def _judge(case: Case, right: "Answer", reply: Mapping[str, Any]) -> CaseResult:
     """Compare the returned arrays with the right answer."""
     outputs = tuple(unpack(out, lambda number, thing: thing) for out in reply["outs"])
     if len(outputs) > len(right.arrays) and not {"weights", "lse"} & {*right.names}:
@@ -174,18 +174,18 @@ class Answer:
 def answer(case: Case, drawn: Drawn) -> Answer:
     """Compute the right answer to a case, and the error bounds of the answer."""
     right = run(values(case, drawn))
-    names = returned(case)
+    names = result_names(case)
     every = case.feature in ("rows that see nothing", "empty")
     judged: Any = ...
     if not every and case.feature != "gradient":
         judged = right.seen.any(axis=-1)
-    bounds = [_bound(case, drawn, right, name) for name in names]
+    bounds = [_allowed_error(case, drawn, right, name) for name in names]
     if case.dtype in ("float16", "bfloat16"):
         bounds = _half_bounds(case, drawn, right, judged)
     return Answer(names, tuple(parts(right, names)), tuple(bounds), judged)
 
 
-def returned(case: Case) -> tuple[str, ...]:
+def result_names(case: Case) -> tuple[str, ...]:
     """Return the names of a call's results, in order."""
     if case.feature == "gradient":
         return ("d_query", "d_key", "d_value")
@@ -200,7 +200,7 @@ def parts(expected: Expected, names: Sequence[str]) -> list[Array]:
     return [getattr(expected, name) for name in names]
 
 
-def _bound(case: Case, drawn: Drawn, right: Expected, name: str) -> float:
+def _allowed_error(case: Case, drawn: Drawn, right: Expected, name: str) -> float:
     """Return the allowed error of an array."""
     relative, of_scores = _RELATIVE, _OF_SCORES
     if case.dtype == "float64":
@@ -224,7 +224,7 @@ def _half_bounds(case: Case, drawn: Drawn, right: Expected, judged: Any) -> list
     dtype = float_type(case.dtype)
     half = run(values(case, drawn, dtype), dtype=dtype)
     rounding = 2.0 ** -(11 if case.dtype == "float16" else 8)
-    bounds, names = [], returned(case)
+    bounds, names = [], result_names(case)
     for exact, rough in zip(parts(right, names), parts(half, names), strict=True):
         exact, rough = exact[judged], rough.astype(np.float64)[judged]
         finite = np.isfinite(exact) & np.isfinite(rough)

@@ -76,7 +76,7 @@ def of_function(thing: Any, names: Mapping[str, str] | None) -> Callee:
     """Determine how to call a function; known library functions are called as documented."""
     if not callable(thing):
         raise ValueError(f"it is a {type_name(thing)}, which cannot be called")
-    return adapters.known(thing) or callee(thing, names)
+    return adapters.find_callee(thing) or callee(thing, names)
 
 
 class CaseWorker:
@@ -100,14 +100,14 @@ class CaseWorker:
         """Reply to a request; if the function raises an error, the reply describes the error."""
         try:
             if request["do"] == "load":
-                return self._loaded()
+                return self._load_target()
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
                 return self._call(Case.read(request["case"]))
         except BaseException as error:
             return {"error": in_words(error)[:500], "slip": isinstance(error, _SLIPS)}
 
-    def _loaded(self) -> Packed:
+    def _load_target(self) -> Packed:
         self.callee = self._load(self._task["target"])
         arrays = self.callee.arrays or self._task["arrays"]
         self.library = library(arrays, self._task["device"])
@@ -142,7 +142,7 @@ class CaseWorker:
         kept_outs: list[tuple[Array, Array]] = []
         results: list[list[Array]] = []
         for _ in range(case.repeats):
-            returned = self._returned(case, arguments)
+            returned = self._call_function(case, arguments)
             several = returned if isinstance(returned, tuple | list) else [returned]
             outs = [self.library.take(out) for out in several]
             results.append([out.copy() for out in outs])
@@ -158,7 +158,7 @@ class CaseWorker:
             "overwritten": any(not _same([a], [copy]) for a, copy in kept_outs),
         }
 
-    def _returned(self, case: Case, arguments: Mapping[str, Any]) -> Any:
+    def _call_function(self, case: Case, arguments: Mapping[str, Any]) -> Any:
         """Call the function, or its backward pass, once."""
         options = dict(arguments)
         query, key, value = (options.pop(name) for name in _LAID)

@@ -18,12 +18,12 @@ import numpy as np
 
 from qkv_marking.errors import in_words, line_of, type_name, words_of
 from qkv_marking.files.library_calls import Watch
-from qkv_marking.files.source import NOTEBOOK, defined, read_notebook, tasks_for, tasks_in
+from qkv_marking.files.source import NOTEBOOK, find_names, read_notebook, tasks_for, tasks_in
 from qkv_marking.files.verdicts import no_function, of_error
 from qkv_marking.files.wire import Packed, Packer, unpack
 from qkv_marking.isolated import leave, serve
-from qkv_marking.outcome import getpid, is_number, is_stub, muted, name_of, takes_tensors
-from qkv_marking.raised import known
+from qkv_marking.outcome import getpid, is_number, is_stub, mute, name_of, takes_tensors
+from qkv_marking.raised import find_cause
 from qkv_marking.result import CheckResult
 from qkv_marking.tasks.self_attention_class.layers import arrays_of
 
@@ -83,7 +83,7 @@ class _Submission:
             if self.file.lower().endswith(NOTEBOOK):
                 book = read_notebook(source)
                 source = book.python().encode()
-            names = defined(source, Path(self.file).name)
+            names = find_names(source, Path(self.file).name)
             made_for = book.tasks if book is not None else None
             tasks = tasks or ([*made_for] if made_for is not None else tasks_in(names))
             loader = SourceFileLoader(NAME, self.file)  # accepts any file extension
@@ -116,9 +116,9 @@ class _Submission:
         thing = self.things[request["of"]]
         match request["do"]:
             case "get":
-                return self._packed(getattr(thing, request["name"]))
+                return self._pack(getattr(thing, request["name"]))
             case "arrays":
-                return [[path, self._packed(a)] for path, a in arrays_of(thing)]
+                return [[path, self._pack(a)] for path, a in arrays_of(thing)]
             case "signature":
                 return [*map(_parameter, inspect.signature(thing).parameters.values())]
             case "stub":
@@ -133,7 +133,7 @@ class _Submission:
         for name in names:
             if not hasattr(self.module, name):
                 return name
-        return [self._packed(getattr(self.module, name)) for name in names]
+        return [self._pack(getattr(self.module, name)) for name in names]
 
     def _find(self, names: list[str]) -> list[Any] | None:
         """Find the first of these names in the file; return name, object and parameters."""
@@ -156,12 +156,12 @@ class _Submission:
         named = {name: values[name] for name in request["named"]}
         watch = Watch()
         reply: Packed = {}
-        with warnings.catch_warnings(), np.errstate(all="ignore"), muted() as unread:
+        with warnings.catch_warnings(), np.errstate(all="ignore"), mute() as unread:
             warnings.simplefilter("ignore")
             try:
                 with watch.on():
                     value = function(*positional, **named)
-                reply["value"] = self._packed(value)
+                reply["value"] = self._pack(value)
             except BaseException as error:
                 reply["error"] = _packed_error(error)
         inputs = [argument for argument, packed in sent.items() if packed.get("r") is None]
@@ -171,7 +171,7 @@ class _Submission:
         reply["called"], reply["printed"] = sorted(watch.called), unread.lines
         return reply
 
-    def _packed(self, thing: Any) -> Packed:
+    def _pack(self, thing: Any) -> Packed:
         """Pack an object for the marker, with numbers that identify the object and its parts."""
         return Packer(self._number).pack(thing)
 
@@ -188,7 +188,7 @@ class _Submission:
     def _stale(self) -> list[Any]:
         """Pack arrays that the student's code returned earlier and has changed since then."""
         changed = [n for n, (a, sent) in self.returned.items() if a.tobytes() != sent]
-        stale = [[number, self._packed(self.things[number])] for number in changed]
+        stale = [[number, self._pack(self.things[number])] for number in changed]
         for number in [*self.returned][:-_WATCHED]:
             del self.returned[number]
         return stale
@@ -202,7 +202,7 @@ def _packed_error(error: BaseException) -> Packed:
         words = "(the message cannot be read)"
     likely = None
     with suppress(Exception):  # reading an attribute of a student's object may fail
-        likely = known(error)
+        likely = find_cause(error)
     texts = likely and {name: text for name, text in vars(likely).items() if name != "variants"}
     return {
         "words": words[:_LONGEST].encode("utf-8", "backslashreplace").decode(),

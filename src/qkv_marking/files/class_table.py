@@ -38,7 +38,7 @@ class Student:
     names: tuple[str, ...]
     files: tuple[str, ...] = ()
 
-    def marked(self, marks: dict[str, Sequence[CheckResult]]) -> list[Marked]:
+    def pick_verdicts(self, marks: dict[str, Sequence[CheckResult]]) -> list[Marked]:
         """Return each file and its verdicts, or one verdict that says that there are no files."""
         if not self.files:
             shows = f"no file or folder is named after {' or '.join(filter(None, self.names))}"
@@ -90,7 +90,7 @@ def by_file(files: Sequence[str], folders: Sequence[str] = ()) -> Students:
     owners = {file: _owner(file, folders) for file in files}
     if not folders or None in owners.values():
         return Students(("file",), tuple(Student((file,), (file,)) for file in files))
-    return Students(("student",), _grouped([(owner,) for owner in owners.values()], files))
+    return Students(("student",), _group([(owner,) for owner in owners.values()], files))
 
 
 def by_roster(
@@ -105,12 +105,12 @@ def by_roster(
     id.
     """
     owners = [_owner_in(roster, _names_above(file, folders)) or ("", file) for file in files]
-    grouped = {student.names: student for student in _grouped(owners, files)}
+    grouped = {student.names: student for student in _group(owners, files)}
     listed = [grouped.pop(student, Student(student)) for student in roster]
     return Students(_COLUMNS, (*listed, *grouped.values()))
 
 
-def _grouped(owners: Sequence[tuple[str | None, ...]], files: Sequence[str]) -> tuple[Student, ...]:
+def _group(owners: Sequence[tuple[str | None, ...]], files: Sequence[str]) -> tuple[Student, ...]:
     groups: dict[tuple[str, ...], list[str]] = {}
     for owner, file in zip(owners, files, strict=True):
         groups.setdefault(tuple(map(str, owner)), []).append(file)
@@ -172,7 +172,7 @@ class ClassTable:
         marks = dict(marked)
         students = students or by_file([*marks])
         self.columns = students.columns
-        self._rows = [(student.names, student.marked(marks)) for student in students.rows]
+        self._rows = [(student.names, student.pick_verdicts(marks)) for student in students.rows]
         self.marked = [mark for _, marks_of_row in self._rows for mark in marks_of_row]
 
     @property
@@ -184,10 +184,10 @@ class ClassTable:
     @property
     def commonest(self) -> list[tuple[int, str, str]]:
         """The mistakes, most common first, as tuples `(number of verdicts, task, name)`."""
-        counted = [(said.total(), task, key) for (task, key), said in self._said().items()]
+        counted = [(said.total(), task, key) for (task, key), said in self._count_texts().items()]
         return sorted(counted, key=lambda row: (-row[0], *row[1:]))
 
-    def _said(self) -> dict[tuple[str, str], Counter[str]]:
+    def _count_texts(self) -> dict[tuple[str, str], Counter[str]]:
         """Count the sentences about each mistake, by the task and the name of the mistake."""
         said: dict[tuple[str, str], Counter[str]] = {}
         for result in self._results():
@@ -241,7 +241,7 @@ class ClassTable:
         Raises:
             OSError: the file cannot be written.
         """
-        results, said = self._results(), self._said()
+        results, said = self._results(), self._count_texts()
         noun = "file" if self.columns == ("file",) else "student"
         points = ' class="points"'
         heads = [_cell("th", name, ' scope="col"') for name in self.columns]

@@ -12,7 +12,7 @@ from qkv_marking.check_function import check, task_of
 from qkv_marking.errors import type_name, words_of
 from qkv_marking.files.library_calls import answers
 from qkv_marking.files.remote import Remotes, StudentFunction
-from qkv_marking.files.verdicts import failed, listed, names_of, not_marked
+from qkv_marking.files.verdicts import join_names, names_of, not_marked, report_error
 from qkv_marking.isolated import SECONDS, Ended, Isolated
 from qkv_marking.raised import RAISES
 from qkv_marking.result import CheckResult
@@ -151,7 +151,7 @@ class _File(NamedTuple):
                 lambda cell: _CELL * self.limit([*map(str, cell)]),
             )
             if "result" in read:
-                return [(_unpacked(read["result"]), "")], []
+                return [(_unpack_verdict(read["result"]), "")], []
             tasks = [task if task in tasks else task_of(task).name for task in read["tasks"]]
             failures, names, lone = ([*map(str, read[key])] for key in ("failures", "own", "lone"))
         except Ended as end:
@@ -186,12 +186,12 @@ class _File(NamedTuple):
             target = remotes.find([*wanted, *lone])
             if target is None:
                 return _missing(task, names_of(task) if by_task else name, name, names), ""
-            result = self._checked(task, target, name)
+            result = self._check_function(task, target, name)
             return result, _helper(task, target, result)
         except Exception as error:  # an error of the marker, not of the student's code
-            return failed(error, self.path, name), ""
+            return report_error(error, self.path, name), ""
 
-    def _checked(self, task: Task, target: StudentFunction, name: str) -> CheckResult:
+    def _check_function(self, task: Task, target: StudentFunction, name: str) -> CheckResult:
         """Check a function, using the first of the task's signatures that the function accepts."""
         about = {"name": target.name, "signature": task.signature}
         if not callable(target.function):
@@ -208,7 +208,7 @@ class _File(NamedTuple):
 
 def _missing(task: Task, missing: str, name: str, names: list[str]) -> CheckResult:
     """Report that the file does not define a function or a value."""
-    shows = f"it has {listed(names)}"
+    shows = f"it has {join_names(names)}"
     return not_marked("missing-function", shows, name, name=missing, signature=task.signature)
 
 
@@ -239,7 +239,7 @@ def _without_help(result: CheckResult, helped_by: tuple[str, ...]) -> CheckResul
     )
 
 
-def _unpacked(packed: Mapping[str, Any]) -> CheckResult:
+def _unpack_verdict(packed: Mapping[str, Any]) -> CheckResult:
     """Unpack the verdict on an unreadable file."""
     mistakes, hint = (tuple(map(str, packed[name])) for name in ("mistakes", "hint"))
     says = {str(key): str(text) for key, text in packed["says"].items()}

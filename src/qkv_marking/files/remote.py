@@ -94,9 +94,9 @@ class Remotes:
         return [(path, a) for path, a in rows if isinstance(a, np.ndarray)]
 
     def _read(self, packed: Packed) -> Any:
-        return unpack(packed, self._held)
+        return unpack(packed, self._copy_into)
 
-    def _held(self, number: int, thing: Any) -> Any:
+    def _copy_into(self, number: int, thing: Any) -> Any:
         """Copy the contents of `thing` into the object with the number `number`; return the object.
 
         If `thing` is None or the object is a proxy, the object stays unchanged. If the contents

@@ -22,13 +22,13 @@ _PYTHON = re.compile(r"%%(time|timeit|capture|prun)\b")  # Cell magics that run 
 _MAGIC = re.compile(r"^([ \t]*)(?:[%!].*|\?.*|[\w.]+\?\??[ \t]*)$", re.MULTILINE)
 
 
-def defined(source: bytes, file: str = "the file") -> set[str]:
+def find_names(source: bytes, file: str = "the file") -> set[str]:
     r"""Return the names of a file's top-level functions and classes, without imported names.
 
     Raises:
         SyntaxError: the source is not Python, or has bytes that are invalid in its encoding.
 
-    >>> sorted(defined(b"import os\nif os:\n    def f(x): ...\nsoftmax = f\nlogits = f(4)"))
+    >>> sorted(find_names(b"import os\nif os:\n    def f(x): ...\nsoftmax = f\nlogits = f(4)"))
     ['f', 'softmax']
     """
     with warnings.catch_warnings():

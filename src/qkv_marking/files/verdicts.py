@@ -7,8 +7,8 @@ from pathlib import Path
 from qkv_marking.check_function import task_of
 from qkv_marking.errors import frames_of, in_words, sentence, words_of
 from qkv_marking.files.source import NOTEBOOK
-from qkv_marking.mistake import Mistake, described
-from qkv_marking.raised import key_of, known
+from qkv_marking.mistake import Mistake, look_up
+from qkv_marking.raised import find_cause, key_of
 from qkv_marking.result import CheckResult
 from qkv_marking.tasks import TASKS, Task
 
@@ -26,7 +26,7 @@ def not_marked(key: str, shows: str, task: str | None, **names: str) -> CheckRes
             is the name of the task, or "the file" if `task` is None.
     """
     task = None if task is None else task_of(task).name
-    return _verdict(described(key, shows, **{"it": task or "the file", **names}), task)
+    return _verdict(look_up(key, shows, **{"it": task or "the file", **names}), task)
 
 
 def _verdict(mistake: Mistake, task: str | None) -> CheckResult:
@@ -36,12 +36,12 @@ def _verdict(mistake: Mistake, task: str | None) -> CheckResult:
     return CheckResult(message, (key,), says={key: says}, points=0, task=task, hint=hint)
 
 
-def failed(error: BaseException, file: str, task: str | None) -> CheckResult:
+def report_error(error: BaseException, file: str, task: str | None) -> CheckResult:
     """Report that a file caused an error in the marker itself."""
     return not_marked("not-marked", f"{_line(error, file)}{in_words(error)}", task)
 
 
-def unmarked(error: Exception, task: str | None) -> CheckResult:
+def report_unmarked(error: Exception, task: str | None) -> CheckResult:
     """Report the reason why a file or a folder could not be marked."""
     key = "unreadable" if isinstance(error, OSError) else "not-marked"
     if isinstance(error, IsADirectoryError):
@@ -60,7 +60,7 @@ def of_error(error: BaseException, file: str) -> CheckResult:
     elif isinstance(error, ImportError):
         key = "import-error"
     shows = f"{_line(error, file)}{in_words(error)}"
-    cause = known(error) if isinstance(error, NameError | AttributeError) else None
+    cause = find_cause(error) if isinstance(error, NameError | AttributeError) else None
     if cause is not None:
         return _verdict(replace(cause, shows=shows), None)
     return not_marked(key, shows, None, file=Path(file).name)
@@ -74,7 +74,7 @@ def _line(error: BaseException, file: str) -> str:
     return f"line {lines[-1]}: " if lines else ""
 
 
-def listed(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     """Sort and join names, and shorten a very long list; return "nothing" for an empty list."""
     text = ", ".join(sorted(names)) or "nothing"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
@@ -89,5 +89,5 @@ def no_function(defined: Iterable[str]) -> CheckResult:
     """Report a file that defines none of the tasks' functions."""
     tasks = [task for task in TASKS.values() if not task.by_name]
     expected = ", ".join(name for task in tasks for name in task.looks_for[:1])
-    shows = f"it defines {listed(defined)}; the tasks look for {expected}"
+    shows = f"it defines {join_names(defined)}; the tasks look for {expected}"
     return not_marked("no-function", shows, None)

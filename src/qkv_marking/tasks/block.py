@@ -21,7 +21,7 @@ from qkv_marking.outcome import Outcome, first_wrong, options_of
 from qkv_marking.tasks.attention.steps import RIGHT as ATTENTION, Trial, compute as attention, same
 from qkv_marking.tasks.mistakes.formula import LARGE, core, of_output
 from qkv_marking.tasks.mistakes.heads import HEADS, ONE_HEAD
-from qkv_marking.tasks.task import Computation, Phrases, StepwiseMarking, tested
+from qkv_marking.tasks.task import Computation, Phrases, StepwiseMarking, make_task
 
 Part = Callable[[Array], Array]
 Rule = Callable[[Array, Sequence[Part], Sequence[Part]], Array]
@@ -97,7 +97,7 @@ class BlockCall:
     parameters: Arrays
     heads: int = 1
 
-    def shown(self) -> dict[str, Any]:
+    def list_arguments(self) -> dict[str, Any]:
         """Return the arguments that a learner needs to repeat this call."""
         heads = {"num_heads": self.heads} if self.heads > 1 else {}
         return {
@@ -181,7 +181,7 @@ def _variance(x: Array) -> Any:
     return x.var(axis=-1, keepdims=True)
 
 
-def _centred(x: Array) -> Any:
+def _centre(x: Array) -> Any:
     return x - x.mean(axis=-1, keepdims=True)
 
 
@@ -210,12 +210,12 @@ NORMS = _TEXTS.mistakes(
         "norm-tokens": [lambda x: layer_norm(x, -2), lambda x: rms_norm(x, -2)],
         "norm-whole": [lambda x: layer_norm(x, (-1, -2)), lambda x: rms_norm(x, (-1, -2))],
         "norm-no-root": [
-            lambda x: _centred(x) / (_variance(x) + EPS),
+            lambda x: _centre(x) / (_variance(x) + EPS),
             lambda x: x / (mean_square(x) + EPS),
         ],
         "norm-ddof": [lambda x: layer_norm(x, ddof=1)],
         "norm-no-mean": [lambda x: x / np.sqrt(_variance(x) + EPS)],
-        "norm-no-division": [_centred],
+        "norm-no-division": [_centre],
         "norm-affine": [
             {"affine": lambda x, scale, shift: x},
             {"affine": lambda x, scale, shift: x + shift},
@@ -260,7 +260,7 @@ def _whole_mean(x: Array) -> Any:
 
 def _mean_divided(x: Array) -> Any:
     """Divide only the mean by the standard deviation, and subtract the result from `x`."""
-    return x - (x - _centred(x)) / np.sqrt(_variance(x) + EPS)
+    return x - (x - _centre(x)) / np.sqrt(_variance(x) + EPS)
 
 
 def _by_whole_means(x: Array) -> Any:
@@ -272,10 +272,10 @@ SLIPS = (
     *_TEXTS.mistakes(
         {
             "norm-floor-division": [
-                lambda x: _centred(x) // np.sqrt(_variance(x) + EPS),
+                lambda x: _centre(x) // np.sqrt(_variance(x) + EPS),
                 lambda x: x // np.sqrt(mean_square(x) + EPS),
                 _by_whole_means,
-                lambda x: _centred(x) / np.sqrt(_whole_mean(_centred(x) ** 2) + EPS),
+                lambda x: _centre(x) / np.sqrt(_whole_mean(_centre(x) ** 2) + EPS),
                 lambda x: x / np.sqrt(_whole_mean(x * x) + EPS),
             ],
             "norm-integer-table": [
@@ -285,8 +285,8 @@ SLIPS = (
                 lambda x: np.trunc(rms_norm(x)),
             ],
             "norm-power": [
-                lambda x: _centred(x) / ((_variance(x) + EPS) / 2),
-                lambda x: _centred(x) / (_variance(x) + EPS) / 2,
+                lambda x: _centre(x) / ((_variance(x) + EPS) / 2),
+                lambda x: _centre(x) / (_variance(x) + EPS) / 2,
                 lambda x: x / ((mean_square(x) + EPS) / 2),
                 lambda x: x / (mean_square(x) + EPS) / 2,
             ],
@@ -332,7 +332,7 @@ KNOWN = (*WIRING, *NORMS, *MLPS, *core("x,w_q,w_k,w_v"), *SLIPS)
 # The random inputs, and the function that marks an answer.
 
 
-def _drawn(rng: np.random.Generator, sizes: Shape, heads: int = 1) -> BlockCall:
+def _draw(rng: np.random.Generator, sizes: Shape, heads: int = 1) -> BlockCall:
     """Draw random parameters (multiples of 1/2), and word vectors so large that eps is negligible.
 
     Args:
@@ -363,19 +363,19 @@ def words() -> list[BlockCall]:
     """Return the inputs of the first test, smallest first."""
     return [
         *(
-            _drawn(generator(1), (1, 2, 2)),
-            _drawn(generator(2), (1, 4, 3)),
-            _drawn(generator(3), (2, 2, 2)),
-            _drawn(generator(4), (3, 4, 6)),
+            _draw(generator(1), (1, 2, 2)),
+            _draw(generator(2), (1, 4, 3)),
+            _draw(generator(3), (2, 2, 2)),
+            _draw(generator(4), (3, 4, 6)),
         ),
-        _drawn(generator(57), (2, 5, 3)),  # attention weights that are not close to 0 or 1
+        _draw(generator(57), (2, 5, 3)),  # attention weights that are not close to 0 or 1
     ]
 
 
 @per_seed
 def _others() -> tuple[Group, ...]:
     """Return all tests except the first; only functions that take heads get the last test."""
-    zeros, large = (_drawn(np.random.default_rng(seed), (2, 2, 2)) for seed in (5, 6))
+    zeros, large = (_draw(np.random.default_rng(seed), (2, 2, 2)) for seed in (5, 6))
     zeros.x[0] = 0  # in a longer text, eps would change the right output
     scores_of_1000 = {"w_q": 1000 * np.eye(2), "w_k": np.eye(2)}
     large = replace(large, parameters={**large.parameters, **scores_of_1000})
@@ -384,7 +384,7 @@ def _others() -> tuple[Group, ...]:
         Group("scores of 1000", [large], LARGE),
         Group(
             "two heads",
-            [_drawn(generator(7), (2, 4, 2), 2), _drawn(generator(8), (3, 4, 6), 2)],
+            [_draw(generator(7), (2, 4, 2), 2), _draw(generator(8), (3, 4, 6), 2)],
             HEADS,
         ),
     )
@@ -434,7 +434,7 @@ class BlockMarking(StepwiseMarking):
                     self.limits += said
                     return
 
-    def unexplained(self, runs: list[Outcome], what: str) -> Symptom:
+    def report_odd(self, runs: list[Outcome], what: str) -> Symptom:
         """Switch off one part at a time, to find the part with the mistake."""
         case = first_wrong(runs).case
         hints = []
@@ -444,7 +444,7 @@ class BlockMarking(StepwiseMarking):
                 hints.append(
                     f"the output is right if {' and '.join(names)} are all zeros: look into {part}"
                 )
-        return findings.unexplained(runs, what, self.returns, hints)
+        return findings.report_odd(runs, what, self.returns, hints)
 
 
 def _mark(function: Function) -> Marking:
@@ -465,4 +465,4 @@ def _mark(function: Function) -> Marking:
     return m
 
 
-BLOCK = tested("block", _mark)
+BLOCK = make_task("block", _mark)

@@ -11,12 +11,12 @@ import numpy as np
 from qkv.arrays import Array, Arrays
 from qkv_marking.engine import Group, Marking, generator, per_seed
 from qkv_marking.findings import Symptom, of_mistake
-from qkv_marking.mistake import Function, Steps, mended
+from qkv_marking.mistake import Function, Steps, fill_hints
 from qkv_marking.outcome import Outcome, options_of
 from qkv_marking.tasks.attention.steps import RIGHT as ATTENTION, Trial, compute as attention, same
 from qkv_marking.tasks.mistakes.formula import BATCHES as ATTENTION_BATCHES, LARGE, ONE_TEXT, core
 from qkv_marking.tasks.mistakes.masks import HIDING, MASK, TEXTS as TEXTS_OF_A_BATCH
-from qkv_marking.tasks.task import Computation, Phrases, StepwiseMarking, tested
+from qkv_marking.tasks.task import Computation, Phrases, StepwiseMarking, make_task
 
 _TEXTS = Phrases(__name__)
 
@@ -32,7 +32,7 @@ class TwoTexts:
     parameters: Arrays
     mask: Array
 
-    def shown(self) -> dict[str, Any]:
+    def list_arguments(self) -> dict[str, Any]:
         """Return the arguments that a learner needs to repeat this call."""
         return {"x": self.x, "context": self.context, **self.parameters, "mask": self.mask}
 
@@ -112,7 +112,7 @@ CORE_OF_TWO = [replace(known, alone=known.alone or known.key in _ROLES) for know
 KNOWN = (
     *TEXTS,
     *CAUSAL,
-    *mended(
+    *fill_hints(
         "scores = np.where(mask[..., None, :], scores, -np.inf)  # (..., L, S)",
         INVERTED,
         _IGNORED,
@@ -139,7 +139,7 @@ def masks_of(*words: str) -> Array:
     return masks if len(words) > 1 else masks[0]
 
 
-def _drawn(seed: int, sizes: tuple[int, ...], *masks: str) -> TwoTexts:
+def _draw(seed: int, sizes: tuple[int, ...], *masks: str) -> TwoTexts:
     """Draw arrays of random multiples of 1/2, with sizes (L, D, d, dv) and masks such as "110"."""
     rng, mask = generator(seed), masks_of(*masks)
     words, width, d, dv = sizes
@@ -153,21 +153,21 @@ def _drawn(seed: int, sizes: tuple[int, ...], *masks: str) -> TwoTexts:
 def one_text() -> list[TwoTexts]:
     """Draw single texts, smallest first; the first word of the context is never masked."""
     return [
-        _drawn(600, (2, 2, 2, 2), "11"),
-        _drawn(601, (3, 3, 4, 4), "111"),
-        _drawn(602, (2, 2, 2, 2), "10"),
-        _drawn(603, (3, 3, 2, 2), "101"),
-        _drawn(604, (2, 4, 3, 3), "1101"),
-        _drawn(605, (4, 4, 5, 2), "110"),
-        _drawn(606, (3, 5, 4, 5), "10110"),
+        _draw(600, (2, 2, 2, 2), "11"),
+        _draw(601, (3, 3, 4, 4), "111"),
+        _draw(602, (2, 2, 2, 2), "10"),
+        _draw(603, (3, 3, 2, 2), "101"),
+        _draw(604, (2, 4, 3, 3), "1101"),
+        _draw(605, (4, 4, 5, 2), "110"),
+        _draw(606, (3, 5, 4, 5), "10110"),
     ]
 
 
 @per_seed
 def _others() -> tuple[Group, ...]:
-    two = _drawn(610, (2, 4, 3, 3), "110", "101")
-    three = _drawn(611, (3, 4, 4, 2), "1100", "1111", "1010")
-    four = _drawn(612, (3, 3, 2, 4), "11000", "10011", "11110", "10101")
+    two = _draw(610, (2, 4, 3, 3), "110", "101")
+    three = _draw(611, (3, 4, 4, 2), "1100", "1111", "1010")
+    four = _draw(612, (3, 3, 2, 4), "11000", "10011", "11110", "10101")
     x, context, one = np.array([[1.0], [-1]]), np.array([[1.0], [0]]), np.eye(1)
     large = TwoTexts(x, context, {"w_q": 1000 * one, "w_k": one, "w_v": one}, masks_of("11"))
     return (
@@ -194,4 +194,4 @@ def _mark(function: Function) -> Marking:
     return m
 
 
-CROSS_ATTENTION = tested("cross-attention", _mark)
+CROSS_ATTENTION = make_task("cross-attention", _mark)

@@ -19,7 +19,7 @@ from qkv_marking.tasks.attention.steps import Trial, same
 from qkv_marking.tasks.block import BlockMarking, Part, pre_norm, some_parts, wire
 from qkv_marking.tasks.mistakes.formula import BATCHES, LARGE
 from qkv_marking.tasks.mistakes.masks import HIDING, TEXTS as MASKS_OF_A_BATCH
-from qkv_marking.tasks.task import Computation, Phrases, tested
+from qkv_marking.tasks.task import Computation, Phrases, make_task
 
 _TEXTS = Phrases(__name__)
 
@@ -29,7 +29,7 @@ _TEXTS = Phrases(__name__)
 class BlockOfTwoTexts(cross.TwoTexts):
     """One call: x (..., T, D), context (..., S, D), named parameters, and a context mask."""
 
-    def shown(self) -> dict[str, Any]:
+    def list_arguments(self) -> dict[str, Any]:
         """Return the arguments that a learner needs to repeat this call."""
         named = {f'parameters["{name}"]': a for name, a in self.parameters.items()}
         return {"x": self.x, "context": self.context, **named, "mask": self.mask}
@@ -94,7 +94,7 @@ def _some(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
     return [some_parts(numbers, other) for numbers in _SUBSETS]
 
 
-def _ordered(order: Sequence[int], norms_too: bool) -> Steps:
+def _reorder(order: Sequence[int], norms_too: bool) -> Steps:
     """Return a step that changes the order of the parts; `norms_too` moves the norms as well."""
     return wire(
         lambda x, parts, norms: pre_norm(
@@ -121,7 +121,7 @@ WIRING = (
     _TEXTS.mistake(
         "decoder-block-order",
         *(
-            _ordered(order, norms_too)
+            _reorder(order, norms_too)
             for order in [*permutations(range(3))][1:]
             for norms_too in (True, False)
         ),
@@ -225,7 +225,7 @@ KNOWN = (
 _WITHOUT_EPS: Steps = {**RIGHT, "normalize": lambda x: block.layer_norm(x, eps=0.0)}
 
 
-def _drawn(rng: np.random.Generator, sizes: Shape, *masks: str) -> BlockOfTwoTexts:
+def _draw(rng: np.random.Generator, sizes: Shape, *masks: str) -> BlockOfTwoTexts:
     """Draw random parameters (multiples of 1/2), and word vectors so large that eps is negligible.
 
     Args:
@@ -262,12 +262,12 @@ def _drawn(rng: np.random.Generator, sizes: Shape, *masks: str) -> BlockOfTwoTex
 def one_text() -> list[BlockOfTwoTexts]:
     """Draw single texts, smallest first; the first word of the context is never masked."""
     return [
-        _drawn(generator(701), (1, 2, 2), "1"),
-        _drawn(generator(721), (2, 2, 3), "11"),
-        _drawn(generator(702), (2, 2, 3), "10"),
-        _drawn(generator(704), (3, 4, 2), "1101"),
-        _drawn(generator(705), (4, 5, 3), "101"),
-        _drawn(generator(706), (3, 4, 6), "110"),
+        _draw(generator(701), (1, 2, 2), "1"),
+        _draw(generator(721), (2, 2, 3), "11"),
+        _draw(generator(702), (2, 2, 3), "10"),
+        _draw(generator(704), (3, 4, 2), "1101"),
+        _draw(generator(705), (4, 5, 3), "101"),
+        _draw(generator(706), (3, 4, 6), "110"),
     ]
 
 
@@ -275,12 +275,12 @@ def one_text() -> list[BlockOfTwoTexts]:
 def _others() -> tuple[Group, ...]:
     batches = (*BATCHES, ON_BATCH, *MASKS_OF_A_BATCH)
     two, three = (
-        _drawn(generator(711), (2, 4, 3), "110", "101"),
-        _drawn(generator(712), (3, 4, 2), "1100", "1111", "1010"),
+        _draw(generator(711), (2, 4, 3), "110", "101"),
+        _draw(generator(712), (3, 4, 2), "1100", "1111", "1010"),
     )
     empty, large = (
-        _drawn(np.random.default_rng(8), (2, 2, 2), "10"),
-        _drawn(generator(728), (2, 2, 2), "11"),
+        _draw(np.random.default_rng(8), (2, 2, 2), "10"),
+        _draw(generator(728), (2, 2, 2), "11"),
     )
     empty.x[0] = 0
     ones = {**large.parameters, "self_q": 1000 * np.eye(2), "self_k": np.eye(2)}
@@ -310,4 +310,4 @@ def _mark(function: Function) -> Marking:
     return m
 
 
-DECODER_BLOCK = tested("decoder-block", _mark)
+DECODER_BLOCK = make_task("decoder-block", _mark)

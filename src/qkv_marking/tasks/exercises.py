@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv_marking.engine import generator
-from qkv_marking.findings import Symptom, told
+from qkv_marking.findings import Symptom, describe
 from qkv_marking.mistake import Function
 from qkv_marking.outcome import Outcome
 from qkv_marking.tasks.attention.steps import same, softmax
@@ -127,7 +127,7 @@ def _no_such_word(wrong: Outcome) -> Symptom | None:
     """Describe a function that raises a KeyError for a word outside the vocabulary."""
     if not isinstance(wrong.error, KeyError):
         return None
-    return _TEXTS.finding("ids-unknown-raises", wrong, error=told(wrong))
+    return _TEXTS.finding("ids-unknown-raises", wrong, error=describe(wrong))
 
 
 TO_IDS = Exercise(
@@ -162,7 +162,7 @@ _BASE = 10000.0
 _SIGNS = ([[1, -1], [1, 1]], [[1, 1], [-1, 1]], [[1, 1], [1, -1]], [[-1, 1], [1, 1]])
 
 
-def _turned(dim: int, angles: Array) -> Array:
+def _rotation(dim: int, angles: Array) -> Array:
     """Return a matrix that rotates each pair of columns by its own angle."""
     even = np.arange(0, dim, 2)
     matrix = np.zeros((dim, dim))
@@ -178,7 +178,7 @@ def _angles(dim: int, steps: float, sign: float = -1.0) -> Array:
 
 def rotation(dim: int, steps: int) -> Array:
     """Return the matrix that maps the vector of position p to the vector of position p + steps."""
-    return _turned(dim, _angles(dim, steps))
+    return _rotation(dim, _angles(dim, steps))
 
 
 def _halves(dim: int, steps: int) -> Array:
@@ -196,10 +196,10 @@ ROTATION = Exercise(
             "rotation-other-way": [lambda dim, steps: rotation(dim, -steps)],
             "rotation-one-step": [lambda dim, steps: rotation(dim, 1)],
             "rotation-one-speed": [
-                lambda dim, steps: _turned(dim, np.full(dim // 2, float(steps)))
+                lambda dim, steps: _rotation(dim, np.full(dim // 2, float(steps)))
             ],
             "rotation-exponent": [
-                lambda dim, steps, sign=sign: _turned(dim, _angles(dim, steps, sign))
+                lambda dim, steps, sign=sign: _rotation(dim, _angles(dim, steps, sign))
                 for sign in (-2.0, -0.5, 1.0)
             ],
             "rotation-halves": [_halves],
@@ -224,7 +224,7 @@ def neighbour_score(weights: Array, step: int) -> Any:
     return np.diagonal(weights, step).mean()
 
 
-def _wrapped(weights: Array, step: int) -> Any:
+def _wrap_score(weights: Array, step: int) -> Any:
     return np.diagonal(np.roll(weights, -step, axis=1)).mean()
 
 
@@ -249,8 +249,8 @@ NEIGHBOUR_SCORE = Exercise(
                 lambda weights, step: np.diagonal(weights, step).sum() / (len(weights) - 1),
             ],
             "neighbour-wraps": [
-                _wrapped,
-                lambda weights, step: (_wrapped if step < 0 else neighbour_score)(weights, step),
+                _wrap_score,
+                lambda weights, step: (_wrap_score if step < 0 else neighbour_score)(weights, step),
             ],
             "neighbour-sum": [lambda weights, step: np.diagonal(weights, step).sum()],
             "neighbour-itself": [lambda weights, step: np.diagonal(weights).mean()],
@@ -279,13 +279,13 @@ _MEASURED = {
 }
 
 
-def _measured(column: int) -> Function:
+def _read_column(column: int) -> Function:
     return lambda heads: _MEASURED[tuple(map(tuple, heads))][column]
 
 
 def closeness(heads: Any) -> Any:
     """Return the cosine between the vectors of "bank" in two texts if these heads are removed."""
-    return _measured(0)(heads)
+    return _read_column(0)(heads)
 
 
 CLOSENESS = Exercise(
@@ -295,9 +295,9 @@ CLOSENESS = Exercise(
     _TEXTS.mistakes(
         {
             "closeness-heads-ignored": [lambda heads: _MEASURED[()][0]],
-            "closeness-one-text": [_measured(1), _measured(2)],
-            "closeness-exchanged": [_measured(3)],
-            "closeness-product": [_measured(4)],
+            "closeness-one-text": [_read_column(1), _read_column(2)],
+            "closeness-exchanged": [_read_column(3)],
+            "closeness-product": [_read_column(4)],
             "closeness-distance": [lambda heads: 1 - closeness(heads)],
         },
         DO,

@@ -26,7 +26,7 @@ from qkv_marking.outcome import (
 )
 from qkv_marking.tasks.attention.steps import RIGHT as ATTENTION, Scales
 from qkv_marking.tasks.mistakes.formula import LARGE, OF_CAUSAL, core
-from qkv_marking.tasks.task import Computation, Phrases, StepwiseMarking, tested
+from qkv_marking.tasks.task import Computation, Phrases, StepwiseMarking, make_task
 
 _TEXTS = Phrases(__name__)
 
@@ -44,7 +44,7 @@ class Calls:
         """Return the word vectors of each call."""
         return np.split(self.arrays["x"], np.cumsum(self.parts)[:-1])
 
-    def shown(self) -> dict[str, Any]:
+    def list_arguments(self) -> dict[str, Any]:
         """Return the arguments that a learner needs to repeat these calls."""
         ends = np.cumsum(self.parts).tolist()
         calls = [f"x[{end - part}:{end}]" for part, end in zip(self.parts, ends, strict=True)]
@@ -405,7 +405,7 @@ KNOWN = (*CACHING, *MASKING, *core("x,w_q,w_k,w_v"), *OF_CAUSAL, EXCHANGED)
 # the test inputs, and the function that marks an answer
 
 
-def _drawn(seed: int, parts: tuple[int, ...], sizes: tuple[int, int, int]) -> Calls:
+def _draw(seed: int, parts: tuple[int, ...], sizes: tuple[int, int, int]) -> Calls:
     """Draw word vectors and projections of sizes D, d, dv in multiples of 1/2."""
     width, d, dv = sizes
     rng = generator(seed)
@@ -420,7 +420,7 @@ def _cases(seed: int, *parts: tuple[int, ...]) -> list[Calls]:
     with one word.
     """
     return [
-        _drawn(seed + 2 * n + bool(sizes[0] > 2), one, sizes)
+        _draw(seed + 2 * n + bool(sizes[0] > 2), one, sizes)
         for n, one in enumerate(parts)
         for sizes in ((2, 2, 2), (4, 5, 5))
     ]
@@ -498,4 +498,4 @@ def _with_other_projections(case: Calls) -> Calls:
     return replace(case, later=w | {"w_k": w["w_k"] + 1, "w_v": w["w_v"] - 2})
 
 
-KV_CACHE = tested("kv-cache", _mark)
+KV_CACHE = make_task("kv-cache", _mark)

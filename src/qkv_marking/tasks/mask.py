@@ -8,13 +8,13 @@ import numpy as np
 from qkv.arrays import Array
 from qkv_marking.engine import Group, Marking, by_seed, generator
 from qkv_marking.findings import Symptom, of_mistake
-from qkv_marking.mistake import Function, Mistake, Steps, mended
+from qkv_marking.mistake import Function, Mistake, Steps, fill_hints
 from qkv_marking.outcome import Outcome, close, name_of, numbers, options_of, outcome
 from qkv_marking.tasks.attention import attention_tasks
 from qkv_marking.tasks.attention.steps import CORE, RIGHT as ATTENTION, Trial, learner
 from qkv_marking.tasks.attention.symptoms import large_scores
 from qkv_marking.tasks.mistakes import formula, masks
-from qkv_marking.tasks.task import Phrases, both_ends, pick, tested
+from qkv_marking.tasks.task import Phrases, both_ends, make_task, pick
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Length:
 
     length: int
 
-    def shown(self) -> dict[str, Any]:
+    def list_arguments(self) -> dict[str, Any]:
         """Return the arguments that a learner needs to repeat this call."""
         return {"length": self.length}
 
@@ -38,7 +38,7 @@ def compute(case: Length, steps: Steps) -> Array:
 RIGHT: Steps = {"sees": ATTENTION["sees"]}
 _TEXTS = Phrases(__name__)
 LINE = "mask = np.tril(np.ones((length, length), dtype=bool))  # True = may attend"
-KNOWN = mended(
+KNOWN = fill_hints(
     LINE,
     *masks.causal(masks.OFF, LINE),
     _TEXTS.mistake("causal-itself", {"sees": lambda i, j, first: j == i}),
@@ -120,7 +120,7 @@ def _mark_causal(function: Function) -> Marking:
     return m
 
 
-def _masked(query: Any, key: Any, mask: Any) -> Trial:
+def _make_case(query: Any, key: Any, mask: Any) -> Trial:
     """Return a case with this mask; the value of key 0 is 1, and the value of key 1 is 2."""
     arrays = (np.array(rows, dtype=np.float64) for rows in (query, key, [[1], [2]]))
     return Trial(dict(zip(("query", "key", "value"), arrays, strict=True)), mask=np.array(mask))
@@ -132,8 +132,8 @@ def _masked(query: Any, key: Any, mask: Any) -> Trial:
 # apart: masked scores are set to a finite number instead of -inf, or the maximum of a row is taken
 # over all scores, including the masked scores.
 _LARGE = (
-    _masked([[1000], [-1000]], [[1], [0]], [[False, True], [True, False]]),
-    _masked(
+    _make_case([[1000], [-1000]], [[1], [0]], [[False, True], [True, False]]),
+    _make_case(
         [[900, 0], [0, -900], [36, 0]],
         [[1, 1], [0, 1]],
         [[False, True], [True, False], [False, True]],
@@ -217,7 +217,7 @@ def _mark(function: Function) -> Marking:
             raise error from None
 
 
-MASK = tested("mask", _mark)
-BATCHED_MASK = tested(
+MASK = make_task("mask", _mark)
+BATCHED_MASK = make_task(
     "batched-mask", lambda function: _mark_masked(function, "batched-mask", batches=True)
 )

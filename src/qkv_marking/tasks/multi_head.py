@@ -5,20 +5,20 @@ from dataclasses import replace
 import numpy as np
 
 from qkv_marking.engine import Group, generator
-from qkv_marking.mistake import Function, mended
+from qkv_marking.mistake import Function, fill_hints
 from qkv_marking.outcome import kind_of
 from qkv_marking.tasks.attention import attention_tasks, symptoms
-from qkv_marking.tasks.attention.steps import CORE, Trial, drawn, flip, join, learner, softmax
+from qkv_marking.tasks.attention.steps import CORE, Trial, draw, flip, join, learner, softmax
 from qkv_marking.tasks.mistakes import heads
 from qkv_marking.tasks.mistakes.formula import BATCHES, LARGE, SHAPES, core, of_output
 from qkv_marking.tasks.mistakes.masks import HIDING, MASK
-from qkv_marking.tasks.task import Phrases, tested
+from qkv_marking.tasks.task import Phrases, make_task
 
 _NAMES = "x,w_q,w_k,w_v"
 _OUTPUT = "return joined @ w_o"
 _TEXTS = Phrases(__name__)
 
-JOINING = mended(
+JOINING = fill_hints(
     heads.JOIN,
     heads.IN_TURN,
     *heads.JOINED,
@@ -47,7 +47,7 @@ JOINING = mended(
         step="join",
     ),
 )
-PROJECTED = mended(
+PROJECTED = fill_hints(
     _OUTPUT,
     heads.OUTPUT_MISSING,
     *_TEXTS.mistakes(
@@ -71,10 +71,10 @@ def _mark(function: Function) -> attention_tasks.AttentionMarking:
             f"check: {call.name} has no parameter for the number of heads: add num_heads"
         )
     m = attention_tasks.AttentionMarking("heads", call, _NAMES, batches=False)
-    (words,) = drawn(_NAMES, 300, (4, 6, 6, 9))
+    (words,) = draw(_NAMES, 300, (4, 6, 6, 9))
     # even: 2 words and heads of 2 columns; square: 4 words and heads of 2 columns; wide: 3 words
     # and heads of 5 columns
-    even, square, wide = drawn(_NAMES, 310, (2, 4, 4, 4), (4, 6, 6, 6), (3, 4, 10, 10))
+    even, square, wide = draw(_NAMES, 310, (2, 4, 4, 4), (4, 6, 6, 6), (3, 4, 10, 10))
     some = [
         *m.cases["two heads"],
         *(replace(case, heads=n) for case, n in ((even, 2), (square, 3), (wide, 2))),
@@ -82,10 +82,10 @@ def _mark(function: Function) -> attention_tasks.AttentionMarking:
     others = [replace(words, heads=3)]
     known = (*heads.HEADS, *JOINING)
     if "output" in call.needed:  # w_o is the identity matrix, except in _try_output
-        some, others = ([_unprojected(case) for case in cases] for cases in (some, others))
+        some, others = ([_drop_w_o(case) for case in cases] for cases in (some, others))
         known = (*known, *PROJECTED)
     m.cases[CORE] = some
-    m.of_weight_one = drawn(_NAMES, 320, (1, 4, 4, 4))
+    m.of_weight_one = draw(_NAMES, 320, (1, 4, 4, 4))
     m.first_calls()
     if m.wrong:
         return m
@@ -108,7 +108,7 @@ def _mark(function: Function) -> attention_tasks.AttentionMarking:
     return m
 
 
-def _unprojected(case: Trial) -> Trial:
+def _drop_w_o(case: Trial) -> Trial:
     """Set w_o of a case to the identity matrix."""
     return replace(case, output=np.eye(case.arrays["w_v"].shape[-1]))
 
@@ -118,11 +118,11 @@ def _try_output(m: attention_tasks.AttentionMarking) -> None:
     two, four = m.cases["two heads"]
     rng = generator(400)
 
-    def projected(case: Trial, width: int) -> Trial:
+    def add_w_o(case: Trial, width: int) -> Trial:
         joined = case.arrays["w_v"].shape[-1]
         return replace(case, output=rng.integers(-4, 5, (joined, width)) / 2)
 
-    cases = [projected(two, 2), projected(four, 4), projected(four, 3)]
+    cases = [add_w_o(two, 2), add_w_o(four, 4), add_w_o(four, 3)]
     m.test(Group("the output projection", cases, PROJECTED))
 
 
@@ -158,7 +158,7 @@ def _try_mask(m: attention_tasks.AttentionMarking) -> None:
 
 def _try_uneven_heads(m: attention_tasks.AttentionMarking, case: Trial) -> None:
     """Check that splitting six columns into four heads raises an error."""
-    run = m.call.refused(case)
+    run = m.call.expect_error(case)
     if run.error is not None:
         m.tried.append("heads that do not divide the columns")
         return
@@ -166,4 +166,4 @@ def _try_uneven_heads(m: attention_tasks.AttentionMarking, case: Trial) -> None:
     m.find(_TEXTS.finding("heads-not-divided", None, output=returned))
 
 
-HEADS = tested("heads", _mark)
+HEADS = make_task("heads", _mark)

@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv_marking.engine import Group, Marking, by_seed, generator
-from qkv_marking.findings import told
+from qkv_marking.findings import describe
 from qkv_marking.mistake import Function, Mistake, Steps
 from qkv_marking.outcome import options_of
 from qkv_marking.tasks.task import (
@@ -19,7 +19,7 @@ from qkv_marking.tasks.task import (
     StepwiseMarking,
     both_ends,
     cut,
-    tested,
+    make_task,
     without,
 )
 
@@ -34,7 +34,7 @@ class PositionsCall:
     length: int
     dim: int
 
-    def shown(self) -> dict[str, Any]:
+    def list_arguments(self) -> dict[str, Any]:
         """Return the arguments that a learner needs to repeat this call."""
         return {"length": self.length, "dim": self.dim}
 
@@ -189,7 +189,7 @@ def _mark(function: Function) -> Marking:
             Group(
                 "an odd dim",
                 ODD,
-                otherwise=lambda run: _TEXTS.finding("positions-odd", run, error=told(run)),
+                otherwise=lambda run: _TEXTS.finding("positions-odd", run, error=describe(run)),
                 if_right=True,
             ),
         )
@@ -197,4 +197,4 @@ def _mark(function: Function) -> Marking:
     return m
 
 
-POSITIONS = tested("positions", _mark)
+POSITIONS = make_task("positions", _mark)

@@ -9,7 +9,7 @@ from qkv.arrays import Array
 from qkv_marking.engine import Group, Marking, by_seed, generator, nothing_known
 from qkv_marking.errors import in_words
 from qkv_marking.findings import Symptom
-from qkv_marking.mistake import Function, Steps, mended
+from qkv_marking.mistake import Function, Steps, fill_hints
 from qkv_marking.outcome import Outcome, options_of
 from qkv_marking.tasks.attention.steps import RIGHT as ATTENTION, same, softmax
 from qkv_marking.tasks.attention.symptoms import large_scores
@@ -21,7 +21,7 @@ from qkv_marking.tasks.task import (
     both_ends,
     cut,
     first_row_only,
-    tested,
+    make_task,
     without,
 )
 
@@ -37,7 +37,7 @@ class Scores:
     x: Array
     axis: int | None = None
 
-    def shown(self) -> dict[str, Any]:
+    def list_arguments(self) -> dict[str, Any]:
         """Return the arguments that a learner needs to repeat this call."""
         return {"x": self.x} if self.axis is None else {"x": self.x, "axis": self.axis}
 
@@ -66,7 +66,7 @@ def _sigmoid(x: Array) -> Array:
 
 _OF_ROWS = {mistake.key: mistake for mistake in formula.SOFTMAX_ROWS}
 _TWICE = _OF_ROWS.pop("softmax-twice")
-CORE = mended(
+CORE = fill_hints(
     LINES,
     *_OF_ROWS.values(),
     replace(_TWICE, variants=({"give": softmax},), remedy=f"{LINES}  # once"),
@@ -88,7 +88,7 @@ CORE = mended(
     _TEXTS.mistake(
         "softmax-rounded", *({"give": lambda w, n=n: np.round(w, n)} for n in range(1, 6))
     ),
-    *mended(
+    *fill_hints(
         LINES,
         replace(
             formula.WHOLE_WEIGHTS,
@@ -120,7 +120,7 @@ BATCHES = _TEXTS.mistakes(
     {"softmax-second-axis": [lambda axis: 1], "softmax-first-axis": [lambda axis: 0]}, step="axis"
 )
 
-LARGE = mended(
+LARGE = fill_hints(
     LINES,
     *formula.LARGE_ROWS,
     *_TEXTS.mistakes(
@@ -154,7 +154,7 @@ _FLOATS = "out = np.zeros(x.shape)  # not zeros_like(x); or x = x.astype(float) 
 _NOTHING = np.array([[0.0, 1.0], [-np.inf, -np.inf]])
 
 
-def _drawn(number: int, rows: Any) -> Any:
+def _draw(number: int, rows: Any) -> Any:
     """Return `rows` if the random seed is 0; otherwise, return random scores of the same shape."""
     shape = np.shape(rows)
     if not by_seed():
@@ -188,12 +188,12 @@ def _mark(function: Function) -> Marking:
         return function(case.x, **({} if axis is None else {options["axis"]: axis}))
 
     m = StepwiseMarking(Computation("softmax", compute, RIGHT, RETURN), function, call)
-    rows = [_scores(_drawn(number, rows)) for number, rows in enumerate(_ROWS)]
+    rows = [_scores(_draw(number, rows)) for number, rows in enumerate(_ROWS)]
     m.of_weight_one = [_scores([[2]])]
     m.first_call(rows[0])
     if m.wrong:
         return m
-    batch, row = _drawn(3, _BATCH), _scores(rows[1].x[0])
+    batch, row = _draw(3, _BATCH), _scores(rows[1].x[0])
     takes_row = m.call(row).is_right
     m.test(Group("rows of scores", rows, CORE, _one_row if takes_row else nothing_known))
     m.test(Group("one row", [row], may_refuse=True, if_right=True))
@@ -212,4 +212,4 @@ def _mark(function: Function) -> Marking:
     return m
 
 
-SOFTMAX = tested("softmax", _mark)
+SOFTMAX = make_task("softmax", _mark)

@@ -71,7 +71,7 @@ def task(name: str, mark: Callable[[Any, str], CheckResult]) -> Task:
     return Task(name, mark, **fields)
 
 
-def tested(name: str, test: Callable[[Function], Marking]) -> Task:
+def make_task(name: str, test: Callable[[Function], Marking]) -> Task:
     """Return a task that marks a learner's function with the tests of `test`."""
     return task(name, lambda function, way: test(function).result())
 
@@ -227,7 +227,7 @@ class Arguments:
 
     by_name: Mapping[str, Any]
 
-    def shown(self) -> dict[str, Any]:
+    def list_arguments(self) -> dict[str, Any]:
         """Return the arguments."""
         return dict(self.by_name)
 
@@ -284,13 +284,13 @@ class Exercise:
 
     def _compute(self, case: Arguments, steps: Steps) -> Array:
         output = steps[DO](*case.by_name.values())
-        return _joined(output) if self.parts else np.asarray(output)
+        return _flatten(output) if self.parts else np.asarray(output)
 
     def _call(self, function: Function, case: Arguments) -> Any:
         """Call a learner's function; return its result in a form that can be compared."""
         returned, right = function(*case.by_name.values()), self.right(*case.by_name.values())
         if self.parts:
-            return self._checked(returned, right)
+            return self._check_arrays(returned, right)
         if isinstance(returned, tuple) and isinstance(right, list):
             returned = [*returned]
         if self.within and (out := numbers(returned)) is not None:
@@ -313,7 +313,7 @@ class Exercise:
             run=replace(wrong, error=None, returned=wrong.error.returned),
         )
 
-    def _checked(self, returned: Any, wanted: Sequence[Array]) -> Array | None:
+    def _check_arrays(self, returned: Any, wanted: Sequence[Array]) -> Array | None:
         """Check the arrays that a learner's function returned, and flatten them into one array."""
         if returned is None:
             return None
@@ -327,7 +327,7 @@ class Exercise:
             if a is not None and a.shape != right.shape:
                 error = f"{part} has the shape {a.shape}, but should have the shape {right.shape}"
                 raise _NotParts(returned, error)
-        return _joined([a for a in arrays if a is not None])
+        return _flatten([a for a in arrays if a is not None])
 
     def _apart(self, example: Mapping[str, Any], wanted: Sequence[Array]) -> dict[str, Any]:
         """Split the flattened outputs of an example into named arrays."""
@@ -351,6 +351,6 @@ class _NotParts(TypeError):
         self.returned = returned
 
 
-def _joined(returned: Sequence[Array]) -> Array:
+def _flatten(returned: Sequence[Array]) -> Array:
     """Flatten several arrays into one array for a single comparison."""
     return np.concatenate([np.ravel(a) for a in returned])

@@ -39,7 +39,7 @@ def _rows(sentence: str, table: _Table) -> Array:
     return np.array([table.get(word, [0, 0, 0, 0]) for word in sentence.split()], float)
 
 
-def _taken(sentence: str, word: str, w_q: Array, w_k: Array, table: _Table) -> dict[str, float]:
+def _weights(sentence: str, word: str, w_q: Array, w_k: Array, table: _Table) -> dict[str, float]:
     """Return the attention weights from `word` to the words of a sentence, keyed by word.
 
     If a word is repeated, the dict holds the weight of its last position.
@@ -73,7 +73,7 @@ def _projections(*matrices: Any) -> Iterator[str]:
         ("the bank gave a loan", "loan", -1),
         ("the bank gave a friend a loan", "loan", -1),
     ):
-        taken = _taken(sentence, "bank", w_q, w_k, _TABLE)
+        taken = _weights(sentence, "bank", w_q, w_k, _TABLE)
         x = _rows(sentence, _TABLE)
         context = softmax((x @ w_k) @ (x @ w_q)[1] / np.sqrt(2)) @ x @ w_v
         bank, weight = taken.pop("bank"), taken.pop(wanted)
@@ -97,13 +97,13 @@ def _calm(*matrices: Any) -> Iterator[str]:
     if not w_q.any():
         yield "calm-not-filled-in"
         return
-    if _taken("the bank of the river", "river", w_q, w_k, _WEAK_BANK)["river"] <= 0.95:
+    if _weights("the bank of the river", "river", w_q, w_k, _WEAK_BANK)["river"] <= 0.95:
         yield "calm-river"
     for sentence, word, wanted in (
         ("the bank of the river", "bank", "river"),
         ("the bank gave a friend a loan", "friend", "loan"),
     ):
-        if _taken(sentence, word, w_q, w_k, _WEAK_BANK)[wanted] <= 0.85:
+        if _weights(sentence, word, w_q, w_k, _WEAK_BANK)[wanted] <= 0.85:
             yield "calm-others"
 
 
@@ -136,7 +136,7 @@ def _adjectives(more: Any) -> Iterator[str]:
     if not all("bank" in text.split() and right in (0, 1) for text, right in texts.items()):
         yield "more-no-bank"
         return
-    w = _learned(texts)
+    w = _train(texts)
     for sentences, name in ((_TEST, "more-unknown"), (_KNOWN, "more-forgotten")):
         if any(_meanings(text, w)[0][right] <= 0.9 for text, right in sentences.items()):
             yield name
@@ -149,7 +149,7 @@ def _meanings(sentence: str, w: Sequence[Array]) -> tuple[Array, Array, int]:
     return softmax((softmax(q @ k.T / np.sqrt(2)) @ v)[bank]), x, bank
 
 
-def _learned(sentences: Mapping[str, int], steps: int = 300) -> list[Array]:
+def _train(sentences: Mapping[str, int], steps: int = 300) -> list[Array]:
     """Train the projections of lesson 9 on these sentences."""
     w = [*np.random.default_rng(0).standard_normal((3, 4, 2)) * 0.1]
     for _ in range(steps):

@@ -19,7 +19,7 @@ from qkv_marking.tasks.block import NO_RESIDUAL, pre_norm
 from qkv_marking.tasks.cross_attention import CORE_OF_TWO, EXCHANGED
 from qkv_marking.tasks.kv_cache import Calls, Past, StepMarking, advance, attend
 from qkv_marking.tasks.mistakes.formula import OF_CAUSAL
-from qkv_marking.tasks.task import Computation, Phrases, tested
+from qkv_marking.tasks.task import Computation, Phrases, make_task
 
 _TEXTS = Phrases(__name__)
 NAMES = tuple(f"{text}_{role}" for text in ("self", "cross") for role in "qkv")
@@ -30,9 +30,9 @@ NAMES = tuple(f"{text}_{role}" for text in ("self", "cross") for role in "qkv")
 class Writing(Calls):
     """A text that is split into several calls, and a context (S, D) that each call receives."""
 
-    def shown(self) -> dict[str, Any]:
+    def list_arguments(self) -> dict[str, Any]:
         """Return the arguments that a learner needs to repeat these calls."""
-        named = ((*name.partition(" "), a) for name, a in super().shown().items())
+        named = ((*name.partition(" "), a) for name, a in super().list_arguments().items())
         return {
             f'parameters["{name}"]{space}{rest}' if name in NAMES else f"{name}{space}{rest}": a
             for name, space, rest, a in named
@@ -107,13 +107,13 @@ WIRING = _TEXTS.mistakes(
 )
 
 
-def _joined(a: Past, b: Past) -> Past:
+def _join(a: Past, b: Past) -> Past:
     return Past(np.concatenate([a.key, b.key]), np.concatenate([a.value, b.value]))
 
 
 def _with_words(past: Past, context: Past, words: Past) -> Past:
     """Append the keys and values of new words to the cached rows of the context."""
-    return _joined(_once(past, context, words), words)
+    return _join(_once(past, context, words), words)
 
 
 def _of_words(*sources: Callable[[Past, Past, Past], Past]) -> list[Steps]:
@@ -137,7 +137,7 @@ SOURCE = _TEXTS.mistakes(
             ),
         ),
         "cross-self": _of_words(
-            lambda past, context, words: words, lambda past, context, words: _joined(past, words)
+            lambda past, context, words: words, lambda past, context, words: _join(past, words)
         ),
         "cross-keys-from-x": _of_words(lambda past, context, words: Past(words.key, context.value)),
         "cross-values-from-x": _of_words(
@@ -156,7 +156,7 @@ RECOMPUTED = _TEXTS.mistakes(
             lambda past, context, words: Past(context.key, _once(past, context, words).value),
             lambda past, context, words: Past(_once(past, context, words).key, context.value),
         ],
-        "cross-appended": [lambda past, context, words: _joined(past, context)],
+        "cross-appended": [lambda past, context, words: _join(past, context)],
     },
     step="source",
 )
@@ -180,7 +180,7 @@ KNOWN = (
 # the tests
 
 
-def _drawn(seed: int, parts: tuple[int, ...], source: int, width: int) -> Writing:
+def _draw(seed: int, parts: tuple[int, ...], source: int, width: int) -> Writing:
     """Return random projections, word vectors, and context vectors (source, width).
 
     All entries are multiples of 1/2.
@@ -194,20 +194,20 @@ def _drawn(seed: int, parts: tuple[int, ...], source: int, width: int) -> Writin
 @per_seed
 def word_by_word() -> list[Calls]:
     """Draw texts that are read one word per call; smaller texts come first."""
-    return [_drawn(801, (1, 1), 2, 2), _drawn(802, (1, 1), 3, 2), _drawn(803, (1, 1, 1), 4, 3)]
+    return [_draw(801, (1, 1), 2, 2), _draw(802, (1, 1), 3, 2), _draw(803, (1, 1, 1), 4, 3)]
 
 
 @per_seed
 def several() -> list[Calls]:
     """Draw texts that are read in one or more calls; at least one call reads several words."""
     return [
-        _drawn(811, (2,), 2, 2),
-        _drawn(816, (3,), 3, 3),
-        _drawn(817, (3, 1), 4, 4),
-        _drawn(812, (2, 1), 4, 3),
-        _drawn(813, (1, 2), 3, 3),
-        _drawn(814, (2, 2), 4, 2),
-        _drawn(815, (1, 3, 2), 5, 4),
+        _draw(811, (2,), 2, 2),
+        _draw(816, (3,), 3, 3),
+        _draw(817, (3, 1), 4, 4),
+        _draw(812, (2, 1), 4, 3),
+        _draw(813, (1, 2), 3, 3),
+        _draw(814, (2, 2), 4, 2),
+        _draw(815, (1, 3, 2), 5, 4),
     ]
 
 
@@ -241,4 +241,4 @@ def _with_other_projections(case: Calls) -> Calls:
     return replace(case, later={name: w[name] for name in NAMES} | changed)
 
 
-WRITING_STEP = tested("writing-step", _mark)
+WRITING_STEP = make_task("writing-step", _mark)

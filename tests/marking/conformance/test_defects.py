@@ -11,7 +11,7 @@ import pytest
 import qkv
 from attend import loops
 from qkv_marking.conformance.random_arrays import draw, values
-from qkv_marking.conformance.read_cases import structured
+from qkv_marking.conformance.read_cases import plan_cases
 from qkv_marking.conformance.reference import GRADIENT, LINES, defects, run
 
 from . import blind, others
@@ -115,7 +115,7 @@ def judged(case, right):
 
 def test_formula_lines_equal_plain_loops():
     checked = 0
-    for case in structured(["float64"], []):
+    for case in plan_cases(["float64"], []):
         if case.size()[1] > 3000 or case.B == 0 or "aligned" in case.options.values():
             continue
         if case.spread > 1e4:  # rounding alone decides which of two scores is larger
@@ -125,7 +125,7 @@ def test_formula_lines_equal_plain_loops():
         options = {name: x for name, x in drawn.items() if name[:6] not in ("return", "grad_o")}
         inputs = [options.pop(name) for name in ("query", "key", "value")]
         want = loops.attention(*inputs, **options)
-        np.testing.assert_allclose(right.out, want.out, rtol=0, atol=1e-12, err_msg=case.shown())
+        np.testing.assert_allclose(right.out, want.out, rtol=0, atol=1e-12, err_msg=case.describe())
         np.testing.assert_allclose(right.lse, want.lse, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(right.weights, want.weights, rtol=0, atol=1e-12)
         checked += 1
@@ -137,7 +137,7 @@ def test_each_defect_changes_known_lines_and_the_result_of_some_case():
     left = {one.key: one for one in defects()}
     assert len(left) > 100
     assert {name for one in left.values() for name in one.lines} <= {*LINES, *GRADIENT}
-    for case in structured(["float32"], []):
+    for case in plan_cases(["float32"], []):
         case = case.fit({name for name in case.options}, "end", ()) or case
         if case.size()[1] > 20_000 or "aligned" in case.options.values():
             continue

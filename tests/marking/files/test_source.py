@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from qkv_marking.check_function import task_of
-from qkv_marking.files.source import defined, tasks_in
+from qkv_marking.files.source import find_names, tasks_in
 from qkv_marking.files.verdicts import names_of, not_marked, of_error
 from qkv_marking.tasks import TASKS
 
@@ -39,11 +39,11 @@ from qkv_marking.tasks import TASKS
     ],
 )
 def test_defined_lists_module_level_names_that_may_be_callable(source, names):
-    assert " ".join(sorted(defined(source.encode()))) == names
+    assert " ".join(sorted(find_names(source.encode()))) == names
 
 
 def test_syntax_warnings_of_a_file_are_suppressed(recwarn):
-    assert defined(rb'a = lambda: "\d"') == {"a"}
+    assert find_names(rb'a = lambda: "\d"') == {"a"}
     assert not recwarn.list
 
 
@@ -52,7 +52,7 @@ def test_syntax_warnings_of_a_file_are_suppressed(recwarn):
 )
 def test_too_deep_nesting_is_a_syntax_error(source):
     with pytest.raises(SyntaxError) as error:
-        defined(source)
+        find_names(source)
     assert str(error.value)
 
 
@@ -63,7 +63,7 @@ def test_parser_failures_become_syntax_errors(monkeypatch, kind):
 
     monkeypatch.setattr("ast.parse", gives_up)
     with pytest.raises(SyntaxError, match="too deeply nested"):
-        defined(b"a = 1")
+        find_names(b"a = 1")
 
 
 def raised(source, file):

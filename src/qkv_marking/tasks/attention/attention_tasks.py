@@ -50,10 +50,10 @@ class AttentionMarking(Marking):
         """Report a function that changes inputs, overwrites outputs, or returns wrong weights."""
         return super().at_last() or symptoms.second_output(self.runs)
 
-    def unexplained(self, runs: list[Outcome], what: str) -> Symptom:
+    def report_odd(self, runs: list[Outcome], what: str) -> Symptom:
         """Describe a wrong result: the sizes for which it occurs, or its properties."""
         odd = symptoms.odd_shape(runs) if what == steps.SIZES[self.signature] else None
-        finding = odd or symptoms.unexplained(self.call, runs, what)
+        finding = odd or symptoms.report_odd(self.call, runs, what)
         self.explained = self.explained or finding.key in ("scale-wrong", "some-lengths")
         return finding
 

@@ -45,7 +45,7 @@ class Trial:
             return self
         return replace(self, mask=np.where(self.mask, 0.0, -np.inf))
 
-    def shown(self) -> dict[str, Any]:
+    def list_arguments(self) -> dict[str, Any]:
         """Return the arguments that a learner needs to repeat this call."""
         options = {
             "mask": self.mask,
@@ -67,7 +67,7 @@ class Trial:
             mask = _lift(mask, rank - (mask.ndim == 1))
         return replace(self, arrays=arrays, mask=mask)
 
-    def permuted(self) -> "Trial":
+    def reverse_order(self) -> "Trial":
         """Reverse the order of keys and values, or of the tokens of x."""
         ordered = ("key", "value", "x")
         arrays = {n: a[..., ::-1, :].copy() if n in ordered else a for n, a in self.arrays.items()}
@@ -92,11 +92,11 @@ def cases(signature: str) -> dict[str, list[Trial]]:
     lopsided = np.array([[True, False, True], [True, True, False], [True, False, False]])
     masks = [replace(two, mask=diagonal), replace(three, mask=lopsided)]
     if signature == "qkv":
-        masks += [replace(case, mask=lopsided[:2]) for case in drawn("qkv", 140, (2, 3, 2, 2))]
+        masks += [replace(case, mask=lopsided[:2]) for case in draw("qkv", 140, (2, 3, 2, 2))]
     return {
         **own_cases,
         "whole numbers": [Trial(whole)],
-        "one key": drawn(signature, 160, (1, 1, 2, 2)),
+        "one key": draw(signature, 160, (1, 1, 2, 2)),
         # every query sees a key, even if a function inverts the mask
         "a mask": masks,
         "a mask of keys": [replace(two, mask=diagonal[1]), replace(three, mask=lopsided[0])],
@@ -112,16 +112,16 @@ def _of_query_key_value() -> dict[str, list[Trial]]:
     """Return cases for functions that take query, key and value."""
     smallest = _case("qkv", [[1, 1], [2, 1]], [[1, 2], [0, 1]], [[1, 0], [3, 2]])
     if by_seed():
-        (smallest,) = drawn("qkv", 0, (2, 2, 2, 2))
+        (smallest,) = draw("qkv", 0, (2, 2, 2, 2))
     sizes = [(1, 2, 2, 2), (2, 3, 2, 2), (3, 2, 2, 2), (2, 2, 2, 1), (2, 2, 2, 3), (2, 2, 1, 1)]
-    cached = drawn("qkv", 150, (1, 2, 2, 2), (2, 3, 2, 2), (1, 3, 2, 2))
+    cached = draw("qkv", 150, (1, 2, 2, 2), (2, 3, 2, 2), (1, 3, 2, 2))
     return {
-        CORE: [smallest, *drawn("qkv", 10, (3, 3, 2, 2), (3, 3, 4, 4), (3, 3, 5, 5))],
-        SIZES["qkv"]: drawn("qkv", 50, *sizes, apart=5),
+        CORE: [smallest, *draw("qkv", 10, (3, 3, 2, 2), (3, 3, 4, 4), (3, 3, 5, 5))],
+        SIZES["qkv"]: draw("qkv", 50, *sizes, apart=5),
         # scores [[1000, 0], [-1000, 0]]: exp(1000) overflows, and exp(-2000) is 0
         "scores of 1000": [_case("qkv", [[1000], [-1000]], [[1], [0]], [[1], [2]])],
         # in the first case, all sizes are 2: a wrong transpose raises no error
-        "batches": drawn("qkv", 100, (2, 2, 2, 2), (3, 3, 4, 4), batch=(2,)),
+        "batches": draw("qkv", 100, (2, 2, 2, 2), (3, 3, 4, 4), batch=(2,)),
         # query 0 is at the position of key 1; in the last case, key 2 comes after the only query
         "q_offset": [replace(case, causal=True, q_offset=1) for case in cached],
     }
@@ -133,14 +133,14 @@ def _of_word_vectors() -> dict[str, list[Trial]]:
     smallest = [[[1, 0], [1, 2]], [[1, 1], [0, 1]], [[1, -1], [0, 1]], [[1, 2], [1, 0]]]
     two, sizes = _case(names, *smallest), [(2, 2, 2, 1), (2, 2, 2, 3), (2, 2, 1, 1)]
     if by_seed():
-        (two,) = drawn(names, 20, (2, 2, 2, 2))
+        (two,) = draw(names, 20, (2, 2, 2, 2))
     return {
-        CORE: [two, *drawn(names, 30, (2, 3, 3, 3), (3, 4, 2, 2), (3, 4, 5, 5))],
-        SIZES[names]: drawn(names, 80, *sizes, apart=5),
+        CORE: [two, *draw(names, 30, (2, 3, 3, 3), (3, 4, 2, 2), (3, 4, 5, 5))],
+        SIZES[names]: draw(names, 80, *sizes, apart=5),
         "scores of 1000": [_case(names, [[1, 1], [-1, 0]], [[1000], [0]], [[0], [1]], [[1], [1]])],
-        "batches": drawn(names, 120, (2, 2, 2, 2), (3, 4, 4, 4), batch=(2,)),
+        "batches": draw(names, 120, (2, 2, 2, 2), (3, 4, 4, 4), batch=(2,)),
         # in the second case, the joined heads are wider than x
-        "two heads": [replace(case, heads=2) for case in (two, *drawn(names, 180, (3, 3, 4, 4)))],
+        "two heads": [replace(case, heads=2) for case in (two, *draw(names, 180, (3, 3, 4, 4)))],
     }
 
 
@@ -170,7 +170,7 @@ def _case(signature: str, *rows: Any) -> Trial:
     return Trial(dict(zip(NAMES[signature], arrays, strict=True)))
 
 
-def drawn(names: str, seed: int, *sizes: Shape, apart: int = 10, batch: Shape = ()) -> list[Trial]:
+def draw(names: str, seed: int, *sizes: Shape, apart: int = 10, batch: Shape = ()) -> list[Trial]:
     """Draw cases from multiples of 1/2 between -2 and 2, which float32 represents exactly.
 
     Args:
@@ -365,16 +365,16 @@ class Learner:
         case = case.at_rank(self.rank)
         if self.adds_mask:
             case = case.with_added_mask()
-        run = outcome(case, self._returned, answer(case).out, beside=True)
+        run = outcome(case, self._call_function, answer(case).out, beside=True)
         if self.weights_first:
             run = replace(run, out=run.second, second=run.out)
         return run
 
-    def refused(self, case: Trial) -> Outcome:
+    def expect_error(self, case: Trial) -> Outcome:
         """Run the function on a case for which it should raise an error."""
-        return outcome(case.at_rank(self.rank), self._returned, np.zeros(0), beside=True)
+        return outcome(case.at_rank(self.rank), self._call_function, np.zeros(0), beside=True)
 
-    def _returned(self, case: Trial) -> Any:
+    def _call_function(self, case: Trial) -> Any:
         """Call the function with the arrays and options of a case."""
         keywords = self._keywords(case)
         positional = [keywords.pop(p.name, p.default) for p in self.positional]

@@ -8,7 +8,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv_marking import findings
 from qkv_marking.errors import in_words
-from qkv_marking.findings import Symptom, of_mistake, told
+from qkv_marking.findings import Symptom, describe, of_mistake
 from qkv_marking.outcome import TOLERANCE, Outcome, close, differ, first_wrong
 from qkv_marking.tasks.attention.steps import Learner, Trial, answer
 from qkv_marking.tasks.mistakes.formula import LARGE
@@ -24,13 +24,13 @@ def odd_shape(runs: list[Outcome]) -> Symptom | None:
     wrong = first_wrong(runs)
     lengths = _sides(runs, lambda case: [a.shape[-2] for a in [*case.arrays.values()][:2]])
     if "query" in wrong.case.arrays and _whole_sides(lengths):
-        return _TEXTS.finding("square-only", wrong, error=told(wrong))
+        return _TEXTS.finding("square-only", wrong, error=describe(wrong))
     if "query" in wrong.case.arrays and any(not run.is_right for side in lengths for run in side):
         return some_lengths(wrong, [run for run in runs if run.is_right])
     sizes = _sides(runs, lambda case: [a.shape[-1] for a in [*case.arrays.values()][-2:]])
     if not _whole_sides(sizes) or all(wrong is not run for side in sizes for run in side):
         return None
-    return _TEXTS.finding("value-size", wrong, error=told(wrong))
+    return _TEXTS.finding("value-size", wrong, error=describe(wrong))
 
 
 def _sides(runs: list[Outcome], sizes: Callable[[Trial], Sequence[int]]) -> list[list[Outcome]]:
@@ -119,7 +119,7 @@ def empty_row(wrong: Outcome) -> Symptom | None:
 
 def wrong_batch(wrong: Outcome) -> Symptom | None:
     """Describe a function that is right for one text and wrong for a batch."""
-    return _TEXTS.finding("batch-wrong", wrong, error=told(wrong))
+    return _TEXTS.finding("batch-wrong", wrong, error=describe(wrong))
 
 
 def second_output(runs: list[Outcome]) -> Symptom | None:
@@ -150,12 +150,12 @@ def _same_numbers(a: Array, b: Array) -> bool:
     return a.size == b.size and a.shape[-2:] == b.shape[-2:] and close(a.reshape(b.shape), b)
 
 
-def unexplained(call: Learner, runs: list[Outcome], what: str) -> Symptom:
+def report_odd(call: Learner, runs: list[Outcome], what: str) -> Symptom:
     """Describe a wrong result: its input, its error, and hints about the cause."""
     wrong = first_wrong(runs)
     numbers = wrong.out is not None and wrong.out.shape == wrong.right.shape
     named = (_wrong_scale(runs) or _by_length(call, runs)) if numbers else None
-    return named or findings.unexplained(runs, what, RETURN, _hints(call, wrong) if numbers else [])
+    return named or findings.report_odd(runs, what, RETURN, _hints(call, wrong) if numbers else [])
 
 
 def _hints(call: Learner, wrong: Outcome) -> list[str]:
@@ -173,7 +173,7 @@ def _hints(call: Learner, wrong: Outcome) -> list[str]:
         expected = wrong.out
         if expected is not None and "x" in wrong.case.arrays:
             expected = expected[..., ::-1, :]
-        if differ(call(wrong.case.permuted()).out, expected):
+        if differ(call(wrong.case.reverse_order()).out, expected):
             hints.append(
                 "the output depends on the order of the keys, but should not: look for positions,"
                 " for a mask, and for keys that are left out"

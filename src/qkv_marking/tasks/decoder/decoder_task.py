@@ -15,7 +15,7 @@ from qkv.arrays import Array
 from qkv_marking import findings
 from qkv_marking.engine import Group, Marking, by_seed, generator, per_seed
 from qkv_marking.errors import words_of
-from qkv_marking.findings import Symptom, of_mistake, told
+from qkv_marking.findings import Symptom, describe, of_mistake
 from qkv_marking.mistake import Function, Steps
 from qkv_marking.outcome import Outcome, numbers, options_of
 from qkv_marking.tasks import block
@@ -23,7 +23,7 @@ from qkv_marking.tasks.attention.steps import flip, same, softmax
 from qkv_marking.tasks.decoder import steps
 from qkv_marking.tasks.mistakes import formula
 from qkv_marking.tasks.mistakes.heads import HEADS as SPLITTING
-from qkv_marking.tasks.task import Computation, Phrases, StepwiseMarking, tested, without
+from qkv_marking.tasks.task import Computation, Phrases, StepwiseMarking, make_task, without
 
 _TEXTS = Phrases(__name__)
 
@@ -238,15 +238,15 @@ TRANSPOSED = _TEXTS.mistakes(
 )
 
 
-def _turned(a: Array, b: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
+def _rotate(a: Array, b: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
     return a * cos - b * sin, a * sin + b * cos
 
 
 def _pair_forgotten(at: int) -> list[Function]:
     """Return two wrong rotations: one zeroes the pair with index `at`, one does not rotate it."""
     return [
-        lambda *pairs: tuple(without(a, at, -1) for a in _turned(*pairs)),
-        lambda a, b, cos, sin: _turned(a, b, without(cos, at, -1, 1), without(sin, at, -1)),
+        lambda *pairs: tuple(without(a, at, -1) for a in _rotate(*pairs)),
+        lambda a, b, cos, sin: _rotate(a, b, without(cos, at, -1, 1), without(sin, at, -1)),
     ]
 
 
@@ -254,7 +254,7 @@ def _pairs(d: int) -> Array:
     return np.arange(d // 2)
 
 
-def _chosen(names: str) -> Steps:
+def _choose(names: str) -> Steps:
     """Return steps that use other projections as q, k and v; "kqv" swaps q and k."""
     return {"choose": lambda *qkv: [qkv["qkv".index(name)] for name in names]}
 
@@ -294,9 +294,9 @@ SLIPS = (
     *_TEXTS.mistakes(
         {
             "query-key-swapped": [{"score": lambda q, k: k @ flip(q)}],
-            "projections-qvk": [_chosen("qvk")],
-            "projections-kqv": [_chosen("kqv")],
-            "projections-vqk": [_chosen("vqk")],
+            "projections-qvk": [_choose("qvk")],
+            "projections-kqv": [_choose("kqv")],
+            "projections-vqk": [_choose("vqk")],
         },
     ),
     *_TEXTS.mistakes(
@@ -386,13 +386,13 @@ class _Decoding:
         """Return the logits for the ids of a case, or the ids that the decoder generates."""
         if case.write:
             return steps.greedy(case.ids, case.write, lambda ids: self._rows(ids, case.tied))
-        returned = self._returned(case.ids, case.tied)
+        returned = self._call_function(case.ids, case.tied)
         if isinstance(returned, tuple) or (isinstance(returned, list) and not self.batched):
             return returned  # a tuple is always wrong; a list is wrong unless ids are (1, T)
         logits = numbers(returned)
         return returned if logits is None else _without_batch(logits)
 
-    def _returned(self, ids: Array, tied: bool) -> Any:
+    def _call_function(self, ids: Array, tied: bool) -> Any:
         weights, config = steps.small_model(tied)
         copies = {name: a.copy() for name, a in weights.items()}
         returned = self.decoder(ids[None] if self.batched else ids, copies, dict(config))
@@ -403,7 +403,7 @@ class _Decoding:
 
     def _rows(self, ids: Array, tied: bool) -> Array:
         """Return the logits as rows; the last row predicts the next word."""
-        logits = numbers(self._returned(ids, tied))
+        logits = numbers(self._call_function(ids, tied))
         if logits is None:
             raise TypeError("the decoder returned no logits")
         return np.atleast_2d(_without_batch(logits))
@@ -429,19 +429,19 @@ def _unknown_name(wrong: Outcome) -> Symptom | None:
     elif near := difflib.get_close_matches(key, [*weights, *config], 1):
         (remedy,) = near
     layers = config["num_hidden_layers"]
-    finding = _TEXTS.finding(name, wrong, asked=repr(key), error=told(wrong), layers=layers)
+    finding = _TEXTS.finding(name, wrong, asked=repr(key), error=describe(wrong), layers=layers)
     return replace(finding, remedy=finding.remedy or remedy)
 
 
 class _DecoderMarking(StepwiseMarking):
     """The tests of one decoder."""
 
-    def unexplained(self, runs: list[Outcome], what: str) -> Symptom:
+    def report_odd(self, runs: list[Outcome], what: str) -> Symptom:
         """Describe a wrong result; add a hint if only texts of two or more words are wrong."""
         hints = []
         if runs[0].is_right and len(runs[0].case.ids) == 1:
             hints.append("right for one word, so the mistake is in attention between words")
-        return findings.unexplained(runs, what, self.returns, hints)
+        return findings.report_odd(runs, what, self.returns, hints)
 
 
 def _mark(function: Function) -> Marking:
@@ -475,4 +475,4 @@ def _mark(function: Function) -> Marking:
     return m
 
 
-DECODER = tested("decoder", _mark)
+DECODER = make_task("decoder", _mark)

@@ -65,10 +65,10 @@ def small_model(tied: bool = True) -> _Model:
 @per_seed
 def _small_models() -> tuple[_Model, _Model]:
     """Return two small models: one with a separate LM head, and one with tied embeddings."""
-    return _drawn(False), _drawn(True)
+    return _draw(False), _draw(True)
 
 
-def _drawn(tied: bool) -> _Model:
+def _draw(tied: bool) -> _Model:
     config = dict(CONFIG if tied else UNTIED_CONFIG)
     rng = generator(0)
     width, wide = config["hidden_size"], config["intermediate_size"]
@@ -110,7 +110,7 @@ class Text:
     write: int = 0
     tied: bool = True
 
-    def shown(self) -> dict[str, Any]:
+    def list_arguments(self) -> dict[str, Any]:
         """Return the arguments that a learner needs to repeat this call."""
         written = {"words to write": self.write} if self.write else {}
         return {
@@ -187,7 +187,7 @@ def _attend(x: Array, p: Arrays, config: Mapping[str, Any], steps: Steps) -> Arr
         )
 
     def rotate(*qkv: Array) -> tuple[Array, ...]:
-        return tuple(steps["rotates"](*qkv, lambda a: _rotated(a, config, steps)))
+        return tuple(steps["rotates"](*qkv, lambda a: _rotate(a, config, steps)))
 
     projected = (steps["linear"](x, p[f"self_attn.{n}_proj"], f"{n}_proj") for n in "qkv")
     q, k, v = steps["choose"](*projected)
@@ -203,7 +203,7 @@ def _attend(x: Array, p: Arrays, config: Mapping[str, Any], steps: Steps) -> Arr
     return out
 
 
-def _rotated(a: Array, config: Mapping[str, Any], steps: Steps) -> Array:
+def _rotate(a: Array, config: Mapping[str, Any], steps: Steps) -> Array:
     """Rotate each pair of numbers by an angle that grows with the position."""
     position, d = np.arange(a.shape[-2])[:, None], a.shape[-1]
     speeds = steps["speeds"](config["rope_theta"], d, config["hidden_size"])

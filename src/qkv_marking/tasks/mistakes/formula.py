@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv_marking.mistake import Mistake, Steps, mended
+from qkv_marking.mistake import Mistake, Steps, fill_hints
 from qkv_marking.tasks.attention.steps import CONTEXT, PROJECT, SCALE, WEIGHTS, flip, same, softmax
 from qkv_marking.tasks.task import Phrases, both_ends, cut, first_row_only, without
 
@@ -75,7 +75,7 @@ _CUT_OFF = (
         }
     ),
     WHOLE_WEIGHTS,
-    *mended(WEIGHTS, HARD),
+    *fill_hints(WEIGHTS, HARD),
     WHOLE_EXPONENTIALS,
     *_TEXTS.mistakes(
         {
@@ -151,7 +151,7 @@ def of_output(remedy: str) -> tuple[Mistake, ...]:
         },
         step="output",
     )
-    return mended(remedy, *known)
+    return fill_hints(remedy, *known)
 
 
 _FORGOTTEN = (
@@ -181,7 +181,7 @@ _FORGOTTEN = (
         lambda at: {"weigh": lambda w, v, n: cut(w @ v, at, -1)},
     ),
 )
-SLIPS = mended("", *_CUT_OFF, *_LOOPS, *_FORGOTTEN, alone=True)
+SLIPS = fill_hints("", *_CUT_OFF, *_LOOPS, *_FORGOTTEN, alone=True)
 
 
 def _seen_without(w: Array, at: int) -> Array:
@@ -204,7 +204,7 @@ OF_CAUSAL = both_ends(
 _EXCHANGED: dict[tuple[int, ...], str] = {(1, 0, 2): "query-key-swapped", (0, 1, 1): "key-as-value"}
 
 
-def mixed(signature: str) -> Iterator[Mistake]:
+def mix_inputs(signature: str) -> Iterator[Mistake]:
     """Yield a mistake for each wrong choice of query, key and value, or of their projections."""
     arguments = ("query", "key", "value")
     names, remedy = arguments, f"{SCALE}; {CONTEXT}"
@@ -225,7 +225,7 @@ def mixed(signature: str) -> Iterator[Mistake]:
         )
 
 
-def _unprojected(*bare: int) -> Steps:
+def _skip_projections(*bare: int) -> Steps:
     """Return steps that leave out some of the projections w_q, w_k and w_v.
 
     `bare` holds the indices (0, 1, 2) of these projections. The steps use x in place of x @ w.
@@ -239,7 +239,7 @@ PROJECTIONS = _TEXTS.mistakes(
     {
         "scale-model-width": [{"scale": lambda s, n: s / np.sqrt(n.width)}],
         "no-projection": [
-            _unprojected(*n) for n in ((0, 1, 2), (0,), (1,), (2,), (0, 1), (0, 2), (1, 2))
+            _skip_projections(*n) for n in ((0, 1, 2), (0,), (1,), (2,), (0, 1), (0, 2), (1, 2))
         ],
         "projection-transposed": [{"project": lambda x, *weights: [x @ w.T for w in weights]}],
     }
@@ -304,7 +304,7 @@ SOFTMAX_ROWS = _TEXTS.mistakes(
     }
 )
 _NO_ROWS: Steps = {"shift": same, "exp": same, "normalise": same}
-SOFTMAX = mended(
+SOFTMAX = fill_hints(
     WEIGHTS,
     *_TEXTS.mistakes(
         {
@@ -330,7 +330,7 @@ LARGE_ROWS = _TEXTS.mistakes(
         "softmax-global-max": [_max(axis=(-1, -2), keepdims=True)],
     }
 )
-LARGE = mended(WEIGHTS, *LARGE_ROWS, kind="fragile")
+LARGE = fill_hints(WEIGHTS, *LARGE_ROWS, kind="fragile")
 RESULT = _TEXTS.mistakes(
     {
         "weights-returned": [{"weigh": lambda w, v, n: w}],
@@ -343,7 +343,7 @@ RESULT = _TEXTS.mistakes(
 def core(signature: str) -> tuple[Mistake, ...]:
     """Return the mistakes that can be found without masks, heads or special inputs."""
     of_projections = () if signature == "qkv" else (*PROJECTIONS, *OF_WORDS)
-    return (*SOFTMAX, *SCORES, *SCALING, *RESULT, *of_projections, *mixed(signature), *SLIPS)
+    return (*SOFTMAX, *SCORES, *SCALING, *RESULT, *of_projections, *mix_inputs(signature), *SLIPS)
 
 
 _ALONG_THE_SECOND: Steps = {"normalise": lambda e: e / e.sum(axis=-1)[:, None]}

@@ -28,7 +28,7 @@ def _flat(a: Array) -> Array:
     return a.reshape(*a.shape[:-2], -1)
 
 
-def _unswapped(a: Array, heads: int) -> Array:
+def _split_only(a: Array, heads: int) -> Array:
     """Split (..., T, H * d) into (..., T, H, d), and forget the transpose."""
     return a.reshape(*a.shape[:-1], heads, -1)
 
@@ -61,22 +61,22 @@ def _rejoin_in_turn(a: Array) -> Array:
     return _flat(np.moveaxis(a, -3, -1))
 
 
-def _sized(size: Callable[[int, int, int], int]) -> Steps:
+def _resize_heads(size: Callable[[int, int, int], int]) -> Steps:
     """Return a step that raises a ValueError if heads of this size do not fill all columns."""
 
-    def sized(a: Array, heads: int, width: int) -> Array:
+    def resize(a: Array, heads: int, width: int) -> Array:
         return a.reshape(*a.shape[:-1], heads, size(a.shape[-1], heads, width)).reshape(a.shape)
 
-    return {"sized": sized}
+    return {"sized": resize}
 
 
 HEADS = (
     *_TEXTS.mistakes(
         {
             "heads-size": [
-                _sized(lambda columns, heads, width: columns),
-                _sized(lambda columns, heads, width: width // heads),
-                _sized(lambda columns, heads, width: width),
+                _resize_heads(lambda columns, heads, width: columns),
+                _resize_heads(lambda columns, heads, width: width // heads),
+                _resize_heads(lambda columns, heads, width: width),
             ],
             # The first mistake that reproduces a result is reported. "heads-join" and
             # "heads-reshape" can reproduce the same result, because both contain variants with the
@@ -86,9 +86,9 @@ HEADS = (
             "heads-reshape": [
                 {"split": _reshape},
                 {"split": _reshape, "join": _rejoin},
-                {"split": _unswapped, "join": _flat},
-                {"split": _unswapped},
-                {"split": _unswapped, "join": _rejoin_by_row},
+                {"split": _split_only, "join": _flat},
+                {"split": _split_only},
+                {"split": _split_only, "join": _rejoin_by_row},
             ],
             "heads-not-joined": [{"join": same}],
             "heads-ignored": [{"split": same, "join": same}],
@@ -114,7 +114,7 @@ ONE_HEAD = _TEXTS.mistakes(
         "heads-beside-words": [
             {"weigh": lambda w, v, n: v},
             {
-                "split": _unswapped,
+                "split": _split_only,
                 "weigh": lambda w, v, n: w @ v if w.ndim > 2 else v,
                 "join": _rejoin_by_row,
             },

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from qkv.arrays import Array
-from qkv_marking.mistake import Mistake, Steps, mended
+from qkv_marking.mistake import Mistake, Steps, fill_hints
 from qkv_marking.tasks.attention.steps import HIDE, flip, same
 from qkv_marking.tasks.task import Phrases
 
@@ -27,7 +27,7 @@ def causal(keys: Mapping[str, str], remedy: str) -> tuple[Mistake, ...]:
     `{"ahead": "causal-ahead"}` returns one mistake, whose `key` is "causal-ahead".
     """
     known = _TEXTS.mistakes({name: _COMPARED[name] for name in keys}, step="sees")
-    return mended(remedy, *(replace(mistake, key=keys[mistake.key]) for mistake in known))
+    return fill_hints(remedy, *(replace(mistake, key=keys[mistake.key]) for mistake in known))
 
 
 OFF = {name: f"causal-{name}" for name in ("diagonal", "ahead", "upper")}
@@ -86,7 +86,7 @@ def _instead(*numbers: float, blank: Callable[..., Array] = same) -> Iterator[St
         yield {"hide": lambda s, visible, n=number: s + np.where(visible, 0.0, n), "blank": blank}
 
 
-def _seen(weights: Array, visible: Array) -> Array:
+def _zero_masked(weights: Array, visible: Array) -> Array:
     """Set the weights of masked keys to 0, and keep the other weights."""
     return np.where(visible, weights, 0.0)
 
@@ -138,7 +138,7 @@ WEAK = _TEXTS.mistakes(
 _TOO_HIGH = (-20, -50, -100, -200, -500, -999, -1000)
 LARGE = _TEXTS.mistakes(
     {
-        "mask-not-low-enough": [*_instead(*_TOO_HIGH), *_instead(*_TOO_HIGH, blank=_seen)],
+        "mask-not-low-enough": [*_instead(*_TOO_HIGH), *_instead(*_TOO_HIGH, blank=_zero_masked)],
         "mask-max-of-hidden": [
             {"hide": _less_the_largest, "shift": same},
             {"hide": _less_the_largest, "shift": same, "normalise": _over_no_zero},

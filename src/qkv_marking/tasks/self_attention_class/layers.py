@@ -54,7 +54,7 @@ class LayerCall:
         """The layer's constructor arguments: embed_dim and num_heads."""
         return self.x.shape[-1], self.heads
 
-    def shown(self) -> dict[str, Any]:
+    def list_arguments(self) -> dict[str, Any]:
         """Return the layer and the arguments that a learner needs to repeat this call."""
         matrices, biases = self.matrices or {}, self.biases or {}
         arguments = {
@@ -185,7 +185,7 @@ def arrays_of(
     """Find all arrays with 1 to 3 dimensions inside an object; yield their paths and values."""
     been = set() if been is None else been
     try:
-        a, inside = _opened(thing)
+        a, inside = _open(thing)
     except RAISED:  # the attributes cannot be read
         return
     if a is not None and 1 <= a.ndim <= 3:
@@ -196,7 +196,7 @@ def arrays_of(
             yield from arrays_of(one, f"{path}.{name}", been)
 
 
-def _opened(thing: Any) -> tuple[Array | None, dict[Any, Any]]:
+def _open(thing: Any) -> tuple[Array | None, dict[Any, Any]]:
     """Return `(array, {})` for an array, and `(None, parts)` for any other object."""
     if isinstance(thing, Mapping):
         return None, dict(thing)
@@ -236,7 +236,7 @@ def _read(by_role: Mapping[str, list[Array]], layout: Format) -> Projections | N
     for role in ROLES:
         arrays = [a for a in parts.get(role, []) if not _flat(a)]
         flat = [a.ravel() for a in parts.get(role, []) if _flat(a)]
-        whole = _joined(arrays, role, layout)
+        whole = _join(arrays, role, layout)
         if whole is None:
             if role == "o" and not arrays:
                 continue
@@ -264,7 +264,7 @@ def _in_three(a: Array, flipped: bool) -> list[Array]:
     return np.split(a, 3, axis=axis) if a.shape[axis] % 3 == 0 else [a, a, a]
 
 
-def _joined(arrays: list[Array], role: str, layout: Format) -> tuple[Array, str] | None:
+def _join(arrays: list[Array], role: str, layout: Format) -> tuple[Array, str] | None:
     """Join the matrices of all heads into one; also return a note, such as "slices, shared".
 
     The note lists the fields of `Projections` that are True for these matrices. If the sizes of the
@@ -336,7 +336,7 @@ class Layers:
             self.layers[sizes] = layer
         return self.layers[sizes]
 
-    def drawn(self, case: LayerCall, seed: int) -> Any:
+    def run_with_seed(self, case: LayerCall, seed: int) -> Any:
         """Build a layer with this seed, and return its output for the words of a case."""
         others = Layers(self.built, seed)
         others.batched = self.batched
@@ -347,7 +347,7 @@ class Layers:
 
         If the default is a number, the layer probably adds its mask to the scores.
         """
-        parameters = inspect.signature(_called(self.of(case))).parameters
+        parameters = inspect.signature(_function_of(self.of(case))).parameters
         name = self.takes(case)[0].get("mask")
         return name is not None and is_number(parameters[name].default)
 
@@ -357,13 +357,13 @@ class Layers:
         Raises:
             TypeError: the layer requires an argument that the marker does not know.
         """
-        return options_of(_called(self.of(case)), ("x",), _MASKS)
+        return options_of(_function_of(self.of(case)), ("x",), _MASKS)
 
     def read(self, case: LayerCall) -> Callable[[bool], Projections | None]:
         """Return a function that reads the weights; its argument is `flipped`, as in `Format`."""
         return lambda flipped: projections(self.of(case), Format(*case.built_with, flipped))
 
-    def weighed(self, case: LayerCall, flipped: bool) -> LayerCall | None:
+    def add_weights(self, case: LayerCall, flipped: bool) -> LayerCall | None:
         """Add the layer's weights to a case; return None if the weights cannot be read.
 
         A missing W_O becomes the identity matrix.
@@ -385,7 +385,7 @@ class Layers:
             arguments[options["causal"]] = case.causal
         if hasattr(layer, "state_dict"):
             x, arguments = as_tensors(x), as_tensors(arguments)
-        returned = _called(layer)(x, **arguments)
+        returned = _function_of(layer)(x, **arguments)
         if not alone:
             return returned
         if isinstance(returned, tuple):
@@ -404,7 +404,7 @@ class Layers:
         return {"x": case.x, options["mask"]: mask}
 
 
-def _called(layer: Any) -> Function:
+def _function_of(layer: Any) -> Function:
     """Return the function to call: `layer.forward` for a torch module, else the layer itself."""
     if hasattr(layer, "state_dict") or (not callable(layer) and hasattr(layer, "forward")):
         forward: Function = layer.forward

@@ -18,7 +18,7 @@ from qkv_marking.tasks.mistakes.formula import BATCHES, LARGE
 from qkv_marking.tasks.mistakes.masks import CAUSAL, EMPTY, HIDING, MASK
 from qkv_marking.tasks.self_attention_class import layers as steps
 from qkv_marking.tasks.self_attention_class.layers import LayerCall, Layers
-from qkv_marking.tasks.task import Phrases, tested
+from qkv_marking.tasks.task import Phrases, make_task
 
 _TEXTS = Phrases(__name__)
 # minimum and maximum of the ratio size(queries) / size(words); torch's layer has the ratio 0.6
@@ -91,7 +91,7 @@ def _ways(layers: Layers, cases: list[LayerCall]) -> dict[bool, list[LayerCall]]
     """
     ways = {}
     for flipped in (False, True):
-        weighed = [layers.weighed(case, flipped) for case in cases]
+        weighed = [layers.add_weights(case, flipped) for case in cases]
         if None not in weighed:
             ways[flipped] = [case for case in weighed if case is not None]
     return ways
@@ -151,7 +151,7 @@ def _as_asked(m: Marking, layers: Layers) -> None:
         m.find(_of_layer("class-not-called", m.call(_inputs().cases[0])))
     if not m.wrong:
         m.find(_ignored_seed(m, layers))
-        m.find(_unscaled(layers))
+        m.find(_check_scale(layers))
     m.find(_not_refused(m, layers))
 
 
@@ -170,13 +170,13 @@ def _ignored_seed(m: Marking, layers: Layers) -> Symptom | None:
         return None
     m.tried.append("seeds")
 
-    def drawn(seed: int) -> Outcome:
+    def try_seed(seed: int) -> Outcome:
         def call(case: LayerCall) -> Any:
-            return layers.drawn(case, seed)
+            return layers.run_with_seed(case, seed)
 
         return outcome(_inputs().cases[1], call, np.zeros(0), beside=True)
 
-    one, again, other = drawn(1), drawn(1), drawn(2)
+    one, again, other = try_seed(1), try_seed(1), try_seed(2)
     for run in (one, other):
         if run.error is not None:
             return _LayerFinding(**vars(raises(run, "a seed")))
@@ -215,7 +215,7 @@ def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[LayerCall
     if clashing is not None:
         _output_size(m, layers, cases, clashing)
         return
-    alone = layers.weighed(_inputs().one_word, flipped)
+    alone = layers.add_weights(_inputs().one_word, flipped)
     m.of_weight_one = [] if alone is None else [alone]
     m.test(Group("one head and several", cases, steps.KNOWN))
     if m.steps is None:
@@ -255,7 +255,7 @@ def _try_masks(m: Marking, layers: Layers, cases: list[LayerCall], flipped: bool
     if "causal" not in options and "causal" not in layers.when_built:
         m.untried.append("is_causal")
         return
-    causal = [layers.weighed(replace(case, causal=True), flipped) for case in cases]
+    causal = [layers.add_weights(replace(case, causal=True), flipped) for case in cases]
     there = [case for case in causal if case is not None]
     m.test(Group("a causal mask", there, (*CAUSAL, *HIDING, *EMPTY)))
 
@@ -302,7 +302,7 @@ def _of_weights(layers: Layers, case: LayerCall) -> Iterator[Mistake]:
         yield steps.NO_OUTPUT
 
 
-def _unscaled(layers: Layers) -> Symptom | None:
+def _check_scale(layers: Layers) -> Symptom | None:
     """Check that queries, keys and values have about the same magnitude as the word vectors."""
     try:
         weights = next(
@@ -338,7 +338,7 @@ def _by_symmetries(m: Marking) -> None:
         run = m.call(case)
         good = run.out is not None and np.isfinite(run.out).all()
         if run.out is None or run.out.shape != case.x.shape or not good:
-            m.find(m.unexplained([run], "one head and several"))
+            m.find(m.report_odd([run], "one head and several"))
             m.steps = None
             return
         turned = m.call(replace(case, x=case.x[::-1].copy())).out
@@ -371,4 +371,4 @@ def _not_refused(m: Marking, layers: Layers) -> Symptom | None:
     return _of_layer("class-not-divisible", m.call(_inputs().uneven))
 
 
-SELF_ATTENTION_CLASS = tested("self-attention-class", _mark)
+SELF_ATTENTION_CLASS = make_task("self-attention-class", _mark)

@@ -35,7 +35,7 @@ def induction_score(weights: Array, ids: Any, names: Any) -> Any:
     )
 
 
-def _shifted(by: int) -> Function:
+def _shift(by: int) -> Function:
     return lambda weights, ids, names: np.mean(
         [sum(weights[i, j + by] for j in earlier) for i, earlier in _returning(ids, names)]
     )
@@ -101,8 +101,8 @@ INDUCTION_SCORE = Exercise(
     _patterns,
     _TEXTS.mistakes(
         {
-            "score-same-name": [_shifted(0)],
-            "score-before-name": [_shifted(-1)],
+            "score-same-name": [_shift(0)],
+            "score-before-name": [_shift(-1)],
             "score-transposed": [
                 lambda weights, ids, names: induction_score(weights.T, ids, names)
             ],
@@ -297,7 +297,7 @@ def _among(right: Array, layer: int, head: int) -> bool:
     return there and bool(right[layer, head])
 
 
-def _marked(task: str, name: str, tried: str, find: Function, things: Any) -> CheckResult:
+def _mark_with(task: str, name: str, tried: str, find: Function, things: Any) -> CheckResult:
     """Mark a student's values; the function `find` yields the mistakes in these values."""
     try:
         mistakes = [*find(*things)]
@@ -309,13 +309,13 @@ def _marked(task: str, name: str, tried: str, find: Function, things: Any) -> Ch
 
 STORY_MODEL = task(
     "story-model",
-    lambda things, way: _marked(
+    lambda things, way: _mark_with(
         "story-model", "story_model", "stories that the model has not read", _model, things
     ),
 )
 INDUCTION_HEAD = task(
     "induction-head",
-    lambda things, way: _marked(
+    lambda things, way: _mark_with(
         "induction-head", "induction_head", "stories that the marker drew", _head, things
     ),
 )

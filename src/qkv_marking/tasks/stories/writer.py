@@ -69,13 +69,13 @@ def _new_people(written: _Written) -> bool:
     return 2 * sum(few) > len(few)
 
 
-def _shared(written: _Written) -> bool:
+def _has_shared_name(written: _Written) -> bool:
     """Return whether any name occurs twice among the first and last names of a story's people."""
     people = map(_people, written.stories)
     return any(len({name for one in pairs for name in one}) < 2 * len(pairs) for pairs in people)
 
 
-def _fixed(written: _Written) -> bool:
+def _has_fixed_pairs(written: _Written) -> bool:
     """Return whether any frequent first name has too few different last names."""
     often = Counter(name for story in written.stories for name in _first_names(story))
     pairs = Counter(first for first, _ in set.union(*map(_people, written.stories)))
@@ -105,9 +105,9 @@ _SHOWS: Mapping[str, Callable[[_Written], bool]] = {
     "story-same": lambda written: len({*written.texts}) < len(written.texts) // 2,
     "story-new-people": _new_people,
     "story-names-change": _names_change,
-    "story-shared-name": _shared,
+    "story-shared-name": _has_shared_name,
     "story-few-people": lambda written: max(map(len, map(_people, written.stories))) < PEOPLE,
-    "story-fixed-pairs": _fixed,
+    "story-fixed-pairs": _has_fixed_pairs,
     "story-split-names": _split,
     "story-in-turn": _in_turn,
     "story-one-deed": lambda written: any(
@@ -119,7 +119,7 @@ _SHOWS: Mapping[str, Callable[[_Written], bool]] = {
 }
 
 
-def _judged(runs: Sequence[Outcome], again: Outcome) -> Iterator[tuple[Symptom, Outcome]]:
+def _judge(runs: Sequence[Outcome], again: Outcome) -> Iterator[tuple[Symptom, Outcome]]:
     """Yield the first mistake in these stories, if any, and the run that shows this mistake."""
     for run in (*runs, again):
         if run.error is not None:
@@ -156,9 +156,9 @@ def _mark(function: Function, way: str) -> CheckResult:
     m = Marking("story", name_of(function), lambda case: case, lambda case, steps: case, {})
     m.tried = [f"{_STORIES} stories"]
     example: dict[str, Any] = {}
-    for finding, run in _judged(runs[:-1], runs[-1]):
+    for finding, run in _judge(runs[:-1], runs[-1]):
         m.findings.append(replace(finding, run=None))
-        example = {**run.case.shown(), "yours": run.error or run.returned}
+        example = {**run.case.list_arguments(), "yours": run.error or run.returned}
     m.runs = runs
     m.explained = not any(finding.key in _NOTHING for finding in m.findings)
     return replace(m.result(), example=example)
