@@ -252,7 +252,7 @@ def test_files_that_the_guides_name_exist() -> None:
         "src/qkv/attend/varlen.py": ("ranged",),
         "src/qkv/layers/base.py": (
             *("check_parameters", "need_shape", "first_parameters"),
-            *("parameter", "vectors_of", "promoted", "part_back"),
+            *("parameter", "vectors_of", "promote", "part_back"),
             *("Layer", "Feed"),
         ),
         "src/qkv/ops/linear.py": ("project", "project_back"),
