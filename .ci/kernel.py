@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNEL = ROOT / "src/qkv/_kernel.abi3.so"
 INSTALL = [sys.executable, str(ROOT / ".ci/install.py")]
 WITHOUT_COMPILER = ["-C", "wheel.cmake=false", "-C", "wheel.py-api="]
-OWN = ["-C", "cmake.define.QKV_BODIES=own"]
+OWN = ["-C", "cmake.define.QKV_VARIANTS=own"]
 
 
 def sources() -> str:
@@ -48,7 +48,7 @@ def loads(python: str, kernel: bytes) -> bool:
     """Tell whether a kernel loads on this system and has code for this processor."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, KERNEL.name).write_bytes(kernel)
-        code = "import _kernel, sys; sys.exit(not _kernel.bodies())"
+        code = "import _kernel, sys; sys.exit(not _kernel.variants())"
         done = subprocess.run(
             [python, "-c", code], env={**os.environ, "PYTHONPATH": folder}, capture_output=True
         )

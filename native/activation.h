@@ -20,7 +20,7 @@ enum class Activation : int { none QKV_ACTIVATIONS(QKV_ACTIVATION) };
 constexpr int ACTIVATIONS = QKV_ACTIVATIONS(QKV_ACTIVATION);
 #undef QKV_ACTIVATION
 
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 // The smaller of two numbers; NaN if `b` is NaN.
 QKV_INLINE Floats smaller(Floats a, Floats b) {
@@ -182,5 +182,5 @@ inline auto with_activation(Activation activation, const Run& run) {
   throw std::invalid_argument("no such activation");
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

@@ -14,7 +14,7 @@
 #include <initializer_list>
 #include <stdexcept>
 
-#include "body.h"
+#include "variant.h"
 
 namespace qkv {
 
@@ -117,16 +117,16 @@ inline int number_of_threads(PyObject* object) {
   return int(std::min<int64_t>(std::max<int64_t>(whole(object), 1), 1024));
 }
 
-inline const Body& body_of(PyObject* object) {
+inline const Variant& variant_of(PyObject* object) {
   int64_t number = whole(object);
-  need(number >= 0 && size_t(number) < bodies().size(), "there is no such body");
-  return *bodies()[size_t(number)];
+  need(number >= 0 && size_t(number) < variants().size(), "there is no such variant");
+  return *variants()[size_t(number)];
 }
 
 // `least` is 0 if no activation is allowed too, otherwise 1.
-inline Activation activation_of(PyObject* object, const Body& body, int64_t least) {
+inline Activation activation_of(PyObject* object, const Variant& variant, int64_t least) {
   int64_t number = whole(object);
-  need(number >= least && number <= body.activations, "no such activation");
+  need(number >= least && number <= variant.activations, "no such activation");
   return Activation(number);
 }
 

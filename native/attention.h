@@ -5,7 +5,7 @@
 #include "softmax.h"
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 constexpr int TILES = 112 / TILE;      // tiles of a chunk
 constexpr int QUERIES = TILES * TILE;  // queries of a chunk; a chunk fits in the cache
@@ -281,5 +281,5 @@ void attend_blocks(const Attention& a, int threads) {
       [](int64_t, int64_t, Packed&) {});
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

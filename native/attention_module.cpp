@@ -30,13 +30,13 @@ std::vector<int64_t> starts(const Array& array, const Array& like, int inner) {
 // in both.
 namespace batch {
 enum {
-  BODY, QUERY, KEY, VALUE, OUT, LSE, MASK, BIAS, SLOPES, SINKS, OFFSET, QUERY_LENGTHS, KEY_LENGTHS,
+  VARIANT, QUERY, KEY, VALUE, OUT, LSE, MASK, BIAS, SLOPES, SINKS, OFFSET, QUERY_LENGTHS, KEY_LENGTHS,
   LEFT, RIGHT, SOFTCAP, SCALE, THREADS, COUNT
 };
 }
 namespace packed {
 enum {
-  BODY, QUERY, KEY, VALUE, OUT, LSE, STARTS, KEY_STARTS, SLOPES, SINKS, OFFSET, LEFT, RIGHT,
+  VARIANT, QUERY, KEY, VALUE, OUT, LSE, STARTS, KEY_STARTS, SLOPES, SINKS, OFFSET, LEFT, RIGHT,
   SOFTCAP, SCALE, THREADS, COUNT
 };
 }
@@ -303,7 +303,7 @@ struct GradientArrays {
 
 PyObject* attend(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, batch::COUNT + 1, [&] {
-    const Body& body = body_of(args[batch::BODY]);
+    const Variant& variant = variant_of(args[batch::VARIANT]);
     int threads = number_of_threads(args[batch::THREADS]);
     Batch call(args);
     const Array weights(args[batch::COUNT], true);
@@ -315,7 +315,7 @@ PyObject* attend(PyObject*, PyObject* const* args, Py_ssize_t count) {
     }
     if (!call.empty()) {
       Unlocked unlocked;
-      body.attend(call.a, threads);
+      variant.attend(call.a, threads);
     }
     return none();
   });
@@ -323,12 +323,12 @@ PyObject* attend(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyObject* attend_packed(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, packed::COUNT, [&] {
-    const Body& body = body_of(args[packed::BODY]);
+    const Variant& variant = variant_of(args[packed::VARIANT]);
     int threads = number_of_threads(args[packed::THREADS]);
     Packed call(args);
     if (!call.empty()) {
       Unlocked unlocked;
-      body.attend(call.a, threads);
+      variant.attend(call.a, threads);
     }
     return none();
   });
@@ -336,7 +336,7 @@ PyObject* attend_packed(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyObject* summarize(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, batch::COUNT + 3, [&] {
-    const Body& body = body_of(args[batch::BODY]);
+    const Variant& variant = variant_of(args[batch::VARIANT]);
     int threads = number_of_threads(args[batch::THREADS]);
     Batch call(args);
     Attention& a = call.a;
@@ -358,7 +358,7 @@ PyObject* summarize(PyObject*, PyObject* const* args, Py_ssize_t count) {
     a.received = call.query_cells(received, 1, call.keys);
     if (!call.empty()) {
       Unlocked unlocked;
-      body.summarize(a, threads);
+      variant.summarize(a, threads);
     }
     return none();
   });
@@ -366,7 +366,7 @@ PyObject* summarize(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyObject* differentiate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, batch::COUNT + 9, [&] {
-    const Body& body = body_of(args[batch::BODY]);
+    const Variant& variant = variant_of(args[batch::VARIANT]);
     int threads = number_of_threads(args[batch::THREADS]);
     Batch call(args, false);
     const Attention& a = call.a;
@@ -394,7 +394,7 @@ PyObject* differentiate(PyObject*, PyObject* const* args, Py_ssize_t count) {
     g.bias = call.query_cells(bias, call.length, call.keys);
     if (!call.empty()) {
       Unlocked unlocked;
-      body.differentiate(a, g, threads);
+      variant.differentiate(a, g, threads);
     }
     return none();
   });
@@ -402,7 +402,7 @@ PyObject* differentiate(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyObject* differentiate_packed(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, packed::COUNT + 8, [&] {
-    const Body& body = body_of(args[packed::BODY]);
+    const Variant& variant = variant_of(args[packed::VARIANT]);
     int threads = number_of_threads(args[packed::THREADS]);
     Packed call(args, false);
     const Attention& a = call.a;
@@ -419,7 +419,7 @@ PyObject* differentiate_packed(PyObject*, PyObject* const* args, Py_ssize_t coun
     g.value = call.key_cells(of.value);
     if (!call.empty()) {
       Unlocked unlocked;
-      body.differentiate(a, g, threads);
+      variant.differentiate(a, g, threads);
     }
     return none();
   });

@@ -6,7 +6,7 @@
 #include <new>
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 template <class T>
 class Buffer {
@@ -51,5 +51,5 @@ class Objects {
   T* all_;
 };
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

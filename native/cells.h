@@ -4,7 +4,7 @@
 #include "half.h"
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 struct Place {
   int64_t row, head, group, i;
@@ -72,5 +72,5 @@ inline void put(const Cells& out, int64_t at, float x) {
   if (out.type == Type::bfloat16) static_cast<uint16_t*>(out.data)[at] = to_bfloat16(x);
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

@@ -4,7 +4,7 @@
 #include "simd.h"
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 // Loads the first `count` numbers of a vector, and zeros for the rest.
 class First {
@@ -70,5 +70,5 @@ inline void copy_transposed(const float* from, int64_t step, int64_t rows, int64
   }
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

@@ -9,7 +9,7 @@
 #include "attention.h"
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 constexpr int64_t SHORT = 16;   // the maximum number of queries for this code
 constexpr int64_t SPLIT = 1024; // keys of a task, a multiple of BLOCK
@@ -333,5 +333,5 @@ inline void attend_short(const Attention& a, int threads) {
   }
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

@@ -5,9 +5,9 @@ namespace qkv {
 namespace {
 
 // Reads packed weights, which are always passed as a float32 array.
-void need_packed(const Body& body, const Array& packed, int64_t in, int64_t out, Type type) {
+void need_packed(const Variant& variant, const Array& packed, int64_t in, int64_t out, Type type) {
   need(packed.is(Type::float32, packed.count()) &&
-           size_t(packed.count()) * sizeof(float) == body.packed_bytes(in, out, type),
+           size_t(packed.count()) * sizeof(float) == variant.packed_bytes(in, out, type),
        "packed weights are not of the size that they need");
 }
 
@@ -15,27 +15,27 @@ void need_packed(const Body& body, const Array& packed, int64_t in, int64_t out,
 
 PyObject* packed_size(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, 4, [&] {
-    const Body& body = body_of(args[0]);
+    const Variant& variant = variant_of(args[0]);
     int64_t in = whole(args[1]), out = whole(args[2]);
     need(in >= 0 && out >= 0 && (in == 0 || out <= FURTHEST / 64 / in), "too many weights");
     Type type = Array(args[3]).type();
     need(is_working_float(type), "weights are not of a working type");
-    return PyLong_FromSize_t(body.packed_bytes(in, out, type) / sizeof(float));
+    return PyLong_FromSize_t(variant.packed_bytes(in, out, type) / sizeof(float));
   });
 }
 
 PyObject* pack(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, 4, [&] {
-    const Body& body = body_of(args[0]);
+    const Variant& variant = variant_of(args[0]);
     Array weight(args[1]), packed(args[2], true);
     int threads = number_of_threads(args[3]);
     need(weight && weight.axes() == 2 && is_working_float(weight.type()),
          "weights are not (in, out) of a working type");
     int64_t in = weight.length(-2), out = weight.length(-1);
-    need_packed(body, packed, in, out, weight.type());
+    need_packed(variant, packed, in, out, weight.type());
     {
       Unlocked unlocked;
-      body.pack(weight.data(), weight.step(-2), weight.step(-1), in, out, weight.type(),
+      variant.pack(weight.data(), weight.step(-2), weight.step(-1), in, out, weight.type(),
                 packed.data(), threads);
     }
     return none();
@@ -44,11 +44,11 @@ PyObject* pack(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, 9, [&] {
-    const Body& body = body_of(args[0]);
+    const Variant& variant = variant_of(args[0]);
     Array x(args[1]), packed(args[2]), bias(args[3]), gate(args[5]), residual(args[6]);
     Array y(args[7], true);
     Linear p;
-    p.activation = activation_of(args[4], body, 0);
+    p.activation = activation_of(args[4], variant, 0);
     int threads = number_of_threads(args[8]);
     need(x && y && x.axes() == 2 && y.axes() == 2, "x and y are not (rows, in) and (rows, out)");
     p.rows = x.length(-2);
@@ -60,7 +60,7 @@ PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
              y.length(-2) == p.rows,
          "x and y do not fit");
     need_contiguous_rows({&x, &y});
-    need_packed(body, packed, p.in, p.out, p.type);
+    need_packed(variant, packed, p.in, p.out, p.type);
     p.bias = floats_or_none(bias, p.out);
     for (const Array* more : {&gate, &residual}) {
       if (!*more) continue;
@@ -80,7 +80,7 @@ PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
     p.y_step = y.step(-2);
     if (p.rows && p.out) {
       Unlocked unlocked;
-      body.linear(p, threads);
+      variant.linear(p, threads);
     }
     return none();
   });
@@ -88,7 +88,7 @@ PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, 9, [&] {
-    const Body& body = body_of(args[0]);
+    const Variant& variant = variant_of(args[0]);
     Array x(args[1]), weight(args[2]), bias(args[3]), y(args[6], true), scale(args[7], true);
     Norm p;
     p.eps = float(real(args[4]));
@@ -111,7 +111,7 @@ PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
     p.y_step = y.step(-2);
     if (p.rows && p.size) {
       Unlocked unlocked;
-      body.norm(p, threads);
+      variant.norm(p, threads);
     }
     return none();
   });
@@ -119,14 +119,14 @@ PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyObject* narrow(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, 4, [&] {
-    const Body& body = body_of(args[0]);
+    const Variant& variant = variant_of(args[0]);
     Array x(args[1]), y(args[2], true);
     int threads = number_of_threads(args[3]);
     const float* from = floats(x, x.count());
     need(y.is(Type::bfloat16, x.count()), "y is not as many contiguous bfloat16 as x");
     {
       Unlocked unlocked;
-      body.narrow(from, x.count(), y.data(), threads);
+      variant.narrow(from, x.count(), y.data(), threads);
     }
     return none();
   });

@@ -11,7 +11,7 @@
 #include "threads.h"
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 typedef double Doubles __attribute__((vector_size(8 * WIDTH)));
 
@@ -125,5 +125,5 @@ inline void attend_exactly(const Attention& a, const Place& p, ExactRow& row) {
   }
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

@@ -12,7 +12,7 @@
 #include "gradient_chunk.h"
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 constexpr int64_t THROUGH = INT64_MAX;  // the state of a unit that has finished all its chunks
 
@@ -247,5 +247,5 @@ inline void differentiate(const Attention& a, const Gradient& g, int threads) {
   }
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

@@ -5,7 +5,7 @@
 #include "attention.h"
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 constexpr int TRANSPOSED_STEP = QUERIES + 16;  // the distance between rows of transposed queries
 
@@ -330,5 +330,5 @@ inline void differentiate_chunk(const Differentiation& d, const Place& first, in
   }
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

@@ -8,7 +8,7 @@
 #include "threads.h"
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 // Integer types that hold the bits of float16 and bfloat16.
 struct Float16 {
@@ -147,5 +147,5 @@ inline void narrow(const float* x, int64_t count, void* y, int threads) {
   });
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

@@ -1,8 +1,8 @@
-// Finds the bodies that this machine can run. They depend on the processor's features, and on the
+// Finds the variants that this machine can run. They depend on the processor's features, and on the
 // registers that the operating system saves.
 #include <cstdint>
 
-#include "body.h"
+#include "variant.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -12,16 +12,16 @@
 namespace qkv {
 
 #if defined(QKV_HAS_PORTABLE)
-namespace portable { extern const Body body; }
+namespace portable { extern const Variant variant; }
 #endif
 #if defined(QKV_HAS_AVX2)
-namespace avx2 { extern const Body body; }
+namespace avx2 { extern const Variant variant; }
 #endif
 #if defined(QKV_HAS_AVX512)
-namespace avx512 { extern const Body body; }
+namespace avx512 { extern const Variant variant; }
 #endif
 #if defined(QKV_HAS_AVX512BF16)
-namespace avx512bf16 { extern const Body body; }
+namespace avx512bf16 { extern const Variant variant; }
 #endif
 
 namespace {
@@ -55,29 +55,29 @@ Machine look() {
 Machine look() { return {}; }
 #endif
 
-std::vector<const Body*> choose() {
+std::vector<const Variant*> choose() {
   Machine has = look();
-  std::vector<const Body*> found;
+  std::vector<const Variant*> found;
 #if defined(QKV_HAS_AVX512BF16)
-  if (has.avx512bf16) found.push_back(&avx512bf16::body);
+  if (has.avx512bf16) found.push_back(&avx512bf16::variant);
 #endif
 #if defined(QKV_HAS_AVX512)
-  if (has.avx512 && found.empty()) found.push_back(&avx512::body);
+  if (has.avx512 && found.empty()) found.push_back(&avx512::variant);
 #endif
 #if defined(QKV_HAS_AVX2)
-  if (has.avx2) found.push_back(&avx2::body);
+  if (has.avx2) found.push_back(&avx2::variant);
 #endif
   (void)has;
 #if defined(QKV_HAS_PORTABLE)
-  found.push_back(&portable::body);
+  found.push_back(&portable::variant);
 #endif
   return found;
 }
 
 }  // namespace
 
-const std::vector<const Body*>& bodies() {
-  static const std::vector<const Body*> found = choose();
+const std::vector<const Variant*>& variants() {
+  static const std::vector<const Variant*> found = choose();
   return found;
 }
 

@@ -18,7 +18,7 @@
 #include "tile.h"
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 // Loads one row of a packed panel. In bfloat16, columns c and c + WIDTH share a word of 32 bits,
 // because this layout is the fastest to unpack.
@@ -308,5 +308,5 @@ inline void linear(const Linear& p, int threads) {
   multiply_all<float>(p, threads);
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

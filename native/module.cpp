@@ -58,13 +58,13 @@ namespace {
 
 PyObject* multiply_adds(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, 3, [&] {
-    const Body& body = body_of(args[0]);
+    const Variant& variant = variant_of(args[0]);
     int bfloat16 = PyObject_IsTrue(args[1]), threads = number_of_threads(args[2]);
     if (bfloat16 < 0) throw Raised();
     double rate;
     {
       Unlocked unlocked;
-      rate = body.multiply_adds(bfloat16 ? Type::bfloat16 : Type::float32, threads);
+      rate = variant.multiply_adds(bfloat16 ? Type::bfloat16 : Type::float32, threads);
     }
     return PyFloat_FromDouble(rate);
   });
@@ -72,22 +72,22 @@ PyObject* multiply_adds(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyObject* read_rate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, 2, [&] {
-    const Body& body = body_of(args[0]);
+    const Variant& variant = variant_of(args[0]);
     int threads = number_of_threads(args[1]);
     double rate;
     {
       Unlocked unlocked;
-      rate = body.read_rate(threads);
+      rate = variant.read_rate(threads);
     }
     return PyFloat_FromDouble(rate);
   });
 }
 
-PyObject* list_bodies(PyObject*, PyObject*) {
+PyObject* list_variants(PyObject*, PyObject*) {
   PyObject* names = PyList_New(0);
-  for (const Body* body : bodies()) {
+  for (const Variant* variant : variants()) {
     PyObject* entry =
-        names ? Py_BuildValue("(sO)", body->name, body->bfloat16 ? Py_True : Py_False) : nullptr;
+        names ? Py_BuildValue("(sO)", variant->name, variant->bfloat16 ? Py_True : Py_False) : nullptr;
     if (!entry || PyList_Append(names, entry) != 0) {
       Py_XDECREF(entry);
       Py_XDECREF(names);
@@ -103,7 +103,7 @@ PyCFunction function(Method* method) {
 }
 
 PyMethodDef methods[] = {
-    {"bodies", list_bodies, METH_NOARGS, "Names, and whether bfloat16 is multiplied directly; the fastest first."},
+    {"variants", list_variants, METH_NOARGS, "Names, and whether bfloat16 is multiplied directly; the fastest first."},
     {"attend", function(attend), METH_FASTCALL, "Attention; see qkv/_kernel.pyi."},
     {"attend_packed", function(attend_packed), METH_FASTCALL, "Attention of packed sequences."},
     {"summarize", function(summarize), METH_FASTCALL, "Attention and a summary of its weights."},

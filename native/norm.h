@@ -11,7 +11,7 @@
 #include "threads.h"
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 // Returns the sum of f(x[k]) over a row, computed in several vectors.
 template <class T, class F>
@@ -122,5 +122,5 @@ inline void norm_grad(const NormGrad& p, int threads) {
   }
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

@@ -15,7 +15,7 @@
 #include "threads.h"
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 // Copies of the columns of left and right for one block; each copy fits into the L2 cache.
 constexpr int64_t OUTER_DEPTH = 384;
@@ -110,5 +110,5 @@ inline void outer(const Outer& p, int threads) {
   });
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

@@ -11,7 +11,7 @@
 #include "tile.h"
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 constexpr int BLOCK = 256;       // the keys of one step of the running softmax
 constexpr int STEP = BLOCK + 16; // the distance between rows; powers of two slow down the cache
@@ -164,5 +164,5 @@ inline void pack_block(const Attention& a, int64_t row, int64_t kv_head, int64_t
                           &head.unsound[(block - head.first) * BLOCK]);
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

@@ -1,4 +1,4 @@
-// The arguments of the kernel: structs that the Python module checks and fills, and every body reads.
+// The arguments of the kernel: structs that the Python module checks and fills, and every variant reads.
 #pragma once
 
 #include <cstdint>

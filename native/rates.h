@@ -15,7 +15,7 @@
 #include "threads.h"
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int CHAINS = 16;  // independent sums; at least the latency times the number of units
@@ -56,7 +56,7 @@ inline float chain_bfloat16(int64_t rounds, float start) {
 
 // Measures the floating-point operations per second of multiply-adds in registers (or of
 // multiplications and additions, if the processor has no multiply-adds). For bfloat16, it measures BF16
-// dot products if the body has them, and otherwise float32. The result is the best of five runs, which
+// dot products if the variant has them, and otherwise float32. The result is the best of five runs, which
 // take about 20 ms together.
 inline double multiply_adds(Type type, int threads) {
   constexpr int64_t rounds = 20000;  // the rounds of one piece of work, about 0.1 ms
@@ -128,5 +128,5 @@ inline double read_rate(int threads) {
   return bytes / least;
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

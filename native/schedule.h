@@ -12,7 +12,7 @@
 #include "threads.h"
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 // A chunk of queries of one head; `part` counts the chunks of a key head.
 struct Chunk {
@@ -228,5 +228,5 @@ void for_each_chunk(const Attention& a, int threads, Plan plan, Compute compute,
   });
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

@@ -5,7 +5,7 @@
 #include "pack.h"
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 // Scratch buffers for bias and masks that are not contiguous floats (or bytes).
 struct RowScratch {
@@ -132,5 +132,5 @@ inline void finish_row(const Attention& a, const Place& p, int64_t first, int64_
   if (seen.begin > begin || seen.end < end) hide_outside(row, begin, end, seen);
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

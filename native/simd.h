@@ -18,7 +18,7 @@
 #define QKV_LAMBDA __attribute__((always_inline))
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 #if defined(__AVX512F__)
 constexpr int WIDTH = 16;  // the number of floats in a vector
@@ -181,5 +181,5 @@ QKV_INLINE Floats tanh(Floats x) {
   return -larger(splat(-1.0f), -y);
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

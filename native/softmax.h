@@ -4,7 +4,7 @@
 #include "scores.h"
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 constexpr int ROUND = (TILE + WIDTH - 1) / WIDTH * WIDTH;  // the rows of a tile, rounded up to whole vectors
 
@@ -119,5 +119,5 @@ QKV_INLINE void exponentiate(float* scores, int64_t begin, int64_t end, float fa
   }
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

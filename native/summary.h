@@ -7,7 +7,7 @@
 #include "attention.h"
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 constexpr int64_t SHARES = 8;  // the number of parts of a head's queries, whose sums are added in order
 
@@ -193,5 +193,5 @@ void summarize_in(const Attention& a, int threads) {
   summarize_blocks<Product>(a, threads);
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

@@ -8,7 +8,7 @@
 #include "simd.h"
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 // The units of multiplication: 32 bits hold one float, or two bfloat16 numbers that are neighbours
 // along the depth.
@@ -67,5 +67,5 @@ QKV_INLINE void multiply_tile(const float* rows, const float* panel, int64_t dep
   }
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

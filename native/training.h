@@ -12,7 +12,7 @@
 #include "threads.h"
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 // Calls `work(first, last, piece)` on pieces of a range. The pieces depend only on the range's length.
 constexpr int64_t STRETCH = 1 << 14;
@@ -166,5 +166,5 @@ inline double squares(const float* x, int64_t count, int threads) {
   return total;
 }
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv

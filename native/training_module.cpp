@@ -5,7 +5,7 @@ namespace qkv {
 
 PyObject* outer(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, 7, [&] {
-    const Body& body = body_of(args[0]);
+    const Variant& variant = variant_of(args[0]);
     Array left(args[1]), right(args[2]), y(args[3], true);
     Array left_sums(args[4], true), right_sums(args[5], true);
     int threads = number_of_threads(args[6]);
@@ -26,7 +26,7 @@ PyObject* outer(PyObject*, PyObject* const* args, Py_ssize_t count) {
     p.y_step = y.step(-2);
     if (p.rows && p.columns) {
       Unlocked unlocked;
-      body.outer(p, threads);
+      variant.outer(p, threads);
     }
     return none();
   });
@@ -34,8 +34,8 @@ PyObject* outer(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyObject* map(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, 6, [&] {
-    const Body& body = body_of(args[0]);
-    Activation activation = activation_of(args[1], body, 1);
+    const Variant& variant = variant_of(args[0]);
+    Activation activation = activation_of(args[1], variant, 1);
     Array x(args[2]), grad(args[3]), y(args[4], true);
     int threads = number_of_threads(args[5]);
     const int64_t size = x.count();
@@ -43,7 +43,7 @@ PyObject* map(PyObject*, PyObject* const* args, Py_ssize_t count) {
     float* to = floats(y, size);
     if (size) {
       Unlocked unlocked;
-      body.map(activation, from, upstream, to, size, threads);
+      variant.map(activation, from, upstream, to, size, threads);
     }
     return none();
   });
@@ -51,7 +51,7 @@ PyObject* map(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyObject* norm_grad(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, 10, [&] {
-    const Body& body = body_of(args[0]);
+    const Variant& variant = variant_of(args[0]);
     Array x(args[1]), weight(args[2]), scale(args[3]), upstream(args[4]);
     Array y(args[6], true), weight_sums(args[7], true), bias_sums(args[8], true);
     NormGrad p;
@@ -73,7 +73,7 @@ PyObject* norm_grad(PyObject*, PyObject* const* args, Py_ssize_t count) {
     p.bias_sums = floats_or_none(bias_sums, p.size);
     {
       Unlocked unlocked;
-      body.norm_grad(p, threads);
+      variant.norm_grad(p, threads);
     }
     return none();
   });
@@ -81,7 +81,7 @@ PyObject* norm_grad(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyObject* cross_entropy(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, 7, [&] {
-    const Body& body = body_of(args[0]);
+    const Variant& variant = variant_of(args[0]);
     Array logits(args[1]), targets(args[2]), weights(args[3]);
     Array losses(args[4], true), grad(args[5], true);
     int threads = number_of_threads(args[6]);
@@ -98,7 +98,7 @@ PyObject* cross_entropy(PyObject*, PyObject* const* args, Py_ssize_t count) {
     p.grad = floats(grad, p.rows * p.size);
     if (p.rows) {
       Unlocked unlocked;
-      body.cross_entropy(p, threads);
+      variant.cross_entropy(p, threads);
     }
     return none();
   });
@@ -106,7 +106,7 @@ PyObject* cross_entropy(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyObject* adamw(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, 17, [&] {
-    const Body& body = body_of(args[0]);
+    const Variant& variant = variant_of(args[0]);
     Array parameters(args[1], true), gradient(args[2]), mean(args[3], true), square(args[4], true);
     Array decays(args[5]);
     AdamW p;
@@ -122,7 +122,7 @@ PyObject* adamw(PyObject*, PyObject* const* args, Py_ssize_t count) {
     int threads = number_of_threads(args[16]);
     if (p.count) {
       Unlocked unlocked;
-      body.adamw(p, threads);
+      variant.adamw(p, threads);
     }
     return none();
   });
@@ -130,7 +130,7 @@ PyObject* adamw(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyObject* squares(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, 3, [&] {
-    const Body& body = body_of(args[0]);
+    const Variant& variant = variant_of(args[0]);
     Array x(args[1]);
     int threads = number_of_threads(args[2]);
     const int64_t size = x.count();
@@ -138,7 +138,7 @@ PyObject* squares(PyObject*, PyObject* const* args, Py_ssize_t count) {
     double total;
     {
       Unlocked unlocked;
-      total = body.squares(from, size, threads);
+      total = variant.squares(from, size, threads);
     }
     return PyFloat_FromDouble(total);
   });

@@ -14,7 +14,7 @@ import numpy as np
 
 from qkv.arrays import Array, float_type
 from qkv.attend import attention, trace_attention
-from qkv.ops.kernel import backend, body, compiled, get_num_threads
+from qkv.ops.kernel import backend, compiled, get_num_threads, variant
 from qkv.ops.threads import run_all
 
 Call = Callable[[], Any]
@@ -177,7 +177,7 @@ def multiply_adds(dtype: str = "float32") -> float:
     speed of the fastest of several NumPy products of two large matrices.
     """
     if compiled is not None:
-        return compiled.multiply_adds(body() or 0, dtype == "bfloat16", get_num_threads())
+        return compiled.multiply_adds(variant() or 0, dtype == "bfloat16", get_num_threads())
     size = 768
     matrix = np.ones((size, size), np.float32)
     out = np.empty_like(matrix)
@@ -188,7 +188,7 @@ def multiply_adds(dtype: str = "float32") -> float:
 def read_rate() -> float:
     """Measure how many bytes per second qkv's threads can read from a large array."""
     if compiled is not None:
-        return compiled.read_rate(body() or 0, get_num_threads())
+        return compiled.read_rate(variant() or 0, get_num_threads())
     numbers = np.ones(1 << 25, np.float32)  # larger than most caches
     pieces = [(piece,) for piece in np.split(numbers, 256)]
     best = min(_seconds(lambda: run_all(np.max, pieces)) for _ in range(3))

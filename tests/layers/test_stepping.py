@@ -18,7 +18,7 @@ from qkv.models.network.batch import PackedIds
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
 from qkv.models.network.transformer import Transformer
-from qkv.ops.kernel import body, compiled, get_num_threads, set_num_threads
+from qkv.ops.kernel import compiled, get_num_threads, set_num_threads, variant
 from qkv.ops.packing import frozen
 from qkv.trace.recorder import pad_rows
 
@@ -147,7 +147,7 @@ def test_steps_follow_changes_of_backend_and_threads(monkeypatch: pytest.MonkeyP
     for a, b in zip(first, again, strict=True):
         np.testing.assert_array_equal(a, b)
     monkeypatch.setenv("QKV_BACKEND", "numpy")
-    assert body() is None
+    assert variant() is None
     for a, b in zip(first, vectors(model, 2), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4)
     assert model._steps is not None

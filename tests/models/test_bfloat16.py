@@ -11,7 +11,7 @@ import pytest
 import qkv
 from qkv.models import load
 from qkv.models.files.tensors import Tensors
-from qkv.ops.kernel import BACKENDS, BODIES
+from qkv.ops.kernel import BACKENDS, VARIANTS
 from qkv.trace import Trace
 
 from .files.test_tensors import write_bfloat16
@@ -94,7 +94,7 @@ def test_it_is_close_to_the_plain_bert_of_the_same_weights(halves, monkeypatch, 
     assert cosines(out[0], expected).min() > 0.9995
 
 
-@pytest.mark.parametrize("name", BODIES or [None])
+@pytest.mark.parametrize("name", VARIANTS or [None])
 def test_all_products_are_of_bfloat16_with_bfloat16(halves, monkeypatch, name):
     """Weight matrices and their packed copies are in bfloat16, not in float32.
 
@@ -154,7 +154,7 @@ def test_each_family_is_close_to_itself_in_float32(name, tmp_path, monkeypatch):
         lambda weight, here, kind, threads: kinds.add(kind) or packed(weight, here, kind, threads),
     )
     found = numbers_of(short)
-    if os.environ.get("QKV_BACKEND") != "numpy" and BODIES:
+    if os.environ.get("QKV_BACKEND") != "numpy" and VARIANTS:
         exact = {*IMAGES, *MIXED}  # patches and the choice of experts use float32
         assert kinds == {BFLOAT16, *([np.dtype(np.float32)] if name in exact else [])}
     expected = numbers_of(wide)

@@ -51,7 +51,7 @@ struct AttentionCase : Case {
   }
 
   void run(const Where& where) override {
-    (a.top_k ? where.body.summarize : where.body.attend)(a, where.threads);
+    (a.top_k ? where.variant.summarize : where.variant.attend)(a, where.threads);
     compare(where);
   }
 
@@ -187,7 +187,7 @@ struct GradientCase : AttentionCase {
   }
 
   void run(const Where& where) override {
-    where.body.differentiate(a, g, where.threads);
+    where.variant.differentiate(a, g, where.threads);
     const char* names[] = {"query", "key", "value", "bias", "slopes", "sinks"};
     for (int k = 0; k < 6; ++k) {
       Type type = k < 4 ? Type::float32 : Type::float64;

@@ -11,12 +11,12 @@
 #include <string>
 #include <vector>
 
-#include "body.h"
+#include "variant.h"
 
 namespace qkv {
 
-inline std::string name_of(const Body& body) {
-  return std::string(body.name) + (body.bfloat16 ? "+bf16" : "");
+inline std::string name_of(const Variant& variant) {
+  return std::string(variant.name) + (variant.bfloat16 ? "+bf16" : "");
 }
 
 inline int64_t bytes_of(Type type) {
@@ -143,12 +143,12 @@ inline int failures = 0;
 
 struct Where {
   const std::string& name;
-  const Body& body;
+  const Variant& variant;
   int threads;
 
   void fail(const std::string& what) const {
     ++failures;
-    std::printf("%s: %s, %d threads: %s\n", name.c_str(), name_of(body).c_str(), threads, what.c_str());
+    std::printf("%s: %s, %d threads: %s\n", name.c_str(), name_of(variant).c_str(), threads, what.c_str());
   }
 };
 

@@ -30,15 +30,15 @@ struct LinearCase : Case {
   std::vector<Block*> outputs() override { return {&y}; }
 
   void run(const Where& where) override {
-    if (!where.body.linear) return;
-    size_t bytes = where.body.packed_bytes(l.in, l.out, l.type);
+    if (!where.variant.linear) return;
+    size_t bytes = where.variant.packed_bytes(l.in, l.out, l.type);
     std::unique_ptr<void, void (*)(void*)> packed(
         ::operator new(bytes, std::align_val_t(64)),
         [](void* memory) { ::operator delete(memory, std::align_val_t(64)); });
     std::memset(packed.get(), 0xff, bytes);  // NaN
-    where.body.pack(weight.data, in_step, out_step, l.in, l.out, l.type, packed.get(), where.threads);
+    where.variant.pack(weight.data, in_step, out_step, l.in, l.out, l.type, packed.get(), where.threads);
     l.packed = packed.get();
-    where.body.linear(l, where.threads);
+    where.variant.linear(l, where.threads);
 
     int64_t size = bytes_of(l.type);
     std::vector<uint8_t> mine(size_t(y.count), 0);

@@ -1,4 +1,4 @@
-// Runs case files on every body that this machine can run. This program is for sanitizers and
+// Runs case files on every variant that this machine can run. This program is for sanitizers and
 // emulators, for which a Python process is too heavy. writer.py writes the files, with the expected
 // results.
 //
@@ -6,7 +6,7 @@
 //
 // Every array has its own heap block, which is exactly as long as the part that may be read, so an
 // address sanitizer detects a read beyond this part. Built with QKV_IMPATIENT, each case runs once
-// more on each body, with a request to stop early.
+// more on each variant, with a request to stop early.
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -21,17 +21,17 @@
 
 namespace qkv {
 
-// `bodies` leaves out AVX-512 without BF16 if AVX-512 with BF16 runs; the driver runs both.
+// `variants` leaves out AVX-512 without BF16 if AVX-512 with BF16 runs; the driver runs both.
 #if defined(QKV_HAS_AVX512)
-namespace avx512 { extern const Body body; }
+namespace avx512 { extern const Variant variant; }
 #endif
 
 namespace {
 
-std::vector<const Body*> all_bodies() {
-  std::vector<const Body*> found = bodies();
+std::vector<const Variant*> all_variants() {
+  std::vector<const Variant*> found = variants();
 #if defined(QKV_HAS_AVX512)
-  if (found[0]->bfloat16) found.push_back(&avx512::body);
+  if (found[0]->bfloat16) found.push_back(&avx512::variant);
 #endif
   return found;
 }
@@ -69,10 +69,10 @@ struct Ending : StopRequest {
   }
 }
 
-void run_on(const Body& body, Case& asked) {
+void run_on(const Variant& variant, Case& asked) {
   std::vector<std::vector<uint8_t>> first;
   for (int threads : {1, 2, 3}) {
-    Where where{asked.name, body, threads};
+    Where where{asked.name, variant, threads};
     for (Block* block : asked.outputs()) block->reset();
     try {
 #if defined(QKV_IMPATIENT)
@@ -107,14 +107,14 @@ void run_on(const Body& body, Case& asked) {
 int main(int count, char** paths) {
   int cases = 0;
   std::string names;
-  auto bodies = qkv::all_bodies();
-  for (const qkv::Body* body : bodies) names += " " + qkv::name_of(*body);
+  auto variants = qkv::all_variants();
+  for (const qkv::Variant* variant : variants) names += " " + qkv::name_of(*variant);
   for (int k = 1; k < count; ++k) {
     try {
       qkv::File file(paths[k]);
       while (file.more()) {
         std::unique_ptr<qkv::Case> asked = qkv::next_case(file, cases++);
-        for (const qkv::Body* body : bodies) qkv::run_on(*body, *asked);
+        for (const qkv::Variant* variant : variants) qkv::run_on(*variant, *asked);
       }
     } catch (const std::string& reason) {
       std::printf("%s %s\n", paths[k], reason.c_str());

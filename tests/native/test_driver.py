@@ -1,4 +1,4 @@
-"""Tests of every body of the kernel against the float64 formula, in four builds.
+"""Tests of every variant of the kernel against the float64 formula, in four builds.
 
 The builds are the shipped one, two with sanitizers, and one for ARM64 under an emulator.
 `make native` runs these tests.
@@ -37,7 +37,7 @@ ARM = {
     "CMAKE_SYSTEM_PROCESSOR": "aarch64",
     "CMAKE_CXX_COMPILER": "aarch64-linux-gnu-g++",
     "CMAKE_EXE_LINKER_FLAGS": "-static",
-    "QKV_BODIES": "portable",
+    "QKV_VARIANTS": "portable",
 }
 # -g1 keeps the line numbers of reports; the rest of -g takes a third of the compile time.
 SANITIZED = "-O1 -g1 -fno-omit-frame-pointer -DQKV_IMPATIENT -fno-sanitize-recover=all -fsanitize="
@@ -49,7 +49,7 @@ BUILDS: dict[str, tuple[dict[str, str], list[str], bool]] = {
         {
             "CMAKE_BUILD_TYPE": "None",
             "CMAKE_CXX_FLAGS": SANITIZED + "address,undefined",
-            "QKV_BODIES": "avx512bf16;avx2;portable",
+            "QKV_VARIANTS": "avx512bf16;avx2;portable",
         },
         [],
         False,
@@ -58,7 +58,7 @@ BUILDS: dict[str, tuple[dict[str, str], list[str], bool]] = {
         {
             "CMAKE_BUILD_TYPE": "None",
             "CMAKE_CXX_FLAGS": SANITIZED + "thread",
-            "QKV_BODIES": "portable",  # all bodies share work between threads in the same way
+            "QKV_VARIANTS": "portable",  # all variants share work between threads in the same way
         },
         [],
         True,

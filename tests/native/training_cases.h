@@ -43,7 +43,7 @@ struct TrainingCase : Case {
   float setting(size_t k) const { return float(settings[k]); }
 
   void run(const Where& where) override {
-    const Body& body = where.body;
+    const Variant& variant = where.variant;
     if (which == "outer") {
       Outer p;
       p.depth = sizes[0];
@@ -57,9 +57,9 @@ struct TrainingCase : Case {
       p.y_step = p.columns;
       p.left_sums = out(1);
       p.right_sums = out(2);
-      body.outer(p, where.threads);
+      variant.outer(p, where.threads);
     } else if (which == "map") {
-      body.map(Activation(sizes[1]), in(0), in(1), out(0), sizes[0], where.threads);
+      variant.map(Activation(sizes[1]), in(0), in(1), out(0), sizes[0], where.threads);
     } else if (which == "norm_grad") {
       NormGrad p;
       p.rows = sizes[0];
@@ -74,7 +74,7 @@ struct TrainingCase : Case {
       p.y = out(0);
       p.weight_sums = out(1);
       p.bias_sums = out(2);
-      body.norm_grad(p, where.threads);
+      variant.norm_grad(p, where.threads);
     } else if (which == "cross_entropy") {
       CrossEntropy p;
       p.rows = sizes[0];
@@ -85,7 +85,7 @@ struct TrainingCase : Case {
       p.weights = in(2);
       p.losses = out(0);
       p.grad = out(1);
-      body.cross_entropy(p, where.threads);
+      variant.cross_entropy(p, where.threads);
     } else if (which == "adamw") {
       AdamW p;
       p.count = sizes[0];
@@ -97,9 +97,9 @@ struct TrainingCase : Case {
       float* to[] = {&p.decay,    &p.rate,        &p.factor,     &p.eps,  &p.keep_mean,
                      &p.add_mean, &p.keep_square, &p.add_square, &p.size, &p.root};
       for (size_t k = 0; k < std::size(to); ++k) *to[k] = setting(k);
-      body.adamw(p, where.threads);
+      variant.adamw(p, where.threads);
     } else {
-      double total = body.squares(in(0), sizes[0], where.threads);
+      double total = variant.squares(in(0), sizes[0], where.threads);
       *out(0) = float(total);
     }
     for (size_t k = 0; k < found.size(); ++k)

@@ -1,4 +1,4 @@
-"""Writer of case files for driver.cpp: arguments of a body, and results of the float64 formula.
+"""Writer of case files for driver.cpp: arguments of a variant, and results of the float64 formula.
 
 The fields are in the order in which the constructors of the cases in C++ read them.
 """

@@ -8,7 +8,7 @@ import pytest
 
 from qkv.ops.activation import ACTIVATIONS, activate, activation_grad
 from qkv.ops.adamw import adamw, gradient_norm
-from qkv.ops.kernel import BODIES, compiled, set_num_threads
+from qkv.ops.kernel import VARIANTS, compiled, set_num_threads
 from qkv.ops.linear import linear_grad
 from qkv.ops.loss import cross_entropy
 from qkv.ops.norm import norm_grad
@@ -132,9 +132,9 @@ def test_the_kernel_refuses_invalid_arguments(function: str) -> None:
 
 
 @native
-@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-def test_a_target_out_of_range_gives_a_nan_loss(body: int) -> None:
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+def test_a_target_out_of_range_gives_a_nan_loss(variant: int) -> None:
     logits, losses, grad = numbers(3, 5), np.zeros(3, np.float32), np.zeros((3, 5), np.float32)
-    compiled.cross_entropy(body, logits, np.array([5, -1, 1 << 60]), None, losses, grad, 1)
+    compiled.cross_entropy(variant, logits, np.array([5, -1, 1 << 60]), None, losses, grad, 1)
     assert np.isnan(losses).all()
     np.testing.assert_allclose(grad.sum(1), 1, rtol=1e-6)

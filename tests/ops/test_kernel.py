@@ -1,4 +1,4 @@
-"""Tests of the kernel: the choice of its body, wrong arguments, and the memory it writes."""
+"""Tests of the kernel: the choice of its variant, wrong arguments, and the memory it writes."""
 
 import math
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.ops.kernel import BACKENDS, BODIES, body, compiled
+from qkv.ops.kernel import BACKENDS, VARIANTS, compiled, variant
 
 native = pytest.mark.skipif(compiled is None, reason="the kernel was not built")
 
@@ -28,7 +28,7 @@ def test_each_backend_is_in_the_name_of_an_item_and_runs_it(
 ) -> None:
     assert request.node.name.endswith(f"[{backend}]")
     assert qkv.backend() == backend
-    assert body() == BODIES.get(backend)
+    assert variant() == VARIANTS.get(backend)
 
 
 def test_an_unavailable_backend_is_an_error_of_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ QUERY, KEY, VALUE = (
     np.ones((2, 2, 7, 3), "f4"),
 )
 ASKED: dict[str, Any] = {
-    "body": 0,
+    "variant": 0,
     "query": QUERY,
     "key": KEY,
     "value": VALUE,
@@ -78,8 +78,8 @@ ASKED: dict[str, Any] = {
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"body": len(BODIES)},
-        {"body": -1},
+        {"variant": len(VARIANTS)},
+        {"variant": -1},
         {"key": KEY[:, :, :, :7]},
         {"key": KEY[:1, :, :6]},
         {"key": np.ones((3, 2, 7, 8), "f4")},
@@ -219,9 +219,9 @@ def test_the_kernel_computes_up_to_its_largest_size(monkeypatch: pytest.MonkeyPa
 
 
 @native
-@pytest.mark.parametrize("here", BODIES.values())
+@pytest.mark.parametrize("here", VARIANTS.values())
 def test_the_kernel_takes_lse_or_none(here: int) -> None:
-    given = ASKED | {"body": here, "lse": np.zeros((2, 4, 5, 1))}
+    given = ASKED | {"variant": here, "lse": np.zeros((2, 4, 5, 1))}
     compiled.attend(*given.values())
     np.testing.assert_allclose(given["lse"], 8 + math.log(7), rtol=2e-6)
     out = np.zeros_like(ASKED["out"])

@@ -12,7 +12,7 @@ from ml_dtypes import bfloat16
 
 from activations import FORMULAS
 from qkv.ops.activation import ACTIVATIONS
-from qkv.ops.kernel import BODIES, compiled, set_num_threads, to_bfloat16
+from qkv.ops.kernel import VARIANTS, compiled, set_num_threads, to_bfloat16
 from qkv.ops.linear import linear, linear_grad, multiply
 
 from .support import Array, close, grown, numbers, slope
@@ -291,22 +291,22 @@ def test_arrays_of_any_memory_layout_give_the_same_result(dtype: Any, backend: s
 
 @native
 @pytest.mark.parametrize("dtype", ["f4", "f2", "u2"])
-@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-def test_the_kernel_reads_and_writes_nothing_outside_the_arrays(dtype: str, body: int) -> None:
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+def test_the_kernel_reads_and_writes_nothing_outside_the_arrays(dtype: str, variant: int) -> None:
     nan = {"f4": np.nan, "f2": np.nan, "u2": 0x7FC0}[dtype]
     one = {"f4": 1, "f2": 1, "u2": 0x3F80}[dtype]
     for rows, depth, width in [(1, 5, 3), (15, 9, 17), (3, 385, 33)]:
         weight = np.full((depth, width), one, dtype)
-        packed = np.zeros(compiled.packed_size(body, depth, width, weight) + 8, np.float32)
+        packed = np.zeros(compiled.packed_size(variant, depth, width, weight) + 8, np.float32)
         packed[-8:] = 7
-        compiled.pack(body, weight, packed[:-8], 1)
+        compiled.pack(variant, weight, packed[:-8], 1)
         assert (packed[-8:] == 7).all()
         around = [np.full((rows + 2, n + 40), nan, dtype) for n in (depth, width, width, width)]
         inside = [a[1:-1, 20:-20] for a in around]
         for a in inside[:3]:
             a[...] = one
         x, gate, residual, y = inside
-        compiled.linear(body, x, packed[:-8], None, 4, gate, residual, y, 2)
+        compiled.linear(variant, x, packed[:-8], None, 4, gate, residual, y, 2)
         values = y.view(bfloat16) if dtype == "u2" else y
         np.testing.assert_array_equal(
             values.astype(np.float32), np.float32(depth + 1).astype(values.dtype).astype("f4")
@@ -504,7 +504,7 @@ def test_the_kernel_refuses_invalid_arguments(wrong: dict[str, Any]) -> None:
     packed = np.zeros(compiled.packed_size(0, 4, 5, weight), "f4")
     compiled.pack(0, weight, packed, 1)
     asked = {
-        "body": 0,
+        "variant": 0,
         "x": np.ones((3, 4), "f4"),
         "packed": packed,
         "bias": np.ones(5, "f4"),

@@ -13,7 +13,7 @@ from qkv.attend.arguments import RETURNS, Call, check_call, check_options, clamp
 from qkv.attend.formula import Steps, formula, weigh, weights_of
 from qkv.attend.grouped import Grouped, group_call
 from qkv.attend.visibility import check_flag
-from qkv.ops.kernel import body
+from qkv.ops.kernel import variant
 from qkv.ops.threads import matmul_alone, run_all
 from qkv.trace import Recorder, Trace
 from qkv.trace.activations import PATTERN, SCORES, SUMMARY, WEIGHTS
@@ -83,8 +83,8 @@ def _begin(
     the arrays, the list of calls is empty. The kernel writes directly to `out` if the memory layout
     of `out` allows it.
     """
-    # `body` raises an error if the backend that QKV_BACKEND names is unavailable.
-    plan, chosen = call.plan, body()
+    # `variant` raises an error if the backend that QKV_BACKEND names is unavailable.
+    plan, chosen = call.plan, variant()
     sums = np.empty((*plan.rows, 1), np.float64) if lse else None
     pattern = np.zeros((*plan.rows, plan.keys), plan.kind) if weights else None
     if chosen is not None and plan.is_native:
@@ -338,7 +338,7 @@ def summarize_attention(
 
 def summarize_call(call: Call, top_k: int) -> AttentionSummary:
     """Summarize a checked call."""
-    plan, chosen = call.plan, body()
+    plan, chosen = call.plan, variant()
     indices = np.full((*plan.rows, top_k), -1, np.int64)
     weights = np.zeros((*plan.rows, top_k), plan.kind)
     if chosen is not None and plan.is_native:

@@ -16,7 +16,7 @@ from qkv.attend.grouped import Grouped, group_call
 from qkv.attend.native import Gradients, Outputs
 from qkv.attend.tiled import QUERIES, Tile, apply_mask, capped_of, exp_sums, key_blocks, tiles
 from qkv.attend.varlen import as_batch, as_call, attend_rows, check_packed, equal_runs
-from qkv.ops.kernel import body
+from qkv.ops.kernel import variant
 from qkv.ops.threads import Case, matmul_alone, run_all
 from qkv.trace.activations import PATTERN, SCORES
 
@@ -345,7 +345,7 @@ def _by_kernel(call: Call | Packed, outputs: Outputs, gradients: Gradients) -> A
     The result `(*lead, Hkv)` is True for each key head that the kernel rejects.
     """
     plan = call.plan
-    chosen, takes_values = body(), arguments.takes(plan.dtype, plan.out[-1])
+    chosen, takes_values = variant(), arguments.takes(plan.dtype, plan.out[-1])
     if chosen is None or not (plan.is_native and takes_values and gradients.query.size):
         return np.ones(gradients.slopes.shape[:-1], bool)
     grad_out, out, lse, _ = outputs

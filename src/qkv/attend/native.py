@@ -38,7 +38,7 @@ class Outputs(NamedTuple):
 
 
 def attend(
-    body: int, call: Call, out: Array, lse: Array | None, weights: Array | None, threads: int = 0
+    variant: int, call: Call, out: Array, lse: Array | None, weights: Array | None, threads: int = 0
 ) -> None:
     """Compute a call in float32 or half precision; write to `out`, `lse` and `weights`.
 
@@ -47,26 +47,34 @@ def attend(
     `out (*lead, Hq, L, dv)` must have a contiguous last axis and the dtype of the call or float32,
     `lse (*lead, Hq, L, 1)` must be float64, and `weights (*lead, Hq, L, S)` must be float32 zeros.
     """
-    compiled.attend(*_arguments(body, call, out, lse, weights, threads=threads))
+    compiled.attend(*_arguments(variant, call, out, lse, weights, threads=threads))
 
 
-def attend_packed(body: int, packed: Packed, out: Array, lse: Array | None) -> None:
+def attend_packed(variant: int, packed: Packed, out: Array, lse: Array | None) -> None:
     """Compute a call with packed rows; write to `out (total, Hq, dv)` and `lse (total, Hq, 1)`."""
-    compiled.attend_packed(*_arguments_packed(body, packed, out, lse))
+    compiled.attend_packed(*_arguments_packed(variant, packed, out, lse))
 
 
 def summarize(
-    body: int, call: Call, out: Array, lse: Array, indices: Array, weights: Array, received: Array
+    variant: int,
+    call: Call,
+    out: Array,
+    lse: Array,
+    indices: Array,
+    weights: Array,
+    received: Array,
 ) -> None:
     """Compute a call's output, the largest weights of each query, and each key's sum of weights.
 
     `indices (*lead, Hq, L, top_k)` must be int64, `weights (*lead, Hq, L, top_k)` float32, and
     `received (*lead, Hq, 1, S)` float64 zeros.
     """
-    compiled.summarize(*_arguments(body, call, out, lse, indices, weights, received))
+    compiled.summarize(*_arguments(variant, call, out, lse, indices, weights, received))
 
 
-def differentiate(body: int, call: Call | Packed, outputs: Outputs, gradients: Gradients) -> Array:
+def differentiate(
+    variant: int, call: Call | Packed, outputs: Outputs, gradients: Gradients
+) -> Array:
     """Compute the gradients of a call, and write them to `gradients`.
 
     Returns:
@@ -83,10 +91,10 @@ def differentiate(body: int, call: Call | Packed, outputs: Outputs, gradients: G
     arrays = (exact, bits(_readable(grad_out)), *gradients[:3])
     sums = (slopes, sinks, wrong)
     if isinstance(call, Packed):
-        compiled.differentiate_packed(*_arguments_packed(body, call, out, lse, *arrays, *sums))
+        compiled.differentiate_packed(*_arguments_packed(variant, call, out, lse, *arrays, *sums))
     else:
         bias = None if call.bias is None else gradients.bias
-        compiled.differentiate(*_arguments(body, call, out, lse, *arrays, bias, *sums))
+        compiled.differentiate(*_arguments(variant, call, out, lse, *arrays, bias, *sums))
     if slopes is not None:
         gradients.slopes[...] = slopes
     if sinks is not None:
@@ -99,7 +107,7 @@ def is_contiguous(array: Array) -> bool:
     return array.flags.aligned and array.strides[-1] == array.itemsize
 
 
-def _arguments(body: int, call: Call, out: Array, lse: Any, *more: Any, threads: int = 0) -> Any:
+def _arguments(variant: int, call: Call, out: Array, lse: Any, *more: Any, threads: int = 0) -> Any:
     """Return the arguments of the kernel's functions in the right order."""
     plan = call.plan
     query, key, value = _readable(call.query), _readable(call.key), _readable(call.value)
@@ -110,13 +118,15 @@ def _arguments(body: int, call: Call, out: Array, lse: Any, *more: Any, threads:
     mask = None if call.mask is None else bits(_readable(call.mask, contiguous=0))
     bias = None if call.bias is None else bits(_readable(call.bias, contiguous=0))
     return (
-        body, query, key, value, out, lse, mask, bias, call.slopes, call.sinks,
+        variant, query, key, value, out, lse, mask, bias, call.slopes, call.sinks,
         call.offset, call.query_lengths, call.key_lengths, call.left, call.right,
         call.softcap, call.scale, threads or get_num_threads(), *more,
     )  # fmt: skip
 
 
-def _arguments_packed(body: int, packed: Packed, out: Array, lse: Array | None, *more: Any) -> Any:
+def _arguments_packed(
+    variant: int, packed: Packed, out: Array, lse: Array | None, *more: Any
+) -> Any:
     """Return the arguments of the kernel's functions for packed rows."""
     call = packed.call
     rows = (array.swapaxes(0, 1) for array in (call.query, call.key, call.value))
@@ -124,7 +134,7 @@ def _arguments_packed(body: int, packed: Packed, out: Array, lse: Array | None, 
     if is_bfloat16(call.plan.dtype):
         arrays = [bits(x) for x in arrays]
     return (
-        body, *arrays, lse, packed.starts, packed.key_starts, call.slopes, call.sinks,
+        variant, *arrays, lse, packed.starts, packed.key_starts, call.slopes, call.sinks,
         packed.offsets, call.left, call.right, call.softcap, call.scale, get_num_threads(), *more,
     )  # fmt: skip
 

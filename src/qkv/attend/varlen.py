@@ -12,7 +12,7 @@ from qkv.attend import native
 from qkv.attend.arguments import Call, Packed, check_call, round_to
 from qkv.attend.attention import solve
 from qkv.attend.visibility import check_flag, check_offset, check_per_row
-from qkv.ops.kernel import body
+from qkv.ops.kernel import variant
 
 
 @public_call("varlen_attention")
@@ -103,7 +103,7 @@ def attend_rows(packed: Packed, *, lse: bool, exact: bool = False) -> tuple[Arra
     the output has the dtype `plan.kind`, and `lse` is float64 with the shape `(total, Hq, 1)`.
     """
     plan = packed.call.plan
-    chosen = body() if plan.is_native else None
+    chosen = variant() if plan.is_native else None
     shape = (plan.length, plan.heads)
     out = np.empty((*shape, plan.out[-1]), plan.kind if exact or chosen is None else plan.dtype)
     sums = np.empty((*shape, 1), np.float64) if lse else None

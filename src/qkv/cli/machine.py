@@ -64,7 +64,7 @@ def info(model: str | None, as_json: bool) -> None:
         "numpy": np.__version__,
         "backend": backend(),
         "backends": list(BACKENDS),
-        "bf16_products": compiled is not None and any(whole for _, whole in compiled.bodies()),
+        "bf16_products": compiled is not None and any(whole for _, whole in compiled.variants()),
         "threads": get_num_threads(),
         "default_model": os.environ.get("QKV_MODEL") or DEFAULT,
         "default_decoder": os.environ.get("QKV_MODEL") or WRITER,

@@ -20,7 +20,7 @@ from qkv.layers.base import quiet
 from qkv.layers.block import Block
 from qkv.layers.mlp import MLP
 from qkv.layers.norm import LayerNorm, RMSNorm
-from qkv.ops.kernel import body_and_threads, stays_bfloat16
+from qkv.ops.kernel import stays_bfloat16, variant_and_threads
 from qkv.ops.packing import Prepared, is_frozen
 
 _OPTIONS = {"is_causal", "window", "scale", "softcap", "alibi_slopes", "sinks"}
@@ -70,7 +70,7 @@ def steps_for(
     blocks: Sequence[Any], options: Sequence[Mapping[str, Any]], dtype: DType
 ) -> BlockSteps | None:
     """Return `BlockSteps` for these blocks, or None if a part or an option is not supported."""
-    here, threads = body_and_threads()
+    here, threads = variant_and_threads()
     if here is None or (dtype != np.float32 and not stays_bfloat16(dtype)):
         return None
     for block, block_options in zip(blocks, options, strict=True):
@@ -162,7 +162,7 @@ class _Step:
             key_lengths=cached.get("key_lengths"),
         )
         z = np.empty((len(x), heads, 1, values.shape[-1]), kernel.kind)
-        native.attend(kernel.body, call, z, None, None, kernel.threads)
+        native.attend(kernel.variant, call, z, None, None, kernel.threads)
         return self.out(kernel.to_bits(z.reshape(len(x), -1)), None, residual)
 
 

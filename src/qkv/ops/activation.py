@@ -9,7 +9,7 @@ import numpy as np
 
 from qkv.argument_errors import value_error
 from qkv.arrays import Array
-from qkv.ops.kernel import CHUNK, body_for, compiled, contiguous, get_num_threads, working
+from qkv.ops.kernel import CHUNK, compiled, contiguous, get_num_threads, variant_for, working
 from qkv.suggest import nearest
 
 
@@ -24,7 +24,7 @@ def activate(x: Array, name: str) -> Array:
     >>> activate(np.array([-1.0, 0.0, 2.0]), "relu")
     array([0., 0., 2.])
     """
-    code, chosen = activation_named(name).code, body_for(x)
+    code, chosen = activation_named(name).code, variant_for(x)
     return activate_in_numpy(x, name) if chosen is None else _map(chosen, code, x, None)
 
 
@@ -47,7 +47,7 @@ def activation_grad(x: Array, grad: Array, name: str) -> Array:
     """
     activation = activation_named(name)
     x, grad = working(x, grad)
-    if (chosen := body_for(x)) is not None:
+    if (chosen := variant_for(x)) is not None:
         return _map(chosen, activation.code, x, grad)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         return activation.gradient(x.reshape(-1), grad.reshape(-1)).reshape(x.shape)

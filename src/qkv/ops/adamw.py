@@ -51,7 +51,9 @@ def adamw(
     decays, same = (decay, 0.0) if isinstance(decay, np.ndarray) else (None, decay)
     if decays is not None:
         arrays.append(decays)
-    if (chosen := kernel.body_for(*arrays)) is not None and all(map(kernel.is_contiguous, arrays)):
+    if (chosen := kernel.variant_for(*arrays)) is not None and all(
+        map(kernel.is_contiguous, arrays)
+    ):
         kernel.compiled.adamw(
             chosen, parameters, gradient, mean, square, decays, same,
             rate, factor, eps, first, 1 - first, second, 1 - second, size, root,
@@ -78,7 +80,7 @@ def gradient_norm(x: Array) -> float:
     5.0
     """
     flat = x.reshape(-1)
-    if (chosen := kernel.body_for(x)) is not None:
+    if (chosen := kernel.variant_for(x)) is not None:
         return math.sqrt(
             kernel.compiled.squares(chosen, kernel.contiguous(flat), kernel.get_num_threads())
         )

@@ -17,12 +17,12 @@ try:
 except ImportError:  # the kernel was not built, or was built for another machine
     _kernel = None  # type: ignore[assignment]
 compiled = _kernel
-BODIES = (
+VARIANTS = (
     {}
     if compiled is None
-    else {f"native-{name}": i for i, (name, _) in enumerate(compiled.bodies())}
+    else {f"native-{name}": i for i, (name, _) in enumerate(compiled.variants())}
 )
-BACKENDS = (*BODIES, "numpy")  # The backends that this machine can run, the fastest first.
+BACKENDS = (*VARIANTS, "numpy")  # The backends that this machine can run, the fastest first.
 MOST_THREADS = 1024  # The kernel has the same limit (native/arguments.h).
 # State: `set_num_threads` sets the number for the whole process, in one assignment.
 _threads: int | None = None
@@ -53,14 +53,14 @@ def backend() -> str:
     return name
 
 
-def body() -> int | None:
-    """Return the index of the selected variant ("body") of the kernel; None selects NumPy."""
-    return BODIES.get(backend())
+def variant() -> int | None:
+    """Return the index of the selected variant of the kernel; None selects NumPy."""
+    return VARIANTS.get(backend())
 
 
-def body_and_threads() -> tuple[int | None, int]:
-    """Return `body()` and `get_num_threads()`, the arguments of every call of the kernel."""
-    return BODIES.get(backend()), get_num_threads()
+def variant_and_threads() -> tuple[int | None, int]:
+    """Return `variant()` and `get_num_threads()`, the arguments of every call of the kernel."""
+    return VARIANTS.get(backend()), get_num_threads()
 
 
 def get_num_threads() -> int:
@@ -116,7 +116,7 @@ def stays_bfloat16(dtype: DType) -> bool:
     The kernel multiplies bfloat16 directly, and adds the products in float32. Without the kernel,
     all half-precision arrays are converted to float32.
     """
-    return is_bfloat16(dtype) and dtype.isnative and body() is not None
+    return is_bfloat16(dtype) and dtype.isnative and variant() is not None
 
 
 def to_bfloat16(x: Array, weight: Array) -> Array:
@@ -124,7 +124,7 @@ def to_bfloat16(x: Array, weight: Array) -> Array:
 
     If `x` stayed float32, the kernel would compute `x @ weight` in float32.
     """
-    chosen, kind = body(), weight.dtype
+    chosen, kind = variant(), weight.dtype
     if chosen is None or not stays_bfloat16(kind) or x.dtype == kind:
         return x
     if x.dtype != FLOAT32 or not is_contiguous(x):
@@ -140,10 +140,10 @@ def working(*arrays: Array) -> tuple[Array, ...]:
     return tuple(array.astype(kind, copy=False) for array in arrays)
 
 
-def body_for(*arrays: Array) -> int | None:
-    """Return `body()` if all arrays are float32, otherwise None, which selects NumPy."""
+def variant_for(*arrays: Array) -> int | None:
+    """Return `variant()` if all arrays are float32, otherwise None, which selects NumPy."""
     plain = all(array.dtype == FLOAT32 and array.dtype.isnative for array in arrays)
-    return body() if plain else None
+    return variant() if plain else None
 
 
 def as_rows(array: Array, count: int, size: int, kind: DType = FLOAT32) -> Array:
@@ -155,12 +155,12 @@ def as_rows(array: Array, count: int, size: int, kind: DType = FLOAT32) -> Array
 
 
 def rows_of(x: Array, kind: DType | None) -> tuple[int | None, int, Array]:
-    """Return `body()`, `get_num_threads()`, and the rows of `x` (..., size), converted to `kind`.
+    """Return `variant()`, `get_num_threads()`, and the rows of `x` (..., size), converted to `kind`.
 
-    If NumPy computes numbers of this kind, or if `kind` is None, return None instead of `body()`,
+    If NumPy computes numbers of this kind, or if `kind` is None, return None instead of `variant()`,
     and `x` unchanged.
     """
-    chosen, threads = body_and_threads()
+    chosen, threads = variant_and_threads()
     if chosen is None or kind is None or kind == np.float64:
         return None, threads, x
     return chosen, threads, as_rows(x, math.prod(x.shape[:-1]), x.shape[-1], kind)

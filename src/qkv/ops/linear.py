@@ -190,7 +190,7 @@ def linear_grad(
     rows, grad = x.reshape(count, depth), grad.reshape(count, width)
     transposed = weight.flags.f_contiguous and not weight.flags.c_contiguous
     grad_x = input_grad(weight, grad).reshape(x.shape)
-    chosen = kernel.body_for(x) if x.size and grad.size else None
+    chosen = kernel.variant_for(x) if x.size and grad.size else None
     if chosen is None:
         grad_weight = multiply(grad.T, rows).T if transposed else multiply(rows.T, grad)
         return grad_x, grad_weight, grad.sum(0) if bias else None
@@ -214,7 +214,7 @@ def input_grad(weight: Array, grad: Array) -> Array:
     """
     weight, grad = kernel.working(weight, grad)
     depth, width = weight.shape
-    chosen = kernel.body_for(grad) if weight.size and grad.size else None
+    chosen = kernel.variant_for(grad) if weight.size and grad.size else None
     if chosen is None:
         return multiply(grad, weight.T)
     count, threads = grad.size // width, kernel.get_num_threads()

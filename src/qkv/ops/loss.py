@@ -30,7 +30,7 @@ def cross_entropy(
     _check_targets(logits, targets, weights)
     (logits,) = kernel.working(logits)
     factor = None if weights is None else weights.astype(logits.dtype, copy=False)
-    if (chosen := kernel.body_for(logits)) is not None:
+    if (chosen := kernel.variant_for(logits)) is not None:
         logits = kernel.as_rows(logits, *logits.shape)
         targets = kernel.contiguous(targets.astype(np.int64, copy=False))
         losses, grad = np.empty(len(logits), logits.dtype), np.empty(logits.shape, logits.dtype)

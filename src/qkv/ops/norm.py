@@ -70,7 +70,7 @@ def norm_grad(
     """
     x, weight, scale, grad = kernel.working(x, weight, scale, grad)
     size = x.shape[-1]
-    if (chosen := kernel.body_for(x)) is not None and size:
+    if (chosen := kernel.variant_for(x)) is not None and size:
         count = math.prod(x.shape[:-1])
         grad_x, grad_weight = np.empty(x.shape, x.dtype), np.empty(size, x.dtype)
         grad_bias = np.empty(size, x.dtype) if bias else None

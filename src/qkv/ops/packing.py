@@ -16,7 +16,7 @@ from qkv.ops.kernel import FLOAT32, bits, bits_type, compiled
 
 _LARGE_PAGE = 1 << 21
 _SHELF = 1 << 24  # The number of bytes of a shelf.
-_Key = tuple[int, int, DType]  # a weight's id, the body of the kernel, and the dtype of the copy
+_Key = tuple[int, int, DType]  # a weight's id, the variant of the kernel, and the dtype of the copy
 
 
 class _PackedCopies:
@@ -185,14 +185,14 @@ class Prepared:
     with `Prepared.to_bits`, because the kernel takes bfloat16 numbers as uint16.
 
     Attributes:
-        body: the index of the kernel's variant.
+        variant: the index of the kernel's variant.
         kind: float32 or bfloat16, the dtype of the factors.
         bits: the dtype of the arrays that the kernel gets: float32, or uint16 for bfloat16.
         threads: the maximum number of threads.
     """
 
-    def __init__(self, body: int, kind: DType, threads: int) -> None:
-        self.body, self.kind, self.threads = body, kind, threads
+    def __init__(self, variant: int, kind: DType, threads: int) -> None:
+        self.variant, self.kind, self.threads = variant, kind, threads
         self.bits = bits_type(kind)
 
     def to_bits(self, x: Array) -> Array:
@@ -201,7 +201,7 @@ class Prepared:
 
     def joins(self, weights: Sequence[Array]) -> bool:
         """Return whether these weights (in, out) can be packed side by side without padding."""
-        shapes, kind = [weight.shape for weight in weights], (self.body, self.kind)
+        shapes, kind = [weight.shape for weight in weights], (self.variant, self.kind)
         return all(packed_size((d, w), *kind) < packed_size((d, w + 1), *kind) for d, w in shapes)
 
     def linear(
@@ -211,7 +211,7 @@ class Prepared:
 
         A float32 residual makes the result float32.
         """
-        whole = pack(weight, self.body, self.kind, self.threads)
+        whole = pack(weight, self.variant, self.kind, self.threads)
         return self._product(whole, weight.shape[1], bias, activation)
 
     def joined_linear(self, weights: Sequence[Array], bias: Array | None) -> Callable[..., Array]:
@@ -219,13 +219,13 @@ class Prepared:
 
         `joins(weights)` must be True. The biases for all weights are concatenated in `bias`.
         """
-        whole = packed_together(weights, self.body, self.kind, self.threads)
+        whole = packed_together(weights, self.variant, self.kind, self.threads)
         return self._product(whole, sum(weight.shape[1] for weight in weights), bias, None)
 
     def _product(
         self, weights: Array, width: int, bias: Array | None, activation: str | None
     ) -> Callable[..., Array]:
-        bits, threads, chosen = self.bits, self.threads, self.body
+        bits, threads, chosen = self.bits, self.threads, self.variant
         code = 0 if activation is None else activation_named(activation).code
         addend = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])
 
@@ -240,7 +240,7 @@ class Prepared:
         self, weight: Array, bias: Array | None, *, eps: float, centred: bool
     ) -> Callable[[Array], Array]:
         """Return a function that applies `normalize`; its result has the dtype of its input."""
-        threads, chosen = self.threads, self.body
+        threads, chosen = self.threads, self.variant
         factor = np.require(weight, FLOAT32, ["C", "A"])
         addend = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])
 

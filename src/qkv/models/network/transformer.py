@@ -27,7 +27,7 @@ from qkv.models.network.batch import Batch
 from qkv.models.network.embedding import Embedding, EmbeddingSaved
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.relative_bias import RelativeBias
-from qkv.ops.kernel import body_and_threads
+from qkv.ops.kernel import variant_and_threads
 from qkv.ops.linear import project_back, project_wide
 from qkv.trace import Recorder
 from qkv.trace.recorder import of_rows
@@ -323,7 +323,7 @@ class Transformer:
         The implementation is cached. If a layer or the backend changes, the implementation is
         built again.
         """
-        backend, parts, last = body_and_threads(), made_of(self.layers), self._steps
+        backend, parts, last = variant_and_threads(), made_of(self.layers), self._steps
         same = last is not None and last[0] == backend and len(last[2]) == len(parts)
         if last is None or not same or not all(map(is_, last[2], parts)):
             steps = steps_for(self.layers, self.options, self.embedding.table.dtype)

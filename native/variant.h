@@ -1,4 +1,4 @@
-// The bodies: body.cpp, compiled once for each instruction set. isa.cpp chooses a body.
+// The variants: variant.cpp, compiled once for each instruction set. isa.cpp chooses a variant.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,9 @@
 
 namespace qkv {
 
-struct Body {
+struct Variant {
   const char* name;  // "avx512", "avx2" or "portable"
-  bool bfloat16;     // whether the body uses BF16 instructions
+  bool bfloat16;     // whether the variant uses BF16 instructions
   int activations;   // the number of activations
 
   void (*attend)(const Attention&, int threads);
@@ -38,6 +38,6 @@ struct Body {
   double (*read_rate)(int threads);                 // measured bytes per second
 };
 
-const std::vector<const Body*>& bodies();  // the bodies that this machine can run, the fastest first
+const std::vector<const Variant*>& variants();  // the variants that this machine can run, the fastest first
 
 }  // namespace qkv

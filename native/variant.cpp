@@ -1,5 +1,5 @@
-// One body: all functions of the kernel, for the instruction set that this file is compiled for.
-#include "body.h"
+// One variant: all functions of the kernel, for the instruction set that this file is compiled for.
+#include "variant.h"
 
 #include "attention.h"
 #include "decode.h"
@@ -13,7 +13,7 @@
 #include "training.h"
 
 namespace qkv {
-namespace QKV_BODY {
+namespace QKV_VARIANT {
 
 static void attend(const Attention& a, int threads) {
   if (is_short(a)) return attend_short(a, threads);
@@ -43,11 +43,11 @@ constexpr bool BFLOAT16 = true;
 constexpr bool BFLOAT16 = false;
 #endif
 
-extern const Body body;
-const Body body = {
+extern const Variant variant;
+const Variant variant = {
     NAME, BFLOAT16, ACTIVATIONS, attend, summarize, differentiate, packed_bytes, pack, linear, norm, narrow,
     outer, map, norm_grad, cross_entropy, adamw, squares, multiply_adds, read_rate,
 };
 
-}  // namespace QKV_BODY
+}  // namespace QKV_VARIANT
 }  // namespace qkv
