@@ -162,7 +162,7 @@ class Residual:
     @quiet
     def __init__(self, pair: Contrast) -> None:
         self.pair, self.model = pair, ungroup(pair.model)
-        self.body, self.layers = self.model.network, self.model.layers
+        self.network, self.layers = self.model.network, self.model.layers
         self.wiring = Wiring(self.layers)
         ids, other = (np.asarray(run.ids) for run in (pair.clean, pair.corrupted))
         self.length = stop = len(ids)
@@ -366,7 +366,7 @@ class Residual:
                 np.concatenate([np.broadcast_to(old, (len(new), *old.shape)), new], -2)
                 for old, new in ((before["k"], key), (before["v"], value))
             )
-        options = self.body.options[layer]
+        options = self.network.options[layer]
         return np.asarray(attention(query, key, value, q_offset=self.span.start + first, **options))
 
     def _join_heads(self, layer: int, z: Array) -> Array:
@@ -405,7 +405,7 @@ class Residual:
 
     def _head_of(self, pair: Contrast) -> BuiltHead:
         """Return the LM head, reduced to the tokens of the metric."""
-        head = self.body.head
+        head = self.network.head
         assert head is not None
         if not isinstance(pair.metric, Logit):
             return head
@@ -419,7 +419,7 @@ class Residual:
             before = self.pair.input_of(self.pair.clean, len(self.layers))[: self.span.start]
             whole = (np.concatenate([before, one]) for one in x)
             return np.concatenate([self.pair.values(one[None]) for one in whole])
-        rows, _ = self.body.finish(x[:, 0])
+        rows, _ = self.network.finish(x[:, 0])
         logits = self._head(rows, np.arange(len(rows) + 1))
         return self.pair.metric._replace(tokens=[*range(len(self.pair.metric.tokens))]).of(logits)
 

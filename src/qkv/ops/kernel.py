@@ -155,10 +155,10 @@ def as_rows(array: Array, count: int, size: int, kind: DType = FLOAT32) -> Array
 
 
 def rows_of(x: Array, kind: DType | None) -> tuple[int | None, int, Array]:
-    """Return `variant()`, `get_num_threads()`, and the rows of `x` (..., size), converted to `kind`.
+    """Return `variant()`, `get_num_threads()` and the rows of `x` (..., size), converted to `kind`.
 
-    If NumPy computes numbers of this kind, or if `kind` is None, return None instead of `variant()`,
-    and `x` unchanged.
+    If NumPy computes numbers of this kind, or if `kind` is None, return None in place of
+    `variant()`, and `x` unchanged.
     """
     chosen, threads = variant_and_threads()
     if chosen is None or kind is None or kind == np.float64:

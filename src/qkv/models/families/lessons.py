@@ -42,13 +42,13 @@ class Lesson(Design):
 
     def build(self, parameters: Arrays) -> Transformer:
         """Return the model with these parameters."""
-        body = super().build(parameters)
-        body.layers = [AttentionOnly(layer.attn) for layer in body.layers]
+        network = super().build(parameters)
+        network.layers = [AttentionOnly(layer.attn) for layer in network.layers]
         if self.sinusoidal:
             table = parameters["embed.weight"]
             positions = sinusoidal_positions(MAX_LENGTH, self.dim).astype(table.dtype)
-            body.embedding.positions = positions
-        return body
+            network.embedding.positions = positions
+        return network
 
 
 def lesson(config: Config) -> Lesson:

@@ -429,8 +429,8 @@ class VisionDesign(Design):
 
     def build(self, parameters: Arrays) -> Transformer:
         """Return the model with these parameters, which are not copied."""
-        body = super().build(parameters)
-        body.embedding = PatchEmbedding(
+        network = super().build(parameters)
+        network.embedding = PatchEmbedding(
             table=parameters["embed.weight"],
             weight=parameters["patch_embed.weight"],
             bias=parameters.get("patch_embed.bias"),
@@ -438,7 +438,7 @@ class VisionDesign(Design):
             norm=self.norm(parameters, "embed_norm"),
             grid=self.grid if self.any_size else None,
         )
-        return body
+        return network
 
 
 @dataclass(frozen=True)

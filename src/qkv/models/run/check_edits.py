@@ -31,7 +31,7 @@ Counts = Mapping[str, tuple[int, int]]
 def fit(
     edits: Edits,
     batch: Batch,
-    body: Transformer,
+    network: Transformer,
     reader: TextReader,
     *,
     more: Sequence[int] = (),
@@ -47,7 +47,7 @@ def fit(
     Args:
         edits: the user's edits.
         batch: the texts.
-        body: the network.
+        network: the network.
         reader: the model's reader of texts.
         more: the maximum number of tokens that the run may add to each text.
         written: the number of positions that the decoder computes in its first forward pass. If the
@@ -67,9 +67,9 @@ def fit(
     if not edits:
         return batch, EditedRun(is_pair=is_pair)
     batch = swap_tokens(edits, batch, reader.tokenizer, first)
-    heads = [layer.attn.num_heads for layer in body.layers]
-    named = _resolve_keys(edits.changes, body, is_pair)
-    records = [_in_model(record, body, edits.knows_means) for record in edits.records]
+    heads = [layer.attn.num_heads for layer in network.layers]
+    named = _resolve_keys(edits.changes, network, is_pair)
+    records = [_in_model(record, network, edits.knows_means) for record in edits.records]
     texts = list(map(reader.with_names, batch))
     lengths = [len(text) for text in texts]
     counts = {"": (len(texts), max(lengths, default=0))}
@@ -77,10 +77,10 @@ def fit(
     changes = {
         name: change
         if callable(change) or isinstance(change, Spliced)
-        else _array(name, change, _shape(name, body, counts, named))
+        else _array(name, change, _shape(name, network, counts, named))
         for name, change in named.items()
     }
-    plan = Plan(body, lengths, "encoder." * is_pair, first, reader.known_ids)
+    plan = Plan(network, lengths, "encoder." * is_pair, first, reader.known_ids)
     # If several records scale attention scores, only the last of these records has an effect.
     scales = [record for record in records if record.op == "scale"]
     for record in (*(record for record in records if record.op != "scale"), *scales[-1:]):
@@ -108,10 +108,10 @@ def fit(
     )
 
 
-def spliced_names(edits: Edits, body: Transformer) -> list[str]:
+def spliced_names(edits: Edits, network: Transformer) -> list[str]:
     """Return the names that spliced layers add to a trace."""
     changes = {name: layer for name, layer in edits.changes.items() if isinstance(layer, Spliced)}
-    known = NameIndex(filter(_is_editable, body.hook_names)) if changes else NameIndex(())
+    known = NameIndex(filter(_is_editable, network.hook_names)) if changes else NameIndex(())
     return [
         f"{full}.{hook}"
         for name, change in changes.items()
@@ -124,14 +124,14 @@ def _is_editable(name: str) -> bool:
     return activation(name).editable
 
 
-def _resolve_keys(edit: Mapping[Any, Any], body: Transformer, is_pair: bool) -> dict[str, Any]:
+def _resolve_keys(edit: Mapping[Any, Any], network: Transformer, is_pair: bool) -> dict[str, Any]:
     """Return the changes in `edit`, keyed by full name."""
     if not edit:
         return {}
-    if is_pair and isinstance(body, EncoderDecoder):
-        names = body.pair_hook_names
+    if is_pair and isinstance(network, EncoderDecoder):
+        names = network.pair_hook_names
     else:
-        names = [*body.hook_names, *spliced_names(Edits((), edit), body)]
+        names = [*network.hook_names, *spliced_names(Edits((), edit), network)]
     known = NameIndex(filter(_is_editable, names))
     changes: dict[str, Any] = {}
     for name, change in edit.items():
@@ -202,10 +202,12 @@ def _numbers(name: str, value: Any) -> Array:
     return array
 
 
-def _shape(name: str, body: Transformer, counts: Counts, changes: Mapping[str, Any]) -> Shape:
+def _shape(name: str, network: Transformer, counts: Counts, changes: Mapping[str, Any]) -> Shape:
     """Return the shape (B, ...) of an activation, which may belong to a spliced layer."""
     at, outer = parse(name), changes.get(name.rpartition(".")[0])
-    side = body.decoder if at.side == "decoder" and isinstance(body, EncoderDecoder) else body
+    side = (
+        network.decoder if at.side == "decoder" and isinstance(network, EncoderDecoder) else network
+    )
     (texts, length), other = counts[at.side], counts["encoder"][1]
     features = outer.num_features if isinstance(outer, Spliced) else 0
     return texts, *shape_of(at, side, length, other if at.crosses else length, features)
@@ -223,7 +225,7 @@ def _array(name: str, array: Array, shape: Shape) -> Array:
 
 
 def plain(
-    edits: Edits, text: Tokenized, body: Transformer, reader: TextReader
+    edits: Edits, text: Tokenized, network: Transformer, reader: TextReader
 ) -> list[dict[str, Any]]:
     """Return the edits of one text as records of JSON values, with positions instead of words.
 
@@ -232,7 +234,7 @@ def plain(
     Args:
         edits: the user's edits, which fit the model and the text.
         text: the text, with swapped tokens.
-        body: the network.
+        network: the network.
         reader: the model's reader of texts.
 
     Raises:
@@ -240,8 +242,8 @@ def plain(
             position does not exist.
     """
     records: list[dict[str, Any]] = []
-    plan = Plan(body, [])
-    for name, change in _resolve_keys(edits.changes, body, False).items():
+    plan = Plan(network, [])
+    for name, change in _resolve_keys(edits.changes, network, False).items():
         _, layer, local = parse(name)
         whole = local.replace("hook_", "")
         inner = whole.removeprefix("attn.").removeprefix("mlp.")
@@ -255,7 +257,7 @@ def plain(
             )
         where = {} if layer is None else {"layer": layer}
         records.append({"op": "set", "at": at, **where, "value": change[0].tolist()})
-    for record in (_in_model(record, body, edits.knows_means) for record in edits.records):
+    for record in (_in_model(record, network, edits.knows_means) for record in edits.records):
         if not record.is_hide_argument:
             records.append({name: _as_json(value) for name, value in record.fields.items()})
             if record.op == "swap":
@@ -276,11 +278,11 @@ def _as_json(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
-def check(edits: Edits, body: Transformer, reader: TextReader) -> None:
+def check(edits: Edits, network: Transformer, reader: TextReader) -> None:
     """Raise the errors of `fit` that do not depend on texts."""
-    _resolve_keys(edits.changes, body, False)
-    plan = Plan(body, [], read=reader.known_ids)
-    for record in (_in_model(record, body, edits.knows_means) for record in edits.records):
+    _resolve_keys(edits.changes, network, False)
+    plan = Plan(network, [], read=reader.known_ids)
+    for record in (_in_model(record, network, edits.knows_means) for record in edits.records):
         OPS[record.op].apply(plan, record)
 
 
@@ -330,18 +332,18 @@ def hide_value(record: Record) -> Any:
     return tuple(record.fields[name] for name in names if name in record.fields) or (None, None)
 
 
-def _in_model(record: Record, body: Transformer, knows_means: bool) -> Record:
+def _in_model(record: Record, network: Transformer, knows_means: bool) -> Record:
     """Check a record's layer, head and numbers; return the record with non-negative indices."""
     fields, source = dict(record.fields), record.source
     if "layer" in fields:
-        count = len(body.layers)
+        count = len(network.layers)
         if record.is_argument:
             fields["layer"] = from_start(fields["layer"], count, source, "layer", "the model")
         elif not _is_below(fields["layer"], count):
             raise wrong(record, "layer", f"0 to {count - 1}, because the model has {count} layers")
     if "head" in fields:
         layer = fields["layer"]
-        count = body.layers[layer].attn.num_heads
+        count = network.layers[layer].attn.num_heads
         if record.is_argument:
             whole = f"layer {layer}"
             fields["head"] = from_start(fields["head"], count, source, "head", whole)
@@ -351,7 +353,7 @@ def _in_model(record: Record, body: Transformer, knows_means: bool) -> Record:
         if name not in fields:
             continue
         if about.kind == "output":
-            size = body.layers[fields["layer"]].attn.d_value
+            size = network.layers[fields["layer"]].attn.d_value
             fields[name] = _output(record, fields[name], size, knows_means)
         elif about.kind == "number" and not are_numbers(fields[name], ()):
             fits = " that fits in 64 bits" * isinstance(fields[name], int)

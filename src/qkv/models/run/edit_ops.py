@@ -27,13 +27,13 @@ class Origin:
     The first access to an activation runs the network, without edits.
 
     Args:
-        body: the network.
+        network: the network.
         ids: the ids of the text, (T,).
     """
 
-    def __init__(self, body: Transformer, ids: Array) -> None:
+    def __init__(self, network: Transformer, ids: Array) -> None:
         self.names: set[str] = set()
-        self._body, self._ids = body, ids
+        self._network, self._ids = network, ids
         self._arrays: dict[str, Array] = {}
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class Origin:
         """Return an activation (T, ...); the first access computes all activations in `names`."""
         if not self._arrays:
             record = Recorder(self.names.__contains__)
-            self._body.run(PackedIds.of([self._ids]), record=record)
+            self._network.run(PackedIds.of([self._ids]), record=record)
             self._arrays = record.arrays
         array: Array = self._arrays[name][0]
         return array
@@ -54,7 +54,7 @@ class Plan:
     """The effects of all edit records of a call; each row of `OPS` adds one record's effect.
 
     Attributes:
-        body: the network that runs.
+        network: the network that runs.
         lengths: the number of tokens in each text.
         prefix: the prefix of the names of the network's activations.
         first: the index of the first text among all texts of the call.
@@ -68,7 +68,7 @@ class Plan:
             The steps change the activation in the order of the list.
     """
 
-    body: Transformer
+    network: Transformer
     lengths: Sequence[int]
     prefix: str = ""
     first: int = 0
@@ -93,7 +93,7 @@ class Plan:
 
     @cached_property
     def _known(self) -> NameIndex:
-        return NameIndex(name for name in self.body.hook_names if activation(name).editable)
+        return NameIndex(name for name in self.network.hook_names if activation(name).editable)
 
     def site(self, record: Record) -> str:
         """Return the full name of the activation that a record changes, without the prefix."""
@@ -121,7 +121,7 @@ class Plan:
         fields, name = record.fields, self.site(record)
         axes = activation(name).axes[1:]
         changed: dict[str, tuple[int, Any]] = {}
-        sizes = shape_of(parse(name), self.body, tokens, tokens)
+        sizes = shape_of(parse(name), self.network, tokens, tokens)
         for axis, size in zip(axes, sizes, strict=True):
             index = fields.get({"kv_head": "head", "query": "token"}.get(axis, axis))
             if index is not None and "head" in axis and index >= size:
@@ -143,7 +143,7 @@ class Plan:
         if not isinstance(text, str) or not text.strip():
             raise wrong(record, "from", "a text with at least one word")
         if text not in self.sources:
-            self.sources[text] = Origin(self.body, self.read(text))
+            self.sources[text] = Origin(self.network, self.read(text))
         source = self.sources[text]
         for number, length in enumerate(self.lengths, self.first):
             if length != len(source):
@@ -199,7 +199,7 @@ def causal(plan: Plan, record: Record) -> None:
 def ablate(plan: Plan, record: Record) -> None:
     """Replace the output of a head by 0, or by another value."""
     layer, head = record.fields["layer"], record.fields.get("head")
-    heads = range(plan.body.layers[layer].attn.num_heads) if head is None else [head]
+    heads = range(plan.network.layers[layer].attn.num_heads) if head is None else [head]
     output = record.fields.get("with", 0)
     plan.ablated.setdefault(layer, {}).update(dict.fromkeys(heads, output))
 
@@ -209,8 +209,8 @@ def scale(plan: Plan, record: Record) -> None:
 
     If other steps also change the scores (see `is_plain`), the queries are scaled instead.
     """
-    for layer in range(len(plan.body.layers)):
-        short, usual = scale_in(plan.body, layer)
+    for layer in range(len(plan.network.layers)):
+        short, usual = scale_in(plan.network, layer)
         scaled = partial(_times, record.fields["value"] / usual)
         plan.change(short, layer, scaled, scaled)
 
@@ -236,7 +236,7 @@ def row(plan: Plan, record: Record) -> None:
 
 def add(plan: Plan, record: Record) -> None:
     """Add a vector to an activation of size D."""
-    fields, dim = record.fields, plan.body.dim
+    fields, dim = record.fields, plan.network.dim
     if not are_numbers(fields["vector"], (dim,)):
         raise wrong(record, "vector", f"{dim} finite numbers, the size of a vector")
     vector, token = np.asarray(fields["vector"]), fields.get("token")
@@ -313,16 +313,16 @@ def are_numbers(value: Any, shape: Shape) -> bool:
     return is_number(array) and array.shape == shape and bool((np.abs(array) <= _LARGEST).all())
 
 
-def shape_of(at: Parsed, body: Transformer, queries: int, keys: int, features: int = 0) -> Shape:
+def shape_of(at: Parsed, network: Transformer, queries: int, keys: int, features: int = 0) -> Shape:
     """Return the shape of an activation of one text.
 
     `features` is the size of a spliced layer's own activations, e.g. of an autoencoder.
     """
     row = activation(at.local)
     sizes = {"query": queries, "key": keys, "token": keys if row.of_keys else queries}
-    sizes |= {"one": 1, "D": body.widths.get(at.local, body.dim), "feature": features}
+    sizes |= {"one": 1, "D": network.widths.get(at.local, network.dim), "feature": features}
     part = at.local.rpartition(".")[0]
-    block: Any = None if at.layer is None else body.layers[at.layer]
+    block: Any = None if at.layer is None else network.layers[at.layer]
     if part == "mlp":
         sizes["F"] = block.mlp.hidden
     elif part in ("attn", "cross_attn"):
@@ -332,24 +332,24 @@ def shape_of(at: Parsed, body: Transformer, queries: int, keys: int, features: i
     return tuple(sizes[axis] for axis in row.axes[1:])
 
 
-def scale_in(body: Transformer, layer: int) -> tuple[str, float]:
+def scale_in(network: Transformer, layer: int) -> tuple[str, float]:
     """Return the activation that a "scale" record multiplies, and the usual scale of the scores.
 
     >>> import qkv
     >>> scale_in(qkv.load("random").network, 0)
     ('attn_scores', 0.5)
     """
-    attn, options = body.layers[layer].attn, body.options[layer]
+    attn, options = network.layers[layer].attn, network.options[layer]
     usual = options.get("scale") or 1 / math.sqrt(attn.d_query)
-    if is_plain(body, layer):
+    if is_plain(network, layer):
         return "attn_scores", usual
     return "rot_q" if attn.rotary or attn.q_norm or attn.k_norm else "q", usual
 
 
-def is_plain(body: Transformer, layer: int) -> bool:
+def is_plain(network: Transformer, layer: int) -> bool:
     """Return whether a layer computes its scores as `scale * query @ key`, without other steps."""
-    attn, options = body.layers[layer].attn, body.options[layer]
-    others = attn.rotary or attn.q_norm or attn.k_norm or body.bias
+    attn, options = network.layers[layer].attn, network.options[layer]
+    others = attn.rotary or attn.q_norm or attn.k_norm or network.bias
     return others is None and not {"softcap", "alibi_slopes", "sinks"} & options.keys()
 
 

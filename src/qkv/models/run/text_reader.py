@@ -135,12 +135,12 @@ def _checked_mask(attention_mask: Any, shape: tuple[int, ...], side: str) -> Arr
 
 
 def checked_positions(
-    body: Transformer, position_ids: ArrayLike | None, mask: Array, name: str
+    network: Transformer, position_ids: ArrayLike | None, mask: Array, name: str
 ) -> Any:
     """Return the positions of tokens, (B, T), counted from 0; None if no positions are given.
 
     Args:
-        body: the network.
+        network: the network.
         position_ids: (B, T), or (1, T) for all texts, numbered as in the library transformers. For
             example, the first position of RoBERTa is 2.
         mask: (B, T), the mask of tokens; positions are ignored where the mask is False.
@@ -153,8 +153,8 @@ def checked_positions(
     """
     if position_ids is None:
         return None
-    embedding = body.embedding
-    if embedding.positions is None and not any(layer.attn.rotary for layer in body.layers):
+    embedding = network.embedding
+    if embedding.positions is None and not any(layer.attn.rotary for layer in network.layers):
         raise value_error(
             f"position_ids are given, but {name} has neither learned nor rotary "
             "positions: omit position_ids"

@@ -176,17 +176,17 @@ def run_layers(
     >>> bool(abs(logits - trace["logits"]).max() < 1e-4)
     True
     """
-    body = model.network
+    network = model.network
     model.need("run_layers")
     vectors = as_array(resid, name="resid")
     if not is_float(vectors.dtype):
-        raise type_error(f"resid is {vectors.dtype}: give floats (B, T, {body.dim})")
-    if vectors.ndim not in (2, 3) or vectors.shape[-1] != body.dim:
+        raise type_error(f"resid is {vectors.dtype}: give floats (B, T, {network.dim})")
+    if vectors.ndim not in (2, 3) or vectors.shape[-1] != network.dim:
         raise value_error(
-            f"resid has shape {vectors.shape} and {model.name} has vectors of {body.dim}: "
-            f"give (B, T, {body.dim}), or (T, {body.dim}) for one text"
+            f"resid has shape {vectors.shape} and {model.name} has vectors of {network.dim}: "
+            f"give (B, T, {network.dim}), or (T, {network.dim}) for one text"
         )
-    count = len(body.layers)
+    count = len(network.layers)
     begin, end = _layer(first, count, "first"), count
     if stop is not None:
         end = _layer(stop, count, "stop")
@@ -214,8 +214,8 @@ def run_layers(
                 f"`edit` has {name}, but only layers {begin} to {end - 1} run: name "
                 "an activation in these layers"
             )
-    batch = Vectors(vectors.reshape(texts, length, dim).astype(body.dtype, copy=False))
-    rows, _ = body.run(batch, edited, first=begin, stop=end)
+    batch = Vectors(vectors.reshape(texts, length, dim).astype(network.dtype, copy=False))
+    rows, _ = network.run(batch, edited, first=begin, stop=end)
     return rows.reshape(vectors.shape)
 
 

@@ -425,25 +425,25 @@ def steps(
     Yields:
         Lists of pairs (index of a row, new text of the row).
     """
-    body, eos_ids, edited = model.network, model.eos_ids, edited or EditedRun()
+    network, eos_ids, edited = model.network, model.eos_ids, edited or EditedRun()
     if not measure_prompts and all(row.finish_reason for row in rows):
         return
     batch = Batch([row.prompt_tokens for row in rows], step=0)
-    caches, ids, lengths = first_step(body, batch, edited, [row.ids for row in rows])
+    caches, ids, lengths = first_step(network, batch, edited, [row.ids for row in rows])
     seen = np.zeros(len(rows), np.int64)
     step = 0
     while lengths.any():
         even = bool((lengths == ids.shape[1]).all())
         options = edited.step(step, seen, lengths, ids.shape[1])
-        x = body.step(ids, caches, None if even else lengths, **options)  # (B, n, D)
+        x = network.step(ids, caches, None if even else lengths, **options)  # (B, n, D)
         seen, step = seen + lengths, step + 1
         if measure_prompts:
             for row, vectors in zip(rows, x, strict=True):
-                for _ in _prompt_measured(body, row, vectors, top or 0):
+                for _ in _prompt_measured(network, row, vectors, top or 0):
                     yield []
             measure_prompts = False
         last = x[:, -1] if even else x[np.arange(len(x)), lengths - 1]
-        logits = body.logits(last)  # (B, V)
+        logits = network.logits(last)  # (B, V)
         ids = np.zeros((len(rows), 1), np.int64)
         lengths = np.zeros(len(rows), np.int64)
         pieces = []
@@ -466,27 +466,27 @@ def steps(
 
 
 def first_step(
-    body: Transformer, batch: Batch, edited: EditedRun, new: Sequence[Sequence[int]]
+    network: Transformer, batch: Batch, edited: EditedRun, new: Sequence[Sequence[int]]
 ) -> tuple[list[KVCache], Array, Array]:
     """Return a cache for each layer, and the ids (B, n) and lengths (B,) of the first step.
 
     The ids are those of the prompts, or the decoder's first id, followed by the `new` ids.
     """
-    if isinstance(body, EncoderDecoder):
+    if isinstance(network, EncoderDecoder):
         visible = edited.visible(batch.layout, batch.longest)
-        encoded = EncodedTexts(body.run(batch, edited)[0], batch.cu, visible)
+        encoded = EncodedTexts(network.run(batch, edited)[0], batch.cu, visible)
         record = edited.recorder(batch.layout._replace(other=batch.layout))
-        caches = body.remember(encoded, record and record.under("decoder."))
-        begun = [np.array([body.first])] * len(batch)
+        caches = network.remember(encoded, record and record.under("decoder."))
+        begun = [np.array([network.first])] * len(batch)
     else:
-        caches = [KVCache(options.get("window")) for options in body.options]
+        caches = [KVCache(options.get("window")) for options in network.options]
         begun = [text.ids for text in batch.texts]
     whole = [np.append(ids, np.array(more, np.int64)) for ids, more in zip(begun, new, strict=True)]
     packed = PackedIds.of(whole)
     return caches, pad_rows(packed.ids, packed.cu), packed.lengths
 
 
-def _prompt_measured(body: Transformer, row: Row, vectors: Array, top: int) -> Iterator[None]:
+def _prompt_measured(network: Transformer, row: Row, vectors: Array, top: int) -> Iterator[None]:
     """Add the logit and probability of each missing token to `row.measured_prompt`.
 
     `vectors` (n, D) holds the last layer's output for the prompt.
@@ -494,7 +494,7 @@ def _prompt_measured(body: Transformer, row: Row, vectors: Array, top: int) -> I
     ids = row.prompt_tokens.ids[1:].tolist()
     for begin in range(len(row.measured_prompt), len(ids), AT_ONCE):
         part = ids[begin : begin + AT_ONCE]
-        logits = body.logits(vectors[begin : begin + len(part)])  # (n, V)
+        logits = network.logits(vectors[begin : begin + len(part)])  # (n, V)
         for count, (token, row_logits) in enumerate(zip(part, logits, strict=True), begin + 1):
             _check_finite(row_logits, count)
             row.measured_prompt.append(measure_token(row_logits, token, top))

@@ -124,7 +124,7 @@ class Target:
     activations: Arrays
 
 
-def target_of(of: Any, lengths: Sequence[int], body: Transformer, token_id: TokenId) -> Target:
+def target_of(of: Any, lengths: Sequence[int], network: Transformer, token_id: TokenId) -> Target:
     """Convert `gradient`'s argument `of` to a target, for texts of given lengths.
 
     Raises:
@@ -134,14 +134,14 @@ def target_of(of: Any, lengths: Sequence[int], body: Transformer, token_id: Toke
         KeyError: an activation does not exist; the message suggests similar names.
     """
     if not isinstance(of, Mapping):
-        assert body.head is not None
-        return Target(*weigh(of, lengths, body.head.steps.outputs, token_id), {})
+        assert network.head is not None
+        return Target(*weigh(of, lengths, network.head.steps.outputs, token_id), {})
     if not of:
         raise value_error("`of` is empty: give an activation: {('post', 3): array}")
     weights: dict[str, Array] = {}
-    for name, full in names_of(list(of), body, "of").items():
+    for name, full in names_of(list(of), network, "of").items():
         every = [full] if isinstance(full, str) else full
-        inner = shape_of(parse(every[0]), body, max(lengths), max(lengths))
+        inner = shape_of(parse(every[0]), network, max(lengths), max(lengths))
         shape = (*[len(every)] * (not isinstance(full, str)), len(lengths), *inner)
         array = as_array(of[name], name=f"of[{name!r}]")
         if not is_number(array):
@@ -151,20 +151,20 @@ def target_of(of: Any, lengths: Sequence[int], body: Transformer, token_id: Toke
                 f"`of` has shape {array.shape} for {name!r}, whose shape is {shape} "
                 "in this run: the two shapes must be the same"
             )
-        parts = array.astype(body.dtype).reshape(len(every), len(lengths), *inner)
+        parts = array.astype(network.dtype).reshape(len(every), len(lengths), *inner)
         weights |= zip(every, parts, strict=True)
     return Target(np.zeros(0, int), np.zeros((0, 0)), weights)
 
 
 def gradients(
-    body: Transformer, batch: Batch, target: Target, names: FullNames, edited: EditedRun
+    network: Transformer, batch: Batch, target: Target, names: FullNames, edited: EditedRun
 ) -> dict[Name, Array]:
     """Return the target's gradient with respect to each activation.
 
     Layers that have no influence are not run, and gradients for parameters are not computed.
 
     Args:
-        body: the network.
+        network: the network.
         batch: the texts.
         target: the number to differentiate.
         names: maps each name in the result to the activation's full name, or to its full names in
@@ -177,19 +177,19 @@ def gradients(
     stop = None
     if not len(target.rows):
         counts = {*wanted, *target.activations}
-        known = {*body.hook_names, *wanted}  # `wanted` may name activations of spliced layers
+        known = {*network.hook_names, *wanted}  # `wanted` may name activations of spliced layers
         stop = layers_to_run(list(known), counts.__contains__)
         edited = edited.below(stop)
-    rows, saved = body.run(batch, edited, stop=stop, save=True)
+    rows, saved = network.run(batch, edited, stop=stop, save=True)
     record = edited.gradient_recorder(batch.layout, wanted.__contains__, target.activations)
     grad = np.zeros_like(rows)
     if len(target.rows):
-        assert body.head is not None
+        assert network.head is not None
         at = target.rows
-        _, head_saved = body.head.training_forward(rows[at], np.arange(len(at) + 1))
+        _, head_saved = network.head.training_forward(rows[at], np.arange(len(at) + 1))
         up = target.logits.astype(rows.dtype)
-        grad[at] = body.head.backward(up, head_saved, record=record).x
-    body.backward(grad, saved, record=record)
+        grad[at] = network.head.backward(up, head_saved, record=record).x
+    network.backward(grad, saved, record=record)
     grads = record.arrays
     return {
         name: grads[full] if isinstance(full, str) else np.stack([grads[name] for name in full])
@@ -302,7 +302,9 @@ def word_id(model: ModelBase, words: int, word: Any, *, argument: str = "`of`") 
     )
 
 
-def names_of(at: Any, body: Transformer, argument: str, spliced: Sequence[str] = ()) -> FullNames:
+def names_of(
+    at: Any, network: Transformer, argument: str, spliced: Sequence[str] = ()
+) -> FullNames:
     """Map each name in `at` to the activation's full name, or to a list of full names.
 
     A name without a layer, such as "z", can stand for an activation that each layer has. Such a
@@ -320,7 +322,9 @@ def names_of(at: Any, body: Transformer, argument: str, spliced: Sequence[str] =
     if not isinstance(at, Iterable):
         names = "['embed', ('resid_post', 3)]"
         raise type_error(f"`{argument}` is {quote(at)}: give names, such as {names}")
-    known = NameIndex([*(name for name in body.hook_names if activation(name).editable), *spliced])
+    known = NameIndex(
+        [*(name for name in network.hook_names if activation(name).editable), *spliced]
+    )
     full_names: FullNames = {}
     for name in [at] if single else at:
         if not isinstance(name, str | tuple):
@@ -328,21 +332,21 @@ def names_of(at: Any, body: Transformer, argument: str, spliced: Sequence[str] =
                 f"`{argument}` contains {quote(name)}: give names, such as ('resid_post', 3)"
             )
         full, every = known.one(name), known.find(name)
-        if not every or not (full or _is_of_each_layer(name, every, body)):
-            raise _unknown(name, body, known)
+        if not every or not (full or _is_of_each_layer(name, every, network)):
+            raise _unknown(name, network, known)
         full_names[name] = full or every
     return full_names
 
 
-def _is_of_each_layer(name: Name, every: Sequence[str], body: Transformer) -> bool:
+def _is_of_each_layer(name: Name, every: Sequence[str], network: Transformer) -> bool:
     """Return whether `every` has an activation for each layer that a name stands for."""
     names_layers = isinstance(name, tuple) and name[1] is not None
-    return names_layers or len(every) == len(body.layers)
+    return names_layers or len(every) == len(network.layers)
 
 
-def _unknown(name: Name, body: Transformer, known: NameIndex) -> Exception:
+def _unknown(name: Name, network: Transformer, known: NameIndex) -> Exception:
     """Return the error for an activation that does not exist or has no gradient."""
-    if NameIndex(body.hook_names).find(name) and not known.find(name):
+    if NameIndex(network.hook_names).find(name) and not known.find(name):
         every = dict.fromkeys(parse(full).local for full in known.full)
         return value_error(
             f"{name!r} has no gradient, because it is a summary that top_k makes: give "
@@ -351,7 +355,7 @@ def _unknown(name: Name, body: Transformer, known: NameIndex) -> Exception:
     return invalid(KeyError, f"{known.why_not(name)}")
 
 
-def check_functions(edit: Mapping[str, Any], names: FullNames, body: Transformer) -> None:
+def check_functions(edit: Mapping[str, Any], names: FullNames, network: Transformer) -> None:
     """Raise an error if a gradient may need the derivative of a function that edits an activation.
 
     The derivative of such a function is not known.
@@ -359,14 +363,14 @@ def check_functions(edit: Mapping[str, Any], names: FullNames, body: Transformer
     Args:
         edit: the replacements of activations, keyed by full name.
         names: as in `gradients`.
-        body: the network.
+        network: the network.
     """
 
     def depth(full: str) -> int:
         at = parse(full)
         if at.layer is not None:
             return at.layer
-        return len(body.layers) if at.is_last else -1 - (full in body.embedding.hooks[:-1])
+        return len(network.layers) if at.is_last else -1 - (full in network.embedding.hooks[:-1])
 
     functions = (
         name

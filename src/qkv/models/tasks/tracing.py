@@ -377,7 +377,7 @@ def as_trace(
     model: ModelBase,
     arrays: Arrays,
     batch: Batch,
-    body: Transformer,
+    network: Transformer,
     masks: Any = None,
     **others: Any,
 ) -> Trace:
@@ -387,7 +387,7 @@ def as_trace(
         model: the model.
         arrays: the recorded activations, keyed by name.
         batch: the tokens of each text.
-        body: the network that ran.
+        network: the network that ran.
         masks: for some layers, a mask of the visible keys, as `EditedRun.masks` returns it.
         others: the arguments `single` and `changed` of `Trace`.
     """
@@ -398,12 +398,12 @@ def as_trace(
         offsets=[text.offsets for text in batch.texts],
         special=[text.special for text in batch.texts],
         texts=[text.text for text in batch.texts],
-        settings=body.settings(batch.longest, masks),
+        settings=network.settings(batch.longest, masks),
         model=model.name,
         last_is_normed=model.design.last_is_normed,
-        num_layers=len(body.layers),
-        untrained=body.untrained,
-        query_heads=[layer.attn.num_heads for layer in body.layers],
+        num_layers=len(network.layers),
+        untrained=network.untrained,
+        query_heads=[layer.attn.num_heads for layer in network.layers],
         **others,
     )
 
