@@ -273,7 +273,7 @@ def test_files_that_the_guides_name_exist() -> None:
         "src/qkv/trace/activations.py": ("TABLE",),
         "tests/models/sizes.py": ("SMALL",),
         "tests/parity/test_names.py": ("ALIKE",),
-        "tests/serve/test_keys.py": ("VARIANTS", "GOOD"),
+        "tests/serve/test_keys.py": ("BODIES", "GOOD"),
         "tests/serve/test_schema.py": ("ROUTES",),
         "tests/test_house.py": ("LEVELS", "STEPS", "STATE"),
         "src/qkv/models/network/head.py": ("Head",),

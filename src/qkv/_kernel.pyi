@@ -15,7 +15,7 @@ Array = NDArray[Any]
 MAX_SIZE: int  # the maximum head size d
 SOURCES: str  # a hash of the source files that the kernel was compiled from
 
-def bodies() -> list[tuple[str, bool]]:
+def variants() -> list[tuple[str, bool]]:
     """Return the bodies of this machine, the fastest first: name, and whether it has BF16."""
 
 def attend(

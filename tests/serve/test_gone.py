@@ -20,7 +20,7 @@ from qkv.serve.settings import Settings
 from .conftest import Inside, inside, wait_until
 
 MANY = 3
-VARIANTS: dict[str, dict[str, Any]] = {
+BODIES: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": ["the cat", "a dog"]},
     "/v1/completions": {"prompt": "the cat", "max_tokens": 3},
     "/v1/trace": {"input": "the cat", "edits": [{"op": "causal"}]},
@@ -49,7 +49,7 @@ class Spied:
         return spied
 
 
-@pytest.fixture(params=VARIANTS)
+@pytest.fixture(params=BODIES)
 def path(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -72,7 +72,7 @@ def test_a_waiting_request_is_not_computed_if_its_client_leaves(
 ) -> None:
     server, spied = served
     with server.held():
-        clients = [server.ask(path, VARIANTS[path]) for _ in range(MANY)]
+        clients = [server.ask(path, BODIES[path]) for _ in range(MANY)]
         wait_until(lambda: server.worker.waiting == 1 + MANY, "all wait")
         for client in clients:
             if how == "reset":
@@ -81,10 +81,10 @@ def test_a_waiting_request_is_not_computed_if_its_client_leaves(
                 client.shutdown(socket.SHUT_RDWR)
             client.close()
         wait_until(lambda: server.worker.waiting == 1, "all have left")
-    with server.ask(path, VARIANTS[path]) as good:
+    with server.ask(path, BODIES[path]) as good:
         assert good.recv(100).startswith(b"HTTP/1.1 200 ")
     once = len(spied.computed)
-    with server.ask(path, VARIANTS[path]) as good:
+    with server.ask(path, BODIES[path]) as good:
         assert good.recv(100).startswith(b"HTTP/1.1 200 ")
     # The last request is computed alone, and it causes `once` calls. So the first count, `once`,
     # contains the calls of one request, and no calls for the three clients that left.
@@ -97,7 +97,7 @@ def test_a_half_closed_connection_is_still_answered(
 ) -> None:
     server, _ = served
     with server.held():
-        client = server.ask(path, VARIANTS[path])
+        client = server.ask(path, BODIES[path])
         client.shutdown(socket.SHUT_WR)
         wait_until(lambda: server.worker.waiting == 2)
         # the server sends this interim answer to find out whether the client is still connected

@@ -21,7 +21,7 @@ from qkv.serve.routes.embeddings import EmbeddingsBody
 from qkv.serve.routes.rerank import RerankBody
 from qkv.serve.routes.trace_route import TraceBody
 
-VARIANTS: dict[str, type[Body]] = {
+BODIES: dict[str, type[Body]] = {
     "/v1/embeddings": EmbeddingsBody,
     "/v1/completions": CompletionsBody,
     "/v1/rerank": RerankBody,
@@ -45,7 +45,7 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Test
         TestClient(create_app(decoder), base_url="http://127.0.0.1") as one,
         TestClient(create_app(ranker), base_url="http://127.0.0.1") as other,
     ):
-        yield {path: other if path == "/v1/rerank" else one for path in VARIANTS}
+        yield {path: other if path == "/v1/rerank" else one for path in BODIES}
 
 
 def said(answer: dict[str, Any]) -> dict[str, Any]:
@@ -54,17 +54,17 @@ def said(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_route_that_takes_a_body_has_its_keys() -> None:
-    assert set(VARIANTS) == {route.path for route in routes() if "POST" in (route.methods or ())}
+    assert set(BODIES) == {route.path for route in routes() if "POST" in (route.methods or ())}
 
 
-@pytest.mark.parametrize("path", VARIANTS)
+@pytest.mark.parametrize("path", BODIES)
 def test_a_key_is_taken_or_ignored_or_refused(path: str) -> None:
-    body = VARIANTS[path]
+    body = BODIES[path]
     all_of_them = [*body.model_fields, *IGNORED, *body.refusals]
     assert len(all_of_them) == len(set(all_of_them))
 
 
-REFUSED = [(path, key) for path, body in VARIANTS.items() for key in body.refusals]
+REFUSED = [(path, key) for path, body in BODIES.items() for key in body.refusals]
 
 
 @pytest.mark.parametrize(("path", "key"), REFUSED, ids=lambda value: str(value))
@@ -76,18 +76,18 @@ def test_a_key_that_would_change_the_answer_is_refused(
         assert response.status_code == 400, response.text[:300]
         error = response.json()["error"]
         assert (error["param"], error["code"]) == (key, "unsupported_parameter")
-        begin = f"{VARIANTS[path].call}: {key} is "
+        begin = f"{BODIES[path].call}: {key} is "
         assert error["message"].startswith(begin)
-        assert error["message"].endswith(f"does not support: {VARIANTS[path].refusals[key].way}")
+        assert error["message"].endswith(f"does not support: {BODIES[path].refusals[key].way}")
 
 
-@pytest.mark.parametrize("path", VARIANTS)
+@pytest.mark.parametrize("path", BODIES)
 def test_values_that_change_nothing_are_accepted(clients: dict[str, TestClient], path: str) -> None:
     """Keys that do not change the answer are accepted.
 
     These are unsupported keys whose value is null or neutral, ignored keys, and unknown keys.
     """
-    refusals, client = VARIANTS[path].refusals, clients[path]
+    refusals, client = BODIES[path].refusals, clients[path]
     plain = client.post(path, json=GOOD[path])
     assert plain.status_code == 200, plain.text
     bodies: list[dict[str, Any]] = [
