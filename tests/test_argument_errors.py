@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.argument_errors import invalid, message, public_call
+from qkv._argument_errors import invalid, message, public_call
 
 
 @public_call("outer")

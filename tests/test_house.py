@@ -158,17 +158,17 @@ AT_THE_TOP = {
 # The state of the process: names of modules whose values change after the import. In the code, a
 # comment that begins with "# State:" gives the reason for each of them.
 STATE = {
-    "qkv.attend.tiled": {"_buffers"},
-    "qkv.integrations.record": {"CURRENT", "REGISTERED"},
-    "qkv.models.families.registry": {"FAMILIES"},
-    "qkv.models.pool": {"_model"},
+    "qkv.attend._tiled": {"_buffers"},
+    "qkv.integrations._record": {"CURRENT", "REGISTERED"},
+    "qkv.models.families._registry": {"FAMILIES"},
+    "qkv.models._pool": {"_model"},
     "qkv.models.run.truncation": {"_counted"},
     "qkv.ops.kernel": {"_here", "_threads"},
     "qkv.ops.linear": {"_narrow"},
     "qkv.ops.packing": {"_packed"},
     "qkv.ops.threads": {"_helpers", "_here"},
     "qkv.scale.workers": {"_computing", "_loading", "_models"},
-    "qkv_marking.engine": {"_SEED"},
+    "qkv_marking._engine": {"_SEED"},
 }
 # Calls that make objects which change, and methods that change containers.
 CHANGEABLE = {
@@ -295,24 +295,24 @@ def test_imports_go_downward_and_stay_light() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "complaint"),
     [
-        ("qkv.attend.tiled", "from qkv.layers import Block", "downward"),
-        ("qkv.attend.tiled", "from ..text import WordTokenizer", "downward"),
-        ("qkv.attend.tiled", "from qkv import attention", "downward"),
-        ("qkv.attend.tiled", "def f():\n    import qkv.models.model", "downward"),
-        ("qkv.embed.rotary", "from qkv.attend.grouped import split", "downward"),
-        ("qkv.learn.loop", "from qkv import see", "downward"),
+        ("qkv.attend._tiled", "from qkv.layers import Block", "downward"),
+        ("qkv.attend._tiled", "from ..text import WordTokenizer", "downward"),
+        ("qkv.attend._tiled", "from qkv import attention", "downward"),
+        ("qkv.attend._tiled", "def f():\n    import qkv.models.model", "downward"),
+        ("qkv.embed.rotary", "from qkv.attend._grouped import split", "downward"),
+        ("qkv.learn._loop", "from qkv import see", "downward"),
         ("qkv.trace", "from qkv.ops.linear import linear", "downward"),
-        ("qkv.attend.formula", "from qkv.attend.grouped import split", "on its own"),
+        ("qkv.attend.formula", "from qkv.attend._grouped import split", "on its own"),
         ("qkv.attend.formula", "from .grouped import split", "on its own"),
-        ("qkv.attend.tiled", "from qkv._kernel import attention", "_kernel"),
-        ("qkv.attend.tiled", "from qkv import _kernel", "_kernel"),
-        ("qkv_marking.engine", "from qkv.layers import Block", "may not"),
-        ("qkv_marking.engine", "from qkv import attention", "downward"),
-        ("qkv_marking.engine", "import matplotlib", "at the top"),
+        ("qkv.attend._tiled", "from qkv._kernel import attention", "_kernel"),
+        ("qkv.attend._tiled", "from qkv import _kernel", "_kernel"),
+        ("qkv_marking._engine", "from qkv.layers import Block", "may not"),
+        ("qkv_marking._engine", "from qkv import attention", "downward"),
+        ("qkv_marking._engine", "import matplotlib", "at the top"),
         ("qkv.see.steps.walk", "def f():\n    from qkv_marking import check", "downward"),
         ("qkv.serve.app", "import qkv_marking.check_function", "downward"),
-        ("qkv.text.words", "import tokenizers", "at the top"),
-        ("qkv.text.words", "try:\n    import rich.table\nexcept OSError: pass", "at the top"),
+        ("qkv.text._words", "import tokenizers", "at the top"),
+        ("qkv.text._words", "try:\n    import rich.table\nexcept OSError: pass", "at the top"),
         ("qkv.see.draw.terminal", "class A:\n    import click", "at the top"),
     ],
 )
@@ -325,12 +325,12 @@ def test_a_broken_rule_is_seen(module: str, source: str, complaint: str) -> None
     ("module", "source"),
     [
         (
-            "qkv.models.families.bert",
+            "qkv.models.families._bert",
             "from qkv.layers import Block\nimport numpy as np\nimport json",
         ),
-        ("qkv.attend.tiled", "from .heads import split\nfrom qkv.attend.formula import formula"),
-        ("qkv.text.words", "def f():\n    import tokenizers"),
-        ("qkv.text.words", "if TYPE_CHECKING:\n    import tokenizers"),
+        ("qkv.attend._tiled", "from .heads import split\nfrom qkv.attend.formula import formula"),
+        ("qkv.text._words", "def f():\n    import tokenizers"),
+        ("qkv.text._words", "if TYPE_CHECKING:\n    import tokenizers"),
         ("qkv.ops.kernel", "from qkv import _kernel"),
         ("qkv.cli.show", "import click\nfrom qkv import see"),
         ("qkv", "from .attend import attention\nfrom .models import load"),
@@ -418,7 +418,7 @@ def test_a_wrong_step_and_a_circle_inside_a_package_are_seen() -> None:
     found = files_imported(source)
     assert found == {"qkv.models.sentence.encode"}
     assert len(wrong_steps("qkv.models.files.find", found)) == 1
-    assert len(wrong_steps("qkv_marking.errors", {"qkv_marking.engine"})) == 1
+    assert len(wrong_steps("qkv_marking._errors", {"qkv_marking._engine"})) == 1
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == {"b", "c"}
 
 
@@ -743,9 +743,9 @@ PRIVATE = {
 }
 # Files that read private names of torch because torch has no public names for the same things.
 TORCH = {
-    "qkv.integrations.tensors",
+    "qkv.integrations._tensors",
     "qkv.integrations.transformers",
-    "qkv.integrations.transformers_masks",
+    "qkv.integrations._transformers_masks",
 }
 
 
@@ -886,7 +886,7 @@ def test_a_wrong_import_of_a_private_file_is_seen(user: str, target: str, compla
 
 # Packages whose helpers still take the name of the public call for their errors. `scale` also names
 # the tasks of its workers by the call; `arrays` and `argument_errors` pass the name on for `scale`.
-# In `qkv_marking`, the process of `isolated.py` names the call in errors about this process.
+# In `qkv_marking`, the process of `_isolated.py` names the call in errors about this process.
 CARRY_NAMES = {"scale", "arrays", "argument_errors", "qkv_marking"}
 
 

@@ -11,9 +11,9 @@ import pytest
 from click import UsageError
 
 import qkv
+from qkv._suggest import nearest, suggestion
 from qkv.cli import main
 from qkv.ops.activation import activation_named
-from qkv.suggest import nearest, suggestion
 
 NONSENSE = "zzzzqqq"
 

@@ -10,7 +10,7 @@ import pytest
 from activations import FORMULAS
 from browser.edited import examples
 from qkv.edits import operations
-from qkv.models.run.edit_ops import OPS
+from qkv.models.run._edit_ops import OPS
 from qkv.ops.activation import ACTIVATIONS, CONFIG_NAMES
 from qkv.see.steps.step import ACTIVATION_ROWS, ROWS, fill
 

@@ -35,7 +35,7 @@ from qkv.learn import (
     fresh_model,
     train_tokenizer,
 )
-from qkv.learn.corpus import ENDS
+from qkv.learn._corpus import ENDS
 from qkv.text import SubwordTokenizer, Tokenizer
 from training import books, command
 from training.induction import Repeats

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 import qkv
-from qkv.see.analysis.words import is_function_word
+from qkv.see.analysis._words import is_function_word
 from qkv.text import Tokenizer
 from training import command
 from training.guesses import named

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.files import replacing
-from qkv.see.analysis.words import FUNCTION_WORDS, is_function_word
+from qkv.see.analysis._words import FUNCTION_WORDS, is_function_word
 from qkv.see.page.play import GAME
 from training import books, command
 from training.bias import is_insult

@@ -55,7 +55,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.models import Model
-from qkv.see.analysis.words import is_function_word
+from qkv.see.analysis._words import is_function_word
 from qkv.text import Tokenized
 from training.frames import MASK, Candidate
 

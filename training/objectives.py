@@ -12,10 +12,10 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.layers.base import starts_of
 from qkv.learn import Masked, Words, words_loss
-from qkv.learn.network import Network
+from qkv.learn._network import Network
 from qkv.models.network.batch import PackedIds
-from qkv.ops.loss import cross_entropy
-from qkv.see.analysis.words import is_function_word
+from qkv.ops._loss import cross_entropy
+from qkv.see.analysis._words import is_function_word
 from qkv.text import Tokenizer
 from qkv.trace.recorder import texts_and_positions
 from training.neighbours import Neighbours

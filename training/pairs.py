@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from qkv.see.analysis.words import is_function_word
+from qkv.see.analysis._words import is_function_word
 from training.wordnet import Use, WordNet
 
 _ARTICLES = "the a an his her my your our their its this that these those some"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from qkv.arrays import Array
-from qkv.learn.corpus import Source
+from qkv.learn._corpus import Source
 from training.books import has_dropped
 from training.wordnet import Synset, WordNet
 

@@ -46,7 +46,7 @@ import numpy as np
 import qkv
 from qkv.arrays import Array
 from qkv.models.files.find import find_model
-from qkv.see.analysis.words import is_function_word
+from qkv.see.analysis._words import is_function_word
 from training import command
 from training.frames import MASK, Candidate, Repeats, candidates
 from training.told import STORIES, keep, story

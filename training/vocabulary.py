@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.learn import train_tokenizer
-from qkv.see.analysis.words import is_function_word
+from qkv.see.analysis._words import is_function_word
 from qkv.text import SubwordTokenizer, Tokenizer
 from training import command, everyday
 from training.wordnet import FOLDER, KEPT, WordNet, documents, read

@@ -21,7 +21,7 @@ from qkv.trace import Trace
 
 if TYPE_CHECKING:
     from qkv.findings import Finding, finding, publish
-    from qkv.integrations.record import record
+    from qkv.integrations._record import record
     from qkv.models import Model, ModelError, load
     from qkv.see import compare, head_view, image_view, play, plot_shift, replay, show, walk
     from qkv_marking import check, conform
@@ -94,7 +94,7 @@ _LATER = {
     "finding": "qkv.findings",
     "load": "qkv.models",
     "publish": "qkv.findings",
-    "record": "qkv.integrations.record",
+    "record": "qkv.integrations._record",
 }
 
 

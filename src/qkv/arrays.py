@@ -13,7 +13,7 @@ from numpy.typing import (
     NDArray,
 )
 
-from qkv.argument_errors import type_error, value_error
+from qkv._argument_errors import type_error, value_error
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]  # maps names to arrays, for example a layer's parameters

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from qkv.argument_errors import value_error
+from qkv._argument_errors import value_error
 
 StrPath = str | os.PathLike[str]
 

@@ -3,15 +3,15 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from qkv_marking._result import CheckResult
 from qkv_marking.check_function import check
-from qkv_marking.result import CheckResult
 
 if TYPE_CHECKING:
     from qkv_marking.conformance.card import conform
     from qkv_marking.conformance.report import Report
-    from qkv_marking.files.class_table import ClassTable, by_file, by_roster, files_in, read_roster
+    from qkv_marking.files._class_table import ClassTable, by_file, by_roster, files_in, read_roster
+    from qkv_marking.files._mark_file import check_file
     from qkv_marking.files.junit_gradescope import write_gradescope, write_junit
-    from qkv_marking.files.mark_file import check_file
     from qkv_marking.tasks import TASKS
 
 __all__ = [
@@ -34,12 +34,12 @@ _WHERE = {
     "TASKS": "tasks",
     "Report": "conformance.report",
     "conform": "conformance.card",
-    "check_file": "files.mark_file",
-    "ClassTable": "files.class_table",
-    "by_file": "files.class_table",
-    "by_roster": "files.class_table",
-    "files_in": "files.class_table",
-    "read_roster": "files.class_table",
+    "check_file": "files._mark_file",
+    "ClassTable": "files._class_table",
+    "by_file": "files._class_table",
+    "by_roster": "files._class_table",
+    "files_in": "files._class_table",
+    "read_roster": "files._class_table",
     "write_gradescope": "files.junit_gradescope",
     "write_junit": "files.junit_gradescope",
 }

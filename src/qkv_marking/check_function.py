@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.arrays import whole_number
-from qkv_marking.outcome import is_stub, name_of, takes_tensors
-from qkv_marking.result import CheckResult
+from qkv_marking._outcome import is_stub, name_of, takes_tensors
+from qkv_marking._result import CheckResult
 
 if TYPE_CHECKING:
     from qkv_marking.tasks import Task
@@ -84,7 +84,7 @@ def check(
         key, says = "returns-nothing", "nothing is filled in yet."
         message = f"{name_of(function)}: {says}"
         return CheckResult(message, (key,), says={key: says}, points=0, task=chosen.name)
-    from qkv_marking.engine import use_seed  # imported here, so that pytest starts fast
+    from qkv_marking._engine import use_seed  # imported here, so that pytest starts fast
 
     with use_seed(seed), np.errstate(all="ignore"):  # wrong formulas overflow and divide by zero
         return chosen.mark(takes_tensors(function), way)

@@ -10,7 +10,7 @@ from playwright.sync_api import Page
 
 import qkv
 from qkv.see import View, replay
-from qkv.see.views.replay import ReplayView
+from qkv.see.views._replay import ReplayView
 from see.training import made_run, run_folder
 
 from .bundling import bundles

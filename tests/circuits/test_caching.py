@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import qkv
-from qkv.circuits import Cache, cache, caching, reader
+from qkv.circuits import Cache, _caching, _reader, cache
 from qkv.models.files.read import ModelError
 
 rng = np.random.default_rng(0)
@@ -17,8 +17,8 @@ NAMES = [("resid_post", 1), "z", "mlp.post"]
 
 @pytest.fixture
 def small_files(monkeypatch):
-    monkeypatch.setattr(caching, "BYTES", 4000)
-    monkeypatch.setattr(reader, "MOST_POSITIONS", 9)
+    monkeypatch.setattr(_caching, "BYTES", 4000)
+    monkeypatch.setattr(_reader, "MOST_POSITIONS", 9)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -71,18 +71,18 @@ def test_a_stopped_call_continues_where_it_stopped(small, tmp_path, small_files,
         yield from TEXTS[:5]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reader, "TEXTS", 2)
+    monkeypatch.setattr(_reader, "TEXTS", 2)
     with pytest.raises(KeyboardInterrupt):
         cache(model, stopped(), tmp_path / "part", **options)
     known = len(Cache(tmp_path / "part"))
     assert 0 < known < 5
-    recorded = reader.record_rows
+    recorded = _reader.record_rows
 
     def counted(model, ids, names):
         run.extend(ids)
         return recorded(model, ids, names)
 
-    monkeypatch.setattr(reader, "record_rows", counted)
+    monkeypatch.setattr(_reader, "record_rows", counted)
     found = cache(model, TEXTS, tmp_path / "part", **options)
     # the first text runs again, to compare it with the folder
     assert [ids.tolist() for ids in run] == [TEXTS[0], *TEXTS[known:]]

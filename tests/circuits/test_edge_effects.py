@@ -9,9 +9,9 @@ import pytest
 import qkv
 from models.small_models import CONFIGS
 from qkv.circuits import discover, edges, path
-from qkv.circuits.edge_effects import _correlation
-from qkv.circuits.patching import pair_of
-from qkv.circuits.residual import Residual
+from qkv.circuits._edge_effects import _correlation
+from qkv.circuits._patching import pair_of
+from qkv.circuits._residual import Residual
 from qkv.models.families import design_of
 from qkv.models.files.names import Storage
 from qkv.models.network.design import Attention
@@ -265,7 +265,7 @@ def test_edges_are_exact_wherever_the_texts_differ(small, kind, place, clean, co
 @pytest.mark.parametrize("tokens", [1, 12, 25])
 def test_edges_do_not_depend_on_the_batch_size(small, monkeypatch, tokens):
     expected = edges(small("gpt2"), CLEAN, CORRUPTED, metric=LOGIT)
-    for place in ("qkv.circuits.residual", "qkv.circuits.patching"):
+    for place in ("qkv.circuits._residual", "qkv.circuits._patching"):
         monkeypatch.setattr(f"{place}.TOKENS", tokens)
     found = edges(small("gpt2"), CLEAN, CORRUPTED, metric=LOGIT)
     assert [e[:2] for e in found.edges[:20]] == [e[:2] for e in expected.edges[:20]]

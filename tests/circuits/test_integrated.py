@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.circuits import integrated_gradients, logits as module
+from qkv.circuits import _logits as module, integrated_gradients
 
 IDS, OF = [3, 7, 1, 9, 4, 7], (-1, 11, 5)
 

@@ -11,8 +11,8 @@ import qkv
 from models.small_models import CONFIGS, write_small
 from models.support import CONFIG, Folder, bert_tensors
 from qkv.circuits import diff, head_scores
+from qkv.circuits._reader import watch
 from qkv.circuits.means import head_sums
-from qkv.circuits.reader import watch
 from qkv.layers import MLP
 from qkv.models.untrained import fresh_model
 
@@ -159,9 +159,9 @@ def test_the_order_of_texts_and_how_they_are_batched_change_nothing(
     wanted = head_scores(bert, TEXTS)
     agree(head_scores(bert, TEXTS[::-1]), wanted)
     for cells, tokens, texts in ((1, 10**6, 100), (100, 10**6, 2), (10**6, 10, 100)):
-        monkeypatch.setattr("qkv.circuits.reader.CELLS", cells)
-        monkeypatch.setattr("qkv.circuits.reader.MOST_POSITIONS", tokens)
-        monkeypatch.setattr("qkv.circuits.reader.TEXTS", texts)
+        monkeypatch.setattr("qkv.circuits._reader.CELLS", cells)
+        monkeypatch.setattr("qkv.circuits._reader.MOST_POSITIONS", tokens)
+        monkeypatch.setattr("qkv.circuits._reader.TEXTS", texts)
         agree(head_scores(bert, TEXTS), wanted)
 
 
@@ -177,8 +177,8 @@ def test_a_long_text_is_looked_at_some_queries_at_a_time(
         shapes.append(found[1].shape)
         return found
 
-    monkeypatch.setattr("qkv.circuits.reader.attention", spied)
-    monkeypatch.setattr("qkv.circuits.reader.CELLS", 3 * 4 * 7)
+    monkeypatch.setattr("qkv.circuits._reader.attention", spied)
+    monkeypatch.setattr("qkv.circuits._reader.CELLS", 3 * 4 * 7)
     agree(head_scores(model, TEXTS), looped(model, TEXTS))
     assert max(np.prod(shape) for shape in shapes) <= 3 * 4 * 7
     assert {shape[2] for shape in shapes} != {shape[3] for shape in shapes}
@@ -200,9 +200,9 @@ def test_few_texts_of_a_stream_are_held_at_once(
         assert max(map(len, batch)) * len(batch) <= 64
         watch(model, batch, use)
 
-    monkeypatch.setattr("qkv.circuits.reader.watch", spied)
-    monkeypatch.setattr("qkv.circuits.reader.MOST_POSITIONS", 64)
-    monkeypatch.setattr("qkv.circuits.reader.TEXTS", 20)
+    monkeypatch.setattr("qkv.circuits._reader.watch", spied)
+    monkeypatch.setattr("qkv.circuits._reader.MOST_POSITIONS", 64)
+    monkeypatch.setattr("qkv.circuits._reader.TEXTS", 20)
     found = head_scores(bert, texts())
     assert run[0] == 40 * len(TEXTS)  # each text runs once
     assert max(ahead) <= 20 + len(TEXTS)
@@ -346,8 +346,8 @@ def test_a_model_does_not_differ_from_itself(small):
 def test_diff_does_not_depend_on_the_batches(small, monkeypatch):
     one, other = small("gpt2"), moved(small("gpt2"))
     expected = diff(one, other, IDS)
-    monkeypatch.setattr("qkv.circuits.reader.MOST_POSITIONS", 8)
-    monkeypatch.setattr("qkv.circuits.reader.TEXTS", 2)
+    monkeypatch.setattr("qkv.circuits._reader.MOST_POSITIONS", 8)
+    monkeypatch.setattr("qkv.circuits._reader.TEXTS", 2)
     for name, value in diff(one, other, IDS).items():
         np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-12)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv.circuits import SAE, scan
-from qkv.circuits.scanning import Best
+from qkv.circuits._scanning import Best
 
 rng = np.random.default_rng(0)
 TEXTS = [rng.integers(4, 30, size).tolist() for size in (5, 1, 8, 3, 8, 2, 6, 4, 7, 5, 9)]
@@ -59,8 +59,8 @@ def agree(found, arrays, top):
     ],
 )
 def test_scanned_neurons_equal_plain_loops(small, monkeypatch, kind, of, positions, texts, top):
-    monkeypatch.setattr("qkv.circuits.reader.MOST_POSITIONS", positions)
-    monkeypatch.setattr("qkv.circuits.reader.TEXTS", texts)
+    monkeypatch.setattr("qkv.circuits._reader.MOST_POSITIONS", positions)
+    monkeypatch.setattr("qkv.circuits._reader.TEXTS", texts)
     model = small(kind)
     arrays = [model.trace(text)[of][0].reshape(len(text), -1) for text in TEXTS]
     found = scan(model, iter(TEXTS), of=of, top=top)
@@ -107,7 +107,7 @@ def test_texts_keep_their_words(small):
 
 @pytest.mark.attack
 def test_memory_does_not_grow_with_the_number_of_texts(small, monkeypatch):
-    monkeypatch.setattr("qkv.circuits.reader.TEXTS", 32)
+    monkeypatch.setattr("qkv.circuits._reader.TEXTS", 32)
     model = small("gpt2")
 
     def peak(count):

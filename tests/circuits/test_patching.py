@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qkv.circuits import attribution_patch, patch, patching as module
+from qkv.circuits import _patching as module, attribution_patch, patch
 
 CLEAN = [3, 7, 1, 9, 4, 7]
 CORRUPTED = [3, 7, 8, 9, 2, 7]  # differs at positions 2 and 4

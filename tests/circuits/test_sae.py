@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from qkv.circuits import SAE, sae_training as training
+from qkv.circuits import SAE, _sae_training as training
 from qkv.models.files.read import ModelError
 
 D, N = 12, 20

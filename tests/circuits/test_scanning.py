@@ -143,9 +143,9 @@ def test_the_scores_are_those_of_head_scores(bert: qkv.Model) -> None:
 def test_how_texts_are_batched_and_cut_into_parts_changes_nothing(
     bert: qkv.Model, monkeypatch: pytest.MonkeyPatch, cells: int, positions: int, texts: int
 ) -> None:
-    monkeypatch.setattr("qkv.circuits.reader.CELLS", cells)
-    monkeypatch.setattr("qkv.circuits.reader.MOST_POSITIONS", positions)
-    monkeypatch.setattr("qkv.circuits.reader.TEXTS", texts)
+    monkeypatch.setattr("qkv.circuits._reader.CELLS", cells)
+    monkeypatch.setattr("qkv.circuits._reader.MOST_POSITIONS", positions)
+    monkeypatch.setattr("qkv.circuits._reader.TEXTS", texts)
     agree(scan_heads(bert, TEXTS, top_k=3), of_bert(bert, TEXTS), 3, TEXTS)
 
 
@@ -153,7 +153,7 @@ def test_how_texts_are_batched_and_cut_into_parts_changes_nothing(
 def test_earlier_texts_are_the_examples_among_equal_values(
     monkeypatch: pytest.MonkeyPatch, texts: int
 ) -> None:
-    monkeypatch.setattr("qkv.circuits.reader.TEXTS", texts)
+    monkeypatch.setattr("qkv.circuits._reader.TEXTS", texts)
     ids = [[5], [5, 6], [7, 8, 9], [6, 7], [8, 9], [5, 5]]
     found = scan_heads(uniform(), ids, ["previous", "same", "strongest"], top_k=2)
     # query 1 of any text puts 1/2 each on keys 0 and 1; query 2 of the longer text puts 1/3 on each
@@ -201,8 +201,8 @@ def test_nan_in_the_weights_affects_only_the_means() -> None:
 def test_memory_does_not_grow_with_the_number_of_texts(
     bert: qkv.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qkv.circuits.reader.TEXTS", 32)
-    monkeypatch.setattr("qkv.circuits.reader.MOST_POSITIONS", 256)
+    monkeypatch.setattr("qkv.circuits._reader.TEXTS", 32)
+    monkeypatch.setattr("qkv.circuits._reader.MOST_POSITIONS", 256)
     words = ["the", "cat", "sat", "on", "mat", "a", "dog", "ran", "bank", "river", "run"]
 
     def texts(count: int) -> Iterator[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from circuits.test_patching import CLEAN, CORRUPTED, LOGIT, difference, looped
-from qkv.circuits import patch, patching as module
+from qkv.circuits import _patching as module, patch
 
 SHORT = [5, 2, 6, 1], [5, 2, 8, 1]
 LONG = [3, 1, 1, 9, 4, 7, 2], [3, 1, 1, 9, 6, 7, 2]

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 import qkv
 from qkv.learn import last_checkpoint, read_metrics
-from qkv.learn.loop import Training
+from qkv.learn._loop import Training
 
 from .test_cli import refused, run
 
@@ -352,7 +352,7 @@ def test_ctrl_c_before_the_first_step(
 def test_an_unusable_output_folder_is_refused_before_any_work(
     folder: str, corpus: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qkv.learn.on_text.Files", None)
+    monkeypatch.setattr("qkv.learn._on_text.Files", None)
     result = run("train", corpus, "--objective", "causal", "-o", folder)
     assert result.exit_code in (1, 2)
     (line,) = result.stderr.splitlines()

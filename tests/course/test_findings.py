@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.circuits.residual import Wiring
+from qkv.circuits._residual import Wiring
 from qkv.findings.measured import view_of
 
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qkv.findings.finding_files import read_article
+from qkv.findings._finding_files import read_article
 
 PIXEL = b"\x89PNG\r\n\x1a\n"
 
@@ -97,7 +97,7 @@ def test_files_that_are_not_there_or_too_large(
         read_article(tmp_path / "none.md", lambda path, claim: claim)
     with pytest.raises(FileNotFoundError, match=r"b\.png"):
         parts_of(tmp_path, "![b](b.png)")
-    monkeypatch.setattr("qkv.findings.finding_files._LARGEST_PICTURE", 3)
+    monkeypatch.setattr("qkv.findings._finding_files._LARGEST_PICTURE", 3)
     (tmp_path / "b.png").write_bytes(PIXEL)
     with pytest.raises(
         ValueError, match=r"the picture b\.png has 8 bytes: give a picture of at most 3 bytes"

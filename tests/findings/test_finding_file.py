@@ -169,6 +169,6 @@ def test_files_that_are_not_there_or_too_large(
 ) -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing\.json"):
         qkv.Finding.load(tmp_path / "nothing.json")
-    monkeypatch.setattr("qkv.findings.finding_files._MAX_BYTES", 100)
+    monkeypatch.setattr("qkv.findings._finding_files._MAX_BYTES", 100)
     with pytest.raises(ValueError, match="bytes: give a finding of at most 100 bytes"):
         qkv.Finding.load(file_of(tmp_path, RIGHT))

@@ -17,8 +17,8 @@ import pytest
 
 import qkv
 from qkv.attend.arguments import check_call
-from qkv.integrations import record as module
-from qkv.integrations.record import CURRENT, Ran
+from qkv.integrations import _record as module
+from qkv.integrations._record import CURRENT, Ran
 
 
 @dataclass(eq=False)

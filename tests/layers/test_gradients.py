@@ -21,9 +21,9 @@ from qkv.layers import (
     SelfAttention,
 )
 from qkv.layers.experts import gated_expert_shapes
-from qkv.models.network.embedding import Embedding
+from qkv.models.network._embedding import Embedding
+from qkv.models.network._relative_bias import Buckets
 from qkv.models.network.head import Head
-from qkv.models.network.relative_bias import Buckets
 from qkv.trace.recorder import GradientRecorder
 
 STEP = 1e-5

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qkv.learn import Corpus, Files, corpus as corpus_module, paragraphs, running, train_tokenizer
-from qkv.learn.corpus import Line, Location, need_two_words
+from qkv.learn import Corpus, Files, _corpus as corpus_module, paragraphs, running, train_tokenizer
+from qkv.learn._corpus import Line, Location, need_two_words
 
 
 def write(path: Path, text: str | bytes) -> str:

@@ -22,13 +22,13 @@ from qkv.learn import (
     Part,
     Schedule,
     Sequences,
+    _loop as loop_module,
     last_checkpoint,
-    loop as loop_module,
     read_metrics,
     run_folder as run_folder_module,
     train,
 )
-from qkv.learn.loop import spread
+from qkv.learn._loop import spread
 from qkv.signals import ENDING
 
 from .support import BERT, Pull, network

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.learn import Network, Words, fresh_model, objectives as objectives_module, words_loss
+from qkv.learn import Network, Words, _objectives as objectives_module, fresh_model, words_loss
 from qkv.models.network.batch import PackedIds
 
 from .support import BERT, GPT2, network

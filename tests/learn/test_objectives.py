@@ -12,7 +12,7 @@ from qkv.learn import (
     Masked,
     Part,
     Sequences,
-    objectives as objectives_module,
+    _objectives as objectives_module,
     train_tokenizer,
 )
 

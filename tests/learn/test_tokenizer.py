@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from qkv.learn import tokenizer_process, train_tokenizer
+from qkv.learn import _tokenizer_process, train_tokenizer
 from qkv.text import SubwordTokenizer
 
 LINES = ["The cat sat on the mat.\n", "A dog ran to the caf\u00e9 \u4e16\u754c!\n", "\n"] * 30
@@ -183,9 +183,9 @@ def test_a_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path
         ("import sys; sys.exit('Panic: no')", r"has failed \(1\): Panic: no"),
         ("import os; os.abort()", "the system ended it, perhaps for lack of memory"),
     ):
-        path = tmp_path / "program.py"
+        path = tmp_path / "_program.py"
         path.write_text(program, encoding="utf-8")
-        monkeypatch.setattr(tokenizer_process, "__file__", str(path))
+        monkeypatch.setattr(_tokenizer_process, "__file__", str(path))
         with pytest.raises(RuntimeError, match=words):
             train_tokenizer(LINES * 3000, "bytes", 300)
 

@@ -13,7 +13,7 @@ import sys
 import time
 from contextlib import suppress
 
-from qkv_marking.files import child
+from qkv_marking.files import _child
 
 
 class Fork:
@@ -68,7 +68,7 @@ class Forks:
             )
 
     def start(self, command, *, stderr, **others):
-        program = "from qkv_marking.files.child import main; main()"
+        program = "from qkv_marking.files._child import main; main()"
         assert command[:5] == [sys.executable, "-P", "-B", "-c", program]
         assert others["start_new_session"]
         return Fork(self._end, command[5:], stderr.fileno())
@@ -105,7 +105,7 @@ def run(given, files):
             os.dup2(file, number)
         os.closerange(3, 64)
         sys.argv = ["-c", *given]
-        child.main()
+        _child.main()
     finally:
         os._exit(1)
 

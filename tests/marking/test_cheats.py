@@ -107,7 +107,7 @@ CHEATS = {
     "it forges a verdict": (FORGES, None),
     "its output says that it is equal": (EQUAL, None),
     "it changes what compares": (
-        BACK + "import qkv_marking.outcome as o, qkv_marking.engine as e\n"
+        BACK + "import qkv_marking._outcome as o, qkv_marking._engine as e\n"
         "o.close = e.first_wrong = lambda *given: True\n"
         "o.Outcome.is_right = property(lambda self: True)",
         None,
@@ -118,7 +118,7 @@ CHEATS = {
         None,
     ),
     "it changes the verdict": (
-        BACK + "import qkv_marking.result as r\nr.CheckResult.points = 10\n"
+        BACK + "import qkv_marking._result as r\nr.CheckResult.points = 10\n"
         "r.CheckResult.passed = True",
         None,
     ),

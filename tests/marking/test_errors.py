@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv_marking import check
-from qkv_marking.errors import alike, clash, line_of
+from qkv_marking._errors import alike, clash, line_of
 from qkv_marking.files.verdicts import of_error
 
 from .written import TASK_OF, planted

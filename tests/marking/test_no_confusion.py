@@ -11,18 +11,18 @@ import pytest
 
 from qkv_marking import check
 from qkv_marking.tasks import (
-    block,
-    cross_attention,
-    decoder_block,
-    kv_cache,
-    multi_head,
-    positions,
-    softmax,
-    writing_step,
+    _block,
+    _cross_attention,
+    _decoder_block,
+    _kv_cache,
+    _multi_head,
+    _positions,
+    _softmax,
+    _writing_step,
 )
+from qkv_marking.tasks._kv_cache import Calls
 from qkv_marking.tasks.attention import steps, steps as attending
-from qkv_marking.tasks.decoder import decoder_task as decoders, steps as decoder
-from qkv_marking.tasks.kv_cache import Calls
+from qkv_marking.tasks.decoder import _decoder_task as decoders, _steps as decoder
 from qkv_marking.tasks.mistakes import formula, heads, masks
 
 pytestmark = pytest.mark.attack
@@ -31,12 +31,12 @@ X = "x,w_q,w_k,w_v"
 
 
 def of_softmax(made):
-    return lambda x, axis=-1: softmax.compute(softmax.Scores(x, axis), {**softmax.RIGHT, **made})
+    return lambda x, axis=-1: _softmax.compute(_softmax.Scores(x, axis), {**_softmax.RIGHT, **made})
 
 
 def of_positions(made):
-    steps = {**positions.RIGHT, **made}
-    return lambda length, dim: positions.compute(positions.PositionsCall(length, dim), steps)
+    steps = {**_positions.RIGHT, **made}
+    return lambda length, dim: _positions.compute(_positions.PositionsCall(length, dim), steps)
 
 
 def of_attention(made):
@@ -83,8 +83,8 @@ def of_heads(made):
 
 def of_blocks(made):
     def mine(x, parameters, num_heads=1):
-        case = block.BlockCall(x, parameters, num_heads)
-        return block.compute(case, {**block.RIGHT, **made})
+        case = _block.BlockCall(x, parameters, num_heads)
+        return _block.compute(case, {**_block.RIGHT, **made})
 
     return mine
 
@@ -101,10 +101,10 @@ def of_steps(made):
         pieces = [*before, x]
         arrays = {"x": np.concatenate(pieces), **first}
         run = Calls(arrays, tuple(map(len, pieces)), positions, later=now)
-        rows = kv_cache.compute(run, {**kv_cache.RIGHT, **made})
+        rows = _kv_cache.compute(run, {**_kv_cache.RIGHT, **made})
         arrays = {**arrays, "x": arrays["x"][: -len(x)]}
         earlier = Calls(arrays, run.parts[:-1], positions, later=now)
-        kept = kv_cache.compute(earlier, {**kv_cache.RIGHT, **made}) if before else []
+        kept = _kv_cache.compute(earlier, {**_kv_cache.RIGHT, **made}) if before else []
         return rows[len(kept) :], (pieces, first)
 
     return mine
@@ -122,8 +122,8 @@ def of_decoders(made):
 def of_two_texts(made):
     def mine(x, context, w_q, w_k, w_v, mask):
         weights = {"w_q": w_q, "w_k": w_k, "w_v": w_v}
-        return cross_attention.compute(
-            cross_attention.TwoTexts(x, context, weights, mask), {**cross_attention.RIGHT, **made}
+        return _cross_attention.compute(
+            _cross_attention.TwoTexts(x, context, weights, mask), {**_cross_attention.RIGHT, **made}
         )
 
     return mine
@@ -131,9 +131,9 @@ def of_two_texts(made):
 
 def of_layers(made):
     def mine(x, context, parameters, mask):
-        return decoder_block.compute(
-            decoder_block.BlockOfTwoTexts(x, context, parameters, mask),
-            {**decoder_block.RIGHT, **made},
+        return _decoder_block.compute(
+            _decoder_block.BlockOfTwoTexts(x, context, parameters, mask),
+            {**_decoder_block.RIGHT, **made},
         )
 
     return mine
@@ -153,8 +153,8 @@ def of_writing(made):
             if not some:
                 return []
             arrays = {"x": np.concatenate(some), "context": context, **first}
-            run = writing_step.Writing(arrays, tuple(map(len, some)), later=parameters)
-            return writing_step.compute(run, {**writing_step.RIGHT, **made})
+            run = _writing_step.Writing(arrays, tuple(map(len, some)), later=parameters)
+            return _writing_step.compute(run, {**_writing_step.RIGHT, **made})
 
         return rows(pieces)[len(rows(before)) :], (pieces, first)
 
@@ -163,12 +163,12 @@ def of_writing(made):
 
 KNOWN = {
     ("softmax", of_softmax, "qkv"): (
-        *softmax.CORE,
-        *softmax.BATCHES,
-        *softmax.LARGE,
-        *softmax.AXIS,
+        *_softmax.CORE,
+        *_softmax.BATCHES,
+        *_softmax.LARGE,
+        *_softmax.AXIS,
     ),
-    ("positions", of_positions, "qkv"): positions.MISTAKES,
+    ("positions", of_positions, "qkv"): _positions.MISTAKES,
     ("attention", of_attention, "qkv"): (
         *formula.core("qkv"),
         *formula.SHAPES,
@@ -183,21 +183,21 @@ KNOWN = {
     ),
     ("attention", of_words, X): (*formula.core(X), *heads.HEADS, heads.IN_TURN),
     ("mask", of_masks, "qkv"): (*masks.WEAK, *masks.TEXTS),
-    ("heads", of_heads, "qkv"): (*heads.HEADS, *multi_head.JOINING, *multi_head.PROJECTED),
-    ("block", of_blocks, "qkv"): (*block.KNOWN, *heads.HEADS),
+    ("heads", of_heads, "qkv"): (*heads.HEADS, *_multi_head.JOINING, *_multi_head.PROJECTED),
+    ("block", of_blocks, "qkv"): (*_block.KNOWN, *heads.HEADS),
     ("kv-cache", of_steps, "qkv"): (
-        *kv_cache.CACHING,
-        *kv_cache.MASKING,
-        *kv_cache.PLACING,
-        kv_cache.RECOMPUTED,
+        *_kv_cache.CACHING,
+        *_kv_cache.MASKING,
+        *_kv_cache.PLACING,
+        _kv_cache.RECOMPUTED,
         *formula.core(X),
         *formula.OF_CAUSAL,
-        kv_cache.EXCHANGED,
+        _kv_cache.EXCHANGED,
     ),
     ("decoder", of_decoders, "qkv"): (*decoders.KNOWN, *decoders.UNTIED, decoders.LAST_POSITION),
-    ("cross-attention", of_two_texts, "qkv"): (*cross_attention.KNOWN, *cross_attention.BATCHES),
-    ("decoder-block", of_layers, "qkv"): (*decoder_block.KNOWN, decoder_block.ON_BATCH),
-    ("writing-step", of_writing, "qkv"): (*writing_step.KNOWN, *writing_step.RECOMPUTED),
+    ("cross-attention", of_two_texts, "qkv"): (*_cross_attention.KNOWN, *_cross_attention.BATCHES),
+    ("decoder-block", of_layers, "qkv"): (*_decoder_block.KNOWN, _decoder_block.ON_BATCH),
+    ("writing-step", of_writing, "qkv"): (*_writing_step.KNOWN, *_writing_step.RECOMPUTED),
 }
 
 

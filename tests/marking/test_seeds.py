@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qkv_marking import check, check_file
-from qkv_marking.engine import by_seed, generator, per_seed, use_seed
+from qkv_marking._engine import by_seed, generator, per_seed, use_seed
 
 from .written import TASK_OF, WRITTEN, planted
 

@@ -5,13 +5,13 @@ import re
 import pytest
 
 from qkv_marking import check
-from qkv_marking.tasks import block, kv_cache
-from qkv_marking.tasks.decoder import decoder_task as decoders
-from qkv_marking.tasks.mask import KNOWN as CAUSAL
+from qkv_marking.tasks import _block, _kv_cache
+from qkv_marking.tasks._mask import KNOWN as CAUSAL
+from qkv_marking.tasks._positions import MISTAKES as POSITIONS
+from qkv_marking.tasks._softmax import CORE as SOFTMAX
+from qkv_marking.tasks.decoder import _decoder_task as decoders
 from qkv_marking.tasks.mistakes.formula import core
 from qkv_marking.tasks.mistakes.heads import HEADS
-from qkv_marking.tasks.positions import MISTAKES as POSITIONS
-from qkv_marking.tasks.softmax import CORE as SOFTMAX
 
 from .written import TASK_OF, WRITTEN, planted
 
@@ -424,7 +424,7 @@ def test_every_slip_is_planted():
     known = {
         one.key
         for table in (core("x,w_q,w_k,w_v"), HEADS, SOFTMAX, CAUSAL,
-                      POSITIONS, kv_cache.KNOWN, block.KNOWN, decoders.KNOWN)
+                      POSITIONS, _kv_cache.KNOWN, _block.KNOWN, decoders.KNOWN)
         for one in table
         if one.alone
     }  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qkv_marking import tasks
-from qkv_marking.tasks.task import Phrases
+from qkv_marking.tasks._task import Phrases
 
 FOLDER = Path(tasks.__file__).parent
 CATALOGUE = FOLDER / "tasks.toml"
@@ -23,11 +23,17 @@ def tables(table):
             yield name, inner
 
 
+def code_of(path):
+    """Return the code of the file, public or private, that reads a TOML file."""
+    (code,) = {*path.parent.glob(f"{path.stem}.py"), *path.parent.glob(f"_{path.stem}.py")}
+    return code.read_text("utf-8")
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_text_has_a_mistake_and_a_unique_name(path):
     names = [name for name, _ in tables(tomllib.loads(path.read_text("utf-8")))]
     assert len(names) == len({*names})
-    code = path.with_suffix(".py").read_text("utf-8")
+    code = code_of(path)
     assert [name for name in names if f'"{name}"' not in code] == []
 
 
@@ -44,7 +50,7 @@ def named(source):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_mistake_that_a_module_names_has_a_text(path):
     texts = {name for name, _ in tables(tomllib.loads(path.read_text("utf-8")))}
-    assert {*named(path.with_suffix(".py").read_text("utf-8"))} <= texts
+    assert {*named(code_of(path))} <= texts
 
 
 def test_groups_give_defaults_and_values_replace_placeholders(tmp_path, monkeypatch):
@@ -53,7 +59,7 @@ def test_groups_give_defaults_and_values_replace_placeholders(tmp_path, monkeypa
         '[group.one]\nsays = "the {row} row"\nshows = "a"\n'
         '[group.two]\nkey = "other"\nsays = "b {c}"\nshows = "d"\nremedy = "own"\nalone = true\n'
     )
-    monkeypatch.setattr("qkv_marking.mistake.files", lambda package: tmp_path)
+    monkeypatch.setattr("qkv_marking._mistake.files", lambda package: tmp_path)
     texts = Phrases("package.written")
     one, two = texts.mistake("one", {"a": min}, {"a": max}, row="last"), texts.mistake("two")
     assert (one.key, one.says, one.remedy, one.alone) == ("one", "the last row", "all", False)

@@ -10,7 +10,7 @@ import pytest
 
 import qkv
 from qkv.models import load
-from qkv.models.files.tensors import Tensors
+from qkv.models.files._tensors import Tensors
 from qkv.ops.kernel import BACKENDS, VARIANTS
 from qkv.trace import Trace
 

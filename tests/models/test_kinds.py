@@ -1,4 +1,4 @@
-"""Tests of `qkv.models.kinds`: the table agrees with what models of each kind do."""
+"""Tests of `qkv.models._kinds`: the table agrees with what models of each kind do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from qkv.circuits import head_scores
 from qkv.findings import finding
 from qkv.models import CrossEncoderModel, DualEncoder, Model, load
-from qkv.models.kinds import kind_of
+from qkv.models._kinds import kind_of
 from qkv.models.model import Seq2SeqModel
 from qkv.models.vision import VisionModel
 from qkv.see import show

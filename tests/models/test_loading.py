@@ -201,7 +201,7 @@ def no_limits(monkeypatch):
     def fail(values):
         raise AssertionError("the rules were checked")
 
-    monkeypatch.setattr("qkv.text.tokenizer_limits._check", fail)
+    monkeypatch.setattr("qkv.text._tokenizer_limits._check", fail)
 
 
 @pytest.mark.parametrize("name", shipped_models())

@@ -846,7 +846,7 @@ def test_a_terminal_shows_a_progress_bar_only_for_long_work(model, capfd, monkey
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     model.encode(TEXTS)
     assert capfd.readouterr().err == ""
-    monkeypatch.setattr("qkv.progress.PATIENCE", -1.0)
+    monkeypatch.setattr("qkv._progress.PATIENCE", -1.0)
     model.encode(TEXTS)
     assert "100%" in capfd.readouterr().err
 

@@ -5,8 +5,8 @@ import inspect
 import pytest
 
 import qkv
+from qkv.models._other_libraries import GENERATING, LOADING
 from qkv.models.model import Model
-from qkv.models.other_libraries import GENERATING, LOADING
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 import qkv
 from qkv.models import ModelError, load
 from qkv.models.model import Seq2SeqModel
+from qkv.models.network._relative_bias import Buckets
 from qkv.models.network.batch import PackedIds
-from qkv.models.network.relative_bias import Buckets
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.tasks.generate import Generated, first_step
 from qkv.trace import Seq2SeqTrace

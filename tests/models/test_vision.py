@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 import qkv
 from qkv.cli import main
 from qkv.models import ModelError, load
-from qkv.models.network.embedding import unfold
+from qkv.models.network._embedding import unfold
 from qkv.models.vision import VisionModel, grid_of, patch_names
 
 from .small_models import arrays_of

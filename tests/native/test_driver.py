@@ -19,10 +19,10 @@ from activations import FORMULAS
 from attend.cases import Case
 from attend.drawn import BFLOAT16, F16, F32, draw
 from attend.support import numbers
+from qkv.ops._adamw import adamw
+from qkv.ops._loss import cross_entropy
+from qkv.ops._norm import norm_grad
 from qkv.ops.activation import activate, activation_grad
-from qkv.ops.adamw import adamw
-from qkv.ops.loss import cross_entropy
-from qkv.ops.norm import norm_grad
 
 from . import writer
 

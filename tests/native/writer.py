@@ -14,9 +14,9 @@ from attend import exact
 from attend.cases import Case
 from attend.support import BFLOAT16, HALF_ROUNDING, Array, tolerances
 from qkv.attend import gradient
+from qkv.attend._grouped import Grouped, group_call
+from qkv.attend._native import Outputs
 from qkv.attend.arguments import Call, check_call
-from qkv.attend.grouped import Grouped, group_call
-from qkv.attend.native import Outputs
 from qkv.ops import activation
 
 TYPES = {

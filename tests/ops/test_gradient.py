@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qkv.ops._adamw import adamw, gradient_norm
+from qkv.ops._loss import cross_entropy
+from qkv.ops._norm import norm_grad
 from qkv.ops.activation import ACTIVATIONS, activate, activation_grad
-from qkv.ops.adamw import adamw, gradient_norm
 from qkv.ops.kernel import VARIANTS, compiled, set_num_threads
 from qkv.ops.linear import linear_grad
-from qkv.ops.loss import cross_entropy
-from qkv.ops.norm import norm_grad
 
 from .support import Array, numbers
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qkv.ops.loss import cross_entropy
+from qkv.ops._loss import cross_entropy
 
 from .support import Array, close, grown, numbers, slope
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qkv.ops.norm import norm_grad
+from qkv.ops._norm import norm_grad
 
 from .support import Array, close, grown, numbers, slope
 

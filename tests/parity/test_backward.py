@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers.activations import QuickGELUActivation
 
+from qkv.ops._adamw import adamw
+from qkv.ops._loss import cross_entropy
+from qkv.ops._norm import norm_grad
 from qkv.ops.activation import activation_grad
-from qkv.ops.adamw import adamw
 from qkv.ops.linear import linear_grad
-from qkv.ops.loss import cross_entropy
-from qkv.ops.norm import norm_grad
 
 Array = np.ndarray[Any, Any]
 TYPES = [(np.float32, 2e-6), (np.float64, 1e-12)]

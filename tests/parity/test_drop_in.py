@@ -14,7 +14,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer, util
 
 import qkv
 from qkv.models import CrossEncoderModel
-from qkv.models.other_libraries import ATTRIBUTES
+from qkv.models._other_libraries import ATTRIBUTES
 
 from . import test_cross_encoder as cross
 from .sentences import WORDS

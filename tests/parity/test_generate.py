@@ -20,7 +20,7 @@ import qkv
 from models.small_models import WRITERS
 from qkv.attend import KVCache
 from qkv.models.network.batch import PackedIds
-from qkv.models.tasks.sampling import Sampling
+from qkv.models.tasks._sampling import Sampling
 from qkv.trace.recorder import pad_rows
 
 from .models import Pair, double, made

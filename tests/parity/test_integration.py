@@ -13,9 +13,9 @@ import torch
 import transformers
 
 import qkv
-from qkv.integrations.tensors import as_array
+from qkv.integrations._tensors import as_array
+from qkv.integrations._transformers_masks import mask
 from qkv.integrations.transformers import attend, register
-from qkv.integrations.transformers_masks import mask
 
 from .models import double, scatter
 

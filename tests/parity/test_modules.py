@@ -23,7 +23,7 @@ from sentence_transformers.sentence_transformer.modules import (
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import qkv
-from qkv.models.files.modules_json import READ
+from qkv.models.files._modules_json import READ
 from qkv.models.files.sentence import ACTIVATIONS
 
 from .models import scatter

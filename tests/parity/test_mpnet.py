@@ -12,7 +12,7 @@ from transformers import (
 )
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
-from qkv.models.network.relative_bias import Buckets
+from qkv.models.network._relative_bias import Buckets
 
 from .families import FAMILIES
 from .models import compare, made

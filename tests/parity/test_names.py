@@ -29,8 +29,8 @@ from transformers import (
 
 from models.sizes import SMALL
 from qkv.models.families import PUBLISHED, design_of
+from qkv.models.network._decoder import EncodedTexts, EncoderDecoder
 from qkv.models.network.batch import PackedIds
-from qkv.models.network.decoder import EncodedTexts, EncoderDecoder
 from qkv.models.network.design import VisionDesign
 from qkv.trace import Recorder
 

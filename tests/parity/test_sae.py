@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from qkv.circuits import SAE, sae_training
+from qkv.circuits import SAE, _sae_training
 
 from .models import Pair, made
 from .test_circuits import CLEAN, FAMILIES, run
@@ -121,7 +121,7 @@ def test_the_gradient_of_training_is_that_of_autograd(dead: list[int]) -> None:
         loss = loss + (more @ w["W_dec"][dead] + error.detach()).square().sum(-1).mean() / 32
     loss.backward()
     arrays = {name: array.detach().numpy() for name, array in w.items()}
-    found, slopes, _ = sae_training.gradients(arrays, x.numpy(), K, np.array(dead, int))
+    found, slopes, _ = _sae_training.gradients(arrays, x.numpy(), K, np.array(dead, int))
     np.testing.assert_allclose(found, loss.item(), rtol=1e-12)
     for name, array in w.items():
         assert array.grad is not None

@@ -291,7 +291,7 @@ def test_a_task_computes_on_the_thread_that_runs_it(monkeypatch: pytest.MonkeyPa
         used.append(get_num_threads())
         return solve(calls, **wanted)
 
-    monkeypatch.setattr("qkv.scale.forward.solve", counting)
+    monkeypatch.setattr("qkv.scale._forward.solve", counting)
     qkv.set_num_threads(3)
     x = words(20, 10)
     dask.compute(scale.attention(x, x, x, return_weights=True))

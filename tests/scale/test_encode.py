@@ -149,7 +149,7 @@ def test_white_space_around_a_row_counts(tmp_path: Path) -> None:
 
 
 def test_a_second_run_is_refused(files: list[str], tmp_path: Path) -> None:
-    from qkv.scale.manifest import Folder, writing
+    from qkv.scale._manifest import Folder, writing
 
     folder = Folder(str(tmp_path / "out"))
     with writing(folder, "x", "t"), pytest.raises(RuntimeError, match="another run writes to"):

@@ -17,7 +17,7 @@ import qkv
 from qkv import scale
 from qkv.circuits import head_scores
 from qkv.circuits.means import HeadSums, head_sums
-from qkv.scale.counting import blocks_of
+from qkv.scale._counting import blocks_of
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "dog", "ran", "river", "bank", ",", "."]
 
@@ -82,7 +82,7 @@ def test_head_scores_use_the_current_client(
     corpus: Path, wanted: dict[str, np.ndarray], client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # only this process is patched: it cannot compute head scores, so the workers must compute them
-    monkeypatch.setattr("qkv.scale.head_sums.head_sums", None)
+    monkeypatch.setattr("qkv.scale._head_sums.head_sums", None)
     sources = [corpus / "1.txt", *sorted(corpus.glob("[2-4]*"))]
     with client.as_current():
         agree(scale.head_scores(None, sources), wanted)
@@ -111,9 +111,9 @@ def test_long_sources_are_cut_into_many_parts(
         return head_sums(model, rows, of)
 
     (tmp_path / "x.txt").write_text("".join(f"{text}\n" for text in texts))
-    monkeypatch.setattr("qkv.scale.counting.MARK_ROWS", 1)
-    monkeypatch.setattr("qkv.scale.head_sums.ROWS", 7)
-    monkeypatch.setattr("qkv.scale.head_sums.head_sums", noted)
+    monkeypatch.setattr("qkv.scale._counting.MARK_ROWS", 1)
+    monkeypatch.setattr("qkv.scale._head_sums.ROWS", 7)
+    monkeypatch.setattr("qkv.scale._head_sums.head_sums", noted)
     agree(scale.head_scores(None, tmp_path / "x.txt"), wanted)
     assert sizes == [7] * 17 + [1]
 
@@ -121,8 +121,8 @@ def test_long_sources_are_cut_into_many_parts(
 def test_truncated_texts_are_counted_in_one_warning(
     tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qkv.scale.counting.MARK_ROWS", 1)
-    monkeypatch.setattr("qkv.scale.head_sums.ROWS", 1)
+    monkeypatch.setattr("qkv.scale._counting.MARK_ROWS", 1)
+    monkeypatch.setattr("qkv.scale._head_sums.ROWS", 1)
     most = qkv.load().max_seq_length
     rows = ["the cat", "the cat sat " * most, "sat", "the cat " * most]
     (tmp_path / "x.txt").write_text("\n".join(rows))
@@ -152,8 +152,8 @@ def test_a_csv_whose_rows_are_not_lines(
     tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # In this process, any row may be the first row of a part. The workers are not patched.
-    monkeypatch.setattr("qkv.scale.counting.MARK_ROWS", 1)
-    monkeypatch.setattr("qkv.scale.head_sums.ROWS", 1)
+    monkeypatch.setattr("qkv.scale._counting.MARK_ROWS", 1)
+    monkeypatch.setattr("qkv.scale._head_sums.ROWS", 1)
     rows = ["the cat\nsat", 'a "dog", ran', ""]
     with (tmp_path / "x.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["body"], *([text] for text in rows)])
@@ -167,7 +167,7 @@ def test_a_bad_row_is_an_error_before_any_score_is_computed(
 ) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "the cat"}\n{"text": "sat"}\n{"text": 3}\n')
-    monkeypatch.setattr("qkv.scale.head_sums.head_sums", None)
+    monkeypatch.setattr("qkv.scale._head_sums.head_sums", None)
     for used in (None, client):
         with pytest.raises(ValueError, match=r"scale.head_scores: .*x\.jsonl, row 2 has a 'text'"):
             scale.head_scores(None, path, client=used)
@@ -178,7 +178,7 @@ def test_a_bad_row_has_its_number_in_the_file(
 ) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "the cat"}\n' * 20 + "none\n")
-    monkeypatch.setattr("qkv.scale.counting.blocks_of", lambda file, _: blocks_of(file, 50))
+    monkeypatch.setattr("qkv.scale._counting.blocks_of", lambda file, _: blocks_of(file, 50))
     with pytest.raises(ValueError, match=r"x\.jsonl, row 20 is not JSON"):
         scale.head_scores(None, path)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qkv.scale.manifest import MANIFEST, Folder
+from qkv.scale._manifest import MANIFEST, Folder
 
 PART = {
     "name": "part-000000-0123abcd.parquet",
@@ -123,7 +123,7 @@ def test_a_folder_in_place_of_the_manifest_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"\xff\xff \xff", b"run", b"run x", b"run 1e999", b"run nan"])
 def test_a_damaged_lock_on_another_file_system_is_taken_over(data: bytes) -> None:
-    from qkv.scale.manifest import LOCK, writing
+    from qkv.scale._manifest import LOCK, writing
 
     folder = Folder("memory://damaged-lock")
     folder.make()

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from qkv import scale
-from qkv.scale import counting
-from qkv.scale.counting import blocks_of, count, cut
+from qkv.scale import _counting
+from qkv.scale._counting import blocks_of, count, cut
 from qkv.scale.sources import Bad, find_column, find_sources, rows_of
 from qkv.text.lines import read_lines
 
@@ -22,7 +22,7 @@ def read(path: Path, block: int, rows: int = 3, size: int = 1000) -> list[str | 
     [source] = [find_column(one, "t") for one in find_sources(path, "text", "t")]
     counts = [count(one) for one in blocks_of(source, block)]
     if not all(one.whole for one in counts):
-        counts = [count(counting.InputBlock(source))]
+        counts = [count(_counting.InputBlock(source))]
     parts = cut([source], [counts], rows, size)
     assert all(part.rows == len(list(rows_of(part, 10**6))) for part in parts)
     starts = [sum(one.rows for one in parts[:n]) for n in range(len(parts))]
@@ -37,8 +37,8 @@ def test_lines_of_blocks_equal_lines_of_the_whole_file(
 ) -> None:
     drawn = random.Random(block)
     for _ in range(60):
-        monkeypatch.setattr(counting, "MARK_ROWS", drawn.choice([1, 2, 3]))
-        monkeypatch.setattr(counting, "MARK_BYTES", drawn.choice([1, 3, 100]))
+        monkeypatch.setattr(_counting, "MARK_ROWS", drawn.choice([1, 2, 3]))
+        monkeypatch.setattr(_counting, "MARK_BYTES", drawn.choice([1, 3, 100]))
         marks = ["a", "b", "\n", "\r", "\r\n", "é", "\ufeff"]
         data = "".join(drawn.choice(marks) for _ in range(drawn.randrange(40))).encode()
         path = tmp_path / "x.txt"

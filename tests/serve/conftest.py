@@ -21,11 +21,11 @@ import pytest
 import uvicorn
 
 from qkv.models import Model
+from qkv.serve._protocol import Connection
+from qkv.serve._work import Worker
 from qkv.serve.app import create_app
 from qkv.serve.guard import Guard
-from qkv.serve.protocol import Connection
 from qkv.serve.settings import Settings
-from qkv.serve.work import Worker
 
 ADDRESS = re.compile(r"at (http://\S+) ")
 

@@ -182,7 +182,7 @@ ENVIRONMENT = os.environ | {
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_clients_get_the_same_vectors(server: Served, name: str, tmp_path: Path) -> None:
     """Each client runs in a separate process that may only connect to this machine."""
-    program = tmp_path / "program.py"
+    program = tmp_path / "_program.py"
     program.write_text(PROGRAM.format(code=OTHERS[name]))
     given = json.dumps([f"{server.url}/v1", KEY, TEXTS])
     run = subprocess.run(

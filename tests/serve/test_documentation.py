@@ -19,13 +19,13 @@ from substitutions import filled
 
 import qkv
 from qkv.cli import main
+from qkv.serve._streams import QUANTUM
 from qkv.serve.app import create_app, routes
-from qkv.serve.routes.completions import CompletionsBody
-from qkv.serve.routes.embeddings import EmbeddingsBody
-from qkv.serve.routes.rerank import RerankBody
-from qkv.serve.routes.trace_route import TraceBody
+from qkv.serve.routes._completions import CompletionsBody
+from qkv.serve.routes._embeddings import EmbeddingsBody
+from qkv.serve.routes._rerank import RerankBody
+from qkv.serve.routes._trace_route import TraceBody
 from qkv.serve.settings import Settings
-from qkv.serve.streams import QUANTUM
 
 from .conftest import Served, serve
 
@@ -80,7 +80,7 @@ def test_a_block_prints_what_is_shown(
     assert ADDRESS in code
     code = code.replace(ADDRESS, server.url)
     if language == "python":
-        program = folder / "program.py"
+        program = folder / "_program.py"
         program.write_text(code)
         command = [sys.executable, str(HERE / "offline.py"), str(program)]
     else:

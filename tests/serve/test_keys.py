@@ -14,12 +14,12 @@ import qkv
 from models.decoders import gpt2
 from models.files.test_modules_json import routed
 from models.support import Folder, cross_encoder
+from qkv.serve._bodies import IGNORED, Body
 from qkv.serve.app import create_app, routes
-from qkv.serve.bodies import IGNORED, Body
-from qkv.serve.routes.completions import CompletionsBody
-from qkv.serve.routes.embeddings import EmbeddingsBody
-from qkv.serve.routes.rerank import RerankBody
-from qkv.serve.routes.trace_route import TraceBody
+from qkv.serve.routes._completions import CompletionsBody
+from qkv.serve.routes._embeddings import EmbeddingsBody
+from qkv.serve.routes._rerank import RerankBody
+from qkv.serve.routes._trace_route import TraceBody
 
 BODIES: dict[str, type[Body]] = {
     "/v1/embeddings": EmbeddingsBody,

@@ -7,7 +7,7 @@ import time
 
 import uvicorn
 
-from qkv.serve.protocol import Connection
+from qkv.serve._protocol import Connection
 from qkv.serve.settings import Settings
 
 PIECE = b"x" * 65536

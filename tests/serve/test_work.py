@@ -16,12 +16,12 @@ import qkv
 from models.support import Folder
 from qkv.models import random_model
 from qkv.models.sentence.encode import Encoder
-from qkv.serve.batches import Counts
-from qkv.serve.refusals import Refused
+from qkv.serve._batches import Counts
+from qkv.serve._refusals import Refused
+from qkv.serve._streams import AHEAD, QUANTUM
+from qkv.serve._waiting import Texts, TextTurns
+from qkv.serve._work import Worker
 from qkv.serve.settings import Settings
-from qkv.serve.streams import AHEAD, QUANTUM
-from qkv.serve.waiting import Texts, TextTurns
-from qkv.serve.work import Worker
 
 LETTERS = "a b c d e f g h i j k l m n o p q r s t u v w x y z"
 SECONDS = 60

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers
 
-from qkv.text import SubwordTokenizer, tokenizer, tokenizer_limits as module
-from qkv.text.tokenizer_limits import growth
+from qkv.text import SubwordTokenizer, _tokenizer_limits as module, tokenizer
+from qkv.text._tokenizer_limits import growth
 
 
 def sequence(*rules: Any) -> dict[str, Any]:

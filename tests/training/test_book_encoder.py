@@ -10,7 +10,7 @@ import pytest
 
 import qkv
 from qkv.learn import Interrupted, Sequences, fresh_model, last_checkpoint
-from qkv.learn.tokenizer import train_tokenizer
+from qkv.learn._tokenizer import train_tokenizer
 from qkv.models.model import Model
 from training import book_encoder, books, wordnet
 from training.book_encoder import Recipe, carried_over, texts, vocabulary

@@ -1,6 +1,6 @@
 """Tests of the list of everyday words against its rule, and of the measure by hand."""
 
-from qkv.learn.tokenizer import train_tokenizer
+from qkv.learn._tokenizer import train_tokenizer
 from training.everyday import KINDS, WORDS, in_pieces, main
 
 SIZES = {"home": 20, "food": 20, "body": 12, "animals": 16, "people": 12, "town": 10}

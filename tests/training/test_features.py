@@ -10,7 +10,7 @@ import pytest
 
 import qkv
 from qkv.circuits import SAE, scan
-from qkv.learn.tokenizer import train_tokenizer
+from qkv.learn._tokenizer import train_tokenizer
 from qkv.models.untrained import fresh_model
 from training import features
 from training.book_decoder import Recipe

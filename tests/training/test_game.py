@@ -9,7 +9,7 @@ import pytest
 
 import qkv
 from qkv.models.files.find import shipped_models
-from qkv.see.analysis.words import is_function_word
+from qkv.see.analysis._words import is_function_word
 from training import game
 from training.bias import is_insult
 from training.books import LISTED, Book

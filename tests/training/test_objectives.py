@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from qkv.learn import Sequences, Words, words_loss
-from qkv.learn.network import Network
-from qkv.learn.tokenizer import train_tokenizer
+from qkv.learn._network import Network
+from qkv.learn._tokenizer import train_tokenizer
 from qkv.models.untrained import fresh_model
 from training import wordnet
 from training.neighbours import Neighbours

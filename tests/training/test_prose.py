@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from qkv.learn.tokenizer import train_tokenizer
+from qkv.learn._tokenizer import train_tokenizer
 from qkv.models.model import Model
 from qkv.models.untrained import fresh_model
 from training import prose

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.learn.tokenizer import train_tokenizer
+from qkv.learn._tokenizer import train_tokenizer
 from qkv.models.model import Model
 from qkv.models.untrained import fresh_model
 from training import stories, told

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from qkv.learn.tokenizer import train_tokenizer
+from qkv.learn._tokenizer import train_tokenizer
 from qkv.text import SubwordTokenizer
 from training import wordnet
 from training.vocabulary import (

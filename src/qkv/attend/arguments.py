@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.argument_errors import type_error, value_error
+from qkv._argument_errors import type_error, value_error
+from qkv._suggest import nearest
 from qkv.arrays import Array, DType, Shape, as_array, compute_type, is_float, native, real_number
-from qkv.attend.visibility import check_lengths, check_offset, check_window
+from qkv.attend._visibility import check_lengths, check_offset, check_window
 from qkv.ops.kernel import compiled
-from qkv.suggest import nearest
 
 Options = Mapping[str, Any]  # The options of `qkv.attention`: each name with its value.
 MAX_SIZE = 0 if compiled is None else compiled.MAX_SIZE

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.argument_errors import add_name, public_call
+from qkv._argument_errors import add_name, public_call
 from qkv.arrays import Array, check_out, whole_number
-from qkv.attend import native, tiled
+from qkv.attend import _native, _tiled
+from qkv.attend._grouped import Grouped, group_call
+from qkv.attend._visibility import check_flag
 from qkv.attend.arguments import RETURNS, Call, check_call, check_options, clamp, round_to
 from qkv.attend.formula import Steps, formula, weigh, weights_of
-from qkv.attend.grouped import Grouped, group_call
-from qkv.attend.visibility import check_flag
 from qkv.ops.kernel import variant
 from qkv.ops.threads import matmul_alone, run_all
 from qkv.trace import Recorder, Trace
@@ -49,7 +49,7 @@ def answer(
     """
     result, sums, pattern, cases = _begin(call, weights, lse, out)
     if cases:
-        run_all(tiled.attend, cases)
+        run_all(_tiled.attend, cases)
     result = round_to(result, call.plan.dtype)
     if out is not None and result is not out:
         out[...] = result
@@ -70,7 +70,7 @@ def solve(
     """
     outs = (np.empty(call.plan.out, call.plan.kind) if exact else None for call in calls)
     begun = [_begin(call, weights, lse, out) for call, out in zip(calls, outs, strict=True)]
-    run_all(tiled.attend, [case for *_, cases in begun for case in cases])
+    run_all(_tiled.attend, [case for *_, cases in begun for case in cases])
     return [Solution(out, sums, pattern) for out, sums, pattern, _ in begun]
 
 
@@ -88,14 +88,14 @@ def _begin(
     sums = np.empty((*plan.rows, 1), np.float64) if lse else None
     pattern = np.zeros((*plan.rows, plan.keys), plan.kind) if weights else None
     if chosen is not None and plan.is_native:
-        if out is None or not native.is_contiguous(out):
+        if out is None or not _native.is_contiguous(out):
             out = np.empty(plan.out, plan.dtype)
-        native.attend(chosen, call, out, sums, pattern)
+        _native.attend_native(chosen, call, out, sums, pattern)
         return out, sums, pattern, ()
     out = np.empty(plan.out, plan.kind)
-    if pattern is None and tiled.is_one_block(call) and tiled.attend_one_block(call, out, sums):
+    if pattern is None and _tiled.is_one_block(call) and _tiled.attend_one_block(call, out, sums):
         return out, sums, None, ()
-    cut = tiled.tiles(wide := group_call(call), plan.keys if weights else tiled.KEYS)
+    cut = _tiled.tiles(wide := group_call(call), plan.keys if weights else _tiled.KEYS)
     views = [None if x is None else plan.group(x) for x in (out, sums, pattern)]
     return out, sums, pattern, [(wide, tile, *views) for tile in cut]
 
@@ -344,7 +344,7 @@ def summarize_call(call: Call, top_k: int) -> AttentionSummary:
     if chosen is not None and plan.is_native:
         out, lse = np.empty(plan.out, plan.dtype), np.empty((*plan.rows, 1))
         received = np.zeros((*plan.rows[:-1], 1, plan.keys))
-        native.summarize(chosen, call, out, lse, indices, weights, received)
+        _native.summarize(chosen, call, out, lse, indices, weights, received)
     else:
         [(out, sums, _)] = solve([call], lse=True)
         assert sums is not None
@@ -367,10 +367,10 @@ def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Ar
     """
     received = np.zeros((SHARES, *call.shape[:-1], call.keys))
 
-    def share(tile: tiled.Tile) -> tuple[Any, int]:
+    def share(tile: _tiled.Tile) -> tuple[Any, int]:
         return tile.index, tile.queries.start * SHARES // max(1, call.shape[-1])
 
-    def summarize(tiles: list[tiled.Tile], sums: Array) -> None:
+    def summarize(tiles: list[_tiled.Tile], sums: Array) -> None:
         """Compute the weights of `tiles` again, and add each key's weights to `sums`."""
         top_k = indices.shape[-1]
         with np.errstate(all="ignore"):
@@ -382,10 +382,10 @@ def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Ar
                 rest = np.exp(base - exact).astype(call.kind)
                 far = np.abs(exact) > FAR
                 if far.any():
-                    rest = np.where(far, 1 / tiled.exp_sums(call, tile, base), rest)
+                    rest = np.where(far, 1 / _tiled.exp_sums(call, tile, base), rest)
                 best, positions = weights[tile.at] - 1, indices[tile.at]  # -1 means no key yet
-                for j in tiled.key_blocks(call, tile):
-                    scores, visible = tiled.scores_of(call, tile, j)
+                for j in _tiled.key_blocks(call, tile):
+                    scores, visible = _tiled.scores_of(call, tile, j)
                     block = np.exp(scores - base) * rest  # (texts, heads, G, l, s)
                     if visible is not None:
                         block = np.where(visible, block, 0)
@@ -401,7 +401,7 @@ def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Ar
                 indices[tile.at] = np.where(best < 0, -1, positions)
                 weights[tile.at] = np.where(best < 0, 0, best)
 
-    shares = groupby(tiled.tiles(call), share)
+    shares = groupby(_tiled.tiles(call), share)
     run_all(summarize, [(list(tiles), received[number]) for (_, number), tiles in shares])
     return np.asarray(received.sum(axis=0))
 

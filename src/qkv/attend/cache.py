@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from qkv.argument_errors import public_call, value_error
+from qkv._argument_errors import public_call, value_error
 from qkv.arrays import Array, as_array
+from qkv.attend._visibility import check_lengths, check_window
 from qkv.attend.arguments import check_types
-from qkv.attend.visibility import check_lengths, check_window
 
 BLOCK = 256  # the memory grows by multiples of this number of keys
 

@@ -6,16 +6,16 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from qkv.argument_errors import public_call, type_error, value_error
+from qkv._argument_errors import public_call, type_error, value_error
 from qkv.arrays import Array, DType, Shape, as_array, is_float, quote
-from qkv.attend import arguments, native
+from qkv.attend import _native, arguments
+from qkv.attend._grouped import Grouped, group_call
+from qkv.attend._native import Gradients, Outputs
+from qkv.attend._tiled import QUERIES, Tile, apply_mask, capped_of, exp_sums, key_blocks, tiles
+from qkv.attend._varlen import as_batch, as_call, attend_rows, check_packed, equal_runs
 from qkv.attend.arguments import Call, Options, Packed
 from qkv.attend.attention import scores_and_weights, solve
 from qkv.attend.formula import weigh
-from qkv.attend.grouped import Grouped, group_call
-from qkv.attend.native import Gradients, Outputs
-from qkv.attend.tiled import QUERIES, Tile, apply_mask, capped_of, exp_sums, key_blocks, tiles
-from qkv.attend.varlen import as_batch, as_call, attend_rows, check_packed, equal_runs
 from qkv.ops.kernel import variant
 from qkv.ops.threads import Case, matmul_alone, run_all
 from qkv.trace.activations import PATTERN, SCORES
@@ -353,7 +353,7 @@ def _by_kernel(call: Call | Packed, outputs: Outputs, gradients: Gradients) -> A
         grad_out = grad_out.astype(plan.kind)
     out, lse = out.astype(plan.kind, copy=False), lse.astype(np.float64, copy=False)
     outputs = outputs._replace(grad_out=grad_out, out=out, lse=lse)
-    return native.differentiate(chosen, call, outputs, gradients)
+    return _native.differentiate(chosen, call, outputs, gradients)
 
 
 def _zeros_per_head(call: Call, groups: Shape) -> tuple[Array, Array]:
@@ -480,7 +480,7 @@ def _check_array(value: Any, name: str, shape: Shape, dtype: DType) -> Array:
         )
     if not is_float(array.dtype):
         raise type_error(f"{name} is {array.dtype}: write {dtype}")
-    return array if native.is_contiguous(array) else np.ascontiguousarray(array)
+    return array if _native.is_contiguous(array) else np.ascontiguousarray(array)
 
 
 def summed_to(array: Array, shape: Shape) -> Array:

@@ -1,16 +1,16 @@
 """Interpret models: measure what heads, neurons and MLPs do, and find circuits."""
 
-from qkv.circuits.caching import Cache, cache
-from qkv.circuits.edge_effects import discover, edges, path
-from qkv.circuits.flow import composition, copying_scores, rollout, value_weighted
-from qkv.circuits.logits import attribute_logits, integrated_gradients, logit_lens
+from qkv.circuits._caching import Cache, cache
+from qkv.circuits._edge_effects import discover, edges, path
+from qkv.circuits._flow import composition, copying_scores, rollout, value_weighted
+from qkv.circuits._logits import attribute_logits, integrated_gradients, logit_lens
+from qkv.circuits._patching import attribution_patch, patch
+from qkv.circuits._plot_view import PlotView
+from qkv.circuits._plotting import plot
+from qkv.circuits._sae import SAE
+from qkv.circuits._scanning import Example, HeadExample, HeadScan, Scan, scan, scan_heads
 from qkv.circuits.means import diff, head_scores
-from qkv.circuits.patching import attribution_patch, patch
-from qkv.circuits.plot_view import PlotView
-from qkv.circuits.plotting import plot
 from qkv.circuits.results import Edge, Graph, Result
-from qkv.circuits.sae import SAE
-from qkv.circuits.scanning import Example, HeadExample, HeadScan, Scan, scan, scan_heads
 
 __all__ = [
     "SAE",

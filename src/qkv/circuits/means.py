@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.argument_errors import public_call, value_error
+from qkv._argument_errors import public_call, value_error
 from qkv.arrays import Array
-from qkv.circuits import reader
-from qkv.circuits.reader import Read
+from qkv.circuits import _reader
+from qkv.circuits._reader import Read
 from qkv.circuits.results import Result
 from qkv.layers.base import starts_of
 from qkv.models.model import Model, handed_on
@@ -19,7 +19,7 @@ NAMES = ("previous", "next", "same", "first", "last", "induction", "entropy")
 STRONGEST = "strongest"
 
 
-def checked_names(measures: reader.Names, known: Sequence[str]) -> tuple[str, ...]:
+def checked_names(measures: _reader.Names, known: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the requested measures without duplicates."""
     names = tuple(dict.fromkeys([measures] if isinstance(measures, str) else measures))
     odd = [name for name in names if name not in known]
@@ -199,7 +199,7 @@ class HeadSums:
 
 
 @public_call("head_scores")
-def head_scores(model: Model, texts: reader.Texts, of: reader.Names = NAMES) -> dict[str, Result]:
+def head_scores(model: Model, texts: _reader.Texts, of: _reader.Names = NAMES) -> dict[str, Result]:
     """Measure what each attention head looks at, averaged over all queries of all texts.
 
     Each text is read once. Memory does not depend on the number of texts, and grows linearly with
@@ -243,9 +243,9 @@ def head_scores(model: Model, texts: reader.Texts, of: reader.Names = NAMES) -> 
 
 
 @public_call("head_scores")
-def head_sums(model: Model, texts: reader.Texts, of: reader.Names = NAMES) -> HeadSums:
+def head_sums(model: Model, texts: _reader.Texts, of: _reader.Names = NAMES) -> HeadSums:
     """Return the sums from which `head_scores` computes means; sums of two corpora can be added."""
-    return sum_measures(reader.check_model(model), texts, checked_names(of, NAMES), None, None)
+    return sum_measures(_reader.check_model(model), texts, checked_names(of, NAMES), None, None)
 
 
 class Measurement(NamedTuple):
@@ -293,10 +293,10 @@ def sum_measures(
                 if add is not None:
                     add(Measurement(name, layer, first, batch, measured, values, weights))
 
-        reader.watch(model, ids, use)
+        _reader.watch(model, ids, use)
 
-    for window in reader.windows(model, texts):
-        for batch in reader.batches(window, reader.max_cells(model)):
+    for window in _reader.windows(model, texts):
+        for batch in _reader.batches(window, _reader.max_cells(model)):
             measure(batch)
         if keep is not None:
             keep(window)
@@ -304,7 +304,7 @@ def sum_measures(
 
 
 @public_call("diff")
-def diff(model_a: Model, model_b: Model, texts: reader.Texts) -> dict[str, Result | float]:
+def diff(model_a: Model, model_b: Model, texts: _reader.Texts) -> dict[str, Result | float]:
     """Compare two models on many texts, for example one model before and after fine-tuning.
 
     Each text is read once. Memory does not grow with the number of texts.
@@ -344,7 +344,7 @@ def diff(model_a: Model, model_b: Model, texts: reader.Texts) -> dict[str, Resul
     >>> means["heads"].shape, bool((means["resid"] > 0.99).all()), means["kl"] < 0.05
     ((5, 6), True, True)
     """
-    one, other = (reader.check_model(model) for model in (model_a, model_b))
+    one, other = (_reader.check_model(model) for model in (model_a, model_b))
     names = _names(one, other)
     words = _words(one) is not None and _words(other) is not None
     sums: dict[str, Any] = {}
@@ -415,10 +415,10 @@ def _words(model: Model) -> int | None:
 
 def _pairs(one: Model, other: Model, texts: Any) -> Iterator[list[Read]]:
     """Yield batches of texts of similar length; check that both models split texts alike."""
-    for window in reader.windows(one, texts):
+    for window in _reader.windows(one, texts):
         if not window:
             continue
-        again = next(reader.windows(other, [text.source for text in window], empty=True))
+        again = next(_reader.windows(other, [text.source for text in window], empty=True))
         for text, same in zip(window, again, strict=True):
             if not np.array_equal(text.ids, same.ids):
                 raise value_error(
@@ -426,9 +426,9 @@ def _pairs(one: Model, other: Model, texts: Any) -> Iterator[list[Read]]:
                     f"{other.name} into {len(same.ids)} different tokens: give models with the "
                     "same tokenizer"
                 )
-        for batch in reader.batches(window, reader.MOST_POSITIONS * reader.MOST_POSITIONS):
+        for batch in _reader.batches(window, _reader.MOST_POSITIONS * _reader.MOST_POSITIONS):
             # batches are split, so that their logits fit in memory
-            step = max(1, reader.MOST_POSITIONS // 4 // len(batch[0].ids))
+            step = max(1, _reader.MOST_POSITIONS // 4 // len(batch[0].ids))
             for first in range(0, len(batch), step):
                 yield batch[first : first + step]
 

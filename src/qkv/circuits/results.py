@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from qkv.argument_errors import invalid, public_call
+from qkv._argument_errors import invalid, public_call
+from qkv._suggest import nearest, suggestion
 from qkv.arrays import Array, ArrayLike, quote, whole_number
 from qkv.extras import need
-from qkv.suggest import nearest, suggestion
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Trace
 

@@ -4,16 +4,16 @@ from importlib import import_module
 
 import click
 
-from qkv.cli.check import check
-from qkv.cli.conform import conform
-from qkv.cli.encode import encode
-from qkv.cli.generate import generate
-from qkv.cli.machine import bench, info
-from qkv.cli.program import Program, debug_option
-from qkv.cli.publishing import publish, verify
-from qkv.cli.serve import serve
-from qkv.cli.train import train
-from qkv.cli.views import compare, guess, play, replay, show, walk
+from qkv.cli._check import check
+from qkv.cli._conform import conform
+from qkv.cli._encode import encode
+from qkv.cli._generate import generate
+from qkv.cli._machine import bench, info
+from qkv.cli._program import Program, debug_option
+from qkv.cli._publishing import publish, verify
+from qkv.cli._serve import serve
+from qkv.cli._train import train
+from qkv.cli._views import compare, guess, play, replay, show, walk
 
 
 @click.group("qkv", cls=Program, invoke_without_command=True)

@@ -3,9 +3,9 @@
 import numpy as np
 
 from qkv import arrays
-from qkv.argument_errors import public_call, type_error, value_error
+from qkv._argument_errors import public_call, type_error, value_error
 from qkv.arrays import Array, ArrayLike
-from qkv.embed.table import positive_number
+from qkv.embed._table import positive_number
 
 
 @public_call("apply_rotary")

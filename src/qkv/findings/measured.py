@@ -8,11 +8,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qkv.argument_errors import message, public_call, type_error, value_error
+from qkv._argument_errors import message, public_call, type_error, value_error
 from qkv.arrays import quote, whole_number
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.files import StrPath
-from qkv.findings.finding_files import read, read_article, write
+from qkv.findings._finding_files import read, read_article, write
 from qkv.models import load
 from qkv.models.files.find import find_model, shipped_models
 from qkv.models.model import Model

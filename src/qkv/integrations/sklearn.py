@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from qkv.argument_errors import public_call
+from qkv._argument_errors import public_call
 from qkv.arrays import Array
 from qkv.files import StrPath
 from qkv.models import Model, load

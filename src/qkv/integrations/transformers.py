@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.argument_errors import public_call
+from qkv._argument_errors import public_call
 from qkv.arrays import Array
 from qkv.attend.arguments import check_call
 from qkv.attend.attention import answer
 from qkv.attend.gradient import attention_grad
 from qkv.extras import need
-from qkv.integrations import transformers_masks
-from qkv.integrations.record import CURRENT, REGISTERED, Ran
-from qkv.integrations.tensors import as_array, as_tensor, check_readable, torch_module
+from qkv.integrations import _transformers_masks
+from qkv.integrations._record import CURRENT, REGISTERED, Ran
+from qkv.integrations._tensors import as_array, as_tensor, check_readable, torch_module
 
 # A few models pass these arguments to restrict the visible keys. `attend` refuses such calls.
 REFUSED = ("indices", "block_indices", "sinks", "cache")
@@ -48,7 +48,7 @@ def register() -> None:
     masking = need("transformers.masking_utils", "torch")
     compiler = need("torch.compiler", "torch")
     utils.AttentionInterface.register("qkv", compiler.disable(attend, reason=OUTSIDE))
-    masking.AttentionMaskInterface.register("qkv", transformers_masks.mask)
+    masking.AttentionMaskInterface.register("qkv", _transformers_masks.mask)
     REGISTERED.add("transformers")
 
 
@@ -229,11 +229,11 @@ def _options(
                 "and no mask gives the positions of the queries: pass an attention_mask"
             )
         return {"is_causal": True}, None, Ran(module, is_causal=True)
-    if type(attention_mask) is not transformers_masks.mask_type():
+    if type(attention_mask) is not _transformers_masks.mask_type():
         # `Ran.mask` must be different for each forward pass. Several passes may share this
         # `attention_mask`, so it does not identify a pass, and `Ran` is created without a mask.
         return {}, attention_mask, Ran(module)
-    rules: transformers_masks.MaskOptions = attention_mask.rules
+    rules: _transformers_masks.MaskOptions = attention_mask.rules
     ran = Ran(module, attention_mask, rules.start, rules.first_key, rules.is_causal, rules.padding)
     if rules.changed or (rules.length, rules.keys) != (length, keys):
         return {}, attention_mask + 0, ran

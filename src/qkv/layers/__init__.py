@@ -1,9 +1,9 @@
 """The parts of a transformer: attention, norms, the MLP and the block around them."""
 
+from qkv.layers._mlp import MLP
 from qkv.layers.attention import MultiHeadAttention, Rotary, SelfAttention, self_attention
 from qkv.layers.block import Block
 from qkv.layers.experts import Experts, GatedExperts
-from qkv.layers.mlp import MLP
 from qkv.layers.norm import LayerNorm, LayerScale, RMSNorm
 
 __all__ = [
@@ -19,3 +19,5 @@ __all__ = [
     "SelfAttention",
     "self_attention",
 ]
+
+from qkv.layers._mlp import mlp_sizes as mlp_sizes

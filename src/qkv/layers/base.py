@@ -6,7 +6,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from qkv.argument_errors import public_method, type_error, value_error
+from qkv._argument_errors import public_method, type_error, value_error
 from qkv.arrays import Array, ArrayLike, Arrays, DType, Shape, as_array, compute_type, is_float
 from qkv.attend import arguments
 from qkv.attend.arguments import Options

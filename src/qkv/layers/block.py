@@ -6,11 +6,11 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from qkv.argument_errors import public_method, value_error
+from qkv._argument_errors import public_method, value_error
 from qkv.arrays import Array, ArrayLike, DType, compute_type
+from qkv.attend import check_starts
 from qkv.attend.arguments import Call, Options
 from qkv.attend.cache import KVCache
-from qkv.attend.varlen import check_starts
 from qkv.layers import base
 from qkv.layers.attention import MultiHeadAttention, Norm
 from qkv.layers.norm import LayerScale

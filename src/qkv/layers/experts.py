@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qkv.argument_errors import public_method, value_error
+from qkv._argument_errors import public_method, value_error
 from qkv.arrays import Array, ArrayLike, Arrays, Shape, compute_type, whole_number
-from qkv.attend.softmax import softmax
+from qkv.attend import softmax
 from qkv.layers import base
-from qkv.layers.mlp import MLP, mlp_sizes
+from qkv.layers._mlp import MLP, mlp_sizes
 from qkv.ops.linear import is_wide, linear, project, project_back
 from qkv.trace import Recorder
 

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.argument_errors import public_method, value_error
+from qkv._argument_errors import public_method, value_error
 from qkv.arrays import Array, ArrayLike, compute_type, float_type, whole_number
 from qkv.layers import base
-from qkv.ops.norm import norm_grad, normalize
+from qkv.ops import norm_grad, normalize
 from qkv.trace import Recorder, Trace
 
 

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array, Arrays, DType, compute_type
-from qkv.attend import native
+from qkv.attend import attend_native
 from qkv.attend.arguments import takes
 from qkv.attend.cache import KVCache, put
+from qkv.layers._mlp import MLP
 from qkv.layers.attention import MultiHeadAttention, Rotary, SelfAttention
 from qkv.layers.attention.forward import Inputs, attention_plan
 from qkv.layers.base import quiet
 from qkv.layers.block import Block
-from qkv.layers.mlp import MLP
 from qkv.layers.norm import LayerNorm, RMSNorm
 from qkv.ops.kernel import stays_bfloat16, variant_and_threads
 from qkv.ops.packing import Prepared, is_frozen
@@ -162,7 +162,7 @@ class _Step:
             key_lengths=cached.get("key_lengths"),
         )
         z = np.empty((len(x), heads, 1, values.shape[-1]), kernel.kind)
-        native.attend(kernel.variant, call, z, None, None, kernel.threads)
+        attend_native(kernel.variant, call, z, None, None, kernel.threads)
         return self.out(kernel.to_bits(z.reshape(len(x), -1)), None, residual)
 
 

@@ -1,10 +1,11 @@
 """Training of models: objectives, AdamW, and the training loop."""
 
-from qkv.learn.corpus import Corpus, Files, Sequences, Source, paragraphs, running
-from qkv.learn.loop import Diverged, Trained, train
-from qkv.learn.network import Network
-from qkv.learn.objectives import Causal, Masked, Objective, Part, Words, words_loss
-from qkv.learn.on_text import TextRun, train_on_text
+from qkv.learn._corpus import Corpus, Files, Sequences, Source, paragraphs, running
+from qkv.learn._loop import Diverged, Trained, train
+from qkv.learn._network import Network
+from qkv.learn._objectives import Causal, Masked, Objective, Part, Words, words_loss
+from qkv.learn._on_text import TextRun, train_on_text
+from qkv.learn._tokenizer import train_tokenizer
 from qkv.learn.optimizer import AdamW, Schedule
 from qkv.learn.run_folder import (
     Checkpoint,
@@ -13,10 +14,8 @@ from qkv.learn.run_folder import (
     read_metrics,
     write_curves,
 )
-from qkv.learn.tokenizer import train_tokenizer
 from qkv.models.untrained import fresh_model
-from qkv.ops.adamw import adamw
-from qkv.ops.loss import cross_entropy
+from qkv.ops import adamw, cross_entropy
 from qkv.signals import Interrupted
 
 __all__ = [

@@ -6,8 +6,8 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.learn.network import Network
-from qkv.ops.adamw import adamw, gradient_norm
+from qkv.learn._network import Network
+from qkv.ops import adamw, gradient_norm
 
 
 @dataclass(eq=False, repr=False)

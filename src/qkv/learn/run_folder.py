@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.argument_errors import invalid, public_call, type_error, value_error
+from qkv._argument_errors import invalid, public_call, type_error, value_error
 from qkv.arrays import Array, Arrays, finite
 from qkv.extras import need
 from qkv.files import StrPath, replacing

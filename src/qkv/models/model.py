@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from qkv.models.model_base import ModelBase
+from qkv.models._model_base import ModelBase
 from qkv.models.sentence.encode import (
     encode,
     encode_document,
@@ -12,10 +12,10 @@ from qkv.models.sentence.encode import (
     text_encoder,
 )
 from qkv.models.sentence.rank import rank, ranker, similarity, similarity_pairwise
+from qkv.models.tasks import head_weights
 from qkv.models.tasks.call import call, call_pair, run_layers
 from qkv.models.tasks.generate import generate, rows, steps
 from qkv.models.tasks.gradient import gradient
-from qkv.models.tasks.head_weights import head_weights
 from qkv.models.tasks.predict import blanks, guesses, losses, predict, unembed
 from qkv.models.tasks.tracing import trace, trace_pair, trace_stream
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.argument_errors import invalid, public_call
+from qkv._argument_errors import invalid, public_call
 from qkv.arrays import Array, DType
 from qkv.embed import TokenEmbedding
 from qkv.layers import SelfAttention

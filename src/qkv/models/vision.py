@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from qkv.argument_errors import public_call, type_error, value_error
+from qkv._argument_errors import public_call, type_error, value_error
 from qkv.arrays import Array, ArrayLike, as_array, is_float
 from qkv.edits import Ablate, Edit, Hide, edits_of
-from qkv.models.files.image_preprocessor import Pixels
+from qkv.models._kinds import cannot
+from qkv.models.files import Pixels
 from qkv.models.files.names import Names, Storage
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR
 from qkv.models.files.sentence import Sentence
-from qkv.models.kinds import cannot
 from qkv.models.model import Model
 from qkv.models.network.batch import Images, ImageTokens
 from qkv.models.network.design import SCALE, DualDesign, VisionDesign

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qkv.argument_errors import value_error
+from qkv._argument_errors import value_error
+from qkv._suggest import nearest
 from qkv.arrays import Array
 from qkv.ops.kernel import CHUNK, compiled, contiguous, get_num_threads, variant_for, working
-from qkv.suggest import nearest
 
 
 def activate(x: Array, name: str) -> Array:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from qkv.argument_errors import public_call
+from qkv._argument_errors import public_call
 from qkv.arrays import Array, DType, compute_type, whole_number
 
 try:

@@ -13,14 +13,14 @@ from typing import Any, cast
 
 import numpy as np
 
+from qkv._progress import progress
 from qkv.extras import need
 from qkv.files import StrPath
 from qkv.models import Model
 from qkv.models.run.truncation import MAX_CHARS, Cut, counting
 from qkv.models.sentence.encode import EmptyText
-from qkv.progress import progress
-from qkv.scale.counting import BLOCK, MARK_ROWS, bad_row, counts_of, cut
-from qkv.scale.manifest import MANIFEST, Folder, writing
+from qkv.scale._counting import BLOCK, MARK_ROWS, bad_row, counts_of, cut
+from qkv.scale._manifest import MANIFEST, Folder, writing
 from qkv.scale.sources import Bad, RowRange, TextFile, digest_of, find_column, find_sources, rows_of
 from qkv.scale.workers import Named, all_of, compute, current_client, load_once, resolve, workers_of
 

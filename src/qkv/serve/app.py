@@ -18,17 +18,15 @@ from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from qkv._visible import visible
 from qkv.models import Model
+from qkv.serve._protocol import Connection
+from qkv.serve._refusals import ERRORS, FAILED, Refused
+from qkv.serve._work import Worker
 from qkv.serve.guard import Guard, Metrics
-from qkv.serve.protocol import Connection
-from qkv.serve.refusals import ERRORS, FAILED, Refused
-from qkv.serve.routes import about, completions, embeddings, home, rerank, trace_route
+from qkv.serve.routes import ROUTERS
 from qkv.serve.settings import Settings
-from qkv.serve.work import Worker
 from qkv.signals import answering
-from qkv.visible import visible
-
-_ROUTERS = [route.router for route in (home, embeddings, completions, trace_route, rerank, about)]
 
 # `/metrics` reports some attributes of the worker: `_WATCHED` lists attributes of `worker`, and
 # `_COUNTED` lists attributes of `worker.counts`.
@@ -65,7 +63,7 @@ def create_app(model: Model, settings: Settings | None = None) -> Guard:
 
 def routes() -> list[APIRoute]:
     """Return all routes, in the order in which the modules declare them."""
-    return [route for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+    return [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
 
 
 def _with_routes(title: str, *, needs_key: bool) -> FastAPI:
@@ -79,7 +77,7 @@ def _with_routes(title: str, *, needs_key: bool) -> FastAPI:
     app = FastAPIOffline(
         "/docs", None, title=title, version=version, lifespan=lifespan, responses=ERRORS
     )
-    for router in _ROUTERS:
+    for router in ROUTERS:
         app.include_router(router)
 
     @app.exception_handler(Refused)

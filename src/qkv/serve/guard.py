@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qkv.serve.refusals import FAILED, Refused
+from qkv._visible import visible
+from qkv.serve._refusals import FAILED, Refused
 from qkv.serve.settings import Settings
-from qkv.visible import visible
 
 # Requests for these two paths need no key, and may name any host.
 HEALTH = frozenset({"/healthz", "/readyz"})

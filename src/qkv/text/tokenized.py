@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.argument_errors import public_call, value_error
+from qkv._argument_errors import public_call, value_error
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from qkv.argument_errors import add_name, public_call, type_error, value_error
+from qkv._argument_errors import add_name, public_call, type_error, value_error
 from qkv.arrays import Array, as_array
 from qkv.files import StrPath, ordinary, replacing
+from qkv.text._tokenizer_limits import GROWN, USUAL, growth
 from qkv.text.gaps import MASKS
 from qkv.text.tokenized import BLANKS, Tokenized, from_bytes, text_of, to_bytes
-from qkv.text.tokenizer_limits import GROWN, USUAL, growth
 
 if TYPE_CHECKING:
     import tokenizers

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
+from qkv._suggest import nearest, suggestion
 from qkv.arrays import is_whole_number
-from qkv.suggest import nearest, suggestion
 from qkv.trace.activations import (
     ALIASES,
     activation,

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.argument_errors import invalid, public_call, value_error
+from qkv._argument_errors import invalid, public_call, value_error
 from qkv.arrays import Array, Arrays, whole_number
 from qkv.files import StrPath
-from qkv.trace import activations, exports
+from qkv.trace import _exports, activations
+from qkv.trace._exports import Unpack, read_trace, write_trace
 from qkv.trace.activations import cut, numbers_of, of_side, parse, side_of
-from qkv.trace.exports import Unpack, read_trace, write_trace
 from qkv.trace.names import NameIndex
 
 _LAST = ("ln_final.hook_normalized", "hook_final_proj")
@@ -118,7 +118,7 @@ class Trace:
         if self.changed:
             about.append(", ".join(f"{name}={value}" for name, value in self.changed.items()))
         title = f"Trace: {', '.join(filter(None, about))}"
-        return exports.html(title, self._tokens, self._arrays)
+        return _exports.html(title, self._tokens, self._arrays)
 
     def __len__(self) -> int:
         """Return the number of texts."""
@@ -182,7 +182,7 @@ class Trace:
             ImportError: xarray is not installed.
         """
         about = {"model": self.model, "num_layers": self.num_layers}
-        return exports.dataset(self._arrays, self._axes, self._tokens, about)
+        return _exports.dataset(self._arrays, self._axes, self._tokens, about)
 
     def to_pandas(self, name: str | tuple[Any, ...] = "pattern") -> Any:
         """Return a `pandas.DataFrame` with a row per element of an activation, without padding.
@@ -205,7 +205,7 @@ class Trace:
         texts = [self[number] for number in range(len(self))] or [self]
         words = self._tokens or [[]]
         rows = ((n, full, one[full]) for full in names for n, one in enumerate(texts))
-        return exports.frame(rows, self._axes, words)
+        return _exports.frame(rows, self._axes, words)
 
     @property
     def tokens(self) -> list[Any]:
@@ -514,7 +514,7 @@ class Seq2SeqTrace:
     def _repr_html_(self) -> str:
         """Return HTML with the tokens of both texts and the names of the arrays."""
         parts = [f"<p>trace.{side}</p>{getattr(self, side)._repr_html_()}" for side in SIDES]
-        return "".join(parts) + (exports.html("across", [], self._cross) if self._cross else "")
+        return "".join(parts) + (_exports.html("across", [], self._cross) if self._cross else "")
 
     if not TYPE_CHECKING:
 

@@ -11,14 +11,14 @@ from types import MappingProxyType
 from typing import Any
 
 from qkv.arrays import whole_number
-from qkv_marking.conformance.called import LIBRARIES, Callee
-from qkv_marking.conformance.explain import Explainer
+from qkv_marking._isolated import Isolated, serve
+from qkv_marking._outcome import name_of
+from qkv_marking.conformance._called import LIBRARIES, Callee
+from qkv_marking.conformance._explain import Explainer
+from qkv_marking.conformance._runs import CaseResult, Runs
+from qkv_marking.conformance._worker import MEGABYTES, CaseWorker, load, of_function
 from qkv_marking.conformance.read_cases import FEATURES, Case, plan_cases, random, smaller
 from qkv_marking.conformance.report import Report, WrongCase, status_of
-from qkv_marking.conformance.runs import CaseResult, Runs
-from qkv_marking.conformance.worker import MEGABYTES, CaseWorker, load, of_function
-from qkv_marking.isolated import Isolated, serve
-from qkv_marking.outcome import name_of
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 # the allowed values of some arguments of `conform`, keyed by the argument's name
@@ -150,7 +150,7 @@ def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolate
             )
     if isinstance(target, str) and isinstance(gradient, str | None):
         sent = json.dumps(task | {"path": [os.getcwd(), *sys.path]})
-        return lambda: Isolated(["qkv_marking.conformance.worker", sent], **limits)
+        return lambda: Isolated(["qkv_marking.conformance._worker", sent], **limits)
 
     def load_function(function: Any) -> Callee:
         names = task["names"]

@@ -10,8 +10,8 @@ from string import Template
 from typing import Any
 
 from qkv.files import StrPath, replacing
-from qkv_marking.conformance.explain import Explanation
-from qkv_marking.conformance.runs import CaseResult
+from qkv_marking.conformance._explain import Explanation
+from qkv_marking.conformance._runs import CaseResult
 
 _NAMED = 3  # the maximum number of refused cases to list
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from qkv.files import StrPath, replacing
-from qkv_marking.result import CheckResult
+from qkv_marking._result import CheckResult
 
 FULL = 10
 # characters that XML 1.0 does not allow, even escaped

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from qkv_marking._errors import frames_of, in_words, sentence, words_of
+from qkv_marking._mistake import Mistake, look_up
+from qkv_marking._raised import find_cause, key_of
+from qkv_marking._result import CheckResult
 from qkv_marking.check_function import task_of
-from qkv_marking.errors import frames_of, in_words, sentence, words_of
-from qkv_marking.files.source import NOTEBOOK
-from qkv_marking.mistake import Mistake, look_up
-from qkv_marking.raised import find_cause, key_of
-from qkv_marking.result import CheckResult
+from qkv_marking.files._source import NOTEBOOK
 from qkv_marking.tasks import TASKS, Task
 
 _LONGEST = 1000  # the maximum length of a list of names

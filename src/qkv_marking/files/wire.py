@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import DType
-from qkv_marking.errors import type_name
-from qkv_marking.outcome import Elsewhere, numbers
+from qkv_marking._errors import type_name
+from qkv_marking._outcome import Elsewhere, numbers
 
 Packed = dict[str, Any]
 MAX_VALUES = 1 << 16  # The maximum number of values in an array, and of list elements in a message.

@@ -10,9 +10,9 @@ import pytest
 
 import qkv
 from attend import loops
-from qkv_marking.conformance.random_arrays import draw, values
+from qkv_marking.conformance._random_arrays import draw, values
+from qkv_marking.conformance._reference import GRADIENT, LINES, defects, run
 from qkv_marking.conformance.read_cases import plan_cases
-from qkv_marking.conformance.reference import GRADIENT, LINES, defects, run
 
 from . import blind, others
 from .tiled import PLANTED, kernel

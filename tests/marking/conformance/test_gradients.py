@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv_marking.conformance.random_arrays import draw, values
+from qkv_marking.conformance._random_arrays import draw, values
+from qkv_marking.conformance._reference import run
 from qkv_marking.conformance.read_cases import plan_cases
-from qkv_marking.conformance.reference import run
 
 CASES = [case for case in plan_cases(["float64"], []) if case.feature == "gradient"]
 CASES = [case.fit({*case.options}, "end", ()) or case for case in CASES]

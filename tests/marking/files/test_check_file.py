@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from processes import ends, ends_with_its_parent
-from qkv_marking import CheckResult, check_file, isolated, write_junit
+from qkv_marking import CheckResult, _isolated, check_file, write_junit
 
 from ..forked import Forks
 
@@ -51,7 +51,7 @@ def forks():
 def quick(forks, monkeypatch):
     """Fork processes instead of starting Python; forks are twenty times faster."""
     if forks is not None:
-        monkeypatch.setattr(isolated.subprocess, "Popen", forks.start)
+        monkeypatch.setattr(_isolated.subprocess, "Popen", forks.start)
 
 
 def only(path, task=None, **limits):
@@ -324,9 +324,9 @@ def test_a_process_without_cpu_time_is_waited_for(file, tmp_path, monkeypatch):
             asked.append(pid)
         return True, max(0.0, len(asked) - 15.0)  # CPU seconds: 0 for the first 15 calls
 
-    monkeypatch.setattr(isolated, "processor", processor)
-    monkeypatch.setattr(isolated, "_PATIENCE", 1e6)
-    monkeypatch.setattr(isolated, "_TICK", 0.01)
+    monkeypatch.setattr(_isolated, "processor", processor)
+    monkeypatch.setattr(_isolated, "_PATIENCE", 1e6)
+    monkeypatch.setattr(_isolated, "_TICK", 0.01)
     source = f"def softmax(x):\n    open({str(note)!r}, 'w')\n    while True: pass"
     result = only(file(source), seconds=0.05)  # five ticks
     assert result.mistakes == ("endless-loop",)
@@ -343,7 +343,7 @@ def test_a_process_that_a_busy_machine_puts_to_sleep_is_waited_for(file, tmp_pat
             asked.append(time.monotonic())
         return False, 0.04 * (asked[-1] - asked[0]) if asked else 0.0
 
-    monkeypatch.setattr(isolated, "processor", processor)
+    monkeypatch.setattr(_isolated, "processor", processor)
     source = f"import time\ndef softmax(x):\n    open({str(note)!r}, 'w')\n    time.sleep(4)"
     assert only(file(source), seconds=2).mistakes == ("returns-nothing",)
 
@@ -351,9 +351,9 @@ def test_a_process_that_a_busy_machine_puts_to_sleep_is_waited_for(file, tmp_pat
 @pytest.mark.attack
 @pytest.mark.usefixtures("quick")
 def test_waiting_for_a_process_without_cpu_time_ends(file, monkeypatch):
-    monkeypatch.setattr(isolated, "processor", lambda pid: (True, 0.0))
-    monkeypatch.setattr(isolated, "_PATIENCE", 3)
-    monkeypatch.setattr(isolated, "_TICK", 0.01)
+    monkeypatch.setattr(_isolated, "processor", lambda pid: (True, 0.0))
+    monkeypatch.setattr(_isolated, "_PATIENCE", 3)
+    monkeypatch.setattr(_isolated, "_TICK", 0.01)
     begin = time.monotonic()
     result = only(file("def softmax(x):\n    while True: pass"), seconds=0.2)
     assert result.mistakes == ("endless-loop",)
@@ -363,7 +363,7 @@ def test_waiting_for_a_process_without_cpu_time_ends(file, monkeypatch):
 @pytest.mark.attack
 @pytest.mark.usefixtures("quick")
 def test_the_waiting_callback_is_called(file, monkeypatch):
-    monkeypatch.setattr(isolated, "_TICK", 0.01)
+    monkeypatch.setattr(_isolated, "_TICK", 0.01)
     calls = []
     check_file(file("while True: pass"), seconds=0.3, waiting=lambda: calls.append(1))
     assert len(calls) >= 3
@@ -373,7 +373,7 @@ def test_the_waiting_callback_is_called(file, monkeypatch):
 def test_a_process_that_sleeps_does_not_wait_for_a_processor():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as sleeper:
         for _ in range(3000):  # Python starts, and then waits for input
-            if not isolated.processor(sleeper.pid)[0]:
+            if not _isolated.processor(sleeper.pid)[0]:
                 break
             time.sleep(0.01)
         else:
@@ -384,10 +384,10 @@ def test_a_process_that_sleeps_does_not_wait_for_a_processor():
 def test_the_measured_cpu_time_equals_process_time():
     sum(range(3_000_000))
     before = time.process_time()
-    runs, used = isolated.processor(os.getpid())
+    runs, used = _isolated.processor(os.getpid())
     assert runs
     assert abs(used - before) < 0.1
-    assert isolated.processor(2**22 + 1) == (False, 0.0)
+    assert _isolated.processor(2**22 + 1) == (False, 0.0)
 
 
 @pytest.mark.attack

@@ -35,7 +35,7 @@ READ = {"do": "read", "tasks": []}
 
 def run(path, *requests, megabytes=2048, **options):
     """Start the process, send requests, and return the replies and the exit code."""
-    program = "from qkv_marking.files.child import main; main()"
+    program = "from qkv_marking.files._child import main; main()"
     asked = [request | {"n": number} for number, request in enumerate(requests or (READ,))]
     done = subprocess.run(
         [sys.executable, "-P", "-B", "-c", program, str(path), str(megabytes), "100"],
@@ -151,15 +151,15 @@ def test_an_error_in_one_task_is_a_finding_and_the_next_is_marked(file, error, k
 
 
 def test_an_error_of_the_marker_is_the_verdict_on_the_task(file, monkeypatch):
-    from qkv_marking.files import mark_file
+    from qkv_marking.files import _mark_file
 
     def check(function, way, task, seed):
         if task == "softmax":
             raise ZeroDivisionError("ours")
         return mark(function, way, task=task, seed=seed)
 
-    mark = mark_file.check
-    monkeypatch.setattr(mark_file, "check", check)
+    mark = _mark_file.check
+    monkeypatch.setattr(_mark_file, "check", check)
     softmax, attention = check_file(file(ATTENTION + SOFTMAX))
     assert (softmax.mistakes, softmax.points) == (("not-marked",), 0)
     assert "the marker itself failed on softmax" in softmax.message

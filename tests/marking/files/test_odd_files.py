@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from qkv.cli import main
-from qkv_marking import check_file, isolated
-from qkv_marking.errors import in_words, words_of
+from qkv_marking import _isolated, check_file
+from qkv_marking._errors import in_words, words_of
 
 from .test_check_file import SOFTMAX, file, forks, only, quick
 
@@ -224,7 +224,7 @@ def test_one_file_does_not_keep_the_others_from_the_table(handed_in, tmp_path):
 
 def test_a_file_that_cannot_be_read_is_a_row_of_the_table(handed_in, tmp_path, monkeypatch):
     folder = handed_in(a=SOFTMAX, b=None, c=SOFTMAX)
-    (folder / "b" / "loop.py").symlink_to("loop.py")
+    (folder / "b" / "_loop.py").symlink_to("_loop.py")
     (folder / "b" / "nowhere.py").symlink_to("no such file")
     if hasattr(os, "mkfifo"):
         os.mkfifo(folder / "b" / "pipe.py")  # a pipe without a writer
@@ -257,13 +257,13 @@ def test_a_folder_with_nothing_in_it_is_a_row_beside_others(handed_in):
 
 def test_a_failure_of_the_marker_is_a_verdict_and_the_next_file_is_marked(handed_in, monkeypatch):
     folder = handed_in(a=SOFTMAX, b=SOFTMAX)
-    start = isolated.subprocess.Popen
+    start = _isolated.subprocess.Popen
 
     def once(*given, **named):
-        monkeypatch.setattr(isolated.subprocess, "Popen", start)
+        monkeypatch.setattr(_isolated.subprocess, "Popen", start)
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(isolated.subprocess, "Popen", once)
+    monkeypatch.setattr(_isolated.subprocess, "Popen", once)
     lines = [line.split() for line in table(folder).stdout.splitlines()]
     assert [line[1:] for line in lines[1:3]] == [["0", "unreadable"], ["10", "10"]]
 

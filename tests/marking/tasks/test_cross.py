@@ -616,14 +616,14 @@ def test_recomputing_both_caches_is_two_mistakes():
 
 
 def test_there_are_at_least_25_mistakes_of_two_texts():
-    from qkv_marking.tasks import cross_attention, decoder_block, writing_step
+    from qkv_marking.tasks import _cross_attention, _decoder_block, _writing_step
 
     own = (
-        *cross_attention.TEXTS,
-        *cross_attention.CAUSAL,
-        *decoder_block.WIRING,
-        *decoder_block.TEXTS,
-        *writing_step.SOURCE,
-        *writing_step.RECOMPUTED,
+        *_cross_attention.TEXTS,
+        *_cross_attention.CAUSAL,
+        *_decoder_block.WIRING,
+        *_decoder_block.TEXTS,
+        *_writing_step.SOURCE,
+        *_writing_step.RECOMPUTED,
     )
     assert len({one.key for one in own}) >= 25

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 import qkv
 from qkv_marking import check
 from qkv_marking.tasks.decoder import small_model
-from qkv_marking.tasks.decoder.steps import RIGHT, Text, compute
+from qkv_marking.tasks.decoder._steps import RIGHT, Text, compute
 
 
 def softmax(x):

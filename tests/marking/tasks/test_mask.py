@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv_marking import check
-from qkv_marking.tasks.mask import KNOWN
+from qkv_marking.tasks._mask import KNOWN
 from qkv_marking.tasks.mistakes.masks import LARGE, TEXTS, WEAK
 
 

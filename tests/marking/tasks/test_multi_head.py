@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from qkv_marking import check
+from qkv_marking.tasks._multi_head import JOINING, PROJECTED
 from qkv_marking.tasks.mistakes.heads import HEADS as SHARED
-from qkv_marking.tasks.multi_head import JOINING, PROJECTED
 
 
 def softmax(x, axis=-1):

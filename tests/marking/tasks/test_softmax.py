@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv_marking import check
-from qkv_marking.tasks.softmax import AXIS, BATCHES, CORE, LARGE, RIGHT, Scores, compute
+from qkv_marking.tasks._softmax import AXIS, BATCHES, CORE, LARGE, RIGHT, Scores, compute
 
 # -- right answers --------------------------------------------------------------------------------
 

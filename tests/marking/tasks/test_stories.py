@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qkv_marking import TASKS, check, check_file
-from qkv_marking.tasks.stories import grammar
+from qkv_marking.tasks.stories import _grammar
 
 RIGHT = 10
 STORY = """
@@ -133,23 +133,26 @@ def test_mistakes_in_stories_are_named(key, old, new, seed):
 
 
 def test_the_grammar_writes_and_parses_stories():
-    sentences = grammar.sentences_of(grammar.story(5))
+    sentences = _grammar.sentences_of(_grammar.story(5))
     assert len(sentences) == 10
     assert len({one[:2] for one in sentences}) <= 3
-    assert grammar.sentences_of("Ash Ray slept . Ray Ash slept .") == [
+    assert _grammar.sentences_of("Ash Ray slept . Ray Ash slept .") == [
         *(("Ash", "Ray", "slept"), ("Ray", "Ash", "slept")),
     ]
     for text in ("Ash slept .", "Ash Ray slept", "ash Ray slept .", "Ash  Ray slept .", "Ash"):
-        assert grammar.sentences_of(text) is None
+        assert _grammar.sentences_of(text) is None
     text = "Ash Ray slept . Ray Lee sang a song . Ash Ray slept ."
     words = text.split()
-    assert grammar.returning(words) == [4, 10]  # Ray is another person, but the name occurs earlier
-    assert grammar.others(words) == [1, 2, 5, 6, 7, 8, 11, 12]
+    assert _grammar.returning(words) == [
+        4,
+        10,
+    ]  # Ray is another person, but the name occurs earlier
+    assert _grammar.others(words) == [1, 2, 5, 6, 7, 8, 11, 12]
 
 
 def test_losses_of_counts_are_those_by_hand():
     """Word b ends two of three pairs; with 1 added to each count, its probability is 3 / 6."""
-    alone, follows = grammar.losses_of_counts(["a b", "a b a"], ["a b"])
+    alone, follows = _grammar.losses_of_counts(["a b", "a b a"], ["a b"])
     assert alone == pytest.approx(-math.log(3 / 6))
     assert follows == pytest.approx(-math.log(3 / 5))  # both pairs that begin with "a" are "a b"
 
@@ -221,8 +224,8 @@ def without(ids, heads):
     rest = [i for i, one in enumerate(ids[1:]) if one >= 16]
     return p[returns].mean(), p[rest].mean()
 """
-WORDS = [*grammar.NAMES, ".", *sorted({w for one in grammar.DEEDS for w in one.split()})]
-TEXTS = [grammar.story(seed) for seed in range(500)]
+WORDS = [*_grammar.NAMES, ".", *sorted({w for one in _grammar.DEEDS for w in one.split()})]
+TEXTS = [_grammar.story(seed) for seed in range(500)]
 
 
 def decoder(old="", new="", texts=TEXTS, words=WORDS):

@@ -11,16 +11,9 @@ import pytest
 from qkv import KVCache, apply_rotary
 from qkv.layers import MultiHeadAttention, Rotary
 from qkv.models import ModelError
-from qkv.models.families.rope import OlderKeys, RotaryDefaults, read_rotaries, read_rotary
+from qkv.models.families._rope import OlderKeys, RotaryDefaults, read_rotaries, read_rotary
 from qkv.models.files.config import Config
-from qkv.models.network.rope_scaling import (
-    Dynamic,
-    Linear,
-    Llama3,
-    LongRope,
-    Proportional,
-    Yarn,
-)
+from qkv.models.network._rope_scaling import Dynamic, Linear, Llama3, LongRope, Proportional, Yarn
 
 RNG = np.random.default_rng(5)
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from qkv.models import ModelError, load, load_for, places
+from qkv.models.files._short_names import SHORT_NAMES
 from qkv.models.files.find import cache_folder, find_cached, find_model, shipped_models
-from qkv.models.files.short_names import SHORT_NAMES
 
 HUB_ID = SHORT_NAMES["minilm"].hub_id
 

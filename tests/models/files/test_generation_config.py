@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.models.files.generation_config import Penalties
+from qkv.models.files._generation_config import Penalties
 
 from ..decoders import EOS, gpt2
 

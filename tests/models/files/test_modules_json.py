@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from qkv.models import ModelError, load
-from qkv.models.files.modules_json import Module, Routing
+from qkv.models.files._modules_json import Module, Routing
 
 from ..support import tokenizer_json
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from qkv.models import load
-from qkv.models.files import notices
+from qkv.models.files import _notices
 
 from ..small_models import CONFIGS, write_small
 
@@ -50,7 +50,7 @@ def test_unreadable_files_are_replaced_by_the_reason(folder, tmp_path):
     (tmp_path / "secret").write_text("a secret")
     (folder / "README.md").symlink_to(tmp_path / "secret")
     os.mkfifo(folder / "LICENSE")  # opening a pipe would block forever
-    (folder / "NOTICE").write_bytes(b"x" * (notices.MAX_BYTES + 1))
+    (folder / "NOTICE").write_bytes(b"x" * (_notices.MAX_BYTES + 1))
     (folder / "NOTICE.md").symlink_to(folder / "nowhere")
     found = load(folder).notices
     assert (
@@ -64,7 +64,7 @@ def test_unreadable_files_are_replaced_by_the_reason(folder, tmp_path):
 
 def test_total_size_of_notices_is_limited(folder):
     for number in range(3):
-        (folder / f"LICENSE.{number}").write_bytes(b"x" * (notices.MAX_BYTES // 2 - 100))
+        (folder / f"LICENSE.{number}").write_bytes(b"x" * (_notices.MAX_BYTES // 2 - 100))
     found = [text[0] for text in load(folder).notices.values()]
     assert found == ["x", "x", "("]
 

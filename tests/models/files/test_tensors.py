@@ -13,8 +13,8 @@ from hypothesis import given, settings, strategies as st
 from safetensors.numpy import save
 
 from qkv.models import ModelError, load
+from qkv.models.files._tensors import Tensors
 from qkv.models.files.read import plain, read_json
-from qkv.models.files.tensors import Tensors
 from qkv.ops.packing import is_frozen
 
 from ..support import CONFIG, bert_tensors

@@ -13,9 +13,9 @@ import pytest
 
 from qkv.models import ModelError, load
 from qkv.models.families import FAMILIES, PUBLISHED
-from qkv.models.families.rope import read_rotary
+from qkv.models.families._rope import read_rotary
+from qkv.models.files._tensors import Tensors
 from qkv.models.files.config import Config
-from qkv.models.files.tensors import Tensors
 
 from ..small_models import CONFIGS, write_small
 from ..support import CONFIG, Folder, bert_tensors, tokenizer_json

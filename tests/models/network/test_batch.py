@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import qkv
+from qkv.models.network._embedding import Embedding
 from qkv.models.network.batch import Columns, PackedIds
-from qkv.models.network.embedding import Embedding
 from qkv.trace import Recorder
 
 

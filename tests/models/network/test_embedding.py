@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qkv.models.network.embedding import Embedding
+from qkv.models.network._embedding import Embedding
 
 PAD = 1
 IDS = np.array([[5, PAD, 6, 7, 8], [PAD, PAD, 6, PAD, 9]])

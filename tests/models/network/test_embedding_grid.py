@@ -6,7 +6,7 @@ The tests compare with results computed by hand, check invariants, and check the
 import numpy as np
 import pytest
 
-from qkv.models.network.embedding import for_grid, for_grid_back, resampling
+from qkv.models.network._embedding import for_grid, for_grid_back, resampling
 
 
 def test_a_row_by_hand() -> None:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from qkv.models.network.relative_bias import Buckets
+from qkv.models.network._relative_bias import Buckets
 
 
 def bucket(distance: int, count: int, furthest: int, both_ways: bool) -> int:

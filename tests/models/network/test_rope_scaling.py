@@ -7,14 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.models.network.rope_scaling import (
-    Dynamic,
-    Linear,
-    Llama3,
-    LongRope,
-    Proportional,
-    Yarn,
-)
+from qkv.models.network._rope_scaling import Dynamic, Linear, Llama3, LongRope, Proportional, Yarn
 
 
 def speeds(scaling: Any, base: float, dims: int, length: int = 1) -> list[float]:

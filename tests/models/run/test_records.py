@@ -12,7 +12,7 @@ import qkv
 from browser.edited import Edit, examples, run
 from qkv.edits import schema
 from qkv.models import Model
-from qkv.see.analysis.words import run_name
+from qkv.see.analysis._words import run_name
 from qkv.trace.activations import activation, parse
 
 from ..decoders import gpt2

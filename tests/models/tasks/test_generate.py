@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.models.tasks.sampling import Sampling
-from qkv.models.tasks.spelling import TextStream
+from qkv.models.tasks._sampling import Sampling
+from qkv.models.tasks._spelling import TextStream
 
 from ..decoders import EOS, POSITIONS, TOKENIZER, VOCABULARY, gpt2, ids_of, writer
 from ..small_models import CONFIGS, write_small

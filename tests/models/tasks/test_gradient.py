@@ -6,7 +6,7 @@ import pytest
 import qkv
 from browser.edited import examples
 from qkv.models import load
-from qkv.models.network import embedding
+from qkv.models.network import _embedding
 from qkv.ops import linear
 from qkv.trace.activations import activation, short_name
 
@@ -326,9 +326,9 @@ def test_no_gradient_of_a_weight_is_computed(small, kind, monkeypatch):
     def refused(*given, **options):
         raise AssertionError("a gradient of a parameter")
 
-    for module in (linear, embedding):
+    for module in (linear, _embedding):
         monkeypatch.setattr(module, "linear_grad", refused)
-    monkeypatch.setattr(embedding, "rows_back", refused)
+    monkeypatch.setattr(_embedding, "rows_back", refused)
     found = model.gradient([3, 7, 5], of=(-1, 5), at=["embed", ("z", 0)])
     for name, array in found.items():
         np.testing.assert_array_equal(array, expected[name])

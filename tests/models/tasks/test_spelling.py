@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from qkv.models.tasks.spelling import Spelling
+from qkv.models.tasks._spelling import Spelling
 
 TEXT = "\u4e16\u00e9\U0001f389 \u4e16\u4e16\u4e16\u4e16b"
 

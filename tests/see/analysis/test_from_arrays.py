@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qkv.see.analysis.view_inputs import heads_from
+from qkv.see.analysis._view_inputs import heads_from
 
 RNG = np.random.default_rng(0)
 WEIGHTS = RNG.dirichlet(np.ones(4), size=(2, 3, 4))  # (layers, heads, L, S)

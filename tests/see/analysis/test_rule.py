@@ -15,8 +15,8 @@ from models.support import mask_bert
 from qkv.models.untrained import fresh_model
 from qkv.see import play
 from qkv.see.analysis import selection
+from qkv.see.analysis._interventions import MOST_HEADS, removal_of
 from qkv.see.analysis.head_weights import heads_of
-from qkv.see.analysis.interventions import MOST_HEADS, removal_of
 
 from ..support import made_trace
 from ..views.test_opening import SECOND

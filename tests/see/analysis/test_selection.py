@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from qkv.see.analysis import selection
+from qkv.see.analysis._view_inputs import one_text
 from qkv.see.analysis.head_weights import Heads, heads_of
 from qkv.see.analysis.measures import Link, summarize
 from qkv.see.analysis.selection import ChosenHead
-from qkv.see.analysis.view_inputs import one_text
 from qkv.trace import Trace
 
 from ..support import TOKENS, made_trace, weights

@@ -3,7 +3,7 @@
 import pytest
 
 from qkv.models import Model
-from qkv.see.analysis.words import content, explain_tokens, is_punctuation, word_spans, words_of
+from qkv.see.analysis._words import content, explain_tokens, is_punctuation, word_spans, words_of
 
 from ..support import BANK, TOKENS
 

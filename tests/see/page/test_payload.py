@@ -8,9 +8,9 @@ import pytest
 
 from qkv.models import Model, random_model
 from qkv.see import compare, show
+from qkv.see.analysis._view_inputs import heads_from
 from qkv.see.analysis.head_weights import heads_of
 from qkv.see.analysis.measures import measures_of
-from qkv.see.analysis.view_inputs import heads_from
 from qkv.see.page import payload
 from qkv.trace import Trace
 

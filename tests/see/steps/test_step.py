@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import qkv.see.steps
-from qkv.see.steps.later_steps import _BLOCK
+from qkv.see.steps._later_steps import _BLOCK
 from qkv.see.steps.step import ACTIVATION_ROWS, PHRASES, ROWS, bias_of, fill, spell
 
 FOLDER = Path(qkv.see.steps.__file__).parent

@@ -14,7 +14,7 @@ import qkv
 from qkv.models.vision import patch_names
 from qkv.see import image_view
 from qkv.see.draw.svg import png
-from qkv.see.views.image_view import LIGHT, laid_over, smaller
+from qkv.see.views._image_view import LIGHT, laid_over, smaller
 from qkv.trace import Trace
 
 ROWS, COLUMNS = 3, 4

@@ -13,7 +13,7 @@ import pytest
 
 from qkv.models import Model, load
 from qkv.see import show
-from qkv.see.analysis.words import content
+from qkv.see.analysis._words import content
 from qkv.trace import Trace
 
 # Both lists were written before the rule. The second list was used only after the rule was final.

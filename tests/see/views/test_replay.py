@@ -16,7 +16,7 @@ import qkv
 from qkv.see import replay
 from qkv.see.analysis.measures import after_copies, on_cells
 from qkv.see.analysis.snapshots import replay_of
-from qkv.see.views.replay import ReplayView
+from qkv.see.views._replay import ReplayView
 from qkv.trace import Trace
 
 from ..page.reading import Page, payload_in

@@ -662,7 +662,7 @@ def places(view: ShowView) -> tuple[int, int]:
 
 
 def test_a_text_too_long_to_be_traced_whole_is_summarized(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qkv.see.analysis.view_inputs.WHOLE", 5)
+    monkeypatch.setattr("qkv.see.analysis._view_inputs.WHOLE", 5)
     view = show(CAT, model="random")  # the text has 6 tokens
     assert view.heads.summary
     assert not view.heads.weights

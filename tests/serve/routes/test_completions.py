@@ -20,7 +20,7 @@ import qkv
 from models.decoders import EOS, POSITIONS, TOKENIZER, gpt2, ids_of, writer
 from models.small_models import CONFIGS, write_small
 from qkv.serve.app import create_app
-from qkv.serve.routes.completions import (
+from qkv.serve.routes._completions import (
     TOGETHER,
     Choice,
     Completion,

@@ -23,8 +23,8 @@ from qkv.models import Model
 from qkv.models.network.batch import Layout
 from qkv.models.run.edited_run import EditedRun, MaskedKey
 from qkv.serve.app import create_app
-from qkv.serve.routes import trace_route as trace_route
-from qkv.serve.routes.trace_route import WORK, changes_of
+from qkv.serve.routes import _trace_route as trace_route
+from qkv.serve.routes._trace_route import WORK, changes_of
 from qkv.serve.settings import Settings
 
 TEXT = "the cat sat on the [MASK]"  # 8 tokens

@@ -6,16 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.argument_errors import value_error
+from qkv._argument_errors import value_error
 from qkv.arrays import Array, Arrays, DType, Shape
+from qkv.attend import attend_rows, check_offset, join_heads, split_heads
 from qkv.attend.arguments import RETURNS, Call, Options, check_call
 from qkv.attend.attention import Weighed, answer, record_weights
 from qkv.attend.cache import KVCache
-from qkv.attend.grouped import join_heads, split_heads
-from qkv.attend.varlen import attend_rows
-from qkv.attend.visibility import check_offset
 from qkv.layers import base
-from qkv.layers.attention.rotary import Rotary
+from qkv.layers.attention._rotary import Rotary
 from qkv.layers.norm import LayerNorm, NormSaved, RMSNorm
 from qkv.ops.linear import is_wide, linear, project
 from qkv.trace import Recorder

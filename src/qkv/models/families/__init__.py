@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from qkv.arrays import quote
-from qkv.models.families import bert, gpt, lessons, llama, t5, vision
-from qkv.models.families.registry import FAMILIES
+from qkv.models.families import _bert, _gpt, _llama, _t5, _vision, lessons
+from qkv.models.families._registry import FAMILIES
 from qkv.models.files.names import Family, Names
 from qkv.models.files.read import ModelError
 from qkv.models.network.design import AnyDesign
 
-_MODULES = (bert, gpt, llama, t5, vision)
+_MODULES = (_bert, _gpt, _llama, _t5, _vision)
 _PUBLISHED = chain.from_iterable(module.FAMILIES for module in _MODULES)
 PUBLISHED: dict[str, Family] = {
     family.model_type: family for family in sorted(_PUBLISHED, key=lambda family: family.model_type)
@@ -57,7 +57,7 @@ def towers(values: Mapping[str, Any], source: Path) -> dict[str, tuple[dict[str,
     """Return the config and the parameter names of the text tower and of the image tower."""
     return {
         side: (config, Names.of(family, family.config(config, str(source))))
-        for side, (config, family) in vision.towers(values, str(source)).items()
+        for side, (config, family) in _vision.towers(values, str(source)).items()
     }
 
 

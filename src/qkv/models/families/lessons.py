@@ -7,8 +7,8 @@ from qkv.arrays import Arrays
 from qkv.embed import sinusoidal_positions
 from qkv.layers import Block, MultiHeadAttention
 from qkv.layers.block import Run, Value
-from qkv.models.families.gpt import attention
-from qkv.models.families.shared import read_families, stack
+from qkv.models.families._gpt import attention
+from qkv.models.families._shared import read_families, stack
 from qkv.models.files.config import Config
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.models.files import FLOATS, Stored, Tensors
 from qkv.models.files.config import Config
 from qkv.models.files.names import Family, Names, Storage
 from qkv.models.files.read import ModelError
-from qkv.models.files.tensors import FLOATS, Stored, Tensors
 from qkv.models.network.design import Design
 
 _TABLE, _ROWS, _CHOSEN, _FACTORS = "embedding.weight", "embeddings", "mapping", "weights"

@@ -9,13 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from qkv.argument_errors import invalid, type_error, value_error
+from qkv._argument_errors import invalid, type_error, value_error
+from qkv._suggest import nearest, suggestion
 from qkv.extras import need
 from qkv.files import StrPath, ordinary
+from qkv.models.files._short_names import SHORT_NAMES, Known
 from qkv.models.files.config import lacking
 from qkv.models.files.read import CONFIG, MODULES, NEEDED, ModelError, first_line, shards
-from qkv.models.files.short_names import SHORT_NAMES, Known
-from qkv.suggest import nearest, suggestion
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from qkv.arrays import Array, Shape
+from qkv.models.files._tensors import FLOATS, KINDS, TYPES, Tensors, digest
 from qkv.models.files.config import Config
 from qkv.models.files.read import ModelError
-from qkv.models.files.tensors import FLOATS, KINDS, TYPES, Tensors, digest
 from qkv.models.network.design import AnyDesign
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")

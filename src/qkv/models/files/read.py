@@ -7,7 +7,7 @@ import stat
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeGuard
 
-from qkv.visible import visible
+from qkv._visible import visible
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"

@@ -12,9 +12,9 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.models.files import read
+from qkv.models.files._modules_json import STEPS, Module
+from qkv.models.files._tensors import FLOATS, Tensors
 from qkv.models.files.config import Config
-from qkv.models.files.modules_json import STEPS, Module
-from qkv.models.files.tensors import FLOATS, Tensors
 from qkv.models.network.pooling import EMPTY, POOLING, Dense, Extra, LengthOne, Norm, to_length_one
 from qkv.ops.packing import frozen
 

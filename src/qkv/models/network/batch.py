@@ -10,7 +10,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.layers.attention.forward import Positions
 from qkv.layers.base import starts_of
-from qkv.models.network.embedding import Embedding, EmbeddingSaved
+from qkv.models.network._embedding import Embedding, EmbeddingSaved
 from qkv.text import Tokenized
 from qkv.trace import Recorder
 from qkv.trace.activations import activation, parse

@@ -6,15 +6,23 @@ from typing import Any, Literal
 
 from qkv.arrays import Array, Arrays, Shape
 from qkv.embed import alibi_slopes
-from qkv.layers import MLP, Block, LayerNorm, LayerScale, MultiHeadAttention, RMSNorm, Rotary
+from qkv.layers import (
+    MLP,
+    Block,
+    LayerNorm,
+    LayerScale,
+    MultiHeadAttention,
+    RMSNorm,
+    Rotary,
+    mlp_sizes,
+)
 from qkv.layers.attention import Norm
 from qkv.layers.base import Feed, shapes_of
 from qkv.layers.experts import Experts, GatedExperts, expert_shapes, gated_expert_shapes
-from qkv.layers.mlp import mlp_sizes
-from qkv.models.network.decoder import CrossAttention, DecoderBlock, EncoderDecoder
-from qkv.models.network.embedding import Embedding, PatchEmbedding
+from qkv.models.network._decoder import CrossAttention, DecoderBlock, EncoderDecoder
+from qkv.models.network._embedding import Embedding, PatchEmbedding
+from qkv.models.network._relative_bias import Buckets
 from qkv.models.network.head import Head
-from qkv.models.network.relative_bias import Buckets
 from qkv.models.network.transformer import Transformer
 from qkv.trace.trace import SIDES
 

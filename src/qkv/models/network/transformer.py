@@ -23,10 +23,10 @@ from qkv.layers.base import (
 from qkv.layers.block import BlockSaved
 from qkv.layers.norm import NormSaved
 from qkv.layers.stepping import BlockSteps, made_of, steps_for
+from qkv.models.network._embedding import Embedding, EmbeddingSaved
+from qkv.models.network._relative_bias import RelativeBias
 from qkv.models.network.batch import Batch
-from qkv.models.network.embedding import Embedding, EmbeddingSaved
 from qkv.models.network.head import BuiltHead
-from qkv.models.network.relative_bias import RelativeBias
 from qkv.ops.kernel import variant_and_threads
 from qkv.ops.linear import project_back, project_wide
 from qkv.trace import Recorder

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from qkv.argument_errors import type_error
+from qkv._argument_errors import type_error
 from qkv.arrays import Array, Arrays, is_whole_number, whole_number
 from qkv.models.network.batch import Batch
 from qkv.models.run.text_reader import as_ids

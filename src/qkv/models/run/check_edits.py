@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from qkv.argument_errors import invalid, type_error, value_error
+from qkv._argument_errors import invalid, type_error, value_error
 from qkv.arrays import Array, Shape, as_array, is_whole_number, quote
 from qkv.edits import Edits, Record, operations
+from qkv.models.network import EncoderDecoder
 from qkv.models.network.batch import Batch
-from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
-from qkv.models.run.edit_ops import OPS, Plan, are_numbers, shape_of, wrong
+from qkv.models.run._edit_ops import OPS, Plan, are_numbers, shape_of, wrong
 from qkv.models.run.edited_run import At, EditedRun, MaskedKey, Spliced, is_number
 from qkv.models.run.text_reader import TextReader
 from qkv.text import Tokenized, Tokenizer

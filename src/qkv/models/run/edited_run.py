@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from qkv.argument_errors import type_error, value_error
+from qkv._argument_errors import type_error, value_error
 from qkv.arrays import Array, Arrays, as_array, is_float
 from qkv.models.network.batch import Batch, Layout
 from qkv.models.network.transformer import Transformer

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from qkv.argument_errors import invalid, type_error, value_error
+from qkv._argument_errors import invalid, type_error, value_error
 from qkv.arrays import Array, ArrayLike, as_array
 from qkv.models.files.read import TOKENIZER, ModelError, is_whole
 from qkv.models.files.sentence import Sentence
+from qkv.models.network import Embedding
 from qkv.models.network.batch import Batch
-from qkv.models.network.embedding import Embedding
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.truncation import Truncator
 from qkv.text import Tokenized, Tokenizer

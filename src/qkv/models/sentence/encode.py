@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from qkv.argument_errors import mark_unnamed, public_call, public_items, type_error, value_error
+from qkv._argument_errors import mark_unnamed, public_call, public_items, type_error, value_error
+from qkv._progress import progress
 from qkv.arrays import Array, as_array, whole_number
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.extras import need
+from qkv.models._model_base import ModelBase
 from qkv.models.files.sentence import Sentence
-from qkv.models.model_base import ModelBase
 from qkv.models.network.batch import Batch, PackedIds
 from qkv.models.run.batches import parts, windows
 from qkv.models.run.check_edits import check
@@ -22,7 +23,6 @@ from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.text_reader import check_device, check_ids
 from qkv.models.run.truncation import MAX_CHARS, Truncator, callers, indices_to_keep
 from qkv.models.sentence.vectors import as_tensors, check_precision, quantize
-from qkv.progress import progress
 from qkv.text.tokenizer import check_no_mapping, check_text, check_texts, parts_of
 
 OPTIONS = (

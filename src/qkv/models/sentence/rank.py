@@ -8,10 +8,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from qkv.argument_errors import public_call, type_error, value_error
+from qkv._argument_errors import public_call, type_error, value_error
+from qkv._progress import progress
 from qkv.arrays import Array, ArrayLike, whole_number
+from qkv.models._model_base import ModelBase
 from qkv.models.files.sentence import ACTIVATIONS, Sentence
-from qkv.models.model_base import ModelBase
 from qkv.models.network.batch import PackedIds
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.pooling import activate
@@ -20,7 +21,6 @@ from qkv.models.run.text_reader import check_device
 from qkv.models.run.truncation import Truncator, callers
 from qkv.models.sentence import vectors
 from qkv.models.sentence.encode import TEXTS, TOKENS, by_length, chosen_prompt
-from qkv.progress import progress
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_text, check_texts, parts_of
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.argument_errors import type_error, value_error
+from qkv._argument_errors import type_error, value_error
 from qkv.arrays import Array, as_array, is_float
 from qkv.models.network.pooling import to_length_one
 from qkv.models.run.truncation import callers

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from qkv.argument_errors import public_call, type_error, value_error
+from qkv._argument_errors import public_call, type_error, value_error
 from qkv.arrays import Array, ArrayLike, as_array, is_float, is_whole_number, quote
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.layers.base import starts_of
-from qkv.models.model_base import ModelBase
+from qkv.models._model_base import ModelBase
+from qkv.models.network import EncodedTexts, EncoderDecoder
 from qkv.models.network.batch import Batch, Columns, Vectors, columns
-from qkv.models.network.decoder import EncodedTexts, EncoderDecoder
 from qkv.models.network.transformer import Transformer, unpack_rows, without_holes
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.text_reader import checked_ids, checked_positions, name_tokens

@@ -8,19 +8,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from qkv.argument_errors import invalid, public_call, public_items, type_error, value_error
+from qkv._argument_errors import invalid, public_call, public_items, type_error, value_error
 from qkv.arrays import Array, is_whole_number, quote, whole_number
 from qkv.attend import KVCache
 from qkv.edits import Ablate, Edit, Hide, edits_of
-from qkv.models.model_base import ModelBase
+from qkv.models._model_base import ModelBase
+from qkv.models._other_libraries import GENERATING, advising
+from qkv.models.network import EncodedTexts, EncoderDecoder
 from qkv.models.network.batch import Batch, PackedIds
-from qkv.models.network.decoder import EncodedTexts, EncoderDecoder
 from qkv.models.network.transformer import Transformer
-from qkv.models.other_libraries import GENERATING, advising
 from qkv.models.run.edited_run import CANNOT, EditedRun
 from qkv.models.run.truncation import MAX_CHARS
-from qkv.models.tasks.sampling import Measured, Sampling, measure_token
-from qkv.models.tasks.spelling import BROKEN, TextStream, check_stop, decode_function
+from qkv.models.tasks._sampling import Measured, Sampling, measure_token
+from qkv.models.tasks._spelling import BROKEN, TextStream, check_stop, decode_function
 from qkv.models.tasks.tracing import after_start, as_trace, traced_pair
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder, Seq2SeqTrace, Trace

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from qkv.argument_errors import invalid, public_call, type_error, value_error
+from qkv._argument_errors import invalid, public_call, type_error, value_error
 from qkv.arrays import Array, Arrays, as_array, compute_type, is_float, is_whole_number, quote
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.layers.base import starts_of
-from qkv.models.model_base import ModelBase
+from qkv.models._model_base import ModelBase
 from qkv.models.network.batch import Batch
 from qkv.models.network.transformer import Transformer
+from qkv.models.run import shape_of
 from qkv.models.run.check_edits import spliced_names
-from qkv.models.run.edit_ops import shape_of
 from qkv.models.run.edited_run import EditedRun, Spliced, is_number
 from qkv.models.tasks.tracing import layers_to_run
 from qkv.trace.activations import activation, parse

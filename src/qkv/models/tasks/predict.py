@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from qkv.argument_errors import invalid, public_call, type_error, value_error
+from qkv._argument_errors import invalid, public_call, type_error, value_error
 from qkv.arrays import Array, ArrayLike, as_array, is_float, whole_number
 from qkv.attend import softmax
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
-from qkv.models.model_base import ModelBase
+from qkv.models._model_base import ModelBase
 from qkv.models.network.batch import Batch
 from qkv.models.run.edited_run import CANNOT
 from qkv.models.run.text_reader import ids_given
 from qkv.models.run.truncation import callers
 from qkv.models.tasks.tracing import trace
-from qkv.ops.loss import cross_entropy
+from qkv.ops import cross_entropy
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import plain_tokens, told_unknown
 from qkv.text.tokenizer import check_text

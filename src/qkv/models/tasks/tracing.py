@@ -6,7 +6,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 
-from qkv.argument_errors import (
+from qkv._argument_errors import (
     add_name,
     invalid,
     public_call,
@@ -16,9 +16,9 @@ from qkv.argument_errors import (
 )
 from qkv.arrays import Array, Arrays, is_whole_number, quote, whole_number
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
-from qkv.models.model_base import ModelBase
+from qkv.models._model_base import ModelBase
+from qkv.models.network import EncodedTexts
 from qkv.models.network.batch import Batch
-from qkv.models.network.decoder import EncodedTexts
 from qkv.models.network.transformer import Transformer, unpack_rows
 from qkv.models.run.batches import Joined, batches, parts
 from qkv.models.run.check_edits import check, hide_value, spliced_names

@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from qkv.argument_errors import value_error
+from qkv._argument_errors import value_error
 from qkv.arrays import Array, Arrays
-from qkv.see.analysis.words import Span, content, is_word, labels_of, name_of, spans_of
+from qkv.see.analysis._words import Span, content, is_word, labels_of, name_of, spans_of
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
@@ -64,7 +64,7 @@ class Axis:
 
     @cached_property
     def content(self) -> tuple[Array, Array]:
-        """Return the result of `qkv.see.analysis.words.content` for the tokens of this axis."""
+        """Return the result of `qkv.see.analysis._words.content` for the tokens of this axis."""
         return content(self.tokens, self.special)
 
     @cached_property

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qkv.argument_errors import invalid, value_error
+from qkv._argument_errors import invalid, value_error
+from qkv.see.analysis._interventions import Moved, Removal
 from qkv.see.analysis.head_weights import Heads, Index, Indices
-from qkv.see.analysis.interventions import Moved, Removal
 from qkv.see.analysis.measures import OF_POSITIONS, STANDS_OUT, Link, weights_from
 
 ASKED = "it was requested"

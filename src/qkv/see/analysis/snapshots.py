@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.argument_errors import invalid, type_error, value_error
+from qkv._argument_errors import invalid, type_error, value_error
+from qkv._progress import progress
 from qkv.arrays import Array, is_whole_number
 from qkv.models import Model, load
 from qkv.models.run.truncation import callers
-from qkv.progress import progress
 from qkv.see.analysis import measures, selection
+from qkv.see.analysis._view_inputs import one_text, texts_of
 from qkv.see.analysis.head_weights import Heads, heads_of
 from qkv.see.analysis.selection import ChosenHead
-from qkv.see.analysis.view_inputs import one_text, texts_of
 from qkv.trace import Trace
 
 Text = str | Sequence[int] | None

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.argument_errors import value_error
+from qkv._argument_errors import value_error
 from qkv.arrays import Array, as_array
+from qkv.see.analysis._words import Span, is_punctuation, quote_words, spans_of
 from qkv.see.analysis.head_weights import Heads
-from qkv.see.analysis.words import Span, is_punctuation, quote_words, spans_of
 from qkv.text.tokenized import is_piece
 from qkv.trace import Trace
 

@@ -17,10 +17,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from qkv._visible import visible
 from qkv.see.analysis.measures import strongest_block
 from qkv.see.draw import panels
 from qkv.see.draw.colours import THEMES, TONES, ink, shade
-from qkv.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

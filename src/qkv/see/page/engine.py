@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from qkv.argument_errors import value_error
+from qkv._argument_errors import value_error
 from qkv.embed.rotary import rotary_speeds
 from qkv.layers import Rotary
 from qkv.models import Model
-from qkv.models.files.tensors import exact_rows
+from qkv.models.files import exact_rows
+from qkv.models.network import Dynamic, LongRope
 from qkv.models.network.design import Attention, Design
-from qkv.models.network.rope_scaling import Dynamic, LongRope
 from qkv.models.run.truncation import callers
 from qkv.see.page.html import bundle, script, script_json
 from qkv.see.page.payload import pack_halves, pack_rows

@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from qkv.argument_errors import value_error
+from qkv._argument_errors import value_error
 from qkv.arrays import Array
-from qkv.see.analysis import measures
+from qkv.see.analysis import measures, word_spans
 from qkv.see.analysis.head_weights import LONG, Axis, Heads, Summary
 from qkv.see.analysis.measures import strongest_block
 from qkv.see.analysis.snapshots import BECOMES, MOST_LOSSES, Replay, thin
 from qkv.see.analysis.word_vectors import Shift
-from qkv.see.analysis.words import word_spans
 from qkv.see.steps.step import Step
 from qkv.see.steps.walk import Walk
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from qkv.models import Model, load
 from qkv.models.files.find import DEFAULT, shipped_models
-from qkv.see.analysis.view_inputs import positions_in
-from qkv.see.analysis.words import FUNCTION_WORDS, LEFT_OVER, run_name
+from qkv.see.analysis import FUNCTION_WORDS, LEFT_OVER, positions_in, run_name
 from qkv.see.page import html
 from qkv.see.page.payload import payload_of
 from qkv.trace import Trace

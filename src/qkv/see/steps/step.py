@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, Arrays
-from qkv.see.analysis.words import labels_of, name_of
+from qkv.see.analysis import labels_of, name_of
 from qkv.trace import Trace
 
 Op = dict[str, Any]

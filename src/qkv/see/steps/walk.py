@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.argument_errors import invalid, value_error
+from qkv._argument_errors import invalid, value_error
 from qkv.arrays import Array, ArrayLike, Arrays, as_array
 from qkv.attend import trace_attention
 from qkv.embed import sinusoidal_positions
@@ -15,12 +15,12 @@ from qkv.layers import Block, MultiHeadAttention, Rotary
 from qkv.layers.base import settings as settings_of
 from qkv.models import Model
 from qkv.models.families.lessons import AttentionOnly
-from qkv.models.network.embedding import Embedding
+from qkv.models.network import Embedding
 from qkv.models.vision import DualEncoder
+from qkv.see.analysis import went_without
 from qkv.see.analysis.head_weights import heads_of
 from qkv.see.analysis.selection import ChosenHead, choose_head, key_of, span
-from qkv.see.analysis.words import went_without
-from qkv.see.steps.later_steps import (
+from qkv.see.steps._later_steps import (
     block_steps,
     norm_step,
     parallel_steps,

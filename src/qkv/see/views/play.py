@@ -10,16 +10,24 @@ from html import escape
 from typing import Any
 from urllib.parse import parse_qsl
 
-from qkv.argument_errors import public_call, type_error, value_error
+from qkv._argument_errors import public_call, type_error, value_error
 from qkv.arrays import quote
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.models import Model
 from qkv.models.files.find import DEFAULT
+from qkv.see.analysis import (
+    COUNT,
+    Opening,
+    model_of,
+    opening_of,
+    quote_words,
+    readable_trace,
+    removal_of,
+    run_name,
+    texts_of,
+)
 from qkv.see.analysis.head_weights import by_word, heads_of
-from qkv.see.analysis.interventions import COUNT, Opening, opening_of, removal_of
 from qkv.see.analysis.selection import PAGE, choose_head, percent
-from qkv.see.analysis.view_inputs import model_of, readable_trace, texts_of
-from qkv.see.analysis.words import quote_words, run_name
 from qkv.see.draw.panels import Panel
 from qkv.see.page.engine import engine_part, engine_payload, need_engine
 from qkv.see.page.html import WITH_WORKER, about_model, document, template

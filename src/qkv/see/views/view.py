@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from qkv.argument_errors import value_error
+from qkv._argument_errors import value_error
 from qkv.arrays import Array, finite
 from qkv.files import StrPath, replacing
+from qkv.see.analysis import explain_tokens, labels_of, quote_words
 from qkv.see.analysis.head_weights import Heads
 from qkv.see.analysis.measures import Link, strongest, strongest_links
 from qkv.see.analysis.selection import TERMINAL, ChosenHead, Notation
 from qkv.see.analysis.word_vectors import Movement, fit_plane, named_points, words_before_and_after
-from qkv.see.analysis.words import explain_tokens, labels_of, quote_words
 from qkv.see.draw import figure, panels, svg, terminal
 from qkv.see.draw.colours import scale_end
 from qkv.see.draw.terminal import Screen, prose, to_line, with_a_width

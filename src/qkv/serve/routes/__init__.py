@@ -2,3 +2,9 @@
 
 Each file except `about` has one route, and the code that reads the request and computes the answer.
 """
+
+from qkv.serve.routes import _about, _completions, _embeddings, _home, _rerank, _trace_route
+
+ROUTERS = [
+    file.router for file in (_home, _embeddings, _completions, _trace_route, _rerank, _about)
+]

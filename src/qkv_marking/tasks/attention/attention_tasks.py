@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from qkv_marking.engine import Group, Marking
-from qkv_marking.findings import Symptom, changed_inputs, of_mistake
-from qkv_marking.mistake import Function, Mistake
-from qkv_marking.outcome import Outcome
-from qkv_marking.result import CheckResult
+from qkv_marking._engine import Group, Marking
+from qkv_marking._findings import Symptom, changed_inputs, of_mistake
+from qkv_marking._mistake import Function, Mistake
+from qkv_marking._outcome import Outcome
+from qkv_marking._result import CheckResult
+from qkv_marking.tasks._task import Phrases, pick, task
 from qkv_marking.tasks.attention import steps, symptoms
 from qkv_marking.tasks.mistakes import heads, masks
 from qkv_marking.tasks.mistakes.formula import BATCHES, LARGE, ONE_TEXT, SHAPES, core
-from qkv_marking.tasks.task import Phrases, pick, task
 
 MAX_LENGTH = 131  # the largest tested number of keys or queries, more than a block of 128 keys
 _TEXTS = Phrases(__name__)

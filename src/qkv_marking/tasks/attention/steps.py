@@ -12,9 +12,9 @@ import numpy as np
 
 from qkv.arrays import Array, Shape
 from qkv.attend.formula import Steps as Formula, formula
-from qkv_marking.engine import by_seed, generator
-from qkv_marking.mistake import Function, Steps
-from qkv_marking.outcome import Outcome, is_number, name_of, outcome
+from qkv_marking._engine import by_seed, generator
+from qkv_marking._mistake import Function, Steps
+from qkv_marking._outcome import Outcome, is_number, name_of, outcome
 
 NAMES = {"qkv": ("query", "key", "value"), "x,w_q,w_k,w_v": ("x", "w_q", "w_k", "w_v")}
 SIZES = {"qkv": "other lengths and sizes", "x,w_q,w_k,w_v": "values of another size"}

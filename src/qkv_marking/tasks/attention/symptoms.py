@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 
 from qkv.arrays import Array
-from qkv_marking import findings
-from qkv_marking.errors import in_words
-from qkv_marking.findings import Symptom, describe, of_mistake
-from qkv_marking.outcome import TOLERANCE, Outcome, close, differ, first_wrong
+from qkv_marking import _findings
+from qkv_marking._errors import in_words
+from qkv_marking._findings import Symptom, describe, of_mistake
+from qkv_marking._outcome import TOLERANCE, Outcome, close, differ, first_wrong
+from qkv_marking.tasks._task import Phrases
 from qkv_marking.tasks.attention.steps import Learner, Trial, answer
 from qkv_marking.tasks.mistakes.formula import LARGE
 from qkv_marking.tasks.mistakes.masks import EMPTY
-from qkv_marking.tasks.task import Phrases
 
 RETURN = "return weights @ v"
 _TEXTS = Phrases(__name__)
@@ -155,7 +155,7 @@ def report_odd(call: Learner, runs: list[Outcome], what: str) -> Symptom:
     wrong = first_wrong(runs)
     numbers = wrong.out is not None and wrong.out.shape == wrong.right.shape
     named = (_wrong_scale(runs) or _by_length(call, runs)) if numbers else None
-    return named or findings.report_odd(runs, what, RETURN, _hints(call, wrong) if numbers else [])
+    return named or _findings.report_odd(runs, what, RETURN, _hints(call, wrong) if numbers else [])
 
 
 def _hints(call: Learner, wrong: Outcome) -> list[str]:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv_marking.mistake import Mistake, Steps, fill_hints
+from qkv_marking._mistake import Mistake, Steps, fill_hints
+from qkv_marking.tasks._task import Phrases, both_ends, cut, first_row_only, without
 from qkv_marking.tasks.attention.steps import CONTEXT, PROJECT, SCALE, WEIGHTS, flip, same, softmax
-from qkv_marking.tasks.task import Phrases, both_ends, cut, first_row_only, without
 
 _TEXTS = Phrases(__name__)
 

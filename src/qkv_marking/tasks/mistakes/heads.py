@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 
 from qkv.arrays import Array
-from qkv_marking.mistake import Steps
+from qkv_marking._mistake import Steps
+from qkv_marking.tasks._task import Phrases, both_ends, cut, without
 from qkv_marking.tasks.attention.steps import flip, join, same
-from qkv_marking.tasks.task import Phrases, both_ends, cut, without
 
 JOIN = "out = np.swapaxes(out, 0, 1).reshape(T, num_heads * d)  # (H, T, d) -> (T, H * d)"
 _TEXTS = Phrases(__name__)

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from qkv.arrays import Array
-from qkv_marking.mistake import Mistake, Steps, fill_hints
+from qkv_marking._mistake import Mistake, Steps, fill_hints
+from qkv_marking.tasks._task import Phrases
 from qkv_marking.tasks.attention.steps import HIDE, flip, same
-from qkv_marking.tasks.task import Phrases
 
 _TEXTS = Phrases(__name__)
 # maps each mistake's name to wrong rules; a rule decides whether query i sees key j

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array, Arrays
-from qkv_marking.mistake import Function, Steps
-from qkv_marking.outcome import RAISED, Elsewhere, as_tensors, is_number, numbers, options_of
+from qkv_marking._mistake import Function, Steps
+from qkv_marking._outcome import RAISED, Elsewhere, as_tensors, is_number, numbers, options_of
+from qkv_marking.tasks._task import Phrases
 from qkv_marking.tasks.attention.steps import (
     OPTIONS,
     RIGHT as ATTENTION,
@@ -23,7 +24,6 @@ from qkv_marking.tasks.attention.steps import (
 )
 from qkv_marking.tasks.mistakes.formula import core, of_output
 from qkv_marking.tasks.mistakes.heads import HEADS, IN_TURN, JOINED, ONE_HEAD, OUTPUT_MISSING
-from qkv_marking.tasks.task import Phrases
 
 _TEXTS = Phrases(__name__)
 

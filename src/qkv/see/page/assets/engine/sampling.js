@@ -1,4 +1,4 @@
-// The choice of the next token from logits (V), by the same rules as src/qkv/models/tasks/sampling.py.
+// The choice of the next token from logits (V), by the same rules as src/qkv/models/tasks/_sampling.py.
 
 /**
  * The options of the choice. With `temperature` 0 the likeliest token is taken; otherwise logits are divided by the

@@ -1,5 +1,5 @@
 // The rule by which a page chooses the head to show first for a text. analysis/selection.py and
-// analysis/interventions.py apply the same rule. For a text with a gap, the rule chooses the head whose removal changes
+// analysis/_interventions.py apply the same rule. For a text with a gap, the rule chooses the head whose removal changes
 // the guess most. For other texts, the rule finds each head's strongest link between two content words. Then it
 // computes two numbers. For the first number, the rule averages the head's weights over all pairs of words at the same
 // distance as the two linked words, and doubles this mean. The second is the head's mean weight on the link's key. The

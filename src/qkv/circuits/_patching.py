@@ -1,0 +1,425 @@
+"""Activation patching: measure how activations from another run change a metric."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Literal
+
+import numpy as np
+
+from qkv._argument_errors import public_call, type_error, value_error
+from qkv.arrays import Array, quote
+from qkv.circuits._reader import Logit, Target, check_logit, check_words, for_each
+from qkv.circuits.results import Result, words_of
+from qkv.models.model import Model, handed_on
+from qkv.trace import Trace
+from qkv.trace.activations import short_name
+
+POSITIONS = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
+HEADS = ("z", "pattern", "q", "k", "v")
+NEURONS = ("pre", "post")
+SITES = (*POSITIONS, *HEADS, *NEURONS)
+TOKENS = 2**11  # the maximum number of tokens that run at once; a longer text runs alone
+
+# Either a function from logits (1, T, V) to a number, or a tuple such as (position, token).
+Metric = Callable[[Array], Any] | Target
+
+
+@public_call("attribution_patch")
+def attribution_patch(
+    model: Model, clean: Any, corrupted: Any, *, at: str, metric: Target, normalize: bool = False
+) -> Result:
+    """Attribution patching: estimate the changes of `patch` with one backward pass.
+
+    An estimate is the sum of the elementwise products of two arrays: the clean activation minus the
+    corrupted activation, and the gradient of the metric with respect to this activation in the
+    corrupted run. Estimates are accurate if the two activations differ little. Estimates are least
+    accurate for "resid_pre" of early layers. To check the estimates, correlate them with the result
+    of `patch` for one pair of texts (`np.corrcoef`).
+
+    Args:
+        model: as for `patch`, in float32 or float64.
+        clean: as for `patch`, one text.
+        corrupted: as for `patch`, one text.
+        at: one activation, as for `patch`. "pre" and "post" are not supported.
+        metric: (position, token) or (position, token, other token), but not a function.
+        normalize: as for `patch`.
+
+    Returns:
+        An array like the result of `patch`.
+
+    Raises:
+        TypeError: as for `patch`; the metric is a function; or the model is in half precision.
+        ValueError: as for `patch`.
+
+    Source:
+        Nanda 2023, "Attribution Patching: Activation Patching At Industrial Scale".
+
+    >>> import qkv
+    >>> from qkv.circuits import patch
+    >>> model = qkv.load("books-decoder")
+    >>> texts = "queen: a female", "king: a female"
+    >>> about = {"at": "z", "metric": (-1, 7)}
+    >>> one, other = patch(model, *texts, **about), attribution_patch(model, *texts, **about)
+    >>> one.shape == other.shape, bool(np.corrcoef(one.ravel(), other.ravel())[0, 1] > 0.5)
+    (True, True)
+    """
+    if callable(metric):
+        raise type_error(
+            "`metric` is a function, which has no gradient here: give "
+            "(position, token) or (position, token, other token), or call patch"
+        )
+    model = check_words(model)
+    _check_site(at, (*POSITIONS, *HEADS))
+    pair = pair_of(model, (clean, corrupted), at, metric)
+    names = [(at, layer) for layer in range(model.num_layers)]
+    gradients = model.gradient(pair.corrupted.ids, of=metric, at=names)
+    values = np.array([_first_order(pair, *name, gradients[name][0]) for name in names])
+    return _result([pair], [values + pair.low], "Attribution patching", normalize)
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A pair of texts: the traces of both runs, and the metric."""
+
+    model: Model
+    at: str
+    clean: Trace
+    corrupted: Trace
+    metric: Logit | Callable[[Array], Any]
+    which: str = ""  # the name of the pair for error messages, if there are several pairs
+
+    @cached_property
+    def low(self) -> float:
+        """The metric of the corrupted text."""
+        return self._metric_of(self.corrupted)
+
+    def normalize_values(self, values: Array) -> Array:
+        """Scale metrics so that `corrupted` scores 0 and `clean` scores 1."""
+        low, high = self.low, self._metric_of(self.clean)
+        if low == high or not np.isfinite(high - low):
+            raise value_error(
+                f"`metric`{self.which} is {low:.6g} in the corrupted run and "
+                f"{high:.6g} in the clean run, so the result cannot be normalized: omit normalize, "
+                "or choose another metric"
+            )
+        return np.asarray((values - low) / (high - low))
+
+    @property
+    def words(self) -> dict[str, list[str]]:
+        """The tokens of both texts; if two tokens differ, the entry contains both: "queen/king"."""
+        one, other = map(words_of, (self.clean, self.corrupted))
+        return {"token": [a if a == b else f"{a}/{b}" for a, b in zip(one, other, strict=True)]}
+
+    def both(self, layer: int) -> tuple[Array, Array]:
+        """Return the activation of a layer in the clean run and in the corrupted run."""
+        return self.clean[self.at, layer][0], self.corrupted[self.at, layer][0]
+
+    def values(self, resid: Array) -> Array:
+        """Turn outputs (n, T, D) of the last layer into metrics (n,)."""
+        if isinstance(self.metric, Logit):
+            return self.metric.of(self.model.unembed(resid[:, self.metric.position]))
+        return np.array([self._number(self.model.unembed(text[None])) for text in resid])
+
+    def _metric_of(self, trace: Trace) -> float:
+        return float(self.values(self.input_of(trace, self.model.num_layers)[None])[0])
+
+    def input_of(self, trace: Trace, layer: int) -> Array:
+        """Return the input (T, D) of a layer; for layer `num_layers`, the last layer's output."""
+        count = self.model.num_layers
+        name = ("resid_pre", layer) if layer < count else handed_on(self.model, count - 1)[0]
+        return np.asarray(trace[name][0])
+
+    def _number(self, logits: Array) -> float:
+        """Apply a metric function to logits (1, T, V)."""
+        assert not isinstance(self.metric, Logit)
+        number = np.asarray(self.metric(logits))
+        if number.shape:
+            raise value_error(
+                f"`metric` returned an array {number.shape} for logits "
+                f"{logits.shape}: return one number"
+            )
+        if number.dtype.kind not in "fiub":
+            value = quote(number.item())
+            raise type_error(f"`metric` returned {value}: return one number")
+        return float(number)
+
+
+def _check_site(at: Any, sites: Sequence[str]) -> None:
+    if at not in sites:
+        raise value_error(f"`at` is {quote(at)}: choose among {', '.join(sites)}")
+
+
+def pair_of(model: Model, texts: Any, at: str, metric: Any, which: str = "") -> Contrast:
+    """Run the clean and the corrupted text; check that both have the same number of tokens."""
+    if any(not any(short_name(hook) == at for hook in layer.hooks) for layer in model.layers):
+        raise value_error(
+            f"`at` is {at!r}, but the layers of {model.name} have no such activation: "
+            "choose another"
+        )
+    names = [(part, layer) for part in ("resid_pre", at) for layer in range(model.num_layers)]
+    names.append(handed_on(model, model.num_layers - 1)[0])
+    runs = []
+    for name, text in zip(("clean", "corrupted"), texts, strict=True):
+        trace = model.trace(text, names=[*dict.fromkeys(names)])
+        if len(trace) > 1:
+            raise value_error(f"`{name}` is a list of {len(trace)} texts: give one text")
+        runs.append(trace[0])
+    one, other = (len(trace.ids) for trace in runs)
+    if one != other:
+        raise value_error(
+            f"`clean`{which} has {one} tokens and `corrupted` has {other}: give texts "
+            "with equal numbers of tokens, because an activation of one text replaces the "
+            "activation at the same position of the other text"
+        )
+    chosen = metric if callable(metric) else check_logit(metric, model, one, f"`metric`{which}")
+    return Contrast(model, at, runs[0], runs[1], chosen, which)
+
+
+def _first_order(pair: Contrast, at: str, layer: int, gradient: Array) -> Array:
+    """Estimate the metric's change for each patched position or head, by a linear approximation."""
+    clean, corrupted = (array.astype(np.float64) for array in pair.both(layer))
+    terms = (clean - corrupted) * gradient  # (T, ...), or (Hq, T, T) for "pattern"
+    terms = np.moveaxis(terms, 1, 0) if at in HEADS and at != "pattern" else terms
+    return np.asarray(terms.reshape(len(terms), -1).sum(-1))
+
+
+@public_call("patch")
+def patch(
+    model: Model,
+    clean: Any,
+    corrupted: Any,
+    *,
+    at: str | Sequence[str],
+    metric: Metric | Sequence[Metric],
+    by: Literal["position", "head", "neuron"] | None = None,
+    normalize: bool = False,
+) -> Result:
+    """Activation patching: run `corrupted`, but with one activation at a time taken from `clean`.
+
+    If patching an activation moves the metric to its value for `clean`, this activation carries the
+    difference between the two texts. All patches of a layer run in one batch, also for several
+    pairs of texts. Earlier layers are not recomputed. In a parallel block (GPT-NeoX), the MLP does
+    not read the attention of its own layer, so patching "attn_out" or a head affects only later
+    layers. If an activation is equal in both runs, no patched run is computed: the result is the
+    metric of `corrupted`.
+
+    Args:
+        model: a model with an LM head.
+        clean: one text as a string or token ids, or a list of texts. A list of one text is treated
+            as one text, and so are ids of shape (1, T).
+        corrupted: one text or a list, with as many texts as `clean`. Both texts of a pair must have
+            the same number of tokens. Two pairs may have different numbers of tokens.
+        at: the activation. "resid_pre", "resid_mid", "resid_post", "attn_out" and "mlp_out" are
+            patched at one position at a time. "z", "pattern", "q", "k" and "v" are patched in one
+            head at a time. "pre" and "post" are the MLP's neurons before and after the activation
+            function; one neuron is patched at a time. A patch of a head or neuron covers all
+            positions. If `at` is a list, its activations are patched separately, and all
+            results must have the same shape.
+        metric: (position, token) for one logit, (position, token, other token) for the difference
+            of two logits, or a function that turns logits (1, T, V) into a number. Negative
+            positions count from the end. A token is an id or a one-token string. A tuple is faster
+            than a function: for a tuple, only the logits of one position are computed. For several
+            pairs, a list may give each pair its own metric.
+        by: "position" patches a head or neuron at one position at a time. For "pattern", the
+            position is the query's position. "head" is the default for activations with heads, and
+            "neuron" for activations of neurons.
+        normalize: scale the metric so that `corrupted` scores 0 and `clean` scores 1.
+
+    Returns:
+        A float64 array of metrics. Its shape is (layers, T) for positions, (layers, Hq) for heads,
+        (layers, Hkv) for "k" and "v", and (layers, F) for neurons. With `by="position"`, the shape
+        is (layers, Hq, T), (layers, Hkv, T) or (layers, F, T). For several pairs, the first axis is
+        the pair, and the results of shorter texts are padded with NaN. If `at` is a list, the first
+        axis is "site".
+
+    Raises:
+        TypeError: an argument has a wrong type, or the metric does not return a number.
+        ValueError: the two texts of a pair have different numbers of tokens, or the lists have
+            different lengths; `at`, `by`, the position or the token does not exist; the model
+            has no LM head; the metric returns an array; or `normalize` is true and the metric
+            is equal in both runs.
+
+    Source:
+        Vig et al. 2020, "Investigating Gender Bias in Language Models Using Causal Mediation
+        Analysis"; Meng et al. 2022, "Locating and Editing Factual Associations in GPT".
+
+    >>> import qkv
+    >>> model = qkv.load("books-decoder")
+    >>> texts = "queen: a female", "king: a female"
+    >>> length = len(model.tokenize(texts[0]))
+    >>> effects = patch(model, *texts, at="resid_pre", metric=(-1, 7), normalize=True)
+    >>> effects.shape == (model.num_layers, length)
+    True
+    >>> effects = patch(model, *texts, at="z", metric=(-1, 7), by="position")
+    >>> effects.shape == (model.num_layers, model.num_heads, length)
+    True
+    >>> several = patch(model, texts, texts[::-1], at="z", metric=(-1, 7))
+    >>> several.shape == (2, model.num_layers, model.num_heads)
+    True
+    """
+    model = check_words(model)
+    if isinstance(at, list | tuple) and all(isinstance(site, str) for site in at):
+        alone = partial(patch, model, clean, corrupted, metric=metric, by=by, normalize=normalize)
+        return _of_sites(at, by, alone)
+    axes = _axes(at, by)
+    pairs = _pairs(model, clean, corrupted, at, metric)
+    for pair in pairs if normalize else ():
+        pair.normalize_values(np.array(pair.low))  # raises an error if both runs have equal metrics
+    lengths = [len(pair.clean.ids) for pair in pairs]
+    metrics: dict[int, Array] = {}
+    for length in dict.fromkeys(lengths):
+        which = [number for number, size in enumerate(lengths) if size == length]
+        group = _Group([pairs[number] for number in which], axes)
+        layers = [group.metrics(layer) for layer in range(model.num_layers)]
+        metrics |= zip(which, np.stack(layers, 1), strict=True)
+    values = [metrics[number] for number in range(len(pairs))]
+    return _result(pairs, values, "Activation patching", normalize)
+
+
+def _result(pairs: Sequence[Contrast], values: list[Array], name: str, normalize: bool) -> Result:
+    """Join the metrics (layers, ...) of all pairs; pad the metrics of shorter texts with NaN."""
+    at = pairs[0].at
+    unit = "token" if at in POSITIONS else "neuron" if at in NEURONS else "head"
+    if at in ("k", "v") and values[0].shape[1] < pairs[0].model.num_heads:
+        unit = "kv_head"
+    axes = ["layer", unit, "token"][: values[0].ndim]
+    meaning, words = "share restored" if normalize else "metric", None
+    ground = 0.0 if normalize else float(np.mean([pair.low for pair in pairs]))
+    if normalize:
+        values = [pair.normalize_values(array) for pair, array in zip(pairs, values, strict=True)]
+    if len(pairs) == 1:
+        whole, words = values[0], pairs[0].words
+    else:
+        widest = max(array.shape[-1] for array in values)
+        whole, axes = np.full((len(pairs), *values[0].shape[:-1], widest), np.nan), ["pair", *axes]
+        for number, array in enumerate(values):
+            whole[number, ..., : array.shape[-1]] = array
+    return Result(whole, axes, of=meaning, title=f"{name} of {at}", words=words, ground=ground)
+
+
+def _of_sites(sites: Sequence[str], by: Any, patched: Callable[..., Result]) -> Result:
+    """Join the results for several activations, such as "z" and "q", along a new first axis."""
+    if not sites:
+        raise value_error(f"`at` is an empty list: choose among {', '.join(SITES)}")
+    for site in sites:
+        _axes(site, by)  # check all sites before the first run
+    results = [patched(at=site) for site in sites]
+    first = results[0]
+    for site, other in zip(sites, results, strict=True):
+        if (other.axes, other.shape) != (first.axes, first.shape):
+            raise value_error(
+                f"the result for {sites[0]!r} has axes {first.axes} and shape "
+                f"{first.shape}, but the result for {site!r} has axes {other.axes} and shape "
+                f"{other.shape}: patch them in two calls"
+            )
+    axes, title = ["site", *first.axes], f"Activation patching of {', '.join(sites)}"
+    words = {**first.words, "site": list(sites)}
+    values = np.stack(results)
+    return Result(values, axes, of=first.of, title=title, words=words, ground=first.ground)
+
+
+def _axes(at: Any, by: Any) -> tuple[int, ...]:
+    """Return the axes of an activation along which `patch` replaces one index at a time.
+
+    The axis of heads or neurons comes before the axis of tokens.
+    """
+    _check_site(at, SITES)
+    unit, axis = ("position", 0) if at in POSITIONS else ("neuron" if at in NEURONS else "head", 1)
+    axes = (0, 1) if at == "pattern" else (axis, 0)
+    if by not in (None, "position", unit):
+        others = " or ".join(map(repr, dict.fromkeys(("position", unit))))
+        raise value_error(
+            f"`by` is {quote(by)}, but {at!r} has no axis of this kind: give {others}"
+        )
+    return axes if by == "position" and unit != "position" else axes[:1]
+
+
+def _pairs(model: Model, clean: Any, corrupted: Any, at: Any, metric: Any) -> list[Contrast]:
+    """Check the arguments; run both texts of each pair."""
+    traces = (model.trace(texts, names=[]) for texts in (clean, corrupted))
+    one, other = (
+        [trace[number].text or trace[number].ids for number in range(len(trace))]
+        for trace in traces
+    )
+    if len(one) != len(other):
+        raise value_error(
+            f"`clean` has {len(one)} texts and `corrupted` has {len(other)}: "
+            "give equal numbers of texts"
+        )
+    metrics = for_each(metric, len(one), "metric")
+    names = [f" of pair {number}" * (len(one) > 1) for number in range(len(one))]
+    return [
+        pair_of(model, texts, at, metric, name)
+        for *texts, metric, name in zip(one, other, metrics, names, strict=True)
+    ]
+
+
+class _Group:
+    """Pairs of texts with equal lengths; their patches run in one batch.
+
+    Args:
+        pairs: N pairs.
+        axes: the axes along which one text's activation is patched.
+    """
+
+    def __init__(self, pairs: Sequence[Contrast], axes: tuple[int, ...]) -> None:
+        self.pairs, self.axes = pairs, axes
+        self.model, self.at = pairs[0].model, pairs[0].at
+        self.by_position = self.at in POSITIONS or len(axes) == 2
+        self.length = len(pairs[0].clean.ids)
+
+    def metrics(self, layer: int) -> Array:
+        """Patch each part (position, head or neuron) of a layer separately; return the metrics."""
+        clean, corrupted = (
+            self._cut(np.array(arrays))
+            for arrays in zip(*(pair.both(layer) for pair in self.pairs), strict=True)
+        )  # (N, parts, rest)
+        shape = clean.shape[: 1 + len(self.axes)]
+        metrics = np.empty(shape)
+        differ = (clean != corrupted).reshape(*shape, -1).any(-1)
+        for number, pair in enumerate(self.pairs):
+            metrics[number] = pair.low
+            if self.by_position and self.model.generates and isinstance(pair.metric, Logit):
+                # positions after the metric's position do not affect the metric
+                differ[number, ..., 1 + pair.metric.position :] = False
+        first, base = layer, self._inputs(layer)
+        is_resid = self.at in POSITIONS
+        if is_resid and self.at != "resid_pre":
+            # After attention, a block treats positions independently. Therefore, one run of this
+            # layer with all positions patched gives the output of every patch.
+            clean = self.model.run_layers(base, layer, layer + 1, edit={(self.at, layer): clean})
+            first, base = layer + 1, self._inputs(layer + 1)
+        for parts in self._batches(np.nonzero(differ)):
+            resid, rows = base[parts[0]], (np.arange(len(parts[0])), *parts[1:])
+            values = clean[parts]
+
+            def put_in(array: Array, rows: Any = rows, values: Array = values) -> Array:
+                """Patch one position, head or neuron in each row of the batch."""
+                self._cut(array)[rows] = values
+                return array
+
+            edit = {} if is_resid else {(self.at, layer): put_in}
+            resid = self.model.run_layers(put_in(resid) if is_resid else resid, first, edit=edit)
+            for number in np.unique(parts[0]):
+                mask = parts[0] == number
+                cells = tuple(axis[mask] for axis in parts)
+                metrics[cells] = self.pairs[number].values(resid[mask])
+        return metrics
+
+    def _cut(self, array: Array) -> Array:
+        """Return a view of an activation (n, ...) with `self.axes` moved directly behind axis 0."""
+        return np.moveaxis(array, [1 + axis for axis in self.axes], range(1, 1 + len(self.axes)))
+
+    def _inputs(self, layer: int) -> Array:
+        """Return the inputs of a layer in all corrupted runs, (N, T, D)."""
+        return np.array([pair.input_of(pair.corrupted, layer) for pair in self.pairs])
+
+    def _batches(self, parts: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
+        """Yield groups of patches. The runs of a group form one batch.
+
+        A batch has at most `TOKENS` tokens, unless a single text has more tokens.
+        """
+        step = max(1, TOKENS // self.length)
+        for first in range(0, len(parts[0]), step):
+            yield tuple(numbers[first : first + step] for numbers in parts)

@@ -1,0 +1,279 @@
+"""`qkv check`, which marks solutions to the tasks of the course."""
+
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from qkv._visible import visible
+from qkv.cli._options import json_option, writable
+from qkv.cli._output import print_json, tell
+from qkv.cli._program import FAILED
+from qkv.files import ordinary
+
+if TYPE_CHECKING:
+    from qkv_marking import CheckResult, ClassTable
+
+
+@click.command()
+@click.argument("files", nargs=-1, metavar="FILE...")
+@click.option(
+    "--task", metavar="NAME", help="Mark only this task. Default: each task that a file contains."
+)
+@click.option(
+    "--list",
+    "as_list",
+    is_flag=True,
+    help="Print each task, with the function or values that it expects.",
+)
+@click.option(
+    "--hint",
+    "grade",
+    type=click.IntRange(1, 3),
+    default=1,
+    help="How much a hint says. 1: what to try. 2: also where to look. 3: also the correct line. "
+    "Default: 1.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    help="The seed of the random inputs. The default, 0, makes the shortest inputs.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    help="The time limit for reading the file and for each task; a cell of a notebook may take six"
+    " times as long. Default: each task's own limit, usually 10.",
+)
+@click.option(
+    "--junit",
+    metavar="FILE",
+    callback=writable(".xml"),
+    help="Also write the verdicts as JUnit XML.",
+)
+@click.option(
+    "--roster",
+    metavar="FILE",
+    help="A CSV file of all students, with the columns `id` and `name`; the table gets a row for "
+    "each student.",
+)
+@click.option(
+    "--csv", metavar="FILE", callback=writable(".csv"), help="Write the table of the class as CSV."
+)
+@click.option(
+    "--gradescope",
+    metavar="FILE",
+    callback=writable(".json"),
+    help="Write the verdicts on one submission as Gradescope's results.json.",
+)
+@click.option(
+    "--html", metavar="FILE", callback=writable(".html"), help="Write the table as a page."
+)
+@json_option
+def check(
+    files: tuple[str, ...], task: str | None, grade: int, as_json: bool, **options: Any
+) -> None:
+    """Mark FILEs (.py, .ipynb) for the tasks of the course: print points, mistakes and a hint.
+
+    A lesson's notebook is marked only for that lesson's tasks. For a folder, the command marks
+    every file in the folder, prints a table of the class, and lists the most common mistakes. If
+    each student has a subfolder, the table has a row for each student. If a file cannot be marked,
+    its verdict gives the reason, and the other files are still marked.
+
+    With a roster, the command assigns a file to the student whose id is in the name of the file or
+    its folder. If no id matches, the command looks for the student's name. Students without files
+    also get a row.
+
+    Each file runs in a separate process, which is stopped if it runs too long or uses too much
+    memory. Another process checks the results. A solution gets no points if it calls qkv, torch or
+    scipy to compute the answer. There is no sandbox: a marked file runs with your permissions.
+
+    \b
+        qkv check --list
+        qkv check mine.py
+        qkv check mine.py --task softmax --hint 2
+        qkv check 3-one-function-student.ipynb
+        qkv check submissions --roster roster.csv --csv grades.csv --html grades.html
+    """  # noqa: D301 (\b tells click not to wrap the next lines)
+    import qkv_marking as marking
+    from qkv_marking.check_function import task_of
+
+    if options["as_list"]:
+        _print_tasks(as_json)
+        return
+    context = click.get_current_context()
+    if not files:
+        raise click.UsageError("give the files to mark, or --list", context)
+    if task is not None:
+        task_of(task)
+    folders = [file for file in files if Path(file).is_dir()]
+    for file in files:
+        if file not in folders:
+            _readable(file)
+    roster = options["roster"]
+    listed = None if roster is None else marking.read_roster(roster)
+    paths = [*_paths(files, folders)]
+    if listed is None:
+        students = marking.by_file(paths, folders)
+    else:
+        students = marking.by_roster(listed, paths, folders)
+    if options["gradescope"] and len(students.rows) > 1 and students.columns != ("file",):
+        raise ValueError(
+            "--gradescope writes the results of one submission, but these files are from"
+            f" {len(students.rows)} students: name the files of one student, or use --csv"
+        )
+    marked = _mark_files(paths, task, seed=options["seed"], seconds=options["seconds"])
+    table = marking.ClassTable(marked, students)
+    unwritten = [*_unwritten(table, options)]
+    results = [(file, result) for file, results in table.marked for result in results]
+    if as_json:
+        rows = [_row(file, result) for file, result in results]
+        print_json(rows[0] if task is not None and len(files) == 1 and not folders else rows)
+    elif folders or roster is not None:
+        _print_table(table)
+    else:
+        tell("\n\n".join(_text(visible(file), result, grade) for file, result in results))
+        if len(results) > 1:
+            click.echo(f"\n{_sum([result for _, result in results])}")
+    if unwritten:  # print all verdicts before raising this error
+        raise OSError("; ".join(unwritten))
+    if not all(result.passed for _, result in results):
+        context.exit(FAILED)
+
+
+def _paths(files: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
+    """Yield all named files, all files in named folders, and all named folders that are empty.
+
+    Raise an error if the only path is an empty folder.
+    """
+    from qkv_marking import files_in
+
+    for file in files:
+        if file not in folders:
+            yield file
+            continue
+        try:
+            yield from files_in(file)
+        except FileNotFoundError:
+            if len(files) == 1:
+                raise
+            yield file
+
+
+def _mark_files(
+    files: Sequence[str], task: str | None, **options: Any
+) -> "list[tuple[str, Sequence[CheckResult]]]":
+    """Mark each file; if the marker itself fails, the verdict on the file reports the failure."""
+    from qkv._progress import progress
+    from qkv_marking import check_file
+    from qkv_marking.files.verdicts import report_unmarked
+
+    marked: list[tuple[str, Sequence[CheckResult]]] = []
+    with progress("marking", len(files)) as advance:
+        for file in files:
+            try:
+                results = check_file(file, task, waiting=lambda: advance(0), **options)
+            except Exception as error:
+                results = (report_unmarked(error, task),)
+            marked.append((file, results))
+            advance(1)
+    return marked
+
+
+def _unwritten(table: "ClassTable", paths: Mapping[str, Any]) -> Iterator[str]:
+    """Write each output file; yield a message for each file that cannot be written."""
+    import qkv_marking as marking
+
+    writers: dict[str, Callable[[str], None]] = {
+        "junit": lambda to: marking.write_junit(to, table.marked),
+        "gradescope": lambda to: marking.write_gradescope(to, table.marked),
+        "csv": table.write_csv,
+        "html": table.write_html,
+    }
+    for name, write in writers.items():
+        if (path := paths[name]) is not None:
+            try:
+                write(path)
+            except OSError as error:
+                yield f"{path} cannot be written: {error.strerror or error}"
+
+
+def _readable(file: str) -> None:
+    """Raise an error if a file cannot be read."""
+    with open(ordinary(file), "rb"):
+        pass
+
+
+def _print_tasks(as_json: bool) -> None:
+    from qkv_marking import TASKS
+
+    if as_json:
+        print_json([
+            {"task": task.name, "looks_for": [*task.looks_for], "signature": task.signature,
+             "asks": task.asks}
+            for task in TASKS.values()
+        ])  # fmt: skip
+        return
+    for task in TASKS.values():
+        click.echo(f"{task.name}\n    {task.signature}")
+        click.echo(textwrap.indent(textwrap.fill(task.asks, 76), "    "))
+        if len(task.looks_for) > 1:
+            click.echo(f"    the function may be called {' or '.join(task.looks_for)}")
+
+
+_COMMON = 10  # the maximum number of mistakes listed below the table
+
+
+def _print_table(table: "ClassTable") -> None:
+    """Print the points per file and task, then the most common mistakes."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from qkv.cli._output import console
+
+    screen = console()
+    points = Table(box=None, pad_edge=False)
+    for name in table.columns:
+        points.add_column(name, overflow="fold")
+    for name in (*table.tasks, "points"):
+        points.add_column(name, justify="right")
+    points.add_column("mistakes", overflow="fold")
+    for names, marks, total, mistakes in table.rows():
+        cells = ["" if n is None else str(n) for n in (*marks, total)]
+        points.add_row(*(Text(visible(name)) for name in names), *cells, visible(mistakes))
+    screen.print(points)
+    if table.commonest:
+        screen.print("\nMost common mistakes:")
+    for count, task, key in table.commonest[:_COMMON]:
+        screen.print(f"  {count:>3} {key} ({task})", markup=False)
+    if len(table.commonest) > _COMMON:
+        screen.print(f"      and {len(table.commonest) - _COMMON} more")
+
+
+def _row(file: str, result: "CheckResult") -> dict[str, Any]:
+    names = ("task", "passed", "points", "mistakes", "fragile", "conventions", "hint", "helped_by")
+    return {"file": file, **{name: getattr(result, name) for name in names}}
+
+
+def _text(file: str, result: "CheckResult", grade: int) -> str:
+    """Return a verdict as text for a terminal, with all hints up to the level `grade`."""
+    about = f"{file}, {result.task}" if result.task else file
+    points = f"{result.points} of 10 points"
+    verdict = "passed" if result.passed else "not passed"
+    lines = [
+        f"{visible(about)}: {verdict}, {points}",
+        textwrap.indent(visible(result.text(grade), "\n"), "  "),
+    ]
+    if (result.mistakes or result.fragile) and grade < len(result.hint):
+        more = "says where to look" if grade == 1 else "shows the correct line"
+        lines.append(f"  --hint {grade + 1} {more}.")
+    return "\n".join(lines)
+
+
+def _sum(results: "list[CheckResult]") -> str:
+    passed = sum(result.passed for result in results)
+    points = sum(result.points for result in results)
+    return f"{passed} of {len(results)} passed, {points} of {10 * len(results)} points"

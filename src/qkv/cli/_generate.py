@@ -1,0 +1,90 @@
+"""`qkv generate`, which continues texts."""
+
+import os
+import re
+import sys
+from itertools import chain, islice
+from typing import Any
+
+import click
+
+from qkv._visible import visible
+from qkv.cli._options import json_option, writer_option
+from qkv.cli._output import print_json
+
+# The characters that are escaped on a terminal: control characters, line separators and characters
+# that change the writing direction. Zero-width joiners and direction marks are not escaped, because
+# some languages need them.
+_CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u2069]")
+
+
+@click.command()
+@click.argument("prompts", metavar="PROMPT...", nargs=-1, required=True)
+@writer_option
+@click.option(
+    "--max-new-tokens",
+    type=int,
+    help="The maximum number of new tokens. Default: 64, or fewer if the model's limit is lower.",
+)
+@click.option(
+    "--temperature",
+    type=float,
+    default=0.0,
+    help="Draw tokens; a higher temperature makes unlikely tokens likelier. Default: 0, which "
+    "always takes the likeliest token; the next three options need a temperature above 0.",
+)
+@click.option("--top-k", type=int, help="Draw from the K likeliest tokens.")
+@click.option(
+    "--top-p",
+    type=float,
+    help="Draw from the likeliest tokens that together have this probability.",
+)
+@click.option("--seed", type=int, help="The same seed draws the same tokens.")
+@click.option(
+    "--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given repeatedly."
+)
+@json_option
+def generate(prompts: tuple[str, ...], model: str | None, as_json: bool, **options: Any) -> None:
+    """Print PROMPT, then the model's continuation, word by word.
+
+    The decoder that comes with qkv was trained on novels: qkv generate "once upon a"
+    Several prompts run in one batch. The output of an encoder-decoder model starts on a new line.
+    """
+    from qkv.models import load
+    from qkv.models.files.find import WRITER
+
+    chosen = os.environ.get("QKV_MODEL")
+    used = load(model or (None if chosen else WRITER))
+    if not model and chosen and not used.generates:
+        raise click.UsageError(
+            f"QKV_MODEL is {chosen:.200}, which does not predict the next token: unset it "
+            f"to use {WRITER}, or give --model a decoder"
+        )
+    if as_json:
+        texts = [
+            {"prompt": new.prompt, "text": new, "ids": new.ids, "finish_reason": new.finish_reason}
+            for new in used.generate(list(prompts), **options)
+        ]
+        print_json({"model": used.name, "texts": texts})
+    else:
+        between = "" if used.continues else "\n"
+        # The first text is printed token by token. The other texts are printed when all are done.
+        later = [prompt + between for prompt in prompts]
+        pieces = used.generate(list(prompts), stream=True, **options)
+        # Compute the first token before the prompt is printed: if the model fails, print no prompt.
+        begun = list(islice(pieces, 1))
+        _write(later[0])
+        for number, piece in chain(begun, pieces):
+            if number == 0:
+                _write(piece)
+            later[number] += piece
+        _write("".join(f"\n\n{text}" for text in later[1:]) + "\n")
+
+
+def _write(text: str) -> None:
+    """Print text immediately; escape control characters, and replace unencodable letters."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    if sys.stdout is not None and sys.stdout.isatty():
+        text = _CONTROLS.sub(lambda match: visible(match[0]), text)
+    # Without color=True, `click.echo` would remove text that looks like a color code.
+    click.echo(text.encode(encoding, "replace").decode(encoding), nl=False, color=True)

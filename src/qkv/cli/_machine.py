@@ -1,0 +1,104 @@
+"""The commands `qkv bench` (speed of this machine) and `qkv info` (versions and models)."""
+
+import os
+import platform
+from importlib import import_module
+
+import click
+
+from qkv._visible import visible
+from qkv.cli._options import json_option
+from qkv.cli._output import console, print_json, tell
+
+NO_KERNEL = """\
+the native kernel was not built, so qkv computes with NumPy. To build the kernel from source,
+install a C++17 compiler (GCC 10 or newer, or clang). To see why the build of the kernel failed,
+run this command in the source folder: QKV_NEED_KERNEL=1 pip install ."""
+
+
+@click.command()
+@json_option
+def bench(as_json: bool) -> None:
+    """Compare the speed of qkv's attention with plain NumPy and with this machine's peak speed.
+
+    Before the timing, each function's result is compared with the result in float64; the table
+    lists the largest errors. Each time is the median of at least nine runs; the functions run
+    alternately.
+    """
+    from qkv._progress import progress
+    from qkv.measure import ROUNDS, TASKS, machine, survey, table
+
+    about = machine()
+    with progress("measuring", len(TASKS) * (ROUNDS + 1)) as advance:
+        results = survey(advance=advance)
+    if as_json:
+        print_json({"machine": about, "results": results})
+        return
+    from rich.table import Table
+
+    out = console()
+    out.print("{processor}, {cores} cores: {backend}, threads: {threads}".format(**about))
+    heading, *lines = table(results)
+    grid = Table(box=None, padding=(0, 2, 0, 0))
+    for column, name in enumerate(heading):
+        grid.add_column(name, justify="right" if column else "left")
+    for line in lines:
+        grid.add_row(*line)
+    out.print(grid)
+
+
+@click.command()
+@click.option("--model", metavar="NAME", help="Load this model and describe it.")
+@json_option
+def info(model: str | None, as_json: bool) -> None:
+    """Print the version, the backend, the number of threads, and each model with its folder."""
+    import numpy as np
+
+    from qkv.models import load, places
+    from qkv.models.files.find import DEFAULT, WRITER
+    from qkv.ops.kernel import BACKENDS, backend, compiled, get_num_threads
+
+    about = {
+        "version": import_module("qkv").__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "backend": backend(),
+        "backends": list(BACKENDS),
+        "bf16_products": compiled is not None and any(whole for _, whole in compiled.variants()),
+        "threads": get_num_threads(),
+        "default_model": os.environ.get("QKV_MODEL") or DEFAULT,
+        "default_decoder": os.environ.get("QKV_MODEL") or WRITER,
+    }
+    if model is not None:
+        used = load(model)
+        about |= {
+            "model": used.name,
+            "layers": used.num_layers,
+            "heads": used.num_heads,
+            "vector_size": used.dim,
+            "most_tokens": used.max_seq_length,
+        }
+    if as_json:
+        models = [
+            {"name": name, "place": source, "folder": None if folder is None else str(folder)}
+            for name, source, folder in places()
+        ]
+        print_json({**about, "models": models})
+        return
+    for name, value in about.items():
+        tell(f"{name.replace('_', ' '):16}{visible(_in_words(value))}")
+    if compiled is None:
+        click.echo(NO_KERNEL)
+    click.echo("models")
+    for name, source, folder in places():
+        tell(visible(f"  {name}: {source}"))
+        tell(visible(f"      {folder if folder is not None else 'not found'}"))
+    click.echo("  random: an untrained model for lessons, made on request")
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(value)
+    return "no limit" if value is None else str(value)

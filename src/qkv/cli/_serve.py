@@ -1,0 +1,89 @@
+"""`qkv serve`, which serves a model over HTTP."""
+
+import click
+
+from qkv.cli._options import model_option
+from qkv.cli._output import say
+from qkv.files import ordinary
+
+
+@click.command()
+@model_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address of the server.")
+@click.option(
+    "--port",
+    default=8080,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="The port; 0 for any free port.",
+)
+@click.option(
+    "--allow-host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A host name that clients use for this server; may be given repeatedly.",
+)
+@click.option("--api-key-file", "key_file", metavar="F", help="A file with the API key.")
+@click.option("--no-key", is_flag=True, help="Answer requests that have no API key.")
+def serve(
+    model: str | None,
+    host: str,
+    port: int,
+    hosts: tuple[str, ...],
+    key_file: str | None,
+    no_key: bool,
+) -> None:
+    """Serve a model over HTTP, with OpenAI's routes for embeddings and completions.
+
+    Without --host, only this machine can reach the server. With --host, you must also give
+    --allow-host, and --api-key-file or --no-key. GET / shows the routes; Ctrl-C ends the server.
+    """
+    from qkv.extras import need
+
+    need("fastapi", "serve")
+    from qkv.models import load
+    from qkv.serve.app import run
+    from qkv.serve.guard import host_name, is_loopback
+    from qkv.serve.settings import Settings
+
+    if no_key and key_file is not None:
+        raise click.UsageError("--no-key and --api-key-file cannot be combined: choose one")
+    if not is_loopback(host):
+        if key_file is None and not no_key:
+            raise click.UsageError(
+                f"other machines can reach --host {host}: give --api-key-file, or --no-key"
+            )
+        if not hosts:
+            raise click.UsageError(
+                f"other machines can reach --host {host}: give --allow-host with the host name "
+                "of their URLs"
+            )
+    for name in hosts:
+        try:
+            host_name(name)
+        except ValueError:
+            raise click.UsageError(
+                f"--allow-host {name!r}: give a host name or an IP address (IPv6 in [brackets])"
+            ) from None
+    key = None if key_file is None else read_key(key_file)
+    used = load(model)
+    settings = Settings(host=host, port=port, allowed_hosts=hosts, key=key)
+    run(used, settings, lambda address: say(f"{used.name} at {address} (Ctrl-C ends it)"))
+
+
+def read_key(path: str) -> str:
+    """Read a key from a file, and remove spaces around the key.
+
+    Raises:
+        ValueError: the file does not contain exactly one word of ASCII characters.
+        OSError: the file cannot be read.
+    """
+    text = ordinary(path).read_bytes()
+    try:
+        key = text.decode("ascii").strip()
+    except UnicodeDecodeError:
+        key = ""
+    if not key.isprintable() or not key or " " in key:
+        raise ValueError(f"{path} has no key: write one word of ASCII letters and digits into it")
+    return key

@@ -1,0 +1,275 @@
+"""`load`: find and read a model."""
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qkv._argument_errors import message, public_call, value_error
+from qkv.arrays import DType, float_type
+from qkv.files import StrPath
+from qkv.models._cross_encoder import CrossEncoderModel
+from qkv.models._kinds import kind_of
+from qkv.models._other_libraries import LOADING, advising
+from qkv.models.families import design_of, towers
+from qkv.models.families.static_embedding import read_static
+from qkv.models.files import Pixels, Tensors, configure, read, read_notices, read_routing
+from qkv.models.files.config import Config, lacking
+from qkv.models.files.find import DEFAULT, find_model, shipped_models
+from qkv.models.files.names import Names, Storage, read_weights
+from qkv.models.files.sentence import Sentence, read_sentence
+from qkv.models.model import Model, Seq2SeqModel
+from qkv.models.network.design import Design, DualDesign, Seq2SeqDesign, VisionDesign
+from qkv.models.untrained import random_model
+from qkv.models.vision import DualEncoder, VisionModel
+from qkv.text import SubwordTokenizer
+from qkv.text.tokenizer import BareTokenizer, read_tokenizer
+
+# The name of a model class without a head, such as BertModel, ends with one of these words.
+_BARE = ("Model", "Encoder", "Backbone")
+# Files beside a model that qkv does not read, and what the model lacks without them.
+_UNREAD = {
+    read.ADAPTER: "a PEFT adapter, which qkv does not apply: merge it into the model with peft "
+    "(merge_and_unload), and save the result",
+    "sparse_linear.pt": "a layer for sparse vectors: qkv computes only dense vectors",
+    "colbert_linear.pt": "a layer for one vector per token: qkv computes only dense vectors",
+}
+# The classes of models that have methods of their own, by the first word of the kind.
+_CLASSES = {
+    "encoder-decoder": Seq2SeqModel,
+    "cross-encoder": CrossEncoderModel,
+    "classifier": CrossEncoderModel,
+}
+
+
+@public_call("load")
+@advising(LOADING)
+def load(
+    name_or_path: StrPath | None = None, *, revision: str | None = None, dtype: Any = None
+) -> Model:
+    """Load a model.
+
+    Args:
+        name_or_path: a folder, a short name ("books", "books-decoder", "minilm"), a Hub id
+            ("organisation/name"), or "random" for a small model with random weights. A folder holds
+            config.json, `*.safetensors` and tokenizer.json; without tokenizer.json, the model
+            accepts only ids. The models "books" and "books-decoder" come with qkv; qkv searches for
+            other names in the Hugging Face cache, then in an installed package, then on the Hub.
+            The default is the value of the environment variable `QKV_MODEL`, or "books" if this
+            variable is not set.
+        revision: a branch, tag or commit on the Hub; folders have no revisions.
+        dtype: float32, float64 or bfloat16. By default, float16 and bfloat16 weights become
+            float32; other weights keep the dtype of the file. With bfloat16, weights take half the
+            memory, matrix products take about half the time, and results have two to three
+            significant digits.
+
+    The files of the weights are mapped into memory. While a model is in use, do not write to its
+    files; replace the files instead.
+
+    Raises:
+        ModelError: the files are broken or inconsistent, or qkv does not support the model's family
+            or one of its options.
+        FileNotFoundError: the folder does not exist, or the model was not found.
+        ValueError: the name is unknown, or `dtype` is not supported.
+
+    >>> load("random")
+    <Model random: qkv-lesson, 1 layers, 2 heads, vectors of 8>
+    """
+    chosen = os.environ.get("QKV_MODEL") if name_or_path is None else None
+    if name_or_path is None:
+        name_or_path = chosen or DEFAULT
+    kind = None if dtype is None else _float_type(dtype)
+    if name_or_path == "random" and not Path("random", read.CONFIG).is_file():
+        if revision is not None:
+            raise value_error(f"the model 'random' has no revisions: omit {revision!r}")
+        return random_model(dtype=kind or np.float32)
+    try:
+        folder, name = find_model(name_or_path, revision), str(name_or_path)
+    except (ValueError, FileNotFoundError, NotADirectoryError) as error:
+        # Only qkv's own errors have one argument; the operating system's errors have two.
+        if chosen and len(error.args) == 1:
+            raise type(error)(f"{error} (the name comes from QKV_MODEL)") from error
+        raise
+    if Path(name).is_dir():
+        name = Path(name).expanduser().resolve().name
+    try:
+        return _read(folder, name, kind)
+    except read.ModelError as error:
+        raise read.ModelError(read.plain(f"load: {message(error)}", 2000)) from error
+
+
+def _read(folder: Path, name: str, kind: DType | None) -> Model:
+    """Read the model in a folder."""
+    routing = read_routing(folder)
+    models: dict[str, Model] = {}
+    for route, modules in routing.ways.items():
+        sentence = read_sentence(folder, modules, routing.files)
+        alike = (other for other in models.values() if other.sentence.home == sentence.home)
+        twin = next(alike, None)
+        models[route] = (
+            _of_files(folder, name, sentence, kind) if twin is None else twin.read_as(sentence)
+        )
+    model = models[routing.first]
+    return model.join_routes(routing, models) if routing.is_choice else model
+
+
+def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -> Model:
+    """Read the model in the folder `folder / sentence.home`.
+
+    A static model (a table of vectors) needs no config.json. Any other model needs a config.json.
+    """
+    home = folder / sentence.home
+    if sentence.static:
+        return _static(folder, name, sentence, kind)
+    if not (home / read.CONFIG).exists():
+        raise read.ModelError(f"{home}: {lacking(home)}")
+    values = read.read_json(home / read.CONFIG)
+    design, names = design_of(values, home / read.CONFIG)
+    tensors = Tensors(home)
+    is_pair, named = isinstance(design, Seq2SeqDesign), Config(values, "").architecture()
+    if is_pair and not any(name.startswith("decoder.") for name in tensors):
+        what = f"config.json names {named:.80}, but the files hold no decoder"
+        _warn(f"{tensors.source}: {what}: the encoder runs alone and gives vectors")
+        values = {**values, "architectures": [f"{values['model_type'].upper()}EncoderModel"]}
+        design, names = design_of(values, home / read.CONFIG)
+    layers = design.layers if isinstance(design, Design) else ()
+    if re.search("Bi[A-Z]|Encoder", named) and any(one.options.get("is_causal") for one in layers):
+        _warn(
+            f"{home / read.CONFIG}: {named:.80} is not a class of transformers: attention is causal"
+        )
+    for file, what in _UNREAD.items():
+        if (home / file).is_file():
+            _warn(f"{home / file}: it is {what}")
+    bare = not isinstance(design, DualDesign) and design.head is None
+    design = _with_what_is_there(design, names, tensors)
+    weights = read_weights(names, design, tensors, kind)
+    if bare:
+        _warn_of_left_out(Config(values, str(home / read.CONFIG)), weights)
+    tokenizer = _tokenizer(home / read.TOKENIZER, lowercase=sentence.lowercase)
+    if tokenizer is not None:
+        configure(tokenizer, sentence.tokenizer_config(), home, values["model_type"])
+    made: Callable[..., Model] = _CLASSES.get(kind_of(design).split()[0], Model)
+    if isinstance(design, VisionDesign):
+        made = partial(VisionModel, pixels=Pixels.read(home, design))
+    elif isinstance(design, DualDesign):
+        looks = Pixels.read(home, design.vision)
+        made = partial(DualEncoder, pixels=looks, towers=towers(values, home / read.CONFIG))
+    return made(
+        name=name,
+        config=values,
+        design=design,
+        weights=weights,
+        tokenizer=tokenizer,
+        sentence=sentence,
+        generation=read.read_json(home / read.GENERATION)
+        if (home / read.GENERATION).is_file()
+        else None,
+        notices=read_notices(folder),
+    )
+
+
+def _static(folder: Path, name: str, sentence: Sentence, kind: DType | None) -> Model:
+    """Read a static model: a table with one vector per token.
+
+    The model's tokenizer.json may set a maximum number of tokens per text.
+    """
+    home = folder / sentence.home
+    config, design, weights = read_static(Tensors(home), kind)
+    read.need_file(home / read.TOKENIZER, read.MOST_TOKENIZER)
+    tokenizer = _tokenizer(home / read.TOKENIZER, BareTokenizer)
+    cut = tokenizer.truncation if isinstance(tokenizer, BareTokenizer) else None
+    if cut is not None and cut["direction"] != "right":
+        raise read.ModelError(
+            f"{home / read.TOKENIZER}: it truncates texts on the {cut['direction']}: "
+            "qkv truncates on the right"
+        )
+    return Model(
+        name=name,
+        config=config,
+        design=design,
+        weights=weights,
+        tokenizer=tokenizer,
+        sentence=replace(sentence, max_seq_length=None if cut is None else cut["max_length"]),
+        notices=read_notices(folder),
+    )
+
+
+def _with_what_is_there(design: Any, names: Names, tensors: Tensors) -> Any:
+    """Return the design; remove its head if the files hold no tensor of the head."""
+    if type(design) is not Design or design.head is None:
+        return design
+    if design.head.embeds:
+        return design
+    missing = [names.tensor_of(name)[0] for name, _ in design.head.shapes(design.out_dim)]
+    there = {names.family.today(tensor) for tensor in tensors}
+    if not missing or not there.isdisjoint(missing):
+        return design
+    _warn(
+        f"{tensors.source}: config.json names a head, but the tensor {missing[0]} is "
+        "missing: the model runs without a head and gives no logits"
+    )
+    return replace(design, head=None)
+
+
+def _warn_of_left_out(config: Config, weights: Storage) -> None:
+    """Warn about a head that qkv does not compute."""
+    parts = sorted({name.removesuffix(".weight").removesuffix(".bias") for name in weights.heads})
+    is_bare = config.architecture().endswith(_BARE)
+    if config.head() or (config.architecture() and not is_bare and parts):
+        _warn(
+            f"{config.source}: qkv does not compute the head of "
+            f"{read.plain(config.architecture(), 80)} (ignored tensors: "
+            f"{read.plain(', '.join(parts), 200) or 'none, because the files lack the head'}): "
+            "the rest of the model works and gives vectors (trace, encode), but no logits "
+            "(predict, rank, generate)"
+        )
+
+
+def _warn(message: str) -> None:
+    """Warn about a part of a model that qkv leaves out."""
+    warnings.warn(message, UserWarning, stacklevel=3)
+
+
+def load_for(texts: Iterable[str], name_or_path: StrPath | None = None) -> Model:
+    """Load a model as `load` does; for "random", the words of `texts` become the vocabulary."""
+    name = os.environ.get("QKV_MODEL") or None if name_or_path is None else name_or_path
+    if name == "random" and not Path("random", read.CONFIG).is_file():
+        return random_model(texts)
+    return load(name_or_path)
+
+
+def _tokenizer(
+    path: Path, kind: type[SubwordTokenizer] = SubwordTokenizer, *, lowercase: bool = False
+) -> SubwordTokenizer | None:
+    """Read and test the tokenizer in a file; return None if the file does not exist."""
+    if not path.is_file():
+        return None
+    read.need_file(path, read.MOST_TOKENIZER)
+    try:
+        tokenizer = read_tokenizer(path, kind, trusted=path.parent in shipped_models().values())
+        tokenizer = tokenizer.lowercased() if lowercase else tokenizer
+        tokenizer.tokenize("a")  # Some broken files raise an error only in this call.
+    except BaseException as error:
+        # A panic in the tokenizers library is a BaseException, but not an Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        # The message of `error` begins with the name of a call; the message of its cause does not.
+        reason = read.first_line(error.__cause__ or error)
+        raise read.ModelError(f"{path}: does not work as a tokenizer: {reason}") from error
+    return tokenizer
+
+
+def _float_type(dtype: Any) -> DType:
+    """Convert the argument `dtype` of `load` to a NumPy type."""
+    with suppress(TypeError):
+        kind = float_type(dtype)
+        if kind != np.float16:
+            return kind
+    raise value_error(f"dtype is {dtype}: give float32, float64 or bfloat16")

@@ -1,0 +1,316 @@
+"""Llama and its variants: Mistral, Qwen, OLMo 2, Phi-3, Gemma, and mixtures of experts."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from qkv.models.families import _gpt
+from qkv.models.families._rope import OlderKeys, RotaryDefaults, read_rotaries, read_rotary
+from qkv.models.families._shared import read_families, stack
+from qkv.models.files.config import FULL, SLIDING, Config
+from qkv.models.files.names import QKV, PartNames, fused
+from qkv.models.files.read import ModelError
+from qkv.models.network.design import Attention, Design, GatedMixture, Mixture
+
+
+def attention(config: Config, **fields: Any) -> Attention:
+    """Return the attention of a layer in Llama or a related family.
+
+    Args:
+        config: the model's config.
+        fields: fields of `Attention`, with the values that the family gives them.
+    """
+    heads, size = config.size("num_attention_heads"), config.size_or_none("head_dim")
+    if size is None:
+        _, _, size = config.heads()
+    kv_heads = config.size_or_none("num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise ModelError(
+            f"{config.source}: num_attention_heads is {heads} and num_key_value_heads is "
+            f"{kv_heads}: the first must be a multiple of the second"
+        )
+    if "rotary" not in fields:
+        base, table = config.defaults["rope_theta"], config.defaults.get("rope_parameters", {})
+        fields["rotary"] = read_rotary(config, size, RotaryDefaults(base, table))
+    return Attention(heads, kv_heads, size, **{"options": {"is_causal": True}, **fields})
+
+
+def windows(config: Config, every: int) -> tuple[int | None, ...]:
+    """Return the window of each layer, in tokens; None for a layer that sees all tokens.
+
+    The config's key `layer_types` gives the kind of each layer. If `layer_types` is missing, the
+    layers `every`, `2 * every`, ... (counted from 1) see all tokens, and the other layers have
+    windows.
+    """
+    turns = [SLIDING if layer % every else FULL for layer in range(1, config.layers() + 1)]
+    kinds = config.kinds(turns)
+    window = config.size_or_none("sliding_window")
+    if window is None and SLIDING in kinds:
+        raise ModelError(
+            f"{config.source}: sliding_window is None and layer_types has 'sliding_attention': "
+            "give the window's size"
+        )
+    return tuple(window if kind == SLIDING else None for kind in kinds)
+
+
+def decoder(config: Config, layers: Attention | Sequence[Attention], **fields: Any) -> Design:
+    """Return the design that Llama and its variants share.
+
+    Args:
+        config: the model's config.
+        layers: one attention for all layers, or a list with the attention of each layer.
+        fields: the fields of the design that the family sets.
+    """
+    shared: dict[str, Any] = {
+        "layers": layers if isinstance(layers, Attention) else tuple(layers),
+        "rms": True,
+        "gated": True,
+        "qkv_bias": False,
+        "out_bias": False,
+        "mlp_bias": False,
+        "head": _gpt.head(config, tokens=True),
+    }
+    return Design(**stack(config, **{**shared, **fields}))
+
+
+def biases(config: Config) -> dict[str, bool]:
+    """Return the fields `qkv_bias` and `out_bias` of a design, from the key `attention_bias`."""
+    return dict.fromkeys(("qkv_bias", "out_bias"), config.flag("attention_bias"))
+
+
+def llama(config: Config) -> Design:
+    """Return the design of a Llama: rotary positions, grouped heads, gated MLPs and RMS norms."""
+    config.only("pretraining_tp", 1, None)
+    config.only("rope_interleaved", False, None)
+    mlp_bias = config.flag("mlp_bias")
+    return decoder(config, attention(config), mlp_bias=mlp_bias, **biases(config))
+
+
+def mistral(config: Config) -> Design:
+    """Return the design of a Mistral: a Llama in which each token sees a window."""
+    window = config.size_or_none("sliding_window")
+    kind = FULL if window is None else SLIDING
+    if set(config.kinds([kind] * config.layers())) != {kind}:
+        raise ModelError(
+            f"{config.source}: sliding_window is {window}, so each of the layer_types must be "
+            f"{kind!r}: all layers of a Mistral are of the same type"
+        )
+    return decoder(config, attention(config).within(window))
+
+
+def qwen2(config: Config) -> Design:
+    """Return the design of a Qwen2: Q, K and V have biases; the last layers may have windows."""
+    config.only("use_mrope", False, None)
+    return decoder(config, _last_windowed(config, attention(config)), qkv_bias=True)
+
+
+def qwen3(config: Config) -> Design:
+    """Return the design of a Qwen3: a Qwen2 that normalises queries and keys."""
+    layers = _last_windowed(config, attention(config, qk_norm="head"))
+    return decoder(config, layers, **biases(config))
+
+
+def _window(config: Config) -> int | None:
+    """Return the window of a Qwen, in tokens; None if `use_sliding_window` is false."""
+    window = config.size_or_none("sliding_window")
+    return window if config.flag("use_sliding_window") else None
+
+
+def _last_windowed(config: Config, layer: Attention) -> list[Attention]:
+    """Return the attention of each layer of a Qwen.
+
+    By default, layer `max_window_layers` and all later layers have windows.
+    """
+    window, first = _window(config), config.whole("max_window_layers")
+    numbers = range(config.layers())
+    kinds = config.kinds([FULL if window is None or n < first else SLIDING for n in numbers])
+    if window is None and SLIDING in kinds:
+        raise ModelError(
+            f"{config.source}: layer_types has 'sliding_attention' and the window is missing: give "
+            "sliding_window and set use_sliding_window to true"
+        )
+    return [layer.within(window) if kind == SLIDING else layer for kind in kinds]
+
+
+def olmo2(config: Config) -> Design:
+    """Return the design of an OLMo 2.
+
+    A norm follows each attention and each MLP. Queries and keys are normalised over all heads.
+    """
+    return decoder(config, attention(config, qk_norm="width"), norms="behind", **biases(config))
+
+
+# In early files, "su" and "yarn" mean "longrope".
+_PHI3_KINDS = {"default": "default", **dict.fromkeys(("longrope", "su", "yarn"), "longrope")}
+
+
+def phi3(config: Config) -> Design:
+    """Return the design of a Phi-3: a Llama with fused projections and partly rotated heads."""
+    config.only("attention_bias", False, None)
+    plain = attention(config, rotary=None)
+    defaults = RotaryDefaults(partial=1.0, spellings=_PHI3_KINDS)
+    layer = replace(plain, rotary=read_rotary(config, plain.head_size, defaults))
+    return decoder(config, layer.within(config.size_or_none("sliding_window")))
+
+
+def _phi3_names(names: PartNames, config: Config) -> PartNames:
+    """Return the parameter names for files in which one tensor holds Q, K and V.
+
+    The config gives the sizes of Q, K and V.
+    """
+    heads = config.size("num_attention_heads")
+    kv_heads = config.size_or_none("num_key_value_heads") or heads
+    shares = (heads, kv_heads, kv_heads)
+    return {**names, **fused("layers.*.self_attn.qkv_proj", *QKV, shares=shares)}
+
+
+def gemma(config: Config) -> Design:
+    """Return the design of a Gemma: a Llama with GELU, and norms that add 1 to their weights."""
+    config.only("use_bidirectional_attention", False, None)
+    config.size("head_dim")  # Check that `head_dim` is an integer, not null.
+    activation = config.activation("hidden_act")
+    if config.values.get("hidden_act") == "gelu":  # In early configs, "gelu" means "gelu_tanh".
+        activation = "gelu_tanh"
+    return gemma_decoder(config, attention(config), activation=activation)
+
+
+def gemma_decoder(config: Config, layers: Attention | Sequence[Attention], **fields: Any) -> Design:
+    """Return the design that all Gemmas share; the arguments are those of `decoder`."""
+    plain = decoder(config, layers, norm_offset=1.0, **biases(config), **fields)
+    return replace(plain, embed_scale=plain.dim**0.5)
+
+
+def gemma2(config: Config) -> Design:
+    """Return the design of a Gemma 2: capped scores and logits; every second layer has a window."""
+    config.only("use_bidirectional_attention", False, None)
+    scores = {
+        "is_causal": True,
+        "scale": config.positive("query_pre_attn_scalar") ** -0.5,
+        "softcap": config.positive_or_none("attn_logit_softcapping"),
+    }
+    config.size("head_dim")  # Check that `head_dim` is an integer, not null.
+    full = attention(config, options=scores)
+    return _gemma_design(config, [full.within(width) for width in windows(config, 2)])
+
+
+def _gemma_design(config: Config, layers: Sequence[Attention]) -> Design:
+    """Return the design that Gemma 2 and 3 share.
+
+    One norm precedes each attention and each MLP, and another norm follows it. Logits are capped.
+    """
+    softcap = config.positive_or_none("final_logit_softcapping")
+    plain = gemma_decoder(config, layers, norms="both")
+    if plain.head is None or config.head() != "CausalLM":
+        return plain
+    return replace(plain, head=replace(plain.head, softcap=softcap))
+
+
+def gemma3_text(config: Config) -> Design:
+    """Return the design of a Gemma 3: five of six layers have windows; Q and K are normalised."""
+    config.only("attn_logit_softcapping", None)
+    config.only("use_bidirectional_attention", False, None, True)
+    keys = {FULL: OlderKeys("rope_theta", 1e6)}
+    keys[SLIDING] = OlderKeys("rope_local_base_freq", 1e4, scaled=False)
+    rotary = read_rotaries(config, config.size("head_dim"), keys)
+    scores = {
+        "is_causal": not config.values.get("use_bidirectional_attention"),
+        "scale": config.positive("query_pre_attn_scalar") ** -0.5,
+    }
+    full = attention(config, rotary=rotary[FULL], options=scores, qk_norm="head")
+    local = replace(full, rotary=rotary[SLIDING])
+    widths = windows(config, config.size("sliding_window_pattern"))
+    return _gemma_design(config, [local.within(width) if width else full for width in widths])
+
+
+def gemma3(config: Config) -> Design:
+    """Return the design of the text part of a Gemma 3 model for texts and images."""
+    values = config.table("text_config")
+    generates = config.head() == "ConditionalGeneration"
+    values["architectures"] = ["Gemma3ForCausalLM" if generates else "Gemma3TextModel"]
+    values["tie_word_embeddings"] = config.flag("tie_word_embeddings", True)
+    family = next(one for one in FAMILIES if one.model_type == "gemma3_text")
+    inner = family.config(values, f"{config.source}: text_config")
+    inner.only("model_type", "gemma3_text")
+    inner.only("use_bidirectional_attention", False, None)
+    design = gemma3_text(inner)
+    inner.finish(family.harmless)
+    return design
+
+
+def _experts(config: Config) -> tuple[int, int]:
+    """Return `(count, top_k)`: the number of experts, and the number of experts per token."""
+    count, top_k = config.size("num_local_experts"), config.size("num_experts_per_tok")
+    if top_k > count:
+        raise ModelError(
+            f"{config.source}: num_experts_per_tok is {top_k} and "
+            f"{config.key('num_local_experts')} is {count}: the first must be at "
+            "most the second"
+        )
+    return count, top_k
+
+
+def mixtral(config: Config) -> Design:
+    """Return the design of a Mixtral: a Mistral with experts instead of MLPs."""
+    layer = attention(config).within(config.size_or_none("sliding_window"))
+    experts = GatedMixture(*_experts(config), config.size("intermediate_size"))
+    return decoder(config, layer, experts=experts)
+
+
+def qwen3_moe(config: Config) -> Design:
+    """Return the design of a Qwen3-MoE: a Qwen3 with experts instead of some or all MLPs."""
+    experts = GatedMixture(
+        *_experts(config),
+        config.size("moe_intermediate_size"),
+        normalized=config.flag("norm_topk_prob"),
+        without=_without_experts(config, config.layers()),
+    )
+    layer = attention(config, qk_norm="head").within(_window(config))
+    return decoder(config, layer, experts=experts, **biases(config))
+
+
+def _without_experts(config: Config, count: int) -> frozenset[int]:
+    """Return the indices of the layers that have a plain MLP instead of experts."""
+    key = "mlp_only_layers"
+    listed, step = config.value(key, []), config.size("decoder_sparse_step")
+    fine = isinstance(listed, list) and all(type(number) is int for number in listed)
+    config.need(fine, key, listed, "a list of layer numbers")
+    return frozenset(n for n in range(count) if n in listed or (n + 1) % step)
+
+
+def gpt_oss(config: Config) -> Design:
+    """Return the design of a GPT-OSS: experts, and one attention sink per head."""
+    config.only("hidden_act", "silu")
+    config.size("head_dim")  # Check that `head_dim` is an integer, not null.
+    full = attention(config, sinks=True)
+    count, top_k = _experts(config)
+    config.only("experts_per_token", top_k, None)  # Old files also store `top_k` under this key.
+    alpha, limit = config.positive("swiglu_alpha"), config.positive("swiglu_limit")
+    return decoder(
+        config,
+        [full.within(width) for width in windows(config, 2)],
+        gated=False,
+        mlp_bias=True,
+        experts=Mixture(count, top_k, alpha=alpha, limit=limit),
+        **biases(config),
+    )
+
+
+FAMILIES = read_families(
+    "llama.toml",
+    {
+        "llama": llama,
+        "mistral": mistral,
+        "qwen2": qwen2,
+        "qwen3": qwen3,
+        "olmo2": olmo2,
+        "phi3": phi3,
+        "gemma": gemma,
+        "gemma2": gemma2,
+        "gemma3_text": gemma3_text,
+        "gemma3": gemma3,
+        "mixtral": mixtral,
+        "qwen3_moe": qwen3_moe,
+        "gpt_oss": gpt_oss,
+    },
+    phi3=_phi3_names,
+)

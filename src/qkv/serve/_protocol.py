@@ -1,0 +1,267 @@
+"""Handle one connection, with time limits and a maximum size of headers."""
+
+import asyncio
+from typing import Any
+
+import httptools
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from qkv.serve._refusals import Refused
+from qkv.serve.settings import Settings
+
+LINGER = 0.2  # An idle connection stays open for this many seconds after the shutdown begins.
+# After a client has finished sending, the server checks repeatedly whether the client is still
+# connected. The two numbers are the wait before the first check and the longest wait, in seconds.
+# Each wait is twice as long as the wait before it, until the longest wait is reached.
+PROBES = 0.05, 1.0
+_INTERIM = STATUS_LINE[100] + b"\r\n"
+
+
+class Connection:
+    """The callbacks of one connection, in the form that asyncio's event loop calls.
+
+    The class does not inherit from `asyncio.Protocol`, because the types of some methods differ.
+    """
+
+    settings: Settings  # `qkv.serve.app` makes a subclass for each server and sets this attribute
+
+    def __init__(self, **of_server: Any) -> None:
+        requests = _Requests(self.settings, **of_server)
+        self.connection_made, self.connection_lost = requests.begin, requests.connection_lost
+        self.data_received, self.eof_received = requests.data_received, requests.half_close
+        self.pause_writing, self.resume_writing = requests.pause_writing, requests.resume_writing
+
+
+class _Requests(HttpToolsProtocol):
+    """The HTTP protocol of one connection: uvicorn's protocol with additional limits.
+
+    A whole request (headers and body) must arrive within `half_sent` seconds. If the server has an
+    answer to send and the client reads nothing for `unread` seconds, the server closes the
+    connection. A client that closes its sending side after a request still gets the answer. At
+    first, the server does not know whether such a client has closed the whole connection. To find
+    out, the server sends interim `100 Continue` responses while it computes the answer; clients
+    ignore these responses.
+
+    A client may send several requests at once; the server answers them in order. The server reports
+    an invalid or incomplete request only after all earlier requests are answered. The server
+    ignores offers to switch to another protocol.
+    """
+
+    def __init__(self, settings: Settings, **of_server: Any) -> None:
+        super().__init__(**of_server)
+        self.settings = settings
+        self._late: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        # `_current` is the request that is being answered; `cycle` is the newest request.
+        self._current: Any = None
+        self._head, self._ending, self._broken = 0, False, False
+
+    def begin(self, transport: asyncio.Transport) -> None:
+        """Begin to read; refuse the connection if too many connections are open."""
+        super().connection_made(transport)
+        if len(self.connections) > self.settings.connections:
+            self._refuse(Refused(503, "there are too many connections: try again later"))
+        else:
+            self._begin()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the computation, because the client has disconnected."""
+        self._stop()
+        self._stop_waiting()
+        super().connection_lost(exc)
+        if self._task is not None:
+            self._task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Read bytes, which may belong to several requests."""
+        if self._broken:
+            return
+        self._begin()
+        self._head += len(data)
+        self._unset_keepalive_if_required()
+        while data and not self.transport.is_closing():
+            data = self._parse(data)
+        is_arriving = self._late is not None and not self.transport.is_closing()
+        if is_arriving and self._head > self.settings.head:
+            most = self.settings.head
+            message = f"the request line and headers exceed {most} bytes: shorten them"
+            self._refuse(Refused(431, message, code="head_too_large"))
+
+    def _parse(self, data: bytes) -> bytes:
+        """Parse bytes; return the bytes to parse next.
+
+        The result is empty, unless a request other than CONNECT offers to switch to another
+        protocol. Then this method removes the offer from the request's headers. The result is the
+        request line, the remaining headers, and all bytes after the headers.
+        """
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offered:
+            method = self.parser.get_method()
+            if method == b"CONNECT":
+                self.send_400_response("")
+                return b""
+            self.parser = httptools.HttpRequestParser(self)
+            return self._head_without_offer(method) + data[offered.args[0] :]
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        return b""
+
+    def _head_without_offer(self, method: bytes) -> bytes:
+        """Return the request's head; omit the headers that offer to switch to another protocol."""
+        close = any(name == b"connection" and b"close" in value for name, value in self.headers)
+        pairs = [header for header in self.headers if header[0] not in (b"connection", b"upgrade")]
+        pairs += [(b"connection", b"close")] * close
+        lines = [method + b" " + self.url + b" HTTP/1.1"]
+        lines += [name + b": " + value for name, value in pairs]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    def on_message_begin(self) -> None:
+        """Start the time limit when a request's first byte arrives."""
+        self._begin()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Handle the complete head of a request."""
+        self._head = 0
+        if self.parser.should_upgrade():
+            # The client offers to switch to another protocol. `_parse` returns the request's head
+            # without this offer, and `data_received` parses this head again.
+            return
+        super().on_headers_complete()
+        if self._ending:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        """Handle a part of a request's body."""
+        self._head = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Stop the time limit, because the request has arrived in full."""
+        if self.parser.should_upgrade():
+            return
+        self._stop()
+        self._head = 0
+        super().on_message_complete()
+        if self.cycle.response_complete:  # the request was refused before it arrived in full
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def half_close(self) -> bool:
+        """Return whether the connection stays open after the client has finished sending."""
+        if self._answering:
+            self.cycle.keep_alive = False
+            self.loop.call_later(PROBES[0], self._probe, PROBES[0])
+        return self._answering
+
+    def shutdown(self) -> None:
+        """Answer the requests that have begun to arrive, then close the connection."""
+        if self._ending:
+            return
+        self._ending = True
+        if self._answering:
+            self.cycle.keep_alive = False
+        else:
+            self.loop.call_later(LINGER, self._close_if_idle)
+
+    def pause_writing(self) -> None:
+        """Stop writing until the client reads."""
+        super().pause_writing()
+        if self._unread is None:
+            self._wait_for_reader()
+
+    def resume_writing(self) -> None:
+        """Continue writing after the client has read."""
+        self._stop_waiting()
+        super().resume_writing()
+
+    def _wait_for_reader(self) -> None:
+        """Close the connection if the client reads nothing within the time limit."""
+        before = self.transport.get_write_buffer_size()
+
+        def look() -> None:
+            if self.transport.get_write_buffer_size() < before:
+                self._wait_for_reader()
+            else:
+                self.transport.abort()
+
+        self._unread = self.loop.call_later(self.settings.unread, look)
+
+    def _stop_waiting(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse bytes that are not HTTP; first answer all earlier requests."""
+        if self._answering:
+            self._broken, self.cycle.keep_alive = True, False
+            return
+        self._refuse(Refused(400, "the request is not HTTP/1.1", code="invalid_http"))
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._current = cycle
+        self._task = task = self.loop.create_task(cycle.run_asgi(app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    @property
+    def _answering(self) -> bool:
+        """Whether a request has arrived in full but its answer is not finished."""
+        return any(
+            cycle is not None and not cycle.more_body and not cycle.response_complete
+            for cycle in (self._current, self.cycle)
+        )
+
+    def _begin(self) -> None:
+        if self._late is None:
+            self._late = self.loop.call_later(self.settings.half_sent, self._too_late)
+
+    def _stop(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _too_late(self) -> None:
+        self._late = None
+        if self._answering:  # the late request must wait until the earlier answer is finished
+            self._begin()
+        elif self._begun:
+            message = f"the request had not arrived after {self.settings.half_sent:g} s"
+            self._refuse(Refused(408, f"{message}: send it without pauses", code="request_timeout"))
+        elif not self.transport.is_closing():
+            self.transport.close()
+
+    @property
+    def _begun(self) -> bool:
+        """Whether a part of a request has arrived."""
+        return self._head > 0 or (self.cycle is not None and self.cycle.more_body)
+
+    def _close_if_idle(self) -> None:
+        if not self._answering and not self.transport.is_closing():
+            self.transport.close()
+
+    def _probe(self, waited: float) -> None:
+        if self._answering and not self.transport.is_closing():
+            if not self._current.response_started:
+                self.transport.write(_INTERIM)
+            longer = min(2 * waited, PROBES[1])
+            self.loop.call_later(longer, self._probe, longer)
+
+    def _refuse(self, refused: Refused) -> None:
+        """Send an error if no answer has begun, and close the connection."""
+        self._stop()
+        cycle = self._current
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            body = orjson.dumps(refused.body())
+            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: "
+            size = str(len(body)).encode()
+            self.transport.write(STATUS_LINE[refused.status] + head + size + b"\r\n\r\n" + body)
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+        self.transport.close()

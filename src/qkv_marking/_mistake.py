@@ -1,0 +1,125 @@
+"""Known mistakes, each with a description, its effect, a correction and wrong steps."""
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any, Literal
+
+from qkv_marking._errors import sentence
+
+Kind = Literal["wrong", "fragile", "convention"]
+
+Function = Callable[..., Any]
+# the steps of a computation, keyed by the name of the step
+Steps = Mapping[str, Function]
+
+_NO_NUDGE = (
+    "Compute the output for the smallest input on paper:"
+    " which of your steps gives the first wrong number?"
+)
+_NO_LINE = "Work back from the right output, step by step."
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A known mistake in a task.
+
+    Attributes:
+        key: the short name of the mistake.
+        says: a description of the error.
+        shows: the effect on the result.
+        remedy: the line that corrects the mistake.
+        kind: "wrong", "fragile" or "convention". Fragile code fails for large numbers or fully
+            masked rows. With "convention", the code is correct but follows another convention.
+        variants: the forms in which the mistake occurs. Each form maps names of steps to wrong
+            steps. A wrong step takes the place of the right step with the same name.
+        nudge: a first hint, which does not name the mistake.
+        where: where to look in the code.
+        alone: if True, the mistake is never reported together with another mistake, because many
+            functions with other mistakes would, by coincidence, have the same results as such a
+            pair.
+    """
+
+    key: str
+    says: str
+    shows: str
+    remedy: str = ""
+    kind: Kind = "wrong"
+    variants: tuple[Steps, ...] = ()
+    nudge: str = ""
+    where: str = ""
+    alone: bool = False
+
+    @property
+    def hint(self) -> tuple[str, ...]:
+        """Three hints: what to try, where to look, and the line that corrects the mistake."""
+        where = self.where or sentence(f"{self.says[:1].upper()}{self.says[1:]}")
+        return self.nudge or _NO_NUDGE, where, self.remedy or _NO_LINE
+
+
+def read_texts(module: str) -> dict[str, dict[str, Any]]:
+    """Read the mistakes of a module from a TOML file, such as softmax.toml for `_softmax.py`.
+
+    Each table describes a mistake. If a table contains subtables, the fields of the table are
+    default values for the subtables.
+    """
+    package, _, name = module.rpartition(".")
+    file = files(package).joinpath(f"{name.removeprefix('_')}.toml")
+    tables = tomllib.loads(file.read_text("utf-8"))
+    return dict(_rows(tables, {}))
+
+
+def _rows(tables: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the name and fields of each mistake in these tables."""
+    for name, table in tables.items():
+        inner = {key: value for key, value in table.items() if isinstance(value, dict)}
+        fields = {**defaults, **{key: table[key] for key in table.keys() - inner.keys()}}
+        if inner:
+            yield from _rows(inner, fields)
+        else:
+            yield name, fields
+
+
+# The texts are read at import, because a student's file may later replace functions that read
+# files.
+TEXTS = MappingProxyType(read_texts("qkv_marking.mistakes"))
+
+
+def look_up(key: str, shows: str = "", **names: str) -> Mistake:
+    """Create a mistake from its texts in mistakes.toml.
+
+    Args:
+        key: the name of the mistake's table in mistakes.toml.
+        shows: the effect of the mistake, if the table does not describe it.
+        names: values for the placeholders in the texts.
+
+    >>> look_up("missing-function", "it has nothing", name="softmax", signature="").says
+    'the file has no softmax'
+    """
+    row = TEXTS[key]
+    texts = {field: text.format_map(names) for field, text in row.items() if field != "raised"}
+    return Mistake(**({"key": key, "shows": shows} | texts))
+
+
+def fill_hints(
+    remedy: str,
+    *mistakes: Mistake,
+    nudge: str = "",
+    where: str = "",
+    kind: Kind = "wrong",
+    alone: bool = False,
+) -> tuple[Mistake, ...]:
+    """Return the mistakes; fill each empty `remedy`, `nudge` and `where` with the given text."""
+    return tuple(
+        replace(
+            one,
+            remedy=one.remedy or remedy,
+            nudge=one.nudge or nudge,
+            where=one.where or where,
+            kind=kind if one.kind == "wrong" else one.kind,
+            alone=alone or one.alone,
+        )
+        for one in mistakes
+    )
