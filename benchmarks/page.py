@@ -4,13 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import (
-    in_unit,
-    of_memory,
-    rate_in_words,
-    verdict,
-    wanted,
-)
+from benchmarks.common import in_unit, of_memory, rate_in_words, verdict, wanted
 from benchmarks.growth import exponent
 from qkv.measure import time_in_words
 

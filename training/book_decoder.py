@@ -26,15 +26,7 @@ import numpy as np
 
 import qkv
 from qkv.arrays import Array
-from qkv.learn import (
-    Causal,
-    Network,
-    Part,
-    Sequences,
-    Trained,
-    fresh_model,
-    train_tokenizer,
-)
+from qkv.learn import Causal, Network, Part, Sequences, Trained, fresh_model, train_tokenizer
 from qkv.learn._corpus import ENDS
 from qkv.text import SubwordTokenizer, Tokenizer
 from training import books, command

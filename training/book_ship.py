@@ -35,13 +35,7 @@ from training import (
 )
 from training.cards import abouts_of, heads_table, keep_runs, recipes
 from training.running import mean_of
-from training.senses import (
-    HEAD_SCORES,
-    evaluate,
-    held_out_sentences,
-    held_out_uses,
-    senses,
-)
+from training.senses import HEAD_SCORES, evaluate, held_out_sentences, held_out_uses, senses
 from training.shares import in_words
 from training.ship import keep_card, keep_lesson, kept_stories
 from training.wordnet import FOLDER, WordNet, read

@@ -51,16 +51,7 @@ from typing import Any
 import numpy as np
 
 import qkv
-from qkv.learn import (
-    AdamW,
-    Masked,
-    Network,
-    Part,
-    Sequences,
-    TextRun,
-    Trained,
-    fresh_model,
-)
+from qkv.learn import AdamW, Masked, Network, Part, Sequences, TextRun, Trained, fresh_model
 from qkv.text import SubwordTokenizer, Tokenizer
 from training import command
 from training.objectives import Senses, Unseen, entries, pieces_of, sentences

@@ -16,15 +16,7 @@ import numpy as np
 
 import qkv
 from qkv.files import replacing
-from training import (
-    command,
-    copying,
-    everyday,
-    play_cards,
-    role_file,
-    roles,
-    told,
-)
+from training import command, copying, everyday, play_cards, role_file, roles, told
 from training.cards import abouts_of, heads_table, recipes
 from training.running import mean_of
 from training.senses import HEAD_SCORES, evaluate, held_out_sentences, held_out_uses, senses

@@ -8,15 +8,7 @@ import pytest
 import qkv
 
 from . import loops
-from .support import (
-    FLOATS,
-    accumulator,
-    assert_lse,
-    assert_out,
-    numbers,
-    qkv_arrays,
-    tolerances,
-)
+from .support import FLOATS, accumulator, assert_lse, assert_out, numbers, qkv_arrays, tolerances
 
 
 def agree_with_summary(query: Any, key: Any, value: Any, *, top_k: int = 8, **options: Any) -> None:

@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    CONFIG_MAPPING,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import CONFIG_MAPPING, LlamaConfig, LlamaForCausalLM
 
 import qkv
 from qkv.models.families import FAMILIES

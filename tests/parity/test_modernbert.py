@@ -6,10 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from transformers import (
-    ModernBertConfig,
-    ModernBertForMaskedLM,
-)
+from transformers import ModernBertConfig, ModernBertForMaskedLM
 
 import qkv
 

@@ -7,9 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    MPNetModel,
-)
+from transformers import MPNetModel
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from qkv.models.network._relative_bias import Buckets

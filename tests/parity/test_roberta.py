@@ -11,11 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
-from transformers import (
-    RobertaForMaskedLM,
-    RobertaModel,
-    XLMRobertaModel,
-)
+from transformers import RobertaForMaskedLM, RobertaModel, XLMRobertaModel
 
 import qkv
 

@@ -1,6 +1,6 @@
 """The parts of a transformer: attention, norms, the MLP and the block around them."""
 
-from qkv.layers._mlp import MLP
+from qkv.layers._mlp import MLP, mlp_sizes
 from qkv.layers.attention import MultiHeadAttention, Rotary, SelfAttention, self_attention
 from qkv.layers.block import Block
 from qkv.layers.experts import Experts, GatedExperts
@@ -19,5 +19,3 @@ __all__ = [
     "SelfAttention",
     "self_attention",
 ]
-
-from qkv.layers._mlp import mlp_sizes as mlp_sizes

@@ -1,5 +1,5 @@
 """Linear layers, norms, activations and the loss, each with its gradients, and AdamW."""
 
-from qkv.ops._adamw import adamw as adamw, gradient_norm as gradient_norm
-from qkv.ops._loss import cross_entropy as cross_entropy
-from qkv.ops._norm import norm_grad as norm_grad, normalize as normalize
+from qkv.ops._adamw import adamw, gradient_norm
+from qkv.ops._loss import cross_entropy
+from qkv.ops._norm import norm_grad, normalize

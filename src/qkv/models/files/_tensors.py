@@ -13,15 +13,7 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type
 from qkv.models.files.config import lacking
-from qkv.models.files.read import (
-    INDEX,
-    WEIGHTS,
-    ModelError,
-    first_line,
-    need_file,
-    plain,
-    shards,
-)
+from qkv.models.files.read import INDEX, WEIGHTS, ModelError, first_line, need_file, plain, shards
 
 SCALE = "_scale"  # The scales of the matrix X have the name X + "_scale".
 MAX_INT8 = 127  # The largest int8 number in a row.

@@ -13,13 +13,7 @@ from qkv.arrays import Array, Arrays, DType, compute_type
 from qkv.attend import KVCache
 from qkv.layers import Block
 from qkv.layers.attention.forward import Norm
-from qkv.layers.base import (
-    ByName,
-    for_parameters,
-    need_single,
-    part_back,
-    quiet,
-)
+from qkv.layers.base import ByName, for_parameters, need_single, part_back, quiet
 from qkv.layers.block import BlockSaved
 from qkv.layers.norm import NormSaved
 from qkv.layers.stepping import BlockSteps, made_of, steps_for

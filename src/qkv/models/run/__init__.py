@@ -1,7 +1,3 @@
 """Prepare and edit a run: ids, layout, edits and masks."""
 
-from qkv.models.run._edit_ops import (
-    is_plain as is_plain,
-    scale_in as scale_in,
-    shape_of as shape_of,
-)
+from qkv.models.run._edit_ops import is_plain, scale_in, shape_of
