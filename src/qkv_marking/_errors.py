@@ -48,6 +48,10 @@ class RaisedElsewhere(BaseException):
     likely: Any
 
 
+class WrongParameters(TypeError):
+    """The parameters of a student's function are not those of the task."""
+
+
 def type_name(thing: Any) -> str:
     """Return the name of an object's type, even if a metaclass overrides `__name__`."""
     name: str = type.__dict__["__name__"].__get__(type(thing))

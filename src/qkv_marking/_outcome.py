@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from qkv.arrays import Array, as_array
-from qkv_marking._errors import type_name
+from qkv_marking._errors import WrongParameters, type_name
 
 # The allowed error, relative to the largest value. The rounding errors of float32 are smaller than
 # this limit, and the errors that a mistake causes are much larger.
@@ -61,7 +61,7 @@ def options_of(
     needed = {p.name for p in rest if p.default is p.empty}
     if needed - {*options.values()} or (len(positional) < len(names) and not takes_any):
         name = name_of(function)
-        raise TypeError(
+        raise WrongParameters(
             f"check: {name}({', '.join(names)}) is called, but the signature is"
             f" {name}({', '.join(p.name for p in parameters)}):"
             " give all other parameters a default"

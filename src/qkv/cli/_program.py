@@ -71,8 +71,7 @@ class Program(click.Group):
             except Exception as error:
                 if ctx.meta.get(_DEBUG):
                     click.echo(visible("".join(traceback.format_exception(error)), "\n"), err=True)
-                path = _path(ctx)
-                complain(path, _in_words(error).removeprefix(f"{path.split()[-1]}: "))
+                complain(_path(ctx), _in_words(error))
                 ctx.exit(BAD_REQUEST if isinstance(error, _REQUESTS) else FAILED)
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:

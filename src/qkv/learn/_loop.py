@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv._argument_errors import public_call, value_error
+from qkv._argument_errors import invalid, public_call, value_error
 from qkv._progress import training_progress
 from qkv.arrays import Array, whole_number
 from qkv.files import StrPath, named_folder
@@ -152,7 +152,7 @@ def train(
             run.go(signals, show_progress_bar)
             run.finish()
         except Diverged as error:
-            raise Diverged(run.back_to_good(error)) from None
+            raise invalid(Diverged, run.back_to_good(error)) from None
     if signals:
         message = f"stopped at step {run.step}: checkpoint and model are in {home}"
         raise Interrupted(message, signals[0])
@@ -469,7 +469,7 @@ class Training:
             self.restore(saved)
             self.save_model()
         return (
-            f"train: at step {step} {error}: the run stops, and {self.folder} holds the model of "
+            f"at step {step} {error}: the run stops, and {self.folder} holds the model of "
             f"its last good checkpoint, step {self.step}: use a lower rate than "
             f"{self.schedule.rate:g}"
         )

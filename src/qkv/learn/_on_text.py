@@ -210,7 +210,7 @@ def need_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise type(error)(f"train: {folder} cannot be written: {error.strerror}") from None
+        raise invalid(type(error), f"{folder} cannot be written: {error.strerror}") from None
     finally:
         for path in made:
             with suppress(OSError):

@@ -7,6 +7,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv_marking._engine import Group, Marking, by_seed, generator
+from qkv_marking._errors import WrongParameters
 from qkv_marking._findings import Symptom, of_mistake
 from qkv_marking._mistake import Function, Mistake, Steps, fill_hints
 from qkv_marking._outcome import Outcome, close, name_of, numbers, options_of, outcome
@@ -174,7 +175,7 @@ def _mark_masked(function: Function, task: str, *, batches: bool) -> Marking:
     """
     call = learner(function, "qkv")
     if "mask" not in call.options:
-        raise TypeError(
+        raise WrongParameters(
             f"check: {call.name} has no parameter for a mask: name a parameter mask, attn_mask or"
             " attention_mask"
         )

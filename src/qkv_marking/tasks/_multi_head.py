@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from qkv_marking._engine import Group, generator
+from qkv_marking._errors import WrongParameters
 from qkv_marking._mistake import Function, fill_hints
 from qkv_marking._outcome import kind_of
 from qkv_marking.tasks._task import Phrases, make_task
@@ -67,7 +68,7 @@ def _mark(function: Function) -> attention_tasks.AttentionMarking:
     """Run all tests in order."""
     call = learner(function, _NAMES)
     if "heads" not in call.options:
-        raise TypeError(
+        raise WrongParameters(
             f"check: {call.name} has no parameter for the number of heads: add num_heads"
         )
     m = attention_tasks.AttentionMarking("heads", call, _NAMES, batches=False)

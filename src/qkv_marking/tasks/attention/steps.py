@@ -13,6 +13,7 @@ import numpy as np
 from qkv.arrays import Array, Shape
 from qkv.attend.formula import Steps as Formula, formula
 from qkv_marking._engine import by_seed, generator
+from qkv_marking._errors import WrongParameters
 from qkv_marking._mistake import Function, Steps
 from qkv_marking._outcome import Outcome, is_number, name_of, outcome
 
@@ -421,7 +422,7 @@ def learner(function: Function, signature: str) -> Learner:
     needed = {p.name for p in rest if p.default is p.empty}
     if needed - {*options.values()} or (len(positional) < len(names) and not takes_any):
         other = next(s for s in NAMES if s != signature)
-        raise TypeError(
+        raise WrongParameters(
             f'check: with signature="{signature}", the call is {name}({", ".join(names)}), but the'
             f" function is {name}({', '.join(p.name for p in parameters)}): give all other"
             f' parameters a default, or pass signature="{other}"'

@@ -8,7 +8,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv_marking._engine import Group, Marking, explain, generator, per_seed
-from qkv_marking._errors import words_of
+from qkv_marking._errors import WrongParameters
 from qkv_marking._findings import Symptom, nothing_done, raises
 from qkv_marking._mistake import Function, Mistake
 from qkv_marking._outcome import RAISED, Outcome, differ, name_of, outcome
@@ -113,7 +113,7 @@ def _mark(built: Function) -> Marking:
         returns="return out  # (T, embed_dim)",
     )
     first = run(_inputs().cases[0])
-    if first.error is not None and words_of(first.error).startswith("check: "):
+    if isinstance(first.error, WrongParameters):
         raise first.error  # the call requires an argument that the marker does not know
     if first.error is not None:
         layers.batched = True
