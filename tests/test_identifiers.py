@@ -55,3 +55,39 @@ def test_a_vague_name_is_seen() -> None:
     }
     assert vague("a.js", 'const room = Math.floor(x); // the door\nlet a = "face";') == {"room"}
     assert vague("a.css", ".play .room > p { color: red }") == {"room"}
+
+
+# Functions that may be named by a participle: public names, and the name in saved pickles.
+PARTICIPLES = {"_unpickled", "fused", "lowercased", "packed", "scaled", "unpacked", "weighted"}
+# Participles without -ed that once named functions.
+IRREGULAR = {"drawn", "found", "given", "held", "kept", "known", "lost", "said", "seen", "shown"}
+IRREGULAR |= {"begun", "bound", "made", "spelt", "taken", "told", "thrown", "worn", "written"}
+
+
+def participles(source: str) -> set[str]:
+    """Return the functions of a Python file, except properties, named by a participle alone."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            name = node.name.strip("_")
+            alone = name in IRREGULAR or re.fullmatch(r"[a-z]*[^e]ed", name)
+            is_property = any("property" in ast.unparse(one) for one in node.decorator_list)
+            if alone and not is_property:
+                found.add(node.name)
+    return found - {"embed", "unembed"}
+
+
+def test_a_function_is_named_by_a_verb() -> None:
+    files = sorted((ROOT / "src").rglob("*.py"))
+    found = {
+        path.relative_to(ROOT).as_posix(): names
+        for path in files
+        if (names := participles(path.read_text("utf-8")) - PARTICIPLES)
+    }
+    assert not found, "begin with a verb: check_shape, not checked"
+
+
+def test_a_participle_is_seen() -> None:
+    source = "def _checked(): pass\ndef embed(): pass\ndef check_shape(): pass\ndef shown(): pass"
+    assert participles(source) == {"_checked", "shown"}
+    assert not participles("class A:\n    @property\n    def changed(self): pass")
