@@ -1,4 +1,4 @@
-"""Tests of names: nothing in the code is named after a part of a house."""
+"""Tests of names: no part of a house, and no function that a participle alone names."""
 
 import ast
 import re
