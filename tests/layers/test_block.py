@@ -173,6 +173,38 @@ def test_recorder_keeps_only_the_wanted_activations() -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("placement", ["post", "pre", "parallel", "one norm", "no first norm"])
+def test_what_a_part_reads_is_recorded_before_its_norm(placement: str, packed: bool) -> None:
+    pre = block_of(False, num_kv_heads=1)
+    block = block_of(True, num_kv_heads=1)
+    if placement != "post":
+        block = Block(
+            pre.attn,
+            None if placement == "no first norm" else pre.norm1,
+            pre.mlp,
+            None if placement == "one norm" else pre.norm2,
+            post_norm=False,
+            parallel=placement in ("parallel", "one norm"),
+            out_norm1=pre.norm1 if placement == "no first norm" else None,
+        )
+    x = numbers(11, 8) if packed else numbers(2, 4, 8)
+    inputs = ("hook_q_input", "hook_k_input", "hook_v_input", "hook_mlp_in")
+    assert set(inputs) < set(block.hooks)
+    trace = block.trace(x)
+    assert not [name for name in trace.names() if name.endswith(inputs)]
+    record = Recorder(lambda name: True)
+    block(x, record=record, cu_lengths=CU if packed else None)
+    found = record.arrays
+    read = found["hook_resid_pre"]
+    for name, heads in zip(inputs[:3], (2, 1, 1), strict=True):
+        assert found[name].shape == (*read.shape[:-1], heads, 8)
+        assert (found[name] == read[..., None, :]).all()
+    mlp_in = {"post": "ln1.hook_normalized", "pre": "hook_resid_mid"}
+    mlp_in |= {"no first norm": "hook_resid_mid"}
+    assert (found["hook_mlp_in"] == found[mlp_in.get(placement, "hook_resid_pre")]).all()
+
+
+@pytest.mark.parametrize("packed", [False, True])
 def test_head_results_and_bias_sum_to_the_attention_output(packed: bool) -> None:
     block = block_of(False, num_kv_heads=1, d_query=3, d_value=5)
     x = numbers(11, 8) if packed else numbers(2, 4, 8)

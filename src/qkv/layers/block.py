@@ -14,7 +14,6 @@ from qkv.attend.cache import KVCache
 from qkv.layers import base
 from qkv.layers.attention import MultiHeadAttention, Norm
 from qkv.layers.norm import LayerScale
-from qkv.ops.kernel import is_bfloat16
 from qkv.trace import Recorder, Trace
 from qkv.trace.recorder import of_rows, unkept
 
@@ -225,7 +224,7 @@ class Block:
         ['ln1.hook_scale', 'ln1.hook_normalized']
         """
         steps = [name for name, _ in self._steps]
-        names = ["hook_resid_pre"]
+        names = ["hook_resid_pre", *(hook for part in self._parts for hook in _READ.get(part, ()))]
         for name in dict.fromkeys([*self._norm_names, *steps]):
             if name in self._parts:
                 called = self._norm_names.get(name, name)
@@ -397,6 +396,19 @@ class Block:
         return Trace(record.arrays, settings={0: base.settings(options, cu)})
 
 
+# The activations that a part reads, before its norm, and the attribute with their number of heads.
+_READ = {
+    "attn": {
+        "hook_q_input": "num_heads",
+        "hook_k_input": "num_kv_heads",
+        "hook_v_input": "num_kv_heads",
+    },
+    "mlp": {"hook_mlp_in": ""},
+}
+# The names that a block's forward pass asks a recorder for.
+_NAMES = (*_READ["attn"], *_READ["mlp"], "hook_attn_out", "hook_cross_attn_out", "hook_mlp_out")
+
+
 class _Forward:
     """Executes the parts of a block on arrays, in a forward pass."""
 
@@ -409,31 +421,40 @@ class _Forward:
         self._block, self._parts, self._options, self._save = block, block._parts, options, save
         self.keep = self._rows or unkept
         self.saved: dict[str, Any] = {}
+        self._normed: tuple[Any, Any] = (None, None)  # the last output of a norm, and its input
+        self._wanted = set() if record is None else record.wanted(_NAMES)
 
     def norm(self, name: str, x: Array) -> Array:
         """Apply the norm with this name, if the block has it."""
         if name not in self._parts:
             return x
         record = self._rows and self._rows.under(f"{self._block._norm_names.get(name, name)}.")
-        x, saved = self._parts[name].run(x, record=record)
+        out: Array
+        out, saved = self._parts[name].run(x, record=record)
         if self._save:
             self.saved[name] = saved
-        return x
+        self._normed = out, x
+        return out
 
     def add(self, x: Array | None, part: str, read: Array, *last: str) -> Array:
         """Apply a part, then its norm and scale; add the result to `x`."""
         layer, hook, options = self._parts[part], f"hook_{part}_out", self._options
         record = self._record if part != "mlp" else self._rows
         more = {"record": record and record.under(f"{part}."), "save": self._save}
+        for name in self._wanted.intersection(_READ.get(part, ())):
+            normed, before = self._normed
+            before = before if normed is read and not self._block.post_norm else read
+            count: int | None = getattr(layer, _READ[part][name], None)
+            self.keep(name, before if count is None else np.repeat(before[..., None, :], count, -2))
         if part == "attn":
             more |= options
         elif part == "cross_attn":
             more |= {name: options.get(name) for name in ("cache", "lengths", "top_k")}
-        if x is not None and is_bfloat16(next(iter(layer.parameters.values())).dtype):
+        if x is not None and next(iter(layer.parameters.values())).itemsize == 2:
             read = base.to_bfloat16_like(read, layer.parameters)
         out: Array
         last = tuple(name for name in last if name in self._parts)
-        if last or (self._record is not None and self._record.wants(hook)):
+        if last or hook in self._wanted:
             out, saved = layer.run(read, **more)
             for name in last:
                 out = self.norm(name, out)

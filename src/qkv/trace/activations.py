@@ -53,6 +53,11 @@ TABLE = {
     "z": ActivationSpec(("text", "token", "head", "dv")),
     # a vector per head and token; a trace has `result` only if `names=` lists `result`
     "result": ActivationSpec(("text", "token", "head", "D"), unasked=False),
+    # what a part reads, before its norm, for each head; kept like `result`
+    "q_input": ActivationSpec(("text", "token", "head", "D"), editable=False, unasked=False),
+    "k_input": ActivationSpec(("text", "token", "kv_head", "D"), editable=False, unasked=False),
+    "v_input": ActivationSpec(("text", "token", "kv_head", "D"), editable=False, unasked=False),
+    "mlp_in": ActivationSpec(editable=False, unasked=False),
     "top_indices": ActivationSpec(_BEST, -1, editable=False),
     "top_weights": ActivationSpec(_BEST, editable=False),
     "received": ActivationSpec(("text", "head", "key"), editable=False),
@@ -66,7 +71,7 @@ TABLE = {
 }
 ALIASES = {alias: name for name, one in TABLE.items() for alias in one.aliases}
 WEIGHTS = SCORES, PATTERN = tuple(f"hook_{name}" for name, one in TABLE.items() if one.is_weights)
-SUMMARY = tuple(name for name, one in TABLE.items() if not one.editable)
+SUMMARY = tuple(name for name, one in TABLE.items() if one.unasked and not one.editable)
 
 
 @lru_cache(4096)

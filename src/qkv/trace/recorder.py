@@ -1,6 +1,6 @@
 """Recorders: keep, replace and reshape the activations of a run while it computes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Self
@@ -70,6 +70,10 @@ class Recorder:
     def wants(self, *names: str) -> bool:
         """Return whether any of these activations is kept or edited."""
         return self.changes(*names) or any(self._wanted(self._prefix + name) for name in names)
+
+    def wanted(self, names: Iterable[str]) -> set[str]:
+        """Return those of the names that are kept or edited."""
+        return {name for name in names if self.wants(name)}
 
     def changes(self, *names: str) -> bool:
         """Return whether any of these activations is edited."""

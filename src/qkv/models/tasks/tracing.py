@@ -28,7 +28,7 @@ from qkv.models.run.truncation import Cut, counting
 from qkv.models.tasks.call import pair_network
 from qkv.text import Tokenized
 from qkv.trace import Recorder, Seq2SeqTrace, Trace
-from qkv.trace.activations import activation, parse, side_of
+from qkv.trace.activations import SUMMARY, activation, parse, short_name, side_of
 from qkv.trace.names import Name, NameIndex, is_tuple_name, no_layer
 from qkv.trace.recorder import kept_unasked, pad_rows
 
@@ -72,7 +72,7 @@ def names_to_keep(
     if names is not None:
         full_names, alone = _resolve_names(known, names)
     if top_k is not None:
-        full_names |= {full for full in known if not activation(full).editable}
+        full_names |= {full for full in known if short_name(full) in SUMMARY}
     if layers is not None:
         full_names &= _in_layers(known, layers) | alone
     return full_names.__contains__
