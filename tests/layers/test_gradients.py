@@ -226,17 +226,24 @@ def test_one_head_of_plain_rows() -> None:
 
 @pytest.mark.parametrize(
     "norms",
-    ["after", "before", "both", "behind", "no first", "parallel", "one norm for both", "scaled"],
+    [
+        *("after", "before", "both", "behind", "no first", "parallel", "one norm for both"),
+        *("scaled", "scaled by a constant", "without parameters"),
+    ],
 )
 @pytest.mark.parametrize("packed", [False, True])
 def test_block(norms: str, packed: bool) -> None:
     parts = [scattered(LayerNorm(8, dtype=np.float64)) for _ in range(4)]
+    if norms == "without parameters":
+        parts = [LayerNorm(8, affine=False)] * 4
     behind = norms in ("both", "behind")
     out_norms = {"out_norm1": parts[2], "out_norm2": parts[3]} if behind else {}
     if norms == "scaled":
         weights = (numbers(8, seed=seed) for seed in (8, 9))
         scales = (LayerScale.from_parameters({"weight": weight}) for weight in weights)
         out_norms = dict(zip(("scale1", "scale2"), scales, strict=True))
+    if norms == "scaled by a constant":
+        out_norms = {"scale1": LayerScale.fixed(8, 0.3), "scale2": LayerScale.fixed(8, -2.0)}
     block = Block(
         MultiHeadAttention(8, 2, seed=0, dtype=np.float64),
         None if norms in ("no first", "behind") else parts[0],

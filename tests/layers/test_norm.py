@@ -24,6 +24,15 @@ def test_layer_norm_by_hand() -> None:
     np.testing.assert_allclose(norm(np.array([2.0, 3.0, 4.0, 7.0])), expected, rtol=1e-15)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+def test_layer_norm_without_parameters(dtype: Any) -> None:
+    norm = LayerNorm(4, eps=0.5, affine=False)
+    assert norm.parameters == {}
+    found = norm(np.array([2.0, 3.0, 4.0, 7.0], dtype))
+    assert found.dtype == dtype
+    assert found.tolist() == [-1, -0.5, 0, 1.5]
+
+
 def test_rms_norm_by_hand() -> None:
     # mean square (1 + 4 + 4 + 0) / 4 = 2.25
     norm = RMSNorm.from_parameters({"weight": np.array([1.0, 2.0, 3.0, 4.0])}, eps=1.75)

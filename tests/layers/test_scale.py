@@ -28,6 +28,17 @@ def test_each_type(dtype: type) -> None:
     assert scale(np.ones((2, 3), np.float64)).dtype == np.float64
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+def test_a_fixed_factor(dtype: type) -> None:
+    scale = LayerScale.fixed(2, 0.5)
+    found, saved = scale.run(np.array([[2, 8]], dtype))
+    assert found.dtype == dtype
+    assert found.tolist() == [[1, 4]]
+    assert scale.parameters == {}
+    gradient = scale.backward(np.ones((1, 2)), saved)
+    assert (gradient.x.tolist(), gradient.parameters) == ([[0.5, 0.5]], {})
+
+
 def test_layer_scale_in_a_block_equals_scaled_output_projections() -> None:
     attn = MultiHeadAttention(8, 2, seed=0, dtype=np.float64)
     mlp = MLP(8, 12, seed=1, dtype=np.float64)

@@ -123,7 +123,28 @@ def test_stepping_equals_running_the_blocks(
     dtype: int,
 ) -> None:
     layer = {**ATTENTIONS[attention], "options": {"is_causal": True, **OPTIONS[options]}}
-    model = built(TYPES[dtype], layer, [*SIZES.values()][sizes], **DESIGNS[design])
+    compare(monkeypatch, built(TYPES[dtype], layer, [*SIZES.values()][sizes], **DESIGNS[design]))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    "design",
+    [
+        {"residual_scale": 0.22},
+        {"residual_scale": 0.3, "norms": "both"},
+        {"layer_scale": True, "parallel": True},
+        {"norm_weight": False, "rms": False},
+    ],
+    ids=str,
+)
+def test_stepping_with_scales_and_without_weights_of_norms(
+    monkeypatch: pytest.MonkeyPatch, design: dict[str, Any], dtype: Any
+) -> None:
+    compare(monkeypatch, built(dtype, ATTENTIONS["rotary"], **design))
+
+
+def compare(monkeypatch: pytest.MonkeyPatch, model: Transformer) -> None:
+    """Assert that steps and blocks give the same bits."""
     for rows in (1, 3):
         quick = vectors(model, rows)
         assert model._steps is not None

@@ -135,9 +135,9 @@ def promote(x: Array, parameters: Arrays) -> tuple[Array, DType]:
 
 def to_bfloat16_like(x: Array, parameters: Arrays) -> Array:
     """Return `x`; if all parameters are bfloat16, convert it to bfloat16."""
-    first, *others = parameters.values()
-    alike = is_bfloat16(first.dtype) and all(array.dtype == first.dtype for array in others)
-    return to_bfloat16(x, first) if alike else x
+    arrays = [*parameters.values()]
+    alike = bool(arrays) and all(is_bfloat16(array.dtype) for array in arrays)
+    return to_bfloat16(x, arrays[0]) if alike else x
 
 
 def working(x: Array, dtype: DType) -> Array:

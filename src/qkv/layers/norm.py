@@ -91,7 +91,7 @@ class _Norm(base.Layer):
             centred=self._is_centred,
             bias="bias" in self.parameters,
         )
-        if base.for_parameters(record) is None:
+        if base.for_parameters(record) is None or not self.parameters:
             return base.Gradient(grad_x, {})
         return base.Gradient(grad_x, {"weight": weight} | ({} if bias is None else {"bias": bias}))
 
@@ -114,8 +114,11 @@ class _Norm(base.Layer):
         return out if bias is None else out + bias.astype(x.dtype, copy=False)
 
     def scaled(self) -> Array:
-        """Return `weight + offset` (D,), by which a normalized vector is multiplied."""
-        weight = self.parameters["weight"]
+        """Return `weight + offset` (D,), by which a normalized vector is multiplied.
+
+        In a norm without a weight, all numbers are 1.
+        """
+        weight = self.parameters.get("weight", np.ones(self.dim, np.float32))
         if not self.offset:
             return weight
         wide = compute_type(weight.dtype)
@@ -145,6 +148,8 @@ class LayerNorm(_Norm):
         dim: D, the size of the vectors.
         eps: a number added to the variance.
         bias: whether the norm has a bias.
+        affine: whether the norm has parameters. If `affine` is False, the norm has neither a weight
+            nor a bias, as in OLMo.
         dtype: the type of the parameters.
 
     The result has the type to which NumPy promotes `x` and the parameters. Integer inputs are
@@ -164,9 +169,17 @@ class LayerNorm(_Norm):
 
     @public_method
     def __init__(
-        self, dim: int, *, eps: float = 1e-5, bias: bool = True, dtype: Any = np.float32
+        self,
+        dim: int,
+        *,
+        eps: float = 1e-5,
+        bias: bool = True,
+        affine: bool = True,
+        dtype: Any = np.float32,
     ) -> None:
         self._begin(dim, eps, dtype, bias=bias)
+        if not affine:
+            self.parameters = {}
 
     @classmethod
     @public_method
@@ -261,6 +274,7 @@ class LayerScale(base.Layer):
     """
 
     _reads_texts = False
+    factor: float = 1.0
 
     @public_method
     def __init__(self, dim: int, *, first: float = 1.0, dtype: Any = np.float32) -> None:
@@ -281,12 +295,29 @@ class LayerScale(base.Layer):
         layer.parameters = arrays
         return layer
 
+    @classmethod
+    @public_method
+    def fixed(cls, dim: int, factor: float) -> "LayerScale":
+        """Make a layer that multiplies vectors of size `dim` by a constant; it has no parameters.
+
+        >>> LayerScale.fixed(2, 0.5)(np.array([[2.0, 4.0]])).tolist()
+        [[1.0, 2.0]]
+        """
+        layer = cls(dim)
+        layer.parameters, layer.factor = {}, factor
+        return layer
+
+    def _weight(self, dtype: Any) -> Any:
+        """Return the weight (D,), or the constant, as `dtype`."""
+        weight = self.parameters.get("weight")
+        return dtype.type(self.factor) if weight is None else weight.astype(dtype, copy=False)
+
     def run(
         self, x: Array, *, record: Recorder | None = None, save: bool = False
     ) -> tuple[Array, ScaleSaved]:
         """Run the forward pass without checks; also return the values for `backward`."""
         x, dtype = base.promote(x, self.parameters)
-        out = x * self.parameters["weight"].astype(x.dtype, copy=False)
+        out = x * self._weight(x.dtype)
         return out.astype(dtype, copy=False), ScaleSaved(x)
 
     @base.public
@@ -310,8 +341,8 @@ class LayerScale(base.Layer):
         ([[0.5, 5.0]], [2.0, 40.0])
         """
         grad = base.upstream(grad, saved.x.shape, saved.x.dtype)
-        weight = self.parameters["weight"].astype(grad.dtype, copy=False)
-        if base.for_parameters(record) is None:
+        weight = self._weight(grad.dtype)
+        if base.for_parameters(record) is None or not self.parameters:
             return base.Gradient(grad * weight, {})
         total = (grad * saved.x).reshape(-1, self.dim).sum(0)
         return base.Gradient(grad * weight, {"weight": total})

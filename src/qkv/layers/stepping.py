@@ -79,8 +79,6 @@ def steps_for(
             or type(block.attn) not in (MultiHeadAttention, SelfAttention)
             or "out_proj.weight" not in block.attn.parameters
             or block.mlp is None
-            or block.scale1 is not None
-            or block.scale2 is not None
             or (block.attn.q_norm is None) != (block.attn.k_norm is None)
             or not takes(dtype, block.attn.d_query)
             or not block_options.keys() <= _OPTIONS
@@ -103,7 +101,7 @@ def made_of(blocks: Sequence[Any]) -> list[Any]:
         if type(block) is Block:
             attn = block.attn
             parts = (attn, attn.q_norm, attn.k_norm, block.mlp, block.norm1, block.norm2)
-            for part in (*parts, block.out_norm1, block.out_norm2):
+            for part in (*parts, block.out_norm1, block.out_norm2, block.scale1, block.scale2):
                 objects.append(part)
                 if part is not None:
                     objects += part.parameters.values()
@@ -119,6 +117,7 @@ class _Step:
         names = ("norm1", "norm2", "out_norm1", "out_norm2")
         norms = {name: getattr(block, name) for name in names}
         self.norms = {n: _norm(norm, kernel) for n, norm in norms.items() if norm is not None}
+        self.scales = {"scale1": block.scale1, "scale2": block.scale2}
         self.placement = block.placement
         self.q_norm, self.k_norm = (
             None if norm is None else (_norm(norm, kernel), norm.dim)
@@ -184,12 +183,15 @@ class _Run(NamedTuple):
         return x
 
     def add(self, x: Array | None, part: str, read: Array, *last: str) -> Array:
-        """Apply a part, then its norm; add the result to `x`, which is not None."""
+        """Apply a part, then its norm and scale; add the result to `x`, which is not None."""
         step, read = self.step, self.step.kernel.to_bits(read)
-        norm = step.norms.get(last[0]) if last else None
-        residual = x if norm is None else None
+        norm, scale = (step.norms.get(last[0]), step.scales[last[1]]) if last else (None, None)
+        residual = x if norm is None and scale is None else None
         out = step.attend(read, self, residual) if part == "attn" else step.mlp(read, residual)
-        return out if norm is None else x + norm(out).view(step.kernel.kind)
+        if residual is not None:
+            return out
+        out = (out if norm is None else norm(out)).view(step.kernel.kind)
+        return x + (out if scale is None else scale.run(out)[0])
 
 
 def _join_qkv(attn: MultiHeadAttention, kernel: Prepared) -> Callable[[Array], tuple[Array, Array]]:

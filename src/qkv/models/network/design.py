@@ -41,7 +41,8 @@ class Attention:
         rotary: the rotary positions of queries and keys.
         options: the options of `qkv.attention` in every run: `is_causal`, `window`, `scale`,
             `softcap`.
-        alibi: whether scores decrease with distance (ALiBi).
+        alibi: a factor for the slopes with which scores decrease with distance (ALiBi); 0 for
+            attention without ALiBi.
         sinks: whether each head has a learned sink.
         qk_norm: how queries and keys are normalised: "no", "head" for each head separately, or
             "width" for all heads together.
@@ -52,7 +53,7 @@ class Attention:
     head_size: int
     rotary: Rotary | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    alibi: bool = False
+    alibi: float = 0.0
     sinks: bool = False
     qk_norm: Literal["no", "head", "width"] = "no"
 
@@ -162,10 +163,13 @@ class Design:
             attention's norm, as in GPT-J.
         first_norm: whether the first layer's attention has a norm, if `norms` is "before".
         layer_scale: whether learned vectors multiply the outputs of the attention and of the MLP.
+        residual_scale: a constant that multiplies the outputs of the attention and of the MLP.
         final_norm: whether a norm follows the last block.
         last_is_normed: whether the last entry of `hidden_states` in transformers is the output of
             the final norm.
         rms: whether the norms are RMSNorms.
+        norm_weight: whether the norms have parameters. If `norm_weight` is False, the norms are
+            LayerNorms, and `norms` must be "before".
         norm_bias: whether the norms have biases.
         norm_offset: a number that is added to the weights of the norms.
         gated: whether the MLP has a gate.
@@ -203,9 +207,11 @@ class Design:
     mlp_norm: bool = True
     first_norm: bool = True
     layer_scale: bool = False
+    residual_scale: float = 1.0
     final_norm: bool = True
     last_is_normed: bool = True
     rms: bool = False
+    norm_weight: bool = True
     norm_bias: bool = True
     norm_offset: float = 0.0
     gated: bool = False
@@ -327,7 +333,8 @@ class Design:
 
     def _norm_shapes(self, name: str, size: int) -> Iterator[tuple[str, Shape]]:
         """Yield the name and shape of a norm's weight, and of its bias if norms have biases."""
-        yield from shapes_of(name, size, bias=self.norm_bias and not self.rms)
+        if self.norm_weight:
+            yield from shapes_of(name, size, bias=self.norm_bias and not self.rms)
 
     def _block(self, number: int, layer: Attention, parameters: Arrays) -> Block:
         """Build layer `number` from the parameters whose names begin with "blocks.{number}."."""
@@ -344,6 +351,8 @@ class Design:
         for name in ("scale1", "scale2"):
             scale = under(arrays, f"{name}.")
             others[name] = LayerScale.from_parameters(scale) if scale else None
+            if self.residual_scale != 1:
+                others[name] = LayerScale.fixed(self.dim, self.residual_scale)
         block = Block(
             attn,
             mlp=self._mlp(under(arrays, "mlp.")) if self.hidden else None,
@@ -369,6 +378,8 @@ class Design:
     def norm(self, parameters: Arrays, name: str) -> Norm | None:
         """Return the norm with this name; None if the norm has no parameters."""
         arrays = under(parameters, f"{name}.")
+        if not self.norm_weight and name in ("norm1", "norm2", "final_norm"):
+            return LayerNorm(self.dim, eps=self.eps, affine=False)
         if not arrays:
             return None
         if self.rms:
@@ -379,7 +390,7 @@ class Design:
         """Return the options of `qkv.attention` in one layer."""
         options = dict(layer.options)
         if layer.alibi:
-            options["alibi_slopes"] = alibi_slopes(layer.num_heads)
+            options["alibi_slopes"] = alibi_slopes(layer.num_heads) * layer.alibi
         if layer.sinks:
             options["sinks"] = parameters[f"blocks.{number}.attn.sinks"]
         return options

@@ -244,7 +244,8 @@ def _reasons(model: Model) -> Iterator[str]:
         "sinks": any(layer.sinks for layer in layers),
         "cross-attention": design.cross,
         "layers that share parameters": list(design.same_as) != sorted(set(design.same_as)),
-        "layer scales": design.layer_scale,
+        "layer scales": design.layer_scale or design.residual_scale != 1,
+        "norms without weights": not design.norm_weight,
         "no MLPs": not design.hidden,
         "layers of different sizes": len(
             {(n.num_heads, n.num_kv_heads, n.head_size) for n in layers}
