@@ -167,7 +167,9 @@ def test_heads_for_other_vectors_are_named(tmp_path):
 @pytest.mark.parametrize("name", ["LlamaEncoderModel", "LlamaBiModel"])
 def test_a_bidirectional_class_of_a_decoder_is_named(tmp_path, name):
     config = {**CONFIGS["llama"], "architectures": [name]}
-    with pytest.warns(UserWarning, match=f"{name} is not a class of transformers: attention is c"):
+    with pytest.warns(
+        UserWarning, match=f'{name} is not a class.* causal; .* add "is_causal": false'
+    ):
         qkv.load(write_small(tmp_path / "model", config))
     config["auto_map"] = {"AutoModel": f"modeling.{name}"}
     with (
@@ -175,6 +177,24 @@ def test_a_bidirectional_class_of_a_decoder_is_named(tmp_path, name):
         pytest.warns(UserWarning, match="attention is causal"),
     ):
         qkv.load(write_small(tmp_path / "model", config))
+
+
+def test_a_decoder_that_attends_to_both_sides(tmp_path, recwarn):
+    config = {**CONFIGS["llama"], "architectures": ["LlamaBiModel"], "is_causal": False}
+    model = qkv.load(write_small(tmp_path / "model", config))
+    assert not recwarn
+    pattern = model.trace([[5, 6, 7]])["pattern", 0]
+    assert (pattern > 0).all()
+    causal = qkv.load(write_small(tmp_path / "causal", CONFIGS["llama"]))
+    assert (causal.trace([[5, 6, 7]])["pattern", 0][:, :, 0, 1:] == 0).all()
+
+
+def test_code_that_auto_map_names_does_not_make_a_bidirectional_decoder_causal(tmp_path):
+    config = {**CONFIGS["qwen2"], "is_causal": False, "auto_map": {"AutoModel": "modeling.X"}}
+    with pytest.warns(UserWarning, match="code that auto_map names$"):
+        model = qkv.load(write_small(tmp_path / "model", config))
+    with pytest.raises(ValueError, match="generate: "):
+        model.generate([[5, 6]])
 
 
 @pytest.mark.parametrize("family", ["t5", "mt5"])

@@ -95,6 +95,14 @@ WINDOWS: Configs = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
     },
+    "to both sides": {
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "max_window_layers": 2,
+        "is_causal": False,
+    },
 }
 ROBERTA: Configs = {
     "three heads": {"hidden_size": 33, "num_attention_heads": 3, "type_vocab_size": 1},
@@ -292,6 +300,12 @@ FAMILIES = {
                     "original_max_position_embeddings": 32,
                 },
             },
+            "to both sides": {
+                "hidden_size": 48,
+                "num_attention_heads": 6,
+                "num_key_value_heads": 2,
+                "is_causal": False,
+            },
         },
         every=True,
     ),
@@ -322,6 +336,12 @@ FAMILIES = {
                 "num_attention_heads": 2,
                 "num_key_value_heads": 2,
                 "sliding_window": 40,
+            },
+            "to both sides": {
+                "num_attention_heads": 6,
+                "num_key_value_heads": 2,
+                "sliding_window": 4,
+                "is_causal": False,
             },
         },
         every=True,

@@ -142,7 +142,9 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -
     layers = design.layers if isinstance(design, Design) else ()
     if re.search("Bi[A-Z]|Encoder", named) and any(one.options.get("is_causal") for one in layers):
         _warn(
-            f"{home / read.CONFIG}: {named:.80} is not a class of transformers: attention is causal"
+            f"{home / read.CONFIG}: {named:.80} is not a class of transformers: attention is "
+            "causal; if the model's own code lets tokens attend to both sides, add "
+            '"is_causal": false'
         )
     for file, what in _UNREAD.items():
         if (home / file).is_file():

@@ -32,7 +32,18 @@ def attention(config: Config, **fields: Any) -> Attention:
     if "rotary" not in fields:
         base, table = config.defaults["rope_theta"], config.defaults.get("rope_parameters", {})
         fields["rotary"] = read_rotary(config, size, RotaryDefaults(base, table))
-    return Attention(heads, kv_heads, size, **{"options": {"is_causal": True}, **fields})
+    fields.setdefault("options", {"is_causal": config.flag("is_causal", True)})
+    return Attention(heads, kv_heads, size, **fields)
+
+
+def window(config: Config) -> int | None:
+    """Return the width of windows, from the key `sliding_window`; None if layers have no windows.
+
+    In causal attention, `sliding_window` is the width. If `is_causal` is false, `sliding_window` is
+    the number of tokens on each side.
+    """
+    width = config.size_or_none("sliding_window")
+    return width if width is None or config.flag("is_causal", True) else 2 * width
 
 
 def windows(config: Config, every: int) -> tuple[int | None, ...]:
@@ -44,13 +55,13 @@ def windows(config: Config, every: int) -> tuple[int | None, ...]:
     """
     turns = [SLIDING if layer % every else FULL for layer in range(1, config.layers() + 1)]
     kinds = config.kinds(turns)
-    window = config.size_or_none("sliding_window")
-    if window is None and SLIDING in kinds:
+    width = window(config)
+    if width is None and SLIDING in kinds:
         raise ModelError(
             f"{config.source}: sliding_window is None and layer_types has 'sliding_attention': "
             "give the window's size"
         )
-    return tuple(window if kind == SLIDING else None for kind in kinds)
+    return tuple(width if kind == SLIDING else None for kind in kinds)
 
 
 def decoder(config: Config, layers: Attention | Sequence[Attention], **fields: Any) -> Design:
@@ -88,14 +99,14 @@ def llama(config: Config) -> Design:
 
 def mistral(config: Config) -> Design:
     """Return the design of a Mistral: a Llama in which each token sees a window."""
-    window = config.size_or_none("sliding_window")
-    kind = FULL if window is None else SLIDING
+    width = config.size_or_none("sliding_window")
+    kind = FULL if width is None else SLIDING
     if set(config.kinds([kind] * config.layers())) != {kind}:
         raise ModelError(
-            f"{config.source}: sliding_window is {window}, so each of the layer_types must be "
+            f"{config.source}: sliding_window is {width}, so each of the layer_types must be "
             f"{kind!r}: all layers of a Mistral are of the same type"
         )
-    return decoder(config, attention(config).within(window))
+    return decoder(config, attention(config).within(window(config)))
 
 
 def qwen2(config: Config) -> Design:
@@ -112,8 +123,8 @@ def qwen3(config: Config) -> Design:
 
 def _window(config: Config) -> int | None:
     """Return the window of a Qwen, in tokens; None if `use_sliding_window` is false."""
-    window = config.size_or_none("sliding_window")
-    return window if config.flag("use_sliding_window") else None
+    width = window(config)
+    return width if config.flag("use_sliding_window") else None
 
 
 def _last_windowed(config: Config, layer: Attention) -> list[Attention]:
@@ -121,15 +132,15 @@ def _last_windowed(config: Config, layer: Attention) -> list[Attention]:
 
     By default, layer `max_window_layers` and all later layers have windows.
     """
-    window, first = _window(config), config.whole("max_window_layers")
+    width, first = _window(config), config.whole("max_window_layers")
     numbers = range(config.layers())
-    kinds = config.kinds([FULL if window is None or n < first else SLIDING for n in numbers])
-    if window is None and SLIDING in kinds:
+    kinds = config.kinds([FULL if width is None or n < first else SLIDING for n in numbers])
+    if width is None and SLIDING in kinds:
         raise ModelError(
             f"{config.source}: layer_types has 'sliding_attention' and the window is missing: give "
             "sliding_window and set use_sliding_window to true"
         )
-    return [layer.within(window) if kind == SLIDING else layer for kind in kinds]
+    return [layer.within(width) if kind == SLIDING else layer for kind in kinds]
 
 
 def olmo2(config: Config) -> Design:
@@ -150,7 +161,7 @@ def phi3(config: Config) -> Design:
     plain = attention(config, rotary=None)
     defaults = RotaryDefaults(partial=1.0, spellings=_PHI3_KINDS)
     layer = replace(plain, rotary=read_rotary(config, plain.head_size, defaults))
-    return decoder(config, layer.within(config.size_or_none("sliding_window")))
+    return decoder(config, layer.within(window(config)))
 
 
 def _phi3_names(names: PartNames, config: Config) -> PartNames:
@@ -184,7 +195,7 @@ def gemma2(config: Config) -> Design:
     """Return the design of a Gemma 2: capped scores and logits; every second layer has a window."""
     config.only("use_bidirectional_attention", False, None)
     scores = {
-        "is_causal": True,
+        "is_causal": config.flag("is_causal", True),
         "scale": config.positive("query_pre_attn_scalar") ** -0.5,
         "softcap": config.positive_or_none("attn_logit_softcapping"),
     }
@@ -209,11 +220,14 @@ def gemma3_text(config: Config) -> Design:
     """Return the design of a Gemma 3: five of six layers have windows; Q and K are normalised."""
     config.only("attn_logit_softcapping", None)
     config.only("use_bidirectional_attention", False, None, True)
+    both_sides = bool(config.values.get("use_bidirectional_attention"))
+    if both_sides:
+        config.only("is_causal", True)  # the other key gives windows another width
     keys = {FULL: OlderKeys("rope_theta", 1e6)}
     keys[SLIDING] = OlderKeys("rope_local_base_freq", 1e4, scaled=False)
     rotary = read_rotaries(config, config.size("head_dim"), keys)
     scores = {
-        "is_causal": not config.values.get("use_bidirectional_attention"),
+        "is_causal": config.flag("is_causal", True) and not both_sides,
         "scale": config.positive("query_pre_attn_scalar") ** -0.5,
     }
     full = attention(config, rotary=rotary[FULL], options=scores, qk_norm="head")
@@ -232,6 +246,7 @@ def gemma3(config: Config) -> Design:
     inner = family.config(values, f"{config.source}: text_config")
     inner.only("model_type", "gemma3_text")
     inner.only("use_bidirectional_attention", False, None)
+    inner.only("is_causal", True)
     design = gemma3_text(inner)
     inner.finish(family.harmless)
     return design
@@ -251,7 +266,7 @@ def _experts(config: Config) -> tuple[int, int]:
 
 def mixtral(config: Config) -> Design:
     """Return the design of a Mixtral: a Mistral with experts instead of MLPs."""
-    layer = attention(config).within(config.size_or_none("sliding_window"))
+    layer = attention(config).within(window(config))
     experts = GatedMixture(*_experts(config), config.size("intermediate_size"))
     return decoder(config, layer, experts=experts)
 

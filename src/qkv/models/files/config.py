@@ -39,7 +39,8 @@ NEUTRAL: Mapping[str, Collection[Any]] = {
     "sparsify_config": ({}, None),
     "tie_encoder_decoder": (False, None),
 }
-
+# Values of keys with which every token of a decoder attends to both sides.
+_BOTH_SIDES = {"is_causal": False, "use_bidirectional_attention": True}
 SLIDING, FULL = "sliding_attention", "full_attention"  # the values in layer_types
 MOST_LAYERS = 10_000
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -265,7 +266,9 @@ class Config:
         if unknown:
             why = "unknown keys are ignored"
             if "auto_map" in unknown:
-                why += ", and so is the code that auto_map names; decoders stay causal"
+                why += ", and so is the code that auto_map names"
+                if all(self.values.get(key) is not value for key, value in _BOTH_SIDES.items()):
+                    why += "; decoders stay causal"
             warnings.warn(
                 f"{self.source}: qkv does not know {plain(', '.join(unknown), 300)}: {why}",
                 UserWarning,
