@@ -64,6 +64,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", SQUARE),
     "gemma2": ("gemma2", SQUARE),
     "gemma3_text": ("gemma3_text", SQUARE),
+    "smollm3": ("smollm3", {}),
+    "olmo3": ("olmo3", {}),
+    "starcoder2": ("starcoder2", {}),
+    "stablelm in parallel": ("stablelm", {"use_parallel_residual": True}),
+    "phi": ("phi", {"qk_layernorm": True}),
 }
 WRITERS = [name for name, (family, _) in KINDS.items() if family not in ENCODERS]
 TEXT = "the cat sat on the bank"  # 8 tokens

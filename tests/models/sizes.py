@@ -119,6 +119,11 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         },
         ("GPTJForCausalLM", "GPTJForSequenceClassification"),
     ),
+    "granite": (
+        {**DECODER, "attention_multiplier": 0.3, "residual_multiplier": 0.22}
+        | {"embedding_multiplier": 3.0, "logits_scaling": 2.0},
+        ("GraniteForCausalLM",),
+    ),
     "llama": (DECODER, ("LlamaForCausalLM", "LlamaForSequenceClassification")),
     "mistral": (
         {**DECODER, "sliding_window": 4},
@@ -134,6 +139,11 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "mpnet": (ENCODER, ("MPNetForMaskedLM", "MPNetForSequenceClassification")),
     "mt5": (T5, ("MT5ForConditionalGeneration",)),
+    "olmo": (DECODER, ("OlmoForCausalLM", "OlmoForSequenceClassification")),
+    "olmo3": (
+        {**DECODER, "sliding_window": 4, "layer_types": WINDOWS},
+        ("Olmo3ForCausalLM", "Olmo3ForSequenceClassification"),
+    ),
     "olmo2": (DECODER, ("Olmo2ForCausalLM", "Olmo2ForSequenceClassification")),
     "nomic_bert": (
         {**ENCODER, "layer_norm_eps": 1e-12},
@@ -142,6 +152,11 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "opt": (
         {**{k: v for k, v in ENCODER.items() if k != "intermediate_size"}, "ffn_dim": 20},
         ("OPTForCausalLM", "OPTForSequenceClassification"),
+    ),
+    "phi": (
+        {**{k: v for k, v in DECODER.items() if k != "head_dim"}, "num_attention_heads": 3}
+        | {"num_key_value_heads": 1},
+        ("PhiForCausalLM", "PhiForSequenceClassification"),
     ),
     "phi3": (DECODER, ("Phi3ForCausalLM", "Phi3ForSequenceClassification")),
     "qwen2": (
@@ -160,6 +175,18 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("Qwen3MoeForCausalLM", "Qwen3MoeForSequenceClassification"),
     ),
     "roberta": (ENCODER, ("RobertaForMaskedLM", "RobertaForSequenceClassification")),
+    "smollm3": (
+        {**DECODER, "no_rope_layer_interval": 2},
+        ("SmolLM3ForCausalLM", "SmolLM3ForSequenceClassification"),
+    ),
+    "stablelm": (
+        {**ENCODER, "num_attention_heads": 3, "num_key_value_heads": 3},
+        ("StableLmForCausalLM", "StableLmForSequenceClassification"),
+    ),
+    "starcoder2": (
+        {**DECODER, "sliding_window": 4},
+        ("Starcoder2ForCausalLM", "Starcoder2ForSequenceClassification"),
+    ),
     "t5": (T5, ("T5ForConditionalGeneration", "T5EncoderModel")),
     "vit": (
         {

@@ -103,7 +103,7 @@ VALUES: dict[str, list[Any]] = {
     "use_bidirectional_attention": [True, "vision", "all"],
 }
 # transformers ignores the older key "type" where a config has one dict per kind of layer.
-QUIRKS = {(name, "rope_scaling") for name in ("gemma3", "gemma3_text", "modernbert")}
+QUIRKS = {(name, "rope_scaling") for name in ("gemma3", "gemma3_text", "modernbert", "olmo3")}
 # A list also fixes the number of layers: no other number fits it, not even the default.
 LISTED = {("gpt_neo", "num_hidden_layers")}
 # Keys that select a config's class, or tell how transformers itself writes and runs a model.

@@ -55,6 +55,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text": ("Gemma3", {**GROUPED, "sliding_window": 8, "query_pre_attn_scalar": 10}),
     "mixtral": ("Mixtral", {**GROUPED, "num_local_experts": 4, "sliding_window": 11}),
     "olmo2": ("Olmo2", GROUPED),
+    "olmo": ("Olmo", GROUPED),
+    "olmo3": ("Olmo3", {**GROUPED, "sliding_window": 9}),
+    "granite": (
+        "Granite",
+        {**GROUPED, "residual_multiplier": 0.6, "embedding_multiplier": 5.0, "logits_scaling": 3.0},
+    ),
+    "smollm3": ("SmolLM3", {**GROUPED, "use_sliding_window": True, "sliding_window": 10}),
+    "starcoder2": ("Starcoder2", {**GROUPED, "sliding_window": 11}),
+    "stablelm": ("StableLm", {**PARALLEL, "num_key_value_heads": 3, "intermediate_size": 70}),
+    "phi": ("Phi", {**PARALLEL, "intermediate_size": 70}),
     "opt": ("OPT", {**PARALLEL, "ffn_dim": 70, "max_position_embeddings": 128}),
     "phi3": (
         "Phi3",

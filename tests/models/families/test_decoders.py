@@ -18,6 +18,14 @@ SMALL: dict[str, dict[str, Any]] = {
     "gpt_neo": {"vocab_size": 9, "hidden_size": 16, "max_position_embeddings": 8},
     "mixtral": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 2},
     "qwen3_moe": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 4},
+    "granite": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 2},
+    "mistral": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 2},
+    "olmo": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 2},
+    "olmo3": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 4},
+    "phi": {"vocab_size": 9, "hidden_size": 128, "num_hidden_layers": 2},
+    "smollm3": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 4},
+    "stablelm": {"vocab_size": 9, "hidden_size": 256, "num_hidden_layers": 2},
+    "starcoder2": {"vocab_size": 9, "hidden_size": 48, "num_hidden_layers": 2},
     "olmo2": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 2},
     "opt": {"vocab_size": 9, "hidden_size": 24, "num_hidden_layers": 2, "ffn_dim": 8},
     "phi3": {"vocab_size": 9, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2},
@@ -80,6 +88,13 @@ SAME = [
             "attention_layers": ["global", "local"] * 12,
         },
     ),
+    ("granite", {}, {"residual_multiplier": 1, "logits_scaling": 1.0, "mlp_bias": False}),
+    ("olmo3", {}, {"layer_types": [SLIDING] * 3 + [FULL], "rope_theta": 500000}),
+    ("phi", {}, {"partial_rotary_factor": 0.5, "rope_scaling": None, "embd_pdrop": 0.1}),
+    ("smollm3", {}, {"no_rope_layers": [1, 1, 1, 0], "layer_types": [FULL] * 4}),
+    ("smollm3", {}, {"pretraining_tp": 2, "max_window_layers": 28, "sliding_window": 7}),
+    ("stablelm", {}, {"partial_rotary_factor": 0.25, "head_dim": 8, "qk_layernorm": False}),
+    ("starcoder2", {}, {"norm_epsilon": 1e-5, "layer_norm_epsilon": 3.0, "mlp_type": "default"}),
     ("mixtral", {"num_local_experts": 8}, {"num_experts": 8, "rope_theta": 1e6}),
     ("olmo2", {}, {"rms_norm_eps": 1e-5, "rope_theta": 10000, "num_key_value_heads": 32}),
     ("phi3", {}, {"partial_rotary_factor": 1.0, "attention_bias": False, "resid_pdrop": 0.1}),
@@ -124,6 +139,19 @@ def test_which_layers_have_windows() -> None:
     assert windows(design("gemma3_text", sliding_window=5)) == [(4, 0)] * 5 + [None]
     found = design("gemma3_text", sliding_window=512, use_bidirectional_attention=True)
     assert windows(found) == [(256, 256)] * 5 + [None]
+    assert not any(layer.options["is_causal"] for layer in found.layers)
+    assert windows(design("olmo3", sliding_window=5)) == [(4, 0)] * 3 + [None]
+    given = {"use_sliding_window": True, "sliding_window": 5, "no_rope_layer_interval": 2}
+    found = design("smollm3", **given)
+    assert windows(found) == [None, (4, 0), None, (4, 0)]
+    assert [layer.rotary is None for layer in found.layers] == [False, True, False, True]
+
+
+@pytest.mark.parametrize("family", ["mistral", "starcoder2", "gemma2", "gemma3_text"])
+def test_a_window_of_a_bidirectional_decoder_counts_tokens_on_each_side(family: str) -> None:
+    """`is_causal` and `use_bidirectional_attention` give windows different widths."""
+    found = design(family, sliding_window=5, is_causal=False)
+    assert set(windows(found)) - {None} == {(5, 5)}
     assert not any(layer.options["is_causal"] for layer in found.layers)
 
 
@@ -170,6 +198,18 @@ def test_dynamic_scaling_removes_the_length_limit() -> None:
             ["attention_layers is", "set the same option"],
         ),
         ("gpt_neo", {"window_size": 0}, ["window_size is 0"]),
+        ("gemma3_text", {"is_causal": False, "use_bidirectional_attention": True}, ["is_causal"]),
+        ("granite", {"attention_multiplier": 0}, ["attention_multiplier is 0"]),
+        ("mistral", {"is_causal": 0}, ["is_causal is 0", "true or false"]),
+        ("olmo", {"clip_qkv": 8.0}, ["clip_qkv is 8.0"]),
+        ("olmo3", {"rope_theta": 500.0}, ["rope_theta is 500.0", "500000.0"]),
+        ("phi", {"partial_rotary_factor": 0.3}, ["partial_rotary_factor is 0.3", "even"]),
+        ("smollm3", {"no_rope_layers": [1, 1, 1]}, ["no_rope_layers is [1, 1, 1]", "of 4 numbers"]),
+        ("smollm3", {"no_rope_layer_interval": 0}, ["no_rope_layer_interval is 0"]),
+        ("smollm3", {"layer_types": [SLIDING] * 4}, ["layer_types", "use_sliding_window to true"]),
+        ("stablelm", {"qk_layernorm": True}, ["qk_layernorm is True"]),
+        ("stablelm", {"head_dim": 16}, ["head_dim is 16", "supports 8"]),
+        ("starcoder2", {"num_key_value_heads": 5}, ["num_attention_heads is 24", "heads is 5"]),
         ("mixtral", {"num_experts": 1}, ["num_experts_per_tok is 2", "num_experts is 1"]),
         ("qwen3_moe", {"num_experts": 7}, ["num_experts_per_tok is 8", "num_experts is 7"]),
         ("qwen3_moe", {"mlp_only_layers": [0.5]}, ["mlp_only_layers is [0.5]"]),
@@ -225,6 +265,8 @@ def test_gemma3_beside_images() -> None:
 
     with pytest.raises(ModelError, match=r"text_config: use_bidirectional_attention is True"):
         read({**inner, "use_bidirectional_attention": True})
+    with pytest.raises(ModelError, match=r"text_config: is_causal is False"):
+        read({**inner, "is_causal": False})
     with pytest.raises(ModelError, match=r"text_config: model_type is 'llama'"):
         read({"model_type": "llama"})
     with pytest.warns(UserWarning, match="text_config: qkv does not know new_key"):

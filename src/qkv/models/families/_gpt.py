@@ -176,7 +176,7 @@ def bloom(config: Config) -> Design:
     """Return the design of a BLOOM: scores that decrease with distance (ALiBi)."""
     plain = decoder(
         config,
-        layers=attention(config, alibi=True),
+        layers=attention(config, alibi=1.0),
         hidden=4 * config.size("hidden_size"),
         activation="gelu_bloom",
         max_seq_length=None,

@@ -1,6 +1,6 @@
-"""Llama and its variants: Mistral, Qwen, OLMo 2, Phi-3, Gemma, and mixtures of experts."""
+"""Llama and related decoders, such as Mistral, Qwen, OLMo, Granite, Phi, Gemma and mixtures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from qkv.models.families._rope import OlderKeys, RotaryDefaults, read_rotaries, 
 from qkv.models.families._shared import read_families, stack
 from qkv.models.files.config import FULL, SLIDING, Config
 from qkv.models.files.names import QKV, PartNames, fused
-from qkv.models.files.read import ModelError
+from qkv.models.files.read import ModelError, is_whole
 from qkv.models.network.design import Attention, Design, GatedMixture, Mixture
 
 
@@ -30,8 +30,10 @@ def attention(config: Config, **fields: Any) -> Attention:
             f"{kv_heads}: the first must be a multiple of the second"
         )
     if "rotary" not in fields:
-        base, table = config.defaults["rope_theta"], config.defaults.get("rope_parameters", {})
-        fields["rotary"] = read_rotary(config, size, RotaryDefaults(base, table))
+        given = config.defaults
+        base, table = given["rope_theta"], given.get("rope_parameters", {})
+        defaults = RotaryDefaults(base, table, given.get("partial_rotary_factor"))
+        fields["rotary"] = read_rotary(config, size, defaults)
     fields.setdefault("options", {"is_causal": config.flag("is_causal", True)})
     return Attention(heads, kv_heads, size, **fields)
 
@@ -122,7 +124,7 @@ def qwen3(config: Config) -> Design:
 
 
 def _window(config: Config) -> int | None:
-    """Return the window of a Qwen, in tokens; None if `use_sliding_window` is false."""
+    """Return the window of a Qwen or SmolLM3; None if `use_sliding_window` is false."""
     width = window(config)
     return width if config.flag("use_sliding_window") else None
 
@@ -132,15 +134,65 @@ def _last_windowed(config: Config, layer: Attention) -> list[Attention]:
 
     By default, layer `max_window_layers` and all later layers have windows.
     """
-    width, first = _window(config), config.whole("max_window_layers")
-    numbers = range(config.layers())
-    kinds = config.kinds([FULL if width is None or n < first else SLIDING for n in numbers])
+    first, count = config.whole("max_window_layers"), config.layers()
+    return _windowed(config, [layer] * count, [number >= first for number in range(count)])
+
+
+def _windowed(
+    config: Config, layers: Sequence[Attention], turns: Sequence[bool]
+) -> list[Attention]:
+    """Return the layers, some of which have windows: by default, those that are True in `turns`."""
+    width = _window(config)
+    kinds = config.kinds([SLIDING if turn and width is not None else FULL for turn in turns])
     if width is None and SLIDING in kinds:
         raise ModelError(
             f"{config.source}: layer_types has 'sliding_attention' and the window is missing: give "
             "sliding_window and set use_sliding_window to true"
         )
-    return [layer.within(width) if kind == SLIDING else layer for kind in kinds]
+    pairs = zip(layers, kinds, strict=True)
+    return [layer.within(width) if kind == SLIDING else layer for layer, kind in pairs]
+
+
+def smollm3(config: Config) -> Design:
+    """Return the design of a SmolLM3: a Llama in which some layers have no rotary positions."""
+    layer, count = attention(config), config.layers()
+    every = config.size("no_rope_layer_interval")
+    turns = config.value("no_rope_layers", [int(n % every > 0) for n in range(1, count + 1)])
+    fine = isinstance(turns, list) and len(turns) >= count and all(map(is_whole, turns))
+    must = f"a list of {count} numbers, 1 for a layer with rotary positions and 0 for other layers"
+    config.need(fine, "no_rope_layers", turns, must)
+    layers = [layer if turn else replace(layer, rotary=None) for turn in turns[:count]]
+    return decoder(
+        config,
+        _windowed(config, layers, [one.rotary is None for one in layers]),
+        positions=0,
+        mlp_bias=config.flag("mlp_bias"),
+        **biases(config),
+    )
+
+
+def granite(config: Config) -> Design:
+    """Return the design of a Granite: a Llama with a factor for each sum, score and logit."""
+    scale = config.positive("attention_multiplier")
+    plain = decoder(
+        config,
+        attention(config, options={"is_causal": config.flag("is_causal", True), "scale": scale}),
+        embed_scale=config.positive("embedding_multiplier"),
+        residual_scale=config.positive("residual_multiplier"),
+        mlp_bias=config.flag("mlp_bias"),
+        **biases(config),
+    )
+    divisor = config.positive("logits_scaling")
+    if plain.head is None or config.head() != "CausalLM":
+        return plain
+    return replace(plain, head=replace(plain.head, scale=1 / divisor))
+
+
+def olmo(config: Config) -> Design:
+    """Return the design of an OLMo: a Llama whose LayerNorms have no parameters."""
+    config.only("clip_qkv", None)
+    layer, eps = attention(config), 1e-5
+    return decoder(config, layer, rms=False, norm_weight=False, eps=eps, **biases(config))
 
 
 def olmo2(config: Config) -> Design:
@@ -149,6 +201,63 @@ def olmo2(config: Config) -> Design:
     A norm follows each attention and each MLP. Queries and keys are normalised over all heads.
     """
     return decoder(config, attention(config, qk_norm="width"), norms="behind", **biases(config))
+
+
+def olmo3(config: Config) -> Design:
+    """Return the design of an OLMo 3: an OLMo 2 in which three of four layers have windows."""
+    config.only("rope_theta", 5e5, None)  # transformers uses other values only in some layers
+    keys = {FULL: OlderKeys("rope_theta", 5e5), SLIDING: OlderKeys("rope_theta", 5e5, scaled=False)}
+    layers = _with_local_rotary(config, keys, 4, qk_norm="width")
+    return decoder(config, layers, norms="behind", **biases(config))
+
+
+def _with_local_rotary(
+    config: Config, keys: Mapping[str, OlderKeys], every: int, **fields: Any
+) -> list[Attention]:
+    """Return the attention of each layer; layers with windows have their own rotary positions.
+
+    Args:
+        config: the model's config.
+        keys: the older keys for rotary positions, as for `read_rotaries`.
+        every: the default for layers without windows, as for `windows`.
+        fields: other fields of `Attention`.
+    """
+    rotary = read_rotaries(config, config.sized_heads()[2], keys)
+    full = attention(config, rotary=rotary[FULL], **fields)
+    local = replace(full, rotary=rotary[SLIDING])
+    return [local.within(width) if width else full for width in windows(config, every)]
+
+
+def starcoder2(config: Config) -> Design:
+    """Return the design of a Starcoder2: a Mistral with LayerNorms, biases and no gate."""
+    given = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), config.flag("use_bias"))
+    layer = attention(config).within(window(config))
+    return decoder(config, layer, rms=False, gated=False, **given)
+
+
+def stablelm(config: Config) -> Design:
+    """Return the design of a StableLM: a Llama with LayerNorms and partly rotated heads."""
+    config.only("qk_layernorm", False)
+    config.only("head_dim", config.heads()[2], None)
+    parallel, bias = config.flag("use_parallel_residual"), config.flag("use_qkv_bias")
+    layer = attention(config)
+    return decoder(
+        config, layer, rms=False, parallel=parallel, mlp_norm=not parallel, qkv_bias=bias
+    )
+
+
+def phi(config: Config) -> Design:
+    """Return the design of a Phi 1 to 2: attention and MLP in parallel, partly rotated heads."""
+    return decoder(
+        config,
+        attention(config, qk_norm="head" if config.flag("qk_layernorm") else "no"),
+        rms=False,
+        parallel=True,
+        mlp_norm=False,
+        gated=False,
+        **dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), True),
+        head=_gpt.head(config, bias=True, tokens=True),
+    )
 
 
 # In early files, "su" and "yarn" mean "longrope".
@@ -225,15 +334,14 @@ def gemma3_text(config: Config) -> Design:
         config.only("is_causal", True)  # the other key gives windows another width
     keys = {FULL: OlderKeys("rope_theta", 1e6)}
     keys[SLIDING] = OlderKeys("rope_local_base_freq", 1e4, scaled=False)
-    rotary = read_rotaries(config, config.size("head_dim"), keys)
     scores = {
         "is_causal": config.flag("is_causal", True) and not both_sides,
         "scale": config.positive("query_pre_attn_scalar") ** -0.5,
     }
-    full = attention(config, rotary=rotary[FULL], options=scores, qk_norm="head")
-    local = replace(full, rotary=rotary[SLIDING])
-    widths = windows(config, config.size("sliding_window_pattern"))
-    return _gemma_design(config, [local.within(width) if width else full for width in widths])
+    config.size("head_dim")  # Check that `head_dim` is an integer, not null.
+    every = config.size("sliding_window_pattern")
+    layers = _with_local_rotary(config, keys, every, options=scores, qk_norm="head")
+    return _gemma_design(config, layers)
 
 
 def gemma3(config: Config) -> Design:
@@ -317,7 +425,14 @@ FAMILIES = read_families(
         "mistral": mistral,
         "qwen2": qwen2,
         "qwen3": qwen3,
+        "smollm3": smollm3,
+        "granite": granite,
+        "olmo": olmo,
         "olmo2": olmo2,
+        "olmo3": olmo3,
+        "starcoder2": starcoder2,
+        "stablelm": stablelm,
+        "phi": phi,
         "phi3": phi3,
         "gemma": gemma,
         "gemma2": gemma2,
