@@ -69,6 +69,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("starcoder2", {}),
     "stablelm in parallel": ("stablelm", {"use_parallel_residual": True}),
     "phi": ("phi", {"qk_layernorm": True}),
+    "falcon": ("falcon", {}),
 }
 WRITERS = [name for name, (family, _) in KINDS.items() if family not in ENCODERS]
 TEXT = "the cat sat on the bank"  # 8 tokens

@@ -69,6 +69,13 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {**ENCODER, "embedding_size": 12},
         ("ElectraForMaskedLM", "ElectraForPreTraining", "ElectraForSequenceClassification"),
     ),
+    "falcon": (
+        {
+            **{key: size for key, size in ENCODER.items() if key != "intermediate_size"},
+            **{"num_kv_heads": 2, "ffn_hidden_size": 20, "new_decoder_architecture": True},
+        },
+        ("FalconForCausalLM", "FalconForSequenceClassification"),
+    ),
     "gemma": (DECODER, ("GemmaForCausalLM", "GemmaForSequenceClassification")),
     "gemma2": (
         {**DECODER, "sliding_window": 4, "query_pre_attn_scalar": 20},

@@ -65,6 +65,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("Starcoder2", {**GROUPED, "sliding_window": 11}),
     "stablelm": ("StableLm", {**PARALLEL, "num_key_value_heads": 3, "intermediate_size": 70}),
     "phi": ("Phi", {**PARALLEL, "intermediate_size": 70}),
+    "falcon": (
+        "Falcon",
+        {**PARALLEL, "num_kv_heads": 2, "new_decoder_architecture": True, "ffn_hidden_size": 70},
+    ),
     "opt": ("OPT", {**PARALLEL, "ffn_dim": 70, "max_position_embeddings": 128}),
     "phi3": (
         "Phi3",

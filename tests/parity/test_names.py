@@ -202,7 +202,7 @@ ALIKE = {
     **dict.fromkeys(("bloom", "gpt_neo", "opt"), "gpt2"),
     **dict.fromkeys(("gemma", "granite", "mistral", "phi3", "qwen2", "qwen3"), "llama"),
     **dict.fromkeys(("olmo", "smollm3", "stablelm"), "llama"),
-    **{"olmo3": "olmo2", "phi": "gptj", "starcoder2": "gpt2"},
+    **{"falcon": "gpt_neox", "olmo3": "olmo2", "phi": "gptj", "starcoder2": "gpt2"},
     **dict.fromkeys(("gemma3", "gemma3_text"), "gemma2"),
 }
 # These families are in neither FAMILIES nor ALIKE: their blocks have names of their own, or the

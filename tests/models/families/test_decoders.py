@@ -15,6 +15,12 @@ SMALL: dict[str, dict[str, Any]] = {
     "gemma": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 2, "head_dim": 6},
     "gemma2": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 4, "head_dim": 6},
     "gemma3_text": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 6, "head_dim": 6},
+    "falcon": {
+        "vocab_size": 9,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+    },
     "gpt_neo": {"vocab_size": 9, "hidden_size": 16, "max_position_embeddings": 8},
     "mixtral": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 2},
     "qwen3_moe": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 4},
@@ -88,6 +94,14 @@ SAME = [
             "attention_layers": ["global", "local"] * 12,
         },
     ),
+    ("falcon", {"hidden_size": None, "n_embed": 24}, {"ffn_hidden_size": 96}),
+    ("falcon", {"alibi": True}, {"alibi": True, "rope_theta": 5.0, "max_position_embeddings": 9}),
+    ("falcon", {"multi_query": False}, {"multi_query": False, "num_kv_heads": 6}),
+    (
+        "falcon",
+        {"new_decoder_architecture": True},
+        {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 2, "multi_query": False},
+    ),
     ("granite", {}, {"residual_multiplier": 1, "logits_scaling": 1.0, "mlp_bias": False}),
     ("olmo3", {}, {"layer_types": [SLIDING] * 3 + [FULL], "rope_theta": 500000}),
     ("phi", {}, {"partial_rotary_factor": 0.5, "rope_scaling": None, "embd_pdrop": 0.1}),
@@ -155,6 +169,35 @@ def test_a_window_of_a_bidirectional_decoder_counts_tokens_on_each_side(family: 
     assert not any(layer.options["is_causal"] for layer in found.layers)
 
 
+def test_the_key_heads_of_a_falcon() -> None:
+    def heads(**values: Any) -> int:
+        return int(design("falcon", **values).layers[0].num_kv_heads)
+
+    new = {"new_decoder_architecture": True}
+    assert heads() == heads(num_kv_heads=3) == 1
+    assert heads(multi_query=False) == heads(**new) == 6
+    assert heads(**new, num_kv_heads=2) == 2
+
+
+def test_which_norms_a_falcon_has() -> None:
+    def norms(**values: Any) -> tuple[bool, bool]:
+        found = design("falcon", **values)
+        return found.parallel, found.mlp_norm
+
+    assert norms() == norms(num_ln_in_parallel_attn=1) == (True, False)
+    assert norms(new_decoder_architecture=True) == (True, True)
+    assert norms(new_decoder_architecture=True, num_ln_in_parallel_attn=1) == (True, False)
+    assert norms(parallel_attn=False) == norms(parallel_attn=False, num_ln_in_parallel_attn=2)
+    assert norms(parallel_attn=False) == (False, True)
+
+
+def test_alibi_removes_the_length_limit_of_a_falcon() -> None:
+    found = design("falcon", alibi=True)
+    assert (found.max_seq_length, found.positions, found.layers[0].rotary) == (None, 0, None)
+    assert found.layers[0].alibi == 0.5  # a head has four dimensions
+    assert design("falcon").max_seq_length == 2048
+
+
 def test_sliding_window_may_be_none_only_with_full_attention() -> None:
     family, values = FAMILIES["gemma2"], {**SMALL["gemma2"], "sliding_window": None}
     full = family.design(family.config({**values, "layer_types": [FULL] * 4}, "c"))
@@ -198,6 +241,20 @@ def test_dynamic_scaling_removes_the_length_limit() -> None:
             ["attention_layers is", "set the same option"],
         ),
         ("gpt_neo", {"window_size": 0}, ["window_size is 0"]),
+        ("falcon", {"num_attention_heads": 5}, ["hidden_size is 24", "num_attention_heads is 5"]),
+        (
+            "falcon",
+            {"new_decoder_architecture": True, "num_kv_heads": 4},
+            ["num_attention_heads is 6", "num_kv_heads is 4"],
+        ),
+        (
+            "falcon",
+            {"new_decoder_architecture": True, "parallel_attn": False},
+            ["parallel_attn is False"],
+        ),
+        ("falcon", {"num_ln_in_parallel_attn": 2}, ["num_ln_in_parallel_attn is 2"]),
+        ("falcon", {"multi_query": False, "num_kv_heads": 2}, ["num_kv_heads is 2", "supports 6"]),
+        ("falcon", {"is_causal": False}, ["is_causal is False"]),
         ("gemma3_text", {"is_causal": False, "use_bidirectional_attention": True}, ["is_causal"]),
         ("granite", {"attention_multiplier": 0}, ["attention_multiplier is 0"]),
         ("mistral", {"is_causal": 0}, ["is_causal is 0", "true or false"]),

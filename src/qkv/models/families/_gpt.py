@@ -1,4 +1,4 @@
-"""GPT-2 and later decoders: GPT-Neo, GPT-J, GPT-NeoX (Pythia), OPT and BLOOM."""
+"""GPT-2 and later decoders: GPT-Neo, GPT-J, GPT-NeoX (Pythia), OPT, BLOOM and Falcon."""
 
 from dataclasses import replace
 from typing import Any
@@ -192,6 +192,71 @@ def bloom(config: Config) -> Design:
     return plain
 
 
+def falcon(config: Config) -> Design:
+    """Return the design of a Falcon: attention and MLP in parallel, with one norm or two."""
+    dim, heads, size = config.heads()
+    norms, bias, layer = _falcon_norms(config), config.flag("bias"), attention(config)
+    layer = replace(layer, num_kv_heads=_falcon_kv_heads(config, heads))
+    limited: dict[str, Any] = {}
+    if config.flag("alibi"):
+        layer, limited = replace(layer, alibi=size**-0.5), {"max_seq_length": None, "positions": 0}
+    else:
+        layer = replace(layer, rotary=read_rotary(config, size))
+    return decoder(
+        config,
+        layers=layer,
+        hidden=config.size_or_none("ffn_hidden_size") or 4 * dim,
+        parallel=norms != 0,
+        mlp_norm=norms != 1,
+        **dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), bias),
+        **limited,
+        head=head(config, tokens=True),
+    )
+
+
+def _falcon_norms(config: Config) -> int:
+    """Return how many norms the parallel parts of a block have; 0 if the parts are in turn."""
+    if config.flag("new_decoder_architecture"):
+        config.only("parallel_attn", True)
+        config.only("num_ln_in_parallel_attn", 2, 1, None)
+        return 1 if config.values.get("num_ln_in_parallel_attn") == 1 else 2
+    if not config.flag("parallel_attn"):
+        return 0
+    config.only("num_ln_in_parallel_attn", 1, None)
+    return 1
+
+
+def _falcon_kv_heads(config: Config, heads: int) -> int:
+    """Return the number of key and value heads of a Falcon."""
+    given = config.size_or_none("num_kv_heads") or heads
+    if config.flag("new_decoder_architecture"):
+        if heads % given:
+            raise ModelError(
+                f"{config.source}: num_attention_heads is {heads} and num_kv_heads is {given}: "
+                "the first must be a multiple of the second"
+            )
+        return given
+    if config.flag("multi_query"):
+        return 1
+    config.only("num_kv_heads", heads, None)
+    return heads
+
+
+def _falcon_names(names: PartNames, config: Config) -> PartNames:
+    """Return the names for files that store the queries of a key head, its key and its value."""
+    heads = config.size("num_attention_heads")
+    kv_heads = _falcon_kv_heads(config, heads)
+    shares = (heads // kv_heads, 1, 1)
+    two = _falcon_norms(config) == 2
+    norms = {"blocks.*.norm1": "h.*.ln_attn", "blocks.*.norm2": "h.*.ln_mlp"} if two else {}
+    return {
+        ours: replace(theirs, groups=kv_heads, shares=shares)
+        if isinstance(theirs, Fused)
+        else theirs
+        for ours, theirs in {**names, **norms}.items()
+    }
+
+
 def _by_head(names: PartNames, config: Config) -> PartNames:
     """Return the names for files that store Q, K and V of head 0, then Q, K and V of head 1, ..."""
     heads = config.size("num_attention_heads")
@@ -210,7 +275,9 @@ FAMILIES = read_families(
         "gpt_neox": gpt_neox,
         "opt": opt,
         "bloom": bloom,
+        "falcon": falcon,
     },
     gpt_neox=_by_head,
     bloom=_by_head,
+    falcon=_falcon_names,
 )
