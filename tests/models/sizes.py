@@ -51,6 +51,13 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "clip_text_model": (CLIP_TEXT, ("CLIPTextModelWithProjection", "CLIPTextModel")),
     "clip_vision_model": (CLIP_VISION, ("CLIPVisionModelWithProjection", "CLIPVisionModel")),
+    "deberta-v2": (
+        {
+            **{**ENCODER, "relative_attention": True, "position_buckets": 6},
+            **{"pos_att_type": ["c2p", "p2c"], "norm_rel_ebd": "layer_norm"},
+        },
+        ("DebertaV2ForMaskedLM", "DebertaV2ForSequenceClassification"),
+    ),
     "dinov2": (
         {
             **{"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -69,6 +76,7 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {**ENCODER, "embedding_size": 12},
         ("ElectraForMaskedLM", "ElectraForPreTraining", "ElectraForSequenceClassification"),
     ),
+    "eurobert": (DECODER, ("EuroBertForMaskedLM", "EuroBertForSequenceClassification")),
     "falcon": (
         {
             **{key: size for key, size in ENCODER.items() if key != "intermediate_size"},

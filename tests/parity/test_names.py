@@ -198,9 +198,9 @@ FAMILIES = {
 # Other families whose norms, MLPs and sums have the same names as in one of the families above.
 ALIKE = {
     **dict.fromkeys(("albert", "camembert", "distilbert", "electra", "mpnet", "roberta"), "bert"),
-    "xlm-roberta": "bert",
+    **dict.fromkeys(("deberta-v2", "xlm-roberta"), "bert"),
     **dict.fromkeys(("bloom", "gpt_neo", "opt"), "gpt2"),
-    **dict.fromkeys(("gemma", "granite", "mistral", "phi3", "qwen2", "qwen3"), "llama"),
+    **dict.fromkeys(("eurobert", "gemma", "granite", "mistral", "phi3", "qwen2", "qwen3"), "llama"),
     **dict.fromkeys(("olmo", "smollm3", "stablelm"), "llama"),
     **{"falcon": "gpt_neox", "olmo3": "olmo2", "phi": "gptj", "starcoder2": "gpt2"},
     **dict.fromkeys(("gemma3", "gemma3_text"), "gemma2"),

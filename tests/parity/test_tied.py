@@ -29,7 +29,16 @@ OTHERS = {
     "mt5": "as t5",
     "t5": "reads one text and writes another: test_the_table_under_the_name_of_the_output_matrix",
 }
-WITH_BIAS = ["bert", "roberta", "xlm-roberta", "camembert", "mpnet", "albert", "nomic_bert"]
+WITH_BIAS = [
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "mpnet",
+    "albert",
+    "nomic_bert",
+    "deberta-v2",
+]
 FAMILIES = [name for name in PUBLISHED if name not in OTHERS]
 
 

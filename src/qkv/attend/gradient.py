@@ -152,8 +152,10 @@ def _is_huge(array: Array) -> Array:
 
 def gradient_by_weights(
     call: Call, grad_out: Array, weights: tuple[Array, Array] | None, record: Keep
-) -> tuple[Array, Array, Array]:
-    """Compute the gradients for query, key and value, via the gradients for weights and scores.
+) -> tuple[Array, Array, Array, Array]:
+    """Compute the gradients via the gradients for weights and scores.
+
+    The result holds the gradients for query, key, value and the bias `(*lead, Hq, L, S)`.
 
     Args:
         call: the checked call.
@@ -171,13 +173,14 @@ def gradient_by_weights(
     grad_value = matmul_alone(np.swapaxes(used, -2, -1), grad).sum(-3)
     change = record(PATTERN, plan.ungroup(matmul_alone(grad, np.swapaxes(value, -2, -1))))
     change = record(SCORES, softmax * (change - (softmax * change).sum(-1, keepdims=True)))
-    change = plan.group(np.where(np.isneginf(scores), 0, change))
+    bias = np.where(np.isneginf(scores), 0, change)
+    change = plan.group(bias)
     if wide.softcap is not None:
         raw = matmul_alone(query, np.swapaxes(key, -2, -1)) * (wide.scale / wide.softcap)
         change = change * (1 - np.square(np.tanh(raw)))
     change = change * plan.kind.type(wide.scale)
     grad_key = matmul_alone(np.swapaxes(change, -2, -1), query).sum(-3)
-    return plan.ungroup(matmul_alone(change, key)), grad_key, grad_value
+    return plan.ungroup(matmul_alone(change, key)), grad_key, grad_value, bias
 
 
 @public_call("varlen_attention_grad")

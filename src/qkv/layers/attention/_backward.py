@@ -9,6 +9,7 @@ from qkv.attend import attention_grad, join_heads, split_heads, varlen_attention
 from qkv.attend.arguments import check_call
 from qkv.attend.gradient import AttentionGradient, Keep, gradient_by_weights, summed_to
 from qkv.layers import base
+from qkv.layers.attention._relative import Relative
 from qkv.layers.attention.forward import AttentionSaved, Parts, formula_options
 from qkv.ops.linear import project_back
 from qkv.trace import Recorder
@@ -40,6 +41,10 @@ def attention_backward(
     else:
         heads = _attention_grad(z, saved)
 
+    grad_rows, more = None, dict[str, Array]()
+    if inputs.relative is not None:
+        heads, grad_rows, more = _relative_grad(layer, heads, inputs.relative, saved)
+
     def to_words(name: str, part: Array, x: Array) -> Array:
         """Compute the gradient for `x` from the gradient `part` (..., H, T, d) for q, k or v."""
         if changed and name != "v":
@@ -62,8 +67,10 @@ def attention_backward(
 
     query = to_words("q", heads.query, inputs.words)
     others = to_words("k", heads.key, inputs.others) + to_words("v", heads.value, inputs.others)
-    options = {name: getattr(heads, name) for name in _LEARNED}
+    options = {name: getattr(heads, name) for name in _LEARNED} | {"relative": grad_rows}
     options = {name: array for name, array in options.items() if array is not None}
+    if gradients is not None:
+        gradients |= {name: gradients.get(name, 0) + array for name, array in more.items()}
     if inputs.context is None:
         return base.Gradient(query + others, gradients or {}, options=options)
     return base.Gradient(query, gradients or {}, context=others, options=options)
@@ -86,9 +93,29 @@ def _from_weights(grad: Array, saved: AttentionSaved, record: Keep) -> Attention
         options |= {"query_lengths": lengths, "key_lengths": lengths}
     call = check_call(*parts[:3], **options)
     weights = None if saved.weighed is None else saved.weighed[1:]
-    heads = gradient_by_weights(call, parts[3], weights, record)
+    *heads, bias = gradient_by_weights(call, parts[3], weights, record)
     query, key, value = heads if cu is None else (unpadded_heads(part, cu) for part in heads)
-    return AttentionGradient(query, key, value, None, None, None)
+    given = saved.inputs.relative is not None
+    return AttentionGradient(query, key, value, bias if given else None, None, None)
+
+
+def _relative_grad(
+    layer: Parts, heads: AttentionGradient, relative: Relative, saved: AttentionSaved
+) -> tuple[AttentionGradient, Array, dict[str, Array]]:
+    """Add the gradients through the bias of relative positions to those for queries and keys.
+
+    The function also returns the gradients for the rows of relative positions, and for parameters.
+    """
+    assert heads.bias is not None
+    query, key, cu = saved.query, saved.key, saved.inputs.cu
+    if cu is not None:
+        query, key = padded_heads([query, key], cu)
+    pair = {"q": query, "k": key}
+    more, grad_rows, gradients = relative.backward(heads.bias, layer.parameters, pair)
+    if cu is not None:
+        more = {name: unpadded_heads(part, cu) for name, part in more.items()}
+    query, key = heads.query + more.get("q", 0), heads.key + more.get("k", 0)
+    return heads._replace(query=query, key=key, bias=None), grad_rows, gradients
 
 
 def _attention_grad(grad: Array, saved: AttentionSaved) -> AttentionGradient:

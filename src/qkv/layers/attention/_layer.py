@@ -13,6 +13,7 @@ from qkv.attend.cache import KVCache
 from qkv.layers import base
 from qkv.layers.attention import forward as unchecked
 from qkv.layers.attention._backward import attention_backward
+from qkv.layers.attention._relative import Relative
 from qkv.layers.attention._rotary import Rotary, as_rotary
 from qkv.layers.attention._weights import Weights
 from qkv.layers.attention.forward import AttentionSaved, Inputs, Norm, Parts, Positions
@@ -321,17 +322,18 @@ class MultiHeadAttention(Parts):
         top_k: int | None = None,
         plan: Call | None = None,
         positions: Positions | None = None,
+        relative: Relative | None = None,
         save: bool = False,
         **options: Any,
     ) -> tuple[Array, AttentionSaved | None]:
         """Run the forward pass without checks; if `save`, also return the values for `backward`.
 
         `plan` is the plan that `check` returned, or None. `positions` are the positions of packed
-        rows; by default each text begins at position 0.
+        rows; by default each text begins at position 0. `relative` adds a bias to the scores.
         """
         dtype = base.result_type([x] if context is None else [x, context], self.parameters)
         inputs = Inputs(
-            x, context, dtype, options, cu, cache, lengths, positions,
+            x, context, dtype, options, cu, cache, lengths, positions, relative,
             residual, record, top_k, save,
         )  # fmt: skip
         out, _, saved = unchecked.attention_forward(self, inputs, plan)

@@ -1,6 +1,6 @@
 """The forward pass of an attention layer, without checks of the arguments."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from qkv.attend.arguments import RETURNS, Call, Options, check_call
 from qkv.attend.attention import Weighed, answer, record_weights
 from qkv.attend.cache import KVCache
 from qkv.layers import base
+from qkv.layers.attention._relative import Relative
 from qkv.layers.attention._rotary import Rotary
 from qkv.layers.norm import LayerNorm, NormSaved, RMSNorm
 from qkv.ops.linear import is_wide, linear, project
@@ -61,6 +62,7 @@ class Inputs:
     lengths: Any = None  # (B,), the number of real words in each row; only with a cache.
     # Positions of packed rows; by default 0, 1, ... in each text.
     positions: "Positions | None" = None
+    relative: Relative | None = None  # Relative positions, which add a bias to the scores.
     residual: Array | None = None  # (..., L, D), added to the result.
     record: Recorder | None = None  # Collects the activations.
     top_k: int | None = None  # The number of weights that `record` keeps per query; None for all.
@@ -121,6 +123,9 @@ def attention_forward(layer: Parts, inputs: Inputs, plan: Call | None) -> Forwar
     inputs, residual = _in_working_type(inputs), inputs.residual
     keep = of_heads(inputs.record, inputs.cu) or unkept
     parts, shapes, norms, positions = project_heads(layer, inputs, keep)
+    if inputs.relative is not None:
+        bias = relative_bias(layer, inputs.relative, parts, inputs.cu)
+        inputs = replace(inputs, options={**inputs.options, "bias": bias})
     if inputs.cache is not None:
         plan, parts = _with_cache(inputs, inputs.cache, parts)
     plan = plan or attention_plan(layer, inputs)
@@ -132,6 +137,15 @@ def attention_forward(layer: Parts, inputs: Inputs, plan: Call | None) -> Forwar
         saved = AttentionSaved(inputs, shapes, norms, positions, *made, lse, weighed)
     out = attention_out(keep("hook_z", z), layer.parameters, residual, inputs.record, inputs.cu)
     return Forward(out if is_wide(residual) else out.astype(inputs.dtype, copy=False), extra, saved)
+
+
+def relative_bias(
+    layer: Parts, relative: Relative, parts: Mapping[str, Array], cu: Array | None
+) -> Array:
+    """Return the bias (B, Hq, T, T) for queries and keys (B, H, T, d), or packed (H, total, d)."""
+    pair = [parts["q"], parts["k"]]
+    query, key = pair if cu is None else padded_heads(pair, cu)
+    return relative.bias(layer.parameters, {"q": query, "k": key})
 
 
 class Projected(NamedTuple):

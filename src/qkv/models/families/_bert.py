@@ -9,9 +9,10 @@ from qkv.models.families._shared import read_families, stack
 from qkv.models.files.config import FULL, MOST_LAYERS, SLIDING, Config
 from qkv.models.files.names import PartNames
 from qkv.models.files.read import ModelError
-from qkv.models.network import Buckets
+from qkv.models.network import Buckets, Disentangled
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
+from qkv.ops.activation import CONFIG_NAMES
 
 
 def encoder(config: Config, **fields: Any) -> Design:
@@ -183,6 +184,60 @@ def modernbert(config: Config) -> Design:
     )
 
 
+def deberta_v2(config: Config) -> Design:
+    """Return the design of a DeBERTa v2 or v3: scores between tokens and relative positions."""
+    dim, heads, size = config.heads()
+    for key in ("embedding_size", "pooler_hidden_size"):
+        config.only(key, dim, None)
+    config.only("attention_head_size", size, None)
+    config.only("conv_kernel_size", 0, None)
+    kinds = config.value("pos_att_type", [])
+    kinds = [kind.strip() for kind in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
+    met = {"c2p": ("q", "k_proj"), "p2c": ("k", "q_proj")}
+    fine = isinstance(kinds, list) and all(kind in [*met] for kind in kinds)
+    config.need(fine, "pos_att_type", kinds, 'a list of "c2p" and "p2c"')
+    met = {kind: part for kind, part in met.items() if kind in kinds}
+    scale = ((1 + len(met)) * size) ** -0.5
+    longest = config.size("max_position_embeddings")
+    relative = None
+    if config.flag("relative_attention"):
+        buckets = config.value("position_buckets", -1)
+        if buckets != -1:
+            buckets = config.size("position_buckets", least=4, most=longest)
+        furthest = config.value("max_relative_positions", -1)
+        least = max(buckets, 1)
+        furthest = longest if furthest == -1 else config.size("max_relative_positions", least=least)
+        prefix = "" if config.flag("share_att_key") else "pos_"
+        relative = Disentangled(
+            furthest if buckets == -1 else buckets,
+            None if buckets == -1 else furthest,
+            {part: prefix + proj for part, proj in met.values()},
+            scale,
+            norm=config.choice("norm_rel_ebd", {"none": False, "layer_norm": True}),
+        )
+    pooled = config.choice("pooler_hidden_act", {**CONFIG_NAMES, "tanh": "tanh"})
+    top = head(config, config.activation("hidden_act"), pooled=pooled)
+    if top is not None and top.norm and not config.flag("legacy"):
+        top = replace(top, tied=True)
+    return _post_norm(
+        config,
+        layers=Attention(heads, heads, size, options={"scale": scale}),
+        positions=longest if config.flag("position_biased_input") else 0,
+        token_types=config.whole("type_vocab_size"),
+        disentangled=relative,
+        head=top,
+    )
+
+
+def _deberta_names(names: PartNames, config: Config) -> PartNames:
+    """Return the parameter names; files that are not `legacy` have another head for words."""
+    if config.head() != "MaskedLM" or config.flag("legacy"):
+        return names
+    top, inner = "lm_predictions.lm_head", ("dense", "LayerNorm")
+    parts = zip(("head.dense_proj", "head.norm"), inner, strict=True)
+    return {**names, **{our: f"{top}.{their}" for our, their in parts}, "head.out_proj": top}
+
+
 def _modernbert_layers(config: Config) -> tuple[Attention, ...]:
     """Return each layer's attention: by default, two of three layers have a window.
 
@@ -266,8 +321,9 @@ FAMILIES = read_families(
         "xlm-roberta": roberta,
         "camembert": roberta,
         "mpnet": mpnet,
+        "deberta-v2": deberta_v2,
         "modernbert": modernbert,
         "nomic_bert": nomic_bert,
     },
-    albert=_albert_names,
+    **{"albert": _albert_names, "deberta-v2": _deberta_names},
 )

@@ -11,6 +11,7 @@ from qkv.models.files.config import FULL, SLIDING, Config
 from qkv.models.files.names import QKV, PartNames, fused
 from qkv.models.files.read import ModelError, is_whole
 from qkv.models.network.design import Attention, Design, GatedMixture, Mixture
+from qkv.models.network.head import Head
 
 
 def attention(config: Config, **fields: Any) -> Attention:
@@ -97,6 +98,25 @@ def llama(config: Config) -> Design:
     config.only("rope_interleaved", False, None)
     mlp_bias = config.flag("mlp_bias")
     return decoder(config, attention(config), mlp_bias=mlp_bias, **biases(config))
+
+
+def eurobert(config: Config) -> Design:
+    """Return the design of a EuroBERT: a Llama in which each token sees all tokens."""
+    pool = config.choice("classifier_pooling", {"bos": "cls", "mean": "mean", "late": "late"})
+    top, bias = None, config.flag("mlp_bias")
+    match config.head():
+        case "MaskedLM":
+            tied = config.flag("tie_word_embeddings")
+            top = Head(config.size("vocab_size"), tied=tied, bias=bias)
+        case "SequenceClassification":
+            late = pool == "late"
+            options: dict[str, Any] = {"pool": "mean" if late else pool, "late": late}
+            top = Head(config.labels(), bias=True, dense=True, activation="gelu", **options)
+        case "TokenClassification":
+            top = Head(config.labels(), bias=True, classes=True)
+    return replace(
+        llama(config), layers=(attention(config, options={}),) * config.layers(), head=top
+    )
 
 
 def mistral(config: Config) -> Design:
@@ -422,6 +442,7 @@ FAMILIES = read_families(
     "llama.toml",
     {
         "llama": llama,
+        "eurobert": eurobert,
         "mistral": mistral,
         "qwen2": qwen2,
         "qwen3": qwen3,

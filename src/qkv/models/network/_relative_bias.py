@@ -1,12 +1,15 @@
 """Attention biases that depend on the distance from a query to a key."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from qkv.arrays import Array
+from qkv.arrays import Array, compute_type
+from qkv.layers.attention import Norm, Relative
+from qkv.layers.base import part_back
 
 
 @dataclass(frozen=True)
@@ -84,3 +87,82 @@ class RelativeBias:
         heads = grad.sum(tuple(range(grad.ndim - 3))).reshape(grad.shape[-3], -1)  # (Hq, L * S)
         sums = [np.bincount(buckets, head, len(self.table)) for head in heads]
         return np.stack(sums, -1).astype(grad.dtype)
+
+
+@dataclass(frozen=True)
+class Disentangled:
+    """Scores between tokens and relative positions, as in DeBERTa.
+
+    Attributes:
+        span: half the number of rows in the table of relative positions; all longer distances share
+            the first row or the last row.
+        furthest: if distances share rows, the distance with the last row; None if each distance up
+            to `span` has its own row.
+        projections: maps "q" or "k" to the projection of a row that meets the queries or the keys,
+            such as {"q": "pos_k_proj"}. A layer may share the projection "k_proj" or "q_proj".
+        scale: the factor of the scores.
+        norm: whether the rows are normalised.
+
+    Source:
+        He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", section 3.1;
+        He et al. 2023, "DeBERTaV3", on shared projections. The rows are those of `transformers`.
+
+    >>> Disentangled(4, 9, {}, 1.0).of(np.array([-9, -4, -1, 0, 1, 3, 4, 6, 20]))
+    array([0, 1, 3, 4, 5, 6, 7, 7, 7])
+    """
+
+    span: int
+    furthest: int | None
+    projections: Mapping[str, str]
+    scale: float
+    norm: bool = False
+
+    def of(self, distance: Array) -> Array:
+        """Return the row of each distance `query position - key position`."""
+        if self.furthest is not None:
+            near = self.span // 2
+            # use float32 as in transformers, because rounding can move a distance to the next row
+            away = np.maximum(np.abs(distance), near).astype(np.float32) / np.float32(near)
+            steps = np.log(away) / np.log(np.float32((self.furthest - 1) / near))
+            far = np.ceil(steps * np.float32(near - 1)).astype(np.int64) + near
+            distance = np.where(np.abs(distance) <= near, distance, np.sign(distance) * far)
+        rows: Array = np.clip(distance + self.span, 0, 2 * self.span - 1)
+        return rows
+
+    def with_table(self, table: Array, norm: Norm | None) -> "RelativeTable":
+        """Return these relative positions with their table (2 * span, D) and its norm."""
+        return RelativeTable(self, table, norm)
+
+
+@dataclass(frozen=True)
+class RelativeTable:
+    """A table with the vectors of relative positions."""
+
+    design: Disentangled
+    table: Array  # (2 * span, D)
+    norm: Norm | None
+
+    def __call__(self, length: int) -> Relative:
+        """Return the relative positions of texts of at most `length` tokens."""
+        index, used = self._index(length)
+        rows = self.table[used].astype(compute_type(self.table.dtype), copy=False)
+        rows = rows if self.norm is None else self.norm.run(rows)[0]
+        return Relative(rows, index, self.design.projections, self.design.scale)
+
+    def backward(self, grad: Array, length: int) -> dict[str, Array]:
+        """Return the gradients for table and norm, given the gradient (n, D) for the rows."""
+        gradients: dict[str, Array] = {}
+        _, used = self._index(length)
+        if self.norm is not None:
+            _, saved = self.norm.run(self.table[used])
+            grad = part_back(self.norm, grad, saved, "rel_norm", gradients).x
+        gradients["rel_embed.weight"] = np.zeros_like(self.table)
+        gradients["rel_embed.weight"][used] = grad
+        return gradients
+
+    def _index(self, length: int) -> tuple[Array, slice]:
+        """Return the row of each query and key (T, T), counted from the first row in the slice."""
+        at = np.arange(length)
+        index = self.design.of(at[:, None] - at)
+        first, end = int(index.min(initial=2 * self.design.span)), int(index.max(initial=0)) + 1
+        return index - first, slice(first, end)

@@ -21,7 +21,7 @@ from qkv.layers.base import Feed, shapes_of
 from qkv.layers.experts import Experts, GatedExperts, expert_shapes, gated_expert_shapes
 from qkv.models.network._decoder import CrossAttention, DecoderBlock, EncoderDecoder
 from qkv.models.network._embedding import Embedding, PatchEmbedding
-from qkv.models.network._relative_bias import Buckets
+from qkv.models.network._relative_bias import Buckets, Disentangled
 from qkv.models.network.head import Head
 from qkv.models.network.transformer import Transformer
 from qkv.trace.trace import SIDES
@@ -179,6 +179,7 @@ class Design:
         experts: the mixture of experts that replaces the MLPs; None for one MLP in each block.
         buckets: the buckets of the relative position bias, as in T5. All layers share the bias.
             If `buckets` is None, the model has no relative position bias.
+        disentangled: the relative positions that meet queries and keys, as in DeBERTa.
         cross: whether each layer has cross-attention to the encoder's text. It comes after the
             self-attention, and has its own norm and as many heads as the self-attention.
         head: the output head, which reads the last hidden states; None if the model has none.
@@ -220,6 +221,7 @@ class Design:
     mlp_bias: bool = True
     experts: Mixture | GatedMixture | None = None
     buckets: Buckets | None = None
+    disentangled: Disentangled | None = None
     cross: bool = False
     head: Head | None = None
 
@@ -238,6 +240,10 @@ class Design:
             yield from self._norm_shapes("embed_norm", size)
         if self.buckets is not None:
             yield "relative_bias.weight", (self.buckets.count, self.layers[0].num_heads)
+        if self.disentangled is not None:
+            yield "rel_embed.weight", (2 * self.disentangled.span, self.dim)
+            if self.disentangled.norm:
+                yield from self._norm_shapes("rel_norm", self.dim)
         for number, layer in enumerate(self.layers):
             if self._first(number) == number:
                 for name, shape in self._block_shapes(number, layer):
@@ -282,6 +288,11 @@ class Design:
             bias=None
             if self.buckets is None
             else self.buckets.with_table(parameters["relative_bias.weight"]),
+            relative=None
+            if self.disentangled is None
+            else self.disentangled.with_table(
+                parameters["rel_embed.weight"], self.norm(parameters, "rel_norm")
+            ),
             final_norm=self.norm(parameters, "final_norm"),
             final_proj={n: a for n, a in parameters.items() if n.startswith("final_proj.")},
             head=None if self.head is None else self.head.build(parameters, norm=self.norm),
@@ -299,6 +310,10 @@ class Design:
             for name, columns in (("q_proj", wide), ("k_proj", narrow), ("v_proj", narrow)):
                 yield from shapes_of(f"{attn}.{name}", dim, columns, bias=self.qkv_bias)
             yield from shapes_of(f"{attn}.out_proj", wide, dim, bias=self.out_bias)
+        relative = {} if self.disentangled is None else self.disentangled.projections
+        for name in relative.values():
+            if name.startswith("pos_"):
+                yield from shapes_of(f"attn.{name}", dim, wide, bias=self.qkv_bias)
         if layer.qk_norm != "no":
             sizes = (wide, narrow) if layer.qk_norm == "width" else (size, size)
             for name, columns in zip("qk", sizes, strict=True):
@@ -339,13 +354,16 @@ class Design:
     def _block(self, number: int, layer: Attention, parameters: Arrays) -> Block:
         """Build layer `number` from the parameters whose names begin with "blocks.{number}."."""
         arrays = under(parameters, f"blocks.{number}.")
+        inside = {n: a for n, a in under(arrays, "attn.").items() if "_proj." in n}
+        relative = {name: inside.pop(name) for name in [*inside] if name.startswith("pos_")}
         attn = MultiHeadAttention.from_parameters(
-            {n: a for n, a in under(arrays, "attn.").items() if "_proj." in n},
+            inside,
             num_heads=layer.num_heads,
             rotary=layer.rotary,
             q_norm=self.norm(arrays, "attn.q_norm"),
             k_norm=self.norm(arrays, "attn.k_norm"),
         )
+        attn.parameters |= relative
         norms = ("norm1", "norm2", "out_norm1", "out_norm2")
         others: dict[str, Any] = {name: self.norm(arrays, name) for name in norms}
         for name in ("scale1", "scale2"):

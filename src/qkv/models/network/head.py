@@ -40,6 +40,8 @@ class Head:
         padding: for the pooling "lasttoken", the id of the padding token. The head reads the last
             token with another id; if a text has only padding tokens, the head reads the text's
             first token. If `padding` is None, the head reads the last token.
+        late: whether the pooling follows the activation after the dense layer, and not the last
+            hidden states.
         classes: whether each token gets logits for classes instead of words.
         embeds: whether the head pools and gives one vector per text instead of logits.
         projects: whether the head has a last projection.
@@ -60,6 +62,7 @@ class Head:
     pool: Literal["cls", "lasttoken", "mean", "patches", "cls and mean", "end"] | None = None
     end: int | None = None
     padding: int | None = None
+    late: bool = False
     classes: bool = False
     embeds: bool = False
     projects: bool = True
@@ -131,7 +134,9 @@ class BuiltHead:
     def _run(self, rows: Array, cu: Array, ids: Array | None = None) -> tuple[Array, Saved]:
         """Run the forward pass; also return the values of each step for `backward`."""
         steps, saved = self.steps, Saved(cu=cu, shape=rows.shape)
-        if steps.pool == "end" or steps.padding is not None:
+        if steps.late:
+            pass
+        elif steps.pool == "end" or steps.padding is not None:
             assert ids is not None
             saved["ends"] = _ends(ids, cu, steps)
             rows = _at(rows, saved["ends"])
@@ -143,6 +148,9 @@ class BuiltHead:
         if steps.activation is not None:
             saved["activation"] = rows
             rows = activate(rows, steps.activation)
+        if steps.late and steps.pool is not None:
+            saved["shape"] = rows.shape
+            rows = _pool(rows, cu, steps.pool)
         if self.norm is not None:
             rows, saved["norm"] = self.norm.run(rows)
         if steps.scale != 1:
@@ -177,13 +185,17 @@ class BuiltHead:
         if self.norm is not None:
             inner = record and record.under("head.norm.")
             grad = part_back(self.norm, grad, saved["norm"], "head.norm", gradients, inner).x
+        if steps.late and steps.pool is not None:
+            grad = _unpool(grad, saved["cu"], steps.pool, saved["shape"])
         if steps.activation == "tanh":
             grad = grad * (1 - np.square(np.tanh(saved["activation"])))
         elif steps.activation is not None:
             grad = activation_grad(saved["activation"], grad, steps.activation)
         if steps.dense:
             grad = project_back(saved["dense"], self.parameters, "head.dense_proj", grad, gradients)
-        if "ends" in saved:
+        if steps.late:
+            pass
+        elif "ends" in saved:
             grad = _at_back(grad, saved["ends"], saved["shape"])
         elif steps.pool is not None:
             grad = _unpool(grad, saved["cu"], steps.pool, saved["shape"])

@@ -18,7 +18,7 @@ from qkv.layers.block import BlockSaved
 from qkv.layers.norm import NormSaved
 from qkv.layers.stepping import BlockSteps, made_of, steps_for
 from qkv.models.network._embedding import Embedding, EmbeddingSaved
-from qkv.models.network._relative_bias import RelativeBias
+from qkv.models.network._relative_bias import RelativeBias, RelativeTable
 from qkv.models.network.batch import Batch
 from qkv.models.network.head import BuiltHead
 from qkv.ops.kernel import variant_and_threads
@@ -65,6 +65,7 @@ class Transformer:
         options: the options of `qkv.attention` in each layer.
         same_as: for each layer, the number of the first layer with the same parameters.
         bias: a bias that every layer adds to its attention scores.
+        relative: the relative positions of every layer, which meet its queries and keys.
         final_norm: the norm after the last layer.
         final_proj: the linear layer after the final norm: "final_proj.weight" (D, E). In most
             models, the dict is empty, and the last vectors have size D.
@@ -76,6 +77,7 @@ class Transformer:
     options: list[dict[str, Any]]
     same_as: list[int]
     bias: RelativeBias | None = None
+    relative: RelativeTable | None = None
     final_norm: Norm | None = None
     final_proj: Arrays = field(default_factory=dict)
     head: BuiltHead | None = None
@@ -188,11 +190,14 @@ class Transformer:
         if batch.keys is not None:
             masks = {n: batch.keys & masks.get(n, True) for n in range(len(self.layers))}
         rows, settings = of_rows(record, batch.cu), self.settings(batch.longest, masks)
+        relative = None if self.relative is None else self.relative(batch.longest)
         x, embedding = batch.embed(self.embedding, rows)  # (total, D)
         saved: list[BlockSaved] = []
         for number in range(len(self.layers))[first:stop]:
             options = {**settings[number], "positions": batch.rotary, "top_k": top_k}
             options["record"] = record and record.under(f"blocks.{number}.")
+            if relative is not None:
+                options["relative"] = relative
             x, values = self.layers[number].run(x, cu=batch.cu, save=save, **options)
             saved += [values] if save else []
         x, last = self.finish(x, rows) if stop is None else (x, (None, None))
@@ -235,6 +240,8 @@ class Transformer:
             if self.bias is not None:
                 table = self.bias.backward(back.options["bias"], longest, longest)
                 arrays["relative_bias.weight"] = table
+            if self.relative is not None:
+                arrays |= self.relative.backward(back.options["relative"], longest)
             for name, array in arrays.items():  # layers may share parameters: add their gradients
                 gradients[name] = gradients[name] + array if name in gradients else array
         assert saved.embedding is not None

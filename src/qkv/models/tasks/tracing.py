@@ -398,7 +398,7 @@ def as_trace(
         offsets=[text.offsets for text in batch.texts],
         special=[text.special for text in batch.texts],
         texts=[text.text for text in batch.texts],
-        settings=network.settings(batch.longest, masks),
+        settings=_settings(network, arrays, batch.longest, masks),
         model=model.name,
         last_is_normed=model.design.last_is_normed,
         num_layers=len(network.layers),
@@ -533,6 +533,20 @@ def traced_pair(
             i: {**layer.options, **across} for i, layer in enumerate(network.cross_attention)
         },
     )
+
+
+def _settings(
+    network: Transformer, arrays: Arrays, longest: int, masks: Any
+) -> dict[int, dict[str, Any]]:
+    """Return each layer's options, with the bias of relative positions if Q and K are recorded."""
+    settings = network.settings(longest, masks)
+    relative = None if network.relative is None else network.relative(longest)
+    for number, layer in enumerate(network.layers):
+        names = [f"blocks.{number}.attn.hook_{name}" for name in "qk"]
+        if relative is not None and all(name in arrays for name in names):
+            heads = {name[-1]: np.swapaxes(arrays[name], 1, 2) for name in names}
+            settings[number]["bias"] = relative.bias(layer.attn.parameters, heads)
+    return settings
 
 
 def after_start(model: ModelBase, text: Tokenized, count: int) -> Tokenized:

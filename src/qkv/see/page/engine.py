@@ -240,7 +240,9 @@ def _reasons(model: Model) -> Iterator[str]:
         yield "has no language-model head"
     others = {
         "experts": design.experts is not None,
-        "biases by distance": design.buckets is not None or any(layer.alibi for layer in layers),
+        "biases by distance": design.buckets is not None
+        or design.disentangled is not None
+        or any(layer.alibi for layer in layers),
         "sinks": any(layer.sinks for layer in layers),
         "cross-attention": design.cross,
         "layers that share parameters": list(design.same_as) != sorted(set(design.same_as)),
