@@ -40,6 +40,10 @@ KINDS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "tagger": ({**CONFIG, "architectures": ["BertForTokenClassification"]}, TEXT),
     "masked LM": ({}, WORDS),
     "decoder": (CONFIGS["gpt2"], WORDS | {"losses", "generate"}),
+    "predictor": (
+        {"model_type": "qkv-plain", "vocab_size": 30, "output_vocab_size": 20},
+        TEXT | {"unembed", "logits"},
+    ),
     "encoder-decoder": (
         {**CONFIGS["t5"], "vocab_size": 30},
         {"trace", "text", "view", "encode", "unembed", "generate"},

@@ -107,8 +107,8 @@ class Block:
         norm1: the norm of the attention; if `post_norm` is True, it must not be None.
         mlp: the MLP or the mixture of experts. If the block has only attention, `mlp` and `norm2`
             are None.
-        norm2: the norm of the MLP. If `out_norm2` is given, `norm2` may be None. In a parallel
-            block, `norm2` may also be None: the MLP and the attention can share `norm1`.
+        norm2: the norm of the MLP. It may be None if `out_norm2` is given, if `norm1` is None, or
+            in a parallel block, in which the MLP and the attention can share `norm1`.
         post_norm: whether each norm comes after its part.
         out_norm1: the norm of the attention's output; not allowed with `post_norm`.
         out_norm2: the norm of the MLP's output; not allowed with `post_norm`.
@@ -167,10 +167,11 @@ class Block:
                 "mlp and post_norm=False"
             )
         normed = norm2 is not None or out_norm2 is not None
-        if (mlp is None) == normed and not parallel:
+        bare = norm1 is norm2 is None
+        if (mlp is None) == normed and not (parallel or bare):
             raise value_error(
                 "mlp and norm2 belong together: give both, or None for both, or out_norm2 "
-                "instead of norm2"
+                "instead of norm2; without norms, leave norm1 out too"
             )
         behind: dict[str, Any] = {"out_norm1": out_norm1, "out_norm2": out_norm2}
         behind |= {"scale1": scale1, "scale2": scale2}

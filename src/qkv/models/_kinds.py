@@ -25,6 +25,8 @@ def kind_of(design: AnyDesign) -> str:
     if head.classes:
         return "tagger"
     is_causal = all(layer.options.get("is_causal") for layer in design.layers)
+    if head.outputs != design.vocabulary:
+        return "predictor"
     return "decoder" if is_causal else "masked LM"
 
 

@@ -1,4 +1,4 @@
-"""Small attention-only models: a single layer for lessons, and a decoder."""
+"""Small models for lessons and studies: one layer, attention only, and a plain transformer."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -83,7 +83,37 @@ def attention_only(config: Config) -> Design:
     return Design(**stack(config, layers=attention(config), **_ATTENTION_ALONE, head=top))
 
 
+def plain(config: Config) -> Design:
+    """Return the design of a small pre-norm transformer, for studies of whole mechanisms.
+
+    Each part can be switched off: with `"norms": false`, the model can hold a compiled program, and
+    with one layer and fewer words in the output than in the input, it can learn arithmetic.
+
+    Source:
+        Lindner et al. 2023, "Tracr: Compiled Transformers as a Laboratory for Interpretability";
+        Nanda et al. 2023, "Progress measures for grokking via mechanistic interpretability".
+    """
+    dim, heads, size = config.sized_heads()
+    normed, biases = config.flag("norms"), config.flag("biases")
+    outputs = config.size_or_none("output_vocab_size") or config.size("vocab_size")
+    hidden = config.size_or_none("intermediate_size") or 4 * dim
+    return Design(
+        **stack(
+            config,
+            layers=Attention(heads, heads, size, options={"is_causal": config.flag("causal")}),
+            hidden=hidden if config.flag("mlp") else 0,
+            norms="before" if normed else "none",
+            final_norm=normed,
+            qkv_bias=biases,
+            out_bias=biases,
+            mlp_bias=biases,
+            head=Head(outputs, bias=biases),
+        )
+    )
+
+
 FAMILIES = read_families(
-    "lessons.toml", {"qkv-lesson": lesson, "qkv-attention-only": attention_only}
+    "lessons.toml",
+    {"qkv-lesson": lesson, "qkv-attention-only": attention_only, "qkv-plain": plain},
 )
 LESSON = FAMILIES[0]

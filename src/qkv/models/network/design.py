@@ -156,7 +156,7 @@ class Design:
         norms: where the norms of a block are. "before": a norm precedes the attention and the MLP.
             "behind": the outputs of the attention and of the MLP are each normalised before the
             residual sum. "both": the attention and the MLP each have a norm "before" and a norm
-            "behind". "after": a norm follows each residual sum.
+            "behind". "after": a norm follows each residual sum. "none": blocks have no norms.
         parallel: whether a block's MLP reads the block's input instead of the sum after the
             attention, as in GPT-NeoX. If `parallel` is True, `norms` must be "before".
         mlp_norm: whether the MLP has its own norm. If `mlp_norm` is False, the MLP shares the
@@ -203,7 +203,7 @@ class Design:
     projects_first: bool = False
     embed_scale: float = 1.0
     embed_norm: bool = False
-    norms: Literal["after", "before", "both", "behind"] = "before"
+    norms: Literal["after", "before", "both", "behind", "none"] = "before"
     parallel: bool = False
     mlp_norm: bool = True
     first_norm: bool = True
@@ -320,13 +320,13 @@ class Design:
                 yield from self._norm_shapes(f"attn.{name}_norm", columns)
         if layer.sinks:
             yield "attn.sinks", (layer.num_heads,)
-        if (number > 0 or self.first_norm) and self.norms != "behind":
+        if (number > 0 or self.first_norm) and self.norms not in ("behind", "none"):
             yield from self._norm_shapes("norm1", dim)
         if self.cross:
             yield from self._norm_shapes("norm_cross", dim)
         if self.hidden:
             yield from self._mlp_shapes(number)
-            if self.mlp_norm and self.norms != "behind":
+            if self.mlp_norm and self.norms not in ("behind", "none"):
                 yield from self._norm_shapes("norm2", dim)
         if self.norms in ("both", "behind"):
             yield from self._norm_shapes("out_norm1", dim)

@@ -249,6 +249,8 @@ def _reasons(model: Model) -> Iterator[str]:
         "layer scales": design.layer_scale or design.residual_scale != 1,
         "norms without weights": not design.norm_weight,
         "no MLPs": not design.hidden,
+        "no norms": design.norms == "none",
+        "another vocabulary for its output": head is not None and head.outputs != design.vocabulary,
         "layers of different sizes": len(
             {(n.num_heads, n.num_kv_heads, n.head_size) for n in layers}
         )
