@@ -139,6 +139,11 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         | {"embedding_multiplier": 3.0, "logits_scaling": 2.0},
         ("GraniteForCausalLM",),
     ),
+    "gte": (ENCODER, ("GteForMaskedLM", "GteForSequenceClassification")),
+    "jina_embeddings_v3": (
+        ENCODER,
+        ("JinaEmbeddingsV3ForMaskedLM", "JinaEmbeddingsV3ForSequenceClassification"),
+    ),
     "llama": (DECODER, ("LlamaForCausalLM", "LlamaForSequenceClassification")),
     "mistral": (
         {**DECODER, "sliding_window": 4},

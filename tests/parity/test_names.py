@@ -198,7 +198,7 @@ FAMILIES = {
 # Other families whose norms, MLPs and sums have the same names as in one of the families above.
 ALIKE = {
     **dict.fromkeys(("albert", "camembert", "distilbert", "electra", "mpnet", "roberta"), "bert"),
-    **dict.fromkeys(("deberta-v2", "xlm-roberta"), "bert"),
+    **dict.fromkeys(("deberta-v2", "jina_embeddings_v3", "xlm-roberta"), "bert"),
     **dict.fromkeys(("bloom", "gpt_neo", "opt"), "gpt2"),
     **dict.fromkeys(("eurobert", "gemma", "granite", "mistral", "phi3", "qwen2", "qwen3"), "llama"),
     **dict.fromkeys(("olmo", "smollm3", "stablelm"), "llama"),
@@ -210,7 +210,7 @@ ALIKE = {
 # Each value names the tests of a family, or says why the family needs no test of its own.
 ELSEWHERE = {
     "modernbert": "test_a_first_layer_without_its_norm",
-    "nomic_bert": "a BERT with a gate, whose parts both are held above",
+    **dict.fromkeys(("gte", "nomic_bert"), "a BERT with a gate, whose parts both are held above"),
     **dict.fromkeys(("gpt_oss", "mixtral", "qwen3_moe"), "experts, whose inside has no names"),
     **dict.fromkeys(("t5", "mt5"), "test_a_decoder_numbers_its_three_norms"),
     **dict.fromkeys(("clip", "clip_text_model", "clip_vision_model"), "test_clip.py"),

@@ -18,6 +18,9 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     GPTNeoXForCausalLM,
+    GteForMaskedLM,
+    GteForSequenceClassification,
+    GteModel,
     NomicBertForMaskedLM,
     NomicBertModel,
     Phi3ForCausalLM,
@@ -28,7 +31,7 @@ import qkv
 from models.sizes import SMALL
 
 from .families import FAMILIES
-from .models import Pair, compare_layers, compare_saved, made
+from .models import Pair, compare_batch, compare_layers, compare_saved, made
 
 
 @pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
@@ -137,6 +140,36 @@ def test_tensor_prefix_of_nomic_bert_2048(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found(ids).logits, expected.logits)
     np.testing.assert_array_equal(found(ids).last_hidden_state, expected.last_hidden_state)
     compare_saved(Pair(found, pair.theirs, pair.bound), tmp_path / "ours")
+
+
+@pytest.mark.parametrize("factor", [None, 1.0, 8.0])
+@pytest.mark.parametrize("kind", [GteForMaskedLM, GteForSequenceClassification, GteModel])
+def test_gte_in_its_first_format(tmp_path: Path, kind: type, factor: float | None) -> None:
+    """The first files of GTE have the model type "new" and scale rotary positions by "ntk"."""
+    pair = made(tmp_path, kind, FAMILIES["gte"].config_of("three heads"), torch.float64)
+    tensors = load_file(tmp_path / "model.safetensors")
+    renamed = {name.replace("gte.", "new.", 1): tensor for name, tensor in tensors.items()}
+    assert any("encoder.layer.2.mlp.up_gate_proj.weight" in name for name in renamed)
+    save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
+    config = {
+        **{"model_type": "new", "architectures": [kind.__name__.replace("Gte", "New")]},
+        **{"hidden_size": 36, "num_attention_heads": 3, "num_hidden_layers": 3, "vocab_size": 97},
+        **{"intermediate_size": 50, "max_position_embeddings": 64, "hidden_act": "gelu"},
+        **{"layer_norm_eps": 1e-12, "layer_norm_type": "layer_norm", "type_vocab_size": 1},
+        **{"position_embedding_type": "rope", "rope_theta": 500, "pack_qkv": True},
+        **{"logn_attention_scale": False, "logn_attention_clip1": False, "unpad_inputs": False},
+        **{"use_memory_efficient_attention": False, "hidden_dropout_prob": 0.1},
+        **{"auto_map": {"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"}},
+        "rope_scaling": None if factor is None else {"type": "ntk", "factor": factor},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    by = factor or 1.0
+    speeds = (500 * by) ** (-np.arange(0, 12, 2) / 12) / by ** (2 / 12)  # NTKScalingRotaryEmbedding
+    body = getattr(pair.theirs, "gte", pair.theirs)
+    body.rotary_emb.inv_freq = torch.tensor(speeds)
+    found = Pair(qkv.load(tmp_path), pair.theirs, pair.bound)
+    compare_layers(found, 23)
+    compare_batch(found, [23, 5, 1, 14], "right")
 
 
 def test_an_index_that_names_wrong_files_loads_as_in_transformers(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
+from qkv.layers import Rotary
 from qkv.models.families._rope import OlderKeys, RotaryDefaults, read_rotaries, read_rotary
 from qkv.models.families._shared import read_families, stack
 from qkv.models.files.config import FULL, MOST_LAYERS, SLIDING, Config
-from qkv.models.files.names import PartNames
+from qkv.models.files.names import PartNames, fused
 from qkv.models.files.read import ModelError
 from qkv.models.network import Buckets, Disentangled
 from qkv.models.network.design import Attention, Design
@@ -58,8 +59,53 @@ def head(config: Config, activation: str, *, pooled: str = "tanh") -> Head | Non
 
 def bert(config: Config) -> Design:
     """Return the design of a BERT: learned positions, segments, and post-norms."""
+    if _is_jina_bert(config):
+        return _jina_bert(config)
     top = head(config, config.activation("hidden_act"))
     return encoder(config, token_types=config.size("type_vocab_size"), head=top)
+
+
+def _is_jina_bert(config: Config) -> bool:
+    """Return whether the model is a JinaBERT (jina-embeddings-v2), which has ALiBi."""
+    return config.values.get("position_embedding_type") == "alibi"
+
+
+def _normalizes_qk(config: Config) -> bool:
+    """Return whether a JinaBERT normalises queries and keys; only the name of its code says so."""
+    return "qk-post-norm" in str(config.value("auto_map", ""))
+
+
+def _jina_bert(config: Config) -> Design:
+    """Return the design of a JinaBERT: scores that decrease with distance, and gated MLPs."""
+    _, heads, size = config.heads()
+    config.only("position_embedding_type", "alibi")
+    norm: Literal["width", "no"] = "width" if _normalizes_qk(config) else "no"
+    return _post_norm(
+        config,
+        layers=Attention(heads, heads, size, alibi=True, qk_norm=norm),
+        activation=config.choice("feed_forward_type", {"geglu": "gelu", "reglu": "relu"}),
+        positions=0,
+        token_types=config.size("type_vocab_size"),
+        gated=True,
+        mlp_bias="down",
+        head=head(config, config.activation("hidden_act")),
+    )
+
+
+def _bert_names(names: PartNames, config: Config) -> PartNames:
+    """Return the parameter names; a JinaBERT has other names in its MLPs and norms."""
+    if not _is_jina_bert(config):
+        return names
+    wide, parts = "mlp.gated_layers", {"mlp.down_proj": "mlp.wo", "norm2": "mlp.layernorm"}
+    both = ["blocks.*.mlp.gate_proj", "blocks.*.mlp.up_proj"]
+    if _normalizes_qk(config):
+        wide, both = "mlp.up_gated_layer", both[::-1]
+        parts = {"mlp.down_proj": "mlp.down_layer", "norm1": "layer_norm_1"}
+        parts |= {"norm2": "layer_norm_2", "attn.q_norm": "attention.self.layer_norm_q"}
+        parts |= {"attn.k_norm": "attention.self.layer_norm_k"}
+    block = "encoder.layer.*."
+    named = {f"blocks.*.{our}": block + their for our, their in parts.items()}
+    return {**names, **named, **fused(block + wide, *both)}
 
 
 def distilbert(config: Config) -> Design:
@@ -133,9 +179,19 @@ def _albert_names(names: PartNames, config: Config) -> PartNames:
 
 def roberta(config: Config) -> Design:
     """Return the design of a RoBERTa: a BERT with positions that skip padding tokens."""
+    _need_no_adapters(config)
     padding, token_types = config.whole("pad_token_id"), config.size("type_vocab_size")
     shared = encoder(config, token_types=token_types, head=head(config, "gelu"))
     return _behind_padding(shared, padding, config)
+
+
+def _need_no_adapters(config: Config) -> None:
+    """Raise an error for jina-embeddings-v3 in its first format, whose layers have adapters."""
+    if tasks := config.value("lora_adaptations", None):
+        raise ModelError(
+            f"{config.source}: lora_adaptations is {tasks!r:.80}: qkv does not apply task "
+            "adapters: load the model in the format of transformers (model_type jina_embeddings_v3)"
+        )
 
 
 def _behind_padding(shared: Design, padding: int, config: Config) -> Design:
@@ -310,7 +366,56 @@ def nomic_bert(config: Config) -> Design:
     )
 
 
-FAMILIES = read_families(
+def _rotated(config: Config, rotary: Rotary, **fields: Any) -> Design:
+    """Return the design of an encoder with rotary positions and a norm after each part."""
+    _, heads, size = config.sized_heads()
+    types = config.whole("type_vocab_size")
+    layers = Attention(heads, heads, size, rotary=rotary)
+    return _post_norm(config, layers=layers, token_types=types, **fields)
+
+
+def jina_embeddings_v3(config: Config) -> Design:
+    """Return the design of a jina-embeddings-v3 without task adapters: a rotary XLM-RoBERTa."""
+    _, _, size = config.sized_heads()
+    rotary = read_rotary(config, size, RotaryDefaults(20000.0))
+    return _rotated(config, rotary, head=head(config, "gelu"))
+
+
+def gte(config: Config) -> Design:
+    """Return the design of a GTE: rotary positions and gated MLPs."""
+    _, _, size = config.sized_heads()
+    rotary = read_rotary(config, size, RotaryDefaults(160000.0))
+    return _rotated(config, rotary, gated=True, mlp_bias="down", head=head(config, "gelu"))
+
+
+# Keys of the first code of GTE, each with the values that qkv supports. Its xformers kernel drops
+# padding; qkv always does.
+_NEW_NEUTRAL = {
+    **{"position_embedding_type": ("rope",), "layer_norm_type": ("layer_norm",)},
+    **{"pack_qkv": (True,), "logn_attention_scale": (False, None)},
+}
+
+
+def new(config: Config) -> Design:
+    """Return the design of a GTE in its first format, whose `model_type` is "new"."""
+    for key, allowed in _NEW_NEUTRAL.items():
+        config.only(key, *allowed)
+    _, _, size = config.sized_heads()
+    table = Config(config.table("rope_scaling"), f"{config.source}: rope_scaling")
+    table.choice(table.spelling("type", "rope_type"), {"ntk": True}, "ntk")
+    table.only("mixed_b", None)
+    factor = max(table.positive("factor", 1.0), 1.0)
+    table.finish()
+    # "ntk" multiplies the base, and divides all angles.
+    values = {"rope_theta": config.positive("rope_theta") * factor}
+    values["max_position_embeddings"] = config.size("max_position_embeddings")
+    scaling = {"rope_type": "linear", "factor": factor ** (2 / size)}
+    rotary = read_rotary(Config({**values, "rope_scaling": scaling}, config.source), size)
+    top = head(config, config.activation("hidden_act"))
+    return _rotated(config, rotary, gated=True, mlp_bias="down", head=top)
+
+
+_ALL = read_families(
     "bert.toml",
     {
         "bert": bert,
@@ -324,6 +429,11 @@ FAMILIES = read_families(
         "deberta-v2": deberta_v2,
         "modernbert": modernbert,
         "nomic_bert": nomic_bert,
+        "gte": gte,
+        "new": new,
+        "jina_embeddings_v3": jina_embeddings_v3,
     },
-    **{"albert": _albert_names, "deberta-v2": _deberta_names},
+    **{"albert": _albert_names, "bert": _bert_names, "deberta-v2": _deberta_names},
 )
+# transformers has no class for the first format of GTE.
+FAMILIES = [family for family in _ALL if family.model_type != "new"]

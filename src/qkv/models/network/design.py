@@ -175,7 +175,7 @@ class Design:
         gated: whether the MLP has a gate.
         qkv_bias: whether the linear layers to queries, keys and values have biases.
         out_bias: whether the output projection of the attention has a bias.
-        mlp_bias: whether the linear layers of the MLP have biases.
+        mlp_bias: whether the linear layers of the MLP have biases; "down" if only the last has one.
         experts: the mixture of experts that replaces the MLPs; None for one MLP in each block.
         buckets: the buckets of the relative position bias, as in T5. All layers share the bias.
             If `buckets` is None, the model has no relative position bias.
@@ -218,7 +218,7 @@ class Design:
     gated: bool = False
     qkv_bias: bool = True
     out_bias: bool = True
-    mlp_bias: bool = True
+    mlp_bias: bool | Literal["down"] = True
     experts: Mixture | GatedMixture | None = None
     buckets: Buckets | None = None
     disentangled: Disentangled | None = None
@@ -344,7 +344,8 @@ class Design:
             yield from ((f"mlp.{name}", shape) for name, shape in experts)
             return
         for name, size in mlp_sizes(dim, hidden, gated=self.gated).items():
-            yield from shapes_of(f"mlp.{name}", *size, bias=self.mlp_bias)
+            bias = name == "down_proj" if self.mlp_bias == "down" else self.mlp_bias
+            yield from shapes_of(f"mlp.{name}", *size, bias=bias)
 
     def _norm_shapes(self, name: str, size: int) -> Iterator[tuple[str, Shape]]:
         """Yield the name and shape of a norm's weight, and of its bias if norms have biases."""

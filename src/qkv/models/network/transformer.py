@@ -148,12 +148,12 @@ class Transformer:
 
         The argument `mask` (B, T) is False for masked tokens, and True for all other tokens. Masked
         columns between two unmasked tokens are computed too, so that the distance between the
-        tokens does not change. In models with ALiBi, the distance between two tokens counts only
-        unmasked columns. Therefore a model with ALiBi computes only unmasked columns, and the
-        function returns `mask` unchanged.
+        tokens does not change. In decoders with ALiBi, the distance between two tokens counts only
+        unmasked columns. Therefore such a decoder computes only unmasked columns, and the function
+        returns `mask` unchanged.
         """
-        has_alibi = any("alibi_slopes" in options for options in self.options)
-        return mask if has_alibi else without_holes(mask)
+        counts = any("alibi_slopes" in one and one.get("is_causal") for one in self.options)
+        return mask if counts else without_holes(mask)
 
     @quiet
     def run(
