@@ -1,5 +1,6 @@
 """`load`: find and read a model."""
 
+import json
 import os
 import re
 import warnings
@@ -18,9 +19,22 @@ from qkv.files import StrPath
 from qkv.models._cross_encoder import CrossEncoderModel
 from qkv.models._kinds import kind_of
 from qkv.models._other_libraries import LOADING, advising
-from qkv.models.families import design_of, towers
+from qkv.models.families import FAMILIES, design_of, towers
 from qkv.models.families.static_embedding import read_static
-from qkv.models.files import Pixels, Tensors, configure, read, read_notices, read_routing
+from qkv.models.files import (
+    Pixels,
+    Tensors,
+    configure,
+    gguf_config,
+    gguf_generation,
+    gguf_sentence,
+    gguf_tensors,
+    gguf_tokenizer,
+    read,
+    read_gguf,
+    read_notices,
+    read_routing,
+)
 from qkv.models.files.config import Config, lacking
 from qkv.models.files.find import DEFAULT, find_model, shipped_models
 from qkv.models.files.names import Names, Storage, read_weights
@@ -30,7 +44,7 @@ from qkv.models.network.design import Design, DualDesign, Seq2SeqDesign, VisionD
 from qkv.models.untrained import random_model
 from qkv.models.vision import DualEncoder, VisionModel
 from qkv.text import SubwordTokenizer
-from qkv.text.tokenizer import BareTokenizer, read_tokenizer
+from qkv.text.tokenizer import BareTokenizer, parse_tokenizer, read_tokenizer
 
 # The name of a model class without a head, such as BertModel, ends with one of these words.
 _BARE = ("Model", "Encoder", "Backbone")
@@ -57,14 +71,14 @@ def load(
     """Load a model.
 
     Args:
-        name_or_path: a folder, a short name ("books", "books-decoder", "minilm"), a Hub id
-            ("organisation/name"), or "random" for a small model with random weights. A folder holds
-            config.json, `*.safetensors` and tokenizer.json; without tokenizer.json, the model
-            accepts only ids. The models "books" and "books-decoder" come with qkv; qkv searches for
-            other names in the Hugging Face cache, then in an installed package, then on the Hub.
-            The default is the value of the environment variable `QKV_MODEL`, or "books" if this
-            variable is not set.
-        revision: a branch, tag or commit on the Hub; folders have no revisions.
+        name_or_path: a folder, a GGUF file, a short name ("books", "books-decoder", "minilm",
+            "smollm2"), a Hub id ("organisation/name", or an old name such as "gpt2"), or "random"
+            for a small model with random weights. A folder holds config.json, `*.safetensors` and
+            tokenizer.json; without tokenizer.json, the model accepts only ids. The models "books"
+            and "books-decoder" come with qkv; qkv searches for other names in the Hugging Face
+            cache, then in an installed package, then on the Hub. The default is the value of the
+            environment variable `QKV_MODEL`, or "books" if this variable is not set.
+        revision: a branch, tag or commit on the Hub; folders and files have no revisions.
         dtype: float32, float64 or bfloat16. By default, float16 and bfloat16 weights become
             float32; other weights keep the dtype of the file. With bfloat16, weights take half the
             memory, matrix products take about half the time, and results have two to three
@@ -97,10 +111,10 @@ def load(
         if chosen and len(error.args) == 1:
             raise type(error)(f"{error} (the name comes from QKV_MODEL)") from error
         raise
-    if Path(name).is_dir():
-        name = Path(name).expanduser().resolve().name
+    if Path(name).exists():
+        name = Path(name).expanduser().resolve().name.removesuffix(".gguf")
     try:
-        return _read(folder, name, kind)
+        return _read(folder, name, kind) if folder.is_dir() else _of_gguf(folder, name, kind)
     except read.ModelError as error:
         raise read.ModelError(read.plain(f"load: {message(error)}", 2000)) from error
 
@@ -174,6 +188,27 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -
         if (home / read.GENERATION).is_file()
         else None,
         notices=read_notices(folder),
+    )
+
+
+def _of_gguf(path: Path, name: str, kind: DType | None) -> Model:
+    """Read the model in a GGUF file."""
+    file = read_gguf(path)
+    config = gguf_config(file, FAMILIES)
+    design, names = design_of(config, path)
+    weights = read_weights(names, design, gguf_tensors(file, names), kind)
+    parts, sentence = gguf_tokenizer(file), gguf_sentence(file)
+    tokenizer = None if parts is None else _tested(path, lambda: _of_parts(parts))
+    if tokenizer is not None:
+        configure(tokenizer, sentence.tokenizer_config(), path, config["model_type"])
+    return Model(
+        name=name,
+        config=config,
+        design=design,
+        weights=weights,
+        tokenizer=tokenizer,
+        sentence=sentence,
+        generation=gguf_generation(file),
     )
 
 
@@ -254,9 +289,23 @@ def _tokenizer(
     if not path.is_file():
         return None
     read.need_file(path, read.MOST_TOKENIZER)
-    try:
+
+    def make() -> SubwordTokenizer:
         tokenizer = read_tokenizer(path, kind, trusted=path.parent in shipped_models().values())
-        tokenizer = tokenizer.lowercased() if lowercase else tokenizer
+        return tokenizer.lowercased() if lowercase else tokenizer
+
+    return _tested(path, make)
+
+
+def _of_parts(parts: Any) -> SubwordTokenizer:
+    """Return the tokenizer that the contents of a tokenizer.json describe."""
+    return parse_tokenizer(json.dumps(parts), SubwordTokenizer)
+
+
+def _tested(path: Path, make: Callable[[], SubwordTokenizer]) -> SubwordTokenizer:
+    """Make and test the tokenizer of a file."""
+    try:
+        tokenizer = make()
         tokenizer.tokenize("a")  # Some broken files raise an error only in this call.
     except BaseException as error:
         # A panic in the tokenizers library is a BaseException, but not an Exception.

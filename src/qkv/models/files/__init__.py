@@ -1,6 +1,9 @@
 """Find, check, read and write the folders of models."""
 
 from qkv.models.files._generation_config import Penalties
+from qkv.models.files._gguf import read_gguf
+from qkv.models.files._gguf_config import gguf_config, gguf_generation, gguf_tensors
+from qkv.models.files._gguf_tokenizer import gguf_sentence, gguf_tokenizer
 from qkv.models.files._image_preprocessor import Pixels
 from qkv.models.files._modules_json import Routing, read_routing
 from qkv.models.files._notices import read_notices

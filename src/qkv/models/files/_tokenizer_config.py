@@ -54,6 +54,7 @@ def configure(tokenizer: SubwordTokenizer, config: Config, home: Path, family: s
         "truncation_side", sides, "left" if tokenizer.cuts_left else "right"
     )
     tokenizer.add_tokens(_added_tokens(tokenizer, config, home))
+    tokenizer.chat_template = _templates(config)
     around = tokenizer.tokenize("").tokens
     for key in ("cls_token", "sep_token") if options and around else ():
         left_out += [key for token in _tokens(config, key) if token["content"] not in around]
@@ -64,6 +65,18 @@ def configure(tokenizer: SubwordTokenizer, config: Config, home: Path, family: s
             UserWarning,
             stacklevel=2,
         )
+
+
+def _templates(config: Config) -> str | dict[str, str] | None:
+    """Return the chat template, or several templates by name."""
+    key = "chat_template"
+    value = config.values.get(key)
+    if isinstance(value, list):  # [{"name": ..., "template": ...}, ...]
+        tables = [one if isinstance(one, dict) else {} for one in value]
+        value = {one.get("name"): one.get("template") for one in tables}
+    both = [*value, *value.values()] if isinstance(value, dict) else [value or ""]
+    config.need(all(isinstance(one, str) for one in both), key, value, "a string, or named strings")
+    return value
 
 
 def _steps(part: Any) -> Iterator[Any]:

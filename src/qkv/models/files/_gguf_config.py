@@ -1,0 +1,222 @@
+"""Turn a GGUF file's metadata into a config.json, and name its tensors as transformers does."""
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qkv.models.files._gguf import Blocks, Gguf, GgufTensors
+from qkv.models.files.config import Config
+from qkv.models.files.names import Family, Names
+from qkv.models.files.read import ModelError, plain
+
+TABLES = tomllib.loads(Path(__file__).with_name("gguf.toml").read_text("utf-8"))
+# Keys that `gguf_config` reads apart from the table, or that repeat what the tensors say.
+_READ = re.compile(
+    r"vocab_size|rope\.(dimension_count|scal.*)|attention\.(value_length|causal)|pooling_type"
+)
+_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+_POOLING = {0: None, 1: "mean", 2: "cls", 3: "lasttoken"}
+_ENDS = ("eos", "eot", "eom")  # the end of a text, of a turn, of a message
+_NAME = re.compile(r"(?:blk\.(\d{1,5})\.)?([\w.]+?)(\.weight|\.bias)")
+
+
+def gguf_config(file: Gguf, families: Mapping[str, Family]) -> dict[str, Any]:
+    """Return the config.json that describes the model in a GGUF file.
+
+    Args:
+        file: the file.
+        families: all families of models, keyed by `model_type`.
+
+    Raises:
+        ModelError: qkv does not support the architecture, or a value is missing or invalid.
+    """
+    about, own = _architecture(file), _own(file)
+    family = families[about["family"]]
+    dim, heads = own.size("embedding_length"), own.size("attention.head_count")
+    size = own.size("attention.key_length", max(1, dim // heads))
+    own.only("attention.value_length", size, None)
+    own.layers("block_count")
+    own.size("feed_forward_length")
+    values: dict[str, Any] = {"num_key_value_heads": heads, "head_dim": size, "rope_theta": 1e4}
+    values |= {"sliding_window": None, **about.get("values", {})}
+    values = {key: values[key] for key in values if key in family.defaults}
+    for key, value in own.values.items():
+        if not _READ.fullmatch(key):
+            usual = TABLES["config"].get(key, f"{own.source.rpartition(' ')[2]}.{key}")
+            spelled = [*family.spellings.get(usual, ()), usual][0]
+            values[spelled] = value.tolist() if isinstance(value, np.ndarray) else value
+    if "sliding_window" in values:  # 0 means that there is no window
+        values["sliding_window"] = values["sliding_window"] or None
+    values["vocab_size"] = _rows(file, "token_embd.weight")
+    if "token_types.weight" in file.tensors:
+        values["type_vocab_size"] = _rows(file, "token_types.weight")
+    values["tie_word_embeddings"] = "output.weight" not in file.tensors
+    for key, part in (("attention_bias", "attn_output"), ("mlp_bias", "ffn_up")):
+        if key in family.defaults:
+            values[key] = f"blk.0.{part}.bias" in file.tensors
+    if "large" in about:  # the largest model divides scores by another number
+        is_large = own.layers("block_count") == about["large"]
+        values["query_pre_attn_scalar"] = dim // heads if is_large else size
+    decodes = about["class"].endswith(("CausalLM", "LMHeadModel"))
+    if decodes and not own.flag("attention.causal", True):
+        values["is_causal"] = False
+    turned = own.size("rope.dimension_count", size)
+    if turned != size and "position_embd.weight" not in file.tensors:
+        values["partial_rotary_factor"] = turned / size
+    ids = special_ids(file)
+    values |= {f"{name}_token_id": ids[name] for name in ("bos", "eos", "pad") if name in ids}
+    values |= _scaling(file, own)
+    return {"model_type": family.model_type, "architectures": [about["class"]], **values}
+
+
+def gguf_pooling(file: Gguf) -> str | None:
+    """Return how the metadata says that token vectors become a text's vector, or None."""
+    kind = _own(file).whole("pooling_type", 0)
+    if kind not in _POOLING:
+        raise ModelError(f"{file.path}: pooling_type is {kind}, a reranker, which qkv cannot read")
+    return _POOLING[kind]
+
+
+def special_ids(file: Gguf) -> dict[str, int]:
+    """Return the ids of special tokens, keyed by their short names: bos, eos, unk, ..."""
+    found = Config(file.metadata, str(file.path))
+    names = {"unk": "unknown", "pad": "padding", "sep": "seperator"}
+    names |= {name: name for name in ("bos", "cls", "mask", *_ENDS)}
+    keys = {name: f"tokenizer.ggml.{full}_token_id" for name, full in names.items()}
+    return {name: found.whole(key) for name, key in keys.items() if key in file.metadata}
+
+
+def gguf_generation(file: Gguf) -> dict[str, Any]:
+    """Return the generation_config.json: the tokens that begin and end texts."""
+    ids = special_ids(file)
+    ends = list(dict.fromkeys(ids[end] for end in _ENDS if end in ids))
+    return {"eos_token_id": ends} if ends else {}
+
+
+def gguf_tensors(file: Gguf, names: Names) -> GgufTensors:
+    """Return the tensors of a GGUF file, with the names and the layout of transformers' files.
+
+    Raises:
+        ModelError: the file holds a tensor that the model's family has no name for.
+    """
+    about, own, family = _architecture(file), _own(file), names.family
+    heads = own.size("attention.head_count")
+    order = {"attn_q": heads, "attn_k": own.size("attention.head_count_kv", heads)}
+    found: dict[str, Blocks] = {}
+    for name, tensor in file.tensors.items():
+        if name in _FACTORS:
+            continue
+        match = _NAME.fullmatch(name)
+        number, part, kind = match.groups() if match else (None, name, "")
+        table = TABLES["tensors"]
+        ours = (table if number is None else table["blk"]).get(part)
+        ours = f"blocks.{number}.{ours}" if number is not None and ours else ours
+        if not isinstance(ours, str):
+            raise ModelError(
+                f"{file.path}: the tensor {plain(name, 80)} does not belong to a "
+                f"{family.model_type} model, as far as qkv knows"
+            )
+        if part.endswith("norm") and "offset" in about:
+            tensor = replace(tensor, offset=about["offset"])
+        if part in order and about.get("permuted"):
+            if tensor.shape[0] % (2 * order[part]):
+                raise ModelError(
+                    f"{file.path}: {plain(name, 80)} has {tensor.shape[0]} rows and "
+                    f"{order[part]} heads: each head must have an even number of rows"
+                )
+            tensor = replace(tensor, heads=order[part])
+        for one, share in _experts(ours, tensor):
+            theirs = names.tensor_of(one + kind)[0]
+            if (
+                len(share.shape) == 2
+                and one.endswith("_proj")
+                and not family.is_transposed(one + kind)
+            ):
+                share = replace(share, shape=share.shape[::-1], transposed=True)
+            prefix = family.prefix if theirs.startswith(family.body) and family.body else ""
+            found[prefix + theirs] = share
+    return GgufTensors(str(file.path), found)
+
+
+def _experts(ours: str, tensor: Blocks) -> list[tuple[str, Blocks]]:
+    """Return the name and tensor of each expert, if one tensor (experts, out, in) holds all."""
+    if "*" not in ours or len(tensor.shape) != 3:
+        return [(ours, tensor)]
+    parts = tensor.raw.reshape(tensor.shape[0], -1)
+    return [
+        (ours.replace("*", str(n)), replace(tensor, shape=tensor.shape[1:], raw=part))
+        for n, part in enumerate(parts)
+    ]
+
+
+def _architecture(file: Gguf) -> dict[str, Any]:
+    """Return the row of the table for a file's architecture."""
+    name, rows = file.metadata.get("general.architecture"), TABLES["architectures"]
+    if name not in rows:
+        raise ModelError(
+            f"{file.path}: the architecture is {name!r:.80}, which qkv does not support in GGUF "
+            f"files: it supports {', '.join(rows)}"
+        )
+    row = rows[name]
+    mixed = "experts" in row and bool(file.metadata.get(f"{name}.expert_count"))
+    return dict(rows[row["experts"]] if mixed else row)
+
+
+def _own(file: Gguf) -> Config:
+    """Return the metadata of the architecture, without its name before the keys."""
+    start = f"{file.metadata['general.architecture']}."
+    own = {key: value for key, value in file.metadata.items() if key.startswith(start)}
+    own = {key.removeprefix(start): value for key, value in own.items()}
+    return Config(own, f"{file.path}: {start[:-1]}")
+
+
+def _rows(file: Gguf, name: str) -> int:
+    """Return the number of rows of a tensor."""
+    if name not in file.tensors:
+        raise ModelError(f"{file.path}: the tensor {name} is missing: download the file again")
+    return file.tensors[name].shape[0]
+
+
+def _scaling(file: Gguf, own: Config) -> dict[str, Any]:
+    """Return the keys of a config.json about scaled rotary positions."""
+    kind = own.value("rope.scaling.type", "none")
+    limit = own.size_or_none("rope.scaling.original_context_length")
+    scale = own.positive_or_none("rope.scaling.attn_factor")
+    keys: dict[str, Any] = {"original_max_position_embeddings": limit} if limit else {}
+    factors = [_numbers(file, name) for name in _FACTORS if name in file.tensors]
+    if factors:
+        table = {"short_factor": factors[0], "long_factor": factors[-1], **keys}
+        scale = scale if scale else 1.0 if len(factors) == 1 else None
+        table |= {"rope_type": "longrope"} | ({"attention_factor": scale} if scale else {})
+        return keys | {"rope_scaling": table}
+    factor = own.positive_or_none("rope.scaling.factor")
+    if kind == "none" or factor is None:
+        return {}
+    if kind not in ("linear", "yarn"):
+        raise ModelError(
+            f"{own.source}.rope.scaling.type is {kind!r:.80}, which qkv does not support: it "
+            "supports none, linear, yarn and longrope"
+        )
+    table = {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        table |= {**keys, "attention_factor": (scale or 1.0) * max(1.0, 0.1 * math.log(factor) + 1)}
+        for name in ("beta_fast", "beta_slow"):
+            beta = own.positive_or_none(f"rope.scaling.yarn_{name}")
+            table |= {} if beta is None else {name: beta}
+    return {"rope_scaling": table}
+
+
+def _numbers(file: Gguf, name: str) -> list[float]:
+    """Return the values of a small tensor."""
+    tensor = file.tensors[name]
+    if len(tensor.shape) != 1:
+        raise ModelError(
+            f"{file.path}: {name} has shape {tensor.shape}: it must have one dimension"
+        )
+    return [float(value) for value in tensor.read()]

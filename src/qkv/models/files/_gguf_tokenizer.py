@@ -1,0 +1,281 @@
+"""Turn the vocabulary in a GGUF file's metadata into a tokenizer.json, as transformers does."""
+
+import base64
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from qkv.models.files._gguf import Gguf
+from qkv.models.files._gguf_config import TABLES, gguf_pooling, special_ids
+from qkv.models.files.config import Config
+from qkv.models.files.read import CONFIG, MODULES
+from qkv.models.files.sentence import TOKENIZER_CONFIG, Sentence
+from qkv.text.tokenized import to_bytes
+
+_CONTROL, _ADDED = 3, 4  # values of token_type: a special token, and a token that a user added
+_LONGEST = 1000  # The maximum number of characters of a token.
+_BLANK = "▁"
+_START, _TEMPLATE = "tokenizer.ggml.", "tokenizer.chat_template"
+_NO_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+_NAMED = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
+Parts = dict[str, Any]  # Parts of a tokenizer.json.
+
+
+def gguf_tokenizer(file: Gguf) -> Parts | None:
+    """Return the contents of a tokenizer.json; None if the file holds no tokenizer.
+
+    Unlike transformers, this function obeys `add_space_prefix` and `precompiled_charsmap`, and
+    keeps special tokens with letters outside the byte alphabet.
+
+    Raises:
+        ModelError: qkv does not support the kind of tokenizer, or a value is invalid.
+    """
+    own = _own(file)
+    kind = own.value("model", "none")
+    if kind in ("none", "no_vocab"):
+        return None
+    reader = own.choice("model", _KINDS)
+    tokens, ids = _tokens(own), special_ids(file)
+    types = _numbers(own, "token_type", "iu", len(tokens))
+    own.need(not len(types) or len(types) == len(tokens), "token_type", types, "as long as tokens")
+    for name, index in ids.items():
+        own.need(index < len(tokens), f"{name}_token_id", index, f"less than {len(tokens)}")
+    special = {*ids.values(), *np.flatnonzero(types == _CONTROL).tolist()}
+    added = special.union(np.flatnonzero(types == _ADDED).tolist())
+    parts = reader(own, tokens, added)
+    vocabulary = parts["model"]["vocab"]
+    listed = [
+        {"id": index, "content": tokens[index], **_NO_FLAGS, "special": index in special}
+        for index in sorted(added)
+        if isinstance(vocabulary, list) or vocabulary.get(tokens[index]) == index
+    ]
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": listed, **parts}
+
+
+def gguf_sentence(file: Gguf) -> Sentence:
+    """Return the steps from a text to a vector, with the contents of a tokenizer_config.json.
+
+    The tokenizer_config.json holds the special tokens and the chat templates.
+    """
+    own, ids = _own(file), special_ids(file)
+    tokens, is_bert = _tokens(own), own.value("model", "") == "bert"
+    config: Parts = {"tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast"}
+    named = {name: ids[name] for name in _NAMED if name in ids}
+    config |= {f"{name}_token": tokens[index] for name, index in named.items()}
+    templates = {
+        key.removeprefix(_TEMPLATE).removeprefix(".") or "default": text
+        for key, text in file.metadata.items()
+        if key == _TEMPLATE or key.startswith(f"{_TEMPLATE}.")
+    }
+    for name, text in templates.items():
+        own.need(isinstance(text, str), f"chat_template {name:.40}", text, "a string")
+    if templates:
+        several = [{"name": name, "template": text} for name, text in templates.items()]
+        config["chat_template"] = templates.get("default") if len(several) == 1 else several
+    values: dict[str, Any] = {TOKENIZER_CONFIG: config}
+    mode = gguf_pooling(file)
+    if mode is not None:
+        kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+        values[MODULES] = [
+            {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for n, (path, kind) in enumerate(kinds.items())
+        ]
+        values[f"1_Pooling/{CONFIG}"] = {"pooling_mode": mode}
+    files = {name: json.dumps(value, indent=2).encode() for name, value in values.items()}
+    return Sentence(modes=(mode or "mean",), has_pooling=mode is not None, files=files)
+
+
+def _own(file: Gguf) -> Config:
+    """Return the metadata about the tokenizer, without the beginning of the keys."""
+    own = {key: value for key, value in file.metadata.items() if key.startswith(_START)}
+    own = {key.removeprefix(_START): value for key, value in own.items()}
+    own["architecture"] = file.metadata["general.architecture"]
+    return Config(own, f"{file.path}: {_START[:-1]}")
+
+
+def _tokens(own: Config, key: str = "tokens") -> list[str]:
+    """Return a list of strings."""
+    value = own.value(key, [])
+    fine = isinstance(value, list) and max(map(len, value), default=0) <= _LONGEST
+    own.need(fine, key, "another value", f"a list of strings of at most {_LONGEST} characters")
+    return list(value)
+
+
+def _numbers(own: Config, key: str, kinds: str, count: int) -> Any:
+    """Return an array of `count` numbers, or of none if the file has none."""
+    value = own.value(key, np.empty(0, np.int32))
+    fine = isinstance(value, np.ndarray) and value.dtype.kind in kinds
+    own.need(fine and len(value) in (0, count), key, "another value", f"a list of {count} numbers")
+    return value
+
+
+def _byte_level(own: Config, tokens: Sequence[str], added: set[int]) -> Parts:
+    """Return the parts of a byte-level BPE, such as GPT-2's."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = set(ByteLevel.alphabet())
+    spelled = {
+        token if index in added or letters.issuperset(token) else to_bytes(token): index
+        for index, token in enumerate(tokens)
+    }
+    ways = {name: way for way, names in TABLES["pre"].items() for name in names}
+    split = TABLES["split"].get(own.choice("pre", ways, "default"))
+    step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    steps: list[Parts] = [{**step, "use_regex": split is None}]
+    if split is not None:
+        rule = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated"}
+        steps.insert(0, {**rule, "invert": False})
+    return {
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "post_processor": _frame(own, tokens),
+        "decoder": {**step, "use_regex": True},
+        "model": {"type": "BPE", "vocab": spelled, "merges": _pairs(own)},
+    }
+
+
+def _sentence_piece(own: Config, tokens: Sequence[str], added: set[int]) -> Parts:
+    """Return the parts of a BPE of SentencePiece, in the way of Llama, Phi-3 or Gemma."""
+    way = str(own.values.get("architecture")).rstrip("23")
+    if way == "gemma":  # Gemma's merges are in the order of the tokens, not of the scores.
+        tokens = [_BLANK * len(t) if not t.strip(" ") else t for t in tokens]
+        scores = -np.arange(len(tokens))
+    else:
+        scores = _numbers(own, "scores", "f", len(tokens))
+    merges = _pairs(own) if "merges" in own.values else _pairs_of(tokens, scores.tolist())
+    replaced = {"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}
+    before = own.flag("add_space_prefix", True) and way != "gemma"
+    back = {"type": "Replace", "pattern": {"String": _BLANK}, "content": " "}
+    decoders: list[Parts] = [back, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    decoders += [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] * before
+    parts: Parts = {"normalizer": None, "pre_tokenizer": None}
+    if way == "gemma":
+        rule = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"}
+        parts = {"normalizer": replaced, "pre_tokenizer": {**rule, "invert": False}}
+    elif way == "phi" and before:
+        steps = [{"type": "Prepend", "prepend": _BLANK}, replaced]
+        parts["normalizer"] = {"type": "Sequence", "normalizers": steps}
+    else:
+        scheme = "first" if before else "never"
+        rule = {"type": "Metaspace", "replacement": _BLANK, "prepend_scheme": scheme}
+        parts["pre_tokenizer"] = {**rule, "split": False}
+    unknown = "<unk>" if way == "gemma" else None
+    model = {"type": "BPE", "fuse_unk": True, "byte_fallback": True, "unk_token": unknown}
+    model |= {"vocab": {token: index for index, token in enumerate(tokens)}, "merges": merges}
+    frame = _frame(own, tokens, bos=True)
+    return {**parts, "post_processor": frame, "decoder": _sequence(decoders), "model": model}
+
+
+def _unigram(own: Config, tokens: Sequence[str], added: set[int]) -> Parts:
+    """Return the parts of a Unigram model of SentencePiece, as for T5 and XLM-R."""
+    scores = _numbers(own, "scores", "f", len(tokens))
+    own.need(len(scores) == len(tokens), "scores", "missing", f"a list of {len(tokens)} numbers")
+    table = _numbers(own, "precompiled_charsmap", "iu", len(own.value("precompiled_charsmap", ())))
+    coded = base64.b64encode(table.astype(np.uint8).tobytes()).decode()
+    mark = {"type": "Metaspace", "replacement": _BLANK, "prepend_scheme": "always", "split": True}
+    return {
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": coded} if coded else None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "WhitespaceSplit"}, mark],
+        },
+        "post_processor": _frame(own, tokens, eos=True),
+        "decoder": mark,
+        "model": {
+            "type": "Unigram",
+            "unk_id": own.whole("unknown_token_id", 2),
+            "vocab": [[token, float(x)] for token, x in zip(tokens, scores, strict=True)],
+            "byte_fallback": False,
+        },
+    }
+
+
+def _word_piece(own: Config, tokens: Sequence[str], added: set[int]) -> Parts:
+    """Return the parts of a BERT's WordPiece.
+
+    The file marks the beginnings of words, and a tokenizer.json the other tokens. The file does not
+    say whether the tokenizer converts texts to lower case: it does if no token has a capital.
+    """
+    spelled = {}
+    for index, token in enumerate(tokens):
+        named = token.startswith("[") and token.endswith("]")
+        word = token.removeprefix(_BLANK) if token.startswith(_BLANK) else f"##{token}"
+        spelled[token if named or index in added else word] = index
+    lower = not any(token != token.lower() for token in spelled if not token.startswith("["))
+    normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
+    ids = {"[CLS]": spelled.get("[CLS]"), "[SEP]": spelled.get("[SEP]")}
+    own.need(None not in ids.values(), "tokens", "a vocabulary", "one with [CLS] and [SEP]")
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
+    return {
+        "normalizer": {**normalizer, "strip_accents": None, "lowercase": lower},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": _template("[CLS]", "A", "[SEP]"),
+            "pair": [*_template("[CLS]", "A", "[SEP]"), *_template("", "B", "[SEP]", 1)],
+            "special_tokens": {t: {"id": t, "ids": [i], "tokens": [t]} for t, i in ids.items()},
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {**model, "max_input_chars_per_word": 100, "vocab": spelled},
+    }
+
+
+_KINDS: dict[str, Callable[[Config, Sequence[str], set[int]], Parts]] = {
+    "gpt2": _byte_level,
+    "llama": _sentence_piece,
+    "t5": _unigram,
+    "bert": _word_piece,
+}
+
+
+def _sequence(steps: list[Parts]) -> Parts:
+    """Return a decoder that applies several decoders."""
+    return {"type": "Sequence", "decoders": steps}
+
+
+def _pairs(own: Config) -> list[list[str]]:
+    """Return the merges of the file: two tokens each."""
+    pairs = [merge.split(" ") for merge in _tokens(own, "merges")]
+    own.need(all(len(pair) == 2 for pair in pairs), "merges", "a list", "pairs of tokens")
+    return pairs
+
+
+def _pairs_of(tokens: Sequence[str], scores: Sequence[float]) -> list[list[str]]:
+    """Return the merges that a vocabulary implies: each way to cut a token into two tokens."""
+    ids = {token: index for index, token in enumerate(tokens)}
+    found: list[tuple[float, str, str]] = []
+    for token, score in dict(zip(tokens, scores, strict=False)).items():
+        pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        pairs = [(left, right) for left, right in pairs if left in ids and right in ids]
+        pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+        found += [(score, *pair) for pair in pairs]
+    found.sort(key=lambda one: (one[0], len(one[1]), len(one[2])), reverse=True)
+    return [[left, right] for _, left, right in found]
+
+
+def _frame(own: Config, tokens: Sequence[str], *, bos: bool = False, eos: bool = False) -> Parts:
+    """Return the template that adds the tokens at the begin and the end of a text.
+
+    `bos` and `eos` say what to add if the file does not say it.
+    """
+    wanted = {"bos": own.flag("add_bos_token", bos), "eos": own.flag("add_eos_token", eos)}
+    ids = {name: own.whole(f"{name}_token_id", 0) for name in wanted}
+    keys = {name: wanted[name] and f"{name}_token_id" in own.values for name in wanted}
+    first, last = (tokens[ids[name]] if keys[name] else "" for name in wanted)
+    listed = {tokens[ids[name]]: ids[name] for name in wanted if keys[name]}
+    return {
+        "type": "TemplateProcessing",
+        "single": _template(first, "A", last),
+        "pair": [*_template(first, "A", last), *_template(first, "B", last, 1)],
+        "special_tokens": {t: {"id": t, "ids": [i], "tokens": [t]} for t, i in listed.items()},
+    }
+
+
+def _template(first: str, text: str, last: str, segment: int = 0) -> list[Parts]:
+    """Return a template: a text between two special tokens; "" stands for no token."""
+    around = [
+        [{"SpecialToken": {"id": one, "type_id": segment}}] * bool(one) for one in (first, last)
+    ]
+    return [*around[0], {"Sequence": {"id": text, "type_id": segment}}, *around[1]]

@@ -1,0 +1,300 @@
+"""Tests of GGUF files: blocks, metadata, broken files, and the model in a file."""
+
+import os
+import warnings
+
+import numpy as np
+import pytest
+
+from qkv.models import ModelError, load
+from qkv.models.files._gguf import dequantize, read_gguf
+
+from ..gguf_files import BYTE_LEVEL, BYTE_TOKENS, TEMPLATE, gguf, write_llama
+
+KINDS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+IDS = [[2, 70, 200, 5, 6]]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write_llama(tmp_path / "small.gguf")
+
+
+def refused(path, *parts):
+    """Assert that loading fails with one line that names the file and contains these parts."""
+    with pytest.raises(ModelError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert message.isprintable()
+    assert len(message) <= 2000
+    assert message.startswith("load: ")
+    for part in (path.name, *parts):
+        assert part in message, message
+
+
+# blocks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_are_dequantized_as_by_gguf(kind):
+    """Random bytes, with scales that are infinite or NaN, give the same bits."""
+    theirs = gguf.GGMLQuantizationType[kind]
+    _, size = gguf.GGML_QUANT_SIZES[theirs]
+    raw = np.random.default_rng(0).integers(0, 256, (3000, size), np.uint8)
+    with np.errstate(all="ignore"):
+        expected = gguf.dequantize(raw, theirs).reshape(-1)
+    found = dequantize(kind, raw.reshape(-1))
+    assert np.isfinite(expected).mean() > 0.9
+    odd = np.isnan(expected)
+    assert (np.isnan(found) == odd).all()
+    np.testing.assert_array_equal(found.view(np.int32)[~odd], expected.view(np.int32)[~odd])
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_a_matrix_of_each_type(tmp_path, kind):
+    name = "blk.1.ffn_down.weight"
+    path = write_llama(tmp_path / "a.gguf", kinds={name: kind})
+    reader = gguf.GGUFReader(path)
+    [stored] = [one for one in reader.tensors if one.name == name]
+    parameter = load(path).parameters["blocks.1.mlp.down_proj.weight"]
+    assert parameter.dtype == np.float32
+    np.testing.assert_array_equal(parameter.T, gguf.dequantize(stored.data, stored.tensor_type))
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "IQ4_XS", "I32", "MXFP4", "TQ2_0"])
+def test_another_type_is_named(path, kind):
+    raw = path.read_bytes()
+    entry = raw.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 16
+    code = int(gguf.GGMLQuantizationType[kind]).to_bytes(4, "little")
+    path.write_bytes(raw[:entry] + code + raw[entry + 4 :])
+    refused(path, f"token_embd.weight is {kind}, which qkv does not support", "Q4_K")
+
+
+# metadata
+
+
+def test_metadata_is_read_as_by_gguf(path):
+    ours, theirs = read_gguf(path), gguf.GGUFReader(path)
+    names = {name for name in theirs.fields if not name.startswith("GGUF.")}
+    assert set(ours.metadata) == names
+    for name in names:
+        value = ours.metadata[name]
+        value = value.tolist() if isinstance(value, np.ndarray) else value
+        assert value == theirs.fields[name].contents(), name
+    assert [*ours.tensors] == [one.name for one in theirs.tensors]
+    for one in theirs.tensors:
+        np.testing.assert_array_equal(ours.tensors[one.name].read(), one.data)
+
+
+def test_the_model_has_the_files_name_config_tokenizer_and_template(path):
+    model = load(path)
+    assert model.name == "small"
+    assert model.config["architectures"] == ["LlamaForCausalLM"]
+    assert model.config["rms_norm_eps"] == float(np.float32(1e-5))
+    assert model.tokenizer.chat_template == TEMPLATE
+    assert model.eos_ids == {0}
+    tokens = model.tokenize("the cat<|turn|> 12<think>é").tokens
+    assert tokens == ["th", "e", "Ġcat", "<|turn|>", "Ġ", "12", "<think>", "Ã", "©"]
+    assert model.tokenizer.special_ids == {0, 1}
+
+
+def test_end_tokens_and_named_templates(tmp_path):
+    more = {"tokenizer.ggml.eot_token_id": 1, "tokenizer.chat_template.tools": "x"}
+    model = load(write_llama(tmp_path / "a.gguf", {**BYTE_LEVEL, **more}))
+    assert model.eos_ids == {0, 1}
+    assert model.tokenizer.chat_template == {"default": TEMPLATE, "tools": "x"}
+
+
+def test_a_saved_model_loads_again(path, tmp_path):
+    model = load(path)
+    model.save(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert again.config["architectures"] == model.config["architectures"]
+    assert again.tokenizer.chat_template == TEMPLATE
+    assert again.eos_ids == model.eos_ids
+    np.testing.assert_array_equal(again(IDS).logits, model(IDS).logits)
+    assert again.tokenize("the cat<|turn|>").tokens == model.tokenize("the cat<|turn|>").tokens
+
+
+def test_a_model_without_a_tokenizer(tmp_path):
+    model = load(write_llama(tmp_path / "a.gguf", {}))
+    assert model.tokenizer is None
+    assert model(IDS).logits.shape == (1, 5, len(BYTE_TOKENS))
+
+
+def test_the_scaling_of_rotary_positions(tmp_path):
+    scaling = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+    model = load(write_llama(tmp_path / "a.gguf", **scaling))
+    assert model.config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+    factors = np.float32([1, 2, 4, 8])
+    model = load(write_llama(tmp_path / "b.gguf", tensors={"rope_freqs.weight": factors}))
+    speeds, scale = model.design.layers[0].rotary.scaling.speeds(1e4, 8, 60)
+    np.testing.assert_allclose(speeds, 1e4 ** -(np.arange(4) / 4) / factors, rtol=1e-6)
+    assert scale == 1
+
+
+def test_a_file_without_the_ending(path):
+    other = path.with_name("sha256-0123")
+    path.rename(other)
+    assert load(other).name == "sha256-0123"
+    with pytest.raises(ValueError, match="is a file and has no revisions"):
+        load(other, revision="main")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"general.architecture": "mamba"}, "the architecture is 'mamba', which qkv does not"),
+        ({"general.alignment": 3}, "general.alignment is 3"),
+        ({"block_count": 0}, "block_count is 0"),
+        ({"block_count": 3}, "layers.2.self_attn.q_proj.weight is missing"),
+        ({"block_count": None}, "block_count is None"),
+        ({"embedding_length": "32"}, "embedding_length is '32'"),
+        ({"attention.head_count": 5}, "num_attention_heads is 5"),
+        ({"attention.head_count_kv": [2, 2]}, "num_key_value_heads is [2, 2]"),
+        ({"attention.value_length": 4}, "attention.value_length is 4"),
+        ({"rope.scaling.type": "odd", "rope.scaling.factor": 2.0}, "type is 'odd', which qkv"),
+        ({"tokenizer.ggml.model": "rwkv"}, "model is 'rwkv', which qkv does not support"),
+        ({"tokenizer.ggml.pre": "odd"}, "pre is 'odd', which qkv does not support"),
+        ({"tokenizer.ggml.bos_token_id": 10**6}, "bos_token_id is 1000000"),
+        ({"tokenizer.ggml.merges": ["abc"]}, "merges"),
+        ({"tokenizer.ggml.merges": ["abc d"]}, "tokenizer"),
+        ({"tokenizer.ggml.token_type": [1]}, "token_type"),
+        ({"tokenizer.ggml.tokens": [1, 2]}, "tokens"),
+        ({"tokenizer.chat_template": 3}, "chat_template"),
+    ],
+    ids=str,
+)
+def test_invalid_metadata_is_refused(tmp_path, values, said):
+    architecture = values.pop("general.architecture", None)
+    path = write_llama(tmp_path / "a.gguf", {**BYTE_LEVEL, **values})
+    if architecture:
+        raw = path.read_bytes()
+        path.write_bytes(raw.replace(b"llama", architecture.encode()))
+    refused(path, said)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "said"),
+    [
+        ("blk.0.ssm_in.weight", np.ones((4, 4)), "blk.0.ssm_in.weight does not belong to a llama"),
+        ("blk.7.attn_q.weight", np.ones((32, 32)), "layers.7"),
+        ("blk.0.attn_q.weight", np.ones((36, 32)), "36 rows"),
+        ("blk.0.attn_v.weight", np.ones((32, 16)), "has shape (32, 16) and must have (16, 32)"),
+        ("a\nb\x1b[2J", np.ones(3), "\\n"),
+    ],
+    ids=str,
+)
+def test_wrong_tensors_are_refused(tmp_path, name, array, said):
+    path = write_llama(tmp_path / "a.gguf", tensors={name: array})
+    refused(path, said)
+
+
+# hostile files
+
+
+def whole(number, size=8):
+    return number.to_bytes(size, "little")
+
+
+HUGE = [2**16 + 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1]
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("number", HUGE, ids=hex)
+def test_lying_counts_and_sizes_are_refused(path, number):
+    """Each count, size and offset in the file is replaced by a huge number."""
+    raw = path.read_bytes()
+    text = b"tokenizer.ggml.merges"
+    tensor = b"blk.0.attn_q.weight"
+    merges, query = raw.index(text) + len(text), raw.index(tensor) + len(tensor)
+    places = {
+        "tensor count": 8,
+        "metadata count": 16,
+        "length of a key": 24,
+        "length of a list": merges + 8,
+        "length of a string": merges + 16,
+        "columns": query + 4,
+        "rows": query + 12,
+        "offset": query + 24,
+        "length of a tensor's name": query - len(tensor) - 8,
+    }
+    for at in places.values():
+        path.write_bytes(raw[:at] + whole(number) + raw[at + 8 :])
+        refused(path)
+
+
+@pytest.mark.attack
+def test_truncated_files_are_refused(path):
+    """A file is cut after each of its first bytes, and at random places."""
+    raw = path.read_bytes()
+    cuts = np.random.default_rng(0).integers(0, len(raw), 300)
+    for cut in (*range(0, 400), *cuts, len(raw) - 1):
+        path.write_bytes(raw[:cut])
+        refused(path)
+
+
+@pytest.mark.attack
+def test_flipped_bytes_are_refused_or_read(path):
+    """Each file with three random bytes in its header gives one clear error, or a model."""
+    raw = bytearray(path.read_bytes())
+    end = raw.index(b"blk.1.attn_v.weight") + 60
+    rng, loaded, messages = np.random.default_rng(0), 0, []
+    for _ in range(600):
+        broken = bytearray(raw)
+        for at in rng.integers(0, end, 3):
+            broken[at] = rng.integers(256)
+        path.write_bytes(broken)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                model = load(path)
+            except ModelError as error:
+                messages.append(str(error))
+                continue
+            loaded += 1
+            if model.tokenizer is not None:
+                model.tokenizer.tokenize("the cat")
+    assert all(text.isprintable() and len(text) <= 2000 for text in messages)
+    assert loaded > 0
+    assert len(set(messages)) > 100
+
+
+@pytest.mark.attack
+def test_overlapping_tensors_are_refused(path):
+    raw = path.read_bytes()
+    first, second = (
+        raw.index(name) + len(name) for name in (b"blk.0.attn_q.weight", b"blk.1.attn_q.weight")
+    )
+    place = raw[first + 24 : first + 32]
+    path.write_bytes(raw[: second + 24] + place + raw[second + 32 :])
+    refused(path, "inside another tensor")
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\1\0\0\0", b"GGUF\0\0\0\3", b"GGML" * 20])
+def test_a_file_that_is_no_gguf(path, content):
+    path.write_bytes(content)
+    refused(path)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("twice", ["tokenizer.ggml.model", "blk.0.attn_q.weight"])
+def test_a_name_that_occurs_twice_is_refused(path, twice):
+    other = {"tokenizer.ggml.model": "llama.block_count\0\0\0"}.get(twice, "blk.1.attn_q.weight")
+    raw = path.read_bytes()
+    source = b"tokenizer.chat_template" if "\0" in other else other.encode()
+    target = twice.encode()
+    if len(source) != len(target):  # give the other key the same length
+        at = raw.index(source) - 8
+        raw = raw[:at] + whole(len(target)) + target + raw[at + 8 + len(source) :]
+    else:
+        raw = raw.replace(source, target)
+    path.write_bytes(raw)
+    refused(path, f"{twice} occurs twice")
+
+
+def test_a_fifo_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "model.gguf")
+    with pytest.raises((ValueError, OSError), match=r"does not exist|not a known model"):
+        load(tmp_path / "model.gguf")
