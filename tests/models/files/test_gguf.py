@@ -117,7 +117,8 @@ def test_a_saved_model_loads_again(path, tmp_path):
 
 
 def test_a_model_without_a_tokenizer(tmp_path):
-    model = load(write_llama(tmp_path / "a.gguf", {}))
+    model = load(write_llama(tmp_path / "a.gguf", {"tokenizer.ggml.eos_token_id": 1}))
+    assert model.eos_ids == {1}
     assert model.tokenizer is None
     assert model(IDS).logits.shape == (1, 5, len(BYTE_TOKENS))
 

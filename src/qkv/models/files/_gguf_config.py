@@ -3,7 +3,7 @@
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def gguf_config(file: Gguf, families: Mapping[str, Family]) -> dict[str, Any]:
     Raises:
         ModelError: qkv does not support the architecture, or a value is missing or invalid.
     """
-    about, own = _architecture(file), _own(file)
+    about, own = _architecture(file, families), _own(file)
     family = families[about["family"]]
     dim, heads = own.size("embedding_length"), own.size("attention.head_count")
     size = own.size("attention.key_length", max(1, dim // heads))
@@ -58,8 +58,8 @@ def gguf_config(file: Gguf, families: Mapping[str, Family]) -> dict[str, Any]:
         values["type_vocab_size"] = _rows(file, "token_types.weight")
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
     for key, part in (("attention_bias", "attn_output"), ("mlp_bias", "ffn_up")):
-        if key in family.defaults:
-            values[key] = f"blk.0.{part}.bias" in file.tensors
+        if key in family.defaults and f"blk.0.{part}.bias" in file.tensors:
+            values[key] = True
     if "large" in about:  # the largest model divides scores by another number
         is_large = own.layers("block_count") == about["large"]
         values["query_pre_attn_scalar"] = dim // heads if is_large else size
@@ -155,13 +155,14 @@ def _experts(ours: str, tensor: Blocks) -> list[tuple[str, Blocks]]:
     ]
 
 
-def _architecture(file: Gguf) -> dict[str, Any]:
-    """Return the row of the table for a file's architecture."""
+def _architecture(file: Gguf, families: Collection[str] | None = None) -> dict[str, Any]:
+    """Return the row of the table for a file's architecture, whose family must be one of these."""
     name, rows = file.metadata.get("general.architecture"), TABLES["architectures"]
-    if name not in rows:
+    known = [one for one in rows if families is None or rows[one]["family"] in families]
+    if name not in known:
         raise ModelError(
             f"{file.path}: the architecture is {name!r:.80}, which qkv does not support in GGUF "
-            f"files: it supports {', '.join(rows)}"
+            f"files: it supports {', '.join(known)}"
         )
     row = rows[name]
     mixed = "experts" in row and bool(file.metadata.get(f"{name}.expert_count"))

@@ -62,7 +62,7 @@ def gguf_sentence(file: Gguf) -> Sentence:
     own, ids = _own(file), special_ids(file)
     tokens, is_bert = _tokens(own), own.value("model", "") == "bert"
     config: Parts = {"tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast"}
-    named = {name: ids[name] for name in _NAMED if name in ids}
+    named = {name: ids[name] for name in _NAMED if ids.get(name, len(tokens)) < len(tokens)}
     config |= {f"{name}_token": tokens[index] for name, index in named.items()}
     templates = {
         key.removeprefix(_TEMPLATE).removeprefix(".") or "default": text

@@ -1,0 +1,516 @@
+"""Tests of GGUF files against transformers: token ids, hidden states and logits."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from tokenizers import BertWordPieceTokenizer, Tokenizer, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import qkv
+from models.gguf_files import (
+    ADDED,
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    gguf,
+    smollm2,
+    typed,
+)
+from parity.support import close
+from qkv.models.families import FAMILIES
+
+WORDS = "the cat, don't we'll I'M 123 4567.89 naïve 東京 日本語 नमस्ते ждать ἄλφα 🙂🙃 ½² ٣٤ <|end|>"
+ODD = [
+    " ",
+    "  ",
+    "\t",
+    "\n",
+    "\r\n",
+    "\n\n  ",
+    "\u3000",
+    "\u200b",
+    "\ufeff",
+    "\xa0",
+    "\0",
+    "�",
+    "e\u0301",
+]
+
+
+def odd_texts(count: int, special: tuple[str, ...] = (), seed: int = 0) -> list[str]:
+    """Return texts of words, odd spaces, special tokens and random characters."""
+    rng = np.random.default_rng(seed)
+    letters = [chr(n) for n in range(0x3000) if unicodedata.category(chr(n))[0] != "C"]
+    parts = [*WORDS.split(), *ODD, *special, *(chr(n) for n in (0x1F600, 0x20000, 0x10FFFF))]
+    texts = [" ".join(WORDS.split()), "", *parts, *special]
+    while len(texts) < count:
+        made = rng.choice(np.array(parts, object), rng.integers(1, 9)).tolist()
+        made += rng.choice(letters, rng.integers(0, 6)).tolist()
+        rng.shuffle(made)
+        texts.append(rng.choice(["", " "]).join(made))
+    return texts
+
+
+def same_ids(path: Path, special: tuple[str, ...] = (), count: int = 2000) -> None:
+    """Assert that the ids of odd texts equal those of transformers for the same file."""
+    theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    ours = qkv.load(path).tokenizer
+    texts = odd_texts(count, special)
+    for text, one in zip(texts, ours.tokenize_batch(texts), strict=True):
+        assert one.ids.tolist() == theirs(text)["input_ids"], repr(text)
+
+
+def test_the_ids_of_smollm2() -> None:
+    same_ids(smollm2(), ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<repo_name>"), 4000)
+
+
+def test_the_numbers_of_smollm2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.modeling_utils.is_accelerate_available", lambda: True)
+    path = smollm2()
+    theirs = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name).eval()
+    ours = qkv.load("smollm2")
+    for text in (
+        "The capital of France is",
+        "a b a b a b 12 x",
+        "<|im_start|>user\nHi<|im_end|>\n",
+    ):
+        ids = ours.tokenize(text).ids[None]
+        with torch.no_grad():
+            expected = theirs(torch.tensor(ids), output_hidden_states=True)
+        found = ours.trace(text, logits=True)
+        for layer in range(len(ours.design.layers)):
+            if layer:
+                close(found["resid_post", layer - 1], expected.hidden_states[layer], 2e-5)
+        close(found["logits"], expected.logits, 2e-5)
+
+
+# small tokenizers of each kind
+
+FILES = ("README.md", "CONTRIBUTING.md", "docs/models.md")
+CORPUS = [Path(__file__).parents[2].joinpath(name).read_text("utf-8") for name in FILES]
+CORPUS += [" ".join([WORDS, *ODD])] * 5
+START = "tokenizer.ggml."
+
+
+def write_tokenizer(path: Path, case: str, values: dict[str, Any]) -> None:
+    """Write the file of a small model with a tokenizer; `values` are keys of tokenizer.ggml."""
+    architecture, cls, config = MODELS[case]
+    model = random_model(cls, {**config, "vocab_size": len(values["tokens"])})
+    write_model(path, architecture, model, None, {f"{START}{k}": v for k, v in values.items()})
+
+
+def byte_level(size: int = 1500) -> dict[str, Any]:
+    """Return the metadata of a byte-level BPE that was trained on a few texts."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=letters, show_progress=False)
+    made.train_from_iterator(CORPUS, trainer)
+    model = json.loads(made.to_str())["model"]
+    tokens = [
+        *sorted(model["vocab"], key=model["vocab"].get),
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<think>",
+    ]
+    return {
+        "model": "gpt2",
+        "tokens": tokens,
+        "token_type": [NORMAL] * (len(tokens) - 3) + [CONTROL, CONTROL, ADDED],
+        "merges": [" ".join(merge) for merge in model["merges"]],
+        "bos_token_id": len(tokens) - 3,
+        "eos_token_id": len(tokens) - 2,
+    }
+
+
+def pieces(size: int = 1200) -> dict[str, Any]:
+    """Return the metadata of a SentencePiece BPE."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=size, show_progress=False))
+    words = sorted(made.get_vocab(), key=made.get_vocab().get)
+    words = [word for word in words if len(word) > 1] + [word for word in words if len(word) == 1]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *words]
+    scores = [0.0] * 259 + [-float(n) for n in range(len(words))]
+    types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * len(words)
+    tokens, types = [*tokens, "<think>", "[INST]"], [*types, ADDED, CONTROL]
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+    listed = {"tokens": tokens, "scores": [*scores, 0.0, 0.0], "token_type": types}
+    return {"model": "llama", "pre": "default", **listed, **ids}
+
+
+SPLITS = ["gpt-2", "default", "qwen2", "llama-bpe", "tekken", "gpt-4o", None]
+
+
+@pytest.mark.parametrize("pre", SPLITS)
+def test_the_ids_of_byte_level_tokenizers(pre: str | None, tmp_path: Path) -> None:
+    more = {} if pre is None else {"pre": pre, "add_bos_token": pre == "llama-bpe"}
+    write_tokenizer(tmp_path / "small.gguf", "llama", {**byte_level(), **more})
+    same_ids(tmp_path / "small.gguf", ("<|endoftext|>", "<|im_start|>", "<think>"))
+
+
+@pytest.mark.parametrize("ends", [{}, {"add_bos_token": False, "add_eos_token": True}], ids=str)
+@pytest.mark.parametrize("case", ["llama", "gemma2", "gemma3", "phi3"])
+def test_the_ids_of_sentence_piece(case: str, ends: dict[str, bool], tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "small.gguf", case, {**pieces(), **ends})
+    same_ids(tmp_path / "small.gguf", ("<s>", "</s>", "<think>", "[INST]", "<0x41>"))
+
+
+def test_sentence_piece_without_a_space_before_a_text(tmp_path: Path) -> None:
+    """As LlamaTokenizer does; transformers ignores add_space_prefix in GGUF files."""
+    values = pieces()
+    write_tokenizer(tmp_path / "small.gguf", "llama", {**values, "add_space_prefix": False})
+    made = AutoTokenizer.from_pretrained(tmp_path, gguf_file="small.gguf")
+    model = json.loads(made.backend_tokenizer.to_str())["model"]
+    theirs = transformers.LlamaTokenizer(
+        vocab=model["vocab"], merges=[*map(tuple, model["merges"])], add_prefix_space=False
+    )
+    ours = qkv.load(tmp_path / "small.gguf").tokenizer
+    for text in odd_texts(500):
+        expected = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.tokenize(text).ids.tolist() == [1, *expected], repr(text)
+
+
+def test_the_ids_of_unigrams(tmp_path: Path) -> None:
+    """Without a table of characters; transformers ignores this table in GGUF files."""
+    made = Tokenizer(models.Unigram())
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=600, special_tokens=special, unk_token="<unk>", show_progress=False
+    )
+    made.train_from_iterator(CORPUS, trainer)
+    words = json.loads(made.to_str())["model"]["vocab"]
+    values = {
+        "model": "t5",
+        "tokens": [word for word, _ in words],
+        "scores": [float(score) for _, score in words],
+        "token_type": [CONTROL, CONTROL, UNKNOWN] + [NORMAL] * (len(words) - 3),
+        "padding_token_id": 0,
+        "eos_token_id": 1,
+        "unknown_token_id": 2,
+    }
+    write_tokenizer(tmp_path / "small.gguf", "bert", values)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path, gguf_file="small.gguf")
+    ours = qkv.load(tmp_path / "small.gguf").tokenizer
+    for text in odd_texts(2000, ("</s>",)):
+        assert ours.tokenize(text).ids.tolist() == theirs(text)["input_ids"], repr(text)
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_the_ids_of_a_bert(lower: bool, tmp_path: Path) -> None:
+    """The original tokenizer gives the ids, because transformers reads no BERT from GGUF files."""
+    theirs = BertWordPieceTokenizer(lowercase=lower)
+    theirs.train_from_iterator(CORPUS, vocab_size=900, show_progress=False)
+    known = theirs.get_vocab()
+    words = sorted(known, key=known.get)
+    (tmp_path / "vocab.txt").write_text("\n".join(words), "utf-8")
+    theirs = transformers.BertTokenizer(vocab=known, do_lower_case=lower)
+
+    def phantom(word: str) -> str:  # the spelling of llama.cpp's converter
+        if word.startswith("[") and word.endswith("]"):
+            return word
+        return word[2:] if word.startswith("##") else f"\u2581{word}"
+
+    values = {
+        "model": "bert",
+        "tokens": [*map(phantom, words)],
+        "token_type": [CONTROL if len(w) > 2 and w[0] == "[" else NORMAL for w in words],
+        "unknown_token_id": known["[UNK]"],
+        "seperator_token_id": known["[SEP]"],
+        "padding_token_id": known["[PAD]"],
+        "cls_token_id": known["[CLS]"],
+        "mask_token_id": known["[MASK]"],
+    }
+    write_tokenizer(tmp_path / "small.gguf", "bert", values)
+    model = qkv.load(tmp_path / "small.gguf")
+    texts = odd_texts(2000, ("[MASK]", "[SEP]"))
+    for text in texts:
+        assert model.tokenize(text).ids.tolist() == theirs(text)["input_ids"], repr(text)
+    ids, segments, _ = model.tokenizer.pair("the cat", "a dog")
+    pair = theirs("the cat", "a dog")
+    assert (ids.tolist(), segments.tolist()) == (pair["input_ids"], pair["token_type_ids"])
+
+
+# small models of each architecture
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+WINDOWED = {**GROUPED, "head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 32}
+GPT2 = {"vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_inner": 96}
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7]}
+LONG |= {"long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], "attention_factor": 1.25}
+LONG |= {"original_max_position_embeddings": 16}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 16}
+# For each case: GGUF's architecture, the class of transformers, and the config.
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("llama", "LlamaForCausalLM", GROUPED),
+    "llama, tied": ("llama", "LlamaForCausalLM", {**GROUPED, "tie_word_embeddings": True}),
+    "llama, biases": (
+        "llama",
+        "LlamaForCausalLM",
+        {**GROUPED, "attention_bias": True, "mlp_bias": True, "rope_theta": 5e5},
+    ),
+    "llama, linear": ("llama", "LlamaForCausalLM", {**GROUPED, "rope_scaling": LINEAR}),
+    "llama, yarn": ("llama", "LlamaForCausalLM", {**GROUPED, "rope_scaling": YARN}),
+    "llama, llama3": ("llama", "LlamaForCausalLM", {**GROUPED, "rope_scaling": LLAMA3}),
+    "mixtral": ("llama", "MixtralForCausalLM", {**GROUPED, "num_local_experts": 4}),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM", GROUPED),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM", {**GROUPED, "head_dim": 32}),
+    "qwen3moe": (
+        "qwen3moe",
+        "Qwen3MoeForCausalLM",
+        {**GROUPED, "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2}
+        | {"moe_intermediate_size": 32, "norm_topk_prob": True},
+    ),
+    "olmo2": ("olmo2", "Olmo2ForCausalLM", GROUPED),
+    "phi3": ("phi3", "Phi3ForCausalLM", {**GROUPED, "sliding_window": 8}),
+    "phi3, longrope": (
+        "phi3",
+        "Phi3ForCausalLM",
+        {**GROUPED, "rope_scaling": LONG, "original_max_position_embeddings": 16},
+    ),
+    "gemma": ("gemma", "GemmaForCausalLM", {**GROUPED, "head_dim": 32}),
+    "gemma2": ("gemma2", "Gemma2ForCausalLM", {**WINDOWED, "final_logit_softcapping": 3.0}),
+    "gemma3": ("gemma3", "Gemma3ForCausalLM", WINDOWED),
+    "gemma3, linear": ("gemma3", "Gemma3ForCausalLM", {**WINDOWED, "rope_scaling": LINEAR}),
+    "gpt2": ("gpt2", "GPT2LMHeadModel", GPT2),
+    "starcoder2": ("starcoder2", "Starcoder2ForCausalLM", {**GROUPED, "use_bias": True}),
+    "bert": ("bert", "BertModel", SIZES),
+    "nomic-bert": ("nomic-bert", "NomicBertModel", SIZES),
+}
+KEYS = {  # The keys of the metadata, and the attributes of configs.
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "layer_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "expert_count": "num_local_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+
+
+def random_model(kind: str, config: dict[str, Any]) -> Any:
+    """Return a model of transformers in which every parameter is random."""
+    cls = getattr(transformers, kind)
+    torch.manual_seed(0)
+    model = cls(cls.config_class(**config)).eval()
+    for name, parameter in model.named_parameters():
+        around = (
+            1.0
+            if "norm" in name.lower() and name.endswith("weight") and parameter.ndim == 1
+            else 0.0
+        )
+        if "Gemma" in kind:
+            around = 0.0
+        parameter.data = torch.randn_like(parameter) * 0.15 + around
+    return model
+
+
+def metadata(architecture: str, config: Any) -> dict[str, Any]:
+    """Return the metadata that describes a config, as llama.cpp's converter writes it."""
+    values = {key: getattr(config, name, None) for key, name in KEYS.items()}
+    if hasattr(config, "norm_epsilon") or hasattr(config, "layer_norm_epsilon"):
+        eps = getattr(config, "norm_epsilon", None) or getattr(config, "layer_norm_epsilon", None)
+        values["attention.layer_norm_epsilon"] = eps
+    if architecture in ("bert", "nomic-bert"):
+        values |= {"attention.causal": False, "pooling_type": 1}
+    if architecture == "gpt2":
+        values["feed_forward_length"] = config.n_inner
+    ids = {"bos": config.bos_token_id, "eos": config.eos_token_id, "padding": config.pad_token_id}
+    values |= {f"tokenizer.ggml.{name}_token_id": number for name, number in ids.items()}
+    heads, dim = config.num_attention_heads, config.hidden_size
+    size = getattr(config, "head_dim", None) or dim // heads
+    if size != dim // heads:
+        values |= {"attention.key_length": size, "attention.value_length": size}
+    rope = getattr(config, "rope_parameters", None) or {}
+    if "full_attention" in rope:
+        values["rope.freq_base_swa"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    if rope:
+        values |= {"rope.freq_base": float(rope["rope_theta"]), "rope.dimension_count": size}
+    kind = rope.get("rope_type", "default")
+    if kind in ("linear", "yarn", "longrope"):
+        values |= {"rope.scaling.type": kind, "rope.scaling.factor": rope.get("factor")}
+        values["rope.scaling.attn_factor"] = rope.get("attention_factor")
+        limit = rope.get("original_max_position_embeddings")
+        values["rope.scaling.original_context_length"] = limit
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def write_model(
+    path: Path, architecture: str, model: Any, kind: str | None, more: dict[str, Any] | None = None
+) -> None:
+    """Write a model's file; replace its weights by those that the file holds.
+
+    The names come from the package gguf, and the layouts are those of llama.cpp's converter. With
+    `kind`, all matrices of blocks have this type. `more` is other metadata.
+    """
+    config = model.config
+    arch = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in {**metadata(architecture, config), **(more or {})}.items():
+        full = key if key.startswith(("tokenizer.", "general.")) else f"{architecture}.{key}"
+        writer.add_key_value(full, *typed(value))
+
+    def add(name: str, array: np.ndarray) -> np.ndarray:
+        """Write a tensor, and return the values that the file holds."""
+        block = kind and array.ndim > 1 and name.startswith("blk.") and "inp" not in name
+        which = gguf.GGMLQuantizationType[kind if block else "F32"]
+        raw = gguf.quants.quantize(np.ascontiguousarray(array, np.float32), which)
+        writer.add_tensor(name, raw, raw_dtype=which)
+        return gguf.quants.dequantize(raw, which).reshape(array.shape)
+
+    state = model.state_dict()
+    if architecture == "nomic-bert":  # the names in its files are those of the first version
+        model.save_pretrained(path.parent / "original")
+        state = load_file(path.parent / "original" / "model.safetensors")
+    skipped = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    with torch.no_grad():
+        for name, parameter in state.items():
+            array = parameter.numpy()
+            if name in skipped or "pooler" in name or name.endswith(("_ids", "inv_freq")):
+                continue
+            layer = next(iter(re.findall(r"\.(\d+)\.", name)), "")
+            if "mlp.experts." in name:  # transformers joins the gate and the up-projection
+                if name.endswith("down_proj"):
+                    held = add(f"blk.{layer}.ffn_down_exps.weight", array)
+                else:
+                    both = np.split(array, 2, axis=1)
+                    ends = ("gate", "up")
+                    both = [
+                        add(f"blk.{layer}.ffn_{e}_exps.weight", a)
+                        for e, a in zip(ends, both, strict=True)
+                    ]
+                    held = np.concatenate(both, axis=1)
+            else:
+                theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+                if theirs is None and name.endswith("mlp.gate.weight"):
+                    theirs = f"blk.{layer}.ffn_gate_inp.weight"
+                assert theirs, name
+                there, back = layouts(architecture, theirs, config)
+                held = back(add(theirs, there(array)))
+            parameter.copy_(torch.tensor(held))
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "llama3":  # llama.cpp writes the factors by which speeds shrink
+        scaled = model.model.rotary_emb.inv_freq.numpy()
+        size = 2 * len(scaled)
+        plain = rope["rope_theta"] ** -(np.arange(0, size, 2) / size)
+        writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
+    for end in ("long", "short") if rope.get("rope_type") == "longrope" else ():
+        factors = np.array(rope[f"{end}_factor"], np.float32)
+        writer.add_tensor(f"rope_factors_{end}.weight", factors)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def layouts(architecture: str, name: str, config: Any) -> tuple[Any, Any]:
+    """Return functions that convert a tensor to the layout of GGUF, and back."""
+    if architecture == "llama" and re.search(r"attn_[qk]\.", name):
+        heads = config.num_attention_heads if "attn_q" in name else config.num_key_value_heads
+
+        def there(array: np.ndarray) -> np.ndarray:
+            halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+            return halves.swapaxes(1, 2).reshape(array.shape)
+
+        def back(array: np.ndarray) -> np.ndarray:
+            pairs = array.reshape(heads, array.shape[0] // heads // 2, 2, *array.shape[1:])
+            return pairs.swapaxes(1, 2).reshape(array.shape)
+
+        return there, back
+    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        return lambda array: array + np.float32(1), lambda array: array - np.float32(1)
+    if architecture == "gpt2" and re.search(r"blk.*(attn_qkv|attn_output|ffn_\w+)\.weight", name):
+        return lambda array: array.T, lambda array: array.T
+    return lambda array: array, lambda array: array
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        (case, kind)
+        for case in MODELS
+        for kind in (None, "Q8_0", "Q4_1")
+        if case[0] != "n" or not kind
+    ],
+)
+def test_a_small_model(case: str, kind: str | None, tmp_path: Path) -> None:
+    architecture, cls, values = MODELS[case]
+    theirs = random_model(cls, copy.deepcopy(values))
+    if getattr(theirs.config, "model_type", "") not in FAMILIES:
+        pytest.skip(f"qkv has no family {theirs.config.model_type} yet")
+    path = tmp_path / "small.gguf"
+    write_model(path, architecture, theirs, kind)
+    ids = np.random.default_rng(0).integers(3, 96, (2, 40))
+    with torch.no_grad():
+        expected = theirs(torch.tensor(ids), output_hidden_states=True)
+    model = qkv.load(path)
+    found = model(ids)
+    close(found.last_hidden_state, expected.hidden_states[-1], 2e-5)
+    if model.head is not None:
+        close(found.logits, expected.logits, 2e-5)
+    close(model.trace(ids).hidden_states[1], expected.hidden_states[1], 2e-5)
+    model.save(tmp_path / "saved")
+    again = getattr(transformers, cls).from_pretrained(tmp_path / "saved").eval()
+    with torch.no_grad():
+        same = again(torch.tensor(ids), output_hidden_states=True)
+    close(same.hidden_states[-1], expected.hidden_states[-1], 2e-5)
+
+
+# Other cases that transformers reads from GGUF files: it ignores head_dim, windows, soft caps, the
+# scaling of rotary positions and biases in the metadata.
+@pytest.mark.parametrize("kind", [None, "Q8_0"])
+@pytest.mark.parametrize("case", ["llama", "llama, tied", "qwen2", "gpt2", "starcoder2"])
+def test_a_file_that_transformers_reads(
+    case: str, kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.modeling_utils.is_accelerate_available", lambda: True)
+    architecture, cls, values = copy.deepcopy(MODELS[case])
+    values |= {"n_inner": 256, "n_positions": 1024} if case == "gpt2" else {}
+    if FAMILIES.keys().isdisjoint({architecture}):
+        pytest.skip(f"qkv has no family {architecture} yet")
+    more = {"tokenizer.ggml.tokens": [f"t{n}" for n in range(96)], "general.name": "small"}
+    path = tmp_path / "small.gguf"
+    write_model(path, architecture, random_model(cls, values), kind, more)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name).eval()
+    ids = np.random.default_rng(0).integers(3, 96, (2, 40))
+    with torch.no_grad():
+        expected = theirs(torch.tensor(ids), output_hidden_states=True)
+    found = qkv.load(path)(ids)
+    close(found.logits, expected.logits, 2e-5)
+    close(found.last_hidden_state, expected.hidden_states[-1], 2e-5)
