@@ -141,11 +141,12 @@ def test_a_circuit_by_hand():
         assert found.faithfulness == pytest.approx(expected)
 
 
-KINDS = ["gpt2", "bloom", "parallel", "gpt_oss", "modernbert"]
+KINDS = ["gpt2", "bloom", "parallel", "gpt_oss", "granite", "olmo", "smollm3", "modernbert"]
 
 
 def looped(model, clean, corrupted, metric, share=1.0):
     """Score each edge with a full run: the receiver reads `share` of the sender's change."""
+    factor = model.config.get("residual_multiplier", 1)
     runs = [
         model.trace(ids, names=["resid_pre", "z", "attn_out", "mlp_out"])
         for ids in (clean, corrupted)
@@ -154,7 +155,7 @@ def looped(model, clean, corrupted, metric, share=1.0):
     def added(run):
         yield "embed", run["resid_pre", 0][0]
         for layer, block in enumerate(model.layers):
-            weight = block.attn.parameters["out_proj.weight"]
+            weight = block.attn.parameters["out_proj.weight"] * factor
             z = run["z", layer][0]  # (T, H, d)
             for head in range(z.shape[1]):
                 yield f"attn.{layer}.{head}", z[:, head] @ weight[head * z.shape[2] :][: z.shape[2]]
@@ -194,7 +195,7 @@ def looped(model, clean, corrupted, metric, share=1.0):
             base_of = base_of + runs[0]["attn_out", layer][0]
         read = base_of + np.array([deltas[s] for s in senders])
         norm = block.norm1 if block.parallel and block.norm2 is None else block.norm2
-        score(f"mlp.{layer}", ("mlp_out", layer), block.mlp(norm(read)))
+        score(f"mlp.{layer}", ("mlp_out", layer), block.mlp(norm(read)) * factor)
         senders += [*heads[: len(heads) * block.parallel], f"mlp.{layer}"]
     changes = np.array([deltas[s] for s in senders])
     score("logits", ("resid_post", model.num_layers - 1), lambda x: x + changes)

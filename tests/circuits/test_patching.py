@@ -7,7 +7,7 @@ from qkv.circuits import _patching as module, attribution_patch, patch
 
 CLEAN = [3, 7, 1, 9, 4, 7]
 CORRUPTED = [3, 7, 8, 9, 2, 7]  # differs at positions 2 and 4
-KINDS = ["gpt2", "llama", "gemma2", "bloom", "gpt_oss", "parallel", "bert"]
+KINDS = ["gpt2", "llama", "gemma2", "bloom", "gpt_oss", "granite", "olmo", "parallel", "bert"]
 PLACES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 HEADS = ("z", "pattern", "q", "k", "v")
 LOGIT = (-1, 11, 5)

@@ -206,8 +206,12 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
         """Return the activation (B, ...) at the position of each text's logit."""
         return _wide(pick(trace, *names)[cells])
 
-    def through(norm: Any, name: str, towards: Array) -> tuple[Array, Any]:
-        """Return factors and bias: `(norm(x) * towards).sum() == (x * factors).sum() + bias`."""
+    def through(norm: Any, name: str, towards: Array, scale: Any = None) -> tuple[Array, Any]:
+        """Return factors and bias of a norm and the scale that follows it.
+
+        `(scale(norm(x)) * towards).sum() == (x * factors).sum() + bias`
+        """
+        towards = towards if scale is None else scale.run(towards)[0]
         if norm is None:
             return towards, 0.0
         before = _wide(norm.scaled()) * towards / at(f"{name}.hook_scale")
@@ -230,7 +234,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
     heads, mlps, neurons = [], [], []
     for layer, block in enumerate(model.layers):
         name = f"blocks.{layer}.ln{{}}_post"
-        factors, more = through(block.out_norm1, name.format(1), towards)
+        factors, more = through(block.out_norm1, name.format(1), towards, block.scale1)
         bias += more
         if ("result", layer) in trace:
             heads.append(np.einsum("bhd,bd->bh", at(("result", layer)), factors))
@@ -246,7 +250,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
                 out = part.run(to_bfloat16_like(out, part.parameters))[0]
         mlps.append((out * towards).sum(-1))
         if by is not None:
-            factors, _ = through(block.out_norm2, name.format(2), towards)
+            factors, _ = through(block.out_norm2, name.format(2), towards, block.scale2)
             neurons.append(at(("post", layer)) * _back(block.mlp, "down_proj", factors))
     embed = (at("full_embed", ("resid_pre", 0)) * towards).sum(-1)
     shares = {"embed": embed, "heads": np.stack(heads, 1), "mlp": np.stack(mlps, 1), "bias": bias}
