@@ -381,7 +381,16 @@ class ModelBase:
     @property
     def vector_size(self) -> int:
         """The size of a text's vector directly after pooling."""
-        return self.network.out_dim if self.embedder is None else self.embedder.steps.outputs
+        head = self.embedder
+        if self.sentence.splade is not None:
+            head = self.head
+            if head is None or not head.predicts:
+                raise invalid(
+                    ModelError,
+                    f"{self.name} has a SpladePooling and no head for words: config.json must name "
+                    "a class such as BertForMaskedLM",
+                )
+        return self.network.out_dim if head is None else head.steps.outputs
 
     @property
     def generates(self) -> bool:

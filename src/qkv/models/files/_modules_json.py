@@ -10,6 +10,8 @@ from qkv.models.files.read import CONFIG, MODULES, PROMPTS, ROUTER, ModelError, 
 
 STEPS = ("Dense", "LayerNorm", "Normalize", "Dropout")  # The modules after the pooling.
 READ = ("Transformer", "CLIPModel", "StaticEmbedding", "Pooling", *STEPS)
+SPLADE, MASK = "SpladePooling", "MultiVectorMask"  # of SparseEncoder; of MultiVectorEncoder
+_OTHERS = {"MLMTransformer": "Transformer", SPLADE: SPLADE, MASK: MASK}
 _PACKAGE = "sentence_transformers."
 _ROUTER = ("Router", "Asym")  # The current and the old name of the class.
 _TEXT = "text"  # The only kind of input that qkv supports.
@@ -95,7 +97,8 @@ def read_routing(folder: Path) -> Routing:
 def _module(path: Path, kind: Any, subfolder: Any) -> Module:
     """Check the class and the folder of a module, and return the `Module`."""
     name = str(kind).rpartition(".")[2]
-    if not str(kind).startswith(_PACKAGE) or name not in (*READ, *_ROUTER):
+    name = _OTHERS.get(name, name)
+    if not str(kind).startswith(_PACKAGE) or name not in (*READ, *_OTHERS, *_ROUTER):
         raise ModelError(
             f"{path}: qkv does not support the module {kind!s:.80}: the supported modules of "
             f"sentence-transformers are {', '.join(READ)} and Router"
@@ -181,12 +184,14 @@ def _check_order(path: Path, modules: tuple[Module, ...]) -> None:
         return
     pools = "Pooling" not in kinds and _pools_itself(path.parent, modules[0])
     whole = pools or kinds[0] == "StaticEmbedding"
-    first = 1 if whole else 2
-    fine = whole or kinds[:2] == ["Transformer", "Pooling"]
-    if not fine or set(kinds[first:]) - {*STEPS}:
+    multi = MASK in kinds and kinds[0] == "Transformer"
+    first = 1 if whole or multi else 2
+    fine = whole or multi or kinds[:2] in (["Transformer", "Pooling"], ["Transformer", SPLADE])
+    if not fine or set(kinds[first:]) - {*STEPS, *[MASK] * multi}:
         raise ModelError(
-            f"{path}: its modules are {', '.join(kinds)}: qkv supports Transformer and Pooling, or "
-            f"StaticEmbedding, and then any of {', '.join(STEPS)}"
+            f"{path}: its modules are {', '.join(kinds)}: qkv supports Transformer and Pooling, "
+            f"Transformer and {SPLADE}, Transformer and {MASK}, or StaticEmbedding, and then any "
+            f"of {', '.join(STEPS)}"
         )
 
 

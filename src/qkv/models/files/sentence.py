@@ -12,10 +12,19 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.models.files import read
-from qkv.models.files._modules_json import STEPS, Module
+from qkv.models.files._modules_json import MASK, SPLADE, STEPS, Module
 from qkv.models.files._tensors import FLOATS, Tensors
 from qkv.models.files.config import Config
-from qkv.models.network.pooling import EMPTY, POOLING, Dense, Extra, LengthOne, Norm, to_length_one
+from qkv.models.network.pooling import (
+    EMPTY,
+    POOLING,
+    Dense,
+    Extra,
+    LengthOne,
+    Norm,
+    Splade,
+    to_length_one,
+)
 from qkv.ops.packing import frozen
 
 # Files that may set the maximum number of tokens; qkv reads only the first file that exists.
@@ -47,6 +56,11 @@ class Sentence:
         has_pooling: whether the files define a pooling.
         include_prompt: whether pooling includes the tokens of a prompt.
         steps: the modules after the pooling, in order.
+        splade: for a SPLADE model, the pooling of the logits of all tokens; a text's vector has one
+            number for each word of the vocabulary. None for other models.
+        skipped: for a multi-vector model (ColBERT), the tokens without a vector, keyed by task. The
+            modules change each token's vector, and the whole text has no vector. None for other
+            models.
         static: whether token vectors are rows of a table, as in `StaticEmbedding`. A static model
             adds no special tokens, and returns a zero vector for a text without tokens.
         max_seq_length: the maximum number of tokens in a text. If no file sets this number, the
@@ -75,6 +89,8 @@ class Sentence:
     has_pooling: bool = False
     include_prompt: bool = True
     steps: tuple[Extra, ...] = ()
+    splade: Splade | None = None
+    skipped: Mapping[str, tuple[str, ...]] | None = None
     static: bool = False
     max_seq_length: int | None = None
     passes_positions: bool = False
@@ -270,16 +286,22 @@ def read_sentence(folder: Path, modules: Sequence[Module], listed: Sequence[str]
     fields["static"] = kinds[:1] == ["StaticEmbedding"]
     if "Pooling" in kinds:
         fields |= _pooling(folder / modules[1].subfolder / read.CONFIG)
+    by_kind = {module.kind: folder / module.subfolder / read.CONFIG for module in modules}
+    if SPLADE in kinds:
+        fields["splade"] = _splade(by_kind[SPLADE])
+    if MASK in kinds:
+        fields["skipped"] = _skipped(by_kind[MASK])
+    name = "sentence_embedding" if MASK not in kinds else "token_embeddings"
     last = [module for module in modules if module.kind in STEPS]
-    fields["steps"] = tuple(_STEPS[module.kind](folder, module.subfolder) for module in last)
+    fields["steps"] = tuple(_STEPS[module.kind](folder, module.subfolder, name) for module in last)
     files = [
         read.PROMPTS,
         *listed,
         *(f"{module.subfolder}/{read.CONFIG}" for module in modules[1:]),
     ]
-    fields |= _prompts(folder / read.PROMPTS)
+    fields |= _prompts(folder / read.PROMPTS, usual="dot" if SPLADE in kinds else "cosine")
     if not fields["static"]:
-        fields |= _limit(folder / home, bool(modules))
+        fields |= _limit(folder / home, bool(modules), predicts=SPLADE in kinds)
     files += [str(PurePosixPath(home, name)) for name in BESIDE]
     contents = {}
     for name in files:
@@ -311,7 +333,29 @@ def _pooling(path: Path) -> dict[str, Any]:
     return {"modes": tuple(modes), "has_pooling": True, "include_prompt": include_prompt}
 
 
-def _dense(folder: Path, subfolder: str) -> Dense:
+def _splade(path: Path) -> Splade:
+    """Return the pooling of a SPLADE model, given its config.json."""
+    config = Config.read(path)
+    pool = config.choice("pooling_strategy", {"max": "max", "sum": "sum"}, "max")
+    times = config.choice("activation_function", {"relu": 1, "log1p_relu": 2}, "relu")
+    config.finish(("embedding_dimension", "word_embedding_dimension"))
+    return Splade(pool, times)
+
+
+def _skipped(path: Path) -> dict[str, tuple[str, ...]]:
+    """Return the tokens without a vector for each task, from the config.json of the mask."""
+    config = Config.read(path)
+    config.only("keep_only_token_ids", None)
+    lists = {"skiplist_words": config.value("skiplist_words", [])}
+    lists["skiplist_tasks"] = config.value("skiplist_tasks", ["document"])
+    for key, value in lists.items():
+        fine = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        config.need(fine, key, value, "a list of strings")
+    config.finish()
+    return dict.fromkeys(lists["skiplist_tasks"], tuple(lists["skiplist_words"]))
+
+
+def _dense(folder: Path, subfolder: str, read_from: str) -> Dense:
     """Read the linear layer in `subfolder` of the model's folder."""
     config = Config.read(folder / subfolder / read.CONFIG)
     inputs, outputs = config.size("in_features", 0), config.size("out_features", 0)
@@ -320,7 +364,7 @@ def _dense(folder: Path, subfolder: str) -> Dense:
         "activation_function", ACTIVATIONS, "torch.nn.modules.activation.Tanh"
     )
     residual = config.flag("use_residual", False)
-    _need_vectors(config)
+    _need_vectors(config, read_from)
     config.finish(())
     expected: dict[str, tuple[int, ...]] = {"linear.weight": (outputs, inputs)}
     expected |= {"linear.bias": (outputs,)} if has_bias else {}
@@ -337,7 +381,7 @@ def _dense(folder: Path, subfolder: str) -> Dense:
     )
 
 
-def _norm(folder: Path, subfolder: str) -> Norm:
+def _norm(folder: Path, subfolder: str, read_from: str) -> Norm:
     """Read the LayerNorm in `subfolder` of the model's folder."""
     config = Config.read(folder / subfolder / read.CONFIG)
     size = (config.size("dimension", 0),)
@@ -346,25 +390,28 @@ def _norm(folder: Path, subfolder: str) -> Norm:
     return Norm(subfolder, arrays["norm.weight"], arrays["norm.bias"])
 
 
-def _length_one(folder: Path, subfolder: str) -> LengthOne:
+def _length_one(folder: Path, subfolder: str, read_from: str) -> LengthOne:
     """Return the module that scales vectors to length 1; its config.json may be missing."""
     if (folder / subfolder / read.CONFIG).is_file() and subfolder:
-        _need_vectors(Config.read(folder / subfolder / read.CONFIG))
+        _need_vectors(Config.read(folder / subfolder / read.CONFIG), read_from)
     return LengthOne(subfolder)
 
 
-_STEPS: Mapping[str, Callable[[Path, str], Extra]] = {
+_STEPS: Mapping[str, Callable[[Path, str, str], Extra]] = {
     "Dense": _dense,
     "LayerNorm": _norm,
     "Normalize": _length_one,
-    "Dropout": lambda folder, subfolder: Extra(subfolder),
+    "Dropout": lambda folder, subfolder, read_from: Extra(subfolder),
 }
 
 
-def _need_vectors(config: Config) -> None:
-    """Raise an error unless a module reads and writes "sentence_embedding", the text's vector."""
+def _need_vectors(config: Config, read_from: str) -> None:
+    """Raise an error unless a module reads and writes `read_from`.
+
+    `read_from` is "sentence_embedding", the text's vector, or "token_embeddings".
+    """
     for name in ("module_input_name", "module_output_name"):
-        config.only(name, "sentence_embedding", None)
+        config.only(name, read_from, None)
 
 
 def _arrays(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
@@ -398,8 +445,10 @@ def _flat(values: Mapping[str, Any], depth: int = 2) -> dict[str, Any]:
     return flat
 
 
-def _limit(home: Path, modules: bool) -> dict[str, Any]:
+def _limit(home: Path, modules: bool, *, predicts: bool) -> dict[str, Any]:
     """Return the fields of `Sentence` that sentence_bert_config.json sets.
+
+    `predicts` says whether the module after the model pools the logits of its words.
 
     As in sentence-transformers, `max_length` takes precedence over all other limits, and
     `model_max_length` over `max_seq_length`. If these keys are missing and modules.json exists, the
@@ -414,7 +463,8 @@ def _limit(home: Path, modules: bool) -> dict[str, Any]:
     entries = {key: value for key, value in flat.items() if not _HARMLESS.fullmatch(key)}
     config = Config(entries, str(path), spellings=_SPELLINGS)
     for key, allowed in _ONLY.items():
-        config.only(key, *allowed)
+        is_task = predicts and key == "transformer_task"
+        config.only(key, *(["fill-mask"] if is_task else allowed))
     if any(key.startswith("modality_config.message") for key in entries):
         raise read.ModelError(
             f"{path}: modality_config has 'message', so sentence-transformers puts each text into "
@@ -438,14 +488,14 @@ def _limit(home: Path, modules: bool) -> dict[str, Any]:
     return fields | {"max_seq_length": limit}
 
 
-def _prompts(path: Path) -> dict[str, Any]:
+def _prompts(path: Path, *, usual: str) -> dict[str, Any]:
     """Return the fields of `Sentence` that config_sentence_transformers.json sets.
 
-    As in sentence-transformers, the similarity is "cosine" if the file names no similarity or an
+    As in sentence-transformers, the similarity is `usual` if the file names no similarity or an
     unknown similarity.
     """
     if not path.is_file():
-        return {}
+        return {"similarity": usual}
     values = read.read_json(path)
     prompts, default = values.get("prompts") or {}, values.get("default_prompt_name")
     strings = isinstance(prompts, dict) and all(isinstance(one, str) for one in prompts.values())
@@ -462,7 +512,7 @@ def _prompts(path: Path) -> dict[str, Any]:
     return {
         "prompts": prompts,
         "default_prompt": default,
-        "similarity": similarity if similarity in SIMILARITIES else "cosine",
+        "similarity": similarity if similarity in SIMILARITIES else usual,
         "activation": values.get("activation_fn"),
         "truncate_dim": Config(values, str(path)).size_or_none("truncate_dim", most=math.inf),
     }

@@ -92,6 +92,33 @@ def activate(x: Array, activation: str) -> Array:
     return active.astype(x.dtype, copy=False)
 
 
+@dataclass(frozen=True)
+class Splade:
+    """The pooling of a SPLADE model: one weight for each word of the vocabulary, mostly 0.
+
+    Attributes:
+        pool: "max" or "sum", over tokens.
+        times: how often the logarithm of 1 + x is taken.
+
+    Source:
+        Formal et al. 2021, "SPLADE v2", equations 1 and 6.
+
+    >>> Splade("max", 1)(np.array([[-3.0, 0.0], [-1.0, np.e - 1]]))
+    array([0., 1.])
+    """
+
+    pool: str
+    times: int
+
+    def __call__(self, logits: Array) -> Array:
+        """Return the weights (V,) of a text, given the logits (T, V) of its tokens."""
+        weights = np.maximum(logits, 0)
+        for _ in range(self.times):
+            weights = np.log1p(weights)
+        pooled: Array = getattr(weights, self.pool)(0)
+        return pooled
+
+
 def to_length_one(vectors: Array) -> Array:
     """Scale vectors (n, width) to length 1; zero vectors do not change."""
     scaled: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

@@ -94,6 +94,15 @@ class Encoder:
             raise value_error(
                 f"output_value is {self.output_value!r}: choose {' or '.join(map(str, OUTPUTS))}"
             )
+        self._skipped: list[int] | None = None  # for a multi-vector model, ids without a vector
+        if self.sentence.skipped is not None:
+            if self.output_value != "token_embeddings":
+                raise value_error(
+                    f"{model.name} has no vector for a whole text: give "
+                    'output_value="token_embeddings" for a vector of each token'
+                )
+            words, known = self.sentence.skipped.get(self.task or "document", ()), self.tokenizer
+            self._skipped = [known.vocabulary[word] for word in words if word in known.vocabulary]
         self._one_each = self.output_value == "sentence_embedding"
         if not self._one_each and self.normalize_embeddings:
             raise value_error(
@@ -240,7 +249,10 @@ class Encoder:
         head = self.model.embedder
         if head is not None:
             return head(rows, batch.cu, batch.ids)
-        pool, unread = self.sentence.pool, self._unread
+        pool, unread, splade = self.sentence.pool, self._unread, self.sentence.splade
+        if splade is not None:
+            logits = self.model.network.logits  # of one text at a time, because they are large
+            return np.array([splade(logits(rows[a:b])) for a, b in pairwise(batch.cu)])
         return np.array([pool(rows[first:last], unread) for first, last in pairwise(batch.cu)])
 
     def _truncator(self, limit: int | None) -> Truncator:
@@ -277,6 +289,11 @@ class Encoder:
         rows, _ = self.network.run(batch, edits)
         if self._one_each:
             return self._pool(batch, rows)
+        if self._skipped is not None:
+            rows = self.sentence.finish(rows)
+            keep = [~np.isin(ids, self._skipped) for ids in np.split(batch.ids, batch.cu[1:-1])]
+            parts = np.split(rows, batch.cu[1:-1])
+            return [part[kept] for part, kept in zip(parts, keep, strict=True)]
         tokens = [rows[first:last].copy() for first, last in pairwise(batch.cu)]
         if self.output_value is not None:
             return tokens
@@ -390,7 +407,10 @@ def encode(
         normalize_embeddings: whether vectors are scaled to length 1; None follows the model's
             files.
         output_value: "sentence_embedding"; "token_embeddings" for the last vectors of all tokens,
-            including special tokens; or None for a dict with both.
+            including special tokens; or None for a dict with both. A multi-vector model (ColBERT)
+            has only "token_embeddings", after its modules; it has no vectors for tokens that its
+            files skip in texts with this `task` (by default, "document"). The vector of a SPLADE
+            model has one number for each word of the vocabulary.
         prompt_name: the name of the prompt to put before each text. The prompts are in the model's
             files. If `prompt_name` is None, the default prompt of these files is used, if there is
             one.
