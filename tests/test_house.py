@@ -133,7 +133,12 @@ STEPS = {
     ],
     "edits": [{"records"}, {""}],
     "findings": [{"finding_files"}, {"measured"}, {""}],
-    "text": [{"gaps", "tokenizer_limits", "tokenized", "lines"}, {"tokenizer"}, {"words"}, {""}],
+    "text": [
+        {"gaps", "tokenizer_limits", "tokenized", "lines", "chat_template"},
+        {"tokenizer"},
+        {"words"},
+        {""},
+    ],
 }
 # A script of the pages may import scripts from its own folder and from earlier folders in the list
 # `SCRIPT_LEVELS`.

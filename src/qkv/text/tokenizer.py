@@ -4,7 +4,9 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
@@ -37,8 +39,13 @@ class Tokenizer:
         rows: the number of rows of the model's token table, if some tokens have no row; otherwise
             None. A text with a token without a row is an error.
         inner: the tokenizer of the library tokenizers, which splits the texts.
+        chat_template: the template that turns messages into a prompt, or several templates by name;
+            None if the model's files have no template.
+        named_tokens: the tokens that templates use by name, such as {"bos_token": "<s>"}.
     """
 
+    chat_template: "str | Mapping[str, str] | None" = None
+    named_tokens: Mapping[str, str] = MappingProxyType({})
     cuts_left = False
     rows: int | None = None
     _frames = True  # whether the class adds special tokens around a text
@@ -225,6 +232,63 @@ class Tokenizer:
                 f"the tokenizer's own rules do not work on this text: they turn "
                 f"its {len(text):,} characters into {grown:,}"
             )
+
+    @public_call("apply_chat_template")
+    def apply_chat_template(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        tokenize: bool = True,
+        **variables: Any,
+    ) -> Any:
+        r"""Turn messages into a prompt in the format that the model was trained on.
+
+        Templates run in Jinja's sandbox (extra `chat`), with a limit on their work.
+
+        Args:
+            messages: the messages of one conversation, for example
+                `[{"role": "user", "content": "Hello"}]`.
+            chat_template: a template, or the name of one of the tokenizer's templates; by default
+                the tokenizer's own template.
+            add_generation_prompt: whether the prompt ends with the beginning of the model's answer.
+            tokenize: whether to return token ids instead of text.
+            variables: further variables of the template, such as `enable_thinking` of Qwen 3.
+
+        Returns:
+            The ids of the prompt, a list of T integers, or its text.
+            Unlike transformers 5, qkv returns a list of ids, which is `input_ids` there.
+
+        Raises:
+            TypeError: the messages are not a list of dicts.
+            ValueError: the tokenizer has no template; or the template is broken, works or writes
+                without end, reaches for attributes that are not safe, or refuses the messages.
+            ImportError: Jinja is not installed.
+
+        Source:
+            `apply_chat_template` of the library transformers.
+
+        >>> from tokenizers import Tokenizer as Library, models
+        >>> tokenizer = SubwordTokenizer(Library(models.WordPiece({"[UNK]": 0, "hi": 1})))
+        >>> tokenizer.chat_template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+        >>> tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+        'hi\n'
+        """
+        from qkv.text._chat_template import chat_prompt
+
+        variables["add_generation_prompt"] = add_generation_prompt
+        text = chat_prompt(
+            messages, self.chat_template, chat_template, self.named_tokens, variables
+        )
+        return self.tokenize_prompt(text).ids.tolist() if tokenize else text
+
+    def tokenize_prompt(self, text: str) -> Tokenized:
+        """Cut a text into tokens, without adding special tokens: the text contains them."""
+        [encoding] = self._encodings([text], add_special_tokens=False)
+        tokens = _read_encoding(encoding)
+        special = [self.is_special(token) for token in encoding.ids]
+        return replace(tokens, special=special, text=text)
 
     @public_call("decode")
     def decode(self, ids: ArrayLike) -> str:

@@ -11,9 +11,10 @@ from qkv._argument_errors import invalid, value_error
 from qkv.arrays import FLOAT_NAMES, Array, DType, float_type, is_float, quote
 from qkv.files import StrPath, named_folder, replacing
 from qkv.models.files._tensors import MAX_INT8, SCALE, to_rows
+from qkv.models.files._tokenizer_config import chat_files
 from qkv.models.files.names import Storage
-from qkv.models.files.read import CONFIG, TOKENIZER, WEIGHTS
-from qkv.models.files.sentence import BESIDE, TOP, Sentence
+from qkv.models.files.read import CONFIG, TEMPLATE, TEMPLATES, TOKENIZER, WEIGHTS
+from qkv.models.files.sentence import BESIDE, TOKENIZER_CONFIG, TOP, Sentence
 from qkv.text import Tokenizer
 
 
@@ -70,7 +71,14 @@ def save_model(
         for name, values in listed.items()
         if values is not None
     }
-    stale = {home / name for name in TOP} | {inner / name for name in (*BESIDE, *listed, TOKENIZER)}
+    if tokenizer is not None:
+        configured = inner / TOKENIZER_CONFIG in contents
+        files = chat_files(tokenizer, configured=configured)
+        contents = {**{inner / name: file for name, file in files.items()}, **contents}
+    stale = {home / name for name in TOP} | {
+        inner / name for name in (*BESIDE, *listed, TOKENIZER, TEMPLATE)
+    }
+    stale.update(inner.glob(f"{TEMPLATES}/*.jinja"))
     if tokenizer is not None:
         tokenizer.save(inner / TOKENIZER)
         stale.remove(inner / TOKENIZER)

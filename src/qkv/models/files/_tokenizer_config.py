@@ -1,14 +1,25 @@
 """Apply tokenizer_config.json to the tokenizer of a tokenizer.json, as transformers does."""
 
+import json
+import re
 import tomllib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from qkv._argument_errors import value_error
 from qkv.models.files.config import Config
-from qkv.models.files.read import ADDED
-from qkv.text import SubwordTokenizer
+from qkv.models.files.read import (
+    ADDED,
+    MOST_JSON,
+    TEMPLATE,
+    TEMPLATES,
+    ModelError,
+    need_file,
+    stays,
+)
+from qkv.text import SubwordTokenizer, Tokenizer
 
 _OPTIONS = tomllib.loads(Path(__file__).with_name("tokenizer_config.toml").read_text("utf-8"))
 _NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -54,7 +65,8 @@ def configure(tokenizer: SubwordTokenizer, config: Config, home: Path, family: s
         "truncation_side", sides, "left" if tokenizer.cuts_left else "right"
     )
     tokenizer.add_tokens(_added_tokens(tokenizer, config, home))
-    tokenizer.chat_template = _templates(config)
+    tokenizer.chat_template = _chat_template(config, home)
+    tokenizer.named_tokens = _named_tokens(config, home)
     around = tokenizer.tokenize("").tokens
     for key in ("cls_token", "sep_token") if options and around else ():
         left_out += [key for token in _tokens(config, key) if token["content"] not in around]
@@ -67,16 +79,59 @@ def configure(tokenizer: SubwordTokenizer, config: Config, home: Path, family: s
         )
 
 
-def _templates(config: Config) -> str | dict[str, str] | None:
-    """Return the chat template, or several templates by name."""
-    key = "chat_template"
-    value = config.values.get(key)
-    if isinstance(value, list):  # [{"name": ..., "template": ...}, ...]
-        tables = [one if isinstance(one, dict) else {} for one in value]
-        value = {one.get("name"): one.get("template") for one in tables}
-    both = [*value, *value.values()] if isinstance(value, dict) else [value or ""]
-    config.need(all(isinstance(one, str) for one in both), key, value, "a string, or named strings")
-    return value
+def _chat_template(config: Config, home: Path) -> str | dict[str, str] | None:
+    """Return the chat template, or several by name; files of their own come first."""
+    files = {path.stem: path for path in sorted(home.glob(f"{TEMPLATES}/*.jinja"))}
+    if (home / TEMPLATE).is_file():
+        files["default"] = home / TEMPLATE
+    templates = {}
+    for name, path in files.items():
+        need_file(path, MOST_JSON)
+        if not stays(path, home):
+            raise ModelError(
+                f"{path}: it is a link that leads out of the folder: put the file there"
+            )
+        templates[name] = path.read_text("utf-8", errors="replace")
+    if not templates:
+        given = config.value("chat_template", None)
+        listed = given if isinstance(given, list) else [{"name": "default", "template": given}]
+        fine = all(isinstance(row, dict) and isinstance(row.get("name"), str) for row in listed)
+        fine = fine and all(isinstance(row.get("template"), str) for row in listed)
+        needed = 'a template, or a list of objects with "name" and "template"'
+        config.need(given is None or fine, "chat_template", given, needed)
+        templates = {} if given is None else {row["name"]: row["template"] for row in listed}
+    return templates["default"] if [*templates] == ["default"] else templates or None
+
+
+def _named_tokens(config: Config, home: Path) -> dict[str, str]:
+    """Return the tokens that have a name, such as {"bos_token": "<s>"}, as in transformers."""
+    older, named = home / "special_tokens_map.json", dict[str, str]()
+    has_older = older.is_file() and not config.values.get("added_tokens_decoder")
+    for source in [Config.read(older), config] if has_older else [config]:
+        for key in _NAMED:
+            for token in _tokens(source, key):
+                named[key] = token["content"]
+    return named
+
+
+def chat_files(tokenizer: Tokenizer, *, configured: bool) -> dict[str, bytes]:
+    """Return the files of a tokenizer's chat templates.
+
+    Unless the tokenizer is `configured` by a tokenizer_config.json, a new one names its tokens.
+    """
+    given = tokenizer.chat_template
+    templates = {"default": given} if isinstance(given, str) else given or {}
+    files = {}
+    for name, template in templates.items():
+        if not re.fullmatch(r"[\w-][\w.-]*", name):
+            raise value_error(
+                f"the chat template {name!r:.80} cannot be a file: rename the template"
+            )
+        path = TEMPLATE if name == "default" else f"{TEMPLATES}/{name}.jinja"
+        files[path] = template.encode("utf-8")
+    if tokenizer.named_tokens and not configured:
+        files["tokenizer_config.json"] = json.dumps(dict(tokenizer.named_tokens)).encode()
+    return files
 
 
 def _steps(part: Any) -> Iterator[Any]:

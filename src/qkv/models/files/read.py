@@ -21,6 +21,8 @@ PROMPTS = "config_sentence_transformers.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADDED = "added_tokens.json"
+TEMPLATE = "chat_template.jinja"
+TEMPLATES = "additional_chat_templates"  # A folder of further templates.
 ADAPTER = "adapter_config.json"  # The settings of a PEFT adapter, such as a LoRA.
 CARD = "README.md"
 LICENCES = ("LICEN[CS]E*", "NOTICE*", "COPYING*")
@@ -28,9 +30,10 @@ LICENCES = ("LICEN[CS]E*", "NOTICE*", "COPYING*")
 _FILES = (
     *(CONFIG, TOKENIZER, GENERATION, PREPROCESSOR, PROCESSOR, MODULES, ROUTER, SENTENCE, PROMPTS),
     *(INDEX, "*.safetensors", "tokenizer_config.json", "special_tokens_map.json"),
-    *("*sentence_*_config.json", ADAPTER, ADDED, "sparse_linear.pt"),
+    *("*sentence_*_config.json", ADAPTER, ADDED, TEMPLATE, "sparse_linear.pt"),
 )
-NEEDED = [*_FILES, *(f"*/{name}" for name in _FILES), CARD, *LICENCES]  # to download
+_INNER = (*(f"*/{name}" for name in _FILES), f"{TEMPLATES}/*.jinja")
+NEEDED = [*_FILES, *_INNER, CARD, *LICENCES]  # to download
 
 MOST_JSON = 64 * 2**20  # In bytes. The index of a very large model has about 10 MB.
 MOST_TOKENIZER = 512 * 2**20

@@ -1,0 +1,351 @@
+"""Render chat templates: Jinja programs from model files that turn messages into a prompt."""
+
+import functools
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, NoReturn
+
+from qkv._argument_errors import type_error, value_error
+from qkv._visible import visible
+from qkv.extras import need
+
+MOST_TEMPLATE = 2**18  # characters; the longest known templates have about 30,000
+# The limits of one rendering. Templates come from strangers' files, and a Jinja sandbox limits
+# neither time nor memory.
+_WORK = 10**8  # the sum of all characters that are written, and of all steps
+_STEP = 500  # what a step counts; a step in a long template counts more
+_ENTRY = 16  # what an entry of a list or dict counts, as a number of characters
+_MOST = 10**7  # characters of one value
+_MOST_WIDTH = 10**6
+_MOST_INDENT = 64
+_BITS = 4096  # of a whole number
+_LOOP, _JOIN, _LIST = "loop items", "join texts", "limited list"  # names no template can spell
+# Functions with a width or count, and functions whose result can be as long as the product of their
+# arguments.
+_WIDTHS = {"center", "ljust", "rjust", "zfill", "batch", "indent", "wordwrap", "expandtabs"}
+_PRODUCTS = {"join", "replace", "indent", "wordwrap", "expandtabs"}
+# Widths of format strings that could make a result much longer than the string.
+_WIDE = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)|\{[^{}]*(\d{4}|\{)")
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+# Arguments of `apply_chat_template` in transformers that qkv does not support.
+_OTHERS = (
+    *("continue_final_message", "sanitize_control_tokens", "padding", "truncation", "max_length"),
+    *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+)
+
+
+def chat_prompt(
+    messages: Any,
+    templates: str | Mapping[str, str] | None,
+    chosen: str | None,
+    named: Mapping[str, str],
+    variables: Mapping[str, Any],
+) -> str:
+    """Return the prompt for messages, with the special tokens that the template writes.
+
+    Args:
+        messages: the messages of one conversation, each with a role.
+        templates: the tokenizer's template, or its templates by name.
+        chosen: a template, or the name of one of several templates; None for the default.
+        named: the texts of "bos_token", "eos_token" and others.
+        variables: further variables of the template.
+
+    Raises:
+        TypeError: the messages are no list of dicts.
+        ValueError: there is no template or no message, or the template fails.
+    """
+    for name in _OTHERS:
+        if variables.get(name):
+            raise value_error(f"{name} is not supported: omit {name}")
+    given = {"tools": None, "documents": None, **named, **variables}
+    template = _choose(templates, chosen, given["tools"])
+    return render(template, {**given, "messages": _plain_messages(messages)})
+
+
+def _choose(templates: str | Mapping[str, str] | None, chosen: str | None, tools: Any) -> str:
+    """Return the chosen template, as transformers chooses it."""
+    if chosen is not None and not isinstance(chosen, str):
+        raise type_error(f"chat_template is {type(chosen).__name__}: give a string")
+    if isinstance(templates, Mapping):
+        default = "tool_use" if tools is not None and "tool_use" in templates else "default"
+        if chosen is None and default not in templates:
+            names = visible(", ".join(templates))
+            raise value_error(f"no chat template is the default: give chat_template one of {names}")
+        return templates.get(chosen, chosen) if chosen is not None else templates[default]
+    template = templates if chosen is None else chosen
+    if template is None:
+        raise value_error(
+            "the model's files have no chat template: give chat_template, or load a model that "
+            "was trained on conversations (its name often ends in Instruct or Chat)"
+        )
+    return template
+
+
+def _plain_messages(messages: Any) -> list[dict[str, Any]]:
+    """Return copies of the messages that consist of JSON values, without entries that are None."""
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
+        raise type_error(
+            f"messages is {type(messages).__name__}: give a list of dicts such as "
+            '{"role": "user", "content": "Hello"}'
+        )
+    plain: list[dict[str, Any]] = []
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            kind = type(message).__name__
+            raise type_error(f"message {number} is {kind}: give a dict with role and content")
+        if not isinstance(message.get("role"), str):
+            raise value_error(
+                f'message {number} has no role: give "role", for example "user", and "content"'
+            )
+        try:
+            kept = {key: value for key, value in message.items() if value is not None}
+            copy: dict[str, Any] = json.loads(json.dumps(kept))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise type_error(f"message {number} holds more than JSON values: {error}") from None
+        reasoning = next((copy[key] for key in _REASONING if copy.get(key) is not None), None)
+        if reasoning is not None:
+            copy = {"thinking": reasoning, **copy, "reasoning_content": reasoning}
+        plain.append(copy)
+    if not plain:
+        raise value_error("no message is given: give at least one")
+    return plain
+
+
+def render(template: str, variables: Mapping[str, Any]) -> str:
+    """Render a template in Jinja's sandbox, with the functions and filters of transformers.
+
+    Raises:
+        ValueError: the template is broken or too long, works or writes without end, reaches for
+            attributes that are not safe, or refuses the messages.
+
+    >>> render("{% for m in messages %}<{{ m.role }}>{% endfor %}", {"messages": [{"role": "me"}]})
+    '<me>'
+    """
+    jinja = need("jinja2", "chat")
+    if len(template) > MOST_TEMPLATE:
+        raise value_error(
+            f"the chat template has {len(template):,} characters: the maximum is {MOST_TEMPLATE:,}"
+        )
+    try:
+        rendered: str = _sandbox(_Limits(len(template))).from_string(template).render(variables)
+        return rendered
+    except _TooMuch as error:
+        reason = f"works or writes without end: {error}"
+    except _Refusal as error:
+        reason = f"refuses the messages: {error}"
+    except jinja.TemplateSyntaxError as error:
+        reason = f"is not valid Jinja: line {error.lineno}: {error.message}"
+    except jinja.exceptions.SecurityError as error:
+        reason = f"is not safe: {error}"
+    except Exception as error:  # a template is a program, and can fail with any error
+        reason = f"fails: {type(error).__name__}: {error}"
+    raise value_error(f"the chat template {visible(reason[:400])}")
+
+
+class _TooMuch(Exception):
+    """A template has reached a limit."""
+
+
+class _Refusal(Exception):
+    """A template has called `raise_exception`."""
+
+
+class _Limits:
+    """Counts the work of one rendering.
+
+    Args:
+        length: the number of characters of the template. Each step can write a part of it.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._left, self._step = _WORK, _STEP + length // 64
+        # The sizes of lists and dicts, which a template cannot change, by their ids. The values are
+        # kept, so that no other value gets the same id.
+        self._known: dict[int, tuple[Any, int]] = {}
+
+    def spend(self, work: int = 0) -> None:
+        """Count a step and its work."""
+        self._left -= self._step + work
+        if self._left < 0:
+            raise _TooMuch("too many steps, or too much text")
+
+    def size(self, value: Any) -> int:
+        """Return the number of characters of a value; nested values count too."""
+        if isinstance(value, str):
+            return self._fits(len(value))
+        if not isinstance(value, list | tuple | dict):
+            return self._fits(_ENTRY * len(value)) if hasattr(value, "__len__") else 1
+        if id(value) not in self._known:
+            inner = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+            size = self._fits(_ENTRY * len(value) + sum(map(self.size, inner)))
+            self._known[id(value)] = value, size
+        return self._known[id(value)][1]
+
+    @staticmethod
+    def _fits(size: int) -> int:
+        if size > _MOST:
+            raise _TooMuch(f"a value of more than {_MOST:,} characters")
+        return size
+
+    def write(self, value: Any) -> Any:
+        """Count a value that is written, and return it."""
+        self.spend(self.size(value))
+        return value
+
+    def items(self, values: Any) -> Iterator[Any]:
+        """Count the items of a loop."""
+        for item in values:
+            self.spend()
+            yield item
+
+    def join(self, values: Any) -> str:
+        """Join the values of the operator `~`."""
+        self.spend(self.size(values))
+        return "".join(map(str, values))
+
+    def arguments(self, name: str, values: Iterable[Any]) -> None:
+        """Count the arguments of a function; refuse arguments that could make a huge result."""
+        sizes = []
+        for value in values:
+            if name in _WIDTHS and isinstance(value, int) and value > _MOST_WIDTH:
+                raise _TooMuch(f"the width {str(value)[:20]}")
+            if name == "format" and isinstance(value, str) and _WIDE.search(value):
+                raise _TooMuch("a wide format")
+            is_width = name in _WIDTHS and isinstance(value, int)
+            sizes.append(max(1, value if is_width else self.size(value)))
+        if name in _PRODUCTS:
+            self._fits(math.prod(sizes))
+        self.spend(sum(sizes) // 64)
+
+    def operator(self, operator: str, left: Any, right: Any) -> None:
+        """Count an operator whose result can be longer than its operands."""
+        whole = isinstance(left, int) and isinstance(right, int)
+        if operator == "%" and isinstance(left, str):
+            self.arguments("format", [left])
+        elif whole:
+            bits = left.bit_length() * abs(right) if operator == "**" else 0
+            if max(bits, left.bit_length() + right.bit_length()) > _BITS:
+                raise _TooMuch("a number with too many digits")
+        elif operator in "+*":
+            sizes = [x if isinstance(x, int) else self.size(x) for x in (left, right)]
+            self.spend(self._fits(math.prod(sizes) if operator == "*" else sum(sizes)))
+
+    def limited(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a filter that counts its arguments, and the items of its result."""
+
+        @functools.wraps(function)  # Jinja marks filters that take its own arguments
+        def run(*args: Any, **options: Any) -> Any:
+            self.arguments(name, (*args, *options.values()))
+            result = function(*args, **options)
+            if isinstance(result, Iterator):
+                return [*self.items(result)]
+            self.spend(_ENTRY * len(result) if isinstance(result, list) else 0)
+            return result
+
+        return run
+
+
+def _sandbox(limits: _Limits) -> Any:
+    """Return Jinja's sandbox with limits, set up as in transformers."""
+    from jinja2 import nodes
+    from jinja2.exceptions import SecurityError
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.visitor import NodeTransformer
+
+    def filtered(node: Any, name: str) -> nodes.Filter:
+        return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+    class Bounds(NodeTransformer):
+        """Insert the filters that count."""
+
+        def visit_For(self, node: nodes.For) -> nodes.Node:
+            self.generic_visit(node)
+            node.iter = filtered(node.iter, _LOOP)
+            return node
+
+        def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+            self.generic_visit(node)
+            return filtered(nodes.List(node.nodes, lineno=node.lineno), _JOIN)
+
+        def visit_List(self, node: nodes.Expr) -> nodes.Node:
+            self.generic_visit(node)
+            return node if getattr(node, "ctx", "load") == "store" else filtered(node, _LIST)
+
+        visit_Tuple = visit_Dict = visit_List
+
+    class Generation(Extension):
+        """The block `{% generation %}`, which marks answers for training."""
+
+        tags = {"generation"}  # noqa: RUF012 (as in the base class)
+
+        def parse(self, parser: Any) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    class Sandbox(ImmutableSandboxedEnvironment):
+        """The sandbox, in which loops, calls and operators are counted."""
+
+        intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+        def _generate(self, source: nodes.Template, *args: Any, **options: Any) -> Any:
+            bounded = Bounds().visit(source)
+            bounded.set_environment(self)
+            return super()._generate(bounded, *args, **options)
+
+        def call(self, context: Any, function: Any, /, *args: Any, **options: Any) -> Any:
+            name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+            limits.arguments(name, (owner, *args, *options.values()))
+            return super().call(context, function, *args, **options)
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            limits.operator(operator, left, right)
+            return super().call_binop(context, operator, left, right)
+
+        def wrap_str_format(self, value: Any) -> Any:
+            if wrapped := super().wrap_str_format(value):
+                limits.arguments("format", [value.__self__])
+            return wrapped
+
+        def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+            raise SecurityError(f"it reaches for {attribute!r} of a {type(obj).__name__}")
+
+    sandbox = Sandbox(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=limits.write,
+        extensions=[Generation, "jinja2.ext.loopcontrols"],
+    )
+    sandbox.filters["tojson"] = _to_json
+    for name, function in sandbox.filters.items():
+        sandbox.filters[name] = limits.limited(name, function)
+    sandbox.filters |= {_LOOP: limits.items, _JOIN: limits.join, _LIST: limits.write}
+    del sandbox.globals["lipsum"]
+    sandbox.globals |= {
+        "raise_exception": _refuse,
+        "strftime_now": lambda format: datetime.now().strftime(format),
+        "dict": lambda *args, **options: dict(*args, **options),  # the class has more attributes
+    }
+    return sandbox
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return a value as JSON; unlike Jinja's own filter, do not escape HTML."""
+    if (len(indent) if isinstance(indent, str) else indent or 0) > _MOST_INDENT:
+        raise _TooMuch(f"an indent of more than {_MOST_INDENT}")
+    options: dict[str, Any] = {"separators": separators, "sort_keys": sort_keys, "indent": indent}
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise _Refusal(message)
