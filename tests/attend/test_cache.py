@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import qkv
+from qkv.attend.cache import shorten
 
 from . import loops
 from .support import FLOATS, qkv_arrays, tolerances
@@ -201,3 +202,31 @@ def test_append_refuses_mismatched_arrays_and_changes_nothing() -> None:
 def test_a_wrong_window_is_refused() -> None:
     with pytest.raises(ValueError, match="window"):
         qkv.KVCache(window=(-1, 0))
+
+
+@pytest.mark.parametrize("window", [None, (3, 0), (20, 0)])
+def test_a_shortened_cache_continues_as_a_new_one(window: tuple | None) -> None:
+    arrays = qkv_arrays((1,), 4, 2, L=12, S=12, dtype=np.dtype(np.float64))
+    query, key, value = (array[..., 6:, :] for array in arrays)
+    expected = loops.attention(*arrays, is_causal=True, window=window).out[..., 6:, :]
+    cache = qkv.KVCache(window=window)
+    cache.append(arrays[1], arrays[2])
+    assert not shorten(cache, 11, 6)  # another text used the cache
+    assert not shorten(cache, 12, 13)
+    assert shorten(cache, 12, 6)
+    assert cache.lengths.tolist() == [6]
+    out = decode(cache, (query, key, value), [2, 1, 3])
+    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-12)
+
+
+def test_a_cache_without_the_needed_keys_is_not_shortened() -> None:
+    rng = np.random.default_rng(0)
+    cache = qkv.KVCache(window=(3, 0))
+    for _ in range(600):
+        cache.append(*rng.standard_normal((2, 1, 1, 1, 4)))
+    _, stored = cache.append(*rng.standard_normal((2, 1, 1, 0, 4)))["key"].shape[-3:-1]
+    assert not shorten(cache, 600, 600 - stored + 2)
+    assert shorten(cache, 600, 600 - stored + 3)
+    rows = qkv.KVCache()
+    rows.append(*rng.standard_normal((2, 2, 1, 4, 4)), lengths=[4, 2])
+    assert not shorten(rows, 4, 2)

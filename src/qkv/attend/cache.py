@@ -145,6 +145,21 @@ class KVCache:
                 )
 
 
+def shorten(cache: KVCache, seen: int, length: int) -> bool:
+    """Keep the first `length` of the `seen` tokens of each row; return False if this is impossible.
+
+    It is impossible if the cache has seen another number of tokens, or if the cache has dropped
+    keys that a query after the first `length` tokens can see.
+    """
+    if not isinstance(cache._size, int) or cache._seen != seen or not 0 <= length <= seen:
+        return False
+    size = cache._size - (seen - length)
+    if size < (length if cache._left is None else min(length, cache._left)):
+        return False
+    cache._size, cache._seen = size, length
+    return True
+
+
 def put(cache: KVCache, key: Array, value: Array, lengths: Array | None = None) -> dict[str, Any]:
     """Append keys and values as `KVCache.append` does, without checking the arrays."""
     return cache._put(key, value, lengths)

@@ -17,7 +17,7 @@ from qkv.files import StrPath
 from qkv.layers import Block
 from qkv.models._kinds import can, cannot, does, kind_of
 from qkv.models._other_libraries import ATTRIBUTES
-from qkv.models.files import Penalties, Routing, save_model, storage_type
+from qkv.models.files import Penalties, Routing, sampling_of, save_model, storage_type
 from qkv.models.files.names import Storage
 from qkv.models.files.read import GENERATION, ModelError, is_whole
 from qkv.models.files.sentence import Sentence
@@ -94,7 +94,7 @@ class Parameters(MutableMapping[str, Array]):
 
 # attributes that `__init__` sets
 _SET = {"name", "config", "tokenizer", "design", "kind", "reader"} | {
-    *("eos_ids", "notices", "penalties", "routing"),
+    *("conversation", "eos_ids", "notices", "penalties", "routing"),
 }
 
 
@@ -120,6 +120,7 @@ class ModelBase:
         for key, array in weights.parameters.items():
             weights.parameters[key] = frozen(array)
         self._weights, self.notices = weights, dict(notices or {})
+        self.conversation: Any = None
         self._generation = dict(generation or {})
         # the other JSON files in the model's folder, by file name; None if a file is missing
         self._json_files: dict[str, Any] = {GENERATION: self._generation or None}
@@ -396,6 +397,18 @@ class ModelBase:
     def generates(self) -> bool:
         """Whether the model can generate text."""
         return self.can("generate")
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The sampling of generation_config.json, as arguments of `generate` and `chat`.
+
+        `qkv chat` uses it; `generate` and `chat` do not. It is empty if the file does not sample.
+
+        >>> import qkv
+        >>> qkv.load("books-decoder").sampling
+        {}
+        """
+        return sampling_of(self._generation, f"{GENERATION} of {self.name}")
 
     @property
     def continues(self) -> bool:

@@ -12,7 +12,7 @@ from qkv.models.sentence.encode import (
     text_encoder,
 )
 from qkv.models.sentence.rank import rank, ranker, similarity, similarity_pairwise
-from qkv.models.tasks import head_weights
+from qkv.models.tasks import chat, head_weights
 from qkv.models.tasks.call import call, call_pair, run_layers
 from qkv.models.tasks.generate import generate, rows, steps
 from qkv.models.tasks.gradient import gradient
@@ -29,6 +29,7 @@ class Model(ModelBase):
         kind: the kind of model, such as "masked LM", "decoder", "cross-encoder" or "dual encoder".
         reader: converts texts to the tokens that the network processes.
         eos_ids: the ids of the tokens that end a generated text.
+        conversation: the key/value caches of the last `chat`; assign None to free their memory.
         penalties: the rules of generation_config.json that change the logits of the next token.
         routing: the choice of a route for a task, read from the model's files.
         notices: the texts of the licence and other documents in the model's folder, by file name.
@@ -55,6 +56,7 @@ class Model(ModelBase):
     guesses = guesses
 
     generate = generate
+    chat = chat
     rows = rows
     steps = steps
 

@@ -357,8 +357,6 @@ class SubwordTokenizer(Tokenizer):
     Attributes:
         truncation: the rule in the tokenizer.json for texts that are too long, if another class
             or side needs it. The tokenizer does not apply this rule, but `save` writes the rule.
-        chat_template: the template (Jinja) that turns messages into a prompt, or several templates
-            by name; None if the model has none.
 
     Example:
         >>> from tokenizers import Tokenizer, models
@@ -367,8 +365,6 @@ class SubwordTokenizer(Tokenizer):
         >>> text.tokens, text.offsets
         (['play', '##ing'], [(0, 4), (4, 7)])
     """
-
-    chat_template: str | dict[str, str] | None = None
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
         import tokenizers as library

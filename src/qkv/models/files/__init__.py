@@ -1,6 +1,6 @@
 """Find, check, read and write the folders of models."""
 
-from qkv.models.files._generation_config import Penalties
+from qkv.models.files._generation_config import Penalties, sampling_of
 from qkv.models.files._gguf import read_gguf
 from qkv.models.files._gguf_config import gguf_config, gguf_generation, gguf_tensors
 from qkv.models.files._gguf_tokenizer import gguf_sentence, gguf_tokenizer

@@ -96,6 +96,22 @@ class Penalties:
         return logits
 
 
+def sampling_of(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return how a generation_config.json samples, as arguments of `generate`; {} if it does not.
+
+    Raises:
+        ModelError: a value is invalid.
+
+    >>> sampling_of({"do_sample": True, "temperature": 0.6}, "generation_config.json")
+    {'temperature': 0.6, 'top_k': 50, 'top_p': 1.0}
+    """
+    config = Config({key: value for key, value in values.items() if value is not None}, source)
+    if not config.flag("do_sample", False):
+        return {}
+    temperature, top_p = config.positive("temperature", 1.0), config.positive("top_p", 1.0)
+    return {"temperature": temperature, "top_k": config.whole("top_k", 50) or None, "top_p": top_p}
+
+
 def _inside(tokens: Sequence[int], logits: Array) -> list[int]:
     """Return the tokens that have a logit."""
     return [token for token in tokens if 0 <= token < len(logits)]

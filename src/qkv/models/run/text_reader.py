@@ -332,7 +332,11 @@ class TextReader:
 
         If `texts` holds strings, `tokens` is empty. If `texts` holds ids, `strings` is empty.
         `single` is True for one text. In error messages, the number of text i is `first + i`.
+        `texts` may also be the tokens of one text.
         """
+        if isinstance(texts, Tokenized):
+            ids_given(texts.ids, rows=self.rows, limit=self.limit, first=first)
+            return True, [], [texts]
         if self.has_images:
             self.refuse_images(texts)
         ids = ids_given(texts, rows=self.rows, limit=self.limit, first=first)

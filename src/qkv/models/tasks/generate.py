@@ -11,6 +11,7 @@ import numpy as np
 from qkv._argument_errors import invalid, public_call, public_items, type_error, value_error
 from qkv.arrays import Array, is_whole_number, quote, whole_number
 from qkv.attend import KVCache
+from qkv.attend.cache import shorten
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.models._model_base import ModelBase
 from qkv.models._other_libraries import GENERATING, advising
@@ -89,7 +90,7 @@ class Generated(str):
 @advising(GENERATING)
 def generate(
     model: ModelBase,
-    prompt: str | Iterable[str] | Sequence[Sequence[int]] | Array,
+    prompt: "str | Iterable[str] | Sequence[Sequence[int]] | Array | Prompt",
     *,
     max_new_tokens: int | None = None,
     temperature: float = 0.0,
@@ -187,7 +188,8 @@ def generate(
     prompts, edited = model.check_edits(edits, prompts, more=more, written=written)
     for row, tokens in zip(added, prompts, strict=True):
         row.prompt_tokens = tokens
-    steps_taken = steps(model, added, sampling, top=0 if trace else None, edited=edited)
+    kept = prompt.kept if isinstance(prompt, Prompt) else None
+    steps_taken = steps(model, added, sampling, top=0 if trace else None, edited=edited, kept=kept)
     if stream:
         new_texts = (pair for step in steps_taken for pair in step)
         texts = (text for _, text in new_texts) if single else new_texts
@@ -232,7 +234,8 @@ def rows(
         ids = tokens.ids.tolist()
         text = strings[number] if strings else decode(ids)
         for row_seed in seeds[number * copies : (number + 1) * copies]:
-            stream = TextStream(decode, ids if model.continues else (), stop)
+            is_answer = isinstance(prompt, Prompt) or not model.continues
+            stream = TextStream(decode, () if is_answer else ids, stop)
             prompts.append(Row(text, tokens, count, stream, np.random.default_rng(row_seed)))
     return single, prompts
 
@@ -242,6 +245,8 @@ def _read_prompts(model: ModelBase, prompt: Any) -> tuple[bool, list[str], list[
 
     If the prompts are given as ids, `strings` is [].
     """
+    if isinstance(prompt, Prompt):
+        return True, [prompt.tokens.text], [prompt.tokens]
     if not isinstance(prompt, Iterable):
         kind = type(prompt).__name__
         raise type_error(f"the prompt is {kind}: give a text, or a list of texts")
@@ -399,6 +404,53 @@ class Row:
         return text
 
 
+@dataclass
+class Kept:
+    """The key/value caches of one text, kept between calls.
+
+    Attributes:
+        network: the network that computed the caches.
+        caches: the cache of each layer.
+        ids: the tokens in the caches.
+    """
+
+    network: Transformer | None = None
+    caches: list[KVCache] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+
+    def resume(
+        self, network: Transformer, empty: list[KVCache], ids: Array
+    ) -> tuple[list[KVCache], Array]:
+        """Shorten the caches to the tokens with which a new text begins.
+
+        If the caches do not fit, `empty` caches replace them.
+
+        Args:
+            network: the network that runs.
+            empty: an empty cache for each layer.
+            ids: (1, n), the tokens of the new text.
+
+        Returns:
+            The caches, and the tokens that are not in the caches, (1, m) with m > 0.
+        """
+        new = ids[0].tolist()
+        pairs = enumerate(zip(self.ids, new[:-1], strict=False))
+        same = next((at for at, (a, b) in pairs if a != b), min(len(self.ids), len(new) - 1))
+        fits = network is self.network and same > 0
+        if not fits or not all([shorten(cache, len(self.ids), same) for cache in self.caches]):
+            self.network, self.caches, same = network, empty, 0
+        self.ids = new[:same]
+        return self.caches, ids[:, same:]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt that is already cut into tokens, special tokens included, and its kept caches."""
+
+    tokens: Tokenized
+    kept: Kept | None = None
+
+
 def steps(
     model: ModelBase,
     rows: Sequence[Row],
@@ -407,6 +459,7 @@ def steps(
     top: int | None = None,
     measure_prompts: bool = False,
     edited: EditedRun | None = None,
+    kept: "Kept | None" = None,
 ) -> Iterator[list[tuple[int, str]]]:
     """Generate one token for each row in each step, and yield completed text.
 
@@ -421,6 +474,8 @@ def steps(
         measure_prompts: whether to also measure the tokens of the prompts, before the first new
             token. Encoder-decoder models do not support `measure_prompts`.
         edited: the edits of the run.
+        kept: the caches of an earlier text, for one row without edits. Tokens with which both texts
+            begin are not computed again. Afterwards, `kept` holds the caches of the new text.
 
     Yields:
         Lists of pairs (index of a row, new text of the row).
@@ -430,6 +485,9 @@ def steps(
         return
     batch = Batch([row.prompt_tokens for row in rows], step=0)
     caches, ids, lengths = first_step(network, batch, edited, [row.ids for row in rows])
+    if kept is not None:
+        caches, ids = kept.resume(network, caches, ids)
+        lengths = np.array([ids.shape[1]])
     seen = np.zeros(len(rows), np.int64)
     step = 0
     while lengths.any():
@@ -437,6 +495,8 @@ def steps(
         options = edited.step(step, seen, lengths, ids.shape[1])
         x = network.step(ids, caches, None if even else lengths, **options)  # (B, n, D)
         seen, step = seen + lengths, step + 1
+        if kept is not None:
+            kept.ids += ids[0].tolist()
         if measure_prompts:
             for row, vectors in zip(rows, x, strict=True):
                 for _ in _prompt_measured(network, row, vectors, top or 0):
