@@ -21,8 +21,9 @@ READERS = {
     "guess": ("guess", "the cat [MASK]"),
     "encode": ("encode", "in.txt", "-o", "out.npy"),
 }
+CHAT = {"chat": ("chat",)}
 PLAY = {"play": ("play", "the cat [MASK]", "-o", "page.html")}
-VERBS = READERS | PLAY | {"generate": ("generate", TEXT, "--max-new-tokens", "3")}
+VERBS = READERS | PLAY | CHAT | {"generate": ("generate", TEXT, "--max-new-tokens", "3")}
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +97,11 @@ def test_generate_uses_the_shipped_decoder_by_default(
             ("generate", name, f"{name}, which does not predict the next token: unset it")
             for name in ("vit", "bert", "random", "books")
         ),
+        *(
+            ("chat", name, f"{name}, which does not predict the next token: choose a model")
+            for name in ("vit", "bert", "random", "books")
+        ),
+        ("chat", "gpt2", "gpt2, which has no chat template: choose a model that was trained on"),
         *(
             ("play", name, f"play: {name} {why}")
             for name, why in (

@@ -4,6 +4,7 @@ from importlib import import_module
 
 import click
 
+from qkv.cli._chat import chat
 from qkv.cli._check import check
 from qkv.cli._conform import conform
 from qkv.cli._encode import encode
@@ -37,6 +38,6 @@ def main(context: click.Context) -> None:
 
 for command in (
     *(walk, show, compare, play, replay, guess),
-    *(encode, generate, train, check, conform, publish, verify, serve, bench, info),
+    *(encode, generate, chat, train, check, conform, publish, verify, serve, bench, info),
 ):
     main.add_command(command)

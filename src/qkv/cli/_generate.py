@@ -1,21 +1,13 @@
 """`qkv generate`, which continues texts."""
 
 import os
-import re
-import sys
 from itertools import chain, islice
 from typing import Any
 
 import click
 
-from qkv._visible import visible
 from qkv.cli._options import json_option, writer_option
-from qkv.cli._output import print_json
-
-# The characters that are escaped on a terminal: control characters, line separators and characters
-# that change the writing direction. Zero-width joiners and direction marks are not escaped, because
-# some languages need them.
-_CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u2069]")
+from qkv.cli._output import print_json, write
 
 
 @click.command()
@@ -73,18 +65,9 @@ def generate(prompts: tuple[str, ...], model: str | None, as_json: bool, **optio
         pieces = used.generate(list(prompts), stream=True, **options)
         # Compute the first token before the prompt is printed: if the model fails, print no prompt.
         begun = list(islice(pieces, 1))
-        _write(later[0])
+        write(later[0])
         for number, piece in chain(begun, pieces):
             if number == 0:
-                _write(piece)
+                write(piece)
             later[number] += piece
-        _write("".join(f"\n\n{text}" for text in later[1:]) + "\n")
-
-
-def _write(text: str) -> None:
-    """Print text immediately; escape control characters, and replace unencodable letters."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    if sys.stdout is not None and sys.stdout.isatty():
-        text = _CONTROLS.sub(lambda match: visible(match[0]), text)
-    # Without color=True, `click.echo` would remove text that looks like a color code.
-    click.echo(text.encode(encoding, "replace").decode(encoding), nl=False, color=True)
+        write("".join(f"\n\n{text}" for text in later[1:]) + "\n")

@@ -1,6 +1,7 @@
 """Print a command's results to standard output, and its messages to standard error."""
 
 import json
+import re
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,6 +12,12 @@ from qkv._visible import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+# The characters that are escaped on a terminal: control characters, line separators and characters
+# that change the writing direction. Zero-width joiners and direction marks are not escaped, because
+# some languages need them.
+_CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u2069]")
 
 
 def console() -> "Console":
@@ -42,6 +49,15 @@ def complain(path: str, message: str) -> None:
     """Print a message to standard error, on one line and without control characters."""
     with suppress(OSError):  # the terminal is closed, or the disk is full
         click.echo(f"{path}: {visible(message.strip())}", err=True)
+
+
+def write(text: str) -> None:
+    """Print text immediately; escape control characters, and replace unencodable letters."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    if sys.stdout is not None and sys.stdout.isatty():
+        text = _CONTROLS.sub(lambda match: visible(match[0]), text)
+    # Without color=True, `click.echo` would remove text that looks like a color code.
+    click.echo(text.encode(encoding, "replace").decode(encoding), nl=False, color=True)
 
 
 def tell(line: str = "") -> None:

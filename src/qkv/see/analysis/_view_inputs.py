@@ -1,7 +1,7 @@
 """Conversion of a view's arguments (text, trace, or weights with tokens) to traces and heads."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -91,8 +91,12 @@ def reader_of(model: Named, texts: list[str]) -> Model:
     return used
 
 
-def positions_in(trace: Trace, model: Model | None, word: str | int, name: str) -> list[int]:
+def positions_in(
+    trace: Trace, model: Model | None, word: str | int | Sequence[int], name: str
+) -> list[int]:
     """Return the positions of all tokens that spell a word; if `word` is a position, check it.
+
+    `word` may also be several positions.
 
     Raises:
         ValueError: the word is not in the text, and the message lists the words of the text; or
@@ -100,6 +104,8 @@ def positions_in(trace: Trace, model: Model | None, word: str | int, name: str) 
         IndexError: the position is out of range.
     """
     size = len(trace.tokens)
+    if isinstance(word, list | tuple):
+        return [at for one in word for at in positions_in(trace, model, one, name)]
     if isinstance(word, str):
         copies = _find(trace, model, word, name)
         if not copies:

@@ -157,14 +157,17 @@ class Heads:
             flags = flags & (numbers != numbers[query])
         return [int(key) for key in np.flatnonzero(flags)]
 
-    def between_content(self, weights: Array) -> Array:
+    def between_content(self, weights: Array, queries: Indices = None) -> Array:
         """Keep weights `(..., L, S)` between two different content words; set all others to -1.
+
+        If `queries` are given, they are used instead of the content words on the side of the query.
 
         >>> heads = Heads(Axis(["a", "."], [False, False]), [0])
         >>> heads.between_content(np.full((2, 2), 0.5)).tolist()
         [[-1.0, -1.0], [-1.0, -1.0]]
         """
-        return np.where(self._pair_content(self._every_key) & ~np.isnan(weights), weights, -1.0)
+        pairs = self._pair_content(self._every_key, queries)
+        return np.where(pairs & ~np.isnan(weights), weights, -1.0)
 
     def links(
         self, layer: int, queries: Indices = None, keys: Indices = None

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.see.analysis.head_weights import Heads, Summary
+from qkv.see.analysis.head_weights import Heads, Indices, Summary
 
 # The thresholds of the rule by which views choose a head. The file assets/store/rule.js has the
 # same thresholds, and docs/views.md explains them.
@@ -258,14 +258,17 @@ class Link:
         return self.above >= STANDS_OUT
 
 
-def strongest_links(heads: Heads, layer: int, head: int, count: int | None = None) -> list[Link]:
+def strongest_links(
+    heads: Heads, layer: int, head: int, count: int | None = None, queries: Indices = None
+) -> list[Link]:
     """List a head's largest weights between two different content words, largest first.
 
-    If weights are equal, the earlier query comes first; for the same query, the earlier key comes
-    first. Weights of 0 are left out.
+    `queries` are the words to start from, by default all content words. If weights are equal, the
+    earlier query comes first; for the same query, the earlier key comes first. Weights of 0 are
+    left out.
     """
     # both arrays are (L, S), or (L, k) if only the k largest weights are kept
-    weights, keys = (part[head] for part in heads.links(layer))
+    weights, keys = (part[head] for part in heads.links(layer, queries))
     order = np.argsort(-weights, axis=None, kind="stable")[:count]
     cells = zip(*np.unravel_index(order, weights.shape), strict=True)
     return [

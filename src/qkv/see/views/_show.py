@@ -104,7 +104,7 @@ def show(
     model: Model | str | None = None,
     layer: int | None = None,
     head: int | None = None,
-    query: str | int | None = None,
+    query: str | int | Sequence[int] | None = None,
     key: str | int | None = None,
     pieces: bool = False,
     theme: str = "auto",
@@ -150,8 +150,9 @@ def show(
             gap.
         layer: the layer to show, counted from 0; -1 is the last layer.
         head: the head to show, counted from 0.
-        query: the word that attends, or the position of its token. If `query` is given, only the
-            links of this word count when heads are compared.
+        query: the word that attends, or the position of its token, or a list of positions. If
+            `query` is given, only the links of these words count when heads are compared. With a
+            list, only their links are shown.
         key: the word that is attended to, or the position of its token. If both `query`
             and `key` are given, the heads are ranked by the link between these two words.
         pieces: whether subwords are shown separately, instead of merged into words. When subwords
@@ -192,6 +193,7 @@ def show(
         shown=units,
         elsewhere=selection.other_heads(units, links, chosen, one_link),
         one_link=one_link,
+        queries=queries if isinstance(query, list | tuple) else None,
         theme=theme,
         stretch=stretch,
     )

@@ -13,7 +13,7 @@ from qkv._argument_errors import value_error
 from qkv.arrays import Array, finite
 from qkv.files import StrPath, replacing
 from qkv.see.analysis import explain_tokens, labels_of, quote_words
-from qkv.see.analysis.head_weights import Heads
+from qkv.see.analysis.head_weights import Heads, Indices
 from qkv.see.analysis.measures import Link, strongest, strongest_links
 from qkv.see.analysis.selection import TERMINAL, ChosenHead, Notation
 from qkv.see.analysis.word_vectors import Movement, fit_plane, named_points, words_before_and_after
@@ -271,9 +271,17 @@ class HeadShown(View):
         ]
 
     def _map(
-        self, heads: Heads, title: str, outlined: Sequence[int], **options: Any
+        self,
+        heads: Heads,
+        title: str,
+        outlined: Sequence[int],
+        queries: Indices = None,
+        **options: Any,
     ) -> panels.HeatMap:
-        """Show the weights of one head; for a long text, show only the weights that were kept."""
+        """Show the weights of one head; for a long text, show only the weights that were kept.
+
+        If `queries` are given, only their rows are shown.
+        """
         head = self.head
         if not heads.weights:
             queries, keys, values = heads.excerpt(head.layer, head.head, panels.MOST_ROWS)
@@ -289,15 +297,17 @@ class HeadShown(View):
                 **(options | {"shown_in": panels.PICTURE}),
             )
         weights = heads.weights[heads.layers.index(head.layer)][head.head]
+        hidden = heads.hidden(head.layer, head.head)
+        rows = [*range(len(weights))] if queries is None else [*queries]
         return panels.HeatMap(
             title=title,
-            values=weights,
-            rows=heads.queries.names,
+            values=weights[rows],
+            rows=[heads.queries.names[row] for row in rows],
             columns=heads.keys.names,
             top=self.top,
-            hidden=heads.hidden(head.layer, head.head),
-            score=heads.between_content(weights),
-            outlined=outlined,
+            hidden=None if hidden is None else hidden[rows],
+            score=heads.between_content(weights, queries)[rows],
+            outlined=[rows.index(row) for row in outlined if row in rows],
             **options,
         )
 
@@ -327,16 +337,18 @@ class OneText(HeadShown):
             most comes first.
         one_link: whether the reader chose a query and a key; if so, heads are ranked by the link
             between these two words.
+        queries: the words whose links are shown; None for all content words.
     """
 
     shown: Heads
     elsewhere: list[Link]
     one_link: bool = False
+    queries: Indices = None
 
     @cached_property
     def links(self) -> list[Link]:
         """Return the head's largest weights between two different content words."""
-        return strongest_links(self.shown, self.head.layer, self.head.head, 10)
+        return strongest_links(self.shown, self.head.layer, self.head.head, 10, self.queries)
 
     @property
     def sentence(self) -> str:
@@ -351,7 +363,8 @@ class OneText(HeadShown):
         """Show the head's weights and links and, for a long text, the most attended tokens."""
         heads, head = self.shown, self.head
         query = [first_query(heads, head)]
-        weights = self._map(heads, f"Weights of {head.where}", query, explained=EACH_ROW)
+        title = f"Weights of {head.where}"
+        weights = self._map(heads, title, query, self.queries, explained=EACH_ROW)
         explained, most = "the largest weights between content words", 6
         if not heads.weights:
             count = heads.summary[0].indices.shape[2]
