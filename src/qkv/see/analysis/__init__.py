@@ -23,6 +23,7 @@ from qkv.see.analysis._words import (
     name_of,
     quote_words,
     run_name,
+    show_blanks,
     went_without,
     word_spans,
 )

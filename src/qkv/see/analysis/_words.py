@@ -58,6 +58,15 @@ def labels_of(tokens: Texts) -> list[str]:
     return [GAP if token in MASKS else token for token in tokens]
 
 
+def show_blanks(word: str) -> str:
+    """Return a guessed word as a reader sees it: spaces and new lines alone become signs.
+
+    >>> show_blanks("the"), show_blanks(" "), show_blanks("\\n"), show_blanks("")
+    ('the', '␣', '⏎', '∅')
+    """
+    return word if word.strip() else word.replace(" ", "␣").replace("\n", "⏎") or "∅"
+
+
 def name_of(token: str, article: str = "the") -> str:
     """Return the name of a token in a sentence.
 

@@ -9,7 +9,7 @@ from qkv.edits import Ablate, Hide, edits_of
 from qkv.models import Model
 from qkv.models.files.find import DEFAULT
 from qkv.models.tasks.predict import Guesses
-from qkv.see.analysis import labels_of, model_of, name_of, run_name, texts_of
+from qkv.see.analysis import labels_of, model_of, name_of, run_name, show_blanks, texts_of
 from qkv.see.draw.panels import Panel, Prose
 from qkv.see.page.payload import check_theme
 from qkv.see.page.play import Story
@@ -65,7 +65,7 @@ class GuessView(View):
 
     def _name_guesses(self, guesses: Guesses, *, short: bool = False) -> str:
         """Name the first guess of each position, with its probability."""
-        firsts = [f"{row[0][0]}, {row[0][1]:.2f}" for row in guesses]
+        firsts = [f"{show_blanks(row[0][0])}, {row[0][1]:.2f}" for row in guesses]
         if short:
             return "; ".join(firsts)
         if not self.positions:

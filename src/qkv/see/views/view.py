@@ -12,7 +12,7 @@ import numpy as np
 from qkv._argument_errors import value_error
 from qkv.arrays import Array, finite
 from qkv.files import StrPath, replacing
-from qkv.see.analysis import explain_tokens, labels_of, quote_words
+from qkv.see.analysis import explain_tokens, labels_of, quote_words, show_blanks
 from qkv.see.analysis.head_weights import Heads, Indices
 from qkv.see.analysis.measures import Link, strongest, strongest_links
 from qkv.see.analysis.selection import TERMINAL, ChosenHead, Notation
@@ -448,7 +448,7 @@ def guess_bars(guesses: Sequence[tuple[str, float]], title: str, name: str) -> p
         title=title,
         explained="the probability of each word",
         name=name,
-        names=[word for word, _ in guesses],
+        names=[show_blanks(word) for word, _ in guesses],
         values=[share for _, share in guesses],
         top=1.0,
     )
