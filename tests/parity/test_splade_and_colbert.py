@@ -1,4 +1,4 @@
-"""Tests of SPLADE and ColBERT against SparseEncoder and MultiVectorEncoder."""
+"""Tests of SPLADE, ColBERT and BGE-M3 against sentence-transformers and torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from sentence_transformers import MultiVectorEncoder, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sparse_encoder.modules import SpladePooling
-from transformers import BertConfig, BertForMaskedLM, BertModel
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    XLMRobertaConfig,
+    XLMRobertaModel,
+)
 
 import qkv
 from qkv.models import ModelError
@@ -96,3 +102,63 @@ def test_colbert(tmp_path: Path, tasks: list[str], last: str) -> None:
     assert found[-1].shape == (4, 7)  # without w3: [CLS] w8 [UNK] [SEP]
     with pytest.raises(ValueError, match=r'give output_value="token_embeddings"'):
         ours.encode(TEXTS)
+
+
+def test_a_sparse_vector_of_splade_as_a_dict(tmp_path: Path) -> None:
+    first = body(tmp_path / "body", BertForMaskedLM, transformer_task="fill-mask")
+    SparseEncoder(modules=[first, SpladePooling()], device="cpu").save(str(tmp_path / "model"))
+    ours = qkv.load(tmp_path / "model")
+    for vector, found in zip(
+        ours.encode(TEXTS), ours.encode(TEXTS, output_value="sparse"), strict=True
+    ):
+        assert [*found] == np.flatnonzero(vector).tolist()
+        close([*found.values()], vector[vector > 0])
+
+
+def test_the_three_vectors_of_bge_m3(tmp_path: Path) -> None:
+    """BGE-M3 is an XLM-R with two linear layers; the reference follows FlagEmbedding's code."""
+    folder, sizes = tmp_path / "model", SIZES | {"pad_token_id": 0}
+    backbone = XLMRobertaModel(XLMRobertaConfig(**sizes)).eval()
+    scatter(backbone)
+    backbone.save_pretrained(folder)
+    made = tokenizer()
+    made.save_pretrained(folder)
+    layers = {"sparse_linear": (1, torch.nn.ReLU()), "colbert_linear": (24, torch.nn.Identity())}
+    linear = {}
+    for name, (size, activation) in layers.items():
+        layer = Dense(24, size, activation_function=activation, **TOKEN)
+        torch.nn.init.normal_(layer.linear.weight)
+        with torch.no_grad():  # about half of the weights are positive
+            mean = backbone(torch.arange(5, 35)[None]).last_hidden_state[0].mean(0)
+            layer.linear.bias.copy_(-layer.linear.weight @ mean)
+        (folder / name).mkdir()
+        layer.save(str(folder / name))
+        linear[name] = layer.linear
+    ours = qkv.load(folder)
+    ours.save(tmp_path / "again")
+    for model in (ours, qkv.load(tmp_path / "again")):
+        sparse = model.encode(TEXTS, output_value="sparse", batch_size=3)
+        multi = model.encode(TEXTS, output_value="multi_vector", batch_size=3)
+        for text, weights, vectors in zip(TEXTS, sparse, multi, strict=True):
+            given = made(text, return_tensors="pt")
+            with torch.inference_mode():
+                states = backbone(given.input_ids, given.attention_mask).last_hidden_state[0]
+                expected = linear["colbert_linear"](states[1:])
+                close(vectors, torch.nn.functional.normalize(expected, dim=-1).numpy())
+                by_token = torch.relu(linear["sparse_linear"](states))[:, 0].tolist()
+            lexical: dict[int, float] = {}
+            for token, weight in zip(given.input_ids[0].tolist(), by_token, strict=True):
+                if token > 4 and weight > lexical.get(token, 0):
+                    lexical[token] = weight
+            assert weights.keys() == lexical.keys()
+            close([*weights.values()], [lexical[token] for token in weights])
+    assert 0 < sum(map(len, sparse)) < sum(map(len, multi)) - len(TEXTS)  # some weights are 0
+
+
+def test_outputs_that_a_model_does_not_have(tmp_path: Path) -> None:
+    body(tmp_path, BertModel)
+    model = qkv.load(tmp_path)
+    with pytest.raises(ValueError, match=r'output_value is "sparse" and .* has no sparse_linear'):
+        model.encode(TEXTS, output_value="sparse")
+    with pytest.raises(ValueError, match=r'"multi_vector" and .* has no colbert_linear'):
+        model.encode(TEXTS, output_value="multi_vector")

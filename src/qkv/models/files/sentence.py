@@ -37,6 +37,7 @@ _NO_FAMILY = (
     "PreTrainedTokenizerFast",
     "TokenizersBackend",
 )  # Tokenizer classes that models of any family may use.
+LAYERS = {"sparse": "sparse_linear", "multi_vector": "colbert_linear"}
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 # `save` writes the files listed in `BESIDE` into the folder of config.json, and the files listed in
@@ -61,6 +62,8 @@ class Sentence:
         skipped: for a multi-vector model (ColBERT), the tokens without a vector, keyed by task. The
             modules change each token's vector, and the whole text has no vector. None for other
             models.
+        layers: for BGE-M3, the linear layers over the vectors of tokens, keyed by the
+            `output_value` that applies them: `Dense` modules in the folders that `LAYERS` names.
         static: whether token vectors are rows of a table, as in `StaticEmbedding`. A static model
             adds no special tokens, and returns a zero vector for a text without tokens.
         max_seq_length: the maximum number of tokens in a text. If no file sets this number, the
@@ -91,6 +94,7 @@ class Sentence:
     steps: tuple[Extra, ...] = ()
     splade: Splade | None = None
     skipped: Mapping[str, tuple[str, ...]] | None = None
+    layers: Mapping[str, Dense] = field(default_factory=dict)
     static: bool = False
     max_seq_length: int | None = None
     passes_positions: bool = False
@@ -196,7 +200,7 @@ class Sentence:
         from safetensors.numpy import save
 
         files = dict(self.files)
-        for step in self.steps:
+        for step in (*self.steps, *self.layers.values()):
             arrays = {name: np.ascontiguousarray(array) for name, array in step.arrays().items()}
             if arrays:
                 files[f"{step.home}/{read.WEIGHTS}"] = save(arrays)
@@ -294,8 +298,15 @@ def read_sentence(folder: Path, modules: Sequence[Module], listed: Sequence[str]
     name = "sentence_embedding" if MASK not in kinds else "token_embeddings"
     last = [module for module in modules if module.kind in STEPS]
     fields["steps"] = tuple(_STEPS[module.kind](folder, module.subfolder, name) for module in last)
+    inner = {value: str(PurePosixPath(home, name)) for value, name in LAYERS.items()}
+    fields["layers"] = {
+        value: _dense(folder, name, "token_embeddings")
+        for value, name in inner.items()
+        if (folder / name / read.CONFIG).is_file()
+    }
     files = [
         read.PROMPTS,
+        *(f"{layer.home}/{read.CONFIG}" for layer in fields["layers"].values()),
         *listed,
         *(f"{module.subfolder}/{read.CONFIG}" for module in modules[1:]),
     ]

@@ -107,8 +107,8 @@ class Disentangled:
         He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", section 3.1;
         He et al. 2023, "DeBERTaV3", on shared projections. The rows are those of `transformers`.
 
-    >>> Disentangled(4, 9, {}, 1.0).of(np.array([-9, -4, -1, 0, 1, 3, 4, 6, 20]))
-    array([0, 1, 3, 4, 5, 6, 7, 7, 7])
+    >>> Disentangled(8, 20, {}, 1.0).of(np.array([-15, -4, 0, 1, 4, 5, 8, 15, 40]))
+    array([ 1,  4,  8,  9, 12, 13, 14, 15, 15])
     """
 
     span: int

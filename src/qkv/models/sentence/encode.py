@@ -15,21 +15,23 @@ from qkv.arrays import Array, as_array, whole_number
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.extras import need
 from qkv.models._model_base import ModelBase
-from qkv.models.files.sentence import Sentence
+from qkv.models.files.sentence import LAYERS, Sentence
 from qkv.models.network.batch import Batch, PackedIds
+from qkv.models.network.pooling import to_length_one
 from qkv.models.run.batches import parts, windows
 from qkv.models.run.check_edits import check
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.text_reader import check_device, check_ids
 from qkv.models.run.truncation import MAX_CHARS, Truncator, callers, indices_to_keep
 from qkv.models.sentence.vectors import as_tensors, check_precision, quantize
+from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_no_mapping, check_text, check_texts, parts_of
 
 OPTIONS = (
     *("batch_size", "normalize_embeddings", "output_value"),
     *("prompt_name", "prompt", "truncate_dim", "task"),
 )
-OUTPUTS = ("sentence_embedding", "token_embeddings", None)
+OUTPUTS = ("sentence_embedding", "token_embeddings", *LAYERS, None)
 TOKENS = 128  # A batch has at most `batch_size * TOKENS` tokens; a longer text runs alone.
 TEXTS = 2048  # The maximum number of texts that are sorted by length together, as one group.
 
@@ -94,6 +96,13 @@ class Encoder:
             raise value_error(
                 f"output_value is {self.output_value!r}: choose {' or '.join(map(str, OUTPUTS))}"
             )
+        name = LAYERS.get(self.output_value or "")
+        is_splade = self.sentence.splade is not None and self.output_value == "sparse"
+        if name is not None and self.output_value not in self.sentence.layers and not is_splade:
+            raise value_error(
+                f'output_value is "{self.output_value}" and {model.name} has no {name}: give '
+                "another output_value, or put this layer of BGE-M3 into the model's folder"
+            )
         self._skipped: list[int] | None = None  # for a multi-vector model, ids without a vector
         if self.sentence.skipped is not None:
             if self.output_value != "token_embeddings":
@@ -114,11 +123,7 @@ class Encoder:
         if self._before and not self.sentence.include_prompt:
             [alone] = self._truncator(model.max_seq_length)(self._whole([""]))
             # as in sentence-transformers, a special or unknown token at the end does not count
-            known = self.tokenizer
-            ending = any(
-                known.is_special(index) or known.token(index) == known.unknown
-                for index in alone.ids[-1:].tolist()
-            )
+            ending = any(_is_unused(self.tokenizer, index) for index in alone.ids[-1:].tolist())
             self._unread = len(alone) - ending
 
     def all(self, sentences: Any, show: bool | None = None, edits: Edits | None = None) -> Any:
@@ -294,6 +299,8 @@ class Encoder:
             keep = [~np.isin(ids, self._skipped) for ids in np.split(batch.ids, batch.cu[1:-1])]
             parts = np.split(rows, batch.cu[1:-1])
             return [part[kept] for part, kept in zip(parts, keep, strict=True)]
+        if self.output_value in LAYERS:
+            return self._by_layer(batch, rows)
         tokens = [rows[first:last].copy() for first, last in pairwise(batch.cu)]
         if self.output_value is not None:
             return tokens
@@ -309,9 +316,37 @@ class Encoder:
             for ids, embeddings, vector in zip(texts, tokens, vectors, strict=True)
         ]
 
+    def _by_layer(self, batch: Batch, rows: Array) -> list[Any]:
+        """Return the outputs "sparse" or "multi_vector" of a batch, given its token vectors.
+
+        Source:
+            Chen et al. 2024, "BGE M3-Embedding", section 3.2, and the code of FlagEmbedding.
+        """
+        if self.sentence.splade is not None:
+            pooled = [(np.arange(len(one)), one) for one in self._pool(batch, rows)]
+        else:
+            vectors, known = self.sentence.layers[str(self.output_value)](rows), self.tokenizer
+            texts = [(batch.ids[a:b], vectors[a:b]) for a, b in pairwise(batch.cu)]
+            if self.output_value == "multi_vector":
+                return [to_length_one(one[1:]) for _, one in texts]
+            unused = [n for n in set(batch.ids.tolist()) if _is_unused(known, n)]
+            pooled = [(ids, np.where(np.isin(ids, unused), 0, one[:, 0])) for ids, one in texts]
+        found: list[dict[int, float]] = []
+        for ids, weights in pooled:
+            found.append({})
+            for index in np.flatnonzero(weights > 0):
+                token, weight = int(ids[index]), float(weights[index])
+                found[-1][token] = max(weight, found[-1].get(token, 0.0))
+        return found
+
     def _whole(self, texts: Sequence[str]) -> list[str]:
         """Put the prompt before each text."""
         return [self._before + text for text in texts]
+
+
+def _is_unused(tokenizer: Tokenizer, index: int) -> bool:
+    """Return whether a token has no weight in a sparse vector: it is special or unknown."""
+    return tokenizer.is_special(index) or tokenizer.token(index) == tokenizer.unknown
 
 
 def by_length(batch: Sequence[Sized], most: int) -> Iterator[list[int]]:
@@ -410,7 +445,9 @@ def encode(
             including special tokens; or None for a dict with both. A multi-vector model (ColBERT)
             has only "token_embeddings", after its modules; it has no vectors for tokens that its
             files skip in texts with this `task` (by default, "document"). The vector of a SPLADE
-            model has one number for each word of the vocabulary.
+            model has one number for each word of the vocabulary. "sparse" gives the numbers above 0
+            as a dict {token id: weight}, for SPLADE models and for BGE-M3, and "multi_vector" gives
+            BGE-M3's vectors of all tokens after the first, scaled to length 1.
         prompt_name: the name of the prompt to put before each text. The prompts are in the model's
             files. If `prompt_name` is None, the default prompt of these files is used, if there is
             one.
