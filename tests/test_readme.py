@@ -131,9 +131,9 @@ def test_every_command_and_option_exists() -> None:
 def test_every_make_target_exists(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     named = {line.split()[1] for line in indented(text) if line.startswith("make ")}
-    named |= set(re.findall(r"`make ([a-z]+)`", text))
+    named |= set(re.findall(r"`make ([a-z0-9]+)`", text))
     assert named
-    assert named <= set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
+    assert named <= set(re.findall(r"^([a-z0-9]+):", MAKEFILE, re.MULTILINE))
 
 
 def test_installation_instructions_match_the_makefile_and_pyproject() -> None:
@@ -158,7 +158,7 @@ def test_links_point_to_files_that_exist(page: str) -> None:
     home = (ROOT / page).parent
     text = (ROOT / page).read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if not re.match("[a-z]+:", target):
+        if not re.match("[a-z0-9]+:", target):
             name, _, anchor = target.partition("#")
             path = home / name if name else ROOT / page
             assert path.is_file(), target
