@@ -30,6 +30,7 @@ def main(context: click.Context) -> None:
         qkv compare "I sat on the bank." "The bank raised its rates." --word bank
         qkv guess "A triangle has [MASK] legs." --hide triangle
         qkv generate "once upon a"
+        qkv chat
         qkv play --open
     """  # noqa: D301 (\b tells click not to wrap the next lines)
     if context.invoked_subcommand is None:

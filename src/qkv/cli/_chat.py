@@ -125,11 +125,11 @@ class _Conversation:
         assert self.model.tokenizer is not None
         prompt = self.model.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
         limit = self.model.max_seq_length or sys.maxsize
-        room = min(MOST_NEW, limit - len(prompt))
+        free = min(MOST_NEW, limit - len(prompt))
         pieces = self.model.chat(
             messages,
             stream=True,
-            max_new_tokens=room if room > 0 else None,  # without room, `chat` raises an error
+            max_new_tokens=max(free, 0) or None,  # None: `chat` says that the text is too long
             **self.sampling,
             **options,
         )

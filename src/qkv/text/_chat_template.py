@@ -18,7 +18,7 @@ MOST_TEMPLATE = 2**18  # characters; the longest known templates have about 30,0
 _WORK = 10**8  # the sum of all characters that are written, and of all steps
 _STEP = 500  # what a step counts; a step in a long template counts more
 _ENTRY = 16  # what an entry of a list or dict counts, as a number of characters
-_MOST = 10**7  # characters of one value
+_MOST_CHARS = 10**7  # characters of one value
 _MOST_WIDTH = 10**6
 _MOST_INDENT = 64
 _BITS = 4096  # of a whole number
@@ -186,8 +186,8 @@ class _Limits:
 
     @staticmethod
     def _fits(size: int) -> int:
-        if size > _MOST:
-            raise _TooMuch(f"a value of more than {_MOST:,} characters")
+        if size > _MOST_CHARS:
+            raise _TooMuch(f"a value of more than {_MOST_CHARS:,} characters")
         return size
 
     def write(self, value: Any) -> Any:
