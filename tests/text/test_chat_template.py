@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, models, processors
 
 from chat_templates import ASKED, SYSTEM, TEMPLATES
 from qkv import WordTokenizer
@@ -23,6 +23,9 @@ CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes
 def tokenizer() -> SubwordTokenizer:
     library = Tokenizer(models.WordPiece({"[UNK]": 0, "<": 1, "a": 2, "##b": 3}))
     library.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    library.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 4)]
+    )
     made = SubwordTokenizer(library)
     made.named_tokens = {"bos_token": "<s>", "eos_token": "</s>"}
     return made
@@ -61,6 +64,7 @@ def test_special_tokens_in_the_text_become_their_ids(tokenizer: SubwordTokenizer
     tokenizer.chat_template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
     messages = [{"role": "user", "content": "ab"}]
     assert tokenizer.apply_chat_template(messages) == [4, 2, 3, 5]
+    assert tokenizer.tokenize("ab").ids.tolist() == [4, 2, 3]
     tokens = tokenizer.tokenize_prompt("<s>ab</s>")
     assert tokens.special == [True, False, False, True]
     assert tokens.offsets == [(0, 3), (3, 4), (4, 5), (5, 9)]

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import qkv
 from qkv.models.network.transformer import Transformer
+from qkv.text import SubwordTokenizer
 
 from ..decoders import END, EOS, POSITIONS, TOKENIZER, gpt2, writer
 from ..small_models import CONFIGS, write_small
@@ -67,6 +69,16 @@ def test_the_template_makes_the_prompt_and_the_model_answers(tmp_path: Path) -> 
     traced = model.chat(ASKED, trace=True)
     assert traced.trace.tokens[: len(prompt)] == [TOKENIZER.id_to_token(i) for i in prompt]
     assert traced.trace.special[len(prompt) - 11] is True  # the end token of the question
+
+
+def test_an_answer_begins_without_the_space_of_its_first_token(tmp_path: Path) -> None:
+    library = Tokenizer(models.WordLevel({"▁Hi": 0, "▁you": 1}))
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    library.decoder = decoders.Metaspace()
+    model = gpt2(tmp_path / "spaces", script=[1, 0, 1] + [EOS] * 93, tokenizer=False)
+    model.tokenizer = SubwordTokenizer(library)
+    answer = with_template(model, "{{ messages[0].content }}").chat([{**ASKED[0], "content": "Hi"}])
+    assert (answer, answer.ids) == ("you Hi you", [1, 0, 1, EOS])
 
 
 def test_the_arguments_of_generate(random: qkv.Model) -> None:
@@ -143,8 +155,9 @@ def test_changed_parameters_and_copies_get_new_caches(random: qkv.Model) -> None
     random.parameters[name] = np.array(random.parameters[name]) * -3
     for model in (random, twin):
         ids = model.tokenizer.apply_chat_template(ASKED, add_generation_prompt=True)
-        expected = model.generate(ids, max_new_tokens=5).ids
-        assert model.chat(ASKED, max_new_tokens=5).ids == expected
+        expected = model.generate(ids, max_new_tokens=5, trace=True)
+        answer = model.chat(ASKED, max_new_tokens=5, trace=True)
+        np.testing.assert_allclose(answer.logits, expected.logits, rtol=1e-4)
     shared = pickle.loads(pickle.dumps(random))
     assert shared.chat(ASKED, max_new_tokens=5).ids == random.chat(ASKED, max_new_tokens=5).ids
 
