@@ -243,7 +243,7 @@ def test_block(norms: str, packed: bool) -> None:
         scales = (LayerScale.from_parameters({"weight": weight}) for weight in weights)
         out_norms = dict(zip(("scale1", "scale2"), scales, strict=True))
     if norms == "scaled by a constant":
-        out_norms = {"scale1": LayerScale.fixed(8, 0.3), "scale2": LayerScale.fixed(8, -2.0)}
+        out_norms = {"scale1": LayerScale.constant(8, 0.3), "scale2": LayerScale.constant(8, -2.0)}
     block = Block(
         MultiHeadAttention(8, 2, seed=0, dtype=np.float64),
         None if norms in ("no first", "behind") else parts[0],

@@ -30,7 +30,7 @@ def test_each_type(dtype: type) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
 def test_a_fixed_factor(dtype: type) -> None:
-    scale = LayerScale.fixed(2, 0.5)
+    scale = LayerScale.constant(2, 0.5)
     found, saved = scale.run(np.array([[2, 8]], dtype))
     assert found.dtype == dtype
     assert found.tolist() == [[1, 4]]

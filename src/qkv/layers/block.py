@@ -423,7 +423,7 @@ class _Forward:
         self.keep = self._rows or unkept
         self.saved: dict[str, Any] = {}
         self._normed: tuple[Any, Any] = (None, None)  # the last output of a norm, and its input
-        self._wanted = set() if record is None else record.wanted(_NAMES)
+        self._wanted = set() if record is None else record.choose(_NAMES)
 
     def norm(self, name: str, x: Array) -> Array:
         """Apply the norm with this name, if the block has it."""

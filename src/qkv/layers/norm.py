@@ -297,10 +297,10 @@ class LayerScale(base.Layer):
 
     @classmethod
     @public_method
-    def fixed(cls, dim: int, factor: float) -> "LayerScale":
+    def constant(cls, dim: int, factor: float) -> "LayerScale":
         """Make a layer that multiplies vectors of size `dim` by a constant; it has no parameters.
 
-        >>> LayerScale.fixed(2, 0.5)(np.array([[2.0, 4.0]])).tolist()
+        >>> LayerScale.constant(2, 0.5)(np.array([[2.0, 4.0]])).tolist()
         [[1.0, 2.0]]
         """
         layer = cls(dim)

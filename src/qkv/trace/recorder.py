@@ -71,7 +71,7 @@ class Recorder:
         """Return whether any of these activations is kept or edited."""
         return self.changes(*names) or any(self._wanted(self._prefix + name) for name in names)
 
-    def wanted(self, names: Iterable[str]) -> set[str]:
+    def choose(self, names: Iterable[str]) -> set[str]:
         """Return those of the names that are kept or edited."""
         return {name for name in names if self.wants(name)}
 

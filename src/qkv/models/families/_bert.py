@@ -366,7 +366,7 @@ def nomic_bert(config: Config) -> Design:
     )
 
 
-def _rotated(config: Config, rotary: Rotary, **fields: Any) -> Design:
+def _rotary_design(config: Config, rotary: Rotary, **fields: Any) -> Design:
     """Return the design of an encoder with rotary positions and a norm after each part."""
     _, heads, size = config.sized_heads()
     types = config.whole("type_vocab_size")
@@ -378,14 +378,14 @@ def jina_embeddings_v3(config: Config) -> Design:
     """Return the design of a jina-embeddings-v3 without task adapters: a rotary XLM-RoBERTa."""
     _, _, size = config.sized_heads()
     rotary = read_rotary(config, size, RotaryDefaults(20000.0))
-    return _rotated(config, rotary, head=head(config, "gelu"))
+    return _rotary_design(config, rotary, head=head(config, "gelu"))
 
 
 def gte(config: Config) -> Design:
     """Return the design of a GTE: rotary positions and gated MLPs."""
     _, _, size = config.sized_heads()
     rotary = read_rotary(config, size, RotaryDefaults(160000.0))
-    return _rotated(config, rotary, gated=True, mlp_bias="down", head=head(config, "gelu"))
+    return _rotary_design(config, rotary, gated=True, mlp_bias="down", head=head(config, "gelu"))
 
 
 # Keys of the first code of GTE, each with the values that qkv supports. Its xformers kernel drops
@@ -412,7 +412,7 @@ def new(config: Config) -> Design:
     scaling = {"rope_type": "linear", "factor": factor ** (2 / size)}
     rotary = read_rotary(Config({**values, "rope_scaling": scaling}, config.source), size)
     top = head(config, config.activation("hidden_act"))
-    return _rotated(config, rotary, gated=True, mlp_bias="down", head=top)
+    return _rotary_design(config, rotary, gated=True, mlp_bias="down", head=top)
 
 
 _ALL = read_families(

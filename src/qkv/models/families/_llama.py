@@ -155,10 +155,10 @@ def _last_windowed(config: Config, layer: Attention) -> list[Attention]:
     By default, layer `max_window_layers` and all later layers have windows.
     """
     first, count = config.whole("max_window_layers"), config.layers()
-    return _windowed(config, [layer] * count, [number >= first for number in range(count)])
+    return _add_windows(config, [layer] * count, [number >= first for number in range(count)])
 
 
-def _windowed(
+def _add_windows(
     config: Config, layers: Sequence[Attention], turns: Sequence[bool]
 ) -> list[Attention]:
     """Return the layers, some of which have windows: by default, those that are True in `turns`."""
@@ -184,7 +184,7 @@ def smollm3(config: Config) -> Design:
     layers = [layer if turn else replace(layer, rotary=None) for turn in turns[:count]]
     return decoder(
         config,
-        _windowed(config, layers, [one.rotary is None for one in layers]),
+        _add_windows(config, layers, [one.rotary is None for one in layers]),
         positions=0,
         mlp_bias=config.flag("mlp_bias"),
         **biases(config),

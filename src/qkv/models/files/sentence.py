@@ -294,7 +294,7 @@ def read_sentence(folder: Path, modules: Sequence[Module], listed: Sequence[str]
     if SPLADE in kinds:
         fields["splade"] = _splade(by_kind[SPLADE])
     if MASK in kinds:
-        fields["skipped"] = _skipped(by_kind[MASK])
+        fields["skipped"] = _skip_lists(by_kind[MASK])
     name = "sentence_embedding" if MASK not in kinds else "token_embeddings"
     last = [module for module in modules if module.kind in STEPS]
     fields["steps"] = tuple(_STEPS[module.kind](folder, module.subfolder, name) for module in last)
@@ -353,7 +353,7 @@ def _splade(path: Path) -> Splade:
     return Splade(pool, times)
 
 
-def _skipped(path: Path) -> dict[str, tuple[str, ...]]:
+def _skip_lists(path: Path) -> dict[str, tuple[str, ...]]:
     """Return the tokens without a vector for each task, from the config.json of the mask."""
     config = Config.read(path)
     config.only("keep_only_token_ids", None)

@@ -371,7 +371,7 @@ class Design:
             scale = under(arrays, f"{name}.")
             others[name] = LayerScale.from_parameters(scale) if scale else None
             if self.residual_scale != 1:
-                others[name] = LayerScale.fixed(self.dim, self.residual_scale)
+                others[name] = LayerScale.constant(self.dim, self.residual_scale)
         block = Block(
             attn,
             mlp=self._mlp(under(arrays, "mlp.")) if self.hidden else None,

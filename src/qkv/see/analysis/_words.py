@@ -59,9 +59,9 @@ def labels_of(tokens: Texts) -> list[str]:
 
 
 def show_blanks(word: str) -> str:
-    """Return a guessed word as a reader sees it: spaces and new lines alone become signs.
+    r"""Return a guessed word as a reader sees it: spaces and new lines alone become signs.
 
-    >>> show_blanks("the"), show_blanks(" "), show_blanks("\\n"), show_blanks("")
+    >>> show_blanks("the"), show_blanks(" "), show_blanks("\n"), show_blanks("")
     ('the', '␣', '⏎', '∅')
     """
     return word if word.strip() else word.replace(" ", "␣").replace("\n", "⏎") or "∅"
