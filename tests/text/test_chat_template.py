@@ -125,6 +125,8 @@ def test_messages_are_plain_copies(tokenizer: SubwordTokenizer) -> None:
     template = "{{ 'content' in messages[0] }} {{ messages[0].role.secret is defined }}"
     written = tokenizer.apply_chat_template([message], chat_template=template, tokenize=False)
     assert written == "False False"
+    with pytest.raises(TypeError, match="a variable holds more than JSON values: Object of type"):
+        tokenizer.apply_chat_template([message], chat_template="", tools=[np.zeros(2)])
     template = "{{ messages[0].reasoning_content }} {{ messages[0].thinking }}"
     messages = [{"role": "assistant", "reasoning": "hm"}]
     written = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)

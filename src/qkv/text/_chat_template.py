@@ -60,7 +60,7 @@ def chat_prompt(
     for name in _OTHERS:
         if variables.get(name):
             raise value_error(f"{name} is not supported: omit {name}")
-    given = {"tools": None, "documents": None, **named, **variables}
+    given = {"tools": None, "documents": None, **named, **_plain(variables, "a variable")}
     template = _choose(templates, chosen, given["tools"])
     return render(template, {**given, "messages": _plain_messages(messages)})
 
@@ -84,6 +84,15 @@ def _choose(templates: str | Mapping[str, str] | None, chosen: str | None, tools
     return template
 
 
+def _plain(values: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return a copy that consists of JSON values, whose methods a template may call."""
+    try:
+        copy: dict[str, Any] = json.loads(json.dumps(values))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise type_error(f"{what} holds more than JSON values: {error}") from None
+    return copy
+
+
 def _plain_messages(messages: Any) -> list[dict[str, Any]]:
     """Return copies of the messages that consist of JSON values, without entries that are None."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
@@ -100,11 +109,8 @@ def _plain_messages(messages: Any) -> list[dict[str, Any]]:
             raise value_error(
                 f'message {number} has no role: give "role", for example "user", and "content"'
             )
-        try:
-            kept = {key: value for key, value in message.items() if value is not None}
-            copy: dict[str, Any] = json.loads(json.dumps(kept))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise type_error(f"message {number} holds more than JSON values: {error}") from None
+        kept = {key: value for key, value in message.items() if value is not None}
+        copy = _plain(kept, f"message {number}")
         reasoning = next((copy[key] for key in _REASONING if copy.get(key) is not None), None)
         if reasoning is not None:
             copy = {"thinking": reasoning, **copy, "reasoning_content": reasoning}
