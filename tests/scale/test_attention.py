@@ -111,7 +111,7 @@ def test_fully_masked_blocks_make_no_task(options: dict[str, Any], blocks: int) 
     out = scale.attention(x, x, x, **options)
     tasks = layer(out, "attention-parts-")
     met = [key for key in tasks if len(key) == 4 and tasks[key].func.__name__ == "_attend"]
-    joined = [key for key in tasks if tasks[key].func.__name__ == "joined"]
+    joined = [key for key in tasks if tasks[key].func.__name__ == "join_parts"]
     rows = {key[:3] for key in met}
     assert len(met) == blocks
     assert len(joined) == blocks - len(rows)
