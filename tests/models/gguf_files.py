@@ -63,7 +63,7 @@ def write(path, architecture, values, tensors, kinds=None):
     """
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in values.items():
-        full = key if re.match(r"general\.|tokenizer\.", key) else f"{architecture}.{key}"
+        full = key if re.match(r"general\.|tokenizer\.|split\.", key) else f"{architecture}.{key}"
         writer.add_key_value(full, *typed(value))
     for name, array in tensors.items():
         kind = gguf.GGMLQuantizationType[(kinds or {}).get(name, "F32")]

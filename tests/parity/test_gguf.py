@@ -295,6 +295,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Phi3ForCausalLM",
         {**GROUPED, "rope_scaling": LONG, "original_max_position_embeddings": 16},
     ),
+    "phi3, partial": ("phi3", "Phi3ForCausalLM", {**GROUPED, "partial_rotary_factor": 0.5}),
     "gemma": ("gemma", "GemmaForCausalLM", {**GROUPED, "head_dim": 32}),
     "gemma2": ("gemma2", "Gemma2ForCausalLM", {**WINDOWED, "final_logit_softcapping": 3.0}),
     "gemma3": ("gemma3", "Gemma3ForCausalLM", WINDOWED),
@@ -360,7 +361,8 @@ def metadata(architecture: str, config: Any) -> dict[str, Any]:
         values["rope.freq_base_swa"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
     if rope:
-        values |= {"rope.freq_base": float(rope["rope_theta"]), "rope.dimension_count": size}
+        turned = int(size * rope.get("partial_rotary_factor", 1))
+        values |= {"rope.freq_base": float(rope["rope_theta"]), "rope.dimension_count": turned}
     kind = rope.get("rope_type", "default")
     if kind in ("linear", "yarn", "longrope"):
         values |= {"rope.scaling.type": kind, "rope.scaling.factor": rope.get("factor")}

@@ -2,12 +2,22 @@
 
 import platform
 import resource
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from qkv.scale.workers import _keeping_memory, connect
+from qkv.scale.workers import _keeping_memory, connect, resolve
+
+
+def test_a_gguf_file_is_named_by_its_path_and_its_contents(tmp_path: Path) -> None:
+    path = tmp_path / "a[b].gguf"
+    path.write_bytes(b"GGUF1")
+    first = resolve(path, "test")
+    assert first.name == str(path)
+    path.write_bytes(b"GGUF2")
+    assert resolve(path, "test") != first
 
 
 def _faults(keeping: bool) -> tuple[int, int]:

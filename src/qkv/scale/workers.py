@@ -1,6 +1,7 @@
 """Run tasks on the workers of a cluster or in this process. Each process loads the model once."""
 
 import ctypes
+import glob
 import hashlib
 import os
 import sys
@@ -74,9 +75,11 @@ def _is_random(name: str) -> bool:
     return name == "random" and not Path(name, CONFIG).is_file()
 
 
-def _checksum(folder: Path) -> str:
-    """Return a checksum of a model's files and of their names."""
-    paths = {path for pattern in NEEDED for path in folder.glob(pattern) if path.is_file()}
+def _checksum(model: Path) -> str:
+    """Return a checksum of a model's files and of their names; `model` is a folder or a file."""
+    folder = model if model.is_dir() else model.parent
+    patterns = NEEDED if model.is_dir() else [glob.escape(model.name)]
+    paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
     checksum = hashlib.blake2b(digest_size=16)
     for path in sorted(paths):
         with path.open("rb") as file:

@@ -9,7 +9,7 @@ import pytest
 from qkv.models import ModelError, load
 from qkv.models.files._gguf import dequantize, read_gguf
 
-from ..gguf_files import BYTE_LEVEL, BYTE_TOKENS, TEMPLATE, gguf, write_llama
+from ..gguf_files import BYTE_LEVEL, BYTE_TOKENS, TEMPLATE, gguf, write, write_llama
 
 KINDS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
 IDS = [[2, 70, 200, 5, 6]]
@@ -98,6 +98,12 @@ def test_the_model_has_the_files_name_config_tokenizer_and_template(path):
     assert model.tokenizer.special_ids == {0, 1}
 
 
+def test_special_tokens_outside_the_byte_alphabet(tmp_path):
+    tokens = [*BYTE_TOKENS[:-1], "<\uff5cUser\uff5c>"]
+    model = load(write_llama(tmp_path / "a.gguf", BYTE_LEVEL | {"tokenizer.ggml.tokens": tokens}))
+    assert model.tokenize("cat<\uff5cUser\uff5c>cat").tokens == ["cat", "<\uff5cUser\uff5c>", "cat"]
+
+
 def test_end_tokens_and_named_templates(tmp_path):
     more = {"tokenizer.ggml.eot_token_id": 1, "tokenizer.chat_template.tools": "x"}
     model = load(write_llama(tmp_path / "a.gguf", {**BYTE_LEVEL, **more}))
@@ -162,6 +168,9 @@ def test_a_file_without_the_ending(path):
         ({"tokenizer.ggml.merges": ["abc d"]}, "tokenizer"),
         ({"tokenizer.ggml.token_type": [1]}, "token_type"),
         ({"tokenizer.ggml.tokens": [1, 2]}, "tokens"),
+        ({"split.count": 3}, "one of 3 parts"),
+        ({"tokenizer.ggml.model": "t5"}, "it must be a list of 266 numbers"),
+        ({"tokenizer.ggml.model": "bert"}, "it must be with [CLS] and [SEP]"),
         ({"tokenizer.chat_template": 3}, "chat_template"),
     ],
     ids=str,
@@ -189,6 +198,38 @@ def test_invalid_metadata_is_refused(tmp_path, values, said):
 def test_wrong_tensors_are_refused(tmp_path, name, array, said):
     path = write_llama(tmp_path / "a.gguf", tensors={name: array})
     refused(path, said)
+
+
+def test_a_model_for_sentence_vectors(tmp_path):
+    """`pooling_type` chooses the pooling, also in the saved folder; a reranker is refused."""
+    rng = np.random.default_rng(0)
+    shapes = {"token_embd": (7, 12), "position_embd": (9, 12), "token_types": (2, 12)}
+    shapes |= {f"blk.0.attn_{name}": (12, 12) for name in ("q", "k", "v", "output")}
+    shapes |= {"blk.0.ffn_up": (20, 12), "blk.0.ffn_down": (12, 20)}
+    biases = {name: (shape[0],) for name, shape in shapes.items() if name.startswith("blk")}
+    norms = ("token_embd_norm", "blk.0.attn_output_norm", "blk.0.layer_output_norm")
+    biases |= {name: (12,) for name in norms}
+    shapes |= {name: (12,) for name in norms}
+    tensors = {f"{name}.weight": rng.normal(size=shape) for name, shape in shapes.items()}
+    tensors |= {f"{name}.bias": rng.normal(size=shape) for name, shape in biases.items()}
+    values = {"block_count": 1, "context_length": 9, "embedding_length": 12}
+    values |= {"feed_forward_length": 20, "attention.head_count": 3, "attention.causal": False}
+    values["tokenizer.ggml.model"] = "bert"
+    values["tokenizer.ggml.tokens"] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁cat", "s", "▁the"]
+    ids = {"cls": 2, "seperator": 3, "unknown": 1, "padding": 0}
+    values |= {f"tokenizer.ggml.{name}_token_id": number for name, number in ids.items()}
+    for kind, mode in enumerate(["mean", "mean", "cls", "lasttoken"]):
+        path = write(tmp_path / "bert.gguf", "bert", {**values, "pooling_type": kind}, tensors)
+        model = load(path)
+        assert model.tokenize("The cats").tokens == ["[CLS]", "the", "cat", "##s", "[SEP]"]
+        assert model.sentence.modes == (mode,)
+        rows = model.encode(["the cats"], output_value="token_embeddings")[0]
+        expected = {"mean": rows.mean(axis=0), "cls": rows[0], "lasttoken": rows[-1]}[mode]
+        np.testing.assert_allclose(model.encode("the cats"), expected, rtol=1e-5, atol=1e-6)
+        model.save(tmp_path / "saved")
+        again = load(tmp_path / "saved")
+        np.testing.assert_array_equal(again.encode("the cats"), model.encode("the cats"))
+    refused(write(tmp_path / "rank.gguf", "bert", {**values, "pooling_type": 4}, tensors), "rerank")
 
 
 # hostile files

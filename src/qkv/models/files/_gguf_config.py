@@ -23,7 +23,7 @@ _READ = re.compile(
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 _POOLING = {0: None, 1: "mean", 2: "cls", 3: "lasttoken"}
 _ENDS = ("eos", "eot", "eom")  # the end of a text, of a turn, of a message
-_NAME = re.compile(r"(?:blk\.(\d{1,5})\.)?([\w.]+?)(\.weight|\.bias)")
+_NAME = re.compile(r"(blk\.\d{1,5}\.)?([\w.]+?)(\.weight|\.bias)")
 
 
 def gguf_config(file: Gguf, families: Mapping[str, Family]) -> dict[str, Any]:
@@ -37,6 +37,12 @@ def gguf_config(file: Gguf, families: Mapping[str, Family]) -> dict[str, Any]:
         ModelError: qkv does not support the architecture, or a value is missing or invalid.
     """
     about, own = _architecture(file, families), _own(file)
+    parts = Config(file.metadata, str(file.path)).whole("split.count", 0)
+    if parts > 1:
+        raise ModelError(
+            f"{file.path}: it is one of {parts} parts of a model: join them with "
+            "llama-gguf-split --merge"
+        )
     family = families[about["family"]]
     dim, heads = own.size("embedding_length"), own.size("attention.head_count")
     size = own.size("attention.key_length", max(1, dim // heads))
@@ -113,11 +119,9 @@ def gguf_tensors(file: Gguf, names: Names) -> GgufTensors:
         if name in _FACTORS:
             continue
         match = _NAME.fullmatch(name)
-        number, part, kind = match.groups() if match else (None, name, "")
-        table = TABLES["tensors"]
-        ours = (table if number is None else table["blk"]).get(part)
-        ours = f"blocks.{number}.{ours}" if number is not None and ours else ours
-        if not isinstance(ours, str):
+        block, part, kind = match.groups() if match else (None, name, "")
+        ours = TABLES["block" if block else "tensors"].get(part)
+        if ours is None:
             raise ModelError(
                 f"{file.path}: the tensor {plain(name, 80)} does not belong to a "
                 f"{family.model_type} model, as far as qkv knows"
@@ -131,13 +135,10 @@ def gguf_tensors(file: Gguf, names: Names) -> GgufTensors:
                     f"{order[part]} heads: each head must have an even number of rows"
                 )
             tensor = replace(tensor, heads=order[part])
-        for one, share in _experts(ours, tensor):
+        for one, share in _experts(f"{block or ''}{ours}".replace("blk.", "blocks."), tensor):
             theirs = names.tensor_of(one + kind)[0]
-            if (
-                len(share.shape) == 2
-                and one.endswith("_proj")
-                and not family.is_transposed(one + kind)
-            ):
+            in_first = one.endswith("_proj") and not family.is_transposed(one + kind)
+            if in_first and len(share.shape) == 2:
                 share = replace(share, shape=share.shape[::-1], transposed=True)
             prefix = family.prefix if theirs.startswith(family.body) and family.body else ""
             found[prefix + theirs] = share

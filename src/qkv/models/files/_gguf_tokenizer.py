@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,6 @@ def gguf_tokenizer(file: Gguf) -> Parts | None:
     reader = own.choice("model", _KINDS)
     tokens, ids = _tokens(own), special_ids(file)
     types = _numbers(own, "token_type", "iu", len(tokens))
-    own.need(not len(types) or len(types) == len(tokens), "token_type", types, "as long as tokens")
     for name, index in ids.items():
         own.need(index < len(tokens), f"{name}_token_id", index, f"less than {len(tokens)}")
     special = {*ids.values(), *np.flatnonzero(types == _CONTROL).tolist()}
@@ -99,7 +99,7 @@ def _tokens(own: Config, key: str = "tokens") -> list[str]:
     """Return a list of strings."""
     value = own.value(key, [])
     fine = isinstance(value, list) and max(map(len, value), default=0) <= _LONGEST
-    own.need(fine, key, "another value", f"a list of strings of at most {_LONGEST} characters")
+    own.need(fine, key, value, f"a list of strings of at most {_LONGEST} characters")
     return list(value)
 
 
@@ -107,8 +107,15 @@ def _numbers(own: Config, key: str, kinds: str, count: int) -> Any:
     """Return an array of `count` numbers, or of none if the file has none."""
     value = own.value(key, np.empty(0, np.int32))
     fine = isinstance(value, np.ndarray) and value.dtype.kind in kinds
-    own.need(fine and len(value) in (0, count), key, "another value", f"a list of {count} numbers")
+    own.need(fine and len(value) in (0, count), key, value, f"a list of {count} numbers")
     return value
+
+
+def _scores(own: Config, tokens: Sequence[str]) -> list[float]:
+    """Return the score of each token."""
+    scores: list[float] = _numbers(own, "scores", "f", len(tokens)).tolist()
+    own.need(len(scores) == len(tokens), "scores", scores, f"a list of {len(tokens)} numbers")
+    return scores
 
 
 def _byte_level(own: Config, tokens: Sequence[str], added: set[int]) -> Parts:
@@ -120,6 +127,7 @@ def _byte_level(own: Config, tokens: Sequence[str], added: set[int]) -> Parts:
         token if index in added or letters.issuperset(token) else to_bytes(token): index
         for index, token in enumerate(tokens)
     }
+    first, last = _ends(own)
     ways = {name: way for way, names in TABLES["pre"].items() for name in names}
     split = TABLES["split"].get(own.choice("pre", ways, "default"))
     step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
@@ -130,7 +138,7 @@ def _byte_level(own: Config, tokens: Sequence[str], added: set[int]) -> Parts:
     return {
         "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
-        "post_processor": _frame(own, tokens),
+        "post_processor": _frame(tokens, first, last, first),
         "decoder": {**step, "use_regex": True},
         "model": {"type": "BPE", "vocab": spelled, "merges": _pairs(own)},
     }
@@ -141,10 +149,11 @@ def _sentence_piece(own: Config, tokens: Sequence[str], added: set[int]) -> Part
     way = str(own.values.get("architecture")).rstrip("23")
     if way == "gemma":  # Gemma's merges are in the order of the tokens, not of the scores.
         tokens = [_BLANK * len(t) if not t.strip(" ") else t for t in tokens]
-        scores = -np.arange(len(tokens))
+        merges = _pairs_of(tokens, range(0, -len(tokens), -1))
+    elif "merges" in own.values:
+        merges = _pairs(own)
     else:
-        scores = _numbers(own, "scores", "f", len(tokens))
-    merges = _pairs(own) if "merges" in own.values else _pairs_of(tokens, scores.tolist())
+        merges = _pairs_of(tokens, _scores(own, tokens))
     replaced = {"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}
     before = own.flag("add_space_prefix", True) and way != "gemma"
     back = {"type": "Replace", "pattern": {"String": _BLANK}, "content": " "}
@@ -164,29 +173,28 @@ def _sentence_piece(own: Config, tokens: Sequence[str], added: set[int]) -> Part
     unknown = "<unk>" if way == "gemma" else None
     model = {"type": "BPE", "fuse_unk": True, "byte_fallback": True, "unk_token": unknown}
     model |= {"vocab": {token: index for index, token in enumerate(tokens)}, "merges": merges}
-    frame = _frame(own, tokens, bos=True)
-    return {**parts, "post_processor": frame, "decoder": _sequence(decoders), "model": model}
+    first, last = _ends(own, bos=True)
+    parts["post_processor"] = _frame(tokens, first, last, first)
+    return {**parts, "decoder": {"type": "Sequence", "decoders": decoders}, "model": model}
 
 
 def _unigram(own: Config, tokens: Sequence[str], added: set[int]) -> Parts:
     """Return the parts of a Unigram model of SentencePiece, as for T5 and XLM-R."""
-    scores = _numbers(own, "scores", "f", len(tokens))
-    own.need(len(scores) == len(tokens), "scores", "missing", f"a list of {len(tokens)} numbers")
+    first, last = _ends(own, eos=True)
     table = _numbers(own, "precompiled_charsmap", "iu", len(own.value("precompiled_charsmap", ())))
     coded = base64.b64encode(table.astype(np.uint8).tobytes()).decode()
     mark = {"type": "Metaspace", "replacement": _BLANK, "prepend_scheme": "always", "split": True}
     return {
         "normalizer": {"type": "Precompiled", "precompiled_charsmap": coded} if coded else None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [{"type": "WhitespaceSplit"}, mark],
-        },
-        "post_processor": _frame(own, tokens, eos=True),
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, mark]},
+        "post_processor": _frame(tokens, first, last, first),
         "decoder": mark,
         "model": {
             "type": "Unigram",
             "unk_id": own.whole("unknown_token_id", 2),
-            "vocab": [[token, float(x)] for token, x in zip(tokens, scores, strict=True)],
+            "vocab": [
+                [token, score] for token, score in zip(tokens, _scores(own, tokens), strict=True)
+            ],
             "byte_fallback": False,
         },
     }
@@ -205,18 +213,13 @@ def _word_piece(own: Config, tokens: Sequence[str], added: set[int]) -> Parts:
         spelled[token if named or index in added else word] = index
     lower = not any(token != token.lower() for token in spelled if not token.startswith("["))
     normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
-    ids = {"[CLS]": spelled.get("[CLS]"), "[SEP]": spelled.get("[SEP]")}
-    own.need(None not in ids.values(), "tokens", "a vocabulary", "one with [CLS] and [SEP]")
+    first, last = spelled.get("[CLS]"), spelled.get("[SEP]")
+    own.need(first is not None and last is not None, "tokens", tokens, "with [CLS] and [SEP]")
     model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
     return {
         "normalizer": {**normalizer, "strip_accents": None, "lowercase": lower},
         "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": _template("[CLS]", "A", "[SEP]"),
-            "pair": [*_template("[CLS]", "A", "[SEP]"), *_template("", "B", "[SEP]", 1)],
-            "special_tokens": {t: {"id": t, "ids": [i], "tokens": [t]} for t, i in ids.items()},
-        },
+        "post_processor": _frame(tokens, first, last, None),
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
         "model": {**model, "max_input_chars_per_word": 100, "vocab": spelled},
     }
@@ -230,52 +233,52 @@ _KINDS: dict[str, Callable[[Config, Sequence[str], set[int]], Parts]] = {
 }
 
 
-def _sequence(steps: list[Parts]) -> Parts:
-    """Return a decoder that applies several decoders."""
-    return {"type": "Sequence", "decoders": steps}
-
-
 def _pairs(own: Config) -> list[list[str]]:
     """Return the merges of the file: two tokens each."""
     pairs = [merge.split(" ") for merge in _tokens(own, "merges")]
-    own.need(all(len(pair) == 2 for pair in pairs), "merges", "a list", "pairs of tokens")
+    own.need(all(len(pair) == 2 for pair in pairs), "merges", pairs, "pairs of tokens")
     return pairs
 
 
 def _pairs_of(tokens: Sequence[str], scores: Sequence[float]) -> list[list[str]]:
     """Return the merges that a vocabulary implies: each way to cut a token into two tokens."""
     ids = {token: index for index, token in enumerate(tokens)}
-    found: list[tuple[float, str, str]] = []
+    found: list[tuple[float, int, int, list[str]]] = []
     for token, score in dict(zip(tokens, scores, strict=False)).items():
-        pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        pairs = [(left, right) for left, right in pairs if left in ids and right in ids]
+        cuts = range(1, len(token))
+        pairs = [[left, token[cut:]] for cut in cuts if (left := token[:cut]) in ids]
+        pairs = [pair for pair in pairs if pair[1] in ids]
         pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
-        found += [(score, *pair) for pair in pairs]
-    found.sort(key=lambda one: (one[0], len(one[1]), len(one[2])), reverse=True)
-    return [[left, right] for _, left, right in found]
+        found += [(score, len(pair[0]), len(pair[1]), pair) for pair in pairs]
+    found.sort(key=itemgetter(0, 1, 2), reverse=True)
+    return [pair for *_, pair in found]
 
 
-def _frame(own: Config, tokens: Sequence[str], *, bos: bool = False, eos: bool = False) -> Parts:
-    """Return the template that adds the tokens at the begin and the end of a text.
-
-    `bos` and `eos` say what to add if the file does not say it.
-    """
+def _ends(own: Config, *, bos: bool = False, eos: bool = False) -> tuple[int | None, int | None]:
+    """Return the ids of the tokens around each text; `bos` and `eos` are llama.cpp's defaults."""
     wanted = {"bos": own.flag("add_bos_token", bos), "eos": own.flag("add_eos_token", eos)}
-    ids = {name: own.whole(f"{name}_token_id", 0) for name in wanted}
-    keys = {name: wanted[name] and f"{name}_token_id" in own.values for name in wanted}
-    first, last = (tokens[ids[name]] if keys[name] else "" for name in wanted)
-    listed = {tokens[ids[name]]: ids[name] for name in wanted if keys[name]}
+    first, last = (own.values.get(f"{name}_token_id") if wanted[name] else None for name in wanted)
+    return first, last
+
+
+def _frame(tokens: Sequence[str], first: int | None, last: int | None, again: int | None) -> Parts:
+    """Return the template that puts tokens around a text; a second text begins with `again`."""
+
+    def special(index: int | None, segment: int) -> list[Parts]:
+        return (
+            [{"SpecialToken": {"id": tokens[index], "type_id": segment}}]
+            if index is not None
+            else []
+        )
+
+    def text(name: str, begin: int | None, segment: int) -> list[Parts]:
+        sequence = {"Sequence": {"id": name, "type_id": segment}}
+        return [*special(begin, segment), sequence, *special(last, segment)]
+
+    listed = {tokens[index]: index for index in (first, last) if index is not None}
     return {
         "type": "TemplateProcessing",
-        "single": _template(first, "A", last),
-        "pair": [*_template(first, "A", last), *_template(first, "B", last, 1)],
+        "single": text("A", first, 0),
+        "pair": [*text("A", first, 0), *text("B", again, 1)],
         "special_tokens": {t: {"id": t, "ids": [i], "tokens": [t]} for t, i in listed.items()},
     }
-
-
-def _template(first: str, text: str, last: str, segment: int = 0) -> list[Parts]:
-    """Return a template: a text between two special tokens; "" stands for no token."""
-    around = [
-        [{"SpecialToken": {"id": one, "type_id": segment}}] * bool(one) for one in (first, last)
-    ]
-    return [*around[0], {"Sequence": {"id": text, "type_id": segment}}, *around[1]]
