@@ -63,7 +63,7 @@ def chat(context: click.Context, model: str | None, system: str | None) -> None:
     on_terminal = sys.stdin is not None and sys.stdin.isatty()
     if on_terminal:
         tell(f"{visible(used.name)}: /help lists the commands, Ctrl-D ends the conversation.")
-    for line in _typed() if on_terminal else sys.stdin or ():
+    for line in _read_typed() if on_terminal else sys.stdin or ():
         try:
             conversation.take(line.rstrip("\r\n"))
         except (ValueError, LookupError, OSError, ArithmeticError) as error:
@@ -76,7 +76,7 @@ def chat(context: click.Context, model: str | None, system: str | None) -> None:
             click.echo()
 
 
-def _typed() -> Iterator[str]:
+def _read_typed() -> Iterator[str]:
     """Yield the lines that the user types; Ctrl-C discards a line."""
     with suppress(ImportError):
         import readline  # noqa: F401 (`input` uses it, so that lines can be edited)

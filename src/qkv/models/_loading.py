@@ -198,7 +198,7 @@ def _of_gguf(path: Path, name: str, kind: DType | None) -> Model:
     design, names = design_of(config, path)
     weights = read_weights(names, design, gguf_tensors(file, names), kind)
     parts, sentence = gguf_tokenizer(file), gguf_sentence(file)
-    tokenizer = None if parts is None else _tested(path, lambda: _of_parts(parts))
+    tokenizer = None if parts is None else _make_tokenizer(path, lambda: _of_parts(parts))
     if tokenizer is not None:
         configure(tokenizer, sentence.tokenizer_config(), path, config["model_type"])
     return Model(
@@ -294,7 +294,7 @@ def _tokenizer(
         tokenizer = read_tokenizer(path, kind, trusted=path.parent in shipped_models().values())
         return tokenizer.lowercased() if lowercase else tokenizer
 
-    return _tested(path, make)
+    return _make_tokenizer(path, make)
 
 
 def _of_parts(parts: Any) -> SubwordTokenizer:
@@ -302,7 +302,7 @@ def _of_parts(parts: Any) -> SubwordTokenizer:
     return parse_tokenizer(json.dumps(parts), SubwordTokenizer)
 
 
-def _tested(path: Path, make: Callable[[], SubwordTokenizer]) -> SubwordTokenizer:
+def _make_tokenizer(path: Path, make: Callable[[], SubwordTokenizer]) -> SubwordTokenizer:
     """Make and test the tokenizer of a file."""
     try:
         tokenizer = make()

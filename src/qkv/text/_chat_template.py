@@ -239,7 +239,7 @@ class _Limits:
             sizes = [x if isinstance(x, int) else self.size(x) for x in (left, right)]
             self.spend(self._fits(math.prod(sizes) if operator == "*" else sum(sizes)))
 
-    def limited(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def limit(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a filter that counts its arguments, and the items of its result."""
 
         @functools.wraps(function)  # Jinja marks filters that take its own arguments
@@ -262,7 +262,7 @@ def _sandbox(limits: _Limits) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
     from jinja2.visitor import NodeTransformer
 
-    def filtered(node: Any, name: str) -> nodes.Filter:
+    def make_filter(node: Any, name: str) -> nodes.Filter:
         return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
     class Bounds(NodeTransformer):
@@ -270,16 +270,16 @@ def _sandbox(limits: _Limits) -> Any:
 
         def visit_For(self, node: nodes.For) -> nodes.Node:
             self.generic_visit(node)
-            node.iter = filtered(node.iter, _LOOP)
+            node.iter = make_filter(node.iter, _LOOP)
             return node
 
         def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
             self.generic_visit(node)
-            return filtered(nodes.List(node.nodes, lineno=node.lineno), _JOIN)
+            return make_filter(nodes.List(node.nodes, lineno=node.lineno), _JOIN)
 
         def visit_List(self, node: nodes.Expr) -> nodes.Node:
             self.generic_visit(node)
-            return node if getattr(node, "ctx", "load") == "store" else filtered(node, _LIST)
+            return node if getattr(node, "ctx", "load") == "store" else make_filter(node, _LIST)
 
         visit_Tuple = visit_Dict = visit_List
 
@@ -328,7 +328,7 @@ def _sandbox(limits: _Limits) -> Any:
     )
     sandbox.filters["tojson"] = _to_json
     for name, function in sandbox.filters.items():
-        sandbox.filters[name] = limits.limited(name, function)
+        sandbox.filters[name] = limits.limit(name, function)
     sandbox.filters |= {_LOOP: limits.items, _JOIN: limits.join, _LIST: limits.write}
     del sandbox.globals["lipsum"]
     sandbox.globals |= {

@@ -36,7 +36,7 @@ def gguf_config(file: Gguf, families: Mapping[str, Family]) -> dict[str, Any]:
     Raises:
         ModelError: qkv does not support the architecture, or a value is missing or invalid.
     """
-    about, own = _architecture(file, families), _own(file)
+    about, section = _architecture(file, families), _section(file)
     parts = Config(file.metadata, str(file.path)).whole("split.count", 0)
     if parts > 1:
         raise ModelError(
@@ -44,17 +44,17 @@ def gguf_config(file: Gguf, families: Mapping[str, Family]) -> dict[str, Any]:
             "llama-gguf-split --merge"
         )
     family = families[about["family"]]
-    dim, heads = own.size("embedding_length"), own.size("attention.head_count")
-    size = own.size("attention.key_length", max(1, dim // heads))
-    own.only("attention.value_length", size, None)
-    own.layers("block_count")
-    own.size("feed_forward_length")
+    dim, heads = section.size("embedding_length"), section.size("attention.head_count")
+    size = section.size("attention.key_length", max(1, dim // heads))
+    section.only("attention.value_length", size, None)
+    section.layers("block_count")
+    section.size("feed_forward_length")
     values: dict[str, Any] = {"num_key_value_heads": heads, "head_dim": size, "rope_theta": 1e4}
     values |= {"sliding_window": None, **about.get("values", {})}
     values = {key: values[key] for key in values if key in family.defaults}
-    for key, value in own.values.items():
+    for key, value in section.values.items():
         if not _READ.fullmatch(key):
-            usual = TABLES["config"].get(key, f"{own.source.rpartition(' ')[2]}.{key}")
+            usual = TABLES["config"].get(key, f"{section.source.rpartition(' ')[2]}.{key}")
             spelled = [*family.spellings.get(usual, ()), usual][0]
             values[spelled] = value.tolist() if isinstance(value, np.ndarray) else value
     if "sliding_window" in values:  # 0 means that there is no window
@@ -67,23 +67,23 @@ def gguf_config(file: Gguf, families: Mapping[str, Family]) -> dict[str, Any]:
         if key in family.defaults and f"blk.0.{part}.bias" in file.tensors:
             values[key] = True
     if "large" in about:  # the largest model divides scores by another number
-        is_large = own.layers("block_count") == about["large"]
+        is_large = section.layers("block_count") == about["large"]
         values["query_pre_attn_scalar"] = dim // heads if is_large else size
     decodes = about["class"].endswith(("CausalLM", "LMHeadModel"))
-    if decodes and not own.flag("attention.causal", True):
+    if decodes and not section.flag("attention.causal", True):
         values["is_causal"] = False
-    turned = own.size("rope.dimension_count", size)
+    turned = section.size("rope.dimension_count", size)
     if turned != size and "position_embd.weight" not in file.tensors:
         values["partial_rotary_factor"] = turned / size
     ids = special_ids(file)
     values |= {f"{name}_token_id": ids[name] for name in ("bos", "eos", "pad") if name in ids}
-    values |= _scaling(file, own)
+    values |= _scaling(file, section)
     return {"model_type": family.model_type, "architectures": [about["class"]], **values}
 
 
 def gguf_pooling(file: Gguf) -> str | None:
     """Return how the metadata says that token vectors become a text's vector, or None."""
-    kind = _own(file).whole("pooling_type", 0)
+    kind = _section(file).whole("pooling_type", 0)
     if kind not in _POOLING:
         raise ModelError(f"{file.path}: pooling_type is {kind}, a reranker, which qkv cannot read")
     return _POOLING[kind]
@@ -111,9 +111,9 @@ def gguf_tensors(file: Gguf, names: Names) -> GgufTensors:
     Raises:
         ModelError: the file holds a tensor that the model's family has no name for.
     """
-    about, own, family = _architecture(file), _own(file), names.family
-    heads = own.size("attention.head_count")
-    order = {"attn_q": heads, "attn_k": own.size("attention.head_count_kv", heads)}
+    about, section, family = _architecture(file), _section(file), names.family
+    heads = section.size("attention.head_count")
+    order = {"attn_q": heads, "attn_k": section.size("attention.head_count_kv", heads)}
     found: dict[str, Blocks] = {}
     for name, tensor in file.tensors.items():
         if name in _FACTORS:
@@ -170,12 +170,12 @@ def _architecture(file: Gguf, families: Collection[str] | None = None) -> dict[s
     return dict(rows[row["experts"]] if mixed else row)
 
 
-def _own(file: Gguf) -> Config:
+def _section(file: Gguf) -> Config:
     """Return the metadata of the architecture, without its name before the keys."""
     start = f"{file.metadata['general.architecture']}."
-    own = {key: value for key, value in file.metadata.items() if key.startswith(start)}
-    own = {key.removeprefix(start): value for key, value in own.items()}
-    return Config(own, f"{file.path}: {start[:-1]}")
+    section = {key: value for key, value in file.metadata.items() if key.startswith(start)}
+    section = {key.removeprefix(start): value for key, value in section.items()}
+    return Config(section, f"{file.path}: {start[:-1]}")
 
 
 def _rows(file: Gguf, name: str) -> int:
@@ -185,11 +185,11 @@ def _rows(file: Gguf, name: str) -> int:
     return file.tensors[name].shape[0]
 
 
-def _scaling(file: Gguf, own: Config) -> dict[str, Any]:
+def _scaling(file: Gguf, section: Config) -> dict[str, Any]:
     """Return the keys of a config.json about scaled rotary positions."""
-    kind = own.value("rope.scaling.type", "none")
-    limit = own.size_or_none("rope.scaling.original_context_length")
-    scale = own.positive_or_none("rope.scaling.attn_factor")
+    kind = section.value("rope.scaling.type", "none")
+    limit = section.size_or_none("rope.scaling.original_context_length")
+    scale = section.positive_or_none("rope.scaling.attn_factor")
     keys: dict[str, Any] = {"original_max_position_embeddings": limit} if limit else {}
     factors = [_numbers(file, name) for name in _FACTORS if name in file.tensors]
     if factors:
@@ -197,19 +197,19 @@ def _scaling(file: Gguf, own: Config) -> dict[str, Any]:
         scale = scale if scale else 1.0 if len(factors) == 1 else None
         table |= {"rope_type": "longrope"} | ({"attention_factor": scale} if scale else {})
         return keys | {"rope_scaling": table}
-    factor = own.positive_or_none("rope.scaling.factor")
+    factor = section.positive_or_none("rope.scaling.factor")
     if kind == "none" or factor is None:
         return {}
     if kind not in ("linear", "yarn"):
         raise ModelError(
-            f"{own.source}.rope.scaling.type is {kind!r:.80}, which qkv does not support: it "
+            f"{section.source}.rope.scaling.type is {kind!r:.80}, which qkv does not support: it "
             "supports none, linear, yarn and longrope"
         )
     table = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
         table |= {**keys, "attention_factor": (scale or 1.0) * max(1.0, 0.1 * math.log(factor) + 1)}
         for name in ("beta_fast", "beta_slow"):
-            beta = own.positive_or_none(f"rope.scaling.yarn_{name}")
+            beta = section.positive_or_none(f"rope.scaling.yarn_{name}")
             table |= {} if beta is None else {name: beta}
     return {"rope_scaling": table}
 

@@ -33,18 +33,18 @@ def gguf_tokenizer(file: Gguf) -> Parts | None:
     Raises:
         ModelError: qkv does not support the kind of tokenizer, or a value is invalid.
     """
-    own = _own(file)
-    kind = own.value("model", "none")
+    section = _section(file)
+    kind = section.value("model", "none")
     if kind in ("none", "no_vocab"):
         return None
-    reader = own.choice("model", _KINDS)
-    tokens, ids = _tokens(own), special_ids(file)
-    types = _numbers(own, "token_type", "iu", len(tokens))
+    reader = section.choice("model", _KINDS)
+    tokens, ids = _tokens(section), special_ids(file)
+    types = _numbers(section, "token_type", "iu", len(tokens))
     for name, index in ids.items():
-        own.need(index < len(tokens), f"{name}_token_id", index, f"less than {len(tokens)}")
+        section.need(index < len(tokens), f"{name}_token_id", index, f"less than {len(tokens)}")
     special = {*ids.values(), *np.flatnonzero(types == _CONTROL).tolist()}
     added = special.union(np.flatnonzero(types == _ADDED).tolist())
-    parts = reader(own, tokens, added)
+    parts = reader(section, tokens, added)
     vocabulary = parts["model"]["vocab"]
     listed = [
         {"id": index, "content": tokens[index], **_NO_FLAGS, "special": index in special}
@@ -59,8 +59,8 @@ def gguf_sentence(file: Gguf) -> Sentence:
 
     The tokenizer_config.json holds the special tokens and the chat templates.
     """
-    own, ids = _own(file), special_ids(file)
-    tokens, is_bert = _tokens(own), own.value("model", "") == "bert"
+    section, ids = _section(file), special_ids(file)
+    tokens, is_bert = _tokens(section), section.value("model", "") == "bert"
     config: Parts = {"tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast"}
     named = {name: ids[name] for name in _NAMED if ids.get(name, len(tokens)) < len(tokens)}
     config |= {f"{name}_token": tokens[index] for name, index in named.items()}
@@ -70,7 +70,7 @@ def gguf_sentence(file: Gguf) -> Sentence:
         if key == _TEMPLATE or key.startswith(f"{_TEMPLATE}.")
     }
     for name, text in templates.items():
-        own.need(isinstance(text, str), f"chat_template {name:.40}", text, "a string")
+        section.need(isinstance(text, str), f"chat_template {name:.40}", text, "a string")
     if templates:
         several = [{"name": name, "template": text} for name, text in templates.items()]
         config["chat_template"] = templates.get("default") if len(several) == 1 else several
@@ -87,38 +87,38 @@ def gguf_sentence(file: Gguf) -> Sentence:
     return Sentence(modes=(mode or "mean",), has_pooling=mode is not None, files=files)
 
 
-def _own(file: Gguf) -> Config:
+def _section(file: Gguf) -> Config:
     """Return the metadata about the tokenizer, without the beginning of the keys."""
-    own = {key: value for key, value in file.metadata.items() if key.startswith(_START)}
-    own = {key.removeprefix(_START): value for key, value in own.items()}
-    own["architecture"] = file.metadata["general.architecture"]
-    return Config(own, f"{file.path}: {_START[:-1]}")
+    section = {key: value for key, value in file.metadata.items() if key.startswith(_START)}
+    section = {key.removeprefix(_START): value for key, value in section.items()}
+    section["architecture"] = file.metadata["general.architecture"]
+    return Config(section, f"{file.path}: {_START[:-1]}")
 
 
-def _tokens(own: Config, key: str = "tokens") -> list[str]:
+def _tokens(section: Config, key: str = "tokens") -> list[str]:
     """Return a list of strings."""
-    value = own.value(key, [])
+    value = section.value(key, [])
     fine = isinstance(value, list) and max(map(len, value), default=0) <= _LONGEST
-    own.need(fine, key, value, f"a list of strings of at most {_LONGEST} characters")
+    section.need(fine, key, value, f"a list of strings of at most {_LONGEST} characters")
     return list(value)
 
 
-def _numbers(own: Config, key: str, kinds: str, count: int) -> Any:
+def _numbers(section: Config, key: str, kinds: str, count: int) -> Any:
     """Return an array of `count` numbers, or of none if the file has none."""
-    value = own.value(key, np.empty(0, np.int32))
+    value = section.value(key, np.empty(0, np.int32))
     fine = isinstance(value, np.ndarray) and value.dtype.kind in kinds
-    own.need(fine and len(value) in (0, count), key, value, f"a list of {count} numbers")
+    section.need(fine and len(value) in (0, count), key, value, f"a list of {count} numbers")
     return value
 
 
-def _scores(own: Config, tokens: Sequence[str]) -> list[float]:
+def _scores(section: Config, tokens: Sequence[str]) -> list[float]:
     """Return the score of each token."""
-    scores: list[float] = _numbers(own, "scores", "f", len(tokens)).tolist()
-    own.need(len(scores) == len(tokens), "scores", scores, f"a list of {len(tokens)} numbers")
+    scores: list[float] = _numbers(section, "scores", "f", len(tokens)).tolist()
+    section.need(len(scores) == len(tokens), "scores", scores, f"a list of {len(tokens)} numbers")
     return scores
 
 
-def _byte_level(own: Config, tokens: Sequence[str], added: set[int]) -> Parts:
+def _byte_level(section: Config, tokens: Sequence[str], added: set[int]) -> Parts:
     """Return the parts of a byte-level BPE, such as GPT-2's."""
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -127,9 +127,9 @@ def _byte_level(own: Config, tokens: Sequence[str], added: set[int]) -> Parts:
         token if index in added or letters.issuperset(token) else to_bytes(token): index
         for index, token in enumerate(tokens)
     }
-    first, last = _ends(own)
+    first, last = _ends(section)
     ways = {name: way for way, names in TABLES["pre"].items() for name in names}
-    split = TABLES["split"].get(own.choice("pre", ways, "default"))
+    split = TABLES["split"].get(section.choice("pre", ways, "default"))
     step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     steps: list[Parts] = [{**step, "use_regex": split is None}]
     if split is not None:
@@ -140,22 +140,22 @@ def _byte_level(own: Config, tokens: Sequence[str], added: set[int]) -> Parts:
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
         "post_processor": _frame(tokens, first, last, first),
         "decoder": {**step, "use_regex": True},
-        "model": {"type": "BPE", "vocab": spelled, "merges": _pairs(own)},
+        "model": {"type": "BPE", "vocab": spelled, "merges": _pairs(section)},
     }
 
 
-def _sentence_piece(own: Config, tokens: Sequence[str], added: set[int]) -> Parts:
+def _sentence_piece(section: Config, tokens: Sequence[str], added: set[int]) -> Parts:
     """Return the parts of a BPE of SentencePiece, in the way of Llama, Phi-3 or Gemma."""
-    way = str(own.values.get("architecture")).rstrip("23")
+    way = str(section.values.get("architecture")).rstrip("23")
     if way == "gemma":  # Gemma's merges are in the order of the tokens, not of the scores.
         tokens = [_BLANK * len(t) if not t.strip(" ") else t for t in tokens]
         merges = _pairs_of(tokens, range(0, -len(tokens), -1))
-    elif "merges" in own.values:
-        merges = _pairs(own)
+    elif "merges" in section.values:
+        merges = _pairs(section)
     else:
-        merges = _pairs_of(tokens, _scores(own, tokens))
+        merges = _pairs_of(tokens, _scores(section, tokens))
     replaced = {"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}
-    before = own.flag("add_space_prefix", True) and way != "gemma"
+    before = section.flag("add_space_prefix", True) and way != "gemma"
     back = {"type": "Replace", "pattern": {"String": _BLANK}, "content": " "}
     decoders: list[Parts] = [back, {"type": "ByteFallback"}, {"type": "Fuse"}]
     decoders += [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] * before
@@ -173,15 +173,17 @@ def _sentence_piece(own: Config, tokens: Sequence[str], added: set[int]) -> Part
     unknown = "<unk>" if way == "gemma" else None
     model = {"type": "BPE", "fuse_unk": True, "byte_fallback": True, "unk_token": unknown}
     model |= {"vocab": {token: index for index, token in enumerate(tokens)}, "merges": merges}
-    first, last = _ends(own, bos=True)
+    first, last = _ends(section, bos=True)
     parts["post_processor"] = _frame(tokens, first, last, first)
     return {**parts, "decoder": {"type": "Sequence", "decoders": decoders}, "model": model}
 
 
-def _unigram(own: Config, tokens: Sequence[str], added: set[int]) -> Parts:
+def _unigram(section: Config, tokens: Sequence[str], added: set[int]) -> Parts:
     """Return the parts of a Unigram model of SentencePiece, as for T5 and XLM-R."""
-    first, last = _ends(own, eos=True)
-    table = _numbers(own, "precompiled_charsmap", "iu", len(own.value("precompiled_charsmap", ())))
+    first, last = _ends(section, eos=True)
+    table = _numbers(
+        section, "precompiled_charsmap", "iu", len(section.value("precompiled_charsmap", ()))
+    )
     coded = base64.b64encode(table.astype(np.uint8).tobytes()).decode()
     mark = {"type": "Metaspace", "replacement": _BLANK, "prepend_scheme": "always", "split": True}
     return {
@@ -191,16 +193,17 @@ def _unigram(own: Config, tokens: Sequence[str], added: set[int]) -> Parts:
         "decoder": mark,
         "model": {
             "type": "Unigram",
-            "unk_id": own.whole("unknown_token_id", 2),
+            "unk_id": section.whole("unknown_token_id", 2),
             "vocab": [
-                [token, score] for token, score in zip(tokens, _scores(own, tokens), strict=True)
+                [token, score]
+                for token, score in zip(tokens, _scores(section, tokens), strict=True)
             ],
             "byte_fallback": False,
         },
     }
 
 
-def _word_piece(own: Config, tokens: Sequence[str], added: set[int]) -> Parts:
+def _word_piece(section: Config, tokens: Sequence[str], added: set[int]) -> Parts:
     """Return the parts of a BERT's WordPiece.
 
     The file marks the beginnings of words, and a tokenizer.json the other tokens. The file does not
@@ -214,7 +217,7 @@ def _word_piece(own: Config, tokens: Sequence[str], added: set[int]) -> Parts:
     lower = not any(token != token.lower() for token in spelled if not token.startswith("["))
     normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
     first, last = spelled.get("[CLS]"), spelled.get("[SEP]")
-    own.need(first is not None and last is not None, "tokens", tokens, "with [CLS] and [SEP]")
+    section.need(first is not None and last is not None, "tokens", tokens, "with [CLS] and [SEP]")
     model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
     return {
         "normalizer": {**normalizer, "strip_accents": None, "lowercase": lower},
@@ -233,10 +236,10 @@ _KINDS: dict[str, Callable[[Config, Sequence[str], set[int]], Parts]] = {
 }
 
 
-def _pairs(own: Config) -> list[list[str]]:
+def _pairs(section: Config) -> list[list[str]]:
     """Return the merges of the file: two tokens each."""
-    pairs = [merge.split(" ") for merge in _tokens(own, "merges")]
-    own.need(all(len(pair) == 2 for pair in pairs), "merges", pairs, "pairs of tokens")
+    pairs = [merge.split(" ") for merge in _tokens(section, "merges")]
+    section.need(all(len(pair) == 2 for pair in pairs), "merges", pairs, "pairs of tokens")
     return pairs
 
 
@@ -254,10 +257,14 @@ def _pairs_of(tokens: Sequence[str], scores: Sequence[float]) -> list[list[str]]
     return [pair for *_, pair in found]
 
 
-def _ends(own: Config, *, bos: bool = False, eos: bool = False) -> tuple[int | None, int | None]:
+def _ends(
+    section: Config, *, bos: bool = False, eos: bool = False
+) -> tuple[int | None, int | None]:
     """Return the ids of the tokens around each text; `bos` and `eos` are llama.cpp's defaults."""
-    wanted = {"bos": own.flag("add_bos_token", bos), "eos": own.flag("add_eos_token", eos)}
-    first, last = (own.values.get(f"{name}_token_id") if wanted[name] else None for name in wanted)
+    wanted = {"bos": section.flag("add_bos_token", bos), "eos": section.flag("add_eos_token", eos)}
+    first, last = (
+        section.values.get(f"{name}_token_id") if wanted[name] else None for name in wanted
+    )
     return first, last
 
 
