@@ -39,6 +39,14 @@ CASES |= {
     "bert of one head": ("BertForMaskedLM", {**ENCODER, "num_attention_heads": 1}),
     "bert of relu": ("BertForMaskedLM", {**ENCODER, "hidden_act": "relu"}),
     "bert with its own output": ("BertForMaskedLM", {**ENCODER, "tie_word_embeddings": False}),
+    "deberta with shared projections": (
+        "DebertaV2ForMaskedLM",
+        {**SMALL["deberta-v2"][0], "share_att_key": True, "position_biased_input": False},
+    ),
+    "eurobert that pools first": (
+        "EuroBertForSequenceClassification",
+        {**DECODER, "classifier_pooling": "mean"},
+    ),
     "gpt2 scaled by layer": (
         "GPT2LMHeadModel",
         {**SMALL["gpt2"][0], "scale_attn_by_inverse_layer_idx": True},
