@@ -96,6 +96,33 @@ def test_the_numbers_of_smollm2(monkeypatch: pytest.MonkeyPatch) -> None:
         close(found["logits"], expected.logits, 2e-5)
 
 
+QUESTIONS = (
+    *("What is the capital of France?", "Who wrote Hamlet?", "Name three colours.", "Hi!"),
+    *("What is 2 + 3?", "Translate 'good morning' into French.", "Why is the sky blue?"),
+    *("Write a line about the sea.", "¿Dónde está la biblioteca?", "List two animals 🙂"),
+)
+
+
+def test_the_answers_of_smollm2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare 20 tokens of ten answers with those of the same dequantized weights."""
+    monkeypatch.setattr("transformers.modeling_utils.is_accelerate_available", lambda: True)
+    path = smollm2()
+    theirs = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name).eval()
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    ours = qkv.load("smollm2")
+    for question in QUESTIONS:
+        messages = [{"role": "user", "content": question}]
+        prompt = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt"
+        )
+        with torch.no_grad():
+            out = theirs.generate(**prompt, max_new_tokens=20, do_sample=False)[0]
+        answer = ours.chat(messages, max_new_tokens=20)
+        expected = out[prompt["input_ids"].shape[1] :].tolist()
+        assert answer.ids[: len(expected)] == expected[: len(answer.ids)], question
+        assert abs(len(answer.ids) - len(expected)) <= (answer.finish_reason == "eos"), question
+
+
 # small tokenizers of each kind
 
 FILES = ("README.md", "CONTRIBUTING.md", "docs/models.md")
