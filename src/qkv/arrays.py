@@ -150,7 +150,7 @@ def compute_type(dtype: DType) -> DType:
 def convert_exactly(array: Array, kind: DType, name: str) -> Array:
     """Convert an array to another float type. Raise an error if a finite number is too large.
 
-    >>> convert_exactly(np.ones(2), np.dtype(np.float16), "save", "weight").dtype
+    >>> convert_exactly(np.ones(2), np.dtype(np.float16), "weight").dtype
     dtype('float16')
     """
     with np.errstate(over="ignore"):
