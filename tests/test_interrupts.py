@@ -23,7 +23,7 @@ import os, signal, sys, threading, time
 sys.path.insert(0, sys.argv[1])
 import numpy as np, qkv
 from numpy.lib.stride_tricks import as_strided
-from qkv.ops.kernel import body, compiled
+from qkv.ops.kernel import variant, compiled
 from qkv.ops.linear import linear
 
 threads = int(sys.argv[2])
@@ -47,7 +47,7 @@ def interrupted(call, result=None):
 """
 
 KERNEL = """
-here = body()
+here = variant()
 zeros = lambda *shape: np.zeros(shape, "f4")  # memory that nobody touches takes none
 one = lambda *shape: np.broadcast_to(np.float32(1), shape)
 same = lambda rows, size: as_strided(np.ones(size, "f4"), (rows, size), (0, 4))  # rows, all one

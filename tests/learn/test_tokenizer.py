@@ -142,7 +142,7 @@ def test_text_without_words_takes_no_longer_than_other_text(kind: Any, text: str
 def test_killed_training_leaves_no_child_process(doing: str) -> None:
     more = "time.sleep(600)" if doing == "waits for lines" else "print('all', flush=True)"
     program = (
-        "import random, subprocess, time; from qkv.learn import tokenizer\n"
+        "import random, subprocess, time; from qkv.learn import _tokenizer as tokenizer\n"
         "start = subprocess.Popen\n"
         "def told(*given, **named):\n"
         "    process = start(*given, **named)\n"

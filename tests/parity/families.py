@@ -493,7 +493,7 @@ FAMILIES = {
         ("ForCausalLM", "TextModel", "TextForSequenceClassification"),
         WINDOWED_SIZES,
         {
-            "one of six": {"num_hidden_layers": 7, "final_logit_softcapping": 3.0},
+            "one of six": {"num_hidden_layers": 7},
             "one of two, two bases, untied": {
                 "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
                 "tie_word_embeddings": False,

@@ -18,7 +18,7 @@ from .models import Pair, double, made
 DECODERS = {
     name: kinds[1]
     for name, (_, kinds) in SMALL.items()
-    if kinds[0].endswith(("ForCausalLM", "LMHeadModel"))
+    if kinds[0].endswith(("ForCausalLM", "LMHeadModel")) and len(kinds) > 1
 }
 
 

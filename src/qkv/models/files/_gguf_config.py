@@ -63,9 +63,12 @@ def gguf_config(file: Gguf, families: Mapping[str, Family]) -> dict[str, Any]:
     if "token_types.weight" in file.tensors:
         values["type_vocab_size"] = _rows(file, "token_types.weight")
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
-    for key, part in (("attention_bias", "attn_output"), ("mlp_bias", "ffn_up")):
-        if key in family.defaults and f"blk.0.{part}.bias" in file.tensors:
-            values[key] = True
+    if "use_bias" in family.defaults:  # all parts have biases, or none
+        values["use_bias"] = "blk.0.attn_output.bias" in file.tensors
+    else:
+        for key, part in (("attention_bias", "attn_output"), ("mlp_bias", "ffn_up")):
+            if key in family.defaults and f"blk.0.{part}.bias" in file.tensors:
+                values[key] = True
     if "large" in about:  # the largest model divides scores by another number
         is_large = section.layers("block_count") == about["large"]
         values["query_pre_attn_scalar"] = dim // heads if is_large else size
