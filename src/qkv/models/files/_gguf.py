@@ -1,7 +1,7 @@
 """Read GGUF files: their metadata, and tensors whose blocks become float32.
 
 This file reads the format with NumPy. The package `gguf` would bring pyyaml, requests and tqdm, its
-import takes as long as that of qkv, and its reader believes the sizes in a file. Here each size,
+import takes longer than that of qkv, and its reader believes the sizes in a file. Here each size,
 count and offset is compared with the file's length before anything is read. The tests write files
 with `gguf`, and compare values with its dequantization.
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.models.files._tensors import Stored, Tensors, digest
+from qkv.models.files._tensors import Stored, Tensors
 from qkv.models.files.read import ModelError, first_line, need_file, plain
 
 MAGIC = b"GGUF"
@@ -161,6 +161,10 @@ class Blocks(Stored):
     offset: float = 0.0
     transposed: bool = False
 
+    def rows(self, name: str) -> list[tuple[str, str, tuple[int, ...], Array]]:
+        """Return the name, the type in the file, the shape and the bytes."""
+        return [(name, self.block, self.shape, self.raw)]
+
     def same(self, other: Stored) -> bool:
         """Return whether two tensors have the same type, shape and bytes."""
         return isinstance(other, Blocks) and self.block == other.block and super().same(other)
@@ -185,10 +189,6 @@ class GgufTensors(Tensors):
     def __init__(self, source: str, tensors: Mapping[str, Blocks]) -> None:
         dict.__init__(self, tensors)
         self.source = source
-
-    def sha256(self) -> str:
-        """Return the digest of all tensors as the file stores them."""
-        return digest((name, t.block, t.shape, t.raw) for name, t in self.items())  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

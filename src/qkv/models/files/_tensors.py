@@ -131,6 +131,10 @@ class Stored:
     shape: tuple[int, ...]
     raw: Array
 
+    def rows(self, name: str) -> list[tuple[str, str, tuple[int, ...], Array]]:
+        """Return the name, type, shape and bytes of each tensor in the file that this one is."""
+        return [(name, self.kind, self.shape, self.raw)]
+
     def same(self, other: "Stored") -> bool:
         """Return whether two tensors have the same type, shape and bytes."""
         alike = (self.kind, self.shape) == (other.kind, other.shape)
@@ -161,6 +165,10 @@ class Int8Rows(Stored):
     """
 
     scales: Stored
+
+    def rows(self, name: str) -> list[tuple[str, str, tuple[int, ...], Array]]:
+        """Return the name, type, shape and bytes of the matrix and of its scales."""
+        return [(name, "I8", self.shape, self.raw), *self.scales.rows(name + SCALE)]
 
     def same(self, other: Stored) -> bool:
         """Return whether two matrices have the same bytes and scales."""
@@ -210,16 +218,8 @@ class Tensors(dict[str, Stored]):
             self[name] = self._join_scales(name, self[name], self.pop(name + SCALE))
 
     def sha256(self) -> str:
-        """Return the digest of all tensors as the files store them, including int8 matrices."""
-        rows = []
-        for name, tensor in self.items():
-            if isinstance(tensor, Int8Rows):
-                scales = tensor.scales
-                rows.append((name, "I8", tensor.shape, tensor.raw))
-                rows.append((name + SCALE, scales.kind, scales.shape, scales.raw))
-            else:
-                rows.append((name, tensor.kind, tensor.shape, tensor.raw))
-        return digest(rows)
+        """Return the digest of all tensors as the files store them."""
+        return digest(row for name, tensor in self.items() for row in tensor.rows(name))
 
     def _join_scales(self, name: str, rows: Stored, scales: Stored) -> Int8Rows:
         """Combine an int8 matrix and its scales into a tensor of float32 values."""
