@@ -21,6 +21,7 @@ _READ = re.compile(
     r"vocab_size|rope\.(dimension_count|scal.*)|attention\.(value_length|causal)|pooling_type"
 )
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+_BIASES = {"attention_bias": "attn_output", "mlp_bias": "ffn_up"}  # A key, and a part with a bias.
 _POOLING = {0: None, 1: "mean", 2: "cls", 3: "lasttoken"}
 _ENDS = ("eos", "eot", "eom")  # the end of a text, of a turn, of a message
 _NAME = re.compile(r"(blk\.\d{1,5}\.)?([\w.]+?)(\.weight|\.bias)")
@@ -63,12 +64,10 @@ def gguf_config(file: Gguf, families: Mapping[str, Family]) -> dict[str, Any]:
     if "token_types.weight" in file.tensors:
         values["type_vocab_size"] = _rows(file, "token_types.weight")
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
-    if "use_bias" in family.defaults:  # all parts have biases, or none
-        values["use_bias"] = "blk.0.attn_output.bias" in file.tensors
-    else:
-        for key, part in (("attention_bias", "attn_output"), ("mlp_bias", "ffn_up")):
-            if key in family.defaults and f"blk.0.{part}.bias" in file.tensors:
-                values[key] = True
+    for key, part in about.get("biases", _BIASES).items():
+        has_bias = f"blk.0.{part}.bias" in file.tensors
+        if family.defaults.get(key, has_bias) != has_bias:
+            values[key] = has_bias
     if "large" in about:  # the largest model divides scores by another number
         is_large = section.layers("block_count") == about["large"]
         values["query_pre_attn_scalar"] = dim // heads if is_large else size
@@ -175,10 +174,13 @@ def _architecture(file: Gguf, families: Collection[str] | None = None) -> dict[s
 
 def _section(file: Gguf) -> Config:
     """Return the metadata of the architecture, without its name before the keys."""
-    start = f"{file.metadata['general.architecture']}."
-    section = {key: value for key, value in file.metadata.items() if key.startswith(start)}
-    section = {key.removeprefix(start): value for key, value in section.items()}
-    return Config(section, f"{file.path}: {start[:-1]}")
+    return section_of(file, f"{file.metadata['general.architecture']}.")
+
+
+def section_of(file: Gguf, start: str, **more: Any) -> Config:
+    """Return the metadata whose keys begin with `start`, without `start`, and more values."""
+    section = {k.removeprefix(start): v for k, v in file.metadata.items() if k.startswith(start)}
+    return Config({**section, **more}, f"{file.path}: {start[:-1]}")
 
 
 def _rows(file: Gguf, name: str) -> int:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from qkv.models.files._gguf import Gguf
-from qkv.models.files._gguf_config import TABLES, gguf_pooling, special_ids
+from qkv.models.files._gguf_config import TABLES, gguf_pooling, section_of, special_ids
+from qkv.models.files._tokenizer_config import NAMED
 from qkv.models.files.config import Config
 from qkv.models.files.read import CONFIG, MODULES
 from qkv.models.files.sentence import TOKENIZER_CONFIG, Sentence
@@ -20,7 +21,6 @@ _LONGEST = 1000  # The maximum number of characters of a token.
 _BLANK = "▁"
 _START, _TEMPLATE = "tokenizer.ggml.", "tokenizer.chat_template"
 _NO_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-_NAMED = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
 Parts = dict[str, Any]  # Parts of a tokenizer.json.
 
 
@@ -62,8 +62,8 @@ def gguf_sentence(file: Gguf) -> Sentence:
     section, ids = _section(file), special_ids(file)
     tokens, is_bert = _tokens(section), section.value("model", "") == "bert"
     config: Parts = {"tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast"}
-    named = {name: ids[name] for name in _NAMED if ids.get(name, len(tokens)) < len(tokens)}
-    config |= {f"{name}_token": tokens[index] for name, index in named.items()}
+    named = {f"{name}_token": index for name, index in ids.items() if index < len(tokens)}
+    config |= {name: tokens[index] for name, index in named.items() if name in NAMED}
     templates = {
         key.removeprefix(_TEMPLATE).removeprefix(".") or "default": text
         for key, text in file.metadata.items()
@@ -89,10 +89,7 @@ def gguf_sentence(file: Gguf) -> Sentence:
 
 def _section(file: Gguf) -> Config:
     """Return the metadata about the tokenizer, without the beginning of the keys."""
-    section = {key: value for key, value in file.metadata.items() if key.startswith(_START)}
-    section = {key.removeprefix(_START): value for key, value in section.items()}
-    section["architecture"] = file.metadata["general.architecture"]
-    return Config(section, f"{file.path}: {_START[:-1]}")
+    return section_of(file, _START, architecture=file.metadata["general.architecture"])
 
 
 def _tokens(section: Config, key: str = "tokens") -> list[str]:

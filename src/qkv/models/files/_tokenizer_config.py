@@ -22,7 +22,7 @@ from qkv.models.files.read import (
 from qkv.text import SubwordTokenizer, Tokenizer
 
 _OPTIONS = tomllib.loads(Path(__file__).with_name("tokenizer_config.toml").read_text("utf-8"))
-_NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -108,7 +108,7 @@ def _named_tokens(config: Config, home: Path) -> dict[str, str]:
     older, named = home / "special_tokens_map.json", dict[str, str]()
     has_older = older.is_file() and not config.values.get("added_tokens_decoder")
     for source in [Config.read(older), config] if has_older else [config]:
-        for key in _NAMED:
+        for key in NAMED:
             for token in _tokens(source, key):
                 named[key] = token["content"]
     return named
@@ -150,7 +150,7 @@ def _added_tokens(tokenizer: SubwordTokenizer, config: Config, home: Path) -> li
     config.need(fine, "added_tokens_decoder", decoder, "an object whose names are ids")
     tokens = _tokens(config, "added_tokens_decoder", [decoder[n] for n in sorted(decoder, key=int)])
     extra = "extra_special_tokens" if config.value("extra_special_tokens", []) else ""
-    special = [token for key in _NAMED for token in _tokens(config, key)]
+    special = [token for key in NAMED for token in _tokens(config, key)]
     special += _tokens(config, extra or "additional_special_tokens")
     names = {token["content"] for token in special}
     more = []
