@@ -163,10 +163,10 @@ class _Conversation:
         rows = [at for at, (a, b) in spans if a < begin + len(answer) and b > begin >= 0]
         if not rows:
             raise ValueError("the chat template leaves out the last answer")
-        kept: dict[str, Any] = {"names": ["pattern"]}
+        options: dict[str, Any] = {"names": ["pattern"]}
         if len(tokens) > WHOLE:
-            kept = {"names": [], "top_k": 8}
-        see.show(self.model.trace(tokens, **kept), query=rows).print(console())
+            options = {"names": [], "top_k": 8}
+        see.show(self.model.trace(tokens, **options), query=rows).print(console())
 
     def hide(self, word: str) -> None:
         """Answer the last message again, with a word masked."""

@@ -451,7 +451,7 @@ class _Forward:
             more |= options
         elif part == "cross_attn":
             more |= {name: options.get(name) for name in ("cache", "lengths", "top_k")}
-        if x is not None and next(iter(layer.parameters.values())).itemsize == 2:
+        if x is not None and next(iter(layer.parameters.values())).itemsize == 2:  # half precision
             read = base.to_bfloat16_like(read, layer.parameters)
         out: Array
         last = tuple(name for name in last if name in self._parts)

@@ -52,8 +52,10 @@ _BARE = ("Model", "Encoder", "Backbone")
 _UNREAD = {
     read.ADAPTER: "a PEFT adapter, which qkv does not apply: merge it into the model with peft "
     "(merge_and_unload), and save the result",
-    "sparse_linear.pt": "a layer for sparse vectors: qkv computes only dense vectors",
-    "colbert_linear.pt": "a layer for one vector per token: qkv computes only dense vectors",
+    "sparse_linear.pt": "a pickle with a layer for sparse vectors: without this layer in another "
+    "format (docs/models.md), qkv computes only dense vectors",
+    "colbert_linear.pt": "a pickle with a layer for one vector per token: without this layer in "
+    "another format (docs/models.md), qkv computes only dense vectors",
 }
 # The classes of models that have methods of their own, by the first word of the kind.
 _CLASSES = {

@@ -109,8 +109,8 @@ def _plain_messages(messages: Any) -> list[dict[str, Any]]:
             raise value_error(
                 f'message {number} has no role: give "role", for example "user", and "content"'
             )
-        kept = {key: value for key, value in message.items() if value is not None}
-        copy = _plain(kept, f"message {number}")
+        entries = {key: value for key, value in message.items() if value is not None}
+        copy = _plain(entries, f"message {number}")
         reasoning = next((copy[key] for key in _REASONING if copy.get(key) is not None), None)
         if reasoning is not None:
             copy = {"thinking": reasoning, **copy, "reasoning_content": reasoning}

@@ -109,7 +109,9 @@ def test_the_second_call_computes_only_new_tokens(
     assert len(random.conversation.ids) == size + 2
     messages = then(ASKED, first, "a")
     whole = random.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-    same = next(n for n, (a, b) in enumerate(zip(random.conversation.ids, whole)) if a != b)  # noqa: B905
+    same = next(
+        n for n, (a, b) in enumerate(zip(random.conversation.ids, whole, strict=False)) if a != b
+    )
     steps.clear()
     second = random.chat(messages, max_new_tokens=4)
     assert steps == [len(whole) - same, 1, 1, 1]

@@ -296,9 +296,8 @@ class Encoder:
             return self._pool(batch, rows)
         if self._skipped is not None:
             rows = self.sentence.finish(rows)
-            keep = [~np.isin(ids, self._skipped) for ids in np.split(batch.ids, batch.cu[1:-1])]
-            parts = np.split(rows, batch.cu[1:-1])
-            return [part[kept] for part, kept in zip(parts, keep, strict=True)]
+            has_vector = ~np.isin(batch.ids, self._skipped)
+            return [rows[a:b][has_vector[a:b]] for a, b in pairwise(batch.cu)]
         if self.output_value in LAYERS:
             return self._by_layer(batch, rows)
         tokens = [rows[first:last].copy() for first, last in pairwise(batch.cu)]

@@ -7,7 +7,7 @@ from qkv._argument_errors import public_call
 from qkv.edits import Ablate, Edit, Hide
 from qkv.models._model_base import ModelBase
 from qkv.models._other_libraries import GENERATING, advising
-from qkv.models.tasks.generate import Kept, Prompt, generate
+from qkv.models.tasks.generate import Prompt, TextCaches, generate
 
 
 @public_call("chat")
@@ -69,13 +69,13 @@ def chat(
     model.need("generate")
     tokenizer = model.reader.need_tokenizer()
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    kept = None
+    past = None
     if model.continues and not (ablate or hide or edit):
         # Another thread must not use the same caches, so the model lends them to one call.
-        kept, model.conversation = model.conversation or Kept(), None
+        past, model.conversation = model.conversation or TextCaches(), None
     answer = generate(
         model,
-        Prompt(tokenizer.tokenize_prompt(text), kept),
+        Prompt(tokenizer.tokenize_prompt(text), past),
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
@@ -89,16 +89,16 @@ def chat(
         edit=edit,
     )
     if stream:
-        return _pieces(model, answer, kept)
-    model.conversation = kept or model.conversation
+        return _pieces(model, answer, past)
+    model.conversation = past or model.conversation
     return answer
 
 
-def _pieces(model: ModelBase, pieces: Iterator[str], kept: Kept | None) -> Iterator[str]:
+def _pieces(model: ModelBase, pieces: Iterator[str], past: TextCaches | None) -> Iterator[str]:
     """Yield the pieces of an answer, and keep its caches, also if the reader stops early."""
     try:
         yield from pieces
     except GeneratorExit:
-        model.conversation = kept or model.conversation
+        model.conversation = past or model.conversation
         raise
-    model.conversation = kept or model.conversation
+    model.conversation = past or model.conversation

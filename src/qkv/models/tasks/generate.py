@@ -188,8 +188,8 @@ def generate(
     prompts, edited = model.check_edits(edits, prompts, more=more, written=written)
     for row, tokens in zip(added, prompts, strict=True):
         row.prompt_tokens = tokens
-    kept = prompt.kept if isinstance(prompt, Prompt) else None
-    steps_taken = steps(model, added, sampling, top=0 if trace else None, edited=edited, kept=kept)
+    past = prompt.past if isinstance(prompt, Prompt) else None
+    steps_taken = steps(model, added, sampling, top=0 if trace else None, edited=edited, past=past)
     if stream:
         new_texts = (pair for step in steps_taken for pair in step)
         texts = (text for _, text in new_texts) if single else new_texts
@@ -405,7 +405,7 @@ class Row:
 
 
 @dataclass
-class Kept:
+class TextCaches:
     """The key/value caches of one text, kept between calls.
 
     Attributes:
@@ -445,10 +445,10 @@ class Kept:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt that is already cut into tokens, special tokens included, and its kept caches."""
+    """A prompt cut into tokens, special tokens included, with the caches of an earlier text."""
 
     tokens: Tokenized
-    kept: Kept | None = None
+    past: TextCaches | None = None
 
 
 def steps(
@@ -459,7 +459,7 @@ def steps(
     top: int | None = None,
     measure_prompts: bool = False,
     edited: EditedRun | None = None,
-    kept: "Kept | None" = None,
+    past: TextCaches | None = None,
 ) -> Iterator[list[tuple[int, str]]]:
     """Generate one token for each row in each step, and yield completed text.
 
@@ -474,8 +474,8 @@ def steps(
         measure_prompts: whether to also measure the tokens of the prompts, before the first new
             token. Encoder-decoder models do not support `measure_prompts`.
         edited: the edits of the run.
-        kept: the caches of an earlier text, for one row without edits. Tokens with which both texts
-            begin are not computed again. Afterwards, `kept` holds the caches of the new text.
+        past: the caches of an earlier text, for one row without edits. Tokens with which both texts
+            begin are not computed again. Afterwards, `past` holds the caches of the new text.
 
     Yields:
         Lists of pairs (index of a row, new text of the row).
@@ -485,8 +485,8 @@ def steps(
         return
     batch = Batch([row.prompt_tokens for row in rows], step=0)
     caches, ids, lengths = first_step(network, batch, edited, [row.ids for row in rows])
-    if kept is not None:
-        caches, ids = kept.resume(network, caches, ids)
+    if past is not None:
+        caches, ids = past.resume(network, caches, ids)
         lengths = np.array([ids.shape[1]])
     seen = np.zeros(len(rows), np.int64)
     step = 0
@@ -495,8 +495,8 @@ def steps(
         options = edited.step(step, seen, lengths, ids.shape[1])
         x = network.step(ids, caches, None if even else lengths, **options)  # (B, n, D)
         seen, step = seen + lengths, step + 1
-        if kept is not None:
-            kept.ids += ids[0].tolist()
+        if past is not None:
+            past.ids += ids[0].tolist()
         if measure_prompts:
             for row, vectors in zip(rows, x, strict=True):
                 for _ in _prompt_measured(network, row, vectors, top or 0):
