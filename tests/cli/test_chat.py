@@ -154,6 +154,7 @@ def test_refused_words_and_models(answers: str, tmp_path: Path) -> None:
 def test_the_default_model(monkeypatch: pytest.MonkeyPatch, answers: str) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("QKV_MODEL", raising=False)
+    monkeypatch.setattr("qkv.models.files.find.find_spec", lambda package: None)  # not installed
     assert "smollm2" in refused(run("chat"), "chat")
     monkeypatch.setenv("QKV_MODEL", answers)
     assert run("chat", stdin=CHAT.encode()).stdout == "Miau, \u4e16!\n"
