@@ -234,7 +234,9 @@ def test_a_conversation_on_a_terminal(terminal: Terminal, tmp_path: Path) -> Non
     assert "qkv chat: there is no command /nothing: use /look, /hide" in terminal.until("> ")
     terminal.write("/help\n")
     assert "/look, /hide WORD, /save FILE, /new, /help; Ctrl-C stops" in terminal.until("> ")
-    terminal.write("half a line\x03")
+    terminal.write("half a line")
+    terminal.until("half a line")  # now `input` waits: Python misses a Ctrl-C just before that
+    terminal.write("\x03")
     assert "Ctrl-D ends the conversation." in terminal.until("> ")
     terminal.write("/new\n")
     terminal.until("This is a new conversation.")
