@@ -7,22 +7,26 @@
 namespace qkv {
 namespace QKV_VARIANT {
 
-constexpr int TILES = 112 / TILE;      // tiles of a chunk
-constexpr int QUERIES = TILES * TILE;  // queries of a chunk; a chunk fits in the cache
+// The queries of a chunk; a chunk fits in the cache.
+template <class Product>
+constexpr int QUERIES_OF = Product::ALIGN > 1 ? 128 : 112 / TILE * TILE;
+constexpr int QUERIES = QUERIES_OF<Single>;
+constexpr int TILES = QUERIES / TILE;  // the tiles of such a chunk; with `Tiles`, a chunk has fewer
+constexpr int MOST_QUERIES = QUERIES < 128 && HIGHEST > TILE ? 128 : QUERIES;
 
 // The buffers that a worker needs for its tasks, in addition to the packed head.
 struct Scratch {
   Buffer<float> queries, scores, context;
   Running rows[TILES];
-  bool exact[QUERIES];  // marks queries to compute again in double precision
+  bool exact[MOST_QUERIES];  // marks queries to compute again in double precision
   RowScratch row;
   ExactRow exact_row;
 
   // Allocates all memory that a task may need, so that no task fails for lack of memory.
   void need(int64_t keys, int64_t size, int64_t value_size) {
-    queries.need(QUERIES * STEP);
-    scores.need(TILE * STEP);
-    context.need(size_t(QUERIES * rounded_up(value_size, PANEL)));
+    queries.need(MOST_QUERIES * STEP);
+    scores.need(HIGHEST * STEP);
+    context.need(size_t(MOST_QUERIES * rounded_up(value_size, PANEL)));
     exact_row.need(keys, size, value_size);
   }
 };
@@ -30,6 +34,7 @@ struct Scratch {
 // One tile of queries and one block of keys.
 struct TileOfBlock {
   int64_t index, begin;     // the tile, and its first row, within its chunk
+  int64_t rows;
   int64_t block;
   Range seen;               // the columns of the block that rows of the tile may see
   bool plain;
@@ -54,17 +59,20 @@ template <class Product, int ROWS>
 inline void multiply_panels(const float* keys, int64_t depth, Range columns, const float* queries,
                             float* scores) {
   for (int64_t c = columns.begin; c < columns.end; c += PANEL)
-    multiply_tile<Product, ROWS, STEP>(
-        queries, keys + c * depth, depth,
-        [&](int i, Floats left, Floats right) QKV_LAMBDA {
-          store(scores + i * STEP + c, left);
-          store(scores + i * STEP + c + WIDTH, right);
-        },
-        [&](int i, Floats left, Floats right) QKV_LAMBDA {
-          float* to = scores + i * STEP + c;
-          store(to, load(to) + left);
-          store(to + WIDTH, load(to + WIDTH) + right);
-        });
+    if constexpr (Product::ALIGN > 1)
+      Product::template multiply<ROWS>(queries, STEP, keys + c * depth, depth, scores + c, STEP, false);
+    else
+      multiply_tile<Product, ROWS, STEP>(
+          queries, keys + c * depth, depth,
+          [&](int i, Floats left, Floats right) QKV_LAMBDA {
+            store(scores + i * STEP + c, left);
+            store(scores + i * STEP + c + WIDTH, right);
+          },
+          [&](int i, Floats left, Floats right) QKV_LAMBDA {
+            float* to = scores + i * STEP + c;
+            store(to, load(to) + left);
+            store(to + WIDTH, load(to + WIDTH) + right);
+          });
 }
 
 // Computes the scores of a tile's rows with the keys of a block.
@@ -86,7 +94,7 @@ void tile_of_block(const Attention& a, const Chunk& chunk, const Packed& head,
 
   bool unsound = head.unsound_blocks[tile.block - head.first];
   float factor = factor_of(a, tile.plain);
-  for (int i = 0; i < ROWS; ++i) {
+  for (int i = 0; i < tile.rows; ++i) {
     Place p = first;
     p.i += tile.begin + i;
     float* row = scores + i * STEP;
@@ -109,24 +117,34 @@ void tile_of_block(const Attention& a, const Chunk& chunk, const Packed& head,
   exponentiate<Product, ROWS>(scores, columns.begin, columns.end, factor, running);
 
   constexpr int DEPTH = Product::DEPTH;
-  int64_t begin = tile.seen.begin / DEPTH, end = (tile.seen.end + DEPTH - 1) / DEPTH;
+  constexpr int EACH = DEPTH * Product::ALIGN;
+  int64_t begin = tile.seen.begin / EACH * Product::ALIGN;
+  int64_t end = (tile.seen.end + EACH - 1) / EACH * Product::ALIGN;
   int64_t wide = rounded_up(a.value_size, PANEL);
-  int64_t steps = (at_most(BLOCK, head.end - tile.block * BLOCK) + DEPTH - 1) / DEPTH;
+  int64_t steps = depth_of<Product>(at_most(BLOCK, head.end - tile.block * BLOCK));
   const float* values = values_at<Product>(head, a.value_size, tile.block) + begin * PANEL;
+  if constexpr (Product::ALIGN > 1)
+    for (int64_t i = 0; i < tile.rows; ++i)
+      if (float* context = &s.context[(tile.begin + i) * wide]; running.faded[i] != 1)
+        for (int64_t c = 0; c < wide; c += WIDTH) store(context + c, load(context + c) * running.faded[i]);
   for (int64_t c = 0; c < wide; c += PANEL) {
     float* context = &s.context[tile.begin * wide + c];
-    multiply_tile<Product, ROWS, STEP>(
-        scores + begin, values + c * steps, end - begin,
-        [&](int i, Floats left, Floats right) QKV_LAMBDA {
-          float* to = context + i * wide;
-          store(to, load(to) * running.faded[i] + left);
-          store(to + WIDTH, load(to + WIDTH) * running.faded[i] + right);
-        },
-        [&](int i, Floats left, Floats right) QKV_LAMBDA {
-          float* to = context + i * wide;
-          store(to, load(to) + left);
-          store(to + WIDTH, load(to + WIDTH) + right);
-        });
+    if constexpr (Product::ALIGN > 1)
+      Product::template multiply<ROWS>(scores + begin, STEP, values + c * steps, end - begin, context, wide,
+                                       true);
+    else
+      multiply_tile<Product, ROWS, STEP>(
+          scores + begin, values + c * steps, end - begin,
+          [&](int i, Floats left, Floats right) QKV_LAMBDA {
+            float* to = context + i * wide;
+            store(to, load(to) * running.faded[i] + left);
+            store(to + WIDTH, load(to + WIDTH) * running.faded[i] + right);
+          },
+          [&](int i, Floats left, Floats right) QKV_LAMBDA {
+            float* to = context + i * wide;
+            store(to, load(to) + left);
+            store(to + WIDTH, load(to + WIDTH) + right);
+          });
   }
 }
 
@@ -156,7 +174,7 @@ using TileFunction = void (*)(const Attention&, const Chunk&, const Packed&, con
 template <class Product, int... ROWS>
 QKV_INLINE TileFunction tile_function(int64_t rows, std::integer_sequence<int, ROWS...>) {
   static constexpr TileFunction by_rows[] = {tile_of_block<Product, ROWS + 1>...};
-  return by_rows[rows - 1];
+  return by_rows[(rows - 1) / Product::ALIGN];
 }
 
 template <class Product>
@@ -164,25 +182,27 @@ inline void load_queries(const Attention& a, const Place& first, int64_t count, 
   for (int64_t r = 0; r < count; ++r)
     copy_depth<Product>(a.query, cell(a.query, first, 0) + r * a.query.i, a.size,
                         &s.queries[size_t(r * STEP)]);
+  for (int64_t r = count; r < rounded_up(count, Product::ALIGN); ++r)
+    std::memset(&s.queries[size_t(r * STEP)], 0, size_t(depth_of<Product>(a.size)) * sizeof(float));
 }
 
 // Divides the first `real` queries of a chunk into tiles. For one block of keys after the other,
 // calls `compute(rows, tile)` for each tile that may see keys of the block.
-template <class Compute>
+template <class Product, class Compute>
 QKV_INLINE void for_each_tile(const Attention& a, const Chunk& chunk, int64_t real,
                               Compute compute) {
   if (!real) return;
   const Place& first = chunk.first;
   bool plain = is_plain(a);
-  int64_t tiles = (real + TILE - 1) / TILE;
+  int64_t tiles = tiles_of<Product>(real);
   Range keys{keys_of(a, first.row, first.i).begin, keys_of(a, first.row, first.i + real - 1).end};
   for (int64_t block = keys.begin / BLOCK; block * BLOCK < keys.end; ++block) {
     for (int64_t t = 0; t < tiles; ++t) {
-      int64_t begin = t * real / tiles, end = (t + 1) * real / tiles;  // all tiles have nearly the same height
+      int64_t begin = tile_begin<Product>(real, t), end = tile_begin<Product>(real, t + 1);
       Range seen{columns_of(a, first.row, first.i + begin, block).begin,
                  columns_of(a, first.row, first.i + end - 1, block).end};
       if (seen.begin >= seen.end) continue;
-      compute(end - begin, TileOfBlock{t, begin, block, seen, plain});
+      compute(end - begin, TileOfBlock{t, begin, end - begin, block, seen, plain});
       worked((end - begin) * (seen.end - seen.begin) * (a.size + a.value_size));
     }
   }
@@ -248,17 +268,16 @@ void attend_chunk(const Attention& a, const Chunk& chunk, const Packed& head, Sc
   const Place& first = chunk.first;
   int64_t real = at_least(0, at_most(chunk.count, a.query_length[first.row] - first.i));
   int64_t wide = rounded_up(a.value_size, PANEL);
-  int64_t tiles = (real + TILE - 1) / TILE;
+  int64_t tiles = tiles_of<Product>(real);
   for (int64_t t = 0; t < tiles; ++t) s.rows[t].start(a, first.head * a.group + first.group);
   std::memset(s.exact, 0, sizeof s.exact);
   load_queries<Product>(a, first, real, s);
-  std::memset(s.context.data(), 0, size_t(real * wide) * sizeof(float));
-  for_each_tile(a, chunk, real, [&](int64_t rows, const TileOfBlock& tile) {
-    constexpr auto heights = std::make_integer_sequence<int, TILE>{};
-    tile_function<Product>(rows, heights)(a, chunk, head, tile, s);
+  std::memset(s.context.data(), 0, size_t(rounded_up(real, Product::ALIGN) * wide) * sizeof(float));
+  for_each_tile<Product>(a, chunk, real, [&](int64_t rows, const TileOfBlock& tile) {
+    tile_function<Product>(rows, typename Product::Heights{})(a, chunk, head, tile, s);
   });
   for (int64_t t = 0; t < tiles; ++t) {
-    int64_t begin = t * real / tiles, end = (t + 1) * real / tiles;
+    int64_t begin = tile_begin<Product>(real, t), end = tile_begin<Product>(real, t + 1);
     Place p = first;
     p.i += begin;
     finish_rows(a, p, end - begin, s.rows[t], s.exact + begin, &s.context[size_t(begin * wide)],
@@ -274,7 +293,7 @@ void attend_chunk(const Attention& a, const Chunk& chunk, const Packed& head, Sc
 template <class Product>
 void attend_blocks(const Attention& a, int threads) {
   for_each_chunk<Product, Scratch>(
-      a, threads, {QUERIES, true, 0},
+      a, threads, {QUERIES_OF<Product>, true, 0},
       [&](const Chunk& chunk, Packed& head, Scratch& scratch) {
         attend_chunk<Product>(a, chunk, head, scratch);
       },

@@ -312,7 +312,7 @@ inline void differentiate_chunk(const Differentiation& d, const Place& first, in
       continue;
     }
     s.columns[t] = {seen.begin / PANEL * PANEL, rounded_up(seen.end, PANEL)};
-    differentiate_function(end - begin, heights)(d, first, {t, begin, block, seen, plain}, count, s,
+    differentiate_function(end - begin, heights)(d, first, {t, begin, end - begin, block, seen, plain}, count, s,
                                                  slope_sum);
   }
   for (int64_t panel = 0; panel < count; panel += PANEL) {

@@ -127,6 +127,17 @@ QKV_INLINE Floats take_some(const T* from, int64_t count) {
   if (count > 0) std::memcpy(static_cast<void*>(all), from, size_t(count) * sizeof(T));
   return take(all);
 }
+// Converts two vectors to bfloat16, and stores them one after the other.
+QKV_INLINE void put_two(Bfloat16* to, Floats first, Floats second) {
+#if defined(__AVX512BF16__)
+  __m512bh bits = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+  std::memcpy(to, &bits, sizeof bits);
+#else
+  put(to, first);
+  put(to + WIDTH, second);
+#endif
+}
+
 template <class T>
 QKV_INLINE void put_some(T* to, Floats v, int64_t count) {
   if (count >= WIDTH) return put(to, v);

@@ -52,23 +52,24 @@ struct Product {
   typedef Single Step;
   typedef T Weight;
 };
-#if defined(__AVX512BF16__)
 template <>
 struct Product<Bfloat16> {
-  typedef Pair Step;
-  typedef float Weight;
+  typedef OfBfloat16 Step;
+  typedef std::conditional_t<Step::DEPTH == 2, float, Bfloat16> Weight;
 };
-#endif
 
 constexpr int64_t X_BLOCK = 384;             // the number of contiguous units of a row in the copy of x
 constexpr int64_t ROW_STEP = X_BLOCK + 16;   // rows at this distance do not share cache sets
-constexpr int64_t X_ROWS = 112 / TILE * TILE;  // the number of rows of x that are copied for each pass over W
+// The number of rows of x that are copied for each pass over W.
+template <class Step>
+constexpr int64_t X_ROWS = Step::ALIGN > 1 ? 256 : 112 / TILE * TILE;
 
 inline int64_t panels_of(int64_t out) { return (out + PANEL - 1) / PANEL; }
 template <class T>
 inline int64_t units_of(int64_t in) {
-  constexpr int depth = Product<T>::Step::DEPTH;
-  return (in + depth - 1) / depth;
+  typedef typename Product<T>::Step Step;
+  constexpr int each = Step::DEPTH * Step::ALIGN;
+  return (in + each - 1) / each * Step::ALIGN;
 }
 
 // Computes the sums of ROWS rows and one panel. `x` is in blocks of X_BLOCK units, and the blocks are
@@ -76,33 +77,39 @@ inline int64_t units_of(int64_t in) {
 template <class Step, class Weight, int ROWS>
 void multiply(const float* x, int64_t block_step, const void* panel, int64_t units, float* sums) {
   const Weight* w = static_cast<const Weight*>(panel);
-  Floats c[ROWS][2];
-  QKV_UNROLL for (int r = 0; r < ROWS; ++r) c[r][0] = c[r][1] = Floats{};
-  for (; units > 0; units -= X_BLOCK, x += block_step) {
-    const Weight* end = w + (units < X_BLOCK ? units : X_BLOCK) * PANEL;
-    for (const float* here = x; w != end; w += PANEL, ++here) {
-      Floats w0, w1;
-      take_row(w, w0, w1);
-      if (ROWS > TILE / 2 + 1 || sizeof(Weight) < sizeof(float)) fetch_row(w + AHEAD * PANEL);
-      QKV_UNROLL for (int r = 0; r < ROWS; ++r) {
-        Floats one = splat(here[r * ROW_STEP]);
-        c[r][0] = Step::add_product(c[r][0], one, w0);
-        c[r][1] = Step::add_product(c[r][1], one, w1);
+  if constexpr (Step::ALIGN > 1) {
+    bool add = false;
+    for (; units > 0 || !add; units -= X_BLOCK, x += block_step, w += X_BLOCK * PANEL, add = true)
+      Step::template multiply<ROWS>(x, ROW_STEP, w, units < X_BLOCK ? units : X_BLOCK, sums, PANEL, add);
+  } else {
+    Floats c[ROWS][2];
+    QKV_UNROLL for (int r = 0; r < ROWS; ++r) c[r][0] = c[r][1] = Floats{};
+    for (; units > 0; units -= X_BLOCK, x += block_step) {
+      const Weight* end = w + (units < X_BLOCK ? units : X_BLOCK) * PANEL;
+      for (const float* here = x; w != end; w += PANEL, ++here) {
+        Floats w0, w1;
+        take_row(w, w0, w1);
+        if (ROWS > TILE / 2 + 1 || sizeof(Weight) < sizeof(float)) fetch_row(w + AHEAD * PANEL);
+        QKV_UNROLL for (int r = 0; r < ROWS; ++r) {
+          Floats one = splat(here[r * ROW_STEP]);
+          c[r][0] = Step::add_product(c[r][0], one, w0);
+          c[r][1] = Step::add_product(c[r][1], one, w1);
+        }
       }
     }
-  }
-  QKV_UNROLL for (int r = 0; r < ROWS; ++r) {
-    store(sums + r * PANEL, c[r][0]);
-    store(sums + r * PANEL + WIDTH, c[r][1]);
+    QKV_UNROLL for (int r = 0; r < ROWS; ++r) {
+      store(sums + r * PANEL, c[r][0]);
+      store(sums + r * PANEL + WIDTH, c[r][1]);
+    }
   }
 }
 
 using Multiply = void (*)(const float*, int64_t, const void*, int64_t, float*);
 
-template <class Step, class Weight, int ROWS = TILE>
+template <class Step, class Weight, int ROWS = Step::HEIGHT>
 inline Multiply multiply_for(int64_t rows) {
-  if constexpr (ROWS > 1)
-    if (rows < ROWS) return multiply_for<Step, Weight, ROWS - 1>(rows);
+  if constexpr (ROWS > Step::ALIGN)
+    if (rows <= ROWS - Step::ALIGN) return multiply_for<Step, Weight, ROWS - Step::ALIGN>(rows);
   return multiply<Step, Weight, ROWS>;
 }
 
@@ -169,7 +176,7 @@ inline void copy_units(const T* from, int64_t count, float* to) {
     for (int64_t k = 0; k < count; k += WIDTH)
       put_some(to + k, take_some(from + k, count - k), count - k);
   } else {
-    if (count % 2) std::memset(to + count / 2, 0, sizeof(float));
+    for (int64_t k = count / 2; k < units_of<T>(count); ++k) to[k] = 0;
     std::memcpy(static_cast<void*>(to), from, size_t(count) * sizeof(T));
   }
 }
@@ -183,7 +190,7 @@ void multiply_all(const Linear& p, int threads) {
 
   // Divides rows into chunks and panels into groups, so that all threads have work. With few rows,
   // most of the time goes into reading weights, and long consecutive runs are read fastest.
-  const int64_t chunks = (p.rows + X_ROWS - 1) / X_ROWS;
+  const int64_t chunks = (p.rows + X_ROWS<Step> - 1) / X_ROWS<Step>;
   const int64_t pieces = (p.rows <= TILE / 2 ? 2 : 16) * threads;
   int64_t groups = 1;
   while (groups < panels && chunks * groups < pieces) groups *= 2;
@@ -194,12 +201,13 @@ void multiply_all(const Linear& p, int threads) {
   std::atomic<int64_t> next{0};
   on_threads(threads, [&](int) {
     Buffer<float> copy, wide;
-    alignas(64) float sums[TILE * PANEL];
+    alignas(64) float sums[Step::HEIGHT * PANEL];
+    [[maybe_unused]] typename Step::Registers registers;
     int64_t held = -1;  // the chunk that the copy holds
     for (int64_t task; (task = next++) < chunks * groups;) {
       const int64_t chunk = task / groups, group = task % groups;
       const int64_t first = p.rows * chunk / chunks, rows = p.rows * (chunk + 1) / chunks - first;
-      const int64_t block_step = rows * ROW_STEP;
+      const int64_t block_step = (rows + Step::ALIGN - 1) / Step::ALIGN * Step::ALIGN * ROW_STEP;
       if (held != chunk) {
         copy.need(size_t(blocks * block_step));
         for (int64_t r = 0; r < rows; ++r) {
@@ -212,7 +220,7 @@ void multiply_all(const Linear& p, int threads) {
         }
         held = chunk;
       }
-      const int64_t tiles = (rows + TILE - 1) / TILE;
+      const int64_t tiles = tiles_of<Step>(rows);
       for (int64_t panel = panels * group / groups; panel < panels * (group + 1) / groups; ++panel) {
         const Weight* w = static_cast<const Weight*>(p.packed) + panel * units * PANEL;
         const bool widen = sizeof(Weight) < sizeof(float) && tiles > 1;  // convert a panel once for all tiles
@@ -226,7 +234,7 @@ void multiply_all(const Linear& p, int threads) {
           }
         }
         for (int64_t tile = 0; tile < tiles; ++tile) {
-          const int64_t at = rows * tile / tiles, count = rows * (tile + 1) / tiles - at;
+          const int64_t at = tile_begin<Step>(rows, tile), count = tile_begin<Step>(rows, tile + 1) - at;
           const float* x = copy.data() + at * ROW_STEP;
           if (widen)
             multiply_for<Step, float>(count)(x, block_step, wide.data(), units, sums);

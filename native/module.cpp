@@ -87,7 +87,7 @@ PyObject* list_variants(PyObject*, PyObject*) {
   PyObject* names = PyList_New(0);
   for (const Variant* variant : variants()) {
     PyObject* entry =
-        names ? Py_BuildValue("(sO)", variant->name, variant->bfloat16 ? Py_True : Py_False) : nullptr;
+        names ? Py_BuildValue("(ss)", variant->name, variant->bfloat16) : nullptr;
     if (!entry || PyList_Append(names, entry) != 0) {
       Py_XDECREF(entry);
       Py_XDECREF(names);
@@ -103,7 +103,7 @@ PyCFunction function(Method* method) {
 }
 
 PyMethodDef methods[] = {
-    {"variants", list_variants, METH_NOARGS, "Names, and whether bfloat16 is multiplied directly; the fastest first."},
+    {"variants", list_variants, METH_NOARGS, "Names, and how bfloat16 is multiplied; the fastest first."},
     {"attend", function(attend), METH_FASTCALL, "Attention; see qkv/_kernel.pyi."},
     {"attend_packed", function(attend_packed), METH_FASTCALL, "Attention of packed sequences."},
     {"summarize", function(summarize), METH_FASTCALL, "Attention and a summary of its weights."},

@@ -2,7 +2,7 @@
 //
 // Keys are in transposed panels of PANEL keys: [panel][d][PANEL]. Values are in blocks of BLOCK
 // keys, and each block is divided into panels of PANEL columns: [block][column panel][key][PANEL].
-// With `Pair`, two bfloat16 numbers share one 32-bit number. The two numbers are neighbours in the
+// With `Pair` and `Tiles`, two bfloat16 numbers share one 32-bit number. The two numbers are neighbours in the
 // dimension that the product sums over. This dimension is d for keys, and the axis of keys for
 // values.
 #pragma once
@@ -33,10 +33,11 @@ QKV_INLINE Floats load_depth(const Cells& from, int64_t at, int64_t count) {
   }
 }
 
-// Converts a depth to a number of 32-bit units.
+// Converts a depth to a number of 32-bit units, to which zeros are added if tiles need more.
 template <class Product>
 constexpr int64_t depth_of(int64_t size) {
-  return (size + Product::DEPTH - 1) / Product::DEPTH;
+  int64_t units = (size + Product::DEPTH - 1) / Product::DEPTH;
+  return (units + Product::ALIGN - 1) / Product::ALIGN * Product::ALIGN;
 }
 
 // Converts `count` numbers (at most MAX_SIZE) of an array to the units that `Product` multiplies.
@@ -107,7 +108,7 @@ inline void pack_keys(const Cells& key, int64_t at, int64_t size, int64_t count,
 template <class Product>
 inline bool pack_values(const Cells& value, int64_t at, int64_t size, int64_t count, float* to) {
   Floats trace{};  // becomes NaN if a number is infinite or NaN
-  int64_t steps = (count + Product::DEPTH - 1) / Product::DEPTH;
+  int64_t steps = depth_of<Product>(count);
   for (int64_t k = 0; k < steps; ++k) {
     for (int64_t c = 0; c < size; c += WIDTH) {
       float* cell = to + (c / PANEL * steps + k) * PANEL + c % PANEL;
@@ -117,7 +118,7 @@ inline bool pack_values(const Cells& value, int64_t at, int64_t size, int64_t co
         trace += x * 0.0f;
         store(cell, x);
       } else {
-        Floats x = load_floats(value, row, size - c);
+        Floats x = 2 * k < count ? load_floats(value, row, size - c) : Floats{};
         Floats y = 2 * k + 1 < count ? load_floats(value, row + value.i, size - c) : Floats{};
         trace += (x + y) * 0.0f;
         store(cell, (Floats)(((Words)x >> 16) | (Words)y));
@@ -134,7 +135,7 @@ inline bool pack_values(const Cells& value, int64_t at, int64_t size, int64_t co
 template <class Product>
 inline void clean_values(const Cells& value, int64_t at, int64_t size, int64_t count, float* to,
                          uint8_t* unsound) {
-  int64_t steps = (count + Product::DEPTH - 1) / Product::DEPTH;
+  int64_t steps = depth_of<Product>(count);
   for (int64_t k = 0; k < count; ++k) {
     unsound[k] = 0;
     for (int64_t c = 0; c < size; ++c) {

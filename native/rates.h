@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 #endif
 
-#include "simd.h"
+#include "tile.h"
 #include "threads.h"
 
 namespace qkv {
@@ -39,7 +39,22 @@ inline float chain_floats(int64_t rounds, float start) {
   return sum(all);
 }
 
-#if defined(__AVX512BF16__)
+#if defined(QKV_TILES)
+inline float chain_bfloat16(int64_t rounds, float) {
+  UsingTiles registers;
+  alignas(64) float sums[TILE_ROWS * 16];
+  clear_sums<SIDE>();
+  clear_tile<4>(), clear_tile<5>(), clear_tile<6>(), clear_tile<7>();
+  for (int64_t i = 0; i < rounds * CHAINS * WIDTH / (4 * 16 * 16 * 16); ++i) {
+    add_tile_product<0, 4, 6>();
+    add_tile_product<1, 4, 7>();
+    add_tile_product<2, 5, 6>();
+    add_tile_product<3, 5, 7>();
+  }
+  store_tile<0>(sums, 64);
+  return sums[0];
+}
+#elif defined(__AVX512BF16__)
 inline float chain_bfloat16(int64_t rounds, float start) {
   Floats sums[CHAINS];
   Ints pairs = as_ints(splat(start));  // the upper half of each float is a bfloat16
@@ -62,7 +77,7 @@ inline double multiply_adds(Type type, int threads) {
   constexpr int64_t rounds = 20000;  // the rounds of one piece of work, about 0.1 ms
   double operations = 2.0 * CHAINS * WIDTH * rounds;
   float (*chain)(int64_t, float) = chain_floats;
-#if defined(__AVX512BF16__)
+#if defined(QKV_TILES) || defined(__AVX512BF16__)
   if (type == Type::bfloat16) {
     operations *= 2;
     chain = chain_bfloat16;

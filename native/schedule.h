@@ -191,6 +191,7 @@ void for_each_chunk(const Attention& a, int threads, Plan plan, Compute compute,
   bool by_row = goes_by_row(a, threads);
   int64_t together = by_row ? a.kv_heads : 1;
   on_threads(threads, [&](int) {
+    [[maybe_unused]] typename Product::Registers registers;
     Scratch scratch;
     scratch.need(most_keys, a.size, a.value_size);
     auto help_with = [&](int64_t head) {

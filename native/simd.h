@@ -23,6 +23,9 @@ namespace QKV_VARIANT {
 #if defined(__AVX512F__)
 constexpr int WIDTH = 16;  // the number of floats in a vector
 constexpr int TILE = 14;   // the rows of a register tile, which is 2 vectors wide
+#elif defined(QKV_TILES_MODEL)
+constexpr int WIDTH = 16;  // a row of a tile register has 16 floats
+constexpr int TILE = 2;    // few, so that the model is small
 #elif defined(__AVX2__)
 constexpr int WIDTH = 8;
 constexpr int TILE = 6;

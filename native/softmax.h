@@ -6,14 +6,14 @@
 namespace qkv {
 namespace QKV_VARIANT {
 
-constexpr int ROUND = (TILE + WIDTH - 1) / WIDTH * WIDTH;  // the rows of a tile, rounded up to whole vectors
+constexpr int ROUND = (HIGHEST + WIDTH - 1) / WIDTH * WIDTH;  // the rows of a tile, rounded up to whole vectors
 
 // The state of a tile's rows. The sum of a row is in units of 2**top.
 struct Running {
-  alignas(64) float top[ROUND];    // the largest score
+  alignas(64) float top[ROUND];    // the largest score, or up to SLACK less
   alignas(64) float faded[ROUND];  // 2**(previous top - top): the factor of the previous sum
   alignas(64) double total[ROUND]; // the sum of 2**(score - top)
-  alignas(64) double given[ROUND]; // the sum of the weights; `Pair` first rounds each weight to bfloat16
+  alignas(64) double given[ROUND]; // the sum of the weights; of `Pair` and `Tiles`, after they were rounded to bfloat16
 
   void start() {
     for (int i = 0; i < ROUND; ++i) top[i] = -INF, faded[i] = 1, total[i] = given[i] = 0;
@@ -63,7 +63,7 @@ QKV_INLINE void add_sums(double* totals, const float* faded, Floats* each) {
 }
 
 // Converts ROWS rows of scores, STEP apart, to weights 2**(score * factor - top), in the units of
-// `Product`. Columns `begin` and `end` are multiples of WIDTH, or of PANEL if `Product` is `Pair`.
+// `Product`. Columns `begin` and `end` are multiples of WIDTH, or of PANEL if `Product` is not `Single`.
 // Updates `top`, `total` and `faded`.
 template <class Product, int ROWS>
 QKV_INLINE void exponentiate(float* scores, int64_t begin, int64_t end, float factor,
@@ -80,6 +80,7 @@ QKV_INLINE void exponentiate(float* scores, int64_t begin, int64_t end, float fa
   for (int v = 0; v < VECTORS; ++v) {
     Floats before = load(rows.top + v * WIDTH);
     Floats top = larger(fold(each + v * WIDTH, Larger{}) * factor, before);
+    if (Product::SLACK > 0) top = select((Ints)(top > before + Product::SLACK), top, before);
     Floats base = select(top == splat(-INF), Floats{}, top);
     store(rows.faded + v * WIDTH, exp2(before - base));
     store(rows.top + v * WIDTH, top);
@@ -91,7 +92,7 @@ QKV_INLINE void exponentiate(float* scores, int64_t begin, int64_t end, float fa
   for (int i = 0; i < ROWS; ++i) {
     float* row = scores + i * STEP;
     Floats total{}, by = splat(factor), from = splat(bases[i]);
-    auto power = [&](int64_t c) QKV_LAMBDA { return exp2(load(row + c) * by - from); };
+    auto power = [&](int64_t c) QKV_LAMBDA { return Product::power(load(row + c) * by - from); };
     if constexpr (Product::DEPTH == 1) {
       for (int64_t c = begin; c < end; c += WIDTH) {
         Floats p = power(c);

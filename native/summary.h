@@ -92,7 +92,7 @@ void summarize_tile(const Attention& a, const Chunk& chunk, const Packed& head,
   multiply_keys<Product, ROWS>(a, head, tile.block, columns,
                                &s.queries[size_t(tile.begin * STEP)], scores);
   float factor = factor_of(a, tile.plain);
-  for (int i = 0; i < ROWS; ++i) {
+  for (int i = 0; i < tile.rows; ++i) {
     float* row = scores + i * STEP;
     if (s.exact[tile.begin + i]) {
       for (int64_t c = columns.begin; c < columns.end; ++c) row[c] = -1;
@@ -113,7 +113,7 @@ void summarize_tile(const Attention& a, const Chunk& chunk, const Packed& head,
                      tile.block * BLOCK;
   for (int64_t c = columns.begin; c < columns.end; c += WIDTH) {
     Floats sums{};
-    for (int i = 0; i < ROWS; ++i) sums += larger(Floats{}, load(scores + i * STEP + c));
+    for (int i = 0; i < tile.rows; ++i) sums += larger(Floats{}, load(scores + i * STEP + c));
     int64_t count = at_most(WIDTH, tile.seen.end - c);
     for (int64_t k = 0; k < count; ++k) received[c + k] += double(sums[k]);
   }
@@ -122,7 +122,7 @@ void summarize_tile(const Attention& a, const Chunk& chunk, const Packed& head,
 template <class Product, int... ROWS>
 QKV_INLINE TileFunction summarize_function(int64_t rows, std::integer_sequence<int, ROWS...>) {
   static constexpr TileFunction by_rows[] = {summarize_tile<Product, ROWS + 1>...};
-  return by_rows[rows - 1];
+  return by_rows[(rows - 1) / Product::ALIGN];
 }
 
 template <class Product>
@@ -142,9 +142,8 @@ void summarize_chunk(const Attention& a, const Chunk& chunk, const Packed& head,
                           head.received.data() + chunk.part * a.keys[first.row]);
   }
   load_queries<Product>(a, first, real, s);
-  for_each_tile(a, chunk, real, [&](int64_t rows, const TileOfBlock& tile) {
-    constexpr auto heights = std::make_integer_sequence<int, TILE>{};
-    summarize_function<Product>(rows, heights)(a, chunk, head, tile, s);
+  for_each_tile<Product>(a, chunk, real, [&](int64_t rows, const TileOfBlock& tile) {
+    summarize_function<Product>(rows, typename Product::Heights{})(a, chunk, head, tile, s);
   });
 }
 
@@ -171,12 +170,12 @@ void summarize_blocks(const Attention& a, int threads) {
     longest = at_least(longest, a.length[row]);
     most_keys = at_least(most_keys, a.keys[row]);
   }
-  int64_t most = at_least(QUERIES, (longest + SHARES - 1) / SHARES);
+  int64_t most = at_least(QUERIES_OF<Product>, (longest + SHARES - 1) / SHARES);
   auto compute = [&](const Chunk& share, Packed& head, Scratch& s) {
-    for (int64_t begin = 0; begin < share.count; begin += QUERIES) {
+    for (int64_t begin = 0; begin < share.count; begin += QUERIES_OF<Product>) {
       Chunk chunk = share;
       chunk.first.i += begin;
-      chunk.count = at_most(QUERIES, share.count - begin);
+      chunk.count = at_most(QUERIES_OF<Product>, share.count - begin);
       summarize_chunk<Product>(a, chunk, head, s);
     }
   };

@@ -17,35 +17,27 @@ namespace QKV_VARIANT {
 
 static void attend(const Attention& a, int threads) {
   if (is_short(a)) return attend_short(a, threads);
-#if defined(__AVX512BF16__)
-  if (a.query.type == Type::bfloat16) return attend_blocks<Pair>(a, threads);
-#endif
+  if (a.query.type == Type::bfloat16) return attend_blocks<OfBfloat16>(a, threads);
   attend_blocks<Single>(a, threads);
 }
 
 static void summarize(const Attention& a, int threads) {
-#if defined(__AVX512BF16__)
-  if (a.query.type == Type::bfloat16) return summarize_in<Pair>(a, threads);
-#endif
+  if (a.query.type == Type::bfloat16) return summarize_in<OfBfloat16>(a, threads);
   summarize_in<Single>(a, threads);
 }
 
-#if defined(__AVX512F__)
+#if defined(QKV_TILES)
+constexpr const char* NAME = "amx";
+#elif defined(__AVX512F__)
 constexpr const char* NAME = "avx512";
 #elif defined(__AVX2__)
 constexpr const char* NAME = "avx2";
 #else
 constexpr const char* NAME = "portable";
 #endif
-#if defined(__AVX512BF16__)
-constexpr bool BFLOAT16 = true;
-#else
-constexpr bool BFLOAT16 = false;
-#endif
-
 extern const Variant variant;
 const Variant variant = {
-    NAME, BFLOAT16, ACTIVATIONS, attend, summarize, differentiate, packed_bytes, pack, linear, norm, narrow,
+    NAME, OfBfloat16::NAME, ACTIVATIONS, attend, summarize, differentiate, packed_bytes, pack, linear, norm, narrow,
     outer, map, norm_grad, cross_entropy, adamw, squares, multiply_adds, read_rate,
 };
 

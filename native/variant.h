@@ -9,8 +9,8 @@
 namespace qkv {
 
 struct Variant {
-  const char* name;  // "avx512", "avx2" or "portable"
-  bool bfloat16;     // whether the variant uses BF16 instructions
+  const char* name;      // "amx", "avx512", "avx2" or "portable"
+  const char* bfloat16;  // how bfloat16 is multiplied: "tiles", "dot products" or "float32"
   int activations;   // the number of activations
 
   void (*attend)(const Attention&, int threads);

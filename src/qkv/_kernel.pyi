@@ -2,8 +2,8 @@
 
 The Python code checks all other arguments. The last axis of every array is contiguous, except in
 masks and biases. Elements are aligned and native-endian. bfloat16 arrays are passed as uint16. The
-leading axes of all arrays broadcast to the leading axes of query. `body` is an index into
-`bodies()`.
+leading axes of all arrays broadcast to the leading axes of query. `variant` is an index into
+`variants()`.
 """
 
 from typing import Any
@@ -15,11 +15,14 @@ Array = NDArray[Any]
 MAX_SIZE: int  # the maximum head size d
 SOURCES: str  # a hash of the source files that the kernel was compiled from
 
-def variants() -> list[tuple[str, bool]]:
-    """Return the bodies of this machine, the fastest first: name, and whether it has BF16."""
+def variants() -> list[tuple[str, str]]:
+    """Return the variants of this machine, the fastest first.
+
+    Each has a name and a word for how it multiplies bfloat16: "tiles", "dot products" or "float32".
+    """
 
 def attend(
-    body: int,
+    variant: int,
     query: Array,  # (..., Hq, L, d), d from 1 to MAX_SIZE
     key: Array,  # (..., Hkv, S, d)
     value: Array,  # (..., Hkv, S, dv)
@@ -41,7 +44,7 @@ def attend(
     /,
 ) -> None: ...
 def summarize(
-    body: int,
+    variant: int,
     query: Array,
     key: Array,
     value: Array,
@@ -65,7 +68,7 @@ def summarize(
     /,
 ) -> None: ...
 def differentiate(
-    body: int,
+    variant: int,
     query: Array,
     key: Array,
     value: Array,
@@ -95,7 +98,7 @@ def differentiate(
     /,
 ) -> None: ...
 def attend_packed(
-    body: int,
+    variant: int,
     query: Array,  # (total, Hq, d)
     key: Array,  # (total, Hkv, d)
     value: Array,  # (total, Hkv, dv)
@@ -114,7 +117,7 @@ def attend_packed(
     /,
 ) -> None: ...
 def differentiate_packed(
-    body: int,
+    variant: int,
     query: Array,
     key: Array,
     value: Array,
@@ -140,20 +143,20 @@ def differentiate_packed(
     unsound: Array,  # (B, Hkv) bool: True if the gradients of this head are wrong
     /,
 ) -> None: ...
-def packed_size(body: int, rows: int, columns: int, like: Array, /) -> int:
+def packed_size(variant: int, rows: int, columns: int, like: Array, /) -> int:
     """Return how many float32 numbers packed weights (rows, columns) of `like`'s type take."""
 
 def pack(
-    body: int,
+    variant: int,
     weight: Array,  # (in, out), any strides
     packed: Array,  # float32, (packed_size(...),)
     threads: int,
     /,
 ) -> None: ...
 def linear(
-    body: int,
+    variant: int,
     x: Array,  # (rows, in)
-    packed: Array,  # weights (in, out) of x's type, packed by the same body
+    packed: Array,  # weights (in, out) of x's type, packed by the same variant
     bias: Array | None,  # (out,) float32
     activation: int,  # a code in ops/activation.py, or 0 for none
     gate: Array | None,  # (rows, out): the factor of the activation's result
@@ -163,7 +166,7 @@ def linear(
     /,
 ) -> None: ...
 def norm(
-    body: int,
+    variant: int,
     x: Array,  # (rows, size) float32 or bfloat16
     weight: Array,  # (size,) float32
     bias: Array | None,
@@ -175,14 +178,14 @@ def norm(
     /,
 ) -> None: ...
 def narrow(
-    body: int,
+    variant: int,
     x: Array,  # float32, contiguous
     y: Array,  # bfloat16, of the same shape
     threads: int,
     /,
 ) -> None: ...
 def outer(
-    body: int,
+    variant: int,
     left: Array,  # (depth, rows) float32
     right: Array,  # (depth, columns) float32
     y: Array,  # (rows, columns) float32: left.T @ right
@@ -192,7 +195,7 @@ def outer(
     /,
 ) -> None: ...
 def map(
-    body: int,
+    variant: int,
     activation: int,  # as in linear, not 0
     x: Array,  # float32, contiguous
     grad: Array | None,  # float32, contiguous: y is grad times the derivative at x
@@ -201,7 +204,7 @@ def map(
     /,
 ) -> None: ...
 def norm_grad(
-    body: int,
+    variant: int,
     x: Array,  # (rows, size) float32
     weight: Array,  # (size,) float32
     scale: Array,  # (rows,) float32: the divisors of the forward pass
@@ -214,7 +217,7 @@ def norm_grad(
     /,
 ) -> None: ...
 def cross_entropy(
-    body: int,
+    variant: int,
     logits: Array,  # (rows, size) float32
     targets: Array,  # (rows,) int64
     weights: Array | None,  # (rows,) float32
@@ -224,7 +227,7 @@ def cross_entropy(
     /,
 ) -> None: ...
 def adamw(
-    body: int,
+    variant: int,
     parameters: Array,  # (n,) float32, like the other arrays
     gradient: Array,
     mean: Array,
@@ -244,13 +247,13 @@ def adamw(
     /,
 ) -> None: ...
 def squares(
-    body: int,
+    variant: int,
     x: Array,  # float32, contiguous
     threads: int,
     /,
 ) -> float: ...
-def multiply_adds(body: int, bfloat16: bool, threads: int, /) -> float:
+def multiply_adds(variant: int, bfloat16: bool, threads: int, /) -> float:
     """Measure the maximum of floating-point operations per second; see native/rates.h."""
 
-def read_rate(body: int, threads: int, /) -> float:
+def read_rate(variant: int, threads: int, /) -> float:
     """Measure the maximum of bytes per second that can be read from a large array."""

@@ -16,7 +16,7 @@
 namespace qkv {
 
 inline std::string name_of(const Variant& variant) {
-  return std::string(variant.name) + (variant.bfloat16 ? "+bf16" : "");
+  return std::string(variant.name) + " (bfloat16 as " + variant.bfloat16 + ")";
 }
 
 inline int64_t bytes_of(Type type) {

@@ -7,6 +7,7 @@
 // Every array has its own heap block, which is exactly as long as the part that may be read, so an
 // address sanitizer detects a read beyond this part. Built with QKV_IMPATIENT, each case runs once
 // more on each variant, with a request to stop early.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -21,17 +22,28 @@
 
 namespace qkv {
 
-// `variants` leaves out AVX-512 without BF16 if AVX-512 with BF16 runs; the driver runs both.
+// `variants` leaves out AVX-512 without BF16 if AVX-512 with BF16 runs, and the model of the tiles; the driver
+// runs all of them.
 #if defined(QKV_HAS_AVX512)
 namespace avx512 { extern const Variant variant; }
+#endif
+#if defined(QKV_HAS_AMXMODEL)
+namespace amxmodel { extern const Variant variant; }
 #endif
 
 namespace {
 
 std::vector<const Variant*> all_variants() {
   std::vector<const Variant*> found = variants();
+  [[maybe_unused]] auto runs = [&](const char* bfloat16) {
+    return std::any_of(found.begin(), found.end(),
+                       [&](const Variant* one) { return std::strcmp(one->bfloat16, bfloat16) == 0; });
+  };
 #if defined(QKV_HAS_AVX512)
-  if (found[0]->bfloat16) found.push_back(&avx512::variant);
+  if (runs("dot products")) found.push_back(&avx512::variant);
+#endif
+#if defined(QKV_HAS_AMXMODEL)
+  found.push_back(&amxmodel::variant);
 #endif
   return found;
 }
