@@ -116,13 +116,10 @@ void tile_of_block(const Attention& a, const Chunk& chunk, const Packed& head,
   Running& running = s.rows[tile.index];
   exponentiate<Product, ROWS>(scores, columns.begin, columns.end, factor, running);
 
-  constexpr int DEPTH = Product::DEPTH;
-  constexpr int EACH = DEPTH * Product::ALIGN;
-  int64_t begin = tile.seen.begin / EACH * Product::ALIGN;
-  int64_t end = (tile.seen.end + EACH - 1) / EACH * Product::ALIGN;
+  Range depth = depths_of<Product>(tile.seen);
   int64_t wide = rounded_up(a.value_size, PANEL);
   int64_t steps = depth_of<Product>(at_most(BLOCK, head.end - tile.block * BLOCK));
-  const float* values = values_at<Product>(head, a.value_size, tile.block) + begin * PANEL;
+  const float* values = values_at<Product>(head, a.value_size, tile.block) + depth.begin * PANEL;
   if constexpr (Product::ALIGN > 1)
     for (int64_t i = 0; i < tile.rows; ++i)
       if (float* context = &s.context[(tile.begin + i) * wide]; running.faded[i] != 1)
@@ -130,11 +127,11 @@ void tile_of_block(const Attention& a, const Chunk& chunk, const Packed& head,
   for (int64_t c = 0; c < wide; c += PANEL) {
     float* context = &s.context[tile.begin * wide + c];
     if constexpr (Product::ALIGN > 1)
-      Product::template multiply<ROWS>(scores + begin, STEP, values + c * steps, end - begin, context, wide,
-                                       true);
+      Product::template multiply<ROWS>(scores + depth.begin, STEP, values + c * steps, depth.end - depth.begin,
+                                       context, wide, true);
     else
       multiply_tile<Product, ROWS, STEP>(
-          scores + begin, values + c * steps, end - begin,
+          scores + depth.begin, values + c * steps, depth.end - depth.begin,
           [&](int i, Floats left, Floats right) QKV_LAMBDA {
             float* to = context + i * wide;
             store(to, load(to) * running.faded[i] + left);

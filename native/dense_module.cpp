@@ -117,6 +117,18 @@ PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
+PyObject* multiply_tiles(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 4, [&] {
+    const Variant& variant = variant_of(args[0]);
+    Array sums(args[1], true), rows(args[2]), columns(args[3]);
+    need(variant.multiply_tiles, "this variant has no tiles");
+    for (const Array* half : {&rows, &columns}) need(half->is(Type::bfloat16, 512), "not (16, 32) of bfloat16");
+    variant.multiply_tiles(floats(sums, 256), static_cast<const uint16_t*>(rows.data()),
+                           static_cast<const uint16_t*>(columns.data()));
+    return none();
+  });
+}
+
 PyObject* narrow(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, 4, [&] {
     const Variant& variant = variant_of(args[0]);

@@ -87,15 +87,16 @@ inline void prepare_head(Differentiation& d, Place p) {
 }
 
 // Computes one unit; block 0 begins at key 0.
+template <class Product>
 inline void differentiate_block(Differentiation& d, int64_t row, int64_t kv_head, int64_t block,
                                 GradientScratch& s) {
   const Attention& a = d.a;
   Range keys = keys_of_row(a, row);
   int64_t begin = block * BLOCK, count = at_most(BLOCK, keys.end - begin);
   Place place{row, kv_head, 0, begin};
-  pack_keys<Single>(a.key, cell(a.key, place, 0), a.size, count, s.keys.data());
-  pack_keys<Single>(a.value, cell(a.value, place, 0), a.value_size, count, s.values.data());
-  pack_values<Single>(a.key, cell(a.key, place, 0), a.size, count, s.key_rows.data());
+  pack_keys<Product>(a.key, cell(a.key, place, 0), a.size, count, s.keys.data());
+  pack_keys<Product>(a.value, cell(a.value, place, 0), a.value_size, count, s.values.data());
+  pack_values<Product>(a.key, cell(a.key, place, 0), a.size, count, s.key_rows.data());
   auto clear = [&](Buffer<float>& sums, int64_t size) {
     for (int64_t c = 0; c < rounded_up(size, WIDTH); ++c)
       std::memset(&sums[size_t(c * STEP)], 0, size_t(rounded_up(count, PANEL)) * sizeof(float));
@@ -115,7 +116,7 @@ inline void differentiate_block(Differentiation& d, int64_t row, int64_t kv_head
       int64_t length = queries.end - queries.begin;
       int64_t number = group * chunks + chunk;
       d.through[unit].store(number, std::memory_order_release);
-      differentiate_chunk(d, first, length, block, count, s, slope_sum);
+      differentiate_chunk<Product>(d, first, length, block, count, s, slope_sum);
       if (!last)
         wait_until([&] { return d.through[unit + 1].load(std::memory_order_acquire) > number; });
       sound &= add_queries(d, first, length, seen.end <= begin + count, s);
@@ -162,7 +163,8 @@ inline bool shares_bias(const Attention& a, const Cells& bias) {
   return false;
 }
 
-inline void differentiate(const Attention& a, const Gradient& g, int threads) {
+template <class Product>
+void differentiate_in(const Attention& a, const Gradient& g, int threads) {
   int64_t heads = a.rows * a.kv_heads, first = THROUGH, end = 0;
   double work = 0;
   Differentiation d(a, g);
@@ -197,13 +199,14 @@ inline void differentiate(const Attention& a, const Gradient& g, int threads) {
     // one worker computes a block of keys for all heads, so that no other worker adds to the
     // gradient of the bias of this block
     on_threads(g.bias.j == 0 ? 1 : threads, [&](int) {
+      [[maybe_unused]] typename Product::Registers registers;
       GradientScratch scratch;
       scratch.need(a.size, a.value_size);
       for (int64_t block; (block = end - 1 - next++) >= first;)
         for (int64_t head = 0; head < heads; ++head) {
           Range keys = keys_of_row(a, head / a.kv_heads);
           if (keys.end > keys.begin && block >= keys.begin / BLOCK && block * BLOCK < keys.end)
-            differentiate_block(d, head / a.kv_heads, head % a.kv_heads, block, scratch);
+            differentiate_block<Product>(d, head / a.kv_heads, head % a.kv_heads, block, scratch);
         }
     });
   } else {
@@ -211,13 +214,14 @@ inline void differentiate(const Attention& a, const Gradient& g, int threads) {
     bool by_row = goes_by_row(a, threads);
     int64_t together = by_row ? a.kv_heads : 1;
     on_threads(int(at_most(threads, at_least(heads, d.units()))), [&](int) {
+      [[maybe_unused]] typename Product::Registers registers;
       GradientScratch scratch;
       scratch.need(a.size, a.value_size);
       auto help_with = [&](int64_t head) {
         Range keys = keys_of_row(a, head / a.kv_heads);
         for (int64_t k, blocks = d.blocks(head / a.kv_heads);
              (k = next_block[size_t(head)]++) < blocks;)
-          differentiate_block(d, head / a.kv_heads, head % a.kv_heads,
+          differentiate_block<Product>(d, head / a.kv_heads, head % a.kv_heads,
                               keys.begin / BLOCK + blocks - 1 - k, scratch);
       };
       for (int64_t first_head; (first_head = next++ * together) < heads;) {
@@ -245,6 +249,13 @@ inline void differentiate(const Attention& a, const Gradient& g, int threads) {
             d.slopes[(d.unit(row, head % a.kv_heads) + size_t(block)) * size_t(a.group) +
                      size_t(group)];
   }
+}
+
+inline void differentiate(const Attention& a, const Gradient& g, int threads) {
+  if constexpr (OfBfloat16::ALIGN > 1)
+    if (a.query.type == Type::bfloat16 && g.upstream.type == Type::bfloat16)
+      return differentiate_in<OfBfloat16>(a, g, threads);
+  differentiate_in<Single>(a, g, threads);
 }
 
 }  // namespace QKV_VARIANT

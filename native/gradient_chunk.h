@@ -24,16 +24,18 @@ struct GradientScratch {
   Buffer<float> queries, upstream;       // the rows of the chunk
   // (d, TRANSPOSED_STEP), (dv, TRANSPOSED_STEP)
   Buffer<float> transposed_queries, transposed_upstream;
-  Buffer<float> weights, changes;        // the weights P, and dS, the gradient for the scores
+  // The weights P, and dS, the gradient for the scores. With `Tiles`, dS is in pairs of keys, and `weights` has
+  // pairs of queries: of P in the even rows, and of dS in the odd rows.
+  Buffer<float> weights, changes;
   Buffer<float> query_sums;              // the sums that the block adds to the gradients of queries
   Range columns[TILES];                  // the columns that each tile sees, in whole panels
   RowScratch row;
   alignas(64) float slope[STEP];
 
   void need(int64_t size, int64_t value_size) {
-    int64_t rows = rounded_up(QUERIES, WIDTH);
-    keys.need(size_t(BLOCK * size));
-    values.need(size_t(BLOCK * value_size));
+    int64_t rows = rounded_up(QUERIES, 2 * WIDTH);
+    keys.need(size_t(BLOCK * rounded_up(size, WIDTH)));
+    values.need(size_t(BLOCK * rounded_up(value_size, WIDTH)));
     key_rows.need(size_t(BLOCK * rounded_up(size, PANEL)));
     key_sums.need(size_t(rounded_up(size, WIDTH) * STEP));
     value_sums.need(size_t(rounded_up(value_size, WIDTH) * STEP));
@@ -41,7 +43,7 @@ struct GradientScratch {
       rows_of->need(size_t(rows * STEP));
     transposed_queries.need(size_t(rounded_up(size, WIDTH) * TRANSPOSED_STEP));
     transposed_upstream.need(size_t(rounded_up(value_size, WIDTH) * TRANSPOSED_STEP));
-    query_sums.need(size_t(QUERIES * rounded_up(size, PANEL)));
+    query_sums.need(size_t(rows * rounded_up(size, PANEL)));
   }
 };
 
@@ -142,44 +144,74 @@ inline void change_row(const Differentiation& d, const Place& p, const TileOfBlo
       store(changes + c, load(changes + c) * load(s.slope + c));
 }
 
+// Converts the weights and changes of `rows` queries to the pairs that `Tiles` multiplies; the pairs of a
+// tile's other queries become 0.
+inline void pair_rows(float* weights, float* changes, int64_t rows, Range columns) {
+  for (int64_t r = 0; r < 2 * WIDTH; r += 2)
+    for (int64_t c = columns.begin; c < columns.end; c += WIDTH)
+      for (float* of : {weights, changes}) {
+        Floats low = r < rows ? load(of + r * STEP + c) : Floats{};
+        Floats high = r + 1 < rows ? load(of + (r + 1) * STEP + c) : Floats{};
+        store(weights + (r + (of == changes)) * STEP + c, (Floats)pair_up(low, high));
+      }
+  for (int64_t r = 0; r < rounded_up(rows, WIDTH); ++r)
+    for (int64_t c = columns.begin; c < columns.end; c += 2 * WIDTH) {
+      Bfloat16* to = reinterpret_cast<Bfloat16*>(changes + r * STEP) + c;
+      if (r < rows) put_two(to, load(changes + r * STEP + c), load(changes + r * STEP + c + WIDTH));
+      else std::memset(static_cast<void*>(to), 0, 2 * WIDTH * sizeof *to);
+    }
+}
+
 // Computes the weights of a tile of queries and a block of keys, the gradients for the scores, and the
 // sums that the block adds to the gradients of the queries.
-template <int ROWS>
+template <class Product, int ROWS>
 void differentiate_tile(const Differentiation& d, const Place& chunk, const TileOfBlock& tile,
                         int64_t count, GradientScratch& s, double& slope_sum) {
   const Attention& a = d.a;
   Range columns = s.columns[tile.index];
   float *scores = &s.weights[size_t(tile.begin * STEP)];
   float *changes = &s.changes[size_t(tile.begin * STEP)];
-  multiply_panels<Single, ROWS>(s.keys.data(), a.size, columns, &s.queries[tile.begin * STEP],
-                                scores);
-  multiply_panels<Single, ROWS>(s.values.data(), a.value_size, columns,
-                                &s.upstream[tile.begin * STEP], changes);
-  for (int i = 0; i < ROWS; ++i) {
+  multiply_panels<Product, ROWS>(s.keys.data(), depth_of<Product>(a.size), columns,
+                                 &s.queries[tile.begin * STEP], scores);
+  multiply_panels<Product, ROWS>(s.values.data(), depth_of<Product>(a.value_size), columns,
+                                 &s.upstream[tile.begin * STEP], changes);
+  for (int i = 0; i < tile.rows; ++i) {
     Place p = chunk;
     p.i += tile.begin + i;
     change_row(d, p, tile, columns, scores + i * STEP, changes + i * STEP, s, slope_sum);
   }
-  int64_t wide = rounded_up(a.size, PANEL), begin = tile.seen.begin;
+  int64_t wide = rounded_up(a.size, PANEL);
+  Range depth = depths_of<Product>(tile.seen);
+  if constexpr (Product::ALIGN > 1) pair_rows(scores, changes, tile.rows, columns);
   for (int64_t c = 0; c < wide; c += PANEL) {
     float* sums = &s.query_sums[size_t(tile.begin * wide + c)];
-    multiply_tile<Single, ROWS, STEP>(
-        changes + begin, &s.key_rows[size_t(c * count + begin * PANEL)], tile.seen.end - begin,
-        [&](int i, Floats left, Floats right) QKV_LAMBDA {
-          store(sums + i * wide, left);
-          store(sums + i * wide + WIDTH, right);
-        },
-        [&](int i, Floats left, Floats right) QKV_LAMBDA {
-          float* to = sums + i * wide;
-          store(to, load(to) + left);
-          store(to + WIDTH, load(to + WIDTH) + right);
-        });
+    const float* panel = &s.key_rows[size_t(c * depth_of<Product>(count) + depth.begin * PANEL)];
+    if constexpr (Product::ALIGN > 1)
+      Product::template multiply<ROWS>(changes + depth.begin, STEP, panel, depth.end - depth.begin, sums, wide,
+                                       false);
+    else
+      multiply_tile<Product, ROWS, STEP>(
+          changes + depth.begin, panel, depth.end - depth.begin,
+          [&](int i, Floats left, Floats right) QKV_LAMBDA {
+            store(sums + i * wide, left);
+            store(sums + i * wide + WIDTH, right);
+          },
+          [&](int i, Floats left, Floats right) QKV_LAMBDA {
+            float* to = sums + i * wide;
+            store(to, load(to) + left);
+            store(to + WIDTH, load(to + WIDTH) + right);
+          });
   }
 }
 
-// sums (ROWS, STEP) += transposed (ROWS, queries) @ rows (queries, PANEL): one panel of keys.
-template <int ROWS>
+// sums (ROWS, STEP) += transposed (ROWS, queries) @ rows (queries, PANEL): one panel of keys. With `Tiles`,
+// `queries` counts pairs.
+template <class Product, int ROWS>
 void add_transposed(const float* transposed, const float* rows, int64_t queries, float* sums) {
+  if constexpr (Product::ALIGN > 1) {
+    Product::template multiply<ROWS>(transposed, TRANSPOSED_STEP, rows, queries, sums, STEP, true, 2 * STEP);
+    return;
+  }
   auto add = [&](int i, Floats left, Floats right) QKV_LAMBDA {
     float* to = sums + i * STEP;
     store(to, load(to) + left);
@@ -192,39 +224,53 @@ using DifferentiateTile = void (*)(const Differentiation&, const Place&, const T
                                    int64_t, GradientScratch&, double&);
 using AddTransposed = void (*)(const float*, const float*, int64_t, float*);
 
-template <int... ROWS>
+template <class Product, int... ROWS>
 QKV_INLINE DifferentiateTile differentiate_function(int64_t rows,
                                                     std::integer_sequence<int, ROWS...>) {
-  static constexpr DifferentiateTile by_rows[] = {differentiate_tile<ROWS + 1>...};
-  return by_rows[rows - 1];
+  static constexpr DifferentiateTile by_rows[] = {differentiate_tile<Product, ROWS + 1>...};
+  return by_rows[(rows - 1) / Product::ALIGN];
 }
-template <int... ROWS>
+template <class Product, int... ROWS>
 QKV_INLINE AddTransposed add_function(int64_t rows, std::integer_sequence<int, ROWS...>) {
-  static constexpr AddTransposed by_rows[] = {add_transposed<ROWS + 1>...};
-  return by_rows[rows - 1];
+  static constexpr AddTransposed by_rows[] = {add_transposed<Product, ROWS + 1>...};
+  return by_rows[(rows - 1) / Product::ALIGN];
 }
 
 // Computes sums (size, keys) += rows.T (size, queries) @ weights (queries, keys), one panel of keys
 // after the other. Only the queries `from` <= i < `to` attend to keys of the panel.
+template <class Product>
 inline void add_panel(const float* transposed, int64_t size, const float* weights, int64_t from,
                       int64_t to, int64_t panel, float* sums) {
-  constexpr auto heights = std::make_integer_sequence<int, TILE>{};
-  int64_t tiles = (size + TILE - 1) / TILE;
-  for (int64_t t = 0; t < tiles; ++t) {
-    int64_t begin = t * size / tiles, end = (t + 1) * size / tiles;
-    add_function(end - begin, heights)(transposed + begin * TRANSPOSED_STEP + from,
-                                          weights + from * STEP + panel, to - from,
-                                          sums + begin * STEP + panel);
+  Range depth = depths_of<Product>({from, to});
+  for (int64_t t = 0; t < tiles_of<Product>(size); ++t) {
+    int64_t begin = tile_begin<Product>(size, t), end = tile_begin<Product>(size, t + 1);
+    add_function<Product>(end - begin, typename Product::Heights{})(
+        transposed + begin * TRANSPOSED_STEP + depth.begin, weights + from * STEP + panel,
+        depth.end - depth.begin, sums + begin * STEP + panel);
   }
 }
 
-// Transposes rows (count, STEP) of `size` numbers to columns (size, TRANSPOSED_STEP).
+// Transposes rows (count, STEP) of `size` numbers to columns (size, TRANSPOSED_STEP). With `Tiles`, the rows
+// are pairs of numbers, and the columns are pairs of rows.
+template <class Product>
 inline void transpose_rows(const float* rows, int64_t count, int64_t size, float* transposed) {
-  for (int64_t r = 0; r < count; r += WIDTH)
+  for (int64_t r = 0; r < depth_of<Product>(count); r += WIDTH)
     for (int64_t c = 0; c < size; c += WIDTH) {
       Floats square[WIDTH];
       QKV_UNROLL
-      for (int k = 0; k < WIDTH; ++k) square[k] = load(rows + (r + k) * STEP + c);
+      for (int k = 0; k < WIDTH; ++k) {
+        if constexpr (Product::DEPTH == 1) {
+          square[k] = load(rows + (r + k) * STEP + c);
+        } else {
+          const float* row = rows + 2 * (r + k) * STEP;
+          auto at = [&](int64_t i) {
+            return 2 * (r + k) + i < count
+                       ? (Words)take(reinterpret_cast<const Bfloat16*>(row + i * STEP) + c)
+                       : Words{};
+          };
+          square[k] = (Floats)(at(0) >> 16 | at(1));
+        }
+      }
       transpose(square);
       QKV_UNROLL
       for (int k = 0; k < WIDTH; ++k) store(transposed + (c + k) * TRANSPOSED_STEP + r, square[k]);
@@ -255,20 +301,24 @@ inline bool store_transposed(const float* sums, int64_t size, int64_t count, flo
 }
 
 // Loads the queries of a chunk and the gradients for their outputs, and transposes both.
+template <class Product>
 inline void load_chunk(const Differentiation& d, const Place& first, int64_t count,
                        GradientScratch& s) {
   const Attention& a = d.a;
   Place p = first;
   for (int64_t r = 0; r < count; ++r, ++p.i) {
-    copy_depth<Single>(a.query, cell(a.query, p, 0), a.size, &s.queries[size_t(r * STEP)]);
+    copy_depth<Product>(a.query, cell(a.query, p, 0), a.size, &s.queries[size_t(r * STEP)]);
     float* upstream = &s.upstream[size_t(r * STEP)];
     if (d.saved.base[d.query(p)] == INF)
       std::memset(upstream, 0, size_t(rounded_up(a.value_size, WIDTH)) * sizeof(float));
     else
-      copy_depth<Single>(d.g.upstream, cell(d.g.upstream, p, 0), a.value_size, upstream);
+      copy_depth<Product>(d.g.upstream, cell(d.g.upstream, p, 0), a.value_size, upstream);
   }
-  transpose_rows(s.queries.data(), count, a.size, s.transposed_queries.data());
-  transpose_rows(s.upstream.data(), count, a.value_size, s.transposed_upstream.data());
+  for (int64_t r = count; r < rounded_up(count, Product::ALIGN); ++r)
+    for (float* row : {&s.queries[size_t(r * STEP)], &s.upstream[size_t(r * STEP)]})
+      std::memset(row, 0, STEP * sizeof(float));
+  transpose_rows<Product>(s.queries.data(), count, a.size, s.transposed_queries.data());
+  transpose_rows<Product>(s.upstream.data(), count, a.value_size, s.transposed_upstream.data());
 }
 
 // Adds the block's sums to the gradients of the chunk's queries. If `put` is true, the block's sums
@@ -293,16 +343,16 @@ inline bool add_queries(const Differentiation& d, const Place& first, int64_t co
 }
 
 // Computes a chunk of queries and a block of `count` keys, without adding to the queries' gradients.
+template <class Product>
 inline void differentiate_chunk(const Differentiation& d, const Place& first, int64_t queries,
                                 int64_t block, int64_t count, GradientScratch& s, double& slope_sum) {
   const Attention& a = d.a;
-  constexpr auto heights = std::make_integer_sequence<int, TILE>{};
   int64_t wide = rounded_up(a.size, PANEL);
   bool plain = is_plain(a);
-  int64_t tiles = (queries + TILE - 1) / TILE;
-  load_chunk(d, first, queries, s);
+  int64_t tiles = tiles_of<Product>(queries);
+  load_chunk<Product>(d, first, queries, s);
   for (int64_t t = 0; t < tiles; ++t) {
-    int64_t begin = t * queries / tiles, end = (t + 1) * queries / tiles;
+    int64_t begin = tile_begin<Product>(queries, t), end = tile_begin<Product>(queries, t + 1);
     Range seen{columns_of(a, first.row, first.i + begin, block).begin,
                columns_of(a, first.row, first.i + end - 1, block).end};
     s.columns[t] = {0, 0};
@@ -312,21 +362,22 @@ inline void differentiate_chunk(const Differentiation& d, const Place& first, in
       continue;
     }
     s.columns[t] = {seen.begin / PANEL * PANEL, rounded_up(seen.end, PANEL)};
-    differentiate_function(end - begin, heights)(d, first, {t, begin, end - begin, block, seen, plain}, count, s,
-                                                 slope_sum);
+    TileOfBlock tile{t, begin, end - begin, block, seen, plain};
+    differentiate_function<Product>(end - begin, typename Product::Heights{})(d, first, tile, count, s,
+                                                                              slope_sum);
   }
   for (int64_t panel = 0; panel < count; panel += PANEL) {
     auto sees = [&](int64_t t) { return s.columns[t].begin <= panel && panel < s.columns[t].end; };
     int64_t t = 0;  // the tiles that see keys are consecutive, because later queries see later keys
     while (t < tiles && !sees(t)) ++t;
-    int64_t from = t * queries / tiles;
+    int64_t from = tile_begin<Product>(queries, t);
     while (t < tiles && sees(t)) ++t;
-    int64_t to = t * queries / tiles;
+    int64_t to = tile_begin<Product>(queries, t);
     if (from == to) continue;
-    add_panel(s.transposed_upstream.data(), a.value_size, s.weights.data(), from, to, panel,
-              s.value_sums.data());
-    add_panel(s.transposed_queries.data(), a.size, s.changes.data(), from, to, panel,
-              s.key_sums.data());
+    const float* changes = Product::ALIGN > 1 ? s.weights.data() + STEP : s.changes.data();
+    add_panel<Product>(s.transposed_upstream.data(), a.value_size, s.weights.data(), from, to, panel,
+                       s.value_sums.data());
+    add_panel<Product>(s.transposed_queries.data(), a.size, changes, from, to, panel, s.key_sums.data());
   }
 }
 

@@ -106,15 +106,16 @@ QKV_INLINE void put(Float16* to, Floats v) {
   for (int k = 0; k < WIDTH; ++k) to[k].bits = to_float16(v[k]);
 #endif
 }
+// The upper half of each word is the number rounded to bfloat16.
+QKV_INLINE Words round_to_bfloat16(Floats v) {
+  Words bits = (Words)v, nan = (Words)(v != v);
+  return ((bits + 0x7fff + ((bits >> 16) & 1)) & ~nan) | ((bits | 0x400000) & nan);
+}
 QKV_INLINE void put(Bfloat16* to, Floats v) {
 #if defined(__AVX512BF16__)
   __m256bh rounded = _mm512_cvtneps_pbh((__m512)v);
 #else
-  Words bits = (Words)v;
-  Words nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  Words nan = (Words)(v != v);
-  nearest = (nearest & ~nan) | (((bits >> 16) | 0x40) & nan);
-  HalfBits rounded = __builtin_convertvector(nearest, HalfBits);
+  HalfBits rounded = __builtin_convertvector(round_to_bfloat16(v) >> 16, HalfBits);
 #endif
   std::memcpy(to, &rounded, sizeof rounded);
 }
@@ -127,6 +128,11 @@ QKV_INLINE Floats take_some(const T* from, int64_t count) {
   if (count > 0) std::memcpy(static_cast<void*>(all), from, size_t(count) * sizeof(T));
   return take(all);
 }
+// Converts two vectors to bfloat16; the numbers of a lane share a word.
+QKV_INLINE Words pair_up(Floats low, Floats high) {
+  return (round_to_bfloat16(low) >> 16) | (round_to_bfloat16(high) & 0xffff0000);
+}
+
 // Converts two vectors to bfloat16, and stores them one after the other.
 QKV_INLINE void put_two(Bfloat16* to, Floats first, Floats second) {
 #if defined(__AVX512BF16__)

@@ -1,6 +1,7 @@
 // Finds the variants that this machine can run. They depend on the processor's features, and on the
 // registers that the operating system saves.
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -58,11 +59,14 @@ constexpr Measured MEASURED[] = {
     {"GenuineIntel", 6, 221, 116},   // with AMX
 };
 
-bool gains_by_dot_products(const Machine& machine) {
+const Measured* measured_like(const Machine& machine) {
   for (const Measured& row : MEASURED)
-    if (std::strcmp(row.vendor, machine.vendor) == 0 && row.family == machine.family)
-      return row.dot_products > row.float32;
-  return false;
+    if (std::strcmp(row.vendor, machine.vendor) == 0 && row.family == machine.family) return &row;
+  return nullptr;
+}
+bool gains_by_dot_products(const Machine& machine) {
+  const Measured* row = measured_like(machine);
+  return row && row->dot_products > row->float32;
 }
 
 #if defined(__x86_64__)
@@ -106,8 +110,13 @@ Machine look() {
 Machine look() { return {}; }
 #endif
 
+const Machine& machine() {
+  static const Machine found = look();
+  return found;
+}
+
 std::vector<const Variant*> choose() {
-  Machine has = look();
+  const Machine& has = machine();
   std::vector<const Variant*> found;
   const char* tiles = std::getenv("QKV_AMX");
 #if defined(QKV_HAS_AMXMODEL)
@@ -134,6 +143,18 @@ std::vector<const Variant*> choose() {
 }
 
 }  // namespace
+
+std::string about_bfloat16() {
+  const Machine& has = machine();
+  if (has.amx) return "the processor has tiles (AMX), and the system lets this process use them";
+  if (!has.avx512bf16) return "the processor has no instructions for bfloat16";
+  const Measured* row = measured_like(has);
+  if (!row) return "the processor's dot products of bfloat16 have not been measured";
+  char text[160];
+  std::snprintf(text, sizeof text, "a core of such a processor reaches %.0f GFLOP/s in dot products of bfloat16, and %.0f in float32",
+                row->dot_products, row->float32);
+  return text;
+}
 
 const std::vector<const Variant*>& variants() {
   static const std::vector<const Variant*> found = choose();

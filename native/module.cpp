@@ -98,12 +98,15 @@ PyObject* list_variants(PyObject*, PyObject*) {
   return names;
 }
 
+PyObject* describe_bfloat16(PyObject*, PyObject*) { return PyUnicode_FromString(about_bfloat16().c_str()); }
+
 PyCFunction function(Method* method) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(method));
 }
 
 PyMethodDef methods[] = {
     {"variants", list_variants, METH_NOARGS, "Names, and how bfloat16 is multiplied; the fastest first."},
+    {"about_bfloat16", describe_bfloat16, METH_NOARGS, "Why this machine multiplies bfloat16 as it does."},
     {"attend", function(attend), METH_FASTCALL, "Attention; see qkv/_kernel.pyi."},
     {"attend_packed", function(attend_packed), METH_FASTCALL, "Attention of packed sequences."},
     {"summarize", function(summarize), METH_FASTCALL, "Attention and a summary of its weights."},
@@ -115,6 +118,7 @@ PyMethodDef methods[] = {
     {"linear", function(linear), METH_FASTCALL, "x @ W + bias, activation, gate, residual."},
     {"norm", function(norm), METH_FASTCALL, "LayerNorm or RMSNorm of rows."},
     {"narrow", function(narrow), METH_FASTCALL, "float32 to bfloat16."},
+    {"multiply_tiles", function(multiply_tiles), METH_FASTCALL, "One product of tiles, for tests."},
     {"outer", function(outer), METH_FASTCALL, "left.T @ right, and sums of columns."},
     {"map", function(map), METH_FASTCALL, "An activation, or its gradient."},
     {"norm_grad", function(norm_grad), METH_FASTCALL, "The gradient of norm."},

@@ -40,6 +40,13 @@ constexpr int64_t depth_of(int64_t size) {
   return (units + Product::ALIGN - 1) / Product::ALIGN * Product::ALIGN;
 }
 
+// Converts a range of numbers to the range of their units; with tiles, whole tiles.
+template <class Product>
+inline Range depths_of(Range numbers) {
+  constexpr int64_t each = Product::DEPTH * Product::ALIGN;
+  return {numbers.begin / each * Product::ALIGN, (numbers.end + each - 1) / each * Product::ALIGN};
+}
+
 // Converts `count` numbers (at most MAX_SIZE) of an array to the units that `Product` multiplies.
 template <class Product>
 inline void copy_depth(const Cells& from, int64_t at, int64_t count, float* to) {

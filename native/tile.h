@@ -68,10 +68,10 @@ struct Tiles {
   // Writes, or adds, the products of ROWS rows with one panel to `sums`. All steps count floats.
   template <int ROWS>
   static QKV_INLINE void multiply(const float* rows, int64_t row_step, const float* panel, int64_t depth,
-                                  float* sums, int64_t step, bool add) {
+                                  float* sums, int64_t step, bool add, int64_t next = PANEL) {
     if (add) load_sums<ROWS>(sums, step);
     else clear_sums<ROWS>();
-    add_tile_products<ROWS>(rows, row_step, panel, depth);
+    add_tile_products<ROWS>(rows, row_step, panel, next, depth);
     store_sums<ROWS>(sums, step);
   }
 

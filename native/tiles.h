@@ -7,6 +7,7 @@
 #pragma once
 
 #include "simd.h"
+#include "threads.h"
 
 #if defined(__AMX_BF16__) || defined(QKV_TILES_MODEL)
 #define QKV_TILES
@@ -168,13 +169,14 @@ inline void add_tile_product() {
 #endif
 
 // Adds rows @ columns to the tiles 0 to 3: ROWS rows (16 or 32), `row_step` floats apart, and a panel of 32
-// columns, whose rows are PANEL floats apart. `depth` counts pairs and is a multiple of 16.
+// columns, whose rows are `next` floats apart. `depth` counts pairs and is a multiple of 16.
 template <int ROWS>
-QKV_INLINE void add_tile_products(const float* rows, int64_t row_step, const float* panel, int64_t depth) {
-  for (int64_t k = 0; k < depth; k += 16, panel += 16 * PANEL) {
-    load_tile<6>(panel, 4 * PANEL);
+QKV_INLINE void add_tile_products(const float* rows, int64_t row_step, const float* panel, int64_t next,
+                                  int64_t depth) {
+  for (int64_t k = 0; k < depth; k += 16, panel += 16 * next) {
+    load_tile<6>(panel, 4 * next);
     load_tile<4>(rows + k, 4 * row_step);
-    load_tile<7>(panel + 16, 4 * PANEL);
+    load_tile<7>(panel + 16, 4 * next);
     add_tile_product<0, 4, 6>();
     add_tile_product<1, 4, 7>();
     if constexpr (ROWS == SIDE) {
@@ -212,6 +214,18 @@ QKV_INLINE void store_sums(float* to, int64_t step) {
     store_tile<2>(to + TILE_ROWS * step, 4 * step);
     store_tile<3>(to + TILE_ROWS * step + 16, 4 * step);
   }
+}
+
+// sums (16, 16) += rows (16, 16 pairs) @ columns (16, 16 pairs): one instruction, for tests.
+inline void multiply_tiles(float* sums, const uint16_t* rows, const uint16_t* columns) {
+  on_threads(1, [&](int) {
+    UsingTiles registers;
+    load_tile<0>(sums, 64);
+    load_tile<4>(rows, 64);
+    load_tile<6>(columns, 64);
+    add_tile_product<0, 4, 6>();
+    store_tile<0>(sums, 64);
+  });
 }
 
 }  // namespace QKV_VARIANT

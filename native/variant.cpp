@@ -28,6 +28,7 @@ static void summarize(const Attention& a, int threads) {
 
 #if defined(QKV_TILES)
 constexpr const char* NAME = "amx";
+constexpr auto MULTIPLY_TILES = multiply_tiles;
 #elif defined(__AVX512F__)
 constexpr const char* NAME = "avx512";
 #elif defined(__AVX2__)
@@ -35,10 +36,14 @@ constexpr const char* NAME = "avx2";
 #else
 constexpr const char* NAME = "portable";
 #endif
+#if !defined(QKV_TILES)
+constexpr auto MULTIPLY_TILES = nullptr;
+#endif
+
 extern const Variant variant;
 const Variant variant = {
     NAME, OfBfloat16::NAME, ACTIVATIONS, attend, summarize, differentiate, packed_bytes, pack, linear, norm, narrow,
-    outer, map, norm_grad, cross_entropy, adamw, squares, multiply_adds, read_rate,
+    outer, map, norm_grad, cross_entropy, adamw, squares, MULTIPLY_TILES, multiply_adds, read_rate,
 };
 
 }  // namespace QKV_VARIANT

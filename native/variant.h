@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "problem.h"
@@ -34,10 +35,14 @@ struct Variant {
   void (*adamw)(const AdamW&, int threads);
   double (*squares)(const float* x, int64_t count, int threads);  // returns the sum of squares
 
+  // One instruction on 16 x 16 sums, rows and columns, for tests; nullptr without tiles.
+  void (*multiply_tiles)(float* sums, const uint16_t* rows, const uint16_t* columns);
+
   double (*multiply_adds)(Type type, int threads);  // measured floating-point operations per second
   double (*read_rate)(int threads);                 // measured bytes per second
 };
 
 const std::vector<const Variant*>& variants();  // the variants that this machine can run, the fastest first
+std::string about_bfloat16();  // why this machine multiplies bfloat16 as it does
 
 }  // namespace qkv

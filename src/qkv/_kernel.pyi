@@ -21,6 +21,9 @@ def variants() -> list[tuple[str, str]]:
     Each has a name and a word for how it multiplies bfloat16: "tiles", "dot products" or "float32".
     """
 
+def about_bfloat16() -> str:
+    """Return why this machine multiplies bfloat16 as it does."""
+
 def attend(
     variant: int,
     query: Array,  # (..., Hq, L, d), d from 1 to MAX_SIZE
@@ -177,6 +180,13 @@ def norm(
     threads: int,
     /,
 ) -> None: ...
+def multiply_tiles(variant: int, sums: Array, rows: Array, columns: Array) -> None:
+    """Add one product of tiles (AMX) to `sums` (256 float32); for tests of the model.
+
+    `rows` are 16 rows of 32 bfloat16 numbers. Row k of `columns` has the numbers 2 k and 2 k + 1 of
+    16 columns, as pairs. A variant without tiles raises a ValueError.
+    """
+
 def narrow(
     variant: int,
     x: Array,  # float32, contiguous

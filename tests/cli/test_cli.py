@@ -15,6 +15,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 import qkv.models
 from qkv.cli import main
 from qkv.models import random_model
+from qkv.ops.kernel import BACKENDS
 from qkv.see import show, walk
 
 CAT = "The cat sat on the mat"
@@ -179,7 +180,21 @@ def test_info_says_when_the_kernel_was_not_built(monkeypatch: pytest.MonkeyPatch
     told = run("info").stdout
     assert "kernel was not built" in told
     assert "QKV_NEED_KERNEL=1 pip install" in told
-    assert json.loads(run("info", "--json").stdout)["bf16_products"] is False
+    told = json.loads(run("info", "--json").stdout)
+    assert told["bfloat16"] == "computed in float32: NumPy does not multiply bfloat16"
+
+
+@pytest.mark.skipif("native-avx2" not in BACKENDS, reason="there is no AVX2 variant")
+def test_info_says_how_bfloat16_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QKV_BACKEND", "native-avx2")
+    told = json.loads(run("info", "--json").stdout)
+    assert told["bfloat16"] == ("computed in float32: the environment has QKV_BACKEND=native-avx2")
+    monkeypatch.setenv("QKV_AMX", "model")
+    monkeypatch.delenv("QKV_BACKEND")
+    code = "from qkv.cli import main; main(['info'])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "backend         native-amx\n" in shown.stdout
+    assert "bfloat16        computed by tiles: the environment has QKV_AMX=model\n" in shown.stdout
 
 
 # Files

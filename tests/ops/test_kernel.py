@@ -1,6 +1,9 @@
 """Tests of the kernel: the choice of its variant, wrong arguments, and the memory it writes."""
 
 import math
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ def test_the_fastest_backend_comes_first_and_numpy_is_always_available(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("QKV_BACKEND", raising=False)
-    order = ["native-avx512", "native-avx2", "native-portable", "numpy"]
+    order = ["native-amx", "native-avx512", "native-avx2", "native-portable", "numpy"]
     assert list(BACKENDS) == [name for name in order if name in BACKENDS]
     assert qkv.backend() == BACKENDS[0]
     assert "numpy" in BACKENDS
@@ -319,3 +322,18 @@ def test_out_is_unchanged_after_an_error(backend: str) -> None:
     with pytest.raises(ValueError, match="key_lengths"):
         qkv.attention(query, key, value, key_lengths=8, out=out)
     assert (out == 9).all()
+
+
+@native
+def test_the_variable_for_tiles_takes_one_word() -> None:
+    code = "import qkv; print(qkv.backend())"
+    for word, wanted in (("model", "native-amx\n"), ("yes", "QKV_AMX=yes is unknown")):
+        result = subprocess.run(
+            [sys.executable, "-c", code],
+            env={name: text for name, text in os.environ.items() if name != "QKV_BACKEND"}
+            | {"QKV_AMX": word},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert wanted in result.stdout + result.stderr

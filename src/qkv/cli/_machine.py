@@ -64,7 +64,8 @@ def info(model: str | None, as_json: bool) -> None:
         "numpy": np.__version__,
         "backend": backend(),
         "backends": list(BACKENDS),
-        "bf16_products": compiled is not None and any(whole for _, whole in compiled.variants()),
+        "float16": "computed in float32",
+        "bfloat16": _about_bfloat16(),
         "threads": get_num_threads(),
         "default_model": os.environ.get("QKV_MODEL") or DEFAULT,
         "default_decoder": os.environ.get("QKV_MODEL") or WRITER,
@@ -94,6 +95,20 @@ def info(model: str | None, as_json: bool) -> None:
         tell(visible(f"  {name}: {source}"))
         tell(visible(f"      {folder if folder is not None else 'not found'}"))
     click.echo("  random: an untrained model for lessons, made on request")
+
+
+def _about_bfloat16() -> str:
+    from qkv.ops.kernel import compiled, variant
+
+    chosen = variant()
+    if compiled is None or chosen is None:
+        return "computed in float32: NumPy does not multiply bfloat16"
+    way = compiled.variants()[chosen][1]
+    given = [
+        f"{name}={os.environ[name]}" for name in ("QKV_AMX", "QKV_BACKEND") if os.environ.get(name)
+    ]
+    reason = "the environment has " + " and ".join(given) if given else compiled.about_bfloat16()
+    return f"computed {'in' if way == 'float32' else 'by'} {way}: {reason}"
 
 
 def _in_words(value: object) -> str:

@@ -23,6 +23,7 @@ VARIANTS = (
     else {f"native-{name}": i for i, (name, _) in enumerate(compiled.variants())}
 )
 BACKENDS = (*VARIANTS, "numpy")  # The backends that this machine can run, the fastest first.
+_AMX = os.environ.get("QKV_AMX", "")  # The kernel reads it once, when it is imported.
 MOST_THREADS = 1024  # The kernel has the same limit (native/arguments.h).
 # State: `set_num_threads` sets the number for the whole process, in one assignment.
 _threads: int | None = None
@@ -35,14 +36,18 @@ CHUNK = 1 << 14  # The size of a chunk, whose intermediate results fit in the pr
 def backend() -> str:
     """Return the name of the backend: the fastest variant of the native kernel, or `"numpy"`.
 
-    The variants are `"native-avx512"`, `"native-avx2"` and `"native-portable"`; the machine and the
-    compiler determine which variants are available. Float64, and attention with a head size above
+    The variants are `"native-amx"`, `"native-avx512"`, `"native-avx2"` and `"native-portable"`; the
+    machine and the compiler determine which variants are available. `"native-amx"` multiplies
+    bfloat16 as tiles (Intel AMX); with `QKV_AMX=model`, a model of these instructions, equal to the
+    bit, runs on every processor. Float64, and attention with a head size above
     256, are always computed with NumPy. The environment variable `QKV_BACKEND` selects a backend. A
     ValueError lists the available backends if the selected backend is not available.
 
-    >>> backend() in ("native-avx512", "native-avx2", "native-portable", "numpy")
+    >>> backend().startswith("native-") or backend() == "numpy"
     True
     """
+    if _AMX not in ("", "model"):
+        raise ValueError(f'QKV_AMX={_AMX} is unknown: write "model", or unset the variable')
     name = os.environ.get("QKV_BACKEND", "")
     if not name:
         return BACKENDS[0]
