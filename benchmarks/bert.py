@@ -1,14 +1,14 @@
 """A model with the shape of BERT-base, on a batch of eight texts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 import qkv
-from benchmarks.common import Row, Way, faster
-from benchmarks.models import in_transformers, in_type, largest, random_model
+from benchmarks.common import Row, Way, faster, timed
+from benchmarks.models import in_float64, in_transformers, largest, random_model
 from benchmarks.parts import parts
-from benchmarks.peers import torch
+from benchmarks.peers import if_compiled, torch
 
 CONFIG = {
     "model_type": "bert",
@@ -27,30 +27,36 @@ def rows(shrink: int = 1) -> Iterator[Row]:
     if shrink > 8:
         config |= {"hidden_size": 96, "intermediate_size": 384, "vocab_size": 1000}
     model = random_model(config)
-    exact, theirs = in_type(model, "float64"), in_transformers(model)
+    exact, theirs = in_float64(model, "last_hidden_state"), in_transformers(model)
     for length in (128, 512):
         ids = np.random.default_rng(0).integers(0, config["vocab_size"], (8, length // shrink))
-        error = largest(exact(ids[:1]).last_hidden_state, slice(0, 1))
-        work = operations(model, ids)
+        error = largest(exact(ids[:1]), slice(0, 1))
+        work = operations(model, [ids.shape[1]] * len(ids))
+        compiled = theirs and if_compiled(forward(torch().compile(theirs, dynamic=False), ids))
         ways = {
             "qkv": Way(lambda ids=ids: model(ids).last_hidden_state, error, operations=work),
             "transformers": theirs and Way(forward(theirs, ids), error, operations=work),
+            "transformers, compiled": timed(compiled, error, operations=work),
         }
         yield Row(
             f"8 texts of {ids.shape[1]} tokens",
             ways,
-            (faster("transformers", 1.5, 1.9),),
+            (faster("transformers|transformers, compiled", 1.5, 1.9),),
             parts=lambda ids=ids: parts(lambda: model(ids)),
             rounds=5,
         )
 
 
-def operations(model: qkv.Model, ids: np.ndarray) -> float:
-    """Count the operations of the projections and of attention only."""
-    weights = [a.size for name, a in model.parameters.items() if name.endswith("_proj.weight")]
+def operations(model: qkv.Model, lengths: Iterable[int]) -> float:
+    """Count the operations of the projections and of attention only, for texts of these lengths."""
+    weights = sum(
+        array.size
+        for name, array in model.parameters.items()
+        if name.startswith("blocks.") and name.endswith("_proj.weight")
+    )
     # one product of queries and keys, and one of weights and values
-    looks = 2 * model.num_layers * model.dim * ids.shape[1]
-    return 2.0 * ids.size * (sum(weights) + looks)
+    looks = 2 * model.num_layers * model.dim
+    return float(sum(2 * length * (weights + looks * length) for length in lengths))
 
 
 def forward(model, ids: np.ndarray):

@@ -24,6 +24,7 @@ GPT2 = {
 }
 NAME = "GPT-2's shape, 6 of 12 layers"
 METRIC = (-1, 11, 12)
+KIND = "AutoModelForCausalLM"
 ONCE = True  # not measured again on one thread, because another library's sweep takes 30 seconds
 ENVIRONMENT = {"TQDM_DISABLE": "1"}  # TransformerLens shows a progress bar for each sweep
 
@@ -37,7 +38,8 @@ def rows(shrink: int = 1) -> Iterator[Row]:
     config = GPT2 if shrink == 1 else GPT2 | {"n_layer": 2, "n_embd": 96, "vocab_size": 600}
     model = random_model(config)
     exact = in_type(model, "float64")
-    lens, hooked = in_transformer_lens(model), in_transformers(model, "AutoModelForCausalLM")
+    lens, hooked = in_transformer_lens(model), in_transformers(model, KIND)
+    wide = in_transformers(model, KIND, "float64")
     sweeps = {"TransformerLens": (lens_sweep, lens), "hooks": (hooks_sweep, hooked)}
     for at, length in (("resid_pre", 16), ("z", 16), ("resid_pre", 32)):
         clean = np.random.default_rng(0).integers(20, 500, max(4, length // shrink))
@@ -45,7 +47,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
         corrupted[1] += 1
         texts = {"clean": clean, "corrupted": corrupted, "at": at}
         ours = {"metric": METRIC, **texts}
-        error = near(patch(exact, **ours))
+        error = near(hooks_sweep(wide, **texts) if wide else np.asarray(patch(exact, **ours)))
         ways = {"qkv": Way(partial(patch, model, **ours), error)}
         for name, (sweep, peer) in sweeps.items():
             ways[name] = peer and Way(partial(sweep, peer, **texts), error, 1e-3)

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,10 @@ import numpy as np
 from qkv.measure import (
     ROUNDS,
     allowed_error,
-    exact,
     in_turn,
     largest_error,
     multiply_adds,
+    processor,
     read_rate,
     sample,
     time_in_words,
@@ -37,6 +37,11 @@ class Way:
     dtype: str = "float32"  # the peak is the multiply-add rate of this type
 
 
+def timed(call: Callable[[], Any] | str | None, *arguments, **options) -> Way | str | None:
+    """Make a `Way` of a call; return a reason, or None for a missing library, unchanged."""
+    return Way(call, *arguments, **options) if callable(call) else call
+
+
 @dataclass(frozen=True)
 class Goal:
     """A number computed from the measurements, and its target."""
@@ -47,6 +52,8 @@ class Goal:
     least: float | None = None
     most: float | None = None
     aim: float | None = None
+    peers: str = ""  # several names, joined by "|": the fastest one is named beside the value
+    elsewhere: bool = False  # whether the goal holds only for other processors
 
     def judged(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return the goal with its measured value, and whether this value meets the goal.
@@ -61,10 +68,12 @@ class Goal:
         bound = self.most if downward else self.least
 
         def reached(goal: float | None) -> bool | None:
-            if goal is None or value is None:
+            if goal is None or value is None or self.elsewhere:
                 return None
             return value <= goal if downward else value >= goal
 
+        several = self.peers.split("|") if "|" in self.peers else []
+        there = [name for name in several if name in row["ways"]]
         return {
             "text": self.text,
             "unit": self.unit,
@@ -74,6 +83,8 @@ class Goal:
             "aim": self.aim,
             "met": reached(bound),
             "aim_met": reached(self.aim),
+            "peer": min(there, key=lambda name: seconds(row, name)) if there else None,
+            "elsewhere": self.elsewhere,
         }
 
 
@@ -82,7 +93,7 @@ class Row:
     """One task, the implementations that are timed on the task, and the goals for their results."""
 
     name: str
-    ways: dict[str, Way | None]  # None if the library is not installed
+    ways: dict[str, Way | str | None]  # why it is not timed; None if the library is not installed
     goals: tuple[Goal, ...] = ()
     # for each implementation, the bytes of memory in addition to the inputs
     memory: dict[str, Callable[[], float]] = field(default_factory=dict)
@@ -91,6 +102,11 @@ class Row:
 
 
 # Goals
+
+
+def has_amx() -> bool:
+    """Return whether the processor multiplies bfloat16 matrices in the tiles of AMX."""
+    return "amx_bf16" in processor()[1]
 
 
 def seconds(row: dict[str, Any], way: str) -> float:
@@ -106,19 +122,26 @@ def faster(than: str, least: float | None, aim: float | None = None, way: str = 
     """Make a goal: be at least `least` times as fast as the fastest of one or several peers."""
     name = than.partition("|")[0]
     text = f"speed relative to {name}" if way == "qkv" else f"speed of {way} relative to {name}"
-    return Goal(text, lambda row: seconds(row, than) / seconds(row, way), least=least, aim=aim)
+    return Goal(
+        text, lambda r: seconds(r, than) / seconds(r, way), least=least, aim=aim, peers=than
+    )
 
 
-def share_of_peak(least: float, aim: float | None = None, way: str = "qkv") -> Goal:
+def with_amx(goal: Goal) -> Goal:
+    """Limit a goal to processors with AMX."""
+    return replace(goal, text=f"{goal.text}, with AMX", elsewhere=not has_amx())
+
+
+def share_of_peak(least: float | None, aim: float | None = None, way: str = "qkv") -> Goal:
     """Make a goal: reach at least this share of the machine's peak rate of multiply-adds."""
-    return Goal("share of peak", lambda row: row["ways"][way]["share"], "%", least=least, aim=aim)
+    text = f"share of peak{way.removeprefix('qkv')}"
+    return Goal(text, lambda row: row["ways"][way]["share"], "%", least=least, aim=aim)
 
 
 def share_of_reading(least: float, way: str = "qkv") -> Goal:
     """Make a goal: reach at least this share of the machine's read rate."""
-    return Goal(
-        "share of the machine's read rate", lambda row: row["ways"][way]["share"], "%", least=least
-    )
+    text = f"share of the machine's read rate{way.removeprefix('qkv')}"
+    return Goal(text, lambda row: row["ways"][way]["share"], "%", least=least)
 
 
 def within(most: float, way: str, of: str = "qkv") -> Goal:
@@ -167,6 +190,33 @@ def less_memory(than: str, least: float, way: str = "qkv") -> Goal:
 # Measuring
 
 
+def formula(
+    query, key, value, part, is_causal=False, window=None, softcap=None, sinks=None, **added
+):
+    """Return the weights and outputs of some queries, in float64 and without any code of qkv.
+
+    The options are the options of `qkv.attention`; `bias` has an axis of L queries, and a call
+    needs only one of `is_causal` and `window`.
+    """
+    q, k, v = (np.asarray(x, np.float64) for x in (query, key, value))
+    k, v = (np.repeat(x, q.shape[-3] // x.shape[-3], axis=-3) for x in (k, v))
+    scores = q[..., part, :] @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])  # (..., n, S)
+    if softcap is not None:
+        scores = softcap * np.tanh(scores / softcap)
+    away = np.subtract.outer(np.arange(q.shape[-2])[part], np.arange(k.shape[-2]))
+    if "bias" in added:
+        scores += added["bias"][..., part, :]
+    if "alibi_slopes" in added:
+        scores -= added["alibi_slopes"][:, None, None].astype(np.float64) * np.abs(away)
+    left, right = window or (np.inf, 0 if is_causal else np.inf)
+    scores[..., (away > left) | (away < -right)] = -np.inf
+    top = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - top)
+    sunk = 0 if sinks is None else np.exp(sinks[:, None, None] - top)
+    weights /= weights.sum(axis=-1, keepdims=True) + sunk
+    return weights, weights @ v
+
+
 def beside(query, key, value, most: int = 256, **options) -> Callable[[Callable], Callable]:
     """Compute attention in float64; return a function that builds error functions.
 
@@ -175,7 +225,8 @@ def beside(query, key, value, most: int = 256, **options) -> Callable[[Callable]
     functions takes one argument: a function that converts a result to a NumPy array.
     """
     rows = sample(query.shape[-2], most)
-    truth = exact(query, key, value, rows, **options)
+    parts = [formula(query, key, value, part, **options)[1] for part in rows]
+    truth = np.concatenate(parts, axis=-2)
 
     def error(to_array=np.asarray):
         return lambda result: largest_error(to_array(result), truth, rows)
@@ -196,7 +247,7 @@ def measure(row: Row, threads: int, rounds: int = ROUNDS, seconds: float = 1.0) 
     Raises:
         ArithmeticError: an implementation returns a wrong result; the row is not timed.
     """
-    ways = {name: way for name, way in row.ways.items() if way is not None}
+    ways = {name: way for name, way in row.ways.items() if isinstance(way, Way)}
     errors = {}
     for name, way in ways.items():
         errors[name] = way.error(way.call())
@@ -228,7 +279,9 @@ def measure(row: Row, threads: int, rounds: int = ROUNDS, seconds: float = 1.0) 
         "limits": rates,
         "ways": {},
         "memory": {name: ask() for name, ask in row.memory.items() if row.ways.get(name, 1)},
-        "missing": [name for name, way in row.ways.items() if way is None],
+        "missing": {
+            name: way or "not installed" for name, way in row.ways.items() if name not in ways
+        },
         "parts": row.parts() if row.parts is not None else {},
     }
     for name, way in ways.items():
@@ -275,6 +328,8 @@ def verdict(goal: dict[str, Any]) -> str:
     """Return the verdict on a goal as words, for example "met"."""
     if goal["value"] is None:
         return "not measured"
+    if goal.get("elsewhere"):  # earlier results have no such entry
+        return "not on this processor"
     words = [] if goal["met"] is None else ["met" if goal["met"] else "MISSED"]
     if goal["aim"] is not None:
         words.append("aim met" if goal["aim_met"] else "short of the aim")
@@ -319,9 +374,10 @@ def report(row: dict[str, Any]) -> Iterable[str]:
     if row["parts"]:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in row["parts"].items())
         yield f"  where the time of qkv goes: {shares}"
-    for name in row["missing"]:
-        yield f"  {name:32} not installed"
+    for name, reason in row["missing"].items():
+        yield f"  {name:32} {reason}"
     for goal in row["goals"]:
         value = "" if goal["value"] is None else in_unit(goal["value"], goal["unit"])
         asked = f"({wanted(goal)}) {verdict(goal)}" if wanted(goal) else verdict(goal)
-        yield f"  > {goal['text']:30} {value:>9}  {asked}".rstrip()
+        peer = f" ({goal['peer']})" if goal["peer"] else ""
+        yield f"  > {goal['text']:30} {value:>9}{peer}  {asked}".rstrip()

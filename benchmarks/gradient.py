@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 import qkv
-from benchmarks.common import Row, Way, faster, share_of_peak
+from benchmarks.common import LOOSE, Row, Way, faster, formula, share_of_peak, with_amx
 from benchmarks.peers import torch_gradient
 from qkv.measure import operations, random_inputs
 
@@ -16,14 +16,24 @@ def rows(shrink: int = 1) -> Iterator[Row]:
     yield row(long, (faster("torch", 1.7, 2.0), share_of_peak(0.75)))
     yield row(long, (faster("torch", 1.7, 2.0), share_of_peak(0.75)), causal=True)
     yield row((32, 6, 64, 32), (faster("torch", 1.0),))
+    for causal in (False, True):
+        yield row(long, (with_amx(faster("torch", 1.5)),), causal=causal, dtype="bfloat16")
 
 
-def row(shape, goals=(), *, causal=False) -> Row:
+def by_the_chain_rule(q, k, v, above, causal: bool) -> list[np.ndarray]:
+    """Compute the gradients of attention for query, key and value in float64, in plain NumPy."""
+    q, k, v, above = (x.astype(np.float64) for x in (q, k, v, above))
+    weights, out = formula(q, k, v, slice(None), is_causal=causal)  # (..., L, S), (..., L, dv)
+    scores = above @ v.swapaxes(-1, -2) - (above * out).sum(axis=-1, keepdims=True)
+    scores *= weights / np.sqrt(q.shape[-1])
+    return [scores @ k, scores.swapaxes(-1, -2) @ q, weights.swapaxes(-1, -2) @ above]
+
+
+def row(shape, goals=(), *, causal=False, dtype="float32") -> Row:
     """Return the row for inputs (B, H, L, d); its times include the forward pass."""
-    q, k, v = random_inputs(shape, shape)
-    above = random_inputs(shape, shape, seed=1)[0]
-    head = [x[:, :1].astype(np.float64) for x in (q, k, v, above)]
-    truth = qkv.attention_grad(*head, is_causal=causal)[:3]
+    q, k, v = random_inputs(shape, shape, dtype)
+    above = random_inputs(shape, shape, dtype, seed=1)[0]
+    truth = by_the_chain_rule(*(x[:, :1] for x in (q, k, v, above)), causal)
 
     def ours():
         forward = qkv.attention(q, k, v, is_causal=causal, return_lse=True)
@@ -32,13 +42,16 @@ def row(shape, goals=(), *, causal=False) -> Row:
     def error(found) -> float:
         """Return the largest error of the gradients of the first head."""
         pairs = zip(found, truth, strict=True)
-        return max(float(np.abs(np.asarray(x)[:, :1] - expected).max()) for x, expected in pairs)
+        return max(float(np.abs(x[:, :1] - expected).max()) for x, expected in pairs)
 
     # the forward pass has two matrix products, and the backward pass has five
     work = 3.5 * operations(q, k, v, is_causal=causal)
-    peer = torch_gradient(q, k, v, above, is_causal=causal)
+    peer = torch_gradient(q, k, v, above, dtype, is_causal=causal)
+    half = dtype == "bfloat16"
     ways = {
-        "qkv": Way(ours, error, 2e-5, work),
-        "torch": peer and Way(peer, error, operations=work),
+        "qkv": Way(ours, error, LOOSE[dtype] if half else 2e-5, work, dtype=dtype),
+        "torch": peer
+        and Way(peer[0], lambda g: error(peer[1](g)), LOOSE[dtype], work, dtype=dtype),
     }
-    return Row(f"{shape}, forward and backward{', causal' * causal}", ways, tuple(goals))
+    name = f"{shape}, forward and backward{', causal' * causal}{', bfloat16' * half}"
+    return Row(name, ways, tuple(goals))

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks import bert, llama
-from benchmarks.bert import forward
+from benchmarks.bert import forward, operations
 from benchmarks.common import Row, Way, faster
-from benchmarks.models import in_transformers, in_type, largest, random_model
+from benchmarks.models import in_float64, in_transformers, largest, random_model
 from qkv.integrations.transformers import register
 
 SHAPES = {
@@ -24,17 +24,17 @@ def rows(shrink: int = 1) -> Iterator[Row]:
         if shrink > 8:
             config |= {"num_hidden_layers": 2, "vocab_size": 1000}
         model = random_model(config)
-        exact, sdpa, inside = in_type(model, "float64"), in_transformers(model), None
+        exact, sdpa, inside = in_float64(model, "last_hidden_state"), in_transformers(model), None
         if sdpa is not None:
             register()
             inside = in_transformers(model)
             inside.set_attn_implementation("qkv")
         for length, least in ((512, 1.0), (LONGEST, 1.05)):
             ids = np.random.default_rng(0).integers(3, 1000, (1, length // shrink))
-            error = largest(exact(ids).last_hidden_state)
+            error, work = largest(exact(ids)), operations(model, [ids.shape[1]])
             ways = {
-                "qkv": inside and Way(forward(inside, ids), error),
-                "sdpa": sdpa and Way(forward(sdpa, ids), error),
+                "qkv": inside and Way(forward(inside, ids), error, operations=work),
+                "sdpa": sdpa and Way(forward(sdpa, ids), error, operations=work),
             }
             goals = (faster("sdpa", least),)
             yield Row(f"{name}, {ids.shape[1]} tokens", ways, goals, rounds=5)

@@ -60,6 +60,8 @@ def row(tokens: int, into: int, out: int, *, fast: bool) -> Row:
         share_of_peak(0.80, 0.90),
         faster("torch", 1.0),
         faster("qkv", 1.5 if fast else 1.0, 1.8 if fast else None, way="qkv, bfloat16"),
+        share_of_peak(None, way="qkv, bfloat16"),
+        faster("torch, bfloat16", None, 1.0, way="qkv, bfloat16"),
     )
     return Row(f"{tokens:,} x {into} x {out:,}, bias and GELU", ways, goals)
 

@@ -46,6 +46,15 @@ def in_transformers(model: qkv.Model, kind: str = "AutoModel", dtype: str = "flo
     return loaded.eval()
 
 
+def in_float64(model: qkv.Model, result: str, kind: str = "AutoModel") -> Callable[[Any], Any]:
+    """Return transformers' result of the model for ids, in float64; without transformers, qkv's."""
+    theirs = in_transformers(model, kind, "float64")
+    if theirs is None:
+        own = in_type(model, "float64")
+        return lambda ids: getattr(own(ids), result)
+    return lambda ids: getattr(theirs(torch().from_numpy(ids)), result).numpy()
+
+
 def in_type(model: qkv.Model, dtype: str) -> qkv.Model:
     """Return the same model in another float type."""
     with tempfile.TemporaryDirectory() as folder:

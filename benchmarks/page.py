@@ -212,6 +212,10 @@ def outcome(goal: dict[str, Any]) -> str:
     if goal["value"] is None:
         return verdict(goal)
     value = in_unit(goal["value"], goal["unit"])
+    if goal.get("peer"):
+        value += f" ({goal['peer']})"
+    if goal.get("elsewhere"):
+        return f"{value}, {verdict(goal)}"
     if goal["met"] is False:
         return f"**{value}, missed**"
     return f"{value}, aim met" if goal["aim_met"] else value
@@ -236,6 +240,8 @@ def details(rows: list[dict[str, Any]]) -> str:
                 cells.append("" if not one or "share" not in one else f"{one['share']:.0%}")
                 error = max(error, one["error"] if one else 0)
             lines.append(["" if number else name, way, *cells, f"{error:.0e}"])
+        for way, reason in dict(next(iter(by_threads.values())).get("missing", ())).items():
+            lines.append(["", way, reason, *[""] * (2 * len(counts))])
         for way in next(iter(by_threads.values()))["memory"]:
             cells = []
             for threads in counts:

@@ -3,11 +3,16 @@
 import functools
 import math
 import os
+import signal
 from collections.abc import Callable
 from importlib.util import find_spec
+from textwrap import shorten
+from time import perf_counter
 from typing import Any
 
 import numpy as np
+
+PATIENCE = 180  # the number of seconds in which torch must compile a function
 
 # The timed call, and a function that converts its result to a NumPy array (B, H, L, dv).
 # A peer is None if its library is not installed.
@@ -56,6 +61,38 @@ def from_torch(tensor) -> np.ndarray:
     return tensor.float().numpy()
 
 
+def fastest(calls: dict[Any, Callable[[], Any]]) -> Any:
+    """Return the key of the fastest call; each call is timed after a warm-up."""
+    times = {}
+    for name, call in calls.items():
+        call()
+        begin = perf_counter()
+        call()
+        times[name] = perf_counter() - begin
+    return min(times, key=times.__getitem__)
+
+
+def if_compiled(call: Callable[[], Any]) -> Callable[[], Any] | str:
+    """Return a call of a function that torch compiles, or the reason why torch cannot compile it.
+
+    The first call compiles. `torch.compile` needs a C++ compiler, and gets three minutes.
+    """
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(PATIENCE)
+    try:
+        call()
+    except KeyboardInterrupt:  # no handler of `Exception` in torch may catch it
+        if signal.alarm(0):  # there is time left: somebody has pressed Ctrl-C
+            raise
+        return f"not compiled within {PATIENCE} s"
+    except Exception as error:
+        return shorten(f"not compiled: {error}", 100, placeholder=" ...")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    return call
+
+
 @needs("torch")
 def torch_attention(q, k, v, *, mask=None, dtype="float32", **options) -> Peer:
     """Call `scaled_dot_product_attention` of torch, with boolean masks converted to floats."""
@@ -67,17 +104,53 @@ def torch_attention(q, k, v, *, mask=None, dtype="float32", **options) -> Peer:
 
 
 @needs("torch")
-def torch_gradient(q, k, v, above, **options) -> Callable[[], Any]:
+def torch_window(q, k, v, left: int, mask: np.ndarray) -> Peer:
+    """Compute a window of `left` earlier keys in chunks of queries, each with only its own keys."""
+    tq, tk, tv = tensors(q, k, v)
+    attend = torch().nn.functional.scaled_dot_product_attention
+
+    def in_chunks(size: int) -> Callable[[], Any]:
+        parts = [
+            (slice(i, i + size), slice(max(0, i - left), i + size))
+            for i in range(0, len(mask), size)
+        ]
+        masks = [tensors(np.where(mask[i, j], 0, -np.inf))[0] for i, j in parts]
+        return lambda: torch().cat(
+            [
+                attend(tq[:, :, i], tk[:, :, j], tv[:, :, j], attn_mask=m)
+                for (i, j), m in zip(parts, masks, strict=True)
+            ],
+            2,
+        )
+
+    calls = {size: in_chunks(size) for size in (64, 128, 256, 512)}
+    return calls[fastest(calls)], from_torch
+
+
+@needs("torch")
+def torch_flex(q, k, v, left: int) -> Peer | str:
+    """Compute the same window with torch's compiled flex_attention."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    sizes = (None, None, q.shape[2], q.shape[2], "cpu")
+    mask = create_block_mask(lambda _, __, i, j: (i >= j) & (i - j <= left), *sizes)
+    inputs, attend = tensors(q, k, v), torch().compile(flex_attention, dynamic=False)
+    call = if_compiled(lambda: attend(*inputs, block_mask=mask))
+    return call if isinstance(call, str) else (call, from_torch)
+
+
+@needs("torch")
+def torch_gradient(q, k, v, above, dtype="float32", **options) -> Peer:
     """Compute attention and its gradients for query, key and value with autograd."""
-    inputs = [x.requires_grad_() for x in tensors(q, k, v)]
-    [grad_out] = tensors(above)
+    inputs = [x.requires_grad_() for x in tensors(q, k, v, dtype=dtype)]
+    [grad_out] = tensors(above, dtype=dtype)
     attend = torch().nn.functional.scaled_dot_product_attention
 
     def call():
         with torch().enable_grad():
             return torch().autograd.grad(attend(*inputs, **options), inputs, grad_out)
 
-    return call
+    return call, lambda gradients: [from_torch(x) for x in gradients]
 
 
 @needs("torch")
@@ -271,7 +344,8 @@ def openvino_attention(q, k, v, causal=False, dtype="float32") -> Peer:
             return out
         return (np.ascontiguousarray(out).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
-    return request.infer, read
+    # without `share_outputs`, each call would copy its result
+    return lambda: request.infer(share_outputs=True), read
 
 
 def bits(x: np.ndarray) -> np.ndarray:

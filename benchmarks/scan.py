@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ import qkv
 from benchmarks.common import Goal, Row, Way, faster
 from benchmarks.memory import ROOT, resident
 from benchmarks.models import in_type, random_model
-from benchmarks.peers import needs, torch
+from benchmarks.peers import fastest, needs, torch
 from qkv.circuits import HeadScan, scan_heads
 
 GPT2 = {
@@ -126,13 +125,7 @@ def in_torch(folder: Path) -> tuple[Any, qkv.Model]:
 def best(model: Any, own: qkv.Model, texts: list[Any]) -> int:
     """Return the batch size that scans a sample of about 100 texts in the shortest time."""
     some = texts[:: max(1, len(texts) // 100)]
-    times = {}
-    for batch in BATCHES:
-        torch_scan(model, own, some[:8], batch)
-        begin = perf_counter()
-        torch_scan(model, own, some, batch)
-        times[batch] = perf_counter() - begin
-    return min(times, key=times.__getitem__)
+    return fastest({batch: partial(torch_scan, model, own, some, batch) for batch in BATCHES})
 
 
 def torch_scan(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 import qkv
-from benchmarks.common import Row, Way, beside, memory_at_most, ours, within
+from benchmarks.common import Row, Way, beside, formula, memory_at_most, ours, within
 from benchmarks.memory import measured_alone
 from qkv.measure import operations, random_inputs, sample
 
@@ -20,14 +20,8 @@ def row(shape) -> Row:
     q, k, v = random_inputs(shape, shape)
     error, work = beside(q, k, v), operations(q, k, v)
     few = sample(shape[2], 64)
-    wide = [x.astype(np.float64) for x in (q, k, v)]
-    best = np.concatenate(
-        [
-            -np.sort(-qkv.trace_attention(wide[0][..., part, :], *wide[1:])["pattern"])[..., :8]
-            for part in few
-        ],
-        axis=-2,
-    )
+    weights = [formula(q, k, v, part)[0] for part in few]
+    best = -np.sort(-np.concatenate(weights, axis=-2))[..., :8]
 
     def summary_error(found) -> float:
         shown = np.concatenate([found.top_weights[..., part, :] for part in few], axis=-2)
@@ -35,7 +29,9 @@ def row(shape) -> Row:
 
     ways = {
         "qkv": Way(lambda: qkv.attention(q, k, v), error(), ours(q, k, v), work),
-        "summary": Way(lambda: qkv.summarize_attention(q, k, v), summary_error, ours(q, k, v)),
+        "summary": Way(
+            lambda: qkv.summarize_attention(q, k, v), summary_error, ours(q, k, v), work
+        ),
     }
     alone = {"summary": lambda: measured_alone("summary", shape)["bytes"]}
     goals = (within(2.2, "summary"), memory_at_most(150e6, "summary"))

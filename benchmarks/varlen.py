@@ -1,13 +1,13 @@
-"""Packed texts of different lengths, compared with torch on the padded batch."""
+"""Packed texts of different lengths, compared with a padded batch and with one call a text."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
 import qkv
-from benchmarks.common import Row, Way, faster, ours
-from benchmarks.peers import torch_attention
-from qkv.measure import exact, largest_error, random_inputs
+from benchmarks.common import Row, Way, faster, formula, ours
+from benchmarks.peers import from_torch, torch_attention
+from qkv.measure import largest_error, random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
@@ -30,12 +30,11 @@ def row(texts: int, shortest: int, longest: int, heads: int = 12, size: int = 64
         return x[starts[number] : starts[number + 1]].swapaxes(0, 1)
 
     chosen = range(0, texts, max(1, texts // 8))
-    everything = {i: [slice(0, int(lengths[i]))] for i in chosen}
-    truths = {i: exact(text(q, i), text(k, i), text(v, i), everything[i]) for i in chosen}
+    truths = {i: formula(text(q, i), text(k, i), text(v, i), slice(None))[1] for i in chosen}
 
     def error(of_text):
         return lambda out: max(
-            largest_error(of_text(out, i), truth, everything[i]) for i, truth in truths.items()
+            largest_error(of_text(out, i), truth, [slice(None)]) for i, truth in truths.items()
         )
 
     padded = [np.zeros((texts, heads, longest, size), np.float32) for _ in range(3)]
@@ -44,6 +43,8 @@ def row(texts: int, shortest: int, longest: int, heads: int = 12, size: int = 64
             whole[i, :, : lengths[i]] = text(part, i)
     mask = (np.arange(longest) < lengths[:, None])[:, None, None]  # (B, 1, 1, S)
     torch = torch_attention(*padded, mask=mask)
+    each = [[np.ascontiguousarray(text(x, i))[None] for x in (q, k, v)] for i in range(texts)]
+    single = [torch_attention(*one) for one in each] if torch else []
     work = 4.0 * heads * size * float((lengths.astype(float) ** 2).sum())
     ways = {
         "qkv": Way(
@@ -58,6 +59,19 @@ def row(texts: int, shortest: int, longest: int, heads: int = 12, size: int = 64
             error(lambda out, i: torch[1](out)[i, :, : lengths[i]]),
             operations=work,
         ),
+        "torch, one call a text": torch
+        and Way(
+            lambda: [peer[0]() for peer in single],
+            error(lambda out, i: from_torch(out[i])[0]),
+            operations=work,
+        ),
+        "qkv, one call a text": Way(
+            lambda: [qkv.attention(*one) for one in each],
+            error(lambda out, i: out[i][0]),
+            ours(q, k, v),
+            work,
+        ),
     }
+    goals = (faster("torch|torch, one call a text", 1.5), faster("qkv, one call a text", 1.0))
     name = f"{texts} texts of {shortest} to {longest} tokens, {heads} heads of {size}"
-    return Row(name, ways, (faster("torch", 1.5),))
+    return Row(name, ways, goals)

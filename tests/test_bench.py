@@ -4,7 +4,10 @@ import gc
 import json
 import math
 import mmap
+import signal
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 import qkv.measure
-from benchmarks import __main__ as bench, common, growth, memory, page, parts
+from benchmarks import __main__ as bench, common, growth, memory, page, parts, peers
 from benchmarks.common import Row, Way, measure
+from benchmarks.gradient import by_the_chain_rule
 from benchmarks.models import random_model
 from qkv.cli import main
 from qkv.measure import (
@@ -99,6 +103,7 @@ def test_measuring_a_row_reports_rates_shares_and_goals(monkeypatch: pytest.Monk
             "peer": Way(lambda: 0, lambda _: 2e-7, operations=1e9),
             "reader": Way(lambda: 0, lambda _: 0.0, reads=1e8),
             "absent": None,
+            "failing": "not compiled: no compiler",
         },
         (common.faster("peer", 4.0, 5.0), common.faster("absent", 1.0), common.share_of_peak(0.6)),
         {"qkv": lambda: 7.0},
@@ -111,7 +116,7 @@ def test_measuring_a_row_reports_rates_shares_and_goals(monkeypatch: pytest.Monk
     assert found["ways"]["reader"]["share"] == 0.2
     assert found["ways"]["peer"]["error"] == 2e-7
     assert found["memory"] == {"qkv": 7.0}
-    assert found["missing"] == ["absent"]
+    assert found["missing"] == {"absent": "not installed", "failing": "not compiled: no compiler"}
     first, absent, share = found["goals"]
     assert (first["value"], first["met"], first["aim_met"]) == (4.0, True, False)
     assert (absent["value"], absent["met"]) == (None, None)
@@ -119,6 +124,7 @@ def test_measuring_a_row_reports_rates_shares_and_goals(monkeypatch: pytest.Monk
     lines = "\n".join(common.report(found))
     assert "work, 2 threads  (limits: float32 4.0 GFLOP/s, reading 2.0 GB/s)" in lines
     assert "absent                           not installed" in lines
+    assert "failing                          not compiled: no compiler" in lines
     assert "4.00x  (at least 4.00x, aim 5.00x) met, short of the aim" in lines
     assert "50.0%  (at least 60.0%) MISSED" in lines
     assert "not measured" in lines
@@ -149,6 +155,97 @@ def test_goals_by_hand(goal, row, value, met) -> None:
     judged = goal.judged(row)
     assert judged["value"] == pytest.approx(value, rel=1e-12)
     assert judged["met"] is met
+
+
+@pytest.mark.parametrize(
+    ("flags", "met", "shown"),
+    [
+        (["amx_bf16"], False, "**1.50x (c), missed**"),
+        (["avx512f"], None, "1.50x (c), not on this processor"),
+    ],
+)
+def test_a_goal_for_processors_with_amx(
+    flags: list[str], met: bool | None, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(common, "processor", lambda: ("Fast One", flags))
+    goal = common.with_amx(common.faster("b|c", 2.0)).judged(row_of(qkv=2.0, b=9.0, c=3.0))
+    assert goal["met"] is met
+    assert page.outcome(goal) == shown
+    assert goal["text"] == "speed relative to b, with AMX"
+
+
+def test_the_formula_of_the_benchmarks_equals_attention_by_hand() -> None:
+    q, k, v = random_inputs((1, 4, 20, 4), (1, 2, 20, 4))
+    rng = np.random.default_rng(1)
+    options = {
+        "window": (3, 1),
+        "softcap": 0.5,
+        "sinks": rng.standard_normal(4),
+        "alibi_slopes": rng.random(4),
+        "bias": rng.standard_normal((1, 4, 20, 20)),
+    }
+    weights, out = common.formula(q, k, v, slice(5, 20), **options)
+    assert weights.shape == (1, 4, 15, 20)
+    for head in range(4):
+        expected = np.zeros((15, 4))
+        for row, i in enumerate(range(5, 20)):
+            total = math.exp(options["sinks"][head])
+            for j in range(max(0, i - 3), min(20, i + 2)):
+                score = float(q[0, head, i].astype(float) @ k[0, head // 2, j].astype(float)) / 2
+                score = 0.5 * math.tanh(score / 0.5) - options["alibi_slopes"][head] * abs(i - j)
+                weight = math.exp(score + options["bias"][0, head, i, j])
+                expected[row] += weight * v[0, head // 2, j].astype(float)
+                total += weight
+            expected[row] /= total
+        np.testing.assert_allclose(out[0, head], expected, rtol=0, atol=1e-13)
+    causal = common.formula(q, k, v, slice(0, 20), is_causal=True)[0]
+    assert (causal[..., ~np.tri(20, dtype=bool)] == 0).all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_gradient_of_the_benchmarks_equals_differences(causal: bool) -> None:
+    inputs = [x.astype(np.float64) for x in random_inputs((1, 2, 6, 4), (1, 2, 6, 4))]
+    above = np.random.default_rng(1).standard_normal((1, 2, 6, 4))
+
+    def total() -> float:
+        return float((above * common.formula(*inputs, slice(None), is_causal=causal)[1]).sum())
+
+    step = 1e-5
+    for x, found in zip(inputs, by_the_chain_rule(*inputs, above, causal), strict=True):
+        for at in ((0, 0, 0, 0), (0, 1, 2, 3), (0, 1, 5, 1)):
+            kept = x[at]
+            x[at] = kept + step
+            higher = total()
+            x[at] = kept - step
+            slope = (higher - total()) / (2 * step)
+            x[at] = kept
+            assert found[at] == pytest.approx(slope, abs=1e-8)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="only POSIX systems have this signal")
+def test_what_torch_cannot_compile_is_replaced_by_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("no\n compiler")
+
+    def slow() -> None:
+        with suppress(Exception):  # as torch has such handlers
+            signal.sigtimedwait([], 60)
+
+    monkeypatch.setattr(peers, "PATIENCE", 1)
+    before = signal.getsignal(signal.SIGALRM)
+    assert peers.if_compiled(float) is float
+    assert peers.if_compiled(fail) == "not compiled: no compiler"
+    assert peers.if_compiled(slow) == "not compiled within 1 s"
+    with pytest.raises(KeyboardInterrupt):
+        peers.if_compiled(lambda: signal.default_int_handler(signal.SIGINT, None))
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.alarm(0) == 0
+
+
+def test_the_fastest_call_is_found_after_a_warm_up() -> None:
+    slow, waits = iter([0.0, 0.02]), iter([0.05, 0.0])
+    calls = {"slow": lambda: time.sleep(next(slow)), "fast": lambda: time.sleep(next(waits))}
+    assert peers.fastest(calls) == "fast"
 
 
 def test_calls_take_turns() -> None:
