@@ -5,6 +5,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -62,7 +63,9 @@ def main() -> None:
         return
     claims = [claim for claim in CLAIMS if claim in (arguments.claims or CLAIMS)]
     counts = [arguments.threads] if arguments.threads else [1, 2]
-    begin = time.monotonic()
+    about, begin = machine(), time.monotonic()
+    del about["threads"]
+    print(about["processor"])
     found: dict[str, Any] = {claim: {"title": title(claim), "rows": []} for claim in claims}
     failed = False
     for threads in counts:
@@ -73,8 +76,6 @@ def main() -> None:
             for claim, one in part.items():
                 found[claim]["rows"] += one.pop("rows", [])
                 found[claim] |= one
-    about = machine()
-    del about["threads"]
     result = {
         "when": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "seconds": round(time.monotonic() - begin),
@@ -85,7 +86,7 @@ def main() -> None:
     full = claims == list(CLAIMS) and counts == [1, 2] and not arguments.quick and not failed
     if arguments.again:
         result, full = in_the_last(result), True
-    path = Path(arguments.json or RESULTS / ("full.json" if full else "part.json"))
+    path = Path(arguments.json or (path_of(about) if full else RESULTS / "part.json"))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(*conclusion(found), sep="\n")
@@ -114,7 +115,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--again",
         action="store_true",
-        help="in the results of the last full run, replace the results of these claims",
+        help="in the results of this processor, replace the results of these claims",
     )
     parser.add_argument("--json", help="the file for the results")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -124,13 +125,24 @@ def parsed() -> argparse.Namespace:
     return arguments
 
 
+def path_of(about: dict[str, Any]) -> Path:
+    """Return the file with the results of a processor; its name is vendor, family and model."""
+    vendor, *_ = re.findall(r"\w+", about["processor"])
+    numbers = re.findall(r"(?:family|model) (\d+)", about["processor"])
+    return RESULTS / "processors" / f"{'-'.join([vendor.lower(), *numbers])}.json"
+
+
 def in_the_last(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the last full run, in which new results replace the old results of the same claims.
+    """Return this processor's results, in which new results replace those of the same claims.
 
     Each new result also contains the date of its measurement. If the machine has changed since the
-    last full run, each new result also describes the current machine.
+    last full run, each new result also describes the current machine. If this processor has no
+    results yet, the new results are all of them.
     """
-    last = json.loads((RESULTS / "full.json").read_text(encoding="utf-8"))
+    path = path_of(result["machine"])
+    if not path.is_file():
+        return result
+    last = json.loads(path.read_text(encoding="utf-8"))
     about = {"when": result["when"]}
     if last["machine"] != result["machine"]:
         about["machine"] = result["machine"]

@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md and its pictures from the last full run: `python -m benchmarks.page`."""
+"""Write docs/benchmarks.md and its pictures from all results: `python -m benchmarks.page`."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from benchmarks.growth import exponent
 from qkv.measure import time_in_words
 
 ROOT = Path(__file__).resolve().parents[1]
-FULL = ROOT / "benchmarks" / "results" / "full.json"
+PROCESSORS = ROOT / "benchmarks" / "results" / "processors"  # a file for each processor
 NOTES = ROOT / "benchmarks" / "notes.md"  # the text that explains missed goals
 PAGE = ROOT / "docs" / "benchmarks.md"
 IMAGES = ROOT / "docs" / "images"
@@ -31,16 +31,23 @@ UNITS = {
 
 def main() -> None:
     """Write the page and the pictures."""
-    result = last()
-    PAGE.write_text(page(result, notes()), encoding="utf-8")
-    for dark in (False, True) if result else ():
-        draw(result["claims"]["growth"]["curves"], IMAGES / picture(dark), dark=dark)
+    results = kept()
+    PAGE.write_text(page(results, notes()), encoding="utf-8")
+    for result in with_growth(results):
+        for dark in (False, True):
+            draw(result["claims"]["growth"]["curves"], IMAGES / picture(dark), dark=dark)
     print(f"wrote {PAGE.relative_to(ROOT)}")
 
 
-def last() -> dict[str, Any] | None:
-    """Read the last full run, if its file exists."""
-    return json.loads(FULL.read_text(encoding="utf-8")) if FULL.is_file() else None
+def kept() -> list[dict[str, Any]]:
+    """Read the results of every processor; the newest results are the first."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in PROCESSORS.glob("*.json")]
+    return sorted(found, key=lambda result: result["when"], reverse=True)
+
+
+def with_growth(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the newest results that contain the curves of time and memory, in a list."""
+    return [result for result in results if "growth" in result["claims"]][:1]
 
 
 def notes() -> str:
@@ -53,34 +60,41 @@ def picture(dark: bool) -> str:
     return f"growth-{'dark' if dark else 'light'}.svg"
 
 
-def page(result: dict[str, Any] | None, notes: str) -> str:
+def page(results: list[dict[str, Any]], notes: str) -> str:
     """Return the whole page as Markdown."""
-    if result is None:
+    if not results:
         repeat = REPEAT.format(minutes="about ten minutes")
         return "\n".join([INTRODUCTION, "No full run has been kept yet.\n", HOW, repeat])
     parts = [
         INTRODUCTION,
-        "## Where it was measured\n",
-        machine(result),
         "## Goals and results\n\n"
-        "A relative speed of 2x means that `qkv` takes half the time of the peer. The peak is the\n"
-        "rate of multiply-adds in registers, and the read rate is the rate of reading a large\n"
-        "array; both were measured between the rounds of the work.\n",
-        goals(result),
+        "Each processor has two tables: the machine, and the goals that it reached or missed. A\n"
+        "relative speed of 2x means that `qkv` takes half the time of the peer. If the peer has\n"
+        "several ways, the name of its fastest way is in brackets. The peak is the rate of\n"
+        "multiply-adds in registers, and the read rate is the rate of reading a large array; both\n"
+        "were measured between the rounds of the work. Some goals hold only for processors with\n"
+        "AMX, and are marked *not on this processor* for the others.\n",
     ]
+    for result in results:
+        parts += [f"### {result['machine']['processor']}\n", machine(result), goals(result)]
     if notes:
         parts += ["## What limits the speed\n", notes + "\n"]
-    parts += ["## How time and memory grow\n", growth(result["claims"]["growth"])]
+    for result in with_growth(results):
+        parts += ["## How time and memory grow\n"]
+        parts += [f"Measured on {result['machine']['processor']}.\n"]
+        parts += [growth(result["claims"]["growth"])]
     parts += ["## All times and errors\n", DETAILS]
-    for found in result["claims"].values():
-        if found["rows"]:
-            heading, _, more = found["title"].partition("\n\n")
-            parts += [f"### {heading.removesuffix('.')}\n", *[f"{more}\n"] * bool(more)]
-            parts += [details(found["rows"])]
-            parts += [shares(row) for row in found["rows"] if row.get("parts")]
-            if "when" in found:
-                parts += [f"Measured at {found['when']}{elsewhere(found)}.\n"]
-    parts += [HOW, REPEAT.format(minutes=minutes(result["seconds"]))]
+    for result in results:
+        parts += [f"### Times on {result['machine']['processor']}\n"]
+        for found in result["claims"].values():
+            if found["rows"]:
+                heading, _, more = found["title"].partition("\n\n")
+                parts += [f"#### {heading.removesuffix('.')}\n", *[f"{more}\n"] * bool(more)]
+                parts += [details(found["rows"])]
+                parts += [shares(row) for row in found["rows"] if row.get("parts")]
+                if "when" in found:
+                    parts += [f"Measured at {found['when']}{elsewhere(found)}.\n"]
+    parts += [HOW, REPEAT.format(minutes=minutes(max(one["seconds"] for one in results)))]
     return "\n".join(parts)
 
 
@@ -98,8 +112,11 @@ peak, for attention alone and for whole models. All numbers in the tables come f
   models, a round takes up to a minute, so a time is the median of three or five rounds. Compare
   only times in the same row: machines differ, and the speed of one machine changes over time.
 - Each peer had its fastest configuration: inputs converted to its preferred layout before the
-  timing, onnxruntime with bound inputs and outputs, OpenVINO compiled for latency. `qkv` was
-  called as a user would call it, and allocated its result each time.
+  timing, onnxruntime with bound inputs and outputs, OpenVINO compiled for latency, with shared
+  outputs and with the precision of the row. Where torch has several ways, its fastest counts.
+  `qkv` was called as a user would call it, and allocated its result each time.
+- The exact results come from plain NumPy in `benchmarks/`, or from the models of transformers or
+  sentence-transformers in float64, and not from the code that was timed.
 """
 
 DETAILS = """\
@@ -108,7 +125,10 @@ the share of the machine's read rate. `onnxruntime` is the operator `MultiHeadAt
 onnxruntime, `opset 24` is ONNX's `Attention`, and `GQA` is `GroupQueryAttention` of onnxruntime.
 `openvino` is OpenVINO's SDPA operator, and `numpy` is attention as most tutorials write it in
 NumPy. Shapes are `(B, H, L, d)`. For decoding, shapes are `(B, Hq over Hkv, L x S, d)`: Hq query
-heads share Hkv key heads, and L queries attend to S keys.
+heads share Hkv key heads, and L queries attend to S keys; `heads as queries` treats the query heads
+of a group as queries of one head, so that the keys are read once. `chunks` computes a window in
+chunks of queries, each with only the keys that it sees. `compiled` means `torch.compile`, which
+needs a C++ compiler.
 """
 
 HOW = "## How to repeat it\n"
@@ -122,10 +142,12 @@ $ make bench QUICK=1
 ```
 
 The first command measures everything, which takes {minutes}. The second command measures only two
-claims. The third command measures one claim again, and replaces its numbers on this page. The last
-command only checks that everything runs, with lengths divided by eight. `make bench` makes its own
-environment with torch, transformers, onnxruntime and OpenVINO (1.8 GB). The command writes results
-to `benchmarks/results/`, and after a full run also this page. The models read texts from WordNet
+claims. The third command measures one claim again, and replaces the numbers of this processor. The
+last command only checks that everything runs, with lengths divided by eight. `make bench` makes its
+own environment with torch, transformers, onnxruntime and OpenVINO (1.8 GB). A full run, or a claim
+measured again, replaces only the results of the processor that it runs on: a file in
+`benchmarks/results/processors/`, named by vendor, family and model. Then the command writes this
+page from the files of all processors. The models read texts from WordNet
 (Debian's `wordnet-base`). The folder `benchmarks/` has one file for each claim. `qkv bench` needs
 none of these libraries: in 15 seconds, it compares a few shapes with plain NumPy.
 """

@@ -473,13 +473,18 @@ def test_the_page_has_what_was_measured() -> None:
         },
         "growth": {"title": "Growth.", "rows": [], "curves": {"qkv": points}, "threads": 2},
     }
-    text = page.page(result_of(claims), "It waits for memory.")
+    other = result_of({"prefill": claims["prefill"]}) | {"when": "2025-01-01 00:00 UTC"}
+    other["machine"] = other["machine"] | {"processor": "Slow One"}
+    text = page.page([result_of(claims), other], "It waits for memory.")
+    assert text.index("### Fast One\n") < text.index("### Slow One\n")
+    assert text.index("### Times on Fast One\n") < text.index("### Times on Slow One\n")
+    assert "Measured on Fast One." in text
     assert "| peak, float32, 2 threads | 200.0 GFLOP/s |" in text
     assert "| 3.00x, aim met | **1.50x, missed** |" in text
     assert "at least 2.00x, aim 2.50x" in text
     assert "| (1, 2) | qkv | 100 ms | 50% | 50 ms | 50% | 3e-07 |" in text
     assert "It waits for memory." in text
-    assert "### Whole texts\n\nEach was read.\n\n| work |" in text
+    assert "#### Whole texts\n\nEach was read.\n\n| work |" in text
     assert "| qkv | 2.00 | 1.00 | 4,096 | 16.8 ms | 41 MB |" in text
     assert "10 minutes here" in text
     assert "torch None" not in text
@@ -491,14 +496,16 @@ def test_a_partial_run_updates_the_last_full_run(
     monkeypatch.setattr(bench, "RESULTS", tmp_path)
     claims = {name: {"title": name, "rows": []} for name in ("prefill", "growth")}
     last = result_of(claims) | {"when": "before"}
-    (tmp_path / "full.json").write_text(json.dumps(last), encoding="utf-8")
+    path = bench.path_of(last["machine"])
+    path.parent.mkdir()
+    path.write_text(json.dumps(last), encoding="utf-8")
     fresh = {"llama": {"title": "new", "rows": [1]}, "prefill": {"title": "again", "rows": [2]}}
     found = bench.in_the_last(result_of(fresh) | {"when": "now"})
     assert list(found["claims"]) == ["prefill", "llama", "growth"]
     assert found["claims"]["prefill"] == {"title": "again", "rows": [2], "when": "now"}
     assert found["when"] == "before"
     assert found["claims"]["growth"] == claims["growth"]
-    other = {"processor": "another", "cores": 8, "system": "Linux"}
+    other = {"processor": "Fast One", "cores": 8, "system": "Linux"}
     elsewhere = result_of(fresh) | {"machine": other, "versions": {"torch": None, "dask": "1.0"}}
     found = bench.in_the_last(elsewhere)
     assert found["machine"] == last["machine"]
@@ -509,9 +516,23 @@ def test_a_partial_run_updates_the_last_full_run(
         "dask": "1.0",
     }
     assert (
-        page.elsewhere(found["claims"]["llama"]) == " on another machine: another, 8 cores, Linux"
+        page.elsewhere(found["claims"]["llama"]) == " on another machine: Fast One, 8 cores, Linux"
     )
     assert page.elsewhere(found["claims"]["growth"]) == ""
+    unknown = result_of(fresh) | {"machine": {"processor": "Slow One"}}
+    assert bench.in_the_last(unknown) == unknown
+
+
+@pytest.mark.parametrize(
+    ("processor", "name"),
+    [
+        ("AMD EPYC (family 25, model 17)", "amd-25-17.json"),
+        ("Intel(R) Xeon(R) Processor @ 2.60GHz (family 6, model 207)", "intel-6-207.json"),
+        ("aarch64", "aarch64.json"),
+    ],
+)
+def test_a_processor_has_a_file_of_results(processor: str, name: str) -> None:
+    assert bench.path_of({"processor": processor}).name == name
 
 
 def test_the_page_says_where_the_time_goes() -> None:
@@ -528,15 +549,15 @@ def test_the_pictures_are_the_same_each_time(dark: bool, tmp_path: Path) -> None
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
 
 
-def test_the_page_is_that_of_the_last_full_run() -> None:
-    result = page.last()
-    assert page.PAGE.read_text(encoding="utf-8") == page.page(result, page.notes())
-    if result is not None:
+def test_the_page_is_that_of_the_kept_results() -> None:
+    results = page.kept()
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(results, page.notes())
+    if page.with_growth(results):
         assert all((page.IMAGES / page.picture(dark)).is_file() for dark in (False, True))
 
 
 def test_a_page_without_a_run_says_how_to_make_one() -> None:
-    text = page.page(None, "")
+    text = page.page([], "")
     assert "No full run" in text
     assert "make bench" in text
 
