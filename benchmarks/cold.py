@@ -7,9 +7,8 @@ from importlib.util import find_spec
 
 import numpy as np
 
-import qkv
 from benchmarks.common import Row, Way, less_memory, within
-from benchmarks.encode import folder, sentence_transformers
+from benchmarks.encode import exact, folder
 from benchmarks.memory import ROOT
 
 TEXT = "The cat sat on the mat."
@@ -33,7 +32,6 @@ PROGRAMS = {
 
 def rows(shrink: int = 1) -> Iterator[Row]:
     """Yield the table row for one text; `shrink` has no effect, because the text is short."""
-    exact = sentence_transformers("float64") or qkv.load("minilm", dtype="float64").encode
     truth = exact(TEXT)
 
     def error(answer: bytes) -> float:

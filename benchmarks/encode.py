@@ -34,7 +34,6 @@ def row(model: qkv.Model, texts: list[str]) -> Row:
     """Make the row for float32 and bfloat16; compare 64 of the vectors with vectors in float64."""
     half = qkv.load("minilm", dtype="bfloat16")
     shown = np.linspace(0, len(texts) - 1, min(64, len(texts) // 4)).astype(int)
-    exact = sentence_transformers("float64") or qkv.load("minilm", dtype="float64").encode
     truth = exact([texts[i] for i in shown])
     work = operations(model, [len(model.tokenize(text)) for text in texts])
 
@@ -84,6 +83,12 @@ def sentence_transformers(dtype: str = "float32") -> Callable[[list[str]], np.nd
 
     model = SentenceTransformer(str(folder()), device="cpu", model_kwargs=kind)
     return lambda texts: model.encode(texts, show_progress_bar=False)
+
+
+def exact(texts: str | list[str]) -> np.ndarray:
+    """Encode texts in float64 with sentence-transformers, or with qkv if it is not installed."""
+    encode = sentence_transformers("float64") or qkv.load("minilm", dtype="float64").encode
+    return encode(texts)
 
 
 def pooled(run: Callable[..., np.ndarray], batch: int) -> Callable[[list[str]], np.ndarray]:

@@ -38,6 +38,7 @@ def in_transformers(model: qkv.Model, kind: str = "AutoModel", dtype: str = "flo
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
         model.save(folder)
         loaded = getattr(transformers, kind).from_pretrained(

@@ -115,8 +115,9 @@ peak, for attention alone and for whole models. All numbers in the tables come f
   timing, onnxruntime with bound inputs and outputs, OpenVINO compiled for latency, with shared
   outputs and with the precision of the row. Where torch has several ways, its fastest counts.
   `qkv` was called as a user would call it, and allocated its result each time.
-- The exact results come from plain NumPy in `benchmarks/`, or from the models of transformers or
-  sentence-transformers in float64, and not from the code that was timed.
+- The exact results come from plain NumPy in `benchmarks/`, or from transformers or
+  sentence-transformers in float64, and not from the code that was timed. Only for scans of heads
+  and for scores of edges, `qkv` computes them in float64, and the other library confirms them.
 """
 
 DETAILS = """\

@@ -13,6 +13,7 @@ import numpy as np
 
 import qkv
 from benchmarks.common import Goal, Row, Way, beside, ours, seconds
+from benchmarks.encode import exact
 from benchmarks.long_attention import on_workers
 from benchmarks.texts import sentences
 from qkv.measure import operations, random_inputs
@@ -48,7 +49,7 @@ def encoding(client: Any, count: int, folder: Path) -> Row:
     source = folder / "texts.txt"
     source.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
     shown = np.linspace(0, count - 1, 64).astype(int)
-    truth = qkv.load("minilm", dtype="float64").encode([texts[i] for i in shown])
+    truth = exact([texts[i] for i in shown])
 
     def error(found: Any) -> float:
         vectors = written(folder / "vectors") if found is None else found
