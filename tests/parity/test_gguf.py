@@ -330,7 +330,47 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "starcoder2": ("starcoder2", "Starcoder2ForCausalLM", {**GROUPED, "use_bias": True}),
     "bert": ("bert", "BertModel", SIZES),
     "nomic-bert": ("nomic-bert", "NomicBertModel", SIZES),
+    "smollm3": ("smollm3", "SmolLM3ForCausalLM", {**GROUPED, "num_hidden_layers": 5}),
+    "llama-embed": ("llama-embed", "LlamaModel", {**GROUPED, "is_causal": False}),
+    "granite": (
+        "granite",
+        "GraniteForCausalLM",
+        {**GROUPED, "attention_multiplier": 0.3, "embedding_multiplier": 2.0}
+        | {"residual_multiplier": 0.7, "logits_scaling": 3.0},
+    ),
+    "phi2": ("phi2", "PhiForCausalLM", GROUPED),
+    "gptneox": ("gptneox", "GPTNeoXForCausalLM", SIZES),
+    "gptneox, in turn": (
+        "gptneox",
+        "GPTNeoXForCausalLM",
+        {**SIZES, "use_parallel_residual": False, "rotary_emb_base": 500, "rotary_pct": 0.5},
+    ),
+    "bloom": ("bloom", "BloomForCausalLM", {**SIZES, "n_layer": 2, "n_head": 4}),
+    "falcon": ("falcon", "FalconForCausalLM", SIZES),
+    "falcon, two norms": (
+        "falcon",
+        "FalconForCausalLM",
+        {**SIZES, "new_decoder_architecture": True, "num_kv_heads": 2},
+    ),
+    "falcon, one norm": (
+        "falcon",
+        "FalconForCausalLM",
+        {**SIZES, "new_decoder_architecture": True, "num_kv_heads": 2}
+        | {"num_ln_in_parallel_attn": 1},
+    ),
+    "gemma-embedding": (
+        "gemma-embedding",
+        "Gemma3TextModel",
+        {**WINDOWED, "num_hidden_layers": 7, "use_bidirectional_attention": True},
+    ),
+    "eurobert": ("eurobert", "EuroBertModel", GROUPED),
+    "modern-bert": (
+        "modern-bert",
+        "ModernBertModel",
+        {**SIZES, "num_hidden_layers": 4, "local_attention": 8},
+    ),
 }
+ENCODERS = ("bert", "nomic-bert", "modern-bert", "eurobert", "llama-embed", "gemma-embedding")
 KEYS = {  # The keys of the metadata, and the attributes of configs.
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -346,7 +386,20 @@ KEYS = {  # The keys of the metadata, and the attributes of configs.
     "expert_count": "num_local_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
+    "use_parallel_residual": "use_parallel_residual",
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
 }
+
+
+def _kv_heads(config: Any) -> int:
+    """Return the number of key heads, which Falcons say in their own ways."""
+    if getattr(config, "multi_query", False) and not config.new_decoder_architecture:
+        return 1
+    heads = config.num_attention_heads
+    return getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", heads)
 
 
 def random_model(kind: str, config: dict[str, Any]) -> Any:
@@ -369,13 +422,21 @@ def random_model(kind: str, config: dict[str, Any]) -> Any:
 def metadata(architecture: str, config: Any) -> dict[str, Any]:
     """Return the metadata that describes a config, as llama.cpp's converter writes it."""
     values = {key: getattr(config, name, None) for key, name in KEYS.items()}
-    if hasattr(config, "norm_epsilon") or hasattr(config, "layer_norm_epsilon"):
-        eps = getattr(config, "norm_epsilon", None) or getattr(config, "layer_norm_epsilon", None)
-        values["attention.layer_norm_epsilon"] = eps
-    if architecture in ("bert", "nomic-bert"):
+    for name in ("norm_epsilon", "layer_norm_epsilon", "norm_eps"):
+        if hasattr(config, name):
+            values["attention.layer_norm_epsilon"] = getattr(config, name)
+    if architecture in ENCODERS:
         values |= {"attention.causal": False, "pooling_type": 1}
     if architecture == "gpt2":
         values["feed_forward_length"] = config.n_inner
+    if architecture == "gemma-embedding":
+        values["attention.sliding_window"] = config.to_dict()["sliding_window"]
+    if architecture == "modern-bert":
+        values["attention.sliding_window"] = config.local_attention
+        values["attention.sliding_window_pattern"] = 3
+    if architecture in ("falcon", "bloom"):
+        values |= {"feed_forward_length": 4 * config.hidden_size, "context_length": 2048}
+        values["attention.head_count_kv"] = _kv_heads(config)
     ids = {"bos": config.bos_token_id, "eos": config.eos_token_id, "padding": config.pad_token_id}
     values |= {f"tokenizer.ggml.{name}_token_id": number for name, number in ids.items()}
     heads, dim = config.num_attention_heads, config.hidden_size
@@ -445,7 +506,8 @@ def write_model(
                     ]
                     held = np.concatenate(both, axis=1)
             else:
-                theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+                short = name.removeprefix("transformer.") if architecture == "bloom" else name
+                theirs = names.get_name(short, try_suffixes=(".weight", ".bias"))
                 if theirs is None and name.endswith("mlp.gate.weight"):
                     theirs = f"blk.{layer}.ffn_gate_inp.weight"
                 assert theirs, name
@@ -467,9 +529,13 @@ def write_model(
     writer.close()
 
 
+PERMUTED = ("llama", "llama-embed", "smollm3", "granite", "olmo")
+GROUPED_BY_HEAD = ("gptneox", "bloom", "falcon")
+
+
 def layouts(architecture: str, name: str, config: Any) -> tuple[Any, Any]:
     """Return functions that convert a tensor to the layout of GGUF, and back."""
-    if architecture == "llama" and re.search(r"attn_[qk]\.", name):
+    if architecture in PERMUTED and re.search(r"attn_[qk]\.", name):
         heads = config.num_attention_heads if "attn_q" in name else config.num_key_value_heads
 
         def there(array: np.ndarray) -> np.ndarray:
@@ -479,6 +545,25 @@ def layouts(architecture: str, name: str, config: Any) -> tuple[Any, Any]:
         def back(array: np.ndarray) -> np.ndarray:
             pairs = array.reshape(heads, array.shape[0] // heads // 2, 2, *array.shape[1:])
             return pairs.swapaxes(1, 2).reshape(array.shape)
+
+        return there, back
+    if architecture in GROUPED_BY_HEAD and "attn_qkv" in name:
+        heads, kv_heads = config.num_attention_heads, _kv_heads(config)
+        share = heads // kv_heads
+
+        def there(array: np.ndarray) -> np.ndarray:
+            groups = array.reshape(kv_heads, share + 2, -1, *array.shape[1:])
+            parts = groups[:, :-2], groups[:, -2], groups[:, -1]
+            return np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
+
+        def back(array: np.ndarray) -> np.ndarray:
+            units = array.reshape(heads + 2 * kv_heads, -1, *array.shape[1:])
+            order = [
+                unit
+                for n in range(kv_heads)
+                for unit in (*range(n * share, (n + 1) * share), heads + n, heads + kv_heads + n)
+            ]
+            return units[order].reshape(array.shape)
 
         return there, back
     if architecture.startswith("gemma") and name.endswith("norm.weight"):
@@ -521,7 +606,9 @@ def test_a_small_model(case: str, kind: str | None, tmp_path: Path) -> None:
 # Other cases that transformers reads from GGUF files: it ignores head_dim, windows, soft caps, the
 # scaling of rotary positions and biases in the metadata.
 @pytest.mark.parametrize("kind", [None, "Q8_0"])
-@pytest.mark.parametrize("case", ["llama", "llama, tied", "qwen2", "gpt2", "starcoder2"])
+@pytest.mark.parametrize(
+    "case", ["llama", "llama, tied", "qwen2", "gpt2", "starcoder2", "bloom", "falcon"]
+)
 def test_a_file_that_transformers_reads(
     case: str, kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

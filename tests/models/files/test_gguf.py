@@ -159,6 +159,7 @@ def test_a_file_without_the_ending(path):
         ({"embedding_length": "32"}, "embedding_length is '32'"),
         ({"attention.head_count": 5}, "num_attention_heads is 5"),
         ({"attention.head_count_kv": [2, 2]}, "num_key_value_heads is [2, 2]"),
+        ({"general.architecture": "bloom"}, "attention.head_count_kv is 2"),
         ({"attention.value_length": 4}, "attention.value_length is 4"),
         ({"rope.scaling.type": "odd", "rope.scaling.factor": 2.0}, "type is 'odd', which qkv"),
         ({"tokenizer.ggml.model": "rwkv"}, "model is 'rwkv', which qkv does not support"),

@@ -150,14 +150,14 @@ class Blocks(Stored):
 
     Attributes:
         block: the type in the file: "Q4_1", "F32", ...
-        heads: if not 0, the rows of each of so many heads are stored in the order 0, h, 1, h + 1,
-            ..., where h is half of a head; `read` restores the order.
+        order: if given, `read` cuts the rows into `len(order)` equal groups, and returns the groups
+            in the order of these indices.
         offset: a number that `read` adds to all values.
         transposed: whether `read` transposes the matrix; `shape` is the shape afterwards.
     """
 
     block: str
-    heads: int = 0
+    order: Array | None = None
     offset: float = 0.0
     transposed: bool = False
 
@@ -172,9 +172,8 @@ class Blocks(Stored):
     def read(self) -> Array:
         """Return the values, float32 unless the file holds floats of another type."""
         raw, shape = self.raw, self.shape[::-1] if self.transposed else self.shape
-        if self.heads:
-            pairs = raw.reshape(self.heads, shape[0] // self.heads // 2, 2, -1)
-            raw = pairs.swapaxes(1, 2).reshape(-1)
+        if self.order is not None:
+            raw = raw.reshape(len(self.order), -1)[self.order].reshape(-1)
         if self.block in PLAIN:
             values = Stored(self.path, self.block, shape, raw).read()
         else:

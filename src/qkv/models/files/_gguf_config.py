@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.arrays import Array
 from qkv.models.files._gguf import Blocks, Gguf, GgufTensors
 from qkv.models.files.config import Config
 from qkv.models.files.names import Family, Names
@@ -48,11 +49,14 @@ def gguf_config(file: Gguf, families: Mapping[str, Family]) -> dict[str, Any]:
     dim, heads = section.size("embedding_length"), section.size("attention.head_count")
     size = section.size("attention.key_length", max(1, dim // heads))
     section.only("attention.value_length", size, None)
+    if about.get("keys", {}).get("num_key_value_heads") == "":
+        section.only("attention.head_count_kv", heads, None)
     section.layers("block_count")
     section.size("feed_forward_length")
     values: dict[str, Any] = {"num_key_value_heads": heads, "head_dim": size, "rope_theta": 1e4}
-    values |= {"sliding_window": None, **about.get("values", {})}
+    values["sliding_window"] = None
     values = {key: values[key] for key in values if key in family.defaults}
+    values |= about.get("values", {})
     for key, value in section.values.items():
         if not _READ.fullmatch(key):
             usual = TABLES["config"].get(key, f"{section.source.rpartition(' ')[2]}.{key}")
@@ -68,6 +72,8 @@ def gguf_config(file: Gguf, families: Mapping[str, Family]) -> dict[str, Any]:
         has_bias = f"blk.0.{part}.bias" in file.tensors
         if family.defaults.get(key, has_bias) != has_bias:
             values[key] = has_bias
+    if about["family"] == "falcon":
+        values |= _falcon_values(file, section)
     if "large" in about:  # the largest model divides scores by another number
         is_large = section.layers("block_count") == about["large"]
         values["query_pre_attn_scalar"] = dim // heads if is_large else size
@@ -80,7 +86,19 @@ def gguf_config(file: Gguf, families: Mapping[str, Family]) -> dict[str, Any]:
     ids = special_ids(file)
     values |= {f"{name}_token_id": ids[name] for name in ("bos", "eos", "pad") if name in ids}
     values |= _scaling(file, section)
+    renamed = {key: about.get("keys", {}).get(key, key) for key in values}
+    values = {renamed[key]: value for key, value in values.items() if renamed[key]}
     return {"model_type": family.model_type, "architectures": [about["class"]], **values}
+
+
+def _falcon_values(file: Gguf, section: Config) -> dict[str, Any]:
+    """Return the keys of a Falcon's config.json that no metadata sets."""
+    two = "blk.0.attn_norm_2.weight" in file.tensors
+    kv_heads = section.size("attention.head_count_kv", section.size("attention.head_count"))
+    values: dict[str, Any] = {"multi_query": kv_heads == 1}
+    if two or kv_heads > 1:
+        values |= {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1 + two}
+    return values
 
 
 def gguf_pooling(file: Gguf) -> str | None:
@@ -114,15 +132,16 @@ def gguf_tensors(file: Gguf, names: Names) -> GgufTensors:
         ModelError: the file holds a tensor that the model's family has no name for.
     """
     about, section, family = _architecture(file), _section(file), names.family
-    heads = section.size("attention.head_count")
-    order = {"attn_q": heads, "attn_k": section.size("attention.head_count_kv", heads)}
     found: dict[str, Blocks] = {}
+    parts = TABLES["block"] | about.get("block", {})
     for name, tensor in file.tensors.items():
         if name in _FACTORS:
             continue
         match = _NAME.fullmatch(name)
         block, part, kind = match.groups() if match else (None, name, "")
-        ours = TABLES["block" if block else "tensors"].get(part)
+        ours = (parts if block else TABLES["tensors"]).get(part)
+        if part == "attn_norm" and f"{block}attn_norm_2.weight" in file.tensors:
+            ours = parts["ffn_norm"]
         if ours is None:
             raise ModelError(
                 f"{file.path}: the tensor {plain(name, 80)} does not belong to a "
@@ -130,13 +149,7 @@ def gguf_tensors(file: Gguf, names: Names) -> GgufTensors:
             )
         if part.endswith("norm") and "offset" in about:
             tensor = replace(tensor, offset=about["offset"])
-        if part in order and about.get("permuted"):
-            if tensor.shape[0] % (2 * order[part]):
-                raise ModelError(
-                    f"{file.path}: {plain(name, 80)} has {tensor.shape[0]} rows and "
-                    f"{order[part]} heads: each head must have an even number of rows"
-                )
-            tensor = replace(tensor, heads=order[part])
+        tensor = replace(tensor, order=_order(part, tensor, about, section))
         for one, share in _experts(f"{block or ''}{ours}".replace("blk.", "blocks."), tensor):
             theirs = names.tensor_of(one + kind)[0]
             in_first = one.endswith("_proj") and not family.is_transposed(one + kind)
@@ -145,6 +158,30 @@ def gguf_tensors(file: Gguf, names: Names) -> GgufTensors:
             prefix = family.prefix if theirs.startswith(family.body) and family.body else ""
             found[prefix + theirs] = share
     return GgufTensors(str(file.path), found)
+
+
+def _order(part: str, tensor: Blocks, about: dict[str, Any], section: Config) -> Array | None:
+    """Return the order in which transformers has the rows of a tensor, as in `Blocks`."""
+    heads = section.size("attention.head_count")
+    kv_heads = section.size("attention.head_count_kv", heads)
+    rows, count = tensor.shape[0], {"attn_q": heads, "attn_k": kv_heads}.get(part)
+    if count and about.get("permuted"):
+        if rows % (2 * count):
+            raise ModelError(
+                f"{section.source}: {part} has {rows} rows and {count} heads: each head must have "
+                "an even number of rows"
+            )
+        return np.arange(rows).reshape(count, -1, 2).swapaxes(1, 2).reshape(-1)
+    if part == "attn_qkv" and about.get("grouped"):
+        if heads % kv_heads or rows % (heads + 2 * kv_heads):
+            raise ModelError(
+                f"{section.source}: {part} has {rows} rows, {heads} query heads and {kv_heads} key "
+                "heads: each group must have equally many heads, and each head equally many rows"
+            )
+        key = heads + np.arange(kv_heads)[:, None]
+        query = np.arange(heads).reshape(kv_heads, -1)
+        return np.hstack([query, key, key + kv_heads]).reshape(-1)
+    return None
 
 
 def _experts(ours: str, tensor: Blocks) -> list[tuple[str, Blocks]]:
