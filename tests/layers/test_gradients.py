@@ -21,6 +21,7 @@ from qkv.layers import (
     SelfAttention,
 )
 from qkv.layers.experts import gated_expert_shapes
+from qkv.layers.norm import HeadNorms
 from qkv.models.network._embedding import Embedding
 from qkv.models.network._relative_bias import Buckets
 from qkv.models.network.head import Head
@@ -204,6 +205,22 @@ def test_attention_with_rotary_and_query_and_key_norms(
         lambda run: run(x, is_causal=True, **options),
         {"x": x, **own, **layer.parameters},
     )
+
+
+def test_clipped_heads_with_their_own_norms() -> None:
+    """Some of the queries, keys and values are limited, and each head has its own norm."""
+    plain = MultiHeadAttention(8, 2, d_query=6, seed=0, dtype=np.float64)
+    norms = {
+        f"{name}_norm": HeadNorms([scattered(LayerNorm(6, dtype=np.float64)) for _ in range(2)])
+        for name in "qk"
+    }
+    layer = MultiHeadAttention.from_parameters(plain.parameters, num_heads=2, clip=0.8, **norms)
+    x = numbers(2, 4, 8)
+    limited = np.abs(x @ plain.parameters["q_proj.weight"]) > 0.8
+    assert 0 < limited.sum() < limited.size
+    own = {f"{n}.{name}": a for n, norm in norms.items() for name, a in norm.parameters.items()}
+    own["q_norm.1.weight"] *= 2
+    check(layer, lambda run: run(x, is_causal=True), {"x": x, **own, **layer.parameters})
 
 
 @pytest.mark.parametrize("shared", [False, True])

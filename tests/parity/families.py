@@ -593,6 +593,11 @@ FAMILIES = {
                 "tie_word_embeddings": True,
                 "attention_bias": True,
             },
+            "clipped queries, keys and values": {
+                "num_attention_heads": 6,
+                "num_key_value_heads": 3,
+                "clip_qkv": 0.7,
+            },
             "one key head, stretched, gelu": {
                 "num_attention_heads": 3,
                 "num_key_value_heads": 1,
@@ -666,6 +671,12 @@ FAMILIES = {
                 "tie_word_embeddings": True,
                 "hidden_act": "gelu",
                 "layer_norm_eps": 1e-3,
+            },
+            "a norm for each head": {
+                "num_attention_heads": 6,
+                "num_key_value_heads": 2,
+                "use_parallel_residual": True,
+                "qk_layernorm": True,
             },
             "half of each head, stretched": {
                 "num_attention_heads": 4,

@@ -56,6 +56,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {**GROUPED, "num_local_experts": 4, "sliding_window": 11}),
     "olmo2": ("Olmo2", GROUPED),
     "olmo": ("Olmo", GROUPED),
+    "olmo, clipped": ("Olmo", {**GROUPED, "clip_qkv": 0.7}),
     "olmo3": ("Olmo3", {**GROUPED, "sliding_window": 9}),
     "granite": (
         "Granite",
@@ -64,6 +65,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {**GROUPED, "use_sliding_window": True, "sliding_window": 10}),
     "starcoder2": ("Starcoder2", {**GROUPED, "sliding_window": 11}),
     "stablelm": ("StableLm", {**PARALLEL, "num_key_value_heads": 3, "intermediate_size": 70}),
+    "stablelm, a norm for each head": (
+        "StableLm",
+        {**PARALLEL, "num_key_value_heads": 3, "intermediate_size": 70, "qk_layernorm": True},
+    ),
     "phi": ("Phi", {**PARALLEL, "intermediate_size": 70}),
     "falcon": (
         "Falcon",

@@ -338,6 +338,13 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**GROUPED, "attention_multiplier": 0.3, "embedding_multiplier": 2.0}
         | {"residual_multiplier": 0.7, "logits_scaling": 3.0},
     ),
+    "olmo": ("olmo", "OlmoForCausalLM", {**GROUPED, "clip_qkv": 1.5}),
+    "stablelm": ("stablelm", "StableLmForCausalLM", {**GROUPED, "use_qkv_bias": True}),
+    "stablelm, norms of heads": (
+        "stablelm",
+        "StableLmForCausalLM",
+        {**GROUPED, "qk_layernorm": True, "use_parallel_residual": True},
+    ),
     "phi2": ("phi2", "PhiForCausalLM", GROUPED),
     "gptneox": ("gptneox", "GPTNeoXForCausalLM", SIZES),
     "gptneox, in turn": (
@@ -387,6 +394,7 @@ KEYS = {  # The keys of the metadata, and the attributes of configs.
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
     "use_parallel_residual": "use_parallel_residual",
+    "attention.clamp_kqv": "clip_qkv",
     "attention.scale": "attention_multiplier",
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
@@ -429,6 +437,8 @@ def metadata(architecture: str, config: Any) -> dict[str, Any]:
         values |= {"attention.causal": False, "pooling_type": 1}
     if architecture == "gpt2":
         values["feed_forward_length"] = config.n_inner
+    if architecture == "olmo":
+        values["attention.layer_norm_epsilon"] = 1e-5
     if architecture == "gemma-embedding":
         values["attention.sliding_window"] = config.to_dict()["sliding_window"]
     if architecture == "modern-bert":
@@ -477,12 +487,13 @@ def write_model(
 
     def add(name: str, array: np.ndarray) -> np.ndarray:
         """Write a tensor, and return the values that the file holds."""
-        block = kind and array.ndim > 1 and name.startswith("blk.") and "inp" not in name
+        block = kind and array.ndim > 1 and re.match(r"blk\.(?!.*(inp|norm)\.)", name)
         which = gguf.GGMLQuantizationType[kind if block else "F32"]
         raw = gguf.quants.quantize(np.ascontiguousarray(array, np.float32), which)
         writer.add_tensor(name, raw, raw_dtype=which)
         return gguf.quants.dequantize(raw, which).reshape(array.shape)
 
+    stacked: dict[tuple[str, str], list[np.ndarray]] = {}
     state = model.state_dict()
     if architecture == "nomic-bert":  # the names in its files are those of the first version
         model.save_pretrained(path.parent / "original")
@@ -494,6 +505,9 @@ def write_model(
             if name in skipped or "pooler" in name or name.endswith(("_ids", "inv_freq")):
                 continue
             layer = next(iter(re.findall(r"\.(\d+)\.", name)), "")
+            if ".norms." in name:  # llama.cpp stacks the norms of all heads
+                stacked.setdefault((layer, name.split(".")[4][0]), []).append(array)
+                continue
             if "mlp.experts." in name:  # transformers joins the gate and the up-projection
                 if name.endswith("down_proj"):
                     held = add(f"blk.{layer}.ffn_down_exps.weight", array)
@@ -514,6 +528,8 @@ def write_model(
                 there, back = layouts(architecture, theirs, config)
                 held = back(add(theirs, there(array)))
             parameter.copy_(torch.tensor(held))
+    for (layer, kind_of_head), arrays in stacked.items():
+        add(f"blk.{layer}.attn_{kind_of_head}_norm.weight", np.stack(arrays))
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "llama3":  # llama.cpp writes the factors by which speeds shrink
         scaled = model.model.rotary_emb.inv_freq.numpy()
@@ -607,7 +623,7 @@ def test_a_small_model(case: str, kind: str | None, tmp_path: Path) -> None:
 # scaling of rotary positions and biases in the metadata.
 @pytest.mark.parametrize("kind", [None, "Q8_0"])
 @pytest.mark.parametrize(
-    "case", ["llama", "llama, tied", "qwen2", "gpt2", "starcoder2", "bloom", "falcon"]
+    "case", ["llama", "llama, tied", "qwen2", "gpt2", "starcoder2", "bloom", "falcon", "stablelm"]
 )
 def test_a_file_that_transformers_reads(
     case: str, kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

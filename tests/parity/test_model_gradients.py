@@ -51,6 +51,11 @@ CASES |= {
         "GPT2LMHeadModel",
         {**SMALL["gpt2"][0], "scale_attn_by_inverse_layer_idx": True},
     ),
+    "olmo that clips": ("OlmoForCausalLM", {**DECODER, "clip_qkv": 0.7}),
+    "stablelm with a norm for each head": (
+        "StableLmForCausalLM",
+        {**SMALL["stablelm"][0], "qk_layernorm": True},
+    ),
     "llama tied": ("LlamaForCausalLM", {**DECODER, "tie_word_embeddings": True}),
     "llama with biases": (
         "LlamaForCausalLM",

@@ -15,6 +15,7 @@ from qkv.circuits._reader import Logit
 from qkv.layers import Block, LayerNorm, MultiHeadAttention
 from qkv.layers.attention.forward import Inputs, Positions, attention_out, project_heads
 from qkv.layers.base import promote, quiet, to_bfloat16_like
+from qkv.layers.norm import HeadNorms
 from qkv.models.model import Model
 from qkv.models.network.head import BuiltHead
 from qkv.ops.packing import frozen
@@ -78,8 +79,10 @@ def check_residual(model: Model) -> Model:
             )
         norm = block.attn.q_norm
         if norm is not None and norm.dim != block.attn.d_query:
+            each = isinstance(norm, HeadNorms)
+            how = ", each with its own parameters," if each else " together,"
             raise value_error(
-                f"{model.name} normalizes the queries of all heads together, so heads "
+                f"{model.name} normalizes the queries of all heads{how} so heads "
                 "have no separate inputs: call patch(model, ...)"
             )
     return model
@@ -103,7 +106,9 @@ def _ungroup_block(block: Block) -> Block:
             heads = array.reshape(*array.shape[:-1], attn.num_kv_heads, -1)
             parameters[name] = frozen(np.repeat(heads, group, -2).reshape(*array.shape[:-1], -1))
     other = copy(block)
-    options = {name: getattr(attn, name) for name in ("num_heads", "rotary", "q_norm", "k_norm")}
+    options = {
+        name: getattr(attn, name) for name in ("num_heads", "rotary", "q_norm", "k_norm", "clip")
+    }
     other.attn = MultiHeadAttention.from_parameters(parameters, **options)
     other._parts = block._parts | {"attn": other.attn}
     return other

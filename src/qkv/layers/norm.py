@@ -1,7 +1,7 @@
 """LayerNorm, RMSNorm and LayerScale: layers that multiply each column by a weight."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -247,6 +247,42 @@ def _vectors(parameters: Mapping[str, Any], known: set[str]) -> dict[str, Array]
     for name, array in arrays.items():
         base.need_shape(array, weight.shape, name=name, why="the shape of weight")
     return arrays
+
+
+class HeadNorms:
+    """A norm of queries or keys with other parameters for each head, as in StableLM.
+
+    Args:
+        norms: the norm of each head, for vectors (..., d).
+    """
+
+    def __init__(self, norms: Sequence[LayerNorm]) -> None:
+        self.norms, self.dim = norms, sum(norm.dim for norm in norms)
+        self.parameters = {
+            f"{head}.{name}": array
+            for head, norm in enumerate(norms)
+            for name, array in norm.parameters.items()
+        }
+
+    def run(self, x: Array) -> tuple[Array, list[NormSaved]]:
+        """Normalise the joined vectors (..., H * d); also return the values for `backward`."""
+        heads = np.split(x, len(self.norms), axis=-1)
+        pairs = [norm.run(head) for norm, head in zip(self.norms, heads, strict=True)]
+        return np.concatenate([out for out, _ in pairs], axis=-1), [saved for _, saved in pairs]
+
+    def backward(
+        self, grad: Array, saved: Sequence[NormSaved], *, record: Recorder | None = None
+    ) -> base.Gradient:
+        """Return the gradients for the joined vectors (..., H * d) and for the parameters."""
+        grads = np.split(grad, len(self.norms), axis=-1)
+        triples = zip(self.norms, grads, saved, strict=True)
+        backs = [norm.backward(part, one) for norm, part, one in triples]
+        gradients = {
+            f"{head}.{name}": array
+            for head, back in enumerate(backs)
+            for name, array in back.parameters.items()
+        }
+        return base.Gradient(np.concatenate([back.x for back in backs], axis=-1), gradients)
 
 
 class ScaleSaved(NamedTuple):

@@ -19,7 +19,7 @@ from qkv.layers.attention import MultiHeadAttention, Rotary, SelfAttention
 from qkv.layers.attention.forward import Inputs, attention_plan
 from qkv.layers.base import quiet
 from qkv.layers.block import Block
-from qkv.layers.norm import LayerNorm, RMSNorm
+from qkv.layers.norm import HeadNorms, LayerNorm
 from qkv.ops.kernel import stays_bfloat16, variant_and_threads
 from qkv.ops.packing import Prepared, is_frozen
 
@@ -80,6 +80,8 @@ def steps_for(
             or "out_proj.weight" not in block.attn.parameters
             or block.mlp is None
             or (block.attn.q_norm is None) != (block.attn.k_norm is None)
+            or isinstance(block.attn.q_norm, HeadNorms)
+            or block.attn.clip is not None
             or not takes(dtype, block.attn.d_query)
             or not block_options.keys() <= _OPTIONS
             or block_options.get("is_causal") is not True
@@ -223,7 +225,7 @@ def _join_qkv(attn: MultiHeadAttention, kernel: Prepared) -> Callable[[Array], t
     return one_by_one
 
 
-def _norm(norm: LayerNorm | RMSNorm, kernel: Prepared) -> Callable[[Array], Array]:
+def _norm(norm: Any, kernel: Prepared) -> Callable[[Array], Array]:
     weight, bias = norm.scaled(), norm.parameters.get("bias")
     return kernel.norm(weight, bias, eps=norm.eps, centred=isinstance(norm, LayerNorm))
 

@@ -463,6 +463,13 @@ def test_a_block_is_walked_past_its_attention(norm: Any, post_norm: bool) -> Non
         walk(block, x=x, context=x)
 
 
+def test_a_layer_that_limits_queries_is_refused() -> None:
+    plain = MultiHeadAttention(8, 2, seed=0)
+    layer = MultiHeadAttention.from_parameters(plain.parameters, num_heads=2, clip=0.5)
+    with pytest.raises(ValueError, match=r"values to 0\.5, which a walk cannot show"):
+        walk(layer, x=normal(5, 8))
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_parallel_block_is_walked_to_its_sum_of_three(shared: bool) -> None:
     norms = [LayerNorm(8, dtype=np.float64) for _ in range(2)]

@@ -63,6 +63,7 @@ def attention_backward(
             ).x
             part = split_heads(vectors, part.shape[-3]) if whole else vectors
         part = keep(f"hook_{name}", part)
+        part = part * saved.inside[name] if saved.inside else part
         return project_back(x, layer.parameters, f"{name}_proj", join_heads(part), gradients)
 
     query = to_words("q", heads.query, inputs.words)

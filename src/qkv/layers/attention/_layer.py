@@ -17,6 +17,7 @@ from qkv.layers.attention._relative import Relative
 from qkv.layers.attention._rotary import Rotary, as_rotary
 from qkv.layers.attention._weights import Weights
 from qkv.layers.attention.forward import AttentionSaved, Inputs, Norm, Parts, Positions
+from qkv.layers.norm import HeadNorms
 from qkv.trace import Recorder, Trace
 from qkv.trace.activations import SUMMARY
 from qkv.trace.recorder import of_rows, unkept
@@ -141,8 +142,9 @@ class MultiHeadAttention(Parts):
         *,
         num_heads: int = 1,
         rotary: Rotary | Mapping[str, Any] | None = None,
-        q_norm: Norm | None = None,
-        k_norm: Norm | None = None,
+        q_norm: Norm | HeadNorms | None = None,
+        k_norm: Norm | HeadNorms | None = None,
+        clip: float | None = None,
     ) -> Self:
         """Make a layer from parameters, without copying them; their shapes determine all sizes.
 
@@ -155,6 +157,8 @@ class MultiHeadAttention(Parts):
             q_norm: a norm of the queries before their rotation. The norm takes the vectors (..., d)
                 of each head, or the joined vectors (..., Hq * d) of all heads.
             k_norm: a norm of the keys, like `q_norm`.
+            clip: if given, each number of a query, key or value is limited to `-clip` to `clip`,
+                before norms and rotation.
         """
         layer = cls._of(Weights(base.check_parameters(parameters)), num_heads, rotary)
         size = layer.d_query
@@ -165,7 +169,7 @@ class MultiHeadAttention(Parts):
                     f"{name} takes vectors of size {norm.dim}: the norm must take vectors "
                     f"of size {size} (one head) or {heads * size} (all {heads} heads)"
                 )
-        layer.q_norm, layer.k_norm = q_norm, k_norm
+        layer.q_norm, layer.k_norm, layer.clip = q_norm, k_norm, clip
         return layer
 
     @classmethod
@@ -179,7 +183,7 @@ class MultiHeadAttention(Parts):
         self._weights, self.parameters = weights, dict(weights.parameters)
         sizes = weights.sizes(whole_number(num_heads, name="num_heads", least=1))
         vars(self).update(vars(sizes))
-        self.q_norm = self.k_norm = None
+        self.q_norm = self.k_norm = self.clip = None
         self.rotary = as_rotary(rotary)
         if self.rotary is not None:
             # Rotate zeros, so that wrong fields of `rotary` raise an error before the first call.

@@ -15,7 +15,7 @@ from qkv.attend.cache import KVCache
 from qkv.layers import base
 from qkv.layers.attention._relative import Relative
 from qkv.layers.attention._rotary import Rotary
-from qkv.layers.norm import LayerNorm, NormSaved, RMSNorm
+from qkv.layers.norm import HeadNorms, LayerNorm, RMSNorm
 from qkv.ops.linear import is_wide, linear, project
 from qkv.trace import Recorder
 from qkv.trace.activations import SUMMARY, WEIGHTS
@@ -44,8 +44,9 @@ class Parts:
     d_query: int
     d_value: int
     rotary: Rotary | None
-    q_norm: Norm | None
-    k_norm: Norm | None
+    q_norm: Norm | HeadNorms | None
+    k_norm: Norm | HeadNorms | None
+    clip: float | None  # The limit of the numbers in queries, keys and values.
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,9 @@ class AttentionSaved:
 
     inputs: Inputs
     shapes: dict[str, Shape]  # The shapes of q, k and v after their projections.
-    norms: dict[str, NormSaved]  # The values that the norms of q and k save.
+    norms: dict[str, Any]  # The values that the norms of q and k save.
     positions: "dict[str, Positions]"  # The positions of q and k, if they were rotated.
+    inside: dict[str, Array]  # Which numbers of q, k and v were within the limit, if there is one.
     query: Array  # (..., Hq, L, d), after norm and rotation.
     key: Array  # (..., Hkv, S, d), after norm and rotation.
     value: Array  # (..., Hkv, S, dv).
@@ -122,7 +124,7 @@ def attention_forward(layer: Parts, inputs: Inputs, plan: Call | None) -> Forwar
     """Run the forward pass of a layer; `plan` is the result of `attention_plan`, or None."""
     inputs, residual = _in_working_type(inputs), inputs.residual
     keep = of_heads(inputs.record, inputs.cu) or unkept
-    parts, shapes, norms, positions = project_heads(layer, inputs, keep)
+    parts, shapes, norms, positions, inside = project_heads(layer, inputs, keep)
     if inputs.relative is not None:
         bias = relative_bias(layer, inputs.relative, parts, inputs.cu)
         inputs = replace(inputs, options={**inputs.options, "bias": bias})
@@ -134,7 +136,7 @@ def attention_forward(layer: Parts, inputs: Inputs, plan: Call | None) -> Forwar
     if inputs.save:
         lse = extra[-1] if weighed is None else None
         made = parts["q"], parts["k"], parts["v"], z
-        saved = AttentionSaved(inputs, shapes, norms, positions, *made, lse, weighed)
+        saved = AttentionSaved(inputs, shapes, norms, positions, inside, *made, lse, weighed)
     out = attention_out(keep("hook_z", z), layer.parameters, residual, inputs.record, inputs.cu)
     return Forward(out if is_wide(residual) else out.astype(inputs.dtype, copy=False), extra, saved)
 
@@ -153,8 +155,9 @@ class Projected(NamedTuple):
 
     parts: dict[str, Array]  # "q", "k" and "v", each (..., H, L, d).
     shapes: dict[str, Shape]  # The shapes of q, k and v after their projections.
-    norms: dict[str, NormSaved]  # The values that the norms of q and k save.
+    norms: dict[str, Any]  # The values that the norms of q and k save.
     positions: dict[str, Positions]  # The positions of q and k, if they were rotated.
+    inside: dict[str, Array]  # Which numbers of q, k and v were within the limit, if there is one.
 
 
 def project_heads(layer: Parts, inputs: Inputs, keep: Keep = unkept) -> Projected:
@@ -163,10 +166,15 @@ def project_heads(layer: Parts, inputs: Inputs, keep: Keep = unkept) -> Projecte
     `keep` records each of them, and returns the array with which the run continues.
     """
     heads = {"q": layer.num_heads, "k": layer.num_kv_heads, "v": layer.num_kv_heads}
-    parts = {}
+    parts, inside = {}, {}
     for name, count in heads.items():
         x = inputs.words if name == "q" else inputs.others
         part = split_heads(project(x, layer.parameters, f"{name}_proj"), count)
+        if layer.clip is not None:
+            if inputs.save:
+                inside[name] = np.abs(part) <= layer.clip
+            limit = part.dtype.type(layer.clip)
+            part = np.clip(part, -limit, limit)
         parts[name] = keep(f"hook_{name}", part)
     shapes = {name: part.shape for name, part in parts.items()}
     norms = {}
@@ -184,7 +192,7 @@ def project_heads(layer: Parts, inputs: Inputs, keep: Keep = unkept) -> Projecte
     if norms or positions:
         for name in ("q", "k"):
             parts[name] = keep(f"hook_rot_{name}", parts[name])
-    return Projected(parts, shapes, norms, positions)
+    return Projected(parts, shapes, norms, positions, inside)
 
 
 def attention_plan(layer: Parts, inputs: Inputs) -> Call:
@@ -223,7 +231,7 @@ def formula_options(options: Options) -> dict[str, Any]:
     return {n: v for n, v in options.items() if n not in RETURNS and v is not None}
 
 
-def _normalize(norm: Norm, part: Array) -> tuple[Array, NormSaved]:
+def _normalize(norm: Norm | HeadNorms, part: Array) -> tuple[Array, Any]:
     """Normalise queries or keys (..., H, L, d): each head alone, or all heads as one vector."""
     if norm.dim == part.shape[-1]:
         return norm.run(part)

@@ -210,8 +210,7 @@ def granite(config: Config) -> Design:
 
 def olmo(config: Config) -> Design:
     """Return the design of an OLMo: a Llama whose LayerNorms have no parameters."""
-    config.only("clip_qkv", None)
-    layer, eps = attention(config), 1e-5
+    layer, eps = attention(config, clip=config.positive_or_none("clip_qkv")), 1e-5
     return decoder(config, layer, rms=False, norm_weight=False, eps=eps, **biases(config))
 
 
@@ -257,12 +256,15 @@ def starcoder2(config: Config) -> Design:
 
 def stablelm(config: Config) -> Design:
     """Return the design of a StableLM: a Llama with LayerNorms and partly rotated heads."""
-    config.only("qk_layernorm", False)
     config.only("head_dim", config.heads()[2], None)
     parallel, bias = config.flag("use_parallel_residual"), config.flag("use_qkv_bias")
-    layer = attention(config)
     return decoder(
-        config, layer, rms=False, parallel=parallel, mlp_norm=not parallel, qkv_bias=bias
+        config,
+        attention(config, qk_norm="each" if config.flag("qk_layernorm") else "no"),
+        rms=False,
+        parallel=parallel,
+        mlp_norm=not parallel,
+        qkv_bias=bias,
     )
 
 

@@ -74,6 +74,8 @@ def gguf_config(file: Gguf, families: Mapping[str, Family]) -> dict[str, Any]:
             values[key] = has_bias
     if about["family"] == "falcon":
         values |= _falcon_values(file, section)
+    if about["family"] == "stablelm":
+        values["qk_layernorm"] = "blk.0.attn_q_norm.weight" in file.tensors
     if "large" in about:  # the largest model divides scores by another number
         is_large = section.layers("block_count") == about["large"]
         values["query_pre_attn_scalar"] = dim // heads if is_large else size
@@ -185,8 +187,8 @@ def _order(part: str, tensor: Blocks, about: dict[str, Any], section: Config) ->
 
 
 def _experts(ours: str, tensor: Blocks) -> list[tuple[str, Blocks]]:
-    """Return the name and tensor of each expert, if one tensor (experts, out, in) holds all."""
-    if "*" not in ours or len(tensor.shape) != 3:
+    """Return the name and tensor of each expert or head, if the first axis counts these."""
+    if "*" not in ours or len(tensor.shape) < 2:
         return [(ours, tensor)]
     parts = tensor.raw.reshape(tensor.shape[0], -1)
     return [

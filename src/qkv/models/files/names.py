@@ -17,6 +17,7 @@ from qkv.models.network.design import AnyDesign
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 QKV = tuple(f"blocks.*.attn.{name}" for name in PROJECTIONS[:3])
+_NUMBERED = r"\b(?:blocks|experts|[qk]_norm)\."  # what a number follows in qkv's names
 _TABLE, _OUTPUT = "embed.weight", "head.out_proj.weight"
 
 
@@ -106,8 +107,8 @@ class Family:
         model_type: the value in config.json.
         design: a function that returns the design for a config.
         names: maps qkv's name of a part to the name in the files, or to a `Fused`. The first `*`
-            stands for the layer's number, the second `*` for the expert's number. An entry with a
-            number instead of `*` applies only to the layer with this number.
+            stands for the layer's number, the second `*` for the number of the expert or the head.
+            An entry with a number instead of `*` applies only to the layer with this number.
         rename: if the names depend on the config, a function that takes `names` and a config, and
             returns all names.
         heads: maps some kinds of output head, such as "PreTraining", to the names of the head's
@@ -190,8 +191,8 @@ class Names:
         >>> Names.of(family, Config({}, "config.json")).tensor_of("blocks.12.attn.q_proj.weight")[0]
         'layer.12.query.weight'
         """
-        numbers = re.findall(r"\b(?:blocks|experts)\.(\d+)\.", name)
-        spelled = name, re.sub(r"\b(blocks|experts)\.\d+\.", r"\1.*.", name)
+        numbers = re.findall(rf"{_NUMBERED}(\d+)\.", name)
+        spelled = name, re.sub(rf"({_NUMBERED})\d+\.", r"\1*.", name)
         # The keys of `parts` may end with ".weight" or ".bias", or omit this ending.
         pairs = [(whole, part) for whole in spelled for part in (whole, whole.rpartition(".")[0])]
         whole, part = next((pair for pair in pairs if pair[1] in self.parts), (name, name))

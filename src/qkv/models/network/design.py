@@ -19,6 +19,7 @@ from qkv.layers import (
 from qkv.layers.attention import Norm
 from qkv.layers.base import Feed, shapes_of
 from qkv.layers.experts import Experts, GatedExperts, expert_shapes, gated_expert_shapes
+from qkv.layers.norm import HeadNorms
 from qkv.models.network._decoder import CrossAttention, DecoderBlock, EncoderDecoder
 from qkv.models.network._embedding import Embedding, PatchEmbedding
 from qkv.models.network._relative_bias import Buckets, Disentangled
@@ -44,8 +45,9 @@ class Attention:
         alibi: a factor for the slopes with which scores decrease with distance (ALiBi); 0 for
             attention without ALiBi.
         sinks: whether each head has a learned sink.
-        qk_norm: how queries and keys are normalised: "no", "head" for each head separately, or
-            "width" for all heads together.
+        qk_norm: how queries and keys are normalised: "no", "head" for each head separately, "each"
+            for each head separately with its own parameters, or "width" for all heads together.
+        clip: the limit of the numbers in queries, keys and values; None for no limit.
     """
 
     num_heads: int
@@ -55,7 +57,8 @@ class Attention:
     options: Mapping[str, Any] = field(default_factory=dict)
     alibi: float = 0.0
     sinks: bool = False
-    qk_norm: Literal["no", "head", "width"] = "no"
+    qk_norm: Literal["no", "head", "each", "width"] = "no"
+    clip: float | None = None
 
     def within(self, width: int | None) -> "Attention":
         """Return this attention with a window of `width` tokens, or unchanged if `width` is None.
@@ -316,8 +319,13 @@ class Design:
                 yield from shapes_of(f"attn.{name}", dim, wide, bias=self.qkv_bias)
         if layer.qk_norm != "no":
             sizes = (wide, narrow) if layer.qk_norm == "width" else (size, size)
-            for name, columns in zip("qk", sizes, strict=True):
-                yield from self._norm_shapes(f"attn.{name}_norm", columns)
+            counts = layer.num_heads, layer.num_kv_heads
+            for name, columns, count in zip("qk", sizes, counts, strict=True):
+                if layer.qk_norm == "each":
+                    each = f"attn.{name}_norm.{{}}.weight"
+                    yield from ((each.format(head), (size,)) for head in range(count))
+                else:
+                    yield from self._norm_shapes(f"attn.{name}_norm", columns)
         if layer.sinks:
             yield "attn.sinks", (layer.num_heads,)
         if (number > 0 or self.first_norm) and self.norms not in ("behind", "none"):
@@ -361,8 +369,9 @@ class Design:
             inside,
             num_heads=layer.num_heads,
             rotary=layer.rotary,
-            q_norm=self.norm(arrays, "attn.q_norm"),
-            k_norm=self.norm(arrays, "attn.k_norm"),
+            q_norm=self._qk_norm(arrays, "attn.q_norm", layer),
+            k_norm=self._qk_norm(arrays, "attn.k_norm", layer),
+            clip=layer.clip,
         )
         attn.parameters |= relative
         norms = ("norm1", "norm2", "out_norm1", "out_norm2")
@@ -387,6 +396,14 @@ class Design:
         )
         options = {name: value for name, value in layer.options.items() if name == "scale"}
         return DecoderBlock(block, CrossAttention(cross_attn, options), norm_cross)
+
+    def _qk_norm(self, parameters: Arrays, name: str, layer: Attention) -> Any:
+        """Return the norm of queries or keys."""
+        if layer.qk_norm != "each":
+            return self.norm(parameters, name)
+        weights = under(parameters, f"{name}.")
+        each = [{"weight": weights[f"{head}.weight"]} for head in range(len(weights))]
+        return HeadNorms([LayerNorm.from_parameters(one, eps=self.eps) for one in each])
 
     def _mlp(self, parameters: Arrays) -> Feed:
         """Return the MLP of a layer, or the experts that replace the MLP."""

@@ -243,6 +243,8 @@ def _reasons(model: Model) -> Iterator[str]:
         "biases by distance": design.buckets is not None
         or design.disentangled is not None
         or any(layer.alibi for layer in layers),
+        "clipped queries": any(layer.clip is not None for layer in layers),
+        "another norm for each head": any(layer.qk_norm == "each" for layer in layers),
         "sinks": any(layer.sinks for layer in layers),
         "cross-attention": design.cross,
         "layers that share parameters": list(design.same_as) != sorted(set(design.same_as)),

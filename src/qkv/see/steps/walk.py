@@ -155,8 +155,8 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
     layer, head, cell = chosen.layer, chosen.head, _first_cell(trace, chosen)
     _refuse_edits(trace, layer, model)
     block = None if model is None else model.layers[layer]
-    if block is not None and block.scale1 is not None:
-        block = None  # a walk has no step for this scale, so the numbers are taken from the trace
+    if block is not None and (block.scale1 is not None or block.attn.clip is not None):
+        block = None  # a walk has no step for these parts, so the numbers are taken from the trace
     attn = {} if block is None else block.attn.parameters
     parameters = {f"blocks.{layer}.attn.{name}": array for name, array in attn.items()}
     at = AttentionInputs(trace, layer, parameters, _plain_rotary(block))
@@ -225,6 +225,11 @@ def walk_layer(
     attn = layer.attn if isinstance(layer, Block) else layer
     if isinstance(layer, Block) and context is not None:
         raise value_error("a block attends only to x: for a context, walk through block.attn")
+    if attn.clip is not None:
+        raise value_error(
+            f"the layer limits its queries, keys and values to {attn.clip:g}, which a walk cannot "
+            "show: call qkv.show(layer.trace(x, ...)) for its weights"
+        )
     inputs = [_one_text(x, "x")] + ([] if context is None else [_one_text(context, "context")])
     if not 0 <= head < attn.num_heads:
         heads = span(range(attn.num_heads))
