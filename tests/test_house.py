@@ -73,7 +73,7 @@ STEPS = {
     ],
     "layers": [
         {"base"},
-        {"norm", "mlp"},
+        {"norm", "mlp", "convolution"},
         {"experts"},
         {"attention"},
         {"block"},

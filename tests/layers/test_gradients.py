@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from qkv.layers import (
     RMSNorm,
     SelfAttention,
 )
+from qkv.layers._convolution import Convolution
 from qkv.layers.experts import gated_expert_shapes
 from qkv.layers.norm import HeadNorms
 from qkv.models.network._embedding import Embedding
@@ -205,6 +207,20 @@ def test_attention_with_rotary_and_query_and_key_norms(
         lambda run: run(x, is_causal=True, **options),
         {"x": x, **own, **layer.parameters},
     )
+
+
+@pytest.mark.parametrize("activation", ["tanh", "gelu"])
+@pytest.mark.parametrize(("groups", "size"), [(1, 3), (2, 5)])
+def test_a_convolution_in_a_block(activation: str, groups: int, size: int) -> None:
+    weight = {"weight": numbers(4, 4 // groups, size), "bias": numbers(4, seed=1)}
+    conv, norm = Convolution(weight, activation), scattered(LayerNorm(4, dtype=np.float64))
+    layer, mlp = (kind(4, 2, seed=0, dtype=np.float64) for kind in (MultiHeadAttention, MLP))
+    norms = [scattered(LayerNorm(4, dtype=np.float64)) for _ in range(2)]
+    block = Block(layer, norms[0], mlp, norms[1], post_norm=True, conv=conv, conv_norm=norm)
+    x, cu = numbers(8, 4, seed=3), np.array([0, 3, 4, 8])
+    check(block, lambda run: run(x, cu_lengths=cu), {"x": x, **block.parameters})
+    alone = np.concatenate([block(x[a:b]) for a, b in itertools.pairwise(cu)])
+    np.testing.assert_allclose(block(x, cu_lengths=cu), alone, atol=1e-14)
 
 
 def test_clipped_heads_with_their_own_norms() -> None:

@@ -43,6 +43,14 @@ CASES |= {
         "DebertaV2ForMaskedLM",
         {**SMALL["deberta-v2"][0], "share_att_key": True, "position_biased_input": False},
     ),
+    "deberta with a convolution": (
+        "DebertaV2ForMaskedLM",
+        {**SMALL["deberta-v2"][0], "conv_kernel_size": 3, "conv_act": "gelu"},
+    ),
+    "deberta with a convolution in groups": (
+        "DebertaV2ForMaskedLM",
+        {**SMALL["deberta-v2"][0], "conv_kernel_size": 5, "conv_groups": 2},
+    ),
     "eurobert that pools first": (
         "EuroBertForSequenceClassification",
         {**DECODER, "classifier_pooling": "mean"},

@@ -1,5 +1,6 @@
 """The parts of a transformer: attention, norms, the MLP and the block around them."""
 
+from qkv.layers._convolution import Convolution
 from qkv.layers._mlp import MLP, mlp_sizes
 from qkv.layers.attention import MultiHeadAttention, Rotary, SelfAttention, self_attention
 from qkv.layers.block import Block

@@ -12,6 +12,7 @@ from qkv.attend import check_starts
 from qkv.attend.arguments import Call, Options
 from qkv.attend.cache import KVCache
 from qkv.layers import base
+from qkv.layers._convolution import Convolution
 from qkv.layers.attention import MultiHeadAttention, Norm
 from qkv.layers.norm import LayerScale
 from qkv.trace import Recorder, Trace
@@ -56,6 +57,11 @@ def post_norm(x: Value, run: Run[Value]) -> Value:
     """Place a norm after each addition, as in BERT."""
     x = run.norm("norm1", run.keep("hook_resid_mid", run.add(x, "attn", x)))
     return run.norm("norm2", run.keep("hook_resid_post", run.add(x, "mlp", x)))
+
+
+def post_norm_and_convolution(x: Value, run: Run[Value]) -> Value:
+    """Add a convolution of the block's input to its output, and place a norm, as in DeBERTa v2."""
+    return run.norm("conv_norm", run.add(post_norm(x, run), "conv", x))
 
 
 def pre_norm(x: Value, run: Run[Value]) -> Value:
@@ -114,6 +120,9 @@ class Block:
         out_norm2: the norm of the MLP's output; not allowed with `post_norm`.
         scale1: the scale of the attention's output, applied after `out_norm1`.
         scale2: the scale of the MLP's output, applied after `out_norm2`.
+        conv: a convolution of the block's input, which is added to the block's output; only with
+            `post_norm`.
+        conv_norm: the norm after this sum.
         parallel: if True, the MLP reads the input of the block, like the attention. If False, the
             MLP reads the sum of this input and the attention's output. The trace of a parallel
             block has no `resid_mid`.
@@ -139,6 +148,7 @@ class Block:
         "norm2": "ln2",
         "out_norm1": "ln1_post",
         "out_norm2": "ln2_post",
+        "conv_norm": "ln_conv",
     }
 
     @public_method
@@ -154,6 +164,8 @@ class Block:
         out_norm2: Norm | None = None,
         scale1: LayerScale | None = None,
         scale2: LayerScale | None = None,
+        conv: Convolution | None = None,
+        conv_norm: Norm | None = None,
         parallel: bool = False,
     ) -> None:
         if attn.output_dim != attn.embed_dim:
@@ -182,6 +194,9 @@ class Block:
                 f"with post_norm, the block has norm1 and norm2, and no other norm or "
                 f"scale: give both and leave {', '.join(behind)} out"
             )
+        if (conv is None) != (conv_norm is None) or (conv is not None and not post_norm):
+            raise value_error("conv needs conv_norm and post_norm: give all three, or no conv")
+        behind |= {"conv": conv, "conv_norm": conv_norm}
         parts = {"attn": attn, "norm1": norm1, "mlp": mlp, "norm2": norm2, **behind}
         self._parts: dict[str, Any] = {n: part for n, part in parts.items() if part is not None}
         for name, part in self._parts.items():
@@ -193,13 +208,14 @@ class Block:
         self.attn, self.norm1, self.mlp, self.norm2 = attn, norm1, mlp, norm2
         self.out_norm1, self.out_norm2 = out_norm1, out_norm2
         self.scale1, self.scale2 = scale1, scale2
+        self.conv, self.conv_norm = conv, conv_norm
         self.post_norm, self.parallel = post_norm, parallel
 
     @cached_property
     def placement(self) -> Placement:
         """How the parts of the block are connected."""
         if self.post_norm:
-            return post_norm
+            return post_norm if self.conv is None else post_norm_and_convolution
         if self.parallel:
             return parallel_parts_of_one_norm if self.norm2 is None else parallel_parts
         if self.mlp is None:
@@ -295,18 +311,26 @@ class Block:
         return array, cu_lengths, plan
 
     def run(
-        self, x: Array, *, record: Recorder | None = None, save: bool = False, **options: Any
+        self,
+        x: Array,
+        *,
+        record: Recorder | None = None,
+        save: bool = False,
+        real: Array | None = None,
+        **options: Any,
     ) -> tuple[Array, BlockSaved]:
         """Run the forward pass without checks; if `save`, also return the values for `backward`.
 
-        `options` are the options of `MultiHeadAttention.run`. In a decoder, cross-attention gets
-        only `cache`, `lengths` and `top_k`.
+        `real` (total,) is False for masked tokens, which a convolution does not read. `options` are
+        the options of `MultiHeadAttention.run`. In a decoder, cross-attention gets only `cache`,
+        `lengths` and `top_k`.
         """
         dtype = base.result_type([x], self.parameters)
-        shape, run = x.shape, _Forward(self, record, save, options)
+        shape, run = x.shape, _Forward(self, record, save, real, options)
         x = run.keep("hook_resid_pre", x.astype(compute_type(dtype), copy=False))
         x = self.placement(x, run)
-        if self.post_norm and not (record and record.again(_AFTER, "ln2.hook_normalized")):
+        last = "ln2" if self.conv is None else "ln_conv"
+        if self.post_norm and not (record and record.again(_AFTER, f"{last}.hook_normalized")):
             x = run.keep(_AFTER, x)
         return x.astype(dtype, copy=False), BlockSaved(run.saved, shape, dtype)
 
@@ -407,14 +431,20 @@ _READ = {
     "mlp": {"hook_mlp_in": ""},
 }
 # The names that a block's forward pass asks a recorder for.
-_NAMES = (*_READ["attn"], *_READ["mlp"], "hook_attn_out", "hook_cross_attn_out", "hook_mlp_out")
+_OUTPUTS = ("hook_attn_out", "hook_cross_attn_out", "hook_mlp_out", "hook_conv_out")
+_NAMES = (*_READ["attn"], *_READ["mlp"], *_OUTPUTS)
 
 
 class _Forward:
     """Executes the parts of a block on arrays, in a forward pass."""
 
     def __init__(
-        self, block: Block, record: Recorder | None, save: bool, options: dict[str, Any]
+        self,
+        block: Block,
+        record: Recorder | None,
+        save: bool,
+        real: Array | None,
+        options: dict[str, Any],
     ) -> None:
         # `rows` pads packed rows. Attention layers get `record`, because they pad packed rows
         # themselves.
@@ -422,6 +452,7 @@ class _Forward:
         self._block, self._parts, self._options, self._save = block, block._parts, options, save
         self.keep = self._rows or unkept
         self.saved: dict[str, Any] = {}
+        self._real = real
         self._normed: tuple[Any, Any] = (None, None)  # the last output of a norm, and its input
         self._wanted = set() if record is None else record.choose(_NAMES)
 
@@ -440,8 +471,8 @@ class _Forward:
     def add(self, x: Array | None, part: str, read: Array, *last: str) -> Array:
         """Apply a part, then its norm and scale; add the result to `x`."""
         layer, hook, options = self._parts[part], f"hook_{part}_out", self._options
-        record = self._record if part != "mlp" else self._rows
-        more = {"record": record and record.under(f"{part}."), "save": self._save}
+        record = self._rows if part in ("mlp", "conv") else self._record
+        more: dict[str, Any] = {"record": record and record.under(f"{part}."), "save": self._save}
         for name in self._wanted.intersection(_READ.get(part, ())):
             normed, before = self._normed
             before = before if normed is read and not self._block.post_norm else read
@@ -449,6 +480,8 @@ class _Forward:
             self.keep(name, before if count is None else np.repeat(before[..., None, :], count, -2))
         if part == "attn":
             more |= options
+        elif part == "conv":
+            more |= {"cu": options.get("cu"), "real": self._real}
         elif part == "cross_attn":
             more |= {name: options.get(name) for name in ("cache", "lengths", "top_k")}
         if x is not None and next(iter(layer.parameters.values())).itemsize == 2:  # half precision

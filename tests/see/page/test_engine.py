@@ -160,6 +160,22 @@ def test_an_unsupported_family_is_refused(tmp_path: Path, family: str, complaint
         engine_payload(model)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "complaint"),
+    [
+        ("olmo", {"clip_qkv": 1.0}, "has clipped queries"),
+        ("stablelm", {"qk_layernorm": True}, "has another norm for each head"),
+        ("deberta-v2", {"relative_attention": False, "conv_kernel_size": 3}, "has a convolution"),
+    ],
+)
+def test_an_unsupported_part_is_refused(
+    tmp_path: Path, family: str, changes: dict[str, Any], complaint: str
+) -> None:
+    model = qkv.load(write_small(tmp_path / "small", CONFIGS[family] | changes))
+    with pytest.raises(ValueError, match=complaint):
+        engine_payload(model)
+
+
 def test_blocks_of_attention_alone_are_refused() -> None:
     with pytest.raises(ValueError, match="random has no language-model head: a page"):
         engine_payload(qkv.load("random"))

@@ -11,7 +11,7 @@ from qkv.models.files.config import FULL, MOST_LAYERS, SLIDING, Config
 from qkv.models.files.names import PartNames, fused
 from qkv.models.files.read import ModelError
 from qkv.models.network import Buckets, Disentangled
-from qkv.models.network.design import Attention, Design
+from qkv.models.network.design import Attention, Convolved, Design
 from qkv.models.network.head import Head
 from qkv.ops.activation import CONFIG_NAMES
 
@@ -246,7 +246,12 @@ def deberta_v2(config: Config) -> Design:
     for key in ("embedding_size", "pooler_hidden_size"):
         config.only(key, dim, None)
     config.only("attention_head_size", size, None)
-    config.only("conv_kernel_size", 0, None)
+    conv, width = None, config.whole("conv_kernel_size")
+    config.need(width % 2 == 1 or width == 0, "conv_kernel_size", width, "an odd number, or 0")
+    if width:
+        groups, activations = config.size("conv_groups"), {**CONFIG_NAMES, "tanh": "tanh"}
+        config.need(dim % groups == 0, "conv_groups", groups, f"a divisor of {dim}")
+        conv = Convolved(width, groups, config.choice("conv_act", activations))
     kinds = config.value("pos_att_type", [])
     kinds = [kind.strip() for kind in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
     met = {"c2p": ("q", "k_proj"), "p2c": ("k", "q_proj")}
@@ -281,6 +286,7 @@ def deberta_v2(config: Config) -> Design:
         positions=longest if config.flag("position_biased_input") else 0,
         token_types=config.whole("type_vocab_size"),
         disentangled=relative,
+        conv=conv,
         head=top,
     )
 

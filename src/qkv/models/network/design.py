@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from qkv.arrays import Array, Arrays, Shape
 from qkv.embed import alibi_slopes
 from qkv.layers import (
     MLP,
     Block,
+    Convolution,
     LayerNorm,
     LayerScale,
     MultiHeadAttention,
@@ -128,6 +129,20 @@ class GatedMixture:
         )
 
 
+class Convolved(NamedTuple):
+    """A convolution over the tokens of a text.
+
+    Attributes:
+        size: K, the number of tokens from which a token's vector is computed; it is odd.
+        groups: the number of groups of columns, each of which is computed from its own columns.
+        activation: the activation after the convolution.
+    """
+
+    size: int
+    groups: int
+    activation: str
+
+
 @dataclass(frozen=True)
 class Design:
     """The sizes and options of a transformer: embeddings, blocks and a head.
@@ -183,6 +198,7 @@ class Design:
         buckets: the buckets of the relative position bias, as in T5. All layers share the bias.
             If `buckets` is None, the model has no relative position bias.
         disentangled: the relative positions that meet queries and keys, as in DeBERTa.
+        conv: the convolution of the first layer, as in DeBERTa v2; None for no convolution.
         cross: whether each layer has cross-attention to the encoder's text. It comes after the
             self-attention, and has its own norm and as many heads as the self-attention.
         head: the output head, which reads the last hidden states; None if the model has none.
@@ -225,6 +241,7 @@ class Design:
     experts: Mixture | GatedMixture | None = None
     buckets: Buckets | None = None
     disentangled: Disentangled | None = None
+    conv: Convolved | None = None
     cross: bool = False
     head: Head | None = None
 
@@ -339,6 +356,10 @@ class Design:
         if self.norms in ("both", "behind"):
             yield from self._norm_shapes("out_norm1", dim)
             yield from self._norm_shapes("out_norm2", dim)
+        if self.conv is not None and number == 0:
+            yield "conv.weight", (dim, dim // self.conv.groups, self.conv.size)
+            yield "conv.bias", (dim,)
+            yield from self._norm_shapes("conv_norm", dim)
         if self.layer_scale:
             yield "scale1.weight", (dim,)
             if self.hidden:
@@ -374,13 +395,15 @@ class Design:
             clip=layer.clip,
         )
         attn.parameters |= relative
-        norms = ("norm1", "norm2", "out_norm1", "out_norm2")
+        norms = ("norm1", "norm2", "out_norm1", "out_norm2", "conv_norm")
         others: dict[str, Any] = {name: self.norm(arrays, name) for name in norms}
         for name in ("scale1", "scale2"):
             scale = under(arrays, f"{name}.")
             others[name] = LayerScale.from_parameters(scale) if scale else None
             if self.residual_scale != 1:
                 others[name] = LayerScale.constant(self.dim, self.residual_scale)
+        if self.conv is not None and number == 0:
+            others["conv"] = Convolution(under(arrays, "conv."), self.conv.activation)
         block = Block(
             attn,
             mlp=self._mlp(under(arrays, "mlp.")) if self.hidden else None,

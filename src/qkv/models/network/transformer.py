@@ -24,7 +24,7 @@ from qkv.models.network.head import BuiltHead
 from qkv.ops.kernel import variant_and_threads
 from qkv.ops.linear import project_back, project_wide
 from qkv.trace import Recorder
-from qkv.trace.recorder import of_rows
+from qkv.trace.recorder import of_rows, texts_and_positions
 
 _LAST = "ln_final"  # The name of the final norm in a trace.
 _PROJECTION, _PROJECTED = "final_proj", "hook_final_proj"
@@ -198,6 +198,9 @@ class Transformer:
             options["record"] = record and record.under(f"blocks.{number}.")
             if relative is not None:
                 options["relative"] = relative
+            if batch.keys is not None and getattr(self.layers[number], "conv", None):
+                text, position = texts_and_positions(batch.cu)
+                options["real"] = batch.keys[text, 0, 0, position]
             x, values = self.layers[number].run(x, cu=batch.cu, save=save, **options)
             saved += [values] if save else []
         x, last = self.finish(x, rows) if stop is None else (x, (None, None))

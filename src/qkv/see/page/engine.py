@@ -246,6 +246,7 @@ def _reasons(model: Model) -> Iterator[str]:
         "clipped queries": any(layer.clip is not None for layer in layers),
         "another norm for each head": any(layer.qk_norm == "each" for layer in layers),
         "sinks": any(layer.sinks for layer in layers),
+        "a convolution": design.conv is not None,
         "cross-attention": design.cross,
         "layers that share parameters": list(design.same_as) != sorted(set(design.same_as)),
         "layer scales": design.layer_scale or design.residual_scale != 1,

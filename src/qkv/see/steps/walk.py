@@ -155,7 +155,8 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
     layer, head, cell = chosen.layer, chosen.head, _first_cell(trace, chosen)
     _refuse_edits(trace, layer, model)
     block = None if model is None else model.layers[layer]
-    if block is not None and (block.scale1 is not None or block.attn.clip is not None):
+    unshown = (block.scale1, block.attn.clip, block.conv) if isinstance(block, Block) else ()
+    if any(part is not None for part in unshown):
         block = None  # a walk has no step for these parts, so the numbers are taken from the trace
     attn = {} if block is None else block.attn.parameters
     parameters = {f"blocks.{layer}.attn.{name}": array for name, array in attn.items()}
