@@ -45,42 +45,33 @@ class Convolution(base.Layer):
     ) -> tuple[Array, ConvolutionSaved | None]:
         """Run the forward pass without checks; if `save`, also return the values for `backward`.
 
-        Args:
-            x: (..., T, D), or packed rows (total, D) with `cu`.
-            cu: (B + 1,), the index of each packed text's first row, then the number of rows.
-            real: (total,), False for masked tokens, which other tokens do not read.
-            residual: added to the result.
-            record: unused; a convolution records nothing.
-            save: whether to return the values for `backward`.
+        `x` is (..., T, D), or rows (total, D) of texts that begin at `cu`. `real` (total,) is False
+        for tokens that other tokens do not read. A convolution records nothing.
         """
         x, dtype = base.promote(x, self.parameters)
         length = x.shape[-2]
-        index = np.arange(length)[:, None] + np.arange(self._size) - self._size // 2
-        seen = (index >= 0) & (index < length)
-        index = index.clip(0, max(length - 1, 0))
+        rows = np.arange(length)[:, None] + np.arange(self._size) - self._size // 2
+        seen = (rows >= 0) & (rows < length)
+        rows = rows.clip(0, max(length - 1, 0))
         if cu is not None:
             text = np.repeat(np.arange(len(cu) - 1), np.diff(cu))
-            seen &= text[index] == text[:, None]
+            seen &= text[rows] == text[:, None]
         if real is not None:
-            seen &= real[index]
-        near = np.where(seen[..., None], x[..., index, :], x.dtype.type(0))
+            seen &= real[rows]
+        near = np.where(seen[..., None], x[..., rows, :], x.dtype.type(0))
         parts = [linear(part, weight, wide=True) for part, weight in self._groups(near)]
         pre = np.concatenate(parts, axis=-1) + self.parameters["bias"]
         out = np.tanh(pre) if self.activation == "tanh" else activate(pre, self.activation)
         out = out if residual is None else out + residual
-        saved = ConvolutionSaved(pre, near, index, seen) if save else None
+        saved = ConvolutionSaved(pre, near, rows, seen) if save else None
         return out if is_wide(residual) else out.astype(dtype, copy=False), saved
 
     def _groups(self, near: Array) -> list[tuple[Array, Array]]:
         """Return the inputs (..., T, K * d) and the weight (K * d, out) of each group."""
-        weight, count = self.parameters["weight"], self.dim // self._depth
-        inputs = np.split(near, count, axis=-1)
-        weights = np.split(weight.transpose(2, 1, 0), count, axis=-1)
-        wide = self._size * self._depth
-        return [
-            (part.reshape(*part.shape[:-2], wide), one.reshape(wide, -1))
-            for part, one in zip(inputs, weights, strict=True)
-        ]
+        count, wide = self.dim // self._depth, self._size * self._depth
+        weights = np.split(self.parameters["weight"].transpose(2, 1, 0), count, axis=-1)
+        pairs = zip(np.split(near, count, axis=-1), weights, strict=True)
+        return [(x.reshape(*x.shape[:-2], wide), one.reshape(wide, -1)) for x, one in pairs]
 
     @base.public
     def backward(
@@ -95,14 +86,14 @@ class Convolution(base.Layer):
             change = activation_grad(pre, change, self.activation)
         groups = self._groups(near)
         pairs = zip(groups, np.split(change, len(groups), axis=-1), strict=True)
-        backs = [linear_grad(part, one, share, bias=False) for (part, one), share in pairs]
-        shape = (*near.shape[:-1], self._depth)
-        grad_near = np.concatenate([back[0].reshape(shape) for back in backs], axis=-1)
-        shape = (self._size, self._depth, -1)
-        weight = np.concatenate([back[1].reshape(shape) for back in backs], axis=-1)
+        backs = [linear_grad(*group, share, bias=False)[:2] for group, share in pairs]
+        shapes = (*near.shape[:-1], self._depth), (self._size, self._depth, -1)
+        of_near, weight = (
+            np.concatenate([array.reshape(shape) for array in arrays], axis=-1)
+            for arrays, shape in zip(zip(*backs, strict=True), shapes, strict=True)
+        )
         x = np.zeros_like(pre)
-        for number in range(self._size):
-            these = seen[:, number]
-            x[..., rows[these, number], :] += grad_near[..., these, number, :]
+        for number, these in enumerate(seen.T):
+            x[..., rows[these, number], :] += of_near[..., these, number, :]
         bias = change.reshape(-1, self.dim).sum(0)
         return base.Gradient(x, {"weight": weight.transpose(2, 1, 0), "bias": bias})

@@ -311,22 +311,16 @@ class Block:
         return array, cu_lengths, plan
 
     def run(
-        self,
-        x: Array,
-        *,
-        record: Recorder | None = None,
-        save: bool = False,
-        real: Array | None = None,
-        **options: Any,
+        self, x: Array, *, record: Recorder | None = None, save: bool = False, **options: Any
     ) -> tuple[Array, BlockSaved]:
         """Run the forward pass without checks; if `save`, also return the values for `backward`.
 
-        `real` (total,) is False for masked tokens, which a convolution does not read. `options` are
-        the options of `MultiHeadAttention.run`. In a decoder, cross-attention gets only `cache`,
-        `lengths` and `top_k`.
+        `options` are the options of `MultiHeadAttention.run`, and `real` (total,): False for tokens
+        that a convolution does not read. In a decoder, cross-attention gets only `cache`, `lengths`
+        and `top_k`.
         """
         dtype = base.result_type([x], self.parameters)
-        shape, run = x.shape, _Forward(self, record, save, real, options)
+        shape, run = x.shape, _Forward(self, record, save, options)
         x = run.keep("hook_resid_pre", x.astype(compute_type(dtype), copy=False))
         x = self.placement(x, run)
         last = "ln2" if self.conv is None else "ln_conv"
@@ -439,12 +433,7 @@ class _Forward:
     """Executes the parts of a block on arrays, in a forward pass."""
 
     def __init__(
-        self,
-        block: Block,
-        record: Recorder | None,
-        save: bool,
-        real: Array | None,
-        options: dict[str, Any],
+        self, block: Block, record: Recorder | None, save: bool, options: dict[str, Any]
     ) -> None:
         # `rows` pads packed rows. Attention layers get `record`, because they pad packed rows
         # themselves.
@@ -452,7 +441,7 @@ class _Forward:
         self._block, self._parts, self._options, self._save = block, block._parts, options, save
         self.keep = self._rows or unkept
         self.saved: dict[str, Any] = {}
-        self._real = real
+        self._real = options.pop("real", None)
         self._normed: tuple[Any, Any] = (None, None)  # the last output of a norm, and its input
         self._wanted = set() if record is None else record.choose(_NAMES)
 

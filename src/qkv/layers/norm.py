@@ -1,7 +1,7 @@
 """LayerNorm, RMSNorm and LayerScale: layers that multiply each column by a weight."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -258,11 +258,7 @@ class HeadNorms:
 
     def __init__(self, norms: Sequence[LayerNorm]) -> None:
         self.norms, self.dim = norms, sum(norm.dim for norm in norms)
-        self.parameters = {
-            f"{head}.{name}": array
-            for head, norm in enumerate(norms)
-            for name, array in norm.parameters.items()
-        }
+        self.parameters = _numbered(norm.parameters for norm in norms)
 
     def run(self, x: Array) -> tuple[Array, list[NormSaved]]:
         """Normalise the joined vectors (..., H * d); also return the values for `backward`."""
@@ -270,19 +266,17 @@ class HeadNorms:
         pairs = [norm.run(head) for norm, head in zip(self.norms, heads, strict=True)]
         return np.concatenate([out for out, _ in pairs], axis=-1), [saved for _, saved in pairs]
 
-    def backward(
-        self, grad: Array, saved: Sequence[NormSaved], *, record: Recorder | None = None
-    ) -> base.Gradient:
+    def backward(self, grad: Array, saved: Sequence[NormSaved], **more: Any) -> base.Gradient:
         """Return the gradients for the joined vectors (..., H * d) and for the parameters."""
-        grads = np.split(grad, len(self.norms), axis=-1)
-        triples = zip(self.norms, grads, saved, strict=True)
+        triples = zip(self.norms, np.split(grad, len(self.norms), axis=-1), saved, strict=True)
         backs = [norm.backward(part, one) for norm, part, one in triples]
-        gradients = {
-            f"{head}.{name}": array
-            for head, back in enumerate(backs)
-            for name, array in back.parameters.items()
-        }
-        return base.Gradient(np.concatenate([back.x for back in backs], axis=-1), gradients)
+        x = np.concatenate([back.x for back in backs], axis=-1)
+        return base.Gradient(x, _numbered(back.parameters for back in backs))
+
+
+def _numbered(heads: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
+    """Return the parameters of all heads, keyed by the number of the head and the name."""
+    return {f"{n}.{name}": array for n, head in enumerate(heads) for name, array in head.items()}
 
 
 class ScaleSaved(NamedTuple):

@@ -166,24 +166,20 @@ def _order(part: str, tensor: Blocks, about: dict[str, Any], section: Config) ->
     """Return the order in which transformers has the rows of a tensor, as in `Blocks`."""
     heads = section.size("attention.head_count")
     kv_heads = section.size("attention.head_count_kv", heads)
-    rows, count = tensor.shape[0], {"attn_q": heads, "attn_k": kv_heads}.get(part)
-    if count and about.get("permuted"):
-        if rows % (2 * count):
-            raise ModelError(
-                f"{section.source}: {part} has {rows} rows and {count} heads: each head must have "
-                "an even number of rows"
-            )
+    rows, count = tensor.shape[0], {"attn_q": heads, "attn_k": kv_heads}.get(part, 0)
+    grouped = part == "attn_qkv" and "grouped" in about
+    parts = heads + 2 * kv_heads if grouped else 2 * count if "permuted" in about else 0
+    if not parts:
+        return None
+    if rows % parts:
+        raise ModelError(
+            f"{section.source}: {part} has {rows} rows, which {count or heads} heads cannot share"
+        )
+    if not grouped:
         return np.arange(rows).reshape(count, -1, 2).swapaxes(1, 2).reshape(-1)
-    if part == "attn_qkv" and about.get("grouped"):
-        if heads % kv_heads or rows % (heads + 2 * kv_heads):
-            raise ModelError(
-                f"{section.source}: {part} has {rows} rows, {heads} query heads and {kv_heads} key "
-                "heads: each group must have equally many heads, and each head equally many rows"
-            )
-        key = heads + np.arange(kv_heads)[:, None]
-        query = np.arange(heads).reshape(kv_heads, -1)
-        return np.hstack([query, key, key + kv_heads]).reshape(-1)
-    return None
+    key = heads + np.arange(kv_heads)[:, None]
+    query = np.arange(heads).reshape(kv_heads, -1)
+    return np.hstack([query, key, key + kv_heads]).reshape(-1)
 
 
 def _experts(ours: str, tensor: Blocks) -> list[tuple[str, Blocks]]:

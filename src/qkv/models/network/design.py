@@ -130,16 +130,10 @@ class GatedMixture:
 
 
 class Convolved(NamedTuple):
-    """A convolution over the tokens of a text.
+    """A convolution over the tokens of a text."""
 
-    Attributes:
-        size: K, the number of tokens from which a token's vector is computed; it is odd.
-        groups: the number of groups of columns, each of which is computed from its own columns.
-        activation: the activation after the convolution.
-    """
-
-    size: int
-    groups: int
+    size: int  # K, the number of tokens from which a token's vector is computed.
+    groups: int  # The number of groups of columns; each is computed from the same columns.
     activation: str
 
 
