@@ -104,6 +104,97 @@ def test_colbert(tmp_path: Path, tasks: list[str], last: str) -> None:
         ours.encode(TEXTS)
 
 
+@pytest.mark.filterwarnings("ignore:.* texts were cut to")
+@pytest.mark.parametrize("attend", [False, True])
+@pytest.mark.parametrize("strategy", ["fixed", "min"])
+def test_the_expanded_queries_of_sentence_transformers(
+    tmp_path: Path, strategy: str, attend: bool
+) -> None:
+    expansion = {"strategy": strategy, "attend": attend, "length": 9}
+    first = body(tmp_path / "body", BertModel, query_expansion=expansion)
+    dense = Dense(24, 7, bias=False, activation_function=torch.nn.Identity(), **TOKEN)
+    modules = [first, dense, MultiVectorMask(["w3"]), Normalize(**TOKEN)]
+    theirs = MultiVectorEncoder(modules=modules, device="cpu", prompts={"query": "w7 "})
+    theirs.save(str(tmp_path / "model"))
+    ours = qkv.load(tmp_path / "model")
+    for name in ("encode", "encode_query", "encode_document"):
+        found = getattr(ours, name)(TEXTS, output_value="token_embeddings", batch_size=3)
+        expected = getattr(theirs, name)(TEXTS, convert_to_numpy=True)
+        for one, other in zip(found, expected, strict=True):
+            close(one, other)
+        lengths = {*map(len, found)}
+        assert (min(lengths) == 9) is (name == "encode_query")
+        assert (max(lengths) > 9) is (name != "encode_query" or strategy == "min")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"length": 41}, {"token": "nowhere"}], ids=["too long", "unknown token"]
+)
+def test_an_expansion_that_a_model_cannot_compute(tmp_path: Path, changes: Any) -> None:
+    expansion = {"strategy": "min", "length": 9}
+    first = body(tmp_path / "body", BertModel, query_expansion=expansion)
+    modules = [first, MultiVectorMask(), Normalize(**TOKEN)]
+    MultiVectorEncoder(modules=modules, device="cpu").save(str(tmp_path / "model"))
+    path = tmp_path / "model" / "sentence_bert_config.json"
+    values = json.loads(path.read_text())
+    values["query_expansion"] |= changes
+    path.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="which needs this token and as many positions"):
+        qkv.load(tmp_path / "model").encode_query(TEXTS, output_value="token_embeddings")
+
+
+@pytest.mark.filterwarnings("ignore:.* texts were cut to")
+@pytest.mark.parametrize("attend", [False, True])
+@pytest.mark.parametrize("marker", ["w9 ", "[Q] "])
+def test_a_colbert_of_pylate(tmp_path: Path, marker: str, attend: bool) -> None:
+    """The vectors follow from a few lines of transformers; `[Q] ` is one token, added by PyLate."""
+    model, made = BertModel(BertConfig(**SIZES | {"vocab_size": len(tokenizer()) + 1})), tokenizer()
+    scatter(model)
+    made.add_tokens(["[Q] "])
+    model.eval().save_pretrained(tmp_path)
+    made.save_pretrained(tmp_path)
+    dense = Dense(24, 7, bias=False, activation_function=torch.nn.Identity())
+    torch.nn.init.normal_(dense.linear.weight)
+    (tmp_path / "1_Dense").mkdir()
+    dense.save(str(tmp_path / "1_Dense"))
+    config = {"in_features": 24, "out_features": 7, "bias": False}
+    config["activation_function"] = "torch.nn.modules.linear.Identity"
+    (tmp_path / "1_Dense" / "config.json").write_text(json.dumps(config))
+    types = ("sentence_transformers.models.Transformer", "pylate.models.Dense.Dense")
+    rows = [
+        {"idx": n, "name": str(n), "path": path, "type": kind}
+        for n, (path, kind) in enumerate(zip(("", "1_Dense"), types, strict=True))
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(rows))
+    values = {"model_type": "ColBERT", "query_prefix": marker, "document_prefix": "w8 "}
+    values |= {"query_length": 8, "document_length": 12, "attend_to_expansion_tokens": attend}
+    values |= {"do_query_expansion": True, "skiplist_words": ["w3", "w5"]}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(values))
+    ours = qkv.load(tmp_path)
+    ours.save(tmp_path / "again")
+    vocabulary = made.get_vocab()
+    skip = [vocabulary["w3"], vocabulary["w5"]]
+    for model_of_ours in (ours, qkv.load(tmp_path / "again")):
+        for task, prefix, limit in (("query", marker, 8), ("document", "w8 ", 12)):
+            encode = getattr(model_of_ours, f"encode_{task}")
+            found = encode(TEXTS, output_value="token_embeddings", batch_size=3)
+            index = vocabulary.get(prefix, vocabulary.get(prefix.strip()))
+            for text, vectors in zip(TEXTS, found, strict=True):
+                ids = made(text, truncation=True, max_length=limit - 1)["input_ids"]
+                ids = [ids[0], index, *ids[1:]]
+                mask = [1] * len(ids)
+                if task == "query":
+                    mask += [int(attend)] * (8 - len(ids))
+                    ids += [made.mask_token_id] * (8 - len(ids))
+                with torch.inference_mode():
+                    given = torch.tensor([ids]), torch.tensor([mask])
+                    states = dense.linear(model(*given).last_hidden_state[0])
+                states = torch.nn.functional.normalize(states, dim=-1).numpy()
+                close(vectors, states if task == "query" else states[~np.isin(ids, skip)])
+    with pytest.raises(ValueError, match="a ColBERT adds tokens to texts, which edits do not"):
+        ours.encode_query(TEXTS, output_value="token_embeddings", ablate=[(0, 0)])
+
+
 def test_a_sparse_vector_of_splade_as_a_dict(tmp_path: Path) -> None:
     first = body(tmp_path / "body", BertForMaskedLM, transformer_task="fill-mask")
     SparseEncoder(modules=[first, SpladePooling()], device="cpu").save(str(tmp_path / "model"))

@@ -12,7 +12,7 @@ STEPS = ("Dense", "LayerNorm", "Normalize", "Dropout")  # The modules after the 
 READ = ("Transformer", "CLIPModel", "StaticEmbedding", "Pooling", *STEPS)
 SPLADE, MASK = "SpladePooling", "MultiVectorMask"  # of SparseEncoder; of MultiVectorEncoder
 _OTHERS = {"MLMTransformer": "Transformer", SPLADE: SPLADE, MASK: MASK}
-_PACKAGE = "sentence_transformers."
+_PACKAGES = ("sentence_transformers.", "pylate.")
 _ROUTER = ("Router", "Asym")  # The current and the old name of the class.
 _TEXT = "text"  # The only kind of input that qkv supports.
 Chosen = Mapping[tuple[Any, Any], str]  # Maps (task, kind of input) to a route; None matches all.
@@ -98,7 +98,7 @@ def _module(path: Path, kind: Any, subfolder: Any) -> Module:
     """Check the class and the folder of a module, and return the `Module`."""
     name = str(kind).rpartition(".")[2]
     name = _OTHERS.get(name, name)
-    if not str(kind).startswith(_PACKAGE) or name not in (*READ, *_OTHERS, *_ROUTER):
+    if not str(kind).startswith(_PACKAGES) or name not in (*READ, *_OTHERS, *_ROUTER):
         raise ModelError(
             f"{path}: qkv does not support the module {kind!s:.80}: the supported modules of "
             f"sentence-transformers are {', '.join(READ)} and Router"
@@ -184,7 +184,7 @@ def _check_order(path: Path, modules: tuple[Module, ...]) -> None:
         return
     pools = "Pooling" not in kinds and _pools_itself(path.parent, modules[0])
     whole = pools or kinds[0] == "StaticEmbedding"
-    multi = MASK in kinds and kinds[0] == "Transformer"
+    multi = (MASK in kinds or is_pylate(path.parent)) and kinds[0] == "Transformer"
     first = 1 if whole or multi else 2
     fine = whole or multi or kinds[:2] in (["Transformer", "Pooling"], ["Transformer", SPLADE])
     if not fine or set(kinds[first:]) - {*STEPS, *[MASK] * multi}:
@@ -200,6 +200,12 @@ def _pools_itself(folder: Path, module: Module) -> bool:
     config = folder / module.subfolder / CONFIG
     is_model = module.kind in ("Transformer", "CLIPModel") and config.is_file()
     return is_model and str(read_json(config).get("model_type")).startswith("clip")
+
+
+def is_pylate(folder: Path) -> bool:
+    """Return whether PyLate saved the folder: a multi-vector model (ColBERT) without a mask."""
+    path = folder / PROMPTS
+    return path.is_file() and read_json(path).get("model_type") == "ColBERT"
 
 
 def is_cross_encoder(folder: Path) -> bool:

@@ -3,16 +3,17 @@
 import json
 import math
 import re
+import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.arrays import Array
 from qkv.models.files import read
-from qkv.models.files._modules_json import MASK, SPLADE, STEPS, Module
+from qkv.models.files._modules_json import MASK, SPLADE, STEPS, Module, is_pylate
 from qkv.models.files._tensors import FLOATS, Tensors
 from qkv.models.files.config import Config
 from qkv.models.network.pooling import (
@@ -47,6 +48,14 @@ TOP = (read.PROMPTS, read.MODULES)
 _COPIED = (read.CONFIG, read.TOKENIZER, read.GENERATION, read.PREPROCESSOR, read.PROCESSOR)
 
 
+class Expansion(NamedTuple):
+    """The mask tokens that a ColBERT puts after each query."""
+
+    length: int  # A shorter query is filled up to this number of tokens.
+    attend: bool = False  # Whether other tokens attend to the mask tokens.
+    token: str | None = None  # The token instead of the mask token.
+
+
 @dataclass(frozen=True)
 class Sentence:
     """The steps from a text to one vector.
@@ -62,6 +71,8 @@ class Sentence:
         skipped: for a multi-vector model (ColBERT), the tokens without a vector, keyed by task. The
             modules change each token's vector, and the whole text has no vector. None for other
             models.
+        markers: for ColBERT models of PyLate, the token after the first token, keyed by task.
+        expansion: for ColBERT models, the mask tokens after queries, if any.
         layers: for BGE-M3, the linear layers over the vectors of tokens, keyed by the
             `output_value` that applies them: `Dense` modules in the folders that `LAYERS` names.
         static: whether token vectors are rows of a table, as in `StaticEmbedding`. A static model
@@ -94,6 +105,8 @@ class Sentence:
     steps: tuple[Extra, ...] = ()
     splade: Splade | None = None
     skipped: Mapping[str, tuple[str, ...]] | None = None
+    markers: Mapping[str, str] = field(default_factory=dict)
+    expansion: Expansion | None = None
     layers: Mapping[str, Dense] = field(default_factory=dict)
     static: bool = False
     max_seq_length: int | None = None
@@ -243,7 +256,6 @@ _ONLY: Mapping[str, Sequence[Any]] = {
     ),
     "processing_kwargs.text.truncation": ("longest_first", True),
     "processing_kwargs.common.truncation": ("longest_first", True),
-    "query_expansion.strategy": (None,),
     "tokenizer_name_or_path": (None,),
 }
 _HARMLESS = re.compile(
@@ -295,7 +307,8 @@ def read_sentence(folder: Path, modules: Sequence[Module], listed: Sequence[str]
         fields["splade"] = _splade(by_kind[SPLADE])
     if MASK in kinds:
         fields["skipped"] = _skip_lists(by_kind[MASK])
-    name = "sentence_embedding" if MASK not in kinds else "token_embeddings"
+    pylate = bool(modules) and MASK not in kinds and is_pylate(folder)
+    name = "token_embeddings" if pylate or MASK in kinds else "sentence_embedding"
     last = [module for module in modules if module.kind in STEPS]
     fields["steps"] = tuple(_STEPS[module.kind](folder, module.subfolder, name) for module in last)
     inner = {value: str(PurePosixPath(home, name)) for value, name in LAYERS.items()}
@@ -312,7 +325,12 @@ def read_sentence(folder: Path, modules: Sequence[Module], listed: Sequence[str]
     ]
     fields |= _prompts(folder / read.PROMPTS, usual="dot" if SPLADE in kinds else "cosine")
     if not fields["static"]:
-        fields |= _limit(folder / home, bool(modules), predicts=SPLADE in kinds)
+        fields |= _limit(
+            folder / home, bool(modules), predicts=SPLADE in kinds, multi=MASK in kinds
+        )
+    if pylate:
+        ends = [] if "Normalize" in kinds else [LengthOne("")]
+        fields |= {**_pylate(folder / read.PROMPTS), "steps": (*fields["steps"], *ends)}
     files += [str(PurePosixPath(home, name)) for name in BESIDE]
     contents = {}
     for name in files:
@@ -364,6 +382,27 @@ def _skip_lists(path: Path) -> dict[str, tuple[str, ...]]:
         config.need(fine, key, value, "a list of strings")
     config.finish()
     return dict.fromkeys(lists["skiplist_tasks"], tuple(lists["skiplist_words"]))
+
+
+def _pylate(path: Path) -> dict[str, Any]:
+    """Return the fields of `Sentence` that a ColBERT of PyLate sets, from its prompts' file."""
+    config = Config.read(path)
+    markers = {task: config.value(f"{task}_prefix", "") or "" for task in NO_PROMPTS}
+    words = config.value("skiplist_words", list(string.punctuation))
+    for key, listed in (("skiplist_words", words), ("query_prefix", [*markers.values()])):
+        fine = isinstance(listed, list) and all(isinstance(one, str) for one in listed)
+        config.need(fine, key, listed, "strings")
+    limits = {
+        task: config.size(f"{task}_length", 32 if task == "query" else 180) for task in markers
+    }
+    attend = config.flag("attend_to_expansion_tokens", False)
+    expands = config.flag("do_query_expansion", True)
+    return {
+        "skipped": {"document": tuple(words)},
+        "markers": markers,
+        "task_limits": limits,
+        "expansion": Expansion(limits["query"], attend) if expands else None,
+    }
 
 
 def _dense(folder: Path, subfolder: str, read_from: str) -> Dense:
@@ -456,10 +495,11 @@ def _flat(values: Mapping[str, Any], depth: int = 2) -> dict[str, Any]:
     return flat
 
 
-def _limit(home: Path, modules: bool, *, predicts: bool) -> dict[str, Any]:
+def _limit(home: Path, modules: bool, *, predicts: bool, multi: bool) -> dict[str, Any]:
     """Return the fields of `Sentence` that sentence_bert_config.json sets.
 
-    `predicts` says whether the module after the model pools the logits of its words.
+    `predicts` says whether the module after the model pools the logits of its words, and `multi`
+    whether the model gives a vector for each token.
 
     As in sentence-transformers, `max_length` takes precedence over all other limits, and
     `model_max_length` over `max_seq_length`. If these keys are missing and modules.json exists, the
@@ -485,12 +525,24 @@ def _limit(home: Path, modules: bool, *, predicts: bool) -> dict[str, Any]:
     lowercase = config.flag("do_lower_case", False) if lowercase else False
     lengths = [config.size_or_none(key, most=math.inf) for key in _LENGTHS]
     common, text, processor, usual, query, document = lengths
+    expansion, fixed = None, 0
+    if not multi:
+        config.only("query_expansion.strategy", None)
+    elif entries.get("query_expansion.strategy") is not None:
+        is_fixed = config.choice("query_expansion.strategy", {"fixed": True, "min": False})
+        attend = config.flag("query_expansion.attend", False)
+        token = config.value("query_expansion.token", None)
+        config.need(isinstance(token, str | None), "query_expansion.token", token, "a string")
+        expansion = Expansion(config.size("query_expansion.length"), attend, token)
+        fixed = expansion.length if is_fixed else 0
     config.finish(("do_lower_case",))
     limit = common or text or processor or usual
     tasks = {} if common or text else {"query": query, "document": document}
+    tasks |= {"query": fixed} if fixed else {}
     fields = {
         "lowercase": lowercase,
         "passes_positions": limit is not None,
+        "expansion": expansion,
         "task_limits": {task: length for task, length in tasks.items() if length},
     }
     path = home / TOKENIZER_CONFIG

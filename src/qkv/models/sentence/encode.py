@@ -26,6 +26,7 @@ from qkv.models.run.truncation import MAX_CHARS, Truncator, callers, indices_to_
 from qkv.models.sentence.vectors import as_tensors, check_precision, quantize
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_no_mapping, check_text, check_texts, parts_of
+from qkv.trace.recorder import pad_rows
 
 OPTIONS = (
     *("batch_size", "normalize_embeddings", "output_value"),
@@ -112,6 +113,20 @@ class Encoder:
                 )
             words, known = self.sentence.skipped.get(self.task or "document", ()), self.tokenizer
             self._skipped = [known.vocabulary[word] for word in words if word in known.vocabulary]
+        self._expansion = self.sentence.expansion if self.task == "query" else None
+        marker, ids = self.sentence.markers.get(self.task or "", ""), self.tokenizer.vocabulary
+        self._marker = ids.get(marker, ids.get(marker.strip()))
+        filler = self._expansion and (self._expansion.token or self.tokenizer.mask)
+        most, length = (
+            model.network.embedding.max_positions,
+            self._expansion and self._expansion.length,
+        )
+        if length and (filler not in ids or length > (most or length)):
+            raise value_error(
+                f"{model.name} fills queries with {filler!r} up to {length} tokens, which needs "
+                "this token and as many positions: correct query_expansion in its files"
+            )
+        self._filler = ids.get(filler or "", 0)
         self._one_each = self.output_value == "sentence_embedding"
         if not self._one_each and self.normalize_embeddings:
             raise value_error(
@@ -119,6 +134,10 @@ class Encoder:
                 f"{self.output_value}: omit normalize_embeddings"
             )
         self._before = chosen_prompt(self.sentence, self.prompt, self.prompt_name, name=model.name)
+        if self._marker is None:
+            self._before = marker + self._before
+        elif self.limit is not None:
+            self.limit -= 1
         self._unread = 0  # the number of prompt tokens that pooling leaves out
         if self._before and not self.sentence.include_prompt:
             [alone] = self._truncator(model.max_seq_length)(self._whole([""]))
@@ -158,6 +177,8 @@ class Encoder:
 
     def _encode_edited(self, sentences: Any, show: bool | None, edits: Edits) -> Any:
         """Split all texts into tokens, then run the model with edits, and return the outputs."""
+        if self._marker is not None or self._expansion is not None:
+            raise value_error("a ColBERT adds tokens to texts, which edits do not count: omit them")
         truncator, model = self._truncator(self.limit), self.model
         texts = Batch(truncator(self._whole([*checked_texts(sentences)])))
         for number, text in enumerate(texts):
@@ -264,7 +285,14 @@ class Encoder:
         return self.model.reader.truncator(limit, fills_gaps=False)
 
     def _ids(self, texts: Sequence[str], truncator: Truncator) -> list[Array]:
-        return [text.ids for text in truncator(self._whole(texts))]
+        batch = [text.ids for text in truncator(self._whole(texts))]
+        if self._marker is not None:
+            batch = [np.insert(ids, 1, self._marker) for ids in batch]
+        if self._expansion is None:
+            return batch
+        missing = [max(0, self._expansion.length - len(ids)) for ids in batch]
+        pairs = zip(batch, missing, strict=True)
+        return [np.pad(ids, (0, n), constant_values=self._filler) for ids, n in pairs]
 
     def _parts(self, texts: Sequence[Array]) -> Iterator[PackedIds]:
         """Yield batches of texts of similar length."""
@@ -291,6 +319,13 @@ class Encoder:
 
     def _run_batch(self, batch: Batch, edits: EditedRun | None) -> Any:
         """Return the outputs of one batch; sentence vectors are not yet scaled or truncated."""
+        if self._expansion is not None and not self._expansion.attend:
+            others = batch.ids != self._filler  # the filler is visible before another token
+            ends = [
+                a + int(np.flatnonzero(others[a:b]).max(initial=0)) for a, b in pairwise(batch.cu)
+            ]
+            real = np.arange(len(others)) <= np.repeat(ends, np.diff(batch.cu))
+            batch.keys = pad_rows(real, batch.cu)[:, None, None]
         rows, _ = self.network.run(batch, edits)
         if self._one_each:
             return self._pool(batch, rows)
