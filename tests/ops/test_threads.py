@@ -273,7 +273,9 @@ print("done", flush=True)
 
 
 def _run(program: str, **variables: str) -> str:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("QKV_")}
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith("QKV_") or k == "QKV_AMX"
+    }
     result = subprocess.run(
         [sys.executable, "-c", program, os.path.dirname(os.path.dirname(qkv.__file__))],
         env=environment | variables,
