@@ -33,18 +33,25 @@ struct alignas(64) TileShapes {
   uint8_t rows[16] = {};
 };
 
+// Tells the compiler that the next instruction reads or writes memory. The intrinsics of GCC do not tell it.
+QKV_INLINE void settle(const void* memory) { __asm__ volatile("" : : "r"(memory) : "memory"); }
+
 // While this object exists, the thread's 8 tiles have 16 rows of 64 bytes. Afterwards the tiles have the
 // shapes that they had before, because another library may rely on these shapes.
 class UsingTiles {
  public:
   UsingTiles() {
+    settle(&before_);
     _tile_storeconfig(&before_);
+    settle(&before_);
     TileShapes shapes;
     shapes.palette = 1;
     for (int k = 0; k < 8; ++k) shapes.bytes[k] = 64, shapes.rows[k] = TILE_ROWS;
+    settle(&shapes);
     _tile_loadconfig(&shapes);
   }
   ~UsingTiles() {
+    settle(&before_);
     if (before_.palette) _tile_loadconfig(&before_);
     else _tile_release();
   }
@@ -56,7 +63,10 @@ class UsingTiles {
 
 #define QKV_TILE(N)                                                                             \
   template <> QKV_INLINE void clear_tile<N>() { _tile_zero(N); }                                \
-  template <> QKV_INLINE void load_tile<N>(const void* from, int64_t step) { _tile_loadd(N, from, step); } \
+  template <> QKV_INLINE void load_tile<N>(const void* from, int64_t step) {                    \
+    settle(from);                                                                               \
+    _tile_loadd(N, from, step);                                                                 \
+  }                                                                                             \
   template <> QKV_INLINE void store_tile<N>(void* to, int64_t step) { _tile_stored(N, to, step); }
 #define QKV_TILE_PRODUCT(SUMS, ROWS, COLUMNS) \
   template <> QKV_INLINE void add_tile_product<SUMS, ROWS, COLUMNS>() { _tile_dpbf16ps(SUMS, ROWS, COLUMNS); }
