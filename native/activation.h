@@ -63,9 +63,9 @@ QKV_INLINE void gelu(Floats (&x)[N]) {
   QKV_UNROLL for (int n = 0; n < N; ++n) x[n] *= phi[n];
 }
 
-// x / (1 + 2**(-rate * x)).
+// x / (1 + 2**exponent). The exponent is clamped, so that no result is subnormal.
 QKV_INLINE Floats times_sigmoid(Floats x, Floats exponent) {
-  return x / (exp2(smaller(splat(126), exponent)) + 1);
+  return x / (exp2(smaller(splat(NEGLIGIBLE), exponent)) + 1);
 }
 
 template <int N>
@@ -126,7 +126,7 @@ QKV_INLINE void gelu_slope(Floats (&x)[N]) {
 // Returns the derivative of x * s by x, where s = sigmoid(u): s + x * u' * s * (1 - s). With
 // e = exp(-u), 1 - s is e * s. `slope` is u', and `exponent` is -u * log2(e).
 QKV_INLINE Floats times_sigmoid_slope(Floats x, Floats exponent, Floats slope) {
-  Floats e = exp2(smaller(splat(126), exponent));
+  Floats e = exp2(smaller(splat(NEGLIGIBLE), exponent));
   Floats s = 1.0f / (e + 1);
   return s + x * slope * (e * s * s);
 }

@@ -161,7 +161,7 @@ inline void weigh_row(const Attention& a, const Place& p, double lse, float fact
   float base = float(lse / LN_2), rest = float(lse / LN_2 - double(base));
   for (int64_t c = keys.begin; c < keys.end; c += WIDTH) {
     Floats scores = load_some(weights + c, keys.end - c);
-    store_some(weights + c, exp2(scores * factor - base - rest), keys.end - c);
+    store_some(weights + c, exp2<SHOWN>(scores * factor - base - rest), keys.end - c);
   }
 }
 

@@ -249,7 +249,7 @@ inline void join_parts(const Attention& a, const Place& head, const Part* parts,
     double total = row.total[0] * std::exp2(row.top[0] - base);
     for (int64_t k = 0; k < count; ++k) {
       const Running& part = parts[k].rows[r / FOUR];
-      double faded = std::exp2(part.top[r % FOUR] - base);
+      double faded = without_tiny(std::exp2(part.top[r % FOUR] - base));
       total += part.total[r % FOUR] * faded;
       for (int64_t c = 0; c < wide; c += WIDTH)
         store(context + c,

@@ -51,7 +51,7 @@ class ExactRow {
         if (visible_[k]) total += weights_[k] = std::exp(weights_[k] - top);
     lse_ = top != top ? top : top + std::log(total);
     for (int64_t k = 0; k < count; ++k)
-      weights_[k] = !visible_[k] ? 0 : top != top ? top : weights_[k] / total;
+      weights_[k] = !visible_[k] ? 0 : top != top ? top : without_tiny(weights_[k] / total);
   }
 
   double lse() const { return lse_; }

@@ -128,7 +128,7 @@ inline void change_row(const Differentiation& d, const Place& p, const TileOfBlo
   for (int64_t c = columns.begin; c < columns.end; c += WIDTH) {
     Floats weight = exp2(load(scores + c) * factor - base - rest);
     store(scores + c, weight);
-    store(changes + c, weight * (load(changes + c) - delta));
+    store(changes + c, without_tiny(weight * (load(changes + c) - delta)));
   }
   if (tile.plain) return;
   if (d.g.bias) add_to_bias(d.g.bias, p, first, seen, changes);
@@ -141,7 +141,7 @@ inline void change_row(const Differentiation& d, const Place& p, const TileOfBlo
   }
   if (a.softcap > 0)
     for (int64_t c = columns.begin; c < columns.end; c += WIDTH)
-      store(changes + c, load(changes + c) * load(s.slope + c));
+      store(changes + c, without_tiny(load(changes + c) * load(s.slope + c)));
 }
 
 // Converts the weights and changes of `rows` queries to the pairs that `Tiles` multiplies; the pairs of a
@@ -286,7 +286,7 @@ inline bool store_transposed(const float* sums, int64_t size, int64_t count, flo
     for (int64_t c = 0; c < size; c += WIDTH) {
       Floats square[WIDTH];
       QKV_UNROLL
-      for (int k = 0; k < WIDTH; ++k) square[k] = load(sums + (c + k) * STEP + r) * factor;
+      for (int k = 0; k < WIDTH; ++k) square[k] = without_tiny(load(sums + (c + k) * STEP + r) * factor);
       transpose(square);
       for (int64_t k = 0; k < at_most(WIDTH, count - r); ++k) {
         float* row = static_cast<float*>(to.data) + at + (r + k) * to.i + c;
@@ -332,7 +332,7 @@ inline bool add_queries(const Differentiation& d, const Place& first, int64_t co
   float* to = static_cast<float*>(d.g.query.data) + cell(d.g.query, first, 0);
   for (int64_t r = 0; r < count; ++r, to += d.g.query.i)
     for (int64_t c = 0; c < a.size; c += WIDTH) {
-      Floats change = load(&s.query_sums[size_t(r * wide + c)]) * scale;
+      Floats change = without_tiny(load(&s.query_sums[size_t(r * wide + c)]) * scale);
       trace += change * 0.0f;
       if (a.size - c >= WIDTH)
         store(to + c, put ? change : load(to + c) + change);

@@ -79,6 +79,19 @@ QKV_INLINE Ints as_ints(Floats v) { return (Ints)v; }
 
 QKV_INLINE Floats select(Ints where, Floats yes, Floats no) { return where ? yes : no; }
 
+// Some processors need about 150 cycles for a multiply-add with a subnormal number. So no computed
+// number is subnormal when it enters a product. Weights below 2**-NEGLIGIBLE become 0, so that their
+// products with values, and sums of only such products, are not subnormal either.
+constexpr int NEGLIGIBLE = 100;
+constexpr int SHOWN = 125;  // the limit for weights that are results
+constexpr float TINY = 0x1p-125f;
+
+// Replaces numbers below TINY by 0.
+QKV_INLINE Floats without_tiny(Floats v) {
+  return (Floats)((Ints)v & (Ints)(((Ints)v & 0x7fffffff) >= as_ints(splat(TINY))));
+}
+inline double without_tiny(double x) { return x < TINY ? 0 : x; }  // for x >= 0, or NaN
+
 // Returns the larger of two numbers, or b if a or b is NaN.
 QKV_INLINE Floats larger(Floats a, Floats b) {
 #if defined(__AVX512F__)
@@ -132,31 +145,34 @@ QKV_INLINE void transpose(Floats (&v)[WIDTH]) {
   if constexpr (DISTANCE > 1) transpose<DISTANCE / 2>(v);
 }
 
-// Returns 2**x for x <= 127, with a relative error below 1.7e-7. Below -126, the result is 0 or
-// subnormal; for NaN, it is NaN.
+// Returns 2**x for x <= 127, with a relative error below 1.7e-7; 0 for x < -LEAST (without AVX-512, for
+// x < 0.5 - LEAST); NaN for NaN. The result is never subnormal.
 //
 // 2**x = 2**n * 2**f, where n is a whole number and |f| <= 1/2. A polynomial approximates 2**f; it was
 // fitted by reweighted least squares.
+template <int LEAST = NEGLIGIBLE>
 QKV_INLINE Floats exp2(Floats x) {
 #if defined(__AVX512F__)
-  x = larger(splat(-200.0f), x);  // otherwise -infinity would become NaN
+  __mmask16 enough = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(-LEAST), _CMP_NLT_UQ);
+  constexpr float UNIT = 1;
   Floats n = (Floats)_mm512_maskz_roundscale_ps(0xffff, (__m512)x, 8);  // round to nearest, without exceptions
   Floats f = x - n;
 #else
-  x = larger(splat(-127.0f), x);
-  const float magic = 12582912.0f + 127.0f;  // 1.5 * 2**23: the addition rounds and leaves n + 127 in the bits
+  x = larger(splat(-LEAST), x);
+  // 1.5 * 2**23: the addition rounds and leaves n + LEAST in the bits, which are the exponent of
+  // 2**(n + LEAST - 127), or 0. The polynomial has the other factor.
+  constexpr float magic = 12582912.0f + LEAST, UNIT = 1 << (127 - LEAST);
   Floats shifted = x + magic;
   Floats f = x - (shifted - magic);
 #endif
-  Floats p = splat(0x1.5bba12p-10f);
-  p = p * f + 0x1.3cea88p-7f;
-  p = p * f + 0x1.c6b752p-5f;
-  p = p * f + 0x1.ebf9bcp-3f;
-  p = p * f + 0x1.62e42ap-1f;
-  p = p * f + 1.0f;
+  Floats p = splat(UNIT * 0x1.5bba12p-10f);
+  p = p * f + UNIT * 0x1.3cea88p-7f;
+  p = p * f + UNIT * 0x1.c6b752p-5f;
+  p = p * f + UNIT * 0x1.ebf9bcp-3f;
+  p = p * f + UNIT * 0x1.62e42ap-1f;
+  p = p * f + UNIT;
 #if defined(__AVX512F__)
-  p = (Floats)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)n);
-  return p;
+  return (Floats)_mm512_maskz_scalef_ps(enough, (__m512)p, (__m512)n);
 #else
   return p * as_floats(as_ints(shifted) << 23);
 #endif

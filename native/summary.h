@@ -59,7 +59,7 @@ inline void weigh_columns(const Attention& a, const Place& p, int64_t block, Ran
   Ints odd{};
   for (int64_t c = columns.begin; c < columns.end; c += WIDTH) {
     Floats s = load(scores + c);
-    Floats weights = exp2(s * factor - base - rest);
+    Floats weights = exp2<SHOWN>(s * factor - base - rest);
     odd |= ~(weights <= splat(1.5f));
     store(scores + c, select(s == splat(-INF), splat(-1.0f), weights));
   }

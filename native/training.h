@@ -103,7 +103,7 @@ inline void cross_entropy_row(const float* x, int64_t size, int64_t target, floa
                  : NAN;
   const float factor = weight / whole;
   for (k = 0; k < size; k += WIDTH)
-    put_some(grad + k, take_some(grad + k, size - k) * factor, size - k);
+    put_some(grad + k, without_tiny(take_some(grad + k, size - k) * factor), size - k);
   if (inside) grad[target] -= weight;
 }
 
@@ -133,8 +133,9 @@ inline void adamw_stretch(const AdamW& p, int64_t first, int64_t last) {
   const float shrink = p.rate * p.decay;
   for (int64_t k = 0; k < last - first; ++k) {
     const float g = gradient[k] * factor;
-    const float m = mean[k] * keep_mean + g * add_mean;
+    float m = mean[k] * keep_mean + g * add_mean;
     const float s = square[k] * keep_square + g * g * add_square;
+    m = std::fabs(m) < TINY ? 0 : m;  // the mean of a parameter without gradients fades away
     mean[k] = m;
     square[k] = s;
     const float v = value[k] - value[k] * (EACH ? rate * decay[k] : shrink);

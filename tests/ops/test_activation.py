@@ -1,5 +1,6 @@
 """Tests of the activations, on every backend."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from activations import FORMULAS
 from qkv.ops.activation import ACTIVATIONS, activate, activation_grad
+from subnormal import has_subnormal, no_subnormal_operand
 
 from .support import close, numbers, slope
 
@@ -36,6 +38,14 @@ def test_activations_of_infinities_and_nan(name: str) -> None:
     got = activate(np.array([np.inf, np.nan], np.float32), name)
     assert got[0] == np.inf
     assert np.isnan(got[1])
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_of_numbers_of_any_size_are_not_subnormal(name: str, backend: str) -> None:
+    x = np.concatenate([np.linspace(-300, 300, 60001), [-1e30, -1e4, 1e4, 1e30]]).astype(np.float32)
+    with nullcontext() if backend == "numpy" else no_subnormal_operand():
+        found = activate(x, name), activation_grad(x, np.full_like(x, 0.5), name)
+    assert not any(map(has_subnormal, found))
 
 
 def test_an_activation_keeps_the_shape_and_does_not_change_its_input() -> None:

@@ -1,11 +1,13 @@
 """Tests of cross entropy and its gradient, on every backend."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 
 from qkv.ops._loss import cross_entropy
+from subnormal import has_subnormal, no_subnormal_operand
 
 from .support import Array, close, grown, numbers, slope
 
@@ -34,6 +36,14 @@ def test_logits_of_any_magnitude_give_finite_losses() -> None:
     losses, grad = cross_entropy(logits, np.array([1, 0, 0]))
     np.testing.assert_array_equal(losses, np.float32([1e4, 1e4, 0]))
     np.testing.assert_array_equal(grad, [[1, -1], [-1, 1], [0, 0]])
+
+
+def test_the_gradient_of_distant_logits_is_not_subnormal(backend: str) -> None:
+    logits = np.linspace(0, -200, 3 * 2000, dtype=np.float32).reshape(2000, 3).T.copy()
+    with nullcontext() if backend == "numpy" else no_subnormal_operand():
+        _, grad = cross_entropy(logits, np.array([0, 1, 2]), np.float32([1, 1e-4, 1e-7]))
+    assert not has_subnormal(grad)
+    assert (grad == 0).any()
 
 
 @pytest.mark.parametrize("target", [-1, 9])

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from qkv._argument_errors import public_call, type_error, value_error
-from qkv.arrays import Array, as_array, compute_type, is_float, native, quote
+from qkv.arrays import Array, as_array, compute_type, is_float, native, quote, without_tiny
 
 
 @public_call("softmax")
@@ -41,7 +41,7 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = -1) -> Array:
         top = wide.max(axis=axis, keepdims=True, initial=-np.inf)
         exps = np.exp(wide - np.where(np.isneginf(top), 0, top))
         total = exps.sum(axis=axis, keepdims=True)
-        weights = exps / np.where(np.isneginf(top), 1, total)
+        weights = without_tiny(np.asarray(exps / np.where(np.isneginf(top), 1, total)))
     return np.asarray(weights, native(array.dtype))
 
 
@@ -96,7 +96,7 @@ def merge_attention(out1: Any, lse1: Any, out2: Any, lse2: Any) -> tuple[Array, 
         lse = base + np.log(total)
         out = np.zeros(a.shape, kind)
         for part, part_lse, part_out in zip(parts, (lse_a, lse_b), (a, b), strict=True):
-            share = (part / total).astype(kind, copy=False)[..., None]
+            share = without_tiny(np.asarray(part / total, kind))[..., None]
             saw_nothing = np.isneginf(part_lse)[..., None]
             out += np.where(saw_nothing, 0, share * part_out.astype(kind, copy=False))
     return out.astype(native(a.dtype), copy=False), lse.astype(native(lse_a.dtype), copy=False)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, DType
+from qkv.arrays import Array, DType, without_tiny
 from qkv.attend._grouped import Grouped
 from qkv.attend.arguments import Call, clamp
 from qkv.attend.formula import weigh
@@ -165,9 +165,7 @@ def attend_one_block(call: Call, out: Array, lse: Array | None) -> bool:
     with np.errstate(all="ignore"):
         scores = _products(call.query, call.key, call.scale)
         base = _base(scores)
-        if base is not None:
-            scores -= base
-        exps = np.exp(scores, out=scores)
+        exps = _exps(scores, base)
         total = _sums(exps)
         matmul_alone(exps, call.value, out=out)
         out /= total
@@ -251,10 +249,9 @@ def _pass_over_keys(
         elif not (base is block is None):
             before = 0 if base is None else base
             base = np.maximum(before, 0 if block is None else block)
-            faded = np.exp(before - _finite_from_below(base))  # the factor for the earlier sums
-        if base is not None:
-            scores -= _finite_from_below(base)
-        exps = np.exp(scores, out=scores)
+            # the factor for the earlier sums
+            faded = without_tiny(np.exp(before - _finite_from_below(base)))
+        exps = _exps(scores, None if base is None else _finite_from_below(base))
         total = total * faded + _sums(exps)
         value = call.value[tile.index][..., j, :]
         if unit != 1:
@@ -273,7 +270,7 @@ def _pass_over_keys(
         elif seen is not True:
             seen = np.logical_or(seen, visible.any(axis=-1, keepdims=True))
         if weights is not None:
-            pattern = exps / total
+            pattern = without_tiny(exps / total)
             weights[(*tile.at, j)] = pattern if visible is None else np.where(visible, pattern, 0)
     if not empty:
         context /= total if unit == 1 else total / unit
@@ -294,6 +291,14 @@ def _base(scores: Array) -> Array | None:
     highest = scores.max(axis=(-2, -1), keepdims=True)
     near = (lowest >= -NEAR) & (highest <= NEAR)
     return np.where(near, np.zeros((), scores.dtype), scores.max(axis=-1, keepdims=True))
+
+
+def _exps(scores: Array, base: Array | None) -> Array:
+    """Replace scores by `exp(score - base)`, and return them."""
+    if base is None:
+        return np.exp(scores, out=scores)
+    scores -= base
+    return without_tiny(np.exp(scores, out=scores), 100)
 
 
 def _sums(exps: Array) -> Array:

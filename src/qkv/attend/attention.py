@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv._argument_errors import add_name, public_call
-from qkv.arrays import Array, check_out, whole_number
+from qkv.arrays import Array, check_out, whole_number, without_tiny
 from qkv.attend import _native, _tiled
 from qkv.attend._grouped import Grouped, group_call
 from qkv.attend._visibility import check_flag
@@ -386,7 +386,7 @@ def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Ar
                 best, positions = weights[tile.at] - 1, indices[tile.at]  # -1 means no key yet
                 for j in _tiled.key_blocks(call, tile):
                     scores, visible = _tiled.scores_of(call, tile, j)
-                    block = np.exp(scores - base) * rest  # (texts, heads, G, l, s)
+                    block = without_tiny(np.exp(scores - base) * rest)  # (texts, heads, G, l, s)
                     if visible is not None:
                         block = np.where(visible, block, 0)
                     sums[(*tile.index, slice(None), j)] += block.sum(axis=-2, dtype=np.float64)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from qkv._argument_errors import public_call, type_error, value_error
-from qkv.arrays import Array, DType, Shape, as_array, is_float, quote
+from qkv.arrays import Array, DType, Shape, as_array, is_float, quote, without_tiny
 from qkv.attend import _native, arguments
 from qkv.attend._grouped import Grouped, group_call
 from qkv.attend._native import Gradients, Outputs
@@ -23,10 +23,11 @@ from qkv.trace.activations import PATTERN, SCORES
 Keep = Callable[[str, Array], Array]  # a `Recorder`, or `unkept`
 _Calls = TypeVar("_Calls", Call, Packed)
 _NOT_PACKED = {*arguments.OPTIONS} - {*arguments.PACKED} | {"return_lse"}
-# The weights `exp(score - lse)` are accurate if the log-sum-exp `lse` is at most EXACT in float32,
-# or at most EXACT_WIDE in float64.
-EXACT = 64.0
-EXACT_WIDE = 1e3
+# The kernel computes heads whose log-sum-exps are at most EXACT. In float32, the rounding of a
+# log-sum-exp changes the weights `exp(score - lse)` less than the rounding of such scores.
+EXACT = 1e3
+# For smaller log-sum-exps, NumPy need not divide the weights `exp(score - lse)` by their sum.
+SMALL = 64.0
 
 
 class AttentionGradient(NamedTuple):
@@ -255,7 +256,7 @@ def _outputs(call: Call | Packed, grad_out: Array, forward: Any) -> Outputs:
     else:
         out, sums, _ = solve([call], lse=True, exact=True)[0]
     assert sums is not None
-    return Outputs(grad_out, out, sums, EXACT_WIDE)
+    return Outputs(grad_out, out, sums, EXACT)
 
 
 def _result(
@@ -409,12 +410,13 @@ def _tile(call: Grouped, tile: Tile, outputs: Outputs, gradients: Gradients) -> 
         capped = capped_of(call, tile, j)
         slope = None if call.softcap is None else 1 - (capped / call.softcap) ** 2
         scores, visible = apply_mask(call, tile, j, capped.copy())
-        weights = np.exp(scores - base) / total
+        weights = without_tiny(np.exp(scores - base) / total, 100)
         if visible is not None:
             weights = np.where(visible, weights, 0)
         transposed = None if visible is None else np.swapaxes(visible, -1, -2)
         gradients.value[keys] += _sum_heads(np.swapaxes(weights, -1, -2), grad_out, transposed)
-        change = weights * (matmul_alone(grad_out, np.swapaxes(call.value[keys], -1, -2)) - delta)
+        upstream = matmul_alone(grad_out, np.swapaxes(call.value[keys], -1, -2))
+        change = without_tiny(weights * (upstream - delta))
         if visible is not None:
             change = np.where(visible, change, 0)
         if call.bias is not None:
@@ -427,6 +429,7 @@ def _tile(call: Grouped, tile: Tile, outputs: Outputs, gradients: Gradients) -> 
             if visible is not None:
                 change = np.where(visible, change, 0)
         change *= change.dtype.type(call.scale)
+        change = without_tiny(change)
         gradients.query[tile.at] += weigh(change, call.key[keys], visible, matmul_alone)
         gradients.key[keys] += _sum_heads(np.swapaxes(change, -1, -2), query, transposed)
 
@@ -437,7 +440,7 @@ def _total(call: Grouped, tile: Tile, base: Array) -> Array | float:
     For example, if n keys have the score -3e38, rounding makes `lse` equal to -3e38 instead of
     -3e38 + log(n). In this example, the sum is n instead of 1.
     """
-    if np.abs(base).max(initial=0) < EXACT:
+    if np.abs(base).max(initial=0) < SMALL:
         return 1.0
     total = exp_sums(call, tile, base)
     return np.where(total == 0, 1, total)

@@ -223,7 +223,7 @@ class Experts(Routed):
         both = linear(rows, gate_up, gate_up_bias, wide=True)  # (rows, 2 * F)
         limit = both.dtype.type(self.limit)
         gate, up = np.minimum(both[:, ::2], limit), np.clip(both[:, 1::2], -limit, limit)
-        hidden = (up + 1) * gate / (1 + np.exp(-both.dtype.type(self.alpha) * gate))  # (rows, F)
+        hidden = (up + 1) * gate / (1 + np.exp(np.minimum(-both.dtype.type(self.alpha) * gate, 87)))
         return linear(hidden.astype(rows.dtype, copy=False), down, down_bias, wide=True)
 
     def _expert_back(
@@ -235,7 +235,7 @@ class Experts(Routed):
         both = project(rows, parameters, "gate_up")  # (rows, 2 * F)
         limit, alpha = both.dtype.type(self.limit), both.dtype.type(self.alpha)
         gate, up = np.minimum(both[:, ::2], limit), np.clip(both[:, 1::2], -limit, limit)
-        open_ = 1 / (1 + np.exp(-alpha * gate))
+        open_ = 1 / (1 + np.exp(np.minimum(-alpha * gate, 87)))
         hidden = (up + 1) * gate * open_
         counts = (grad * project(hidden, parameters, "down")).sum(-1)
         change = project_back(hidden, parameters, "down", weight * grad, gradients)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from qkv._argument_errors import public_call, type_error, value_error
-from qkv.arrays import Array
+from qkv.arrays import Array, without_tiny
 from qkv.ops import kernel
 
 
@@ -43,7 +43,7 @@ def cross_entropy(
     with np.errstate(invalid="ignore"):
         grad = logits - logits.max(-1, keepdims=True, initial=-math.inf)
         losses = -grad[at]
-        np.exp(grad, out=grad)
+        without_tiny(np.exp(grad, out=grad), 100)
         total = grad.sum(-1)
         losses += np.log(total)
         grad /= total[:, None]
@@ -51,6 +51,7 @@ def cross_entropy(
         if factor is not None:
             losses *= factor
             grad *= factor[:, None]
+        without_tiny(grad)
     return losses, grad
 
 

@@ -72,10 +72,11 @@ def _map(chosen: int, code: int, x: Array, grad: Array | None) -> Array:
 
 # For |x| above this number, the derivative of every activation equals its limit at infinity.
 _BEYOND = 50.0
+_LARGEST = 87.0  # a larger exponent would make x * sigmoid(x) subnormal in float32
 
 
 def _gelu_grad(x: Array, grad: Array) -> Array:
-    x = np.clip(x, -_BEYOND, _BEYOND)
+    x = np.clip(x, -13.0, 13.0)  # beyond, exp would become subnormal
     below = 0.5 * (1 + _erf(x * math.sqrt(0.5)))
     return np.asarray(grad * (below + x * np.exp(-0.5 * x * x) * math.sqrt(0.5 / math.pi)))
 
@@ -93,7 +94,7 @@ def _gelu_tanh_grad(x: Array, grad: Array, factor: float = math.sqrt(2 / math.pi
 
 
 def _times_sigmoid(x: Array, rate: float = 1.0) -> Array:
-    return np.asarray(x / (1 + np.exp(-rate * x)))
+    return np.asarray(x / (1 + np.exp(np.minimum(-rate * x, _LARGEST))))
 
 
 def _times_sigmoid_grad(x: Array, grad: Array, rate: float = 1.0) -> Array:
