@@ -37,6 +37,10 @@ def row(shape) -> Row:
         ways[name] = Way(
             lambda given=given: qkv.attention(q, k, v, **given), truth(), 2 * allowed, work
         )
+    sharp = 64 * q
+    ways["scores 64 times as large"] = Way(
+        lambda: qkv.attention(sharp, k, v), beside(sharp, k, v)(), ours(sharp, k, v), work
+    )
     ways["LSE"] = Way(
         lambda: qkv.attention(q, k, v, return_lse=True),
         plain(lambda both: both[0]),
@@ -46,5 +50,6 @@ def row(shape) -> Row:
     torch = torch_softcap(q, k, v, 30.0)
     capped = beside(q, k, v, softcap=30.0)
     goals = tuple(within(1.25, name) for name in (*arguments, "LSE"))
+    goals += (within(1.10, "scores 64 times as large"),)
     ways["torch, softcap written out"] = torch and Way(torch[0], capped(torch[1]), operations=work)
     return Row(f"{shape}", ways, goals)
