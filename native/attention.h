@@ -54,14 +54,17 @@ inline float factor_of(const Attention& a, bool plain) {
   return plain ? float(a.scale * double(LOG2_E)) : 1.0f;
 }
 
-// Computes the products of a tile's rows with panels of keys, in some columns.
+// Computes the products of a tile's rows with panels of keys, in some columns. The last panel may be
+// half a panel.
 template <class Product, int ROWS>
 inline void multiply_panels(const float* keys, int64_t depth, Range columns, const float* queries,
                             float* scores) {
-  for (int64_t c = columns.begin; c < columns.end; c += PANEL)
-    if constexpr (Product::ALIGN > 1)
+  int64_t c = columns.begin;
+  if constexpr (Product::ALIGN > 1) {
+    for (; c < columns.end; c += PANEL)
       Product::template multiply<ROWS>(queries, STEP, keys + c * depth, depth, scores + c, STEP, false);
-    else
+  } else {
+    for (; c + PANEL <= columns.end; c += PANEL)
       multiply_tile<Product, ROWS, STEP>(
           queries, keys + c * depth, depth,
           [&](int i, Floats left, Floats right) QKV_LAMBDA {
@@ -73,6 +76,15 @@ inline void multiply_panels(const float* keys, int64_t depth, Range columns, con
             store(to, load(to) + left);
             store(to + WIDTH, load(to + WIDTH) + right);
           });
+    if (c < columns.end)
+      multiply_tile<Product, ROWS, STEP, PANEL, 1>(
+          queries, keys + c * depth, depth,
+          [&](int i, Floats sum, Floats) QKV_LAMBDA { store(scores + i * STEP + c, sum); },
+          [&](int i, Floats sum, Floats) QKV_LAMBDA {
+            float* to = scores + i * STEP + c;
+            store(to, load(to) + sum);
+          });
+  }
 }
 
 // Computes the scores of a tile's rows with the keys of a block.
@@ -87,7 +99,8 @@ template <class Product, int ROWS>
 void tile_of_block(const Attention& a, const Chunk& chunk, const Packed& head,
                    const TileOfBlock& tile, Scratch& s) {
   const Place& first = chunk.first;
-  Range columns{tile.seen.begin / PANEL * PANEL, rounded_up(tile.seen.end, PANEL)};
+  Range columns{tile.seen.begin / PANEL * PANEL,
+                rounded_up(tile.seen.end, WIDTH * Product::DEPTH)};
   float* scores = s.scores.data();
   multiply_keys<Product, ROWS>(a, head, tile.block, columns, &s.queries[tile.begin * STEP],
                                scores);

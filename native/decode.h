@@ -12,12 +12,13 @@ namespace qkv {
 namespace QKV_VARIANT {
 
 constexpr int64_t SHORT = 16;   // the maximum number of queries for this code
+constexpr int64_t FEW = 12;     // the maximum if one block has all keys, because tiles are then faster
 constexpr int64_t SPLIT = 1024; // keys of a task, a multiple of BLOCK
 constexpr int FOUR = 4;         // queries that are multiplied with a key at the same time
 
 inline bool is_short(const Attention& a) {
   for (int64_t row = 0; row < a.rows; ++row)
-    if (a.length[row] > SHORT) return false;
+    if (a.length[row] > (a.keys[row] > BLOCK ? SHORT : FEW)) return false;
   return true;
 }
 

@@ -119,14 +119,16 @@ constexpr int64_t tile_begin(int64_t rows, int64_t tile) {
 
 // Sums rows[i * STEP + k] * panel[k * NEXT + column] over k < `depth`, in runs of RUN steps, because
 // long chains of additions would accumulate rounding errors. After the first run, the two vectors of
-// each row go to `put(i, first, second)`; after each later run, to `add(i, first, second)`.
-template <class Product, int ROWS, int STEP, int NEXT = PANEL, class Put, class Add>
+// each row go to `put(i, first, second)`; after each later run, to `add(i, first, second)`. If VECTORS
+// is 1, only the first half of the panel is multiplied, and `second` is a copy of `first`.
+template <class Product, int ROWS, int STEP, int NEXT = PANEL, int VECTORS = 2, class Put, class Add>
 QKV_INLINE void multiply_tile(const float* rows, const float* panel, int64_t depth, Put put,
                               Add add) {
   for (int64_t done = 0; done < depth || !done; done += Product::RUN) {
-    Floats sums[ROWS][2];
+    Floats sums[ROWS][VECTORS];
     QKV_UNROLL
-    for (int i = 0; i < ROWS; ++i) sums[i][0] = sums[i][1] = Floats{};
+    for (auto& row : sums)
+      for (Floats& v : row) v = Floats{};
     int64_t run = depth - done < Product::RUN ? depth - done : Product::RUN;
     for (int64_t k = 0; k < run; ++k) {
       Floats left = load(panel), right = load(panel + WIDTH);
@@ -134,17 +136,17 @@ QKV_INLINE void multiply_tile(const float* rows, const float* panel, int64_t dep
       for (int i = 0; i < ROWS; ++i) {
         Floats x = splat(rows[i * STEP]);
         sums[i][0] = Product::add_product(sums[i][0], x, left);
-        sums[i][1] = Product::add_product(sums[i][1], x, right);
+        if (VECTORS == 2) sums[i][VECTORS - 1] = Product::add_product(sums[i][VECTORS - 1], x, right);
       }
       panel += NEXT;
       rows += 1;
     }
     if (!done) {
       QKV_UNROLL
-      for (int i = 0; i < ROWS; ++i) put(i, sums[i][0], sums[i][1]);
+      for (int i = 0; i < ROWS; ++i) put(i, sums[i][0], sums[i][VECTORS - 1]);
     } else {
       QKV_UNROLL
-      for (int i = 0; i < ROWS; ++i) add(i, sums[i][0], sums[i][1]);
+      for (int i = 0; i < ROWS; ++i) add(i, sums[i][0], sums[i][VECTORS - 1]);
     }
   }
 }
