@@ -153,6 +153,11 @@ def test_functions_and_filters_of_templates() -> None:
         ("{{ 12345678901 | string }}{{ 2 ** 10 }}{{ 'ab' * 2 }}{{ [1] + [2] }}", "123456789011024abab[1, 2]"),
         ("{{ strftime_now('%Y') }}", f"{datetime.now():%Y}"),
         ("{{ missing }}{{ messages[0].missing is defined }}", "False"),
+        ("{% if [] | select %}a{% endif %}{{ [3, 4] | map('string') | list | length }}", "a2"),
+        ("{{ [1, 2] | sum }}{{ 'aXb' | replace(new='-', old='X') }}{{ 'a\nb' | indent(2) }}", "3a-ba\n  b"),
+        ("{% set x = [1, 2] | map('string') %}{{ x | join('+') }}{{ x | join('+') }}", "1+2"),
+        ("{{ 'abc'[::-1] }}{{ [1, 2][1:] }}{{ 1 < 2 <= 2 }}{{ 7 // 2 }}{{ 3 - 1 }}", "cba[2]True32"),
+        ("{{ '%(a b)3d' % {'a b': 7} }}{{ '{a[b]:3}'.format(a={'b': 7}) }}", "  7  7"),
     ):  # fmt: skip
         assert render(template, {"messages": CHAT}) == expected, template
 
@@ -186,6 +191,30 @@ ENDLESS = {
     "a wide format filter": "{{ '%999999999d' | format(1) }}",
     "a wide batch": "{{ range(9) | batch(999999999, 'x') | list }}",
     "a wide indent": "{{ [1] | tojson(indent=999999999) }}",
+    "a wide named %": "{{ '%(a)999999999d' % {'a': 1} }}",
+    "a hidden width": "{{ '{a[}]:999999999}'.format(a={'}': 1}) }}",
+    "many arguments": "{% set x = 'a' * 999999 %}{{ ('%(x)s' * 99999) % {'x': x} }}",
+    "many fields": "{% set x = 'a' * 999999 %}{{ ('{0}' * 99999).format(x) }}",
+    "texts in variables": "{% for i in range(99999) %}{% set x = 'a'.ljust(9999) %}{% endfor %}",
+    "slices": "{% set x = 'a' * 9999999 %}" + 99 * "{% set y = x[::-1] %}",
+    "parts": "{% set x = 'a' * 9999999 %}" + 99 * "{% set y = x.split('a') %}",
+    "pairs of parts": "{% set x = 'a' * 9999999 %}" + 99 * "{% set y = x.partition('a') %}",
+    "text in a macro": "{% macro f() %}" + 99999 * "x" + "{% endmacro %}"
+    "{% for i in range(99999) %}{% set x = f() %}{% endfor %}",
+    "translated text": "{{ ('a' * 999999).translate({97: 'b' * 999999}) }}",
+    "bytes of a number": "{{ (1).to_bytes(9999999999, 'big') | length }}",
+    "bytes": "{{ '%999999999d'.encode() % 1 }}",
+    "a number of a text": "{{ ('f' * 9999999) | int(base=16) // 3 }}",
+    "a rounded number": "{{ 1 | round(999999999, 'ceil') }}",
+    "a sum of lists": "{{ ([[1]] * 9999) | sum(start=[]) | length }}",
+    "wrapped text": "{{ ('a' * 999999) | wordwrap(1) }}",
+    "sorted text": "{{ ('ab' * 999999) | sort }}",
+    "searches": "{% set x = 'a' * 9999999 %}{% for i in range(99999) %}{% if 'b' in x %}{% endif %}"
+    "{% endfor %}",
+    "tests": "{% set x = 'a' * 9999999 %}{% for i in range(99999) %}{% if x is lower %}{% endif %}"
+    "{% endfor %}",
+    "a long list": "{% for i in range(99999) %}{% set x = [" + 99999 * "1," + "] %}{% endfor %}",
+    "long code": "{% for i in range(99999) %}" + 9999 * "{% set a = b %}" + "{% endfor %}",
 }
 
 
@@ -235,6 +264,7 @@ def test_attributes_are_refused(reach: str) -> None:
         ("{% include 'x' %}", "fails: TypeError: no loader for this environment specified"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails: RecursionError"),
         ("{{ " + 5000 * "(" + "}}", "fails: RecursionError"),
+        ("{{ [1] | map('string') | tojson }}", "fails: TypeError: Object of type list_iterator"),
         ("{{ range(10 ** 9) }}", "fails: OverflowError: Range too big"),
         ("x" * (2**18 + 1), "has 262,145 characters: the maximum is 262,144"),
     ],

@@ -4,8 +4,11 @@ import functools
 import json
 import math
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from itertools import permutations
+from types import GeneratorType
 from typing import Any, NoReturn
 
 from qkv._argument_errors import type_error, value_error
@@ -16,19 +19,34 @@ MOST_TEMPLATE = 2**18  # characters; the longest known templates have about 30,0
 # The limits of one rendering. Templates come from strangers' files, and a Jinja sandbox limits
 # neither time nor memory.
 _WORK = 10**8  # the sum of all characters that are written, and of all steps
-_STEP = 500  # what a step counts; a step in a long template counts more
+_STEP = 500  # what a step counts
+_SECONDS = 2  # of the processor
 _ENTRY = 16  # what an entry of a list or dict counts, as a number of characters
 _MOST_CHARS = 10**7  # characters of one value
-_MOST_WIDTH = 10**6
+_MOST_WIDTH = 10**4
 _MOST_INDENT = 64
 _BITS = 4096  # of a whole number
-_LOOP, _JOIN, _LIST = "loop items", "join texts", "limited list"  # names no template can spell
+# Names of filters that no template can spell.
+_LOOP, _JOIN, _LIST, _SLICE, _COMPARED = (
+    "loop items",
+    "join texts",
+    "new list",
+    "new slice",
+    "compared",
+)
 # Functions with a width or count, and functions whose result can be as long as the product of their
 # arguments.
 _WIDTHS = {"center", "ljust", "rjust", "zfill", "batch", "indent", "wordwrap", "expandtabs"}
-_PRODUCTS = {"join", "replace", "indent", "wordwrap", "expandtabs"}
-# Widths of format strings that could make a result much longer than the string.
-_WIDE = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)|\{[^{}]*(\d{4}|\{)")
+_WIDTHS |= {"round", "to_bytes"}
+_PRODUCTS = {"indent", "wordwrap", "expandtabs", "translate", "replace"}
+_SLOW = {"dictsort", "groupby", "pprint", "sort", "title"}
+_SLOW |= {"unique", "urlencode", "urlize", "wordwrap"}
+# Widths of format strings that could make a result much longer than the string. Names of fields
+# that contain brackets could hide a width.
+_WIDE = re.compile(
+    r"%\([^()]*\(|%(\([^()]*\))?[^a-zA-Z%]*(\d{4}|\*)|\{[^{}]*(\d{4}|\{|\[[^\]{}]*[{}])"
+)
+_ITERATORS: Any = (GeneratorType, type(iter([])))
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 # Arguments of `apply_chat_template` in transformers that qkv does not support.
 _OTHERS = (
@@ -136,7 +154,7 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
             f"the chat template has {len(template):,} characters: the maximum is {MOST_TEMPLATE:,}"
         )
     try:
-        rendered: str = _sandbox(_Limits(len(template))).from_string(template).render(variables)
+        rendered: str = _sandbox(_Limits()).from_string(template).render(variables)
         return rendered
     except _TooMuch as error:
         reason = f"works or writes without end: {error}"
@@ -160,22 +178,18 @@ class _Refusal(Exception):
 
 
 class _Limits:
-    """Counts the work of one rendering.
+    """Counts the work of one rendering."""
 
-    Args:
-        length: the number of characters of the template. Each step can write a part of it.
-    """
-
-    def __init__(self, length: int) -> None:
-        self._left, self._step = _WORK, _STEP + length // 64
+    def __init__(self) -> None:
+        self._left, self._end = _WORK, time.thread_time() + _SECONDS
         # The sizes of lists and dicts, which a template cannot change, by their ids. The values are
         # kept, so that no other value gets the same id.
         self._known: dict[int, tuple[Any, int]] = {}
 
-    def spend(self, work: int = 0) -> None:
+    def spend(self, work: int = 0, step: int = _STEP) -> None:
         """Count a step and its work."""
-        self._left -= self._step + work
-        if self._left < 0:
+        self._left -= step + work
+        if self._left < 0 or time.thread_time() > self._end:
             raise _TooMuch("too many steps, or too much text")
 
     def size(self, value: Any) -> int:
@@ -196,41 +210,95 @@ class _Limits:
             raise _TooMuch(f"a value of more than {_MOST_CHARS:,} characters")
         return size
 
-    def write(self, value: Any) -> Any:
-        """Count a value that is written, and return it."""
+    def write(self, value: Any) -> str:
+        """Count a value that is written, and return its text."""
+        self.spend(self.size(value))
+        text = value if isinstance(value, str) else str(value)
+        self.spend(len(text), step=0)
+        return text
+
+    def concat(self, texts: Iterable[str]) -> str:
+        """Join texts, among them the parts of the template that are no code."""
+        joined = []
+        for text in texts:
+            self.spend(len(text), step=0)
+            joined.append(text)
+        return "".join(joined)
+
+    def collect(self, value: Any) -> Any:
+        """Count a list, tuple or dict that the template makes, and return it."""
         self.spend(self.size(value))
         return value
 
+    def cut(self, value: Any) -> Any:
+        """Count a slice, without nested values, and return it."""
+        self.spend(len(value) * (1 if isinstance(value, str) else _ENTRY), step=0)
+        return value
+
+    def result(self, value: Any) -> Any:
+        """Count the result of a function or filter, and return it."""
+        if isinstance(value, bytes):
+            raise _TooMuch("bytes")
+        if isinstance(value, int) and value.bit_length() > _BITS:
+            raise _TooMuch("a number with too many digits")
+        self.spend(self.size(value) if isinstance(value, str | list | tuple) else 0, step=0)
+        return value
+
+    def compared(self, value: Any) -> Any:
+        """Look at the time before a value is compared or tested, and return the value."""
+        self.spend(step=0)
+        return value
+
     def items(self, values: Any) -> Iterator[Any]:
-        """Count the items of a loop."""
+        """Count the items of a loop, or of the result of a filter."""
         for item in values:
             self.spend()
             yield item
 
     def join(self, values: Any) -> str:
         """Join the values of the operator `~`."""
-        self.spend(self.size(values))
-        return "".join(map(str, values))
+        return "".join(map(self.write, values))
 
-    def arguments(self, name: str, values: Iterable[Any]) -> None:
-        """Count the arguments of a function; refuse arguments that could make a huge result."""
-        sizes = []
-        for value in values:
-            if name in _WIDTHS and isinstance(value, int) and value > _MOST_WIDTH:
+    def arguments(self, name: str, values: Iterable[Any]) -> list[Any]:
+        """Count the arguments of a function; refuse arguments that could make a huge result.
+
+        Returns:
+            The arguments; an iterator is replaced by an iterator over the counted items.
+        """
+        values = [*values]
+        lists: list[Any] = [
+            [*value] if isinstance(value, _ITERATORS) else value for value in values
+        ]
+        sizes: list[int] = []
+        for value in lists:
+            is_width = name in _WIDTHS and isinstance(value, int)
+            if is_width and value > _MOST_WIDTH:
                 raise _TooMuch(f"the width {str(value)[:20]}")
             if name == "format" and isinstance(value, str) and _WIDE.search(value):
                 raise _TooMuch("a wide format")
-            is_width = name in _WIDTHS and isinstance(value, int)
             sizes.append(max(1, value if is_width else self.size(value)))
-        if name in _PRODUCTS:
-            self._fits(math.prod(sizes))
+        if name == "sum" and any(isinstance(value, list | tuple) for value in lists[1:]):
+            raise _TooMuch("a sum of lists")
+        most = math.prod(sizes) if name in _PRODUCTS else 0
+        if name == "format" and isinstance(lists[0], str):
+            most = sum(map(lists[0].count, "%{")) * sum(sizes[1:])
+        elif name == "replace" and all(isinstance(value, str) for value in lists[:3]):
+            text, *pair = lists[:3]  # by name, the new text can be before the old text
+            most = max(text.count(old) * len(new) for old, new in permutations(pair, 2))
+        elif name == "join":
+            most = math.prod(len(x) if hasattr(x, "__len__") else 1 for x in lists)
+        elif name in _SLOW:
+            most = max(most, sizes[0] ** 2 // 1024)
+        self._fits(most)
         self.spend(sum(sizes) // 64)
+        given = zip(values, lists, strict=True)
+        return [iter(new) if new is not old else old for old, new in given]
 
     def operator(self, operator: str, left: Any, right: Any) -> None:
         """Count an operator whose result can be longer than its operands."""
         whole = isinstance(left, int) and isinstance(right, int)
         if operator == "%" and isinstance(left, str):
-            self.arguments("format", [left])
+            self.arguments("format", [left, right])
         elif whole:
             bits = left.bit_length() * abs(right) if operator == "**" else 0
             if max(bits, left.bit_length() + right.bit_length()) > _BITS:
@@ -240,23 +308,33 @@ class _Limits:
             self.spend(self._fits(math.prod(sizes) if operator == "*" else sum(sizes)))
 
     def limit(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a filter that counts its arguments, and the items of its result."""
+        """Return a filter that counts its arguments and its result."""
+        own = hasattr(function, "jinja_pass_arg")  # whether Jinja's own argument is the first
 
-        @functools.wraps(function)  # Jinja marks filters that take its own arguments
+        @functools.wraps(function)
         def run(*args: Any, **options: Any) -> Any:
-            self.arguments(name, (*args, *options.values()))
-            result = function(*args, **options)
-            if isinstance(result, Iterator):
-                return [*self.items(result)]
-            self.spend(_ENTRY * len(result) if isinstance(result, list) else 0)
-            return result
+            head, args = args[:own], args[own:]
+            given = self.arguments(name, (*args, *options.values()))
+            options = dict(zip(options, given[len(args) :], strict=True))
+            result = function(*head, *given[: len(args)], **options)
+            return self.items(result) if isinstance(result, Iterator) else self.result(result)
+
+        return run
+
+    def limit_test(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a test, such as `is lower`, that looks at the time."""
+
+        @functools.wraps(function)
+        def run(*args: Any) -> Any:
+            self.spend(step=0)
+            return function(*args)
 
         return run
 
 
 def _sandbox(limits: _Limits) -> Any:
     """Return Jinja's sandbox with limits, set up as in transformers."""
-    from jinja2 import nodes
+    from jinja2 import nodes, pass_context
     from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -277,6 +355,20 @@ def _sandbox(limits: _Limits) -> Any:
             self.generic_visit(node)
             return make_filter(nodes.List(node.nodes, lineno=node.lineno), _JOIN)
 
+        def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+            self.generic_visit(node)
+            return make_filter(node, _SLICE) if isinstance(node.arg, nodes.Slice) else node
+
+        def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+            self.generic_visit(node)
+            node.expr = make_filter(node.expr, _COMPARED)
+            return node
+
+        def visit_Operand(self, node: nodes.Operand) -> nodes.Node:
+            self.generic_visit(node)
+            node.expr = make_filter(node.expr, _COMPARED)
+            return node
+
         def visit_List(self, node: nodes.Expr) -> nodes.Node:
             self.generic_visit(node)
             return node if getattr(node, "ctx", "load") == "store" else make_filter(node, _LIST)
@@ -296,7 +388,8 @@ def _sandbox(limits: _Limits) -> Any:
     class Sandbox(ImmutableSandboxedEnvironment):
         """The sandbox, in which loops, calls and operators are counted."""
 
-        intercepted_binops = frozenset({"+", "*", "**", "%"})
+        concat: Any = staticmethod(limits.concat)
+        intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
         def _generate(self, source: nodes.Template, *args: Any, **options: Any) -> Any:
             bounded = Bounds().visit(source)
@@ -305,17 +398,22 @@ def _sandbox(limits: _Limits) -> Any:
 
         def call(self, context: Any, function: Any, /, *args: Any, **options: Any) -> Any:
             name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
-            limits.arguments(name, (owner, *args, *options.values()))
-            return super().call(context, function, *args, **options)
+            _, *given = limits.arguments(name, (owner, *args, *options.values()))
+            options = dict(zip(options, given[len(args) :], strict=True))
+            return limits.result(super().call(context, function, *given[: len(args)], **options))
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             limits.operator(operator, left, right)
             return super().call_binop(context, operator, left, right)
 
         def wrap_str_format(self, value: Any) -> Any:
-            if wrapped := super().wrap_str_format(value):
-                limits.arguments("format", [value.__self__])
-            return wrapped
+            wrapped: Any = super().wrap_str_format(value)
+
+            def run(*args: Any, **options: Any) -> str:
+                limits.arguments("format", [value.__self__, *args, *options.values()])
+                return str(wrapped(*args, **options))
+
+            return wrapped and run
 
         def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
             raise SecurityError(f"it reaches for {attribute!r} of a {type(obj).__name__}")
@@ -323,13 +421,18 @@ def _sandbox(limits: _Limits) -> Any:
     sandbox = Sandbox(
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=limits.write,
+        optimized=False,  # count also what is constant
+        finalize=pass_context(lambda _, value: limits.write(value)),
         extensions=[Generation, "jinja2.ext.loopcontrols"],
     )
     sandbox.filters["tojson"] = _to_json
     for name, function in sandbox.filters.items():
         sandbox.filters[name] = limits.limit(name, function)
-    sandbox.filters |= {_LOOP: limits.items, _JOIN: limits.join, _LIST: limits.write}
+    sandbox.filters |= {_LOOP: limits.items, _JOIN: limits.join, _LIST: limits.collect}
+    sandbox.filters |= {_SLICE: limits.cut, _COMPARED: limits.compared}
+    tests: dict[str, Any] = sandbox.tests
+    for name, test in tests.items():
+        tests[name] = limits.limit_test(test)
     del sandbox.globals["lipsum"]
     sandbox.globals |= {
         "raise_exception": _refuse,
