@@ -73,6 +73,14 @@ def test_an_empty_name(folder, monkeypatch):
     assert load(".").dim == 12
 
 
+@pytest.mark.parametrize(
+    "name", ["missing.gguf", "a/missing.GGUF", "./x.safetensors", "a/b/c.gguf", "pytorch_model.bin"]
+)
+def test_a_missing_file_is_named(name, cache):
+    with pytest.raises(FileNotFoundError, match=rf"^load: the file {name} does not exist: correct"):
+        load(name)
+
+
 @pytest.mark.parametrize(("name", "near"), [("minilmm", "minilm"), ("randm", "random")])
 def test_the_error_suggests_the_nearest_known_name(name, near, cache):
     with pytest.raises(ValueError, match=rf"'{name}' is not a known model: .* {near}[,;]"):

@@ -20,6 +20,7 @@ from qkv.models.files.read import CONFIG, MODULES, NEEDED, ModelError, first_lin
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
+_ENDINGS = (".gguf", ".safetensors", ".bin", ".pt", ".onnx")  # of files, not of names on the Hub
 DATA = Path(__file__).parents[2] / "data"  # The files that come with qkv.
 DEFAULT = "books"
 WRITER = "books-decoder"  # The default model of `qkv generate`.
@@ -44,7 +45,7 @@ def find_model(name: StrPath, revision: str | None = None, *, download: bool = T
 
     Raises:
         ValueError: the name is empty or unknown; the message suggests similar names.
-        FileNotFoundError: the folder does not exist, or no source offers the model.
+        FileNotFoundError: the file or folder does not exist, or no source offers the model.
     """
     if not isinstance(name, str | os.PathLike):
         raise type_error(f"the model is a {type(name).__name__}: give a name or a folder")
@@ -70,6 +71,8 @@ def find_model(name: StrPath, revision: str | None = None, *, download: bool = T
         raise invalid(
             NotADirectoryError, f"{name} is a file, and its folder {lacking(home, folder)}"
         )
+    if folder.suffix.lower() in _ENDINGS:
+        raise invalid(FileNotFoundError, f"the file {name} does not exist: correct the path")
     if name in ours:
         if revision is not None:
             raise value_error(f"{name} comes with qkv and has only one revision: omit {revision!r}")
