@@ -143,12 +143,21 @@ def test_a_row_without_a_text_is_named(model: str, tmp_path: Path) -> None:
         (
             "a.jsonl",
             '{"text": "the cat"}\n{"text": 3}\n',
-            "a.jsonl, row 1 has a 'text' that is int",
+            "a.jsonl, row 1 has a 'text' that is int, not a string: correct it, or give another "
+            "--column",
         ),
         ("b.jsonl", '{"text": "the cat"}\nthe mat\n', "b.jsonl, row 1 is not JSON"),
-        ("a.csv", "n,text\n1,the cat\n2\n", "a.csv, row 1 has no 'text'"),
+        (
+            "a.csv",
+            "n,text\n1,the cat\n2\n",
+            "a.csv, row 1 has no 'text': correct it, or give another --c",
+        ),
         ("b.csv", 'text\nthe cat\n" "\n', "b.csv, row 1: the text is empty"),
-        ("c.csv", "n,said\n1,the cat\n", "choose one of the columns 'n', 'said'"),
+        (
+            "c.csv",
+            "n,said\n1,the cat\n",
+            "c.csv has no column 'text': give --column one of the columns 'n', 'said'",
+        ),
     ):
         (tmp_path / name).write_text(content)
         done = encode(str(tmp_path / name), "-o", target, "--model", model)

@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 
 # A map from arguments of `scale.encode` to options of the command. In error messages, the command
 # replaces each of these arguments by its option.
-_OPTIONS = {'on_error="skip"': "--on-error skip", "resume=False": "--no-resume"}
+_OPTIONS = {
+    'on_error="skip"': "--on-error skip",
+    "resume=False": "--no-resume",
+    "encode: ": "",
+    "column is ": "--column is ",
+    "give another column": "give another --column",
+    "choose one of the columns": "give --column one of the columns",
+}
 _EMPTY = "{} is empty: write one text per line"
 _STREAMS = ("/dev/", "/proc/")  # the folders of standard input and of process substitutions
 
@@ -97,7 +104,8 @@ def encode(
         raise click.UsageError(f"{len(files)} files are given: add --cluster local", context)
     option = next(option for option in context.command.params if option.name == "output")
     writable(".npy", ".jsonl")(context, option, output)
-    _one_file(files[0], str(output), model, column, as_json)
+    with _spelled_as_typed():
+        _one_file(files[0], str(output), model, column, as_json)
 
 
 @contextmanager
@@ -105,11 +113,14 @@ def _spelled_as_typed() -> Iterator[None]:
     """Replace the arguments in error messages of `scale.encode` with command-line options."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         problem = message(error)
         for argument, option in _OPTIONS.items():
             problem = problem.replace(argument, option)
-        raise ValueError(problem) from error
+        if problem == message(error):
+            raise
+        kind = FileNotFoundError if isinstance(error, OSError) else ValueError
+        raise kind(problem) from error
 
 
 def _on_cluster(
@@ -121,7 +132,10 @@ def _on_cluster(
     from qkv.scale.workers import connect
 
     what = options["model"], list(files)
-    how = {"column": options["column"] or "text", "on_error": options["on_error"] or "raise"}
+    how = {
+        "column": "text" if options["column"] is None else options["column"],
+        "on_error": options["on_error"] or "raise",
+    }
     with connect(cluster, "encode") as client:
         if options["dry_run"]:
             work = estimate(*what, client=client, **how)
@@ -160,7 +174,7 @@ def _one_file(file: str, output: str, model: str | None, column: str | None, as_
     elif _is_stream(file):
         texts = lines_of(file, MAX_CHARS)
     else:
-        [source, *others] = find_sources(file, column or "text", "encode")
+        [source, *others] = find_sources(file, "text" if column is None else column, "encode")
         if others:
             raise ValueError(f"{file} matches {len(others) + 1} files: add --cluster local")
         source, has_rows = find_column(source, "encode"), source.kind != ".txt"

@@ -274,7 +274,8 @@ def texts_of(source: TextFile, most: int) -> Iterator[str]:
     rows = chain.from_iterable(rows_of(part, most) for part in parts)
     for row, text in enumerate(islice(rows, header, None)):
         if isinstance(text, Bad):
-            raise ValueError(f"{source.path}, row {row} {text.reason}: correct it")
+            way = "correct it" + ", or give another column" * (f" {source.column!r}" in text.reason)
+            raise ValueError(f"{source.path}, row {row} {text.reason}: {way}")
         yield text
 
 
