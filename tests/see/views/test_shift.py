@@ -159,3 +159,16 @@ def test_a_word_of_several_subwords_is_one_arrow(minilm: Model) -> None:
     static = trace["hook_embed"][0][2:5].mean(0)
     expected = static @ after / np.linalg.norm(static) / np.linalg.norm(after)
     assert merged.stages[-1].cosine[1] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_sign_stands_for_a_mask_token() -> None:
+    texts = ["The oak is a small [MASK].", "The [MASK] is red."]
+    view = plot_shift(texts)
+    assert "[MASK]" in view.shift.tokens
+    assert {"___ (1)", "___ (2)"} <= {*view.names}
+    shown = view._payload()["shift"]
+    assert [pair["word"] for pair in shown["pairs"]] == ["the", "is", "___"]
+    assert view.shift.pairs[-1].word == "[MASK]"
+    drawn = view.svg() + script_json(shown)
+    assert "___" in drawn
+    assert "[MASK]" not in drawn

@@ -8,7 +8,7 @@ import numpy as np
 
 from qkv._argument_errors import public_call, type_error
 from qkv.models import Model
-from qkv.see.analysis import one_text, reader_of, texts_of
+from qkv.see.analysis import labels_of, one_text, reader_of, texts_of
 from qkv.see.analysis.measures import strongest
 from qkv.see.analysis.word_vectors import Shift, shift_of_traces
 from qkv.see.draw import figure
@@ -38,9 +38,10 @@ class ShiftView(View):
     @property
     def names(self) -> list[str]:
         """Return the names of the tokens, with sentence numbers if there are several sentences."""
+        tokens = labels_of(self.shift.tokens)
         if len(self.shift.sentences) == 1:
-            return list(self.shift.tokens)
-        pairs = zip(self.shift.tokens, self.shift.of, strict=True)
+            return tokens
+        pairs = zip(tokens, self.shift.of, strict=True)
         return [f"{token} ({number + 1})" for token, number in pairs]
 
     @property
@@ -80,7 +81,7 @@ class ShiftView(View):
             before=shift.before,
             after=shift.stages[-1].points,
             names=self.names,
-            alone=shift.tokens,
+            alone=labels_of(shift.tokens),
             named=shift.labelled,
             explained_variance=shift.explained.tolist(),
         )
@@ -122,7 +123,7 @@ class ShiftView(View):
         return Table(
             title="Words that sentences share",
             explained="cosine of the static vectors → cosine of the vectors after the last layer",
-            names=[pair.word for pair in shift.pairs],
+            names=labels_of([pair.word for pair in shift.pairs]),
             columns=[Column("", sides), Column("", ends)],
         )
 
@@ -135,6 +136,10 @@ class ShiftView(View):
 
     def _payload(self) -> dict[str, Any]:
         shift = shift_payload(self.shift) | {"sentence": self.sentence}
+        shift["tokens"] = labels_of(self.shift.tokens)
+        words = labels_of([pair.word for pair in self.shift.pairs])
+        pairs = zip(shift["pairs"], words, strict=True)
+        shift["pairs"] = [pair | {"word": word} for pair, word in pairs]
         return self._page("shift", "; ".join(self.shift.sentences), shift=shift)
 
 
