@@ -122,14 +122,24 @@ class _Conversation:
 
     def answer(self, messages: Messages, **options: Any) -> None:
         """Write the answer to the last message; if the answer is stopped, keep its first part."""
-        assert self.model.tokenizer is not None
-        prompt = self.model.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        from qkv.models.tasks import answer_prompt
+
+        tokenizer = self.model.reader.need_tokenizer()
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        prompt = tokenizer.tokenize_prompt(text)
         limit = self.model.max_seq_length or sys.maxsize
         free = min(MOST_NEW, limit - len(prompt))
-        pieces = self.model.chat(
-            messages,
+        if free < 1:
+            raise ValueError(
+                f"the conversation has {len(prompt)} tokens, and {visible(self.model.name)} takes at "
+                f"most {limit} tokens with the answer: write a shorter message, or begin a new "
+                "conversation with /new"
+            )
+        pieces = answer_prompt(
+            self.model,
+            prompt,
             stream=True,
-            max_new_tokens=max(free, 0) or None,  # None: `chat` says that the text is too long
+            max_new_tokens=free,
             **self.sampling,
             **options,
         )

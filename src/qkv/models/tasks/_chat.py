@@ -8,6 +8,7 @@ from qkv.edits import Ablate, Edit, Hide
 from qkv.models._model_base import ModelBase
 from qkv.models._other_libraries import GENERATING, advising
 from qkv.models.tasks.generate import Prompt, TextCaches, generate
+from qkv.text import Tokenized
 
 
 @public_call("chat")
@@ -69,13 +70,9 @@ def chat(
     model.need("generate")
     tokenizer = model.reader.need_tokenizer()
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    past = None
-    if model.continues and not (ablate or hide or edit):
-        # Another thread must not use the same caches, so the model lends them to one call.
-        past, model.conversation = model.conversation or TextCaches(), None
-    answer = generate(
+    return answer_prompt(
         model,
-        Prompt(tokenizer.tokenize_prompt(text), past),
+        tokenizer.tokenize_prompt(text),
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
@@ -88,6 +85,17 @@ def chat(
         hide=hide,
         edit=edit,
     )
+
+
+def answer_prompt(
+    model: ModelBase, prompt: Tokenized, *, stream: bool = False, **options: Any
+) -> Any:
+    """Continue the prompt of a conversation like `generate`, and keep its key/value cache."""
+    past = None
+    if model.continues and not any(options.get(name) for name in ("ablate", "hide", "edit")):
+        # Another thread must not use the same caches, so the model lends them to one call.
+        past, model.conversation = model.conversation or TextCaches(), None
+    answer = generate(model, Prompt(prompt, past), stream=stream, **options)
     if stream:
         return _pieces(model, answer, past)
     model.conversation = past or model.conversation
