@@ -131,8 +131,8 @@ class _Conversation:
         free = min(MOST_NEW, limit - len(prompt))
         if free < 1:
             raise ValueError(
-                f"the conversation has {len(prompt)} tokens, and {visible(self.model.name)} takes at "
-                f"most {limit} tokens with the answer: write a shorter message, or begin a new "
+                f"the conversation has {len(prompt)} tokens, and {visible(self.model.name)} takes "
+                f"at most {limit} tokens with the answer: write a shorter message, or begin a new "
                 "conversation with /new"
             )
         pieces = answer_prompt(
