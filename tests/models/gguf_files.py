@@ -80,6 +80,8 @@ def typed(value):
     """Return a value of the metadata, its type, and the type of a list's items."""
     types = gguf.GGUFValueType
     of = {bool: types.BOOL, int: types.INT32, float: types.FLOAT32, str: types.STRING}
+    if isinstance(value, bytes):
+        return value, types.ARRAY, types.UINT8
     if isinstance(value, list):
         return value, types.ARRAY, of[type(value[0])]
     kind = types.UINT32 if type(value) is int else of[type(value)]

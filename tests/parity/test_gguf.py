@@ -209,8 +209,8 @@ def test_sentence_piece_without_a_space_before_a_text(tmp_path: Path) -> None:
         assert ours.tokenize(text).ids.tolist() == [1, *expected], repr(text)
 
 
-def test_the_ids_of_unigrams(tmp_path: Path) -> None:
-    """Without a table of characters; transformers ignores this table in GGUF files."""
+def unigram() -> dict[str, Any]:
+    """Return the metadata of a Unigram model of SentencePiece, without a table of characters."""
     made = Tokenizer(models.Unigram())
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     special = ["<pad>", "</s>", "<unk>"]
@@ -219,7 +219,7 @@ def test_the_ids_of_unigrams(tmp_path: Path) -> None:
     )
     made.train_from_iterator(CORPUS, trainer)
     words = json.loads(made.to_str())["model"]["vocab"]
-    values = {
+    return {
         "model": "t5",
         "tokens": [word for word, _ in words],
         "scores": [float(score) for _, score in words],
@@ -228,7 +228,58 @@ def test_the_ids_of_unigrams(tmp_path: Path) -> None:
         "eos_token_id": 1,
         "unknown_token_id": 2,
     }
+
+
+def characters_table(changes: dict[str, str]) -> bytes:
+    """Return the table `precompiled_charsmap`: a double array of the keys, and the new texts.
+
+    The array is that of the library Darts-clone: from the base of a node, byte c of a key leads to
+    unit `base ^ c`. The unit holds c, whether a key ends there, and its distance from its own base,
+    where the value of the key is.
+    """
+    keys = {key.encode(): new.encode() for key, new in changes.items()}
+    nodes = sorted({key[:n] for key in keys for n in range(len(key) + 1)})
+    base = {node: 256 * n for n, node in enumerate(nodes, 1)}
+    units, texts = np.zeros(256 * (len(nodes) + 1), "<u4"), b""
+    units[0] = base[b""] << 10
+    for node in nodes[1:]:
+        at = base[node[:-1]] ^ node[-1]
+        units[at] = (at ^ base[node]) << 10 | (node in keys) << 8 | node[-1]
+    for key, new in keys.items():
+        units[base[key]] = len(texts) | 1 << 31
+        texts += new + b"\0"
+    return np.array(units.nbytes, "<u4").tobytes() + units.tobytes() + texts
+
+
+def test_the_characters_table_of_a_unigram(tmp_path: Path) -> None:
+    """Compare with transformers, which ignores the table, on texts that Python has changed."""
+    changes = {
+        "\uff41": "a",
+        "é": "e",
+        "ﬁ": "fi",
+        "\u200b": "",
+        "①": "1",
+        "\u3000": " ",
+        "Ω": "cat",
+    }
+    values = unigram()
+    write_tokenizer(tmp_path / "plain.gguf", "bert", values)
+    values["precompiled_charsmap"] = characters_table(changes)
     write_tokenizer(tmp_path / "small.gguf", "bert", values)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path, gguf_file="plain.gguf")
+    ours = qkv.load(tmp_path / "small.gguf").tokenizer
+    rng, parts, changed = np.random.default_rng(0), [*WORDS.split(), *changes, " "], 0
+    for _ in range(1000):
+        text = "".join(rng.choice(np.array(parts, object), rng.integers(1, 9)))
+        expected = theirs("".join(changes.get(letter, letter) for letter in text))["input_ids"]
+        assert ours.tokenize(text).ids.tolist() == expected, repr(text)
+        changed += expected != theirs(text)["input_ids"]
+    assert changed > 500
+
+
+def test_the_ids_of_unigrams(tmp_path: Path) -> None:
+    """Without a table of characters; transformers ignores this table in GGUF files."""
+    write_tokenizer(tmp_path / "small.gguf", "bert", unigram())
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path, gguf_file="small.gguf")
     ours = qkv.load(tmp_path / "small.gguf").tokenizer
     for text in odd_texts(2000, ("</s>",)):

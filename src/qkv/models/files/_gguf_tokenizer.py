@@ -116,7 +116,11 @@ def _scores(section: Config, tokens: Sequence[str]) -> list[float]:
 
 
 def _byte_level(section: Config, tokens: Sequence[str], added: set[int]) -> Parts:
-    """Return the parts of a byte-level BPE, such as GPT-2's."""
+    """Return the parts of a byte-level BPE, such as GPT-2's.
+
+    A file of SmolLM names the way "smollm". llama.cpp and SmolLM's own tokenizer then cut numbers
+    into single digits; this function splits texts as GPT-2 does, like transformers for the file.
+    """
     from tokenizers.pre_tokenizers import ByteLevel
 
     letters = set(ByteLevel.alphabet())
