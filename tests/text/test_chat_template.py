@@ -156,6 +156,7 @@ def test_functions_and_filters_of_templates() -> None:
         ("{% if [] | select %}a{% endif %}{{ [3, 4] | map('string') | list | length }}", "a2"),
         ("{{ [1, 2] | sum }}{{ 'aXb' | replace(new='-', old='X') }}{{ 'a\nb' | indent(2) }}", "3a-ba\n  b"),
         ("{% set x = [1, 2] | map('string') %}{{ x | join('+') }}{{ x | join('+') }}", "1+2"),
+        ("{{ ('x y ' * 9000).replace('x y ', '/think') | length }}", "54000"),
         ("{{ 'abc'[::-1] }}{{ [1, 2][1:] }}{{ 1 < 2 <= 2 }}{{ 7 // 2 }}{{ 3 - 1 }}", "cba[2]True32"),
         ("{{ '%(a b)3d' % {'a b': 7} }}{{ '{a[b]:3}'.format(a={'b': 7}) }}", "  7  7"),
     ):  # fmt: skip
