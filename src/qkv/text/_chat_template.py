@@ -213,17 +213,12 @@ class _Limits:
     def write(self, value: Any) -> str:
         """Count a value that is written, and return its text."""
         self.spend(self.size(value))
-        text = value if isinstance(value, str) else str(value)
-        self.spend(len(text), step=0)
+        text: str = self.result(str(value))
         return text
 
     def concat(self, texts: Iterable[str]) -> str:
         """Join texts, among them the parts of the template that are no code."""
-        joined = []
-        for text in texts:
-            self.spend(len(text), step=0)
-            joined.append(text)
-        return "".join(joined)
+        return "".join(map(self.result, texts))
 
     def collect(self, value: Any) -> Any:
         """Count a list, tuple or dict that the template makes, and return it."""
@@ -321,16 +316,6 @@ class _Limits:
 
         return run
 
-    def limit_test(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a test, such as `is lower`, that looks at the time."""
-
-        @functools.wraps(function)
-        def run(*args: Any) -> Any:
-            self.spend(step=0)
-            return function(*args)
-
-        return run
-
 
 def _sandbox(limits: _Limits) -> Any:
     """Return Jinja's sandbox with limits, set up as in transformers."""
@@ -359,15 +344,13 @@ def _sandbox(limits: _Limits) -> Any:
             self.generic_visit(node)
             return make_filter(node, _SLICE) if isinstance(node.arg, nodes.Slice) else node
 
-        def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        def visit_Compare(self, node: nodes.Node) -> nodes.Node:
             self.generic_visit(node)
-            node.expr = make_filter(node.expr, _COMPARED)
+            field = "node" if isinstance(node, nodes.Test) else "expr"
+            setattr(node, field, make_filter(getattr(node, field), _COMPARED))
             return node
 
-        def visit_Operand(self, node: nodes.Operand) -> nodes.Node:
-            self.generic_visit(node)
-            node.expr = make_filter(node.expr, _COMPARED)
-            return node
+        visit_Operand = visit_Test = visit_Compare
 
         def visit_List(self, node: nodes.Expr) -> nodes.Node:
             self.generic_visit(node)
@@ -430,9 +413,6 @@ def _sandbox(limits: _Limits) -> Any:
         sandbox.filters[name] = limits.limit(name, function)
     sandbox.filters |= {_LOOP: limits.items, _JOIN: limits.join, _LIST: limits.collect}
     sandbox.filters |= {_SLICE: limits.cut, _COMPARED: limits.compared}
-    tests: dict[str, Any] = sandbox.tests
-    for name, test in tests.items():
-        tests[name] = limits.limit_test(test)
     del sandbox.globals["lipsum"]
     sandbox.globals |= {
         "raise_exception": _refuse,
