@@ -22,15 +22,15 @@ inline bool is_short(const Attention& a) {
   return true;
 }
 
-// How far ahead of a row the rows of an array are prefetched, in elements: 4 KB of rows. The processor
+// How far ahead of a row the rows of an array are prefetched, in elements: 16 KB of rows. The processor
 // itself prefetches too late.
 template <class T>
 QKV_INLINE int64_t ahead_of(const Cells& cells, int64_t size) {
-  return at_least(1, 4096 / (at_least(1, size) * int64_t(sizeof(T)))) * cells.i;
+  return at_least(1, 16384 / (at_least(1, size) * int64_t(sizeof(T)))) * cells.i;
 }
 
 // Computes the products of ROWS queries with WIDTH / ROWS keys at key_at[0], key_at[1] and so on. The
-// result is sorted by key. Queries are STEP apart and padded with zeros. Each key is read completely
+// result is sorted by query. Queries are STEP apart and padded with zeros. Each key is read completely
 // before the next key, because contiguous memory is read fastest.
 template <class T, int ROWS>
 QKV_INLINE Floats multiply_rows(const float* queries, const Cells& key, const int64_t* key_at,
@@ -57,7 +57,7 @@ QKV_INLINE Floats multiply_rows(const float* queries, const Cells& key, const in
       for (int r = 0; r < ROWS; ++r) here[r] += load(queries + r * STEP + c) * x;
     }
     QKV_UNROLL
-    for (int r = 0; r < ROWS; ++r) sums[k * ROWS + r] = here[r];
+    for (int r = 0; r < ROWS; ++r) sums[r * KEYS + k] = here[r];
   }
   return fold(sums, Sum{});
 }
@@ -72,8 +72,10 @@ void multiply_short(const float* queries, const Cells& key, int64_t block_at, in
     int64_t at[KEYS];
     for (int k = 0; k < KEYS; ++k) at[k] = block_at + at_most(c + k, columns.end - 1) * key.i;
     Floats products = multiply_rows<T, ROWS>(queries, key, at, size);
-    for (int k = 0; k < KEYS; ++k)
-      for (int r = 0; r < ROWS; ++r) scores[r * STEP + c + k] = products[k * ROWS + r];
+    float all[WIDTH];
+    store(all, products);
+    for (int r = 0; r < ROWS; ++r)
+      std::memcpy(scores + r * STEP + c, all + r * KEYS, KEYS * sizeof(float));
   }
 }
 

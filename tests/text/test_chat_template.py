@@ -220,7 +220,8 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_templates_without_end_are_refused(name: str) -> None:
+def test_templates_without_end_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qkv.text._chat_template._SECONDS", 0.3)
     with pytest.raises(ValueError, match="the chat template works or writes without end: "):
         render(ENDLESS[name], {})
 
