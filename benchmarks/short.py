@@ -14,4 +14,4 @@ def rows(shrink: int = 1) -> Iterator[Row]:
         (32, 32, (faster("torch", 1.5), faster(ORT, 1.0), share_of_peak(0.5))),
         (16, 48, (faster("torch", 1.25),)),
     ):
-        yield row((texts // shrink, 12, tokens, 64), goals, plain=True)
+        yield row((max(1, texts // shrink), 12, tokens, 64), goals, plain=True)

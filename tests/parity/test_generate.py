@@ -134,7 +134,7 @@ def theirs(pair: Pair, prompts: list[list[int]], **options: Any) -> list[list[in
 
 
 def test_every_generating_family_is_tested() -> None:
-    assert set(MODELS) == set(WRITERS)
+    assert {name.split(",")[0] for name in MODELS} == set(WRITERS)
 
 
 @pytest.mark.parametrize("family", MODELS)
