@@ -42,47 +42,74 @@ PyObject* pack(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
+namespace {
+
+// Computes a product: args are x, packed weights, bias, activation, gate, residual, y and threads.
+// `run` gets the arguments of the kernel and the packed weights.
+template <class Run>
+PyObject* multiply(const Variant& variant, PyObject* const* args, const Run& run) {
+  Array x(args[0]), packed(args[1]), bias(args[2]), gate(args[4]), residual(args[5]);
+  Array y(args[6], true);
+  Linear p;
+  p.activation = activation_of(args[3], variant, 0);
+  int threads = number_of_threads(args[7]);
+  need(x && y && x.axes() == 2 && y.axes() == 2, "x and y are not (rows, in) and (rows, out)");
+  p.rows = x.length(-2);
+  p.in = x.length(-1);
+  p.out = y.length(-1);
+  p.type = x.type();
+  p.y_type = y.type();
+  need(is_working_float(p.type) && (p.y_type == p.type || p.y_type == Type::float32) &&
+           y.length(-2) == p.rows,
+       "x and y do not fit");
+  need_contiguous_rows({&x, &y});
+  p.bias = floats_or_none(bias, p.out);
+  for (const Array* more : {&gate, &residual}) {
+    if (!*more) continue;
+    need(more->type() == p.y_type && more->axes() == 2 && more->length(-2) == p.rows &&
+             more->length(-1) == p.out,
+         "gate or residual is not like y");
+    need_contiguous_rows({more});
+  }
+  p.x = x.data();
+  p.x_step = x.step(-2);
+  p.packed = packed.data();
+  p.gate = gate ? gate.data() : nullptr;
+  p.gate_step = gate.step(-2);
+  p.residual = residual ? residual.data() : nullptr;
+  p.residual_step = residual.step(-2);
+  p.y = y.data();
+  p.y_step = y.step(-2);
+  run(p, packed, threads);
+  return none();
+}
+
+}  // namespace
+
 PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, 9, [&] {
     const Variant& variant = variant_of(args[0]);
-    Array x(args[1]), packed(args[2]), bias(args[3]), gate(args[5]), residual(args[6]);
-    Array y(args[7], true);
-    Linear p;
-    p.activation = activation_of(args[4], variant, 0);
-    int threads = number_of_threads(args[8]);
-    need(x && y && x.axes() == 2 && y.axes() == 2, "x and y are not (rows, in) and (rows, out)");
-    p.rows = x.length(-2);
-    p.in = x.length(-1);
-    p.out = y.length(-1);
-    p.type = x.type();
-    p.y_type = y.type();
-    need(is_working_float(p.type) && (p.y_type == p.type || p.y_type == Type::float32) &&
-             y.length(-2) == p.rows,
-         "x and y do not fit");
-    need_contiguous_rows({&x, &y});
-    need_packed(variant, packed, p.in, p.out, p.type);
-    p.bias = floats_or_none(bias, p.out);
-    for (const Array* more : {&gate, &residual}) {
-      if (!*more) continue;
-      need(more->type() == p.y_type && more->axes() == 2 && more->length(-2) == p.rows &&
-               more->length(-1) == p.out,
-           "gate or residual is not like y");
-      need_contiguous_rows({more});
-    }
-    p.x = x.data();
-    p.x_step = x.step(-2);
-    p.packed = packed.data();
-    p.gate = gate ? gate.data() : nullptr;
-    p.gate_step = gate.step(-2);
-    p.residual = residual ? residual.data() : nullptr;
-    p.residual_step = residual.step(-2);
-    p.y = y.data();
-    p.y_step = y.step(-2);
-    if (p.rows && p.out) {
+    return multiply(variant, args + 1, [&](const Linear& p, const Array& packed, int threads) {
+      need_packed(variant, packed, p.in, p.out, p.type);
+      if (!p.rows || !p.out) return;
       Unlocked unlocked;
       variant.linear(p, threads);
-    }
-    return none();
+    });
+  });
+}
+
+PyObject* multiply_blocks(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 10, [&] {
+    const Variant& variant = variant_of(args[0]);
+    int64_t kind = whole(args[1]);
+    return multiply(variant, args + 2, [&](const Linear& p, const Array& packed, int threads) {
+      need(p.type == Type::float32 && packed.is(Type::float32, packed.count()) &&
+               size_t(packed.count()) * sizeof(float) == variant.block_bytes(p.in, p.out, kind),
+           "packed blocks are not of the size that they need");
+      if (!p.rows || !p.out) return;
+      Unlocked unlocked;
+      variant.multiply_blocks(p, kind, threads);
+    });
   });
 }
 

@@ -99,10 +99,11 @@ Machine look() {
   if ((registers & 0x6) != 0x6) return has;  // xmm, ymm
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return has;
   has.avx2 = bit(b, 5);
+  bool vnni = bit(c, 11);
   bool f = bit(b, 16), dq = bit(b, 17), bw = bit(b, 30), vl = bit(b, 31);
   bool tiles = bit(d, 24) && bit(d, 22);  // with products of bfloat16
   has.avx512 = has.avx2 && f && dq && bw && vl && (registers & 0xe6) == 0xe6;  // zmm, masks
-  if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) has.avx512bf16 = has.avx512 && bit(a, 5);
+  if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) has.avx512bf16 = has.avx512 && vnni && bit(a, 5);
   has.amx = has.avx512bf16 && tiles && (registers & 0x60000) == 0x60000 && may_use_tiles();
   return has;
 }

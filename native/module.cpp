@@ -116,6 +116,7 @@ PyMethodDef methods[] = {
     {"packed_size", function(packed_size), METH_FASTCALL, "The number of floats in packed weights."},
     {"pack", function(pack), METH_FASTCALL, "Pack weights for many products."},
     {"linear", function(linear), METH_FASTCALL, "x @ W + bias, activation, gate, residual."},
+    {"multiply_blocks", function(multiply_blocks), METH_FASTCALL, "`linear` with W in blocks."},
     {"norm", function(norm), METH_FASTCALL, "LayerNorm or RMSNorm of rows."},
     {"narrow", function(narrow), METH_FASTCALL, "float32 to bfloat16."},
     {"multiply_tiles", function(multiply_tiles), METH_FASTCALL, "One product of tiles, for tests."},

@@ -7,7 +7,7 @@
 #include <limits>
 #include <utility>
 
-#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -38,7 +38,9 @@ constexpr int PANEL = 2 * WIDTH;  // the columns of a register tile
 typedef float Floats __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t Words __attribute__((vector_size(4 * WIDTH)));
+typedef int16_t Shorts __attribute__((vector_size(4 * WIDTH)));
 typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));
+typedef int8_t SignedBytes __attribute__((vector_size(WIDTH)));
 
 constexpr float INF = std::numeric_limits<float>::infinity();
 constexpr float LOG2_E = 1.44269504088896340736f;
@@ -74,6 +76,34 @@ QKV_INLINE Ints lanes() {  // 0, 1, 2, ...
 }
 
 QKV_INLINE Floats to_floats(Ints v) { return __builtin_convertvector(v, Floats); }
+// Rounds to the nearest whole numbers, ties to even. The numbers must be in the range of int32.
+QKV_INLINE Ints to_nearest(Floats v) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_maskz_cvtps_epi32(0xffff, (__m512)v);
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtps_epi32((__m256)v);
+#else
+  Ints whole;
+  for (int k = 0; k < WIDTH; ++k) whole[k] = int32_t(__builtin_lrintf(v[k]));
+  return whole;
+#endif
+}
+
+// Returns sum + the products of the two int16 numbers in each lane of a and b.
+QKV_INLINE Ints add_pair_products(Ints sum, Ints a, Ints b) {
+#if defined(__AVX512VNNI__)
+  return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512F__)
+  return sum + (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return sum + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__) && !defined(QKV_TILES_MODEL)
+  return sum + (Ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+  return sum + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
 QKV_INLINE Floats as_floats(Ints v) { return (Floats)v; }
 QKV_INLINE Ints as_ints(Floats v) { return (Ints)v; }
 

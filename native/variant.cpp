@@ -2,6 +2,7 @@
 #include "variant.h"
 
 #include "attention.h"
+#include "blocks.h"
 #include "decode.h"
 #include "gradient.h"
 #include "summary.h"
@@ -42,7 +43,7 @@ constexpr auto MULTIPLY_TILES = nullptr;
 
 extern const Variant variant;
 const Variant variant = {
-    NAME, OfBfloat16::NAME, ACTIVATIONS, attend, summarize, differentiate, packed_bytes, pack, linear, norm, narrow,
+    NAME, OfBfloat16::NAME, ACTIVATIONS, attend, summarize, differentiate, packed_bytes, pack, linear, block_bytes, multiply_blocks, norm, narrow,
     outer, map, norm_grad, cross_entropy, adamw, squares, MULTIPLY_TILES, multiply_adds, read_rate,
 };
 

@@ -24,6 +24,9 @@ struct Variant {
   void (*pack)(const void* weight, int64_t in_step, int64_t out_step, int64_t in, int64_t out,
                Type type, void* packed, int threads);
   void (*linear)(const Linear&, int threads);
+  // The same with W in packed blocks: their size, which throws unless `in` and `kind` fit, and the product.
+  size_t (*block_bytes)(int64_t in, int64_t out, int64_t kind);
+  void (*multiply_blocks)(const Linear&, int64_t kind, int threads);
   void (*norm)(const Norm&, int threads);
   void (*narrow)(const float* x, int64_t count, void* y, int threads);  // converts to bfloat16
 

@@ -66,7 +66,7 @@ STEPS = {
     ],
     "ops": [
         {"kernel", "threads"},
-        {"activation"},
+        {"activation", "blocks"},
         {"packing"},
         {"linear", "norm", "loss", "adamw"},
         {""},

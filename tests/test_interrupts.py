@@ -72,6 +72,9 @@ size = compiled.packed_size(here, 1024, 1024, zeros(0, 0))
 packed, many = zeros(size), 1_000_000_000
 interrupted(lambda: compiled.linear(
     here, same(many, 1024), packed, None, 0, None, None, same(many, 1024), threads))
+blocks = zeros(147_456)  # Q4_0, (1024, 1024)
+interrupted(lambda: compiled.multiply_blocks(
+    here, 0, same(many, 1024), blocks, None, 0, None, None, same(many, 1024), threads))
 interrupted(lambda: compiled.outer(
     here, same(many, 1024), same(many, 1024), zeros(1024, 1024), None, None, threads))
 wide = 30_000

@@ -168,6 +168,19 @@ def linear(
     threads: int,
     /,
 ) -> None: ...
+def multiply_blocks(
+    variant: int,
+    kind: int,  # the number of the kind of blocks in ops/_blocks.py
+    x: Array,  # (rows, in) float32
+    packed: Array,  # weights (in, out) in packed blocks
+    bias: Array | None,  # this and the rest as in `linear`
+    activation: int,
+    gate: Array | None,
+    residual: Array | None,
+    y: Array,
+    threads: int,
+    /,
+) -> None: ...
 def norm(
     variant: int,
     x: Array,  # (rows, size) float32 or bfloat16

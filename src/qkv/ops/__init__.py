@@ -1,5 +1,6 @@
 """Linear layers, norms, activations and the loss, each with its gradients, and AdamW."""
 
 from qkv.ops._adamw import adamw, gradient_norm
+from qkv.ops._blocks import BLOCK_KINDS, BlockMatrix, blocks_size, pack_blocks
 from qkv.ops._loss import cross_entropy
 from qkv.ops._norm import norm_grad, normalize

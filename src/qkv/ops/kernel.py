@@ -141,8 +141,9 @@ def to_bfloat16(x: Array, weight: Array) -> Array:
 
 def working(*arrays: Array) -> tuple[Array, ...]:
     """Convert all arrays to the dtype of the computation, float32 or float64."""
-    kind = compute_type(np.result_type(*arrays))
-    return tuple(array.astype(kind, copy=False) for array in arrays)
+    plain = [np.asarray(array) for array in arrays]
+    kind = compute_type(np.result_type(*plain))
+    return tuple(array.astype(kind, copy=False) for array in plain)
 
 
 def variant_for(*arrays: Array) -> int | None:

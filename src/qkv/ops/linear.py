@@ -11,6 +11,7 @@ import numpy as np
 
 from qkv.arrays import Array, Arrays, DType, compute_type, is_float, native
 from qkv.ops import kernel
+from qkv.ops._blocks import BlockMatrix
 from qkv.ops.activation import activate_in_numpy, activation_named
 from qkv.ops.packing import pack, packed_once
 from qkv.ops.threads import matmul_alone, run_all
@@ -75,6 +76,10 @@ def linear(
     code = 0 if activation is None else activation_named(activation).code
     kind = _product_type(x.dtype, weight.dtype)
     factors = _narrow.get() or kind if kind == kernel.FLOAT32 else kind
+    if isinstance(weight, BlockMatrix):
+        factors = kind
+        if not weight.transposed or kind != kernel.FLOAT32 or kernel.variant() is None:
+            weight = weight.read()
     # if the shapes do not fit, the NumPy code at the end raises the error
     fits = weight.ndim == 2 and x.shape[-1:] == weight.shape[:1]
     chosen, threads, rows = kernel.rows_of(x, factors if fits else None)
@@ -82,8 +87,14 @@ def linear(
         shape, result = (*x.shape[:-1], weight.shape[1]), kernel.FLOAT32 if wide else kind
         y = np.empty((len(rows), weight.shape[1]), kernel.bits_type(result))
         added = None if bias is None else np.require(bias, kernel.FLOAT32, ["C", "A"])
-        kernel.compiled.linear(
-            chosen, rows, pack(weight, chosen, factors, threads), added, code,
+        if isinstance(weight, BlockMatrix):
+            packed = weight.packed
+            product = functools.partial(kernel.compiled.multiply_blocks, chosen, weight.code)
+        else:
+            packed = pack(weight, chosen, factors, threads)
+            product = functools.partial(kernel.compiled.linear, chosen)
+        product(
+            rows, packed, added, code,
             _rows_of_result(gate, shape, result), _rows_of_result(residual, shape, result),
             y, threads,
         )  # fmt: skip

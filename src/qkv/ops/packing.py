@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, DType
+from qkv.ops._blocks import BlockMatrix
 from qkv.ops.activation import activation_named
 from qkv.ops.kernel import FLOAT32, bits, bits_type, compiled
 
@@ -129,7 +130,12 @@ def frozen(array: Array) -> Array:
     while isinstance(owner, np.ndarray):
         owner.setflags(write=False)
         owner = owner.base
-    return array.view()
+    return array if isinstance(array, BlockMatrix) else array.view()
+
+
+def large_memory(count: int) -> Array:
+    """Return memory for `count` float32 numbers on large pages, aligned to 64 bytes."""
+    return _packed.memory(count)
 
 
 def pack(weight: Array, chosen: int, kind: DType, threads: int) -> Array:
@@ -201,6 +207,8 @@ class Prepared:
 
     def joins(self, weights: Sequence[Array]) -> bool:
         """Return whether these weights (in, out) can be packed side by side without padding."""
+        if any(isinstance(weight, BlockMatrix) for weight in weights):
+            return False
         shapes, kind = [weight.shape for weight in weights], (self.variant, self.kind)
         return all(packed_size((d, w), *kind) < packed_size((d, w + 1), *kind) for d, w in shapes)
 
@@ -211,6 +219,9 @@ class Prepared:
 
         A float32 residual makes the result float32.
         """
+        if isinstance(weight, BlockMatrix):
+            product = partial(compiled.multiply_blocks, self.variant, weight.code)
+            return self._product(weight.packed, weight.shape[1], bias, activation, product)
         whole = pack(weight, self.variant, self.kind, self.threads)
         return self._product(whole, weight.shape[1], bias, activation)
 
@@ -223,15 +234,21 @@ class Prepared:
         return self._product(whole, sum(weight.shape[1] for weight in weights), bias, None)
 
     def _product(
-        self, weights: Array, width: int, bias: Array | None, activation: str | None
+        self,
+        weights: Array,
+        width: int,
+        bias: Array | None,
+        activation: str | None,
+        product: Callable[..., None] | None = None,
     ) -> Callable[..., Array]:
-        bits, threads, chosen = self.bits, self.threads, self.variant
+        bits, threads = self.bits, self.threads
+        product = product or partial(compiled.linear, self.variant)
         code = 0 if activation is None else activation_named(activation).code
         addend = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])
 
         def run(x: Array, gate: Array | None = None, residual: Array | None = None) -> Array:
             y = np.empty((len(x), width), bits if residual is None else residual.dtype)
-            compiled.linear(chosen, x, weights, addend, code, gate, residual, y, threads)
+            product(x, weights, addend, code, gate, residual, y, threads)
             return y
 
         return run

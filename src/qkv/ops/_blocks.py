@@ -1,0 +1,171 @@
+"""Matrices that stay in the quantized blocks of a GGUF file, and their float32 values."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from qkv.arrays import Array, DType, Shape
+
+GROUP = 32  # The rows of a file that lie side by side in a packed group (native/blocks.h: COLUMNS).
+_AT_ONCE = 1 << 18  # How many values are computed at once, so that they stay in the cache.
+# A word of 32 bits of "high" has two bits of 8 pairs of numbers: `_FIRST`, and `_FIRST` + 2.
+_FIRST = np.array([4 * w + 16 * (s % 2) + s // 2 for w in range(4) for s in range(4)]).reshape(2, 8)
+_PAIR_BITS = np.arange(0, 16, 2, dtype=np.uint32)
+
+
+def _unit(count: int, *scales: str, words: int = 4, part: tuple[Any, ...] = ()) -> DType:
+    """Return the layout of a group's blocks: `count` parts of 32 numbers, and float16 scales."""
+    parts = [("q", "<u4", (words, GROUP)), *((*field, (*shape, GROUP)) for *field, shape in part)]
+    return np.dtype([("parts", parts, (count,)), *((name, "<f2", (GROUP,)) for name in scales)])
+
+
+# The kinds of blocks, in the order of their numbers in the kernel: the layout, and the number that
+# stands for 0. `native/blocks.h` describes the same layouts.
+BLOCK_KINDS = {
+    "Q4_0": (_unit(1, "d"), 8),
+    "Q4_1": (_unit(1, "d", "m"), 0),
+    "Q8_0": (_unit(1, "d", words=8), 0),
+    "Q4_K": (_unit(8, "d", "m", part=(("scales", "u1", ()), ("minima", "u1", ()))), 0),
+    "Q6_K": (_unit(8, "d", part=(("high", "<u4", (2,)), ("scales", "i1", (2,)))), 32),
+}
+
+
+class BlockMatrix(NDArrayOperatorsMixin):
+    """A read-only matrix in quantized blocks, which acts as an array of float32 where it must.
+
+    `linear` multiplies the blocks as they are. Everything else that NumPy can do with an array
+    works too, on float32 values that are computed for this use and not kept.
+
+    Args:
+        kind: the kind of blocks, a key of `BLOCK_KINDS`.
+        packed: the packed blocks, float32 (n,) that stand for bytes.
+        rows: the rows of the matrix in the file.
+        width: the numbers in a row.
+        transposed: whether the array is `(width, rows)`, as a linear weight, and not
+            `(rows, width)`.
+    """
+
+    dtype: DType = np.dtype(np.float32)
+    ndim = 2
+
+    def __init__(
+        self, kind: str, packed: Array, rows: int, width: int, *, transposed: bool = False
+    ) -> None:
+        self.kind, self.code, self.packed = kind, list(BLOCK_KINDS).index(kind), packed
+        self.rows, self.width, self.transposed = rows, width, transposed
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the array."""
+        return (self.width, self.rows) if self.transposed else (self.rows, self.width)
+
+    @property
+    def T(self) -> "BlockMatrix":
+        """The transposed matrix, which shares the blocks."""
+        kind, rows, width = self.kind, self.rows, self.width
+        return BlockMatrix(kind, self.packed, rows, width, transposed=not self.transposed)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Array:
+        if not self.transposed and isinstance(index, np.ndarray) and index.dtype.kind in "iu":
+            rows = np.where(index < 0, index + self.rows, index)
+            if rows.size and not 0 <= rows.min() <= rows.max() < self.rows:
+                raise IndexError(f"an index is out of bounds for {self.rows} rows")
+            return self._read_rows(rows.reshape(-1)).reshape(*index.shape, self.width)
+        return np.asarray(self.read()[index])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self.read().astype(dtype or self.dtype, copy=False)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        plain = (x.read() if isinstance(x, BlockMatrix) else x for x in inputs)
+        return getattr(ufunc, method)(*plain, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the float32 array, such as `astype` or `sum`."""
+        if name.startswith("_") or name in ("packed", "rows", "width", "transposed"):
+            raise AttributeError(name)
+        return getattr(self.read(), name)
+
+    def read(self) -> Array:
+        """Return the matrix as a new array of float32."""
+        values, step = np.empty((self.rows, self.width), np.float32), _AT_ONCE // self.width + 1
+        for start in range(0, self.rows, step):
+            rows = np.arange(start, min(start + step, self.rows))
+            values[rows[0] : rows[-1] + 1] = self._read_rows(rows)
+        return values.T if self.transposed else values
+
+    def _read_rows(self, rows: Array) -> Array:
+        """Return the values (n, width) of rows of the file."""
+        group, lane = rows // GROUP, rows % GROUP
+        units, zero = _units(self.kind, self.packed, self.rows), BLOCK_KINDS[self.kind][1]
+        parts, names = units["parts"], units.dtype.names or ()
+        words = np.ascontiguousarray(parts["q"][group, ..., lane])  # (n, units, parts, words)
+        q: Array = words.view(np.uint8)
+        if words.shape[-1] == 4:
+            q = np.concatenate([q & 15, q >> 4], axis=-1)
+        of_part = parts.dtype.names or ()
+        if "high" in of_part:
+            high = parts["high"][group, ..., lane, None] >> _PAIR_BITS
+            q[..., _FIRST] |= (high << 4 & 48).astype(np.uint8)
+            q[..., _FIRST + 2] |= (high >> 12 & 48).astype(np.uint8)
+        q = (q.view(np.int8) - np.int8(zero)).reshape(*q.shape[:3], 2, 16)
+        with np.errstate(all="ignore"):  # A broken file may hold infinite scales.
+            factors = {
+                name: units[name][group, ..., lane].astype(np.float32)[..., None, None, None]
+                for name in names[1:]
+            }
+            scale, least = factors["d"], factors.get("m")
+            if "scales" in of_part:
+                scales = parts["scales"][group, ..., lane]
+                scale = scale * scales.reshape(*q.shape[:3], -1, 1)
+            if least is not None and "minima" in of_part:
+                least = -(least * parts["minima"][group, ..., lane, None, None])
+            values = q * scale
+            if least is not None:
+                values += least
+        return values.reshape(len(rows), self.width)
+
+
+def blocks_size(kind: str, rows: int, width: int) -> int:
+    """Return how many float32 numbers the packed blocks of a matrix take."""
+    unit = BLOCK_KINDS[kind][0]
+    count = unit["parts"].shape[0] * 32
+    return int(-(-rows // GROUP) * (width // count) * unit.itemsize // 4)
+
+
+def pack_blocks(
+    kind: str, memory: Array, rows: int, fields_of: Callable[[int, int], Mapping[str, Array]]
+) -> None:
+    """Pack the rows of a matrix into `memory`, which has the size that `blocks_size` returns.
+
+    Args:
+        kind: the kind of blocks, a key of `BLOCK_KINDS`.
+        memory: the memory, float32 (n,).
+        rows: the number of rows.
+        fields_of: a function that returns the fields of the rows from a first row to before a last
+            row, by name. The first axes of all fields are (rows, units). In the fields of parts, a
+            third axis counts the parts of a unit. "q" are bytes: int8, or number n in the low and
+            number n + 16 in the high bits; "high" are bits 4 and 5 of 32 numbers.
+    """
+    units = _units(kind, memory, rows)
+    units[-1:] = np.zeros((), units.dtype)  # for the columns after the last row
+    for group, first in enumerate(range(0, rows, GROUP)):
+        fields = dict(fields_of(first, min(first + GROUP, rows)))
+        fields["q"] = np.ascontiguousarray(fields["q"]).view("<u4")
+        if "high" in fields:
+            high = fields["high"].astype(np.uint32)
+            pairs = high[..., _FIRST] | high[..., _FIRST + 2] << 16
+            fields["high"] = np.bitwise_or.reduce(pairs << _PAIR_BITS, axis=-1)
+        for name, field in fields.items():
+            whole = units if name in ("d", "m") else units["parts"]
+            whole[name][group][..., : len(field)] = np.moveaxis(field, 0, -1)
+
+
+def _units(kind: str, packed: Array, rows: int) -> Array:
+    """View packed blocks as units (groups, units of a row)."""
+    return packed.view(np.uint8).view(BLOCK_KINDS[kind][0]).reshape(-(-rows // GROUP), -1)
