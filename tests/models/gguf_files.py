@@ -58,7 +58,7 @@ def write(path, architecture, values, tensors, kinds=None):
         path: the file.
         architecture: the architecture.
         values: the metadata; a key without "general." or "tokenizer." belongs to the architecture.
-        tensors: arrays by their names in the file.
+        tensors: arrays by their names in the file; uint8 arrays hold blocks.
         kinds: the type of each tensor, by its name; float32 by default.
     """
     writer = gguf.GGUFWriter(path, architecture)
@@ -67,8 +67,10 @@ def write(path, architecture, values, tensors, kinds=None):
         writer.add_key_value(full, *typed(value))
     for name, array in tensors.items():
         kind = gguf.GGMLQuantizationType[(kinds or {}).get(name, "F32")]
-        raw = np.ascontiguousarray(array, np.float32)
-        writer.add_tensor(name, gguf.quants.quantize(raw, kind), raw_dtype=kind)
+        raw = np.ascontiguousarray(array)
+        if raw.dtype != np.uint8:
+            raw = gguf.quants.quantize(raw.astype(np.float32, copy=False), kind)
+        writer.add_tensor(name, raw, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import re
+import subprocess
+import sys
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,70 @@ def test_the_answers_of_smollm2(monkeypatch: pytest.MonkeyPatch) -> None:
         expected = out[prompt["input_ids"].shape[1] :].tolist()
         assert answer.ids[: len(expected)] == expected[: len(answer.ids)], question
         assert abs(len(answer.ids) - len(expected)) <= (answer.finish_reason == "eos"), question
+
+
+TEXT = "Attention weighs the values of other tokens. A query is compared with every key, and the "
+
+
+def test_the_blocks_of_smollm2_are_multiplied_nearly_as_floats() -> None:
+    """Compare logits and answers of int16 vectors with those of float32 vectors."""
+    plain, blocks = qkv.load("smollm2"), qkv.load("smollm2", dtype="int8")
+    for text in (TEXT * 8, "<|im_start|>user\nHi<|im_end|>\n", "12 * 3 ="):
+        expected, found = (model.trace(text, logits=True)["logits"][0] for model in (plain, blocks))
+        assert np.abs(found - expected).max() < 0.02
+        assert (found.argmax(-1) == expected.argmax(-1)).all()
+    for question in QUESTIONS[:4]:
+        messages = [{"role": "user", "content": question}]
+        one, other = (model.chat(messages, max_new_tokens=20) for model in (plain, blocks))
+        assert one.ids == other.ids, question
+    # one token at a time gives the logits of all tokens at once, because the sums are the same
+    parts = blocks.generate(TEXT, max_new_tokens=4)
+    assert parts.ids == plain.generate(TEXT, max_new_tokens=4).ids
+
+
+MEMORY = """
+import gc
+from pathlib import Path
+import numpy as np, qkv
+from qkv.models import _loading
+from qkv.models.files import gguf_tokenizer, read_gguf
+
+def megabytes(*names):
+    with open("/proc/self/status") as status:
+        rows = dict(line.split(":") for line in status)
+    return sum(int(rows[name].split()[0]) / 1000 for name in names)
+
+path = {path!r}
+tokenizer = _loading._of_parts(gguf_tokenizer(read_gguf(Path(path))))
+qkv.load("books-decoder").generate("a", max_new_tokens=2)  # all modules
+before = megabytes("RssAnon"), megabytes("RssFile")
+del tokenizer
+gc.collect()
+model = qkv.load(path, dtype="int8")
+loaded = megabytes("RssAnon")
+for number in range(100):
+    model.generate("The capital of France is", max_new_tokens=2)
+    if number == 0:
+        first = megabytes("RssAnon")
+model.sha256
+model.trace("The capital of France is", logits=True)
+model.gradient("The capital of France is", of=(-1, " Paris"), at=[("resid_pre", 29)])
+gc.collect()
+after = megabytes("RssAnon"), megabytes("RssFile")
+print(loaded - before[0], first - before[0], sum(after) - sum(before))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says it so")
+def test_a_model_in_blocks_holds_its_weights_once() -> None:
+    path = smollm2()
+    code = [sys.executable, "-c", MEMORY.format(path=str(path))]
+    run = subprocess.run(code, capture_output=True, text=True, check=True)
+    size = path.stat().st_size / 1e6
+    loaded, first, after = map(float, run.stdout.split())
+    assert 0.7 * size < loaded < 1.3 * size
+    assert first < 1.3 * size  # nothing is packed at the first request
+    assert after < 1.3 * size
 
 
 # small tokenizers of each kind
@@ -663,6 +729,11 @@ def test_a_small_model(case: str, kind: str | None, tmp_path: Path) -> None:
     if model.head is not None:
         close(found.logits, expected.logits, 2e-5)
     close(model.trace(ids).hidden_states[1], expected.hidden_states[1], 2e-5)
+    if kind:
+        blocks = qkv.load(path, dtype="int8")
+        close(blocks(ids).last_hidden_state, expected.hidden_states[-1], 1e-3)
+        for name, array in model.parameters.items():
+            np.testing.assert_array_equal(blocks.parameters[name], array)
     model.save(tmp_path / "saved")
     again = getattr(transformers, cls).from_pretrained(tmp_path / "saved").eval()
     with torch.no_grad():

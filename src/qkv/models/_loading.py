@@ -81,10 +81,13 @@ def load(
             cache, then in an installed package, then on the Hub. The default is the value of the
             environment variable `QKV_MODEL`, or "books" if this variable is not set.
         revision: a branch, tag or commit on the Hub; folders and files have no revisions.
-        dtype: float32, float64 or bfloat16. By default, float16 and bfloat16 weights become
-            float32; other weights keep the dtype of the file. With bfloat16, weights take half the
-            memory, matrix products take about half the time, and results have two to three
-            significant digits.
+        dtype: float32, float64, bfloat16 or, for a GGUF file, int8. By default, float16 and
+            bfloat16 weights become float32; other weights keep the dtype of the file. With
+            bfloat16, weights take half the memory, matrix products take about half the time, and
+            results have two to three significant digits. With int8, matrices in the blocks Q4_0,
+            Q4_1, Q8_0, Q4_K and Q6_K take as much memory as in the file, and vectors are rounded to
+            int16 numbers, with one scale for each block of 32, before they are multiplied with a
+            matrix. In a model like this, `parameters` computes a float32 array each time.
 
     The files of the weights are mapped into memory. While a model is in use, do not write to its
     files; replace the files instead.
@@ -105,7 +108,7 @@ def load(
     if name_or_path == "random" and not Path("random", read.CONFIG).is_file():
         if revision is not None:
             raise value_error(f"the model 'random' has no revisions: omit {revision!r}")
-        return random_model(dtype=kind or np.float32)
+        return random_model(dtype=_of_floats(kind) or np.float32)
     try:
         folder, name = find_model(name_or_path, revision), str(name_or_path)
     except (ValueError, FileNotFoundError, NotADirectoryError) as error:
@@ -116,7 +119,9 @@ def load(
     if Path(name).exists():
         name = Path(name).expanduser().resolve().name.removesuffix(".gguf")
     try:
-        return _read(folder, name, kind) if folder.is_dir() else _of_gguf(folder, name, kind)
+        if folder.is_dir():
+            return _read(folder, name, _of_floats(kind))
+        return _of_gguf(folder, name, kind)
     except read.ModelError as error:
         raise read.ModelError(read.plain(f"load: {message(error)}", 2000)) from error
 
@@ -322,7 +327,19 @@ def _make_tokenizer(path: Path, make: Callable[[], SubwordTokenizer]) -> Subword
 def _float_type(dtype: Any) -> DType:
     """Convert the argument `dtype` of `load` to a NumPy type."""
     with suppress(TypeError):
+        if np.dtype(dtype) == np.int8:
+            return np.dtype(np.int8)
+    with suppress(TypeError):
         kind = float_type(dtype)
         if kind != np.float16:
             return kind
-    raise value_error(f"dtype is {dtype}: give float32, float64 or bfloat16")
+    raise value_error(
+        f"dtype is {dtype}: give float32, float64 or bfloat16, or int8 for a GGUF file"
+    )
+
+
+def _of_floats(kind: DType | None) -> DType | None:
+    """Return a dtype for a model that is not in a GGUF file; raise an error for int8."""
+    if kind == np.int8:
+        raise value_error("dtype is int8: give float32, float64 or bfloat16, or a GGUF file")
+    return kind

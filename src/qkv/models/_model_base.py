@@ -30,6 +30,7 @@ from qkv.models.run.batches import parts
 from qkv.models.run.check_edits import CheckedEdits, fit, plain
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.text_reader import TextReader, check_tokenizer, end_ids
+from qkv.ops import BlockMatrix
 from qkv.ops.packing import frozen
 from qkv.text import Tokenized, Tokenizer
 
@@ -56,7 +57,8 @@ class Parameters(MutableMapping[str, Array]):
         self._arrays, self._changed = arrays, changed
 
     def __getitem__(self, name: str) -> Array:
-        return self._arrays[name]
+        array = self._arrays[name]
+        return frozen(array.read()) if isinstance(array, BlockMatrix) else array
 
     @public_call("parameters")
     def __setitem__(self, name: str, value: ArrayLike) -> None:

@@ -1,13 +1,15 @@
 """Tests of GGUF files: blocks, metadata, broken files, and the model in a file."""
 
 import os
+import pickle
 import warnings
 
 import numpy as np
 import pytest
 
 from qkv.models import ModelError, load
-from qkv.models.files._gguf import dequantize, read_gguf
+from qkv.models.files._gguf import _BLOCKS, dequantize, read_gguf
+from qkv.ops.kernel import backend
 
 from ..gguf_files import BYTE_LEVEL, BYTE_TOKENS, TEMPLATE, gguf, write, write_llama
 
@@ -20,10 +22,10 @@ def path(tmp_path):
     return write_llama(tmp_path / "small.gguf")
 
 
-def refused(path, *parts):
+def refused(path, *parts, **options):
     """Assert that loading fails with one line that names the file and contains these parts."""
     with pytest.raises(ModelError) as caught:
-        load(path)
+        load(path, **options)
     message = str(caught.value)
     assert message.isprintable()
     assert len(message) <= 2000
@@ -341,3 +343,97 @@ def test_a_fifo_is_not_opened(tmp_path):
     os.mkfifo(tmp_path / "model.gguf")
     with pytest.raises((ValueError, OSError), match=r"does not exist|not a known model"):
         load(tmp_path / "model.gguf")
+
+
+# matrices that stay in blocks
+
+IN_BLOCKS = ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"]
+
+
+def write_in_blocks(path, kind):
+    """Write a small Llama whose matrices are blocks of random bytes of one type."""
+    rng, block = np.random.default_rng(1), _BLOCKS[kind]
+    sizes = {"attn_q": (256, 256), "attn_k": (64, 256), "attn_v": (64, 256), "ffn_up": (512, 256)}
+    sizes |= {"attn_output": (256, 256), "ffn_down": (256, 512), "ffn_gate": (512, 256)}
+    shapes = {f"blk.{n}.{part}.weight": shape for n in range(2) for part, shape in sizes.items()}
+    shapes["token_embd.weight"] = len(BYTE_TOKENS), 256
+    names = ["output_norm", *(f"blk.{n}.{part}_norm" for n in range(2) for part in ("attn", "ffn"))]
+    tensors = {f"{name}.weight": np.ones(256, np.float32) for name in names}
+    for name, (rows, width) in shapes.items():
+        raw = rng.integers(0, 256, (rows, width // block.size * block.dtype.itemsize), np.uint8)
+        fields = raw.view(block.dtype)
+        largest = {"Q8_0": 128, "Q6_K": 4096, "Q4_K": 1024}.get(kind, 16)
+        for field in {"d", "m"} & set(block.dtype.names):
+            fields[field] = rng.uniform(0.5, 1, fields.shape) / (16 if field == "m" else largest)
+        tensors[name] = raw
+    sizes = {"embedding_length": 256, "feed_forward_length": 512, "attention.head_count": 8}
+    sizes |= {"rope.dimension_count": 32}
+    return write_llama(path, kinds=dict.fromkeys(shapes, kind), tensors=tensors, **sizes)
+
+
+def matrices(model):
+    return [array for array in model._weights.parameters.values() if hasattr(array, "packed")]
+
+
+@pytest.mark.parametrize("kind", IN_BLOCKS)
+def test_matrices_stay_in_blocks(tmp_path, kind):
+    path = write_in_blocks(tmp_path / "a.gguf", kind)
+    plain, model = load(path), load(path, dtype="int8")
+    assert len(matrices(model)) == 15
+    assert sum(one.packed.nbytes for one in matrices(model)) < 1.1 * path.stat().st_size
+    assert model.sha256 == plain.sha256
+    for name, array in plain.parameters.items():
+        found = model.parameters[name]
+        np.testing.assert_array_equal(found, array)
+        assert not found.flags.writeable
+    found, expected = model(IDS).logits, plain(IDS).logits
+    np.testing.assert_allclose(found, expected, atol=2e-3 * np.abs(expected).max())
+    assert backend() == "numpy" or (found != expected).any()
+    new, other = (one.generate([[3, 70, 9]], max_new_tokens=8)[0].ids for one in (model, plain))
+    assert new == other
+
+
+def test_what_else_a_model_in_blocks_does(tmp_path):
+    path = write_in_blocks(tmp_path / "a.gguf", "Q4_1")
+    plain, model = load(path), load(path, dtype="int8")
+
+    def close(found, expected):
+        np.testing.assert_allclose(found, expected, atol=2e-3 * np.abs(expected).max())
+
+    text, edits = "the cat 12", {"ablate": [(0, 1)]}
+    close(*(one.trace(text, **edits).pattern(1, 2) for one in (model, plain)))
+    model.save(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    for name, array in plain.parameters.items():
+        np.testing.assert_array_equal(again.parameters[name], array)
+    close(pickle.loads(pickle.dumps(model))(IDS).logits, plain(IDS).logits)
+    for name in ("embed.weight", "blocks.0.mlp.up_proj.weight"):
+        for one in (model, plain):
+            one.parameters[name] = one.parameters[name] / 2
+        close(model(IDS).logits, plain(IDS).logits)
+        assert model.sha256 == plain.sha256
+    close(model.with_parameters(plain.parameters)(IDS).logits, plain(IDS).logits)
+
+
+def test_other_tensors_become_float32(tmp_path):
+    kinds = {"blk.0.ffn_up.weight": "Q5_0", "blk.1.ffn_up.weight": "F16"}
+    path = write_llama(tmp_path / "a.gguf", kinds=kinds)
+    model = load(path, dtype=np.int8)
+    assert not matrices(model)
+    np.testing.assert_array_equal(model(IDS).logits, load(path)(IDS).logits)
+
+
+def test_damaged_blocks_are_refused(tmp_path):
+    path = write_in_blocks(tmp_path / "a.gguf", "Q4_K")
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-1000])
+    refused(path, "truncated or damaged", dtype="int8")
+    path.write_bytes(raw.replace(b"token_embd.weight", b"token_embd.weighs"))
+    refused(path, "token_embd", dtype="int8")
+
+
+def test_int8_is_for_gguf_files(path, tmp_path):
+    load(path).save(tmp_path / "saved")
+    for name in ("random", tmp_path / "saved"):
+        with pytest.raises(ValueError, match="load: dtype is int8: give float32"):
+            load(name, dtype="int8")

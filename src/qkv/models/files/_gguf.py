@@ -9,7 +9,8 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and ggml-quan
 """
 
 import math
-from collections.abc import Mapping
+import mmap
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.models.files._tensors import Stored, Tensors
 from qkv.models.files.read import ModelError, first_line, need_file, plain
+from qkv.ops import BLOCK_KINDS, BlockMatrix, blocks_size, pack_blocks
+from qkv.ops.packing import frozen, large_memory
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -136,6 +139,32 @@ def _dequantize(kind: str, blocks: Array, values: Array) -> None:
         values += least
 
 
+def _release(raw: Any) -> None:
+    """Give the memory of a mapped file back to the system, which reads it again if needed."""
+    while isinstance(raw, np.ndarray):
+        raw = raw.base
+    if isinstance(raw, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        raw.madvise(mmap.MADV_DONTNEED)
+
+
+def _fields(kind: str, blocks: Array) -> dict[str, Array]:
+    """Return the fields of blocks (rows, n) as `pack_blocks` takes them."""
+    fields = {name: blocks[name] for name in blocks.dtype.names or ()}
+    shape, q = (*blocks.shape, -1), fields["q"]
+    if kind not in ("Q4_K", "Q6_K"):
+        return fields | {"q": q[:, :, None]}
+    # the numbers (rows, n, 8, 32) of the parts
+    q = np.stack([q & 15, q >> 4], axis=-2).reshape(*blocks.shape, 8, 32)
+    if kind == "Q4_K":
+        scales, minima = _scales_of_6_bits(fields["scales"].reshape(-1, 3, 4))
+        fields |= {"scales": scales.reshape(shape), "minima": minima.reshape(shape)}
+    else:
+        pairs = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+        fields["high"] = ((fields["high"][..., None, :] >> pairs) & 3).reshape(*shape, 32)
+        fields["scales"] = fields["scales"].reshape(*shape, 2)
+    return fields | {"q": q[..., :16] | q[..., 16:] << 4}
+
+
 def _scales_of_6_bits(packed: Array) -> tuple[Array, Array]:
     """Return the scales and minima, each (n, 8), that 12 bytes hold, given as (n, 3, 4)."""
     low, minimum, high = packed[:, 0], packed[:, 1], packed[:, 2]
@@ -169,6 +198,29 @@ class Blocks(Stored):
         """Return whether two tensors have the same type, shape and bytes."""
         return isinstance(other, Blocks) and self.block == other.block and super().same(other)
 
+    def packed(self, is_transposed: bool, cut: Callable[[Array], Array]) -> Any:
+        """Return the matrix as blocks; `Stored.packed` describes the arguments."""
+        is_transposed ^= self.transposed
+        if self.block not in BLOCK_KINDS or self.offset or len(self.shape) != 2:
+            return None
+        if not is_transposed and len(cut(np.arange(self.shape[-1]))) < self.shape[-1]:
+            return None  # several parameters share each row
+        width, rows = self.shape if self.transposed else self.shape[::-1]
+        order = np.arange(rows)
+        if self.order is not None:
+            order = order.reshape(len(self.order), -1)[self.order].reshape(-1)
+        order = cut(order) if is_transposed else order
+        dtype = _BLOCKS[self.block].dtype
+        whole = self.raw.reshape(rows, -1)
+
+        def fields_of(first: int, last: int) -> Mapping[str, Array]:
+            return _fields(self.block, whole[order[first:last]].view(dtype))
+
+        memory = large_memory(blocks_size(self.block, len(order), width))
+        pack_blocks(self.block, memory, len(order), fields_of)
+        _release(self.raw)
+        return BlockMatrix(self.block, frozen(memory), len(order), width, transposed=is_transposed)
+
     def read(self) -> Array:
         """Return the values, float32 unless the file holds floats of another type."""
         raw, shape = self.raw, self.shape[::-1] if self.transposed else self.shape
@@ -188,6 +240,13 @@ class GgufTensors(Tensors):
     def __init__(self, source: str, tensors: Mapping[str, Blocks]) -> None:
         dict.__init__(self, tensors)
         self.source = source
+
+    def sha256(self) -> str:
+        """Return the digest of all tensors as the files store them."""
+        digest = super().sha256()
+        for tensor in list(self.values())[:1]:
+            _release(tensor.raw)
+        return digest
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,15 @@ class Stored:
         """Return whether two tensors have the same type, shape and bytes."""
         alike = (self.kind, self.shape) == (other.kind, other.shape)
         return alike and np.array_equal(self.raw, other.raw)
+
+    def packed(self, is_transposed: bool, cut: Callable[[Array], Array]) -> Any:
+        """Return a `BlockMatrix`; None if the tensor is not in blocks that can be multiplied.
+
+        Args:
+            is_transposed: whether to transpose the matrix.
+            cut: a function that returns the indices of the last axis to keep, in order.
+        """
+        return None
 
     def read(self) -> Array:
         """Return the tensor's values as an array.

@@ -272,7 +272,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         design: the design, which defines the names and shapes of the parameters.
         tensors: the files.
         dtype: the dtype of the parameters; by default float64 if the files contain float64, else
-            float32.
+            float32. With int8, matrices in blocks become `BlockMatrix`, and all others float32.
 
     Raises:
         ModelError: a tensor is missing or unknown, or has the wrong shape or type.
@@ -323,13 +323,21 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         if tensors[in_file].kind in TYPES:
             heads[in_file] = tensors[in_file].read()
     double = any(tensors[stored[theirs]].kind == "F64" for theirs in known)
-    kind = np.dtype(dtype or (np.float64 if double else np.float32))
+    kind, in_blocks = np.dtype(dtype or (np.float64 if double else np.float32)), False
+    if kind == np.int8:
+        kind, in_blocks = np.dtype(np.float32), True
     parameters, tensor_names = {}, {}
     for name, (theirs, fused) in wanted.items():
-        array = tensors[stored[theirs]].read()
-        array = array.T if family.is_transposed(name) else array
-        array = fused.cut(array) if fused.count > 1 else array
-        parameters[name] = array.astype(kind, copy=False)
+        tensor, matrix = tensors[stored[theirs]], None
+        if in_blocks and (name == _TABLE or name.endswith("_proj.weight")):
+            matrix = tensor.packed(family.is_transposed(name), fused.cut)
+        if matrix is None:
+            array = tensor.read()
+            array = array.T if family.is_transposed(name) else array
+            array = fused.cut(array) if fused.count > 1 else array
+            # a view of the mapped file would keep pages of the matrices around it in memory
+            matrix = array.astype(kind, copy=in_blocks)
+        parameters[name] = matrix
         begins = tuple(filter(None, (family.prefix, family.old_prefix)))
         prefix = family.prefix if stored[theirs].startswith(begins) else ""
         tensor_names[name] = prefix + theirs
