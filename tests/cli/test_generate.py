@@ -179,3 +179,19 @@ def test_refused(writes: str, random: str) -> None:
     ):
         assert words in refused(run("generate", "hi", "--model", random, *flags), "generate")
     assert "is empty" in refused(run("generate", "", "--model", random), "generate")
+
+
+def test_a_model_in_blocks(tmp_path: Path) -> None:
+    from models.gguf_files import llama_tensors, write_llama
+
+    path = tmp_path / "small.gguf"
+    kinds = {name: "Q8_0" for name, array in llama_tensors().items() if array.ndim == 2}
+    write_llama(path, kinds=kinds)
+    result = run("generate", "the cat", "--model", str(path), "--dtype", "int8")
+    assert result.stdout == f"the cat{qkv.load(path, dtype='int8').generate('the cat')}\n"
+
+
+def test_types_that_a_model_cannot_have(writes: str) -> None:
+    for kind, said in (("int8", "dtype is int8: give float32"), ("int4", "'int4' is not one of")):
+        line = refused(run("generate", PROMPT, "--model", writes, "--dtype", kind), "generate")
+        assert said in line

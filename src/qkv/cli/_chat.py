@@ -11,6 +11,7 @@ import click
 
 from qkv._argument_errors import message as text_of
 from qkv._visible import visible
+from qkv.cli._options import dtype_option
 from qkv.cli._output import complain, console, tell, write
 from qkv.extras import need
 from qkv.files import replacing
@@ -33,8 +34,9 @@ Messages = list[dict[str, str]]
     f"on conversations. Default: QKV_MODEL, else {PARTNER}.",
 )
 @click.option("--system", metavar="TEXT", help="Begin with this system message.")
+@dtype_option
 @click.pass_context
-def chat(context: click.Context, model: str | None, system: str | None) -> None:
+def chat(context: click.Context, model: str | None, system: str | None, dtype: str | None) -> None:
     """Talk with a model.
 
     Each line is a message; the answer appears word by word. Ctrl-C stops an answer, Ctrl-D ends
@@ -51,7 +53,7 @@ def chat(context: click.Context, model: str | None, system: str | None) -> None:
 
     need("jinja2", "chat")
     chosen = None if model else os.environ.get("QKV_MODEL")
-    used = load(model or (None if chosen else PARTNER))
+    used = load(model or (None if chosen else PARTNER), dtype=dtype)
     if not used.generates or getattr(used.tokenizer, "chat_template", None) is None:
         named = f"QKV_MODEL is {chosen:.200}, which" if chosen else used.name
         lacks = "has no chat template" if used.generates else "does not predict the next token"

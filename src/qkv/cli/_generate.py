@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from qkv.cli._options import json_option, writer_option
+from qkv.cli._options import dtype_option, json_option, writer_option
 from qkv.cli._output import print_json, write
 
 
@@ -35,8 +35,15 @@ from qkv.cli._output import print_json, write
 @click.option(
     "--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given repeatedly."
 )
+@dtype_option
 @json_option
-def generate(prompts: tuple[str, ...], model: str | None, as_json: bool, **options: Any) -> None:
+def generate(
+    prompts: tuple[str, ...],
+    model: str | None,
+    dtype: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Print PROMPT, then the model's continuation, word by word.
 
     The decoder that comes with qkv was trained on novels: qkv generate "once upon a"
@@ -46,7 +53,7 @@ def generate(prompts: tuple[str, ...], model: str | None, as_json: bool, **optio
     from qkv.models.files.find import WRITER
 
     chosen = os.environ.get("QKV_MODEL")
-    used = load(model or (None if chosen else WRITER))
+    used = load(model or (None if chosen else WRITER), dtype=dtype)
     if not model and chosen and not used.generates:
         raise click.UsageError(
             f"QKV_MODEL is {chosen:.200}, which does not predict the next token: unset it "
