@@ -147,8 +147,8 @@ struct Batch : Call {
     a.value = key_cells(value, a.value_size);
     a.mask = query_cells(mask, length, keys);
     a.bias = query_cells(bias, length, keys);
-    need(!mask || mask.type() != Type::integer, "a mask of integers");
-    need(!bias || (bias.type() != Type::integer && bias.type() != Type::boolean), "bias is no float");
+    need(!mask || !is_integer(mask.type()), "a mask of integers");
+    need(!bias || (!is_integer(bias.type()) && bias.type() != Type::boolean), "bias is no float");
     a.length = keep(std::vector<int64_t>(size_t(a.rows), length));
     a.keys = keep(std::vector<int64_t>(size_t(a.rows), keys));
     PyObject *real_queries = args[batch::QUERY_LENGTHS], *real_keys = args[batch::KEY_LENGTHS];

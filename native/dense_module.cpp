@@ -4,10 +4,13 @@
 namespace qkv {
 namespace {
 
-// Reads packed weights, which are always passed as a float32 array.
+constexpr int64_t DEEPEST_INT8 = 1 << 17;  // with more rows, a sum of int8 products could exceed int32
+
+// Reads packed weights, which are passed as an int8 array or, for other types, as a float32 array.
 void need_packed(const Variant& variant, const Array& packed, int64_t in, int64_t out, Type type) {
-  need(packed.is(Type::float32, packed.count()) &&
-           size_t(packed.count()) * sizeof(float) == variant.packed_bytes(in, out, type),
+  const bool int8 = type == Type::int8;
+  need(packed.is(int8 ? Type::int8 : Type::float32, packed.count()) &&
+           size_t(packed.count()) * (int8 ? 1 : sizeof(float)) == variant.packed_bytes(in, out, type),
        "packed weights are not of the size that they need");
 }
 
@@ -19,7 +22,7 @@ PyObject* packed_size(PyObject*, PyObject* const* args, Py_ssize_t count) {
     int64_t in = whole(args[1]), out = whole(args[2]);
     need(in >= 0 && out >= 0 && (in == 0 || out <= FURTHEST / 64 / in), "too many weights");
     Type type = Array(args[3]).type();
-    need(is_working_float(type), "weights are not of a working type");
+    need(is_working_float(type) || (type == Type::int8 && in <= DEEPEST_INT8), "weights are not of a working type");
     return PyLong_FromSize_t(variant.packed_bytes(in, out, type) / sizeof(float));
   });
 }
@@ -37,6 +40,28 @@ PyObject* pack(PyObject*, PyObject* const* args, Py_ssize_t count) {
       Unlocked unlocked;
       variant.pack(weight.data(), weight.step(-2), weight.step(-1), in, out, weight.type(),
                 packed.data(), threads);
+    }
+    return none();
+  });
+}
+
+PyObject* pack_int8(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 6, [&] {
+    const Variant& variant = variant_of(args[0]);
+    Array weight(args[1]), more(args[2]), scales(args[3]), packed(args[4], true);
+    int threads = number_of_threads(args[5]);
+    for (const Array* digits : {&weight, &more})
+      need(*digits && digits->axes() == 2 && digits->type() == Type::int8, "weights are not (in, out) of int8");
+    int64_t in = weight.length(-2), out = weight.length(-1);
+    need(in <= DEEPEST_INT8 && more.length(-2) == in && more.length(-1) == out && more.step(-2) == weight.step(-2) &&
+             more.step(-1) == weight.step(-1),
+         "the digits of weights do not lie alike");
+    need_packed(variant, packed, in, out, Type::int8);
+    const float* factors = floats(scales, out);
+    {
+      Unlocked unlocked;
+      variant.pack_int8(static_cast<const int8_t*>(weight.data()), static_cast<const int8_t*>(more.data()),
+                        weight.step(-2), weight.step(-1), factors, in, out, packed.data(), threads);
     }
     return none();
   });
@@ -71,6 +96,7 @@ PyObject* multiply(const Variant& variant, PyObject* const* args, const Run& run
          "gate or residual is not like y");
     need_contiguous_rows({more});
   }
+  p.packed_type = packed && packed.type() == Type::int8 ? Type::int8 : p.type;
   p.x = x.data();
   p.x_step = x.step(-2);
   p.packed = packed.data();
@@ -90,7 +116,8 @@ PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, 9, [&] {
     const Variant& variant = variant_of(args[0]);
     return multiply(variant, args + 1, [&](const Linear& p, const Array& packed, int threads) {
-      need_packed(variant, packed, p.in, p.out, p.type);
+      need(p.packed_type != Type::int8 || (p.type == Type::float32 && p.in > 0), "x is not (rows, in) of float32");
+      need_packed(variant, packed, p.in, p.out, p.packed_type);
       if (!p.rows || !p.out) return;
       Unlocked unlocked;
       variant.linear(p, threads);

@@ -181,6 +181,15 @@ inline void copy_units(const T* from, int64_t count, float* to) {
   }
 }
 
+// Divides the panels of each chunk of rows into groups, so that all threads have work. With few rows, most
+// of the time goes into reading weights, and long consecutive runs are read fastest.
+inline int64_t groups_of(int64_t panels, int64_t chunks, int64_t rows, int threads) {
+  const int64_t pieces = (rows <= TILE / 2 ? 2 : 16) * threads;
+  int64_t groups = 1;
+  while (groups < panels && chunks * groups < pieces) groups *= 2;
+  return groups > panels ? panels : groups;
+}
+
 template <class T>
 void multiply_all(const Linear& p, int threads) {
   typedef typename Product<T>::Step Step;
@@ -188,13 +197,8 @@ void multiply_all(const Linear& p, int threads) {
   const int64_t units = units_of<T>(p.in), panels = panels_of(p.out);
   const int64_t blocks = units > 0 ? (units + X_BLOCK - 1) / X_BLOCK : 1;
 
-  // Divides rows into chunks and panels into groups, so that all threads have work. With few rows,
-  // most of the time goes into reading weights, and long consecutive runs are read fastest.
   const int64_t chunks = (p.rows + X_ROWS<Step> - 1) / X_ROWS<Step>;
-  const int64_t pieces = (p.rows <= TILE / 2 ? 2 : 16) * threads;
-  int64_t groups = 1;
-  while (groups < panels && chunks * groups < pieces) groups *= 2;
-  if (groups > panels) groups = panels;
+  const int64_t groups = groups_of(panels, chunks, p.rows, threads);
   const Finish finish_tile =
       p.y_type == Type::float32 ? finish_for<float>(p.activation) : finish_for<T>(p.activation);
 
@@ -291,7 +295,7 @@ void pack_all(const T* weight, int64_t in_step, int64_t out_step, int64_t in, in
   });
 }
 
-inline size_t packed_bytes(int64_t in, int64_t out, Type type) {
+inline size_t packed_bytes_of_floats(int64_t in, int64_t out, Type type) {
   const int64_t units = type == Type::bfloat16 ? units_of<Bfloat16>(in) * Product<Bfloat16>::Step::DEPTH
                                                : in;
   return size_t(units) * size_t(panels_of(out) * PANEL) * (type == Type::float32 ? 4 : 2);
@@ -307,13 +311,6 @@ inline void pack(const void* weight, int64_t in_step, int64_t out_step, int64_t 
   if (type == Type::float16) return run(Float16{});
   if (type == Type::bfloat16) return run(Bfloat16{});
   run(0.0f);
-}
-
-inline void linear(const Linear& p, int threads) {
-  threads = threads_for_product(double(p.rows) * double(p.in) * double(p.out), threads);
-  if (p.type == Type::float16) return multiply_all<Float16>(p, threads);
-  if (p.type == Type::bfloat16) return multiply_all<Bfloat16>(p, threads);
-  multiply_all<float>(p, threads);
 }
 
 }  // namespace QKV_VARIANT

@@ -115,6 +115,7 @@ PyMethodDef methods[] = {
      "The gradient of attention of packed sequences."},
     {"packed_size", function(packed_size), METH_FASTCALL, "The number of floats in packed weights."},
     {"pack", function(pack), METH_FASTCALL, "Pack weights for many products."},
+    {"pack_int8", function(pack_int8), METH_FASTCALL, "Pack int8 weights with a scale for each column."},
     {"linear", function(linear), METH_FASTCALL, "x @ W + bias, activation, gate, residual."},
     {"multiply_blocks", function(multiply_blocks), METH_FASTCALL, "`linear` with W in blocks."},
     {"norm", function(norm), METH_FASTCALL, "LayerNorm or RMSNorm of rows."},

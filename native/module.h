@@ -45,7 +45,7 @@ using Method = PyObject*(PyObject* module, PyObject* const* args, Py_ssize_t cou
 // in attention_module.cpp
 Method attend, attend_packed, summarize, differentiate, differentiate_packed;
 // in dense_module.cpp
-Method packed_size, pack, linear, multiply_blocks, norm, narrow, multiply_tiles;
+Method packed_size, pack, pack_int8, linear, multiply_blocks, norm, narrow, multiply_tiles;
 // in training_module.cpp
 Method outer, map, norm_grad, cross_entropy, adamw, squares;
 

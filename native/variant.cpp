@@ -7,6 +7,7 @@
 #include "gradient.h"
 #include "summary.h"
 #include "half.h"
+#include "int8.h"
 #include "linear.h"
 #include "norm.h"
 #include "outer.h"
@@ -43,8 +44,9 @@ constexpr auto MULTIPLY_TILES = nullptr;
 
 extern const Variant variant;
 const Variant variant = {
-    NAME, OfBfloat16::NAME, ACTIVATIONS, attend, summarize, differentiate, packed_bytes, pack, linear, block_bytes, multiply_blocks, norm, narrow,
-    outer, map, norm_grad, cross_entropy, adamw, squares, MULTIPLY_TILES, multiply_adds, read_rate,
+    NAME, OfBfloat16::NAME, ACTIVATIONS, attend, summarize, differentiate, packed_bytes, pack,
+    pack_int8, linear, block_bytes, multiply_blocks, norm, narrow, outer, map, norm_grad, cross_entropy,
+    adamw, squares, MULTIPLY_TILES, multiply_adds, read_rate,
 };
 
 }  // namespace QKV_VARIANT

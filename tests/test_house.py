@@ -66,7 +66,7 @@ STEPS = {
     ],
     "ops": [
         {"kernel", "threads"},
-        {"activation", "blocks"},
+        {"activation", "blocks", "int8_rows"},
         {"packing"},
         {"linear", "norm", "loss", "adamw"},
         {""},

@@ -75,11 +75,18 @@ interrupted(lambda: compiled.linear(
 blocks = zeros(147_456)  # Q4_0, (1024, 1024)
 interrupted(lambda: compiled.multiply_blocks(
     here, 0, same(many, 1024), blocks, None, 0, None, None, same(many, 1024), threads))
+eighths = np.zeros(4 * compiled.packed_size(here, 1024, 1024, np.zeros((0, 0), "i1")), "i1")
+interrupted(lambda: compiled.linear(
+    here, same(many, 1024), eighths, None, 0, None, None, same(many, 1024), threads))
 interrupted(lambda: compiled.outer(
     here, same(many, 1024), same(many, 1024), zeros(1024, 1024), None, None, threads))
 wide = 30_000
 packed = zeros(compiled.packed_size(here, wide, wide, zeros(0, 0)))
 interrupted(lambda: compiled.pack(here, same(wide, wide), packed, threads), packed)
+digits = as_strided(np.ones(1, "i1"), (wide, wide), (0, 0))
+packed = np.zeros(4 * compiled.packed_size(here, wide, wide, digits), "i1")
+interrupted(lambda: compiled.pack_int8(
+    here, digits, digits, np.ones(wide, "f4"), packed, threads), packed)
 many = 200_000_000
 scale = zeros(many)
 interrupted(lambda: compiled.norm(

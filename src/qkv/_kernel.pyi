@@ -156,10 +156,19 @@ def pack(
     threads: int,
     /,
 ) -> None: ...
+def pack_int8(
+    variant: int,
+    weight: Array,  # (in, out) int8, any strides
+    more: Array,  # the second digits of the weight, int8 with the same strides
+    scales: Array,  # (out,) float32: column j is (weight[:, j] + more[:, j] / 256) * scales[j]
+    packed: Array,  # int8, 4 * packed_size(...)
+    threads: int,
+    /,
+) -> None: ...
 def linear(
     variant: int,
     x: Array,  # (rows, in)
-    packed: Array,  # weights (in, out) of x's type, packed by the same variant
+    packed: Array,  # weights (in, out), packed by the same variant; of x's type, or int8
     bias: Array | None,  # (out,) float32
     activation: int,  # a code in ops/activation.py, or 0 for none
     gate: Array | None,  # (rows, out): the factor of the activation's result

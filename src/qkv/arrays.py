@@ -23,6 +23,20 @@ DType = np.dtype[Any]
 FLOAT_NAMES = ("float16", "bfloat16", "float32", "float64")
 
 
+class Int8Weight(np.ndarray[Any, Any]):
+    """A float32 weight of a linear layer, with which `qkv.ops.linear` computes in int8.
+
+    Views of the whole weight, such as its transpose, are of this class too. Results of operations
+    and parts of the weight are plain arrays.
+    """
+
+    def __getitem__(self, index: Any) -> Any:
+        return np.asarray(self)[index]
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        return array[()] if return_scalar else np.asarray(array)
+
+
 def as_array(x: Any, *, call: str = "", name: str) -> Array:
     """Read `x` as a NumPy array, if possible without a copy.
 
@@ -32,7 +46,7 @@ def as_array(x: Any, *, call: str = "", name: str) -> Array:
     >>> as_array([[1.0, 2.0]], call="attention", name="query").shape
     (1, 2)
     """
-    if type(x) is np.ndarray:
+    if type(x) is np.ndarray or type(x) is Int8Weight:
         return x
     if isinstance(x, np.ma.MaskedArray):
         raise type_error(

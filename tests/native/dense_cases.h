@@ -7,7 +7,7 @@ namespace qkv {
 
 struct LinearCase : Case {
   Linear l;
-  Block weight, x, bias, gate, residual, y, expected, allowed;
+  Block weight, x, bias, gate, residual, y, expected, allowed, more, scales;
   int64_t in_step, out_step, y_start;
 
   LinearCase(File& file, bool shifted) {
@@ -20,23 +20,30 @@ struct LinearCase : Case {
     for (Block* block : {&weight, &x, &bias, &gate, &residual, &y}) block->read(file, shift);
     expected.read(file);
     allowed.read(file);
+    more.read(file, 0);
+    scales.read(file, 0);
+    l.packed_type = more.count ? Type::int8 : l.type;
     l.x = x.data;
     if (bias.count) l.bias = bias.as<float>();
     if (gate.count) l.gate = gate.data;
     if (residual.count) l.residual = residual.data;
     l.y = y.data;
   }
-  std::vector<Block*> inputs() override { return {&weight, &x, &bias, &gate, &residual}; }
+  std::vector<Block*> inputs() override { return {&weight, &x, &bias, &gate, &residual, &more, &scales}; }
   std::vector<Block*> outputs() override { return {&y}; }
 
   void run(const Where& where) override {
     if (!where.variant.linear) return;
-    size_t bytes = where.variant.packed_bytes(l.in, l.out, l.type);
+    size_t bytes = where.variant.packed_bytes(l.in, l.out, l.packed_type);
     std::unique_ptr<void, void (*)(void*)> packed(
         ::operator new(bytes, std::align_val_t(64)),
         [](void* memory) { ::operator delete(memory, std::align_val_t(64)); });
     std::memset(packed.get(), 0xff, bytes);  // NaN
-    where.variant.pack(weight.data, in_step, out_step, l.in, l.out, l.type, packed.get(), where.threads);
+    if (l.packed_type == Type::int8)
+      where.variant.pack_int8(weight.as<int8_t>(), more.as<int8_t>(), in_step, out_step, scales.as<float>(), l.in, l.out,
+                              packed.get(), where.threads);
+    else
+      where.variant.pack(weight.data, in_step, out_step, l.in, l.out, l.type, packed.get(), where.threads);
     l.packed = packed.get();
     where.variant.linear(l, where.threads);
 

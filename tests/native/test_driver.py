@@ -20,6 +20,7 @@ from attend.cases import Case
 from attend.drawn import BFLOAT16, F16, F32, draw
 from attend.support import numbers
 from qkv.ops._adamw import adamw
+from qkv.ops._int8_rows import multiply_int8, to_digits
 from qkv.ops._loss import cross_entropy
 from qkv.ops._norm import norm_grad
 from qkv.ops.activation import activate, activation_grad
@@ -77,7 +78,16 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
         path = folder / ("part" if part else "all")
         if not made:
             made.extend(
-                [*sizes(), *long(), *drawn(), *packed(), *gradients(), *linear(), *training()]
+                [
+                    *sizes(),
+                    *long(),
+                    *drawn(),
+                    *packed(),
+                    *gradients(),
+                    *linear(),
+                    *in_int8(),
+                    *training(),
+                ]
             )
         if not path.exists():
             path.write_bytes(b"".join(made[::3] if part else made))
@@ -339,6 +349,25 @@ def linear() -> list[bytes]:
                 gap=gap,
             )
         )
+    return found
+
+
+def in_int8() -> list[bytes]:
+    """Return cases of products in int8, with outliers and a token that is not finite."""
+    found = []
+    for seed in range(24):
+        rng = np.random.default_rng(seed)
+        rows = int(rng.choice([1, 2, 5, 13, 14, 15, 29, 100]))
+        columns, out = (int(n) for n in rng.choice([1, 3, 4, 15, 31, 33, 65, 200], 2))
+        x = rng.standard_normal((rows, columns)).astype(np.float32)
+        x[:, ::9] *= rng.choice([1, 40, 3000])
+        x[rows // 2, columns // 2] = rng.choice([0, 1, np.nan, np.inf])
+        weight = rng.standard_normal((columns, out)).astype(np.float32)
+        digits, more, scales = to_digits(weight.T)
+        expected = multiply_int8(x, weight).astype(np.float64)
+        given = {"expected": expected, "allowed": np.zeros_like(expected)}
+        name = f"int8 {seed}: ({rows}, {columns}) @ ({columns}, {out})"
+        found.append(writer.linear_case(name, x, digits.T, more=more.T, scales=scales, **given))
     return found
 
 

@@ -375,8 +375,12 @@ def linear_case(
     expected: Array,
     allowed: Array,
     gap: int = 0,
+    more: Array | None = None,
+    scales: Array | None = None,
 ) -> bytes:
     """Return the bytes of a call that computes `activation(x @ weight + bias) * gate + residual`.
+
+    If `weight` is int8, `more` holds its second digits, and `scales` the scales of its columns.
 
     The shape of `x` is `(rows, in)`. The shape of `weight` is `(in, out)`, with any strides. The
     shape of `bias` is `(out,)`. All other arrays have the shape `(rows, out)`.
@@ -398,6 +402,8 @@ def linear_case(
             *(memory(array) for array in (weight, x, bias, gate, residual, y)),
             block(expected, np.float64),
             block(allowed, np.float64),
+            memory(more),
+            memory(scales),
         ]
     )
 

@@ -29,7 +29,7 @@ MOST_THREADS = 1024  # The kernel has the same limit (native/arguments.h).
 _threads: int | None = None
 # State: `_here.alone` is True in a thread that must compute alone, whatever this thread calls.
 _here = threading.local()
-FLOAT32 = np.dtype(np.float32)
+FLOAT32, INT8 = np.dtype(np.float32), np.dtype(np.int8)
 CHUNK = 1 << 14  # The size of a chunk, whose intermediate results fit in the processor's cache.
 
 

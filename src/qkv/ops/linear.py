@@ -12,8 +12,9 @@ import numpy as np
 from qkv.arrays import Array, Arrays, DType, compute_type, is_float, native
 from qkv.ops import kernel
 from qkv.ops._blocks import BlockMatrix
+from qkv.ops._int8_rows import multiply_int8
 from qkv.ops.activation import activate_in_numpy, activation_named
-from qkv.ops.packing import pack, packed_once
+from qkv.ops.packing import pack, packed_once, weight_kind
 from qkv.ops.threads import matmul_alone, run_all
 
 # State: a training step calls `linear` through layers that do not know about mixed precision. The
@@ -58,7 +59,9 @@ def linear(
 
     Args:
         x: `(..., in)`.
-        weight: `(in, out)`, with any strides.
+        weight: `(in, out)`, with any strides. For an `Int8Weight` and a float32 `x`, the product is
+            computed in int8: each column of the weight, and each row of `x`, is rounded to whole
+            numbers and a scale (`ops/_int8_rows.py`).
         bias: `(out,)`.
         activation: a name that `activate` accepts.
         gate: `(..., out)`, by which the activation's result is multiplied.
@@ -91,7 +94,7 @@ def linear(
             packed = weight.packed
             product = functools.partial(kernel.compiled.multiply_blocks, chosen, weight.code)
         else:
-            packed = pack(weight, chosen, factors, threads)
+            packed = pack(weight, chosen, weight_kind(weight, factors), threads)
             product = functools.partial(kernel.compiled.linear, chosen)
         product(
             rows, packed, added, code,
@@ -102,7 +105,10 @@ def linear(
     if kind is not None:
         work = compute_type(kind)
         x, weight = x.astype(work, copy=False), weight.astype(work, copy=False)
-    y = x @ weight if kind is None else multiply(x, weight)  # (..., out)
+    if fits and kind is not None and weight_kind(weight, kind) == kernel.INT8:
+        y = multiply_int8(x, weight)
+    else:
+        y = x @ weight if kind is None else multiply(x, weight)  # (..., out)
     if bias is not None:
         y += bias
     if activation is not None:

@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, DType
+from qkv.arrays import Array, DType, Int8Weight
 from qkv.ops._blocks import BlockMatrix
+from qkv.ops._int8_rows import to_digits
 from qkv.ops.activation import activation_named
-from qkv.ops.kernel import FLOAT32, bits, bits_type, compiled
+from qkv.ops.kernel import FLOAT32, INT8, bits, bits_type, compiled
 
 _LARGE_PAGE = 1 << 21
 _SHELF = 1 << 24  # The number of bytes of a shelf.
+_DEEPEST = 1 << 17  # With more rows, a sum of int8 products could exceed int32.
 _Key = tuple[int, int, DType]  # a weight's id, the variant of the kernel, and the dtype of the copy
 
 
@@ -150,22 +152,36 @@ def pack(weight: Array, chosen: int, kind: DType, threads: int) -> Array:
 
 
 def packed_together(weights: Sequence[Array], chosen: int, kind: DType, threads: int) -> Array:
-    """Pack frozen weights side by side; keep each packed copy as long as its weight exists."""
+    """Pack frozen weights side by side; keep each packed copy as long as its weight exists.
+
+    The dtype of the result is int8 if `kind` is int8, otherwise float32.
+    """
     sizes = [packed_size(weight.shape, chosen, kind) for weight in weights]
     memory, end = _packed.memory(sum(sizes)), 0
     for weight, size in zip(weights, sizes, strict=True):
-        part, end = memory[end : end + size], end + size
+        part, end = memory[end : end + size].view(_packed_type(kind)), end + size
         _pack_into(part, weight, chosen, kind, threads)
         _packed.keep(weight, (id(weight), chosen, kind), part)
-    return memory
+    return memory.view(_packed_type(kind))
 
 
 def packed_once(weight: Array, chosen: int, kind: DType, threads: int) -> Array:
     """Return a packed copy of a weight (in, out) for a single product; do not cache the copy."""
     size = packed_size(weight.shape, chosen, kind)
-    memory = _align(np.empty(size + 16, np.float32), 64)[:size]
+    memory = _align(np.empty(size + 16, np.float32), 64)[:size].view(_packed_type(kind))
     _pack_into(memory, weight, chosen, kind, threads)
     return memory
+
+
+def _packed_type(kind: DType) -> DType:
+    """Return the dtype of the array that holds packed weights of this kind."""
+    return INT8 if kind == INT8 else FLOAT32
+
+
+def weight_kind(weight: Array, kind: DType) -> DType:
+    """Return the dtype in which the kernel multiplies a weight by numbers of `kind`."""
+    in_int8 = type(weight) is Int8Weight and kind == FLOAT32 and 0 < len(weight) <= _DEEPEST
+    return INT8 if in_int8 else kind
 
 
 def packed_size(shape: tuple[int, ...], chosen: int, kind: DType) -> int:
@@ -175,7 +191,14 @@ def packed_size(shape: tuple[int, ...], chosen: int, kind: DType) -> int:
 
 
 def _pack_into(packed: Array, weight: Array, chosen: int, kind: DType, threads: int) -> None:
-    """Pack a weight into the array `pack`, which has the size that `packed_size` returns."""
+    """Pack a weight into the array `packed`, which has the size that `packed_size` returns.
+
+    If `kind` is int8, each column is rounded to int8 digits and a scale first.
+    """
+    if kind == INT8:
+        rows, more, scales = to_digits(weight.T)
+        compiled.pack_int8(chosen, rows.T, more.T, scales, packed, threads)
+        return
     compiled.pack(chosen, bits(np.require(weight, kind, "A")), packed, threads)
 
 
@@ -209,8 +232,13 @@ class Prepared:
         """Return whether these weights (in, out) can be packed side by side without padding."""
         if any(isinstance(weight, BlockMatrix) for weight in weights):
             return False
-        shapes, kind = [weight.shape for weight in weights], (self.variant, self.kind)
-        return all(packed_size((d, w), *kind) < packed_size((d, w + 1), *kind) for d, w in shapes)
+        kinds = {weight_kind(weight, self.kind) for weight in weights}
+        if len(kinds) > 1:
+            return False
+        here, (kind,), shapes = self.variant, kinds, [weight.shape for weight in weights]
+        return all(
+            packed_size((d, w), here, kind) < packed_size((d, w + 1), here, kind) for d, w in shapes
+        )
 
     def linear(
         self, weight: Array, bias: Array | None = None, activation: str | None = None
@@ -222,7 +250,8 @@ class Prepared:
         if isinstance(weight, BlockMatrix):
             product = partial(compiled.multiply_blocks, self.variant, weight.code)
             return self._product(weight.packed, weight.shape[1], bias, activation, product)
-        whole = pack(weight, self.variant, self.kind, self.threads)
+        kind = weight_kind(weight, self.kind)
+        whole = pack(weight, self.variant, kind, self.threads)
         return self._product(whole, weight.shape[1], bias, activation)
 
     def joined_linear(self, weights: Sequence[Array], bias: Array | None) -> Callable[..., Array]:
@@ -230,7 +259,8 @@ class Prepared:
 
         `joins(weights)` must be True. The biases for all weights are concatenated in `bias`.
         """
-        whole = packed_together(weights, self.variant, self.kind, self.threads)
+        kind = weight_kind(weights[0], self.kind)
+        whole = packed_together(weights, self.variant, kind, self.threads)
         return self._product(whole, sum(weight.shape[1] for weight in weights), bias, None)
 
     def _product(

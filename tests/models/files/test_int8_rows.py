@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from safetensors.numpy import load_file
 
 from qkv.models import load
-from qkv.models.files._tensors import exact_rows, from_rows, to_rows
+from qkv.ops import exact_rows, from_rows, to_rows
 
 from ..decoders import gpt2
 from ..support import CONFIG

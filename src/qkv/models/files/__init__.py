@@ -8,5 +8,5 @@ from qkv.models.files._image_preprocessor import Pixels
 from qkv.models.files._modules_json import Routing, read_routing
 from qkv.models.files._notices import read_notices
 from qkv.models.files._saving import save_model, storage_type
-from qkv.models.files._tensors import FLOATS, Stored, Tensors, exact_rows, header
+from qkv.models.files._tensors import FLOATS, Stored, Tensors, header
 from qkv.models.files._tokenizer_config import configure

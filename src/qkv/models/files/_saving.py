@@ -10,11 +10,12 @@ import numpy as np
 from qkv._argument_errors import invalid, value_error
 from qkv.arrays import FLOAT_NAMES, Array, DType, float_type, is_float, quote
 from qkv.files import StrPath, named_folder, replacing
-from qkv.models.files._tensors import MAX_INT8, SCALE, to_rows
+from qkv.models.files._tensors import SCALE
 from qkv.models.files._tokenizer_config import chat_files
 from qkv.models.files.names import Storage
 from qkv.models.files.read import CONFIG, TEMPLATE, TEMPLATES, TOKENIZER, WEIGHTS
 from qkv.models.files.sentence import BESIDE, TOKENIZER_CONFIG, TOP, Sentence
+from qkv.ops import MAX_INT8, to_rows
 from qkv.text import Tokenizer
 
 

@@ -11,97 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, compute_type
+from qkv.arrays import Array
 from qkv.models.files.config import lacking
 from qkv.models.files.read import INDEX, WEIGHTS, ModelError, first_line, need_file, plain, shards
+from qkv.ops import from_rows
 
 SCALE = "_scale"  # The scales of the matrix X have the name X + "_scale".
-MAX_INT8 = 127  # The largest int8 number in a row.
-_PROBE = 16  # A scale is tested on the first 16 entries of a row, and then on all entries.
-Rows = tuple[Array, Array]  # An int8 matrix (rows, columns), and its scales, float16 (rows,).
-
-
-def from_rows(rows: Array, scales: Array) -> Array:
-    """Return a float32 matrix: int8 rows (rows, columns) times their scales (rows,).
-
-    >>> from_rows(np.int8([[-127, 64]]), np.float16([0.5]))
-    array([[-63.5,  32. ]], dtype=float32)
-    """
-    return rows * scales.astype(np.float32)[:, None]
-
-
-def exact_rows(matrix: Array) -> Rows | None:
-    """Return int8 rows and scales that represent a matrix exactly, or None if that is impossible.
-
-    The matrix must be finite. The result is also None if the number of axes is not two.
-
-    >>> exact_rows(np.float32([[-63.5, 32], [0, 0]]))
-    (array([[-127,   64],
-           [   0,    0]], dtype=int8), array([0.5, 0. ], dtype=float16))
-    """
-    if matrix.ndim != 2:
-        return None
-    rows, scales, exact = _search(matrix)
-    return (rows, scales) if exact.all() else None
-
-
-def to_rows(matrix: Array) -> Rows:
-    """Return int8 rows and scales for a matrix of floats between -127 * 65504 and 127 * 65504.
-
-    If int8 numbers and a scale represent a row exactly, the row keeps its values. Other rows are
-    rounded. The scale of a rounded row is the row's largest absolute value / 127, in float16. Each
-    rounding error is at most half the scale. If the rounded rows are converted again, the int8 rows
-    and the scales stay the same.
-
-    >>> rows, scales = to_rows(np.float32([[0.1, -12.7]]))
-    >>> rows, scales.round(3)
-    (array([[   1, -127]], dtype=int8), array([0.1], dtype=float16))
-    """
-    rows, scales, exact = _search(matrix)
-    if not exact.all():
-        # If several very small scales give the same row, `_search` returns the smallest.
-        rows[~exact], scales[~exact], _ = _search(_round_to_int8(matrix[~exact]))
-    return rows, scales
-
-
-def _search(matrix: Array) -> tuple[Array, Array, Array]:
-    """Return `(rows, scales, exact)`; `exact` is True for rows that need no rounding.
-
-    If several scales represent a row exactly, choose the smallest.
-    """
-    matrix = matrix.astype(compute_type(matrix.dtype), copy=False)
-    largest = np.abs(matrix).max(axis=1, initial=0)
-    rows, scales = np.zeros(matrix.shape, np.int8), np.zeros(len(matrix), np.float16)
-    exact = largest == 0
-    # Try each scale that makes the largest entry of a row a whole number.
-    for number in range(MAX_INT8, 0, -1):
-        with np.errstate(over="ignore"):
-            halves = (largest / number).astype(np.float16)
-        factors = halves.astype(matrix.dtype)
-        left = np.flatnonzero(~exact & (factors * number == largest))
-        for columns in (slice(_PROBE), slice(None)):
-            part, by = matrix[left, columns], factors[left, None]
-            whole = np.rint(part / by)
-            fits = (whole * by == part).all(axis=1)
-            left, whole = left[fits], whole[fits]
-        rows[left], scales[left], exact[left] = whole, halves[left], True
-        if exact.all():
-            break
-    return rows, scales, exact
-
-
-def _round_to_int8(matrix: Array) -> Array:
-    """Round a matrix to values that int8 rows and scales can represent; return it as float32."""
-    matrix = matrix.astype(compute_type(matrix.dtype), copy=False)
-    largest = np.abs(matrix).max(axis=1)
-    scales = (largest / MAX_INT8).astype(np.float16)
-    # A scale that was rounded down to a subnormal float16 may be too small: use the next float16.
-    small = scales.astype(matrix.dtype) * (MAX_INT8 + 0.5) < largest
-    scales[small] = np.nextafter(scales[small], np.float16(np.inf))
-    factors = scales.astype(matrix.dtype)[:, None]
-    return from_rows(np.rint(matrix / factors).clip(-MAX_INT8, MAX_INT8), scales)
-
-
 TYPES = {
     **{"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16},
     **{"I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8},

@@ -14,10 +14,10 @@ from qkv._argument_errors import value_error
 from qkv.embed.rotary import rotary_speeds
 from qkv.layers import Rotary
 from qkv.models import Model
-from qkv.models.files import exact_rows
 from qkv.models.network import Dynamic, LongRope
 from qkv.models.network.design import Attention, Design
 from qkv.models.run.truncation import callers
+from qkv.ops import exact_rows
 from qkv.see.page.html import bundle, script, script_json
 from qkv.see.page.payload import pack_halves, pack_rows
 from qkv.see.steps.step import ACTIVATION_ROWS
