@@ -1,9 +1,11 @@
-"""A tokenizer that both libraries read from the same folder.
+"""Sentences, and a tokenizer that both libraries read from the same folder.
 
 The tokenizer has the sixty words in `WORDS`, unless the caller gives other words.
 """
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -24,3 +26,16 @@ def tokenizer(limit: int | None = None, words: Sequence[str] = WORDS) -> PreTrai
     if limit is not None:
         given["model_max_length"] = limit
     return PreTrainedTokenizerFast(tokenizer_object=made, **given)
+
+
+def sentences_of_the_docs(count: int) -> list[str]:
+    """Return sentences of 20 to 400 characters from the pages in docs/, without tables and code."""
+    pages = sorted((Path(__file__).resolve().parents[2] / "docs").glob("*.md"))
+    found: dict[str, None] = {}
+    for page in pages:
+        text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+        for sentence in re.split(r"(?<=[.!?:])\s+", text):
+            words = " ".join(sentence.split())
+            if 20 <= len(words) <= 400 and "|" not in words:
+                found[words] = None
+    return list(found)[:: len(found) // count][:count]

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 import qkv
 
+from .sentences import sentences_of_the_docs
 from .support import close, texts_from, words_of
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
@@ -219,6 +220,22 @@ def test_minilm_cuts_texts_to_256_tokens_and_normalizes_vectors():
         trace = both.ours.trace([longest])
     compare(trace, both, [longest])
     assert trace[0].tokens == both.tokenizer.encode(longest).tokens
+
+
+def test_minilm_in_int8():
+    folder = minilm_folder()
+    theirs = transformers.AutoModel.from_pretrained(folder).eval()
+    ours = qkv.load(folder, dtype="int8")
+    texts = sentences_of_the_docs(200)
+    expected = []
+    for text in texts:
+        ids = torch.tensor(ours.tokenize(text).ids[None])
+        with torch.no_grad():
+            expected.append(theirs(ids).last_hidden_state[0].mean(0))
+    rows = torch.nn.functional.normalize(torch.stack(expected)).numpy()
+    cosines = (ours.encode(texts) * rows).sum(1)
+    assert cosines.mean() > 0.9995
+    assert cosines.min() > 0.998
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -30,6 +30,7 @@ from models.gguf_files import (
     smollm2,
     typed,
 )
+from parity.sentences import sentences_of_the_docs
 from parity.support import close
 
 WORDS = "the cat, don't we'll I'M 123 4567.89 naïve 東京 日本語 नमस्ते ждать ἄλφα 🙂🙃 ½² ٣٤ <|end|>"
@@ -95,6 +96,19 @@ def test_the_numbers_of_smollm2(monkeypatch: pytest.MonkeyPatch) -> None:
             if layer:
                 close(found["resid_post", layer - 1], expected.hidden_states[layer], 2e-5)
         close(found["logits"], expected.logits, 2e-5)
+
+
+def test_the_perplexity_of_smollm2_in_int8() -> None:
+    text = " ".join(sentences_of_the_docs(100))
+    smollm2()
+    one, other = qkv.load("smollm2"), qkv.load("smollm2", dtype="int8")
+    ids = one.tokenize(text).ids[:2048]
+    assert len(ids) == 2048
+    losses = [
+        np.mean([model.losses(part).mean() for part in ids.reshape(4, -1)])
+        for model in (one, other)
+    ]
+    assert 0 < abs(losses[1] - losses[0]) < 0.008
 
 
 QUESTIONS = (

@@ -81,13 +81,15 @@ def load(
             cache, then in an installed package, then on the Hub. The default is the value of the
             environment variable `QKV_MODEL`, or "books" if this variable is not set.
         revision: a branch, tag or commit on the Hub; folders and files have no revisions.
-        dtype: float32, float64, bfloat16 or, for a GGUF file, int8. By default, float16 and
-            bfloat16 weights become float32; other weights keep the dtype of the file. With
-            bfloat16, weights take half the memory, matrix products take about half the time, and
-            results have two to three significant digits. With int8, matrices in the blocks Q4_0,
-            Q4_1, Q8_0, Q4_K and Q6_K take as much memory as in the file, and vectors are rounded to
-            int16 numbers, with one scale for each block of 32, before they are multiplied with a
-            matrix. In a model like this, `parameters` computes a float32 array each time.
+        dtype: float32, float64, bfloat16 or int8. By default, float16 and bfloat16 weights become
+            float32; other weights keep the dtype of the file. With bfloat16, weights take half the
+            memory, matrix products take about half the time, and results have two to three
+            significant digits. With int8, the products of linear layers are computed in int8, and
+            parameters are float32; docs/models.md describes the rounding and its error. In a GGUF
+            file, matrices in the blocks Q4_0, Q4_1, Q8_0, Q4_K and Q6_K then take as much memory as
+            in the file, and vectors are rounded to int16 numbers, with one scale for each block of
+            32, before they are multiplied with a matrix; `parameters` computes a float32 array each
+            time.
 
     The files of the weights are mapped into memory. While a model is in use, do not write to its
     files; replace the files instead.
@@ -108,7 +110,9 @@ def load(
     if name_or_path == "random" and not Path("random", read.CONFIG).is_file():
         if revision is not None:
             raise value_error(f"the model 'random' has no revisions: omit {revision!r}")
-        return random_model(dtype=_of_floats(kind) or np.float32)
+        if kind == np.int8:
+            raise value_error("the model 'random' has no int8 products: give another dtype")
+        return random_model(dtype=kind or np.float32)
     try:
         folder, name = find_model(name_or_path, revision), str(name_or_path)
     except (ValueError, FileNotFoundError, NotADirectoryError) as error:
@@ -120,7 +124,7 @@ def load(
         name = Path(name).expanduser().resolve().name.removesuffix(".gguf")
     try:
         if folder.is_dir():
-            return _read(folder, name, _of_floats(kind))
+            return _read(folder, name, kind)
         return _of_gguf(folder, name, kind)
     except read.ModelError as error:
         raise read.ModelError(read.plain(f"load: {message(error)}", 2000)) from error
@@ -225,7 +229,8 @@ def _static(folder: Path, name: str, sentence: Sentence, kind: DType | None) -> 
     The model's tokenizer.json may set a maximum number of tokens per text.
     """
     home = folder / sentence.home
-    config, design, weights = read_static(Tensors(home), kind)
+    # A static model has no linear layers, so its table stays float32 with int8.
+    config, design, weights = read_static(Tensors(home), None if kind == np.int8 else kind)
     read.need_file(home / read.TOKENIZER, read.MOST_TOKENIZER)
     tokenizer = _tokenizer(home / read.TOKENIZER, BareTokenizer)
     cut = tokenizer.truncation if isinstance(tokenizer, BareTokenizer) else None
@@ -333,13 +338,4 @@ def _float_type(dtype: Any) -> DType:
         kind = float_type(dtype)
         if kind != np.float16:
             return kind
-    raise value_error(
-        f"dtype is {dtype}: give float32, float64 or bfloat16, or int8 for a GGUF file"
-    )
-
-
-def _of_floats(kind: DType | None) -> DType | None:
-    """Return a dtype for a model that is not in a GGUF file; raise an error for int8."""
-    if kind == np.int8:
-        raise value_error("dtype is int8: give float32, float64 or bfloat16, or a GGUF file")
-    return kind
+    raise value_error(f"dtype is {dtype}: give float32, float64, bfloat16 or int8")

@@ -30,7 +30,7 @@ from qkv.models.run.batches import parts
 from qkv.models.run.check_edits import CheckedEdits, fit, plain
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.text_reader import TextReader, check_tokenizer, end_ids
-from qkv.ops import BlockMatrix
+from qkv.ops import BlockMatrix, like_weight
 from qkv.ops.packing import frozen
 from qkv.text import Tokenized, Tokenizer
 
@@ -58,7 +58,7 @@ class Parameters(MutableMapping[str, Array]):
 
     def __getitem__(self, name: str) -> Array:
         array = self._arrays[name]
-        return frozen(array.read()) if isinstance(array, BlockMatrix) else array
+        return frozen(array.read()) if isinstance(array, BlockMatrix) else np.asarray(array)
 
     @public_call("parameters")
     def __setitem__(self, name: str, value: ArrayLike) -> None:
@@ -80,7 +80,7 @@ class Parameters(MutableMapping[str, Array]):
                 f"{name} has shape {array.shape} and must have {old.shape}, "
                 "the shape of the old array"
             )
-        self._arrays[name] = frozen(array.astype(old.dtype))
+        self._arrays[name] = like_weight(frozen(array.astype(old.dtype)), old)
         self._changed()
 
     @public_call("parameters")
@@ -340,7 +340,7 @@ class ModelBase:
             copied = np.array(parameters[name], dtype=dtype)
             if copied.shape != array.shape:
                 raise value_error(f"{name} has shape {copied.shape} and must have {array.shape}")
-            arrays[name] = frozen(copied)
+            arrays[name] = like_weight(frozen(copied), array)
         model = copy(self)
         model._weights = replace(self._weights, parameters=arrays, stored=None)
         model._build()

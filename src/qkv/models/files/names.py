@@ -14,11 +14,13 @@ from qkv.models.files._tensors import FLOATS, KINDS, TYPES, Tensors, digest
 from qkv.models.files.config import Config
 from qkv.models.files.read import ModelError
 from qkv.models.network.design import AnyDesign
+from qkv.ops import BlockMatrix, int8_weight
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 QKV = tuple(f"blocks.*.attn.{name}" for name in PROJECTIONS[:3])
 _NUMBERED = r"\b(?:blocks|experts|[qk]_norm)\."  # what a number follows in qkv's names
 _TABLE, _OUTPUT = "embed.weight", "head.out_proj.weight"
+_IN_INT8 = re.compile(r"\bblocks\.\d+\..*(?<!router)_proj\.weight$")
 
 
 @dataclass(frozen=True)
@@ -272,7 +274,8 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         design: the design, which defines the names and shapes of the parameters.
         tensors: the files.
         dtype: the dtype of the parameters; by default float64 if the files contain float64, else
-            float32. With int8, matrices in blocks become `BlockMatrix`, and all others float32.
+            float32. With int8, matrices in blocks become `BlockMatrix`, and all others float32. If
+            no matrix is in blocks, parameters are float32, and `in_int8` marks some of them.
 
     Raises:
         ModelError: a tensor is missing or unknown, or has the wrong shape or type.
@@ -341,7 +344,24 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         begins = tuple(filter(None, (family.prefix, family.old_prefix)))
         prefix = family.prefix if stored[theirs].startswith(begins) else ""
         tensor_names[name] = prefix + theirs
+    if in_blocks and not any(isinstance(matrix, BlockMatrix) for matrix in parameters.values()):
+        parameters = in_int8(parameters, design)
     return Storage(names, parameters, heads, tensor_names, tensors)
+
+
+def in_int8(parameters: Mapping[str, Array], design: AnyDesign) -> dict[str, Array]:
+    """Return the parameters; products with the weights of linear layers are computed in int8.
+
+    These are the layers of the blocks, except routers of experts, and the output matrix of a head
+    that predicts words. Tensors of several experts stay float32.
+    """
+    head, names = design.head, set[str]()
+    if head is not None and head.pool is None and not (head.classes or head.embeds):
+        names = {_OUTPUT, _TABLE} if head.tied else {_OUTPUT}
+    return {
+        name: int8_weight(array) if name in names or _IN_INT8.search(name) else array
+        for name, array in parameters.items()
+    }
 
 
 def _outputs(

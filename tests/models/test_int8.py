@@ -1,0 +1,128 @@
+"""Tests of models whose linear layers compute in int8."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv.arrays import Int8Weight
+from qkv.models import load
+from qkv.models.files.names import Storage
+
+from .small_models import CONFIGS, WRITERS, write_small
+from .test_bfloat16 import config_of, cosines, numbers_of
+
+TEXTS = ["the bank of the river", "the bank", "a river and the bank of a river and a bank"]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return load("books"), load("books", dtype="int8")
+
+
+@pytest.fixture(scope="module")
+def decoders():
+    return load("books-decoder"), load("books-decoder", dtype="int8")
+
+
+def marked(model):
+    return {name for name, array in model._weights.parameters.items() if type(array) is Int8Weight}
+
+
+def test_vectors_are_near_those_of_float32(pair):
+    one, other = (model.encode(TEXTS) for model in pair)
+    assert other.dtype == np.float32
+    assert (one != other).any()
+    assert cosines(one, other).min() > 0.998
+
+
+def test_parameters_and_digest_are_those_of_float32(pair):
+    one, other = pair
+    assert one.sha256 == other.sha256
+    for name, array in one.parameters.items():
+        found = other.parameters[name]
+        assert type(found) is np.ndarray
+        assert not found.flags.writeable
+        np.testing.assert_array_equal(found, array)
+
+
+def test_layers_in_blocks_and_the_output_matrix_compute_in_int8(pair, decoders):
+    for _, model in (pair, decoders):
+        expected = {name for name in model.parameters if name.endswith("_proj.weight")}
+        tied = {"embed.weight"} if model.design.head.tied else set()
+        assert marked(model) == expected - {"head.dense_proj.weight"} | tied
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_each_family_is_close_to_itself_in_float32(name, tmp_path):
+    path = write_small(tmp_path / "model", config_of(name), spread=0.25)
+    expected, found = (numbers_of(load(path, dtype=kind)) for kind in (None, "int8"))
+    assert found.dtype == np.float32
+    largest = np.abs(expected).max()
+    allowed = 0.25 if name in ("clip", "mt5") else 0.08  # sums of a few large terms
+    assert 0 < np.abs(found - expected).max() < allowed * largest
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_generation_with_a_cache_matches_runs_without(name, tmp_path):
+    model = load(write_small(tmp_path / "model", config_of(name)), dtype="int8")
+    ids = [2, 4, 5]
+    generated = model.generate(ids, max_new_tokens=6).ids
+    for count in range(6):
+        logits = model([ids + generated[:count]]).logits[0, -1]
+        assert logits[generated[count]] >= logits.max() - 1e-3 * np.abs(logits).max()
+
+
+def test_a_trace_shows_what_encode_computes(pair):
+    _, model = pair
+    trace = model.trace(TEXTS[0])
+    edited = model.trace(TEXTS[0], edit={("z", 0): lambda z: z})
+    last = ("resid_post", model.num_layers - 1)
+    np.testing.assert_array_equal(trace[last], edited[last])
+    float32 = pair[0].trace(TEXTS[0])
+    assert trace[last].shape == float32[last].shape
+    assert (trace[last] != float32[last]).any()
+
+
+def test_a_text_does_not_depend_on_the_batch(pair):
+    _, model = pair
+    alone = np.concatenate([model.encode([text]) for text in TEXTS])
+    np.testing.assert_allclose(model.encode(TEXTS), alone, atol=1e-6)
+
+
+def test_decoders_generate_and_score(decoders):
+    one, other = decoders
+    text = "the king of the north"
+    assert abs(one.losses(text).mean() - other.losses(text).mean()) < 0.05
+    found = other.generate(text, max_new_tokens=6, temperature=0)
+    assert found == other.generate(text, max_new_tokens=6, temperature=0)
+
+
+def test_gradients_use_the_float_parameters(decoders):
+    target = {"text": "the king of the north", "of": (-1, 5)}
+    ours, theirs = (model.gradient(**target)["embed"].ravel() for model in decoders)
+    assert cosines(ours, theirs) > 0.98
+
+
+def test_saving_writes_the_float_parameters(pair, tmp_path):
+    pair[1].save(tmp_path)
+    np.testing.assert_array_equal(load(tmp_path).encode(TEXTS), pair[0].encode(TEXTS))
+
+
+def test_new_parameters_and_copies_compute_in_int8(pair):
+    _, model = pair
+    same = model.with_parameters(dict(model.parameters))
+    copied = pickle.loads(pickle.dumps(model._weights))
+    assert isinstance(copied, Storage)
+    assert {k for k, v in copied.parameters.items() if type(v) is Int8Weight} == marked(model)
+    np.testing.assert_array_equal(same.encode(TEXTS), model.encode(TEXTS))
+    name = "blocks.0.attn.out_proj.weight"
+    same.parameters[name] = 2 * model.parameters[name]
+    assert marked(same) == marked(model)
+    assert (same.encode(TEXTS) != model.encode(TEXTS)).any()
+
+
+def test_models_without_linear_layers(pair):
+    with pytest.raises(ValueError, match="load: the model 'random' has no int8 products"):
+        qkv.load("random", dtype="int8")
