@@ -21,6 +21,7 @@ COUNT = 2000
 BATCHES = (1, 2, 4, 8, 16, 32)
 COSINE = 0.9999  # the minimum cosine between vectors in bfloat16 and in float64
 APART = (2 * (1 - COSINE)) ** 0.5  # the distance of two unit vectors that have this cosine
+APART_INT8 = 0.1  # the distance at a cosine of 0.995
 ENCODERS = "onnxruntime|openvino"
 
 
@@ -31,8 +32,8 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def row(model: qkv.Model, texts: list[str]) -> Row:
-    """Make the row for float32 and bfloat16; compare 64 of the vectors with vectors in float64."""
-    half = qkv.load("minilm", dtype="bfloat16")
+    """Make the row for three types; compare 64 of the vectors with vectors in float64."""
+    half, int8 = (qkv.load("minilm", dtype=kind) for kind in ("bfloat16", "int8"))
     shown = np.linspace(0, len(texts) - 1, min(64, len(texts) // 4)).astype(int)
     truth = exact([texts[i] for i in shown])
     work = operations(model, [len(model.tokenize(text)) for text in texts])
@@ -43,11 +44,13 @@ def row(model: qkv.Model, texts: list[str]) -> Row:
 
     def way(encode: Callable[[list[str]], Any] | None, allowed: float = 1e-4) -> Way | None:
         dtype = "bfloat16" if allowed >= APART else "float32"
-        return encode and Way(lambda: encode(texts), error, allowed, work, dtype=dtype)
+        counted = 0 if allowed == APART_INT8 else work  # the peak rate of int8 is not measured
+        return encode and Way(lambda: encode(texts), error, allowed, counted, dtype=dtype)
 
     ways = {
         "qkv": way(functools.partial(model.encode, show_progress_bar=False)),
         "qkv, bfloat16": way(functools.partial(half.encode, show_progress_bar=False), APART),
+        "qkv, int8": way(functools.partial(int8.encode, show_progress_bar=False), APART_INT8),
         "sentence-transformers": way(sentence_transformers()),
         "onnxruntime": way(best(onnxruntime(), texts)),
         "openvino": way(best(openvino("f32"), texts)),
