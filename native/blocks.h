@@ -99,7 +99,7 @@ struct UnitQ6_K {
 
 // A row of x as whole numbers. Pair 4 * w + s has the numbers first and first + 2 of the block, where
 // `first` is 4 * w + 16 * (s % 2) + s / 2.
-struct Quantized {
+struct QuantizedBlock {
   int32_t pairs[PAIRS];
   int32_t sums[2];  // the sum of each half
   float scale;
@@ -107,7 +107,7 @@ struct Quantized {
 };
 
 // Quantizes a block. If a number is not finite, the scale is NaN.
-inline void quantize(const float* x, Quantized& to) {
+inline void quantize(const float* x, QuantizedBlock& to) {
   Floats most{}, odd{};
   QKV_UNROLL for (int k = 0; k < BLOCK_SIZE; k += WIDTH) {
     Floats v = load(x + k);
@@ -136,7 +136,7 @@ inline void quantize(const float* x, Quantized& to) {
 
 // Adds the exact sums of ROWS rows of x and one part of a unit, for the PANEL columns from c.
 template <class Unit, int ROWS>
-QKV_INLINE void add_pairs(const Unit& unit, int part, int c, const Quantized* x, int64_t step,
+QKV_INLINE void add_pairs(const Unit& unit, int part, int c, const QuantizedBlock* x, int64_t step,
                           Ints (&sums)[ROWS][Unit::HALVES][2]) {
   QKV_UNROLL for (int r = 0; r < ROWS; ++r)
     QKV_UNROLL for (int half = 0; half < Unit::HALVES; ++half) {
@@ -159,7 +159,7 @@ QKV_INLINE void add_pairs(const Unit& unit, int part, int c, const Quantized* x,
 
 // Computes the sums of ROWS rows and the PANEL columns from c; the rows of x are `step` blocks apart.
 template <class Unit, int ROWS>
-void multiply_block_tile(const Quantized* x, int64_t step, const void* packed, int64_t units, int c, float* to) {
+void multiply_block_tile(const QuantizedBlock* x, int64_t step, const void* packed, int64_t units, int c, float* to) {
   const Unit* unit = static_cast<const Unit*>(packed);
   Floats total[ROWS][2];
   QKV_UNROLL for (int r = 0; r < ROWS; ++r) total[r][0] = total[r][1] = Floats{};
@@ -187,7 +187,7 @@ void multiply_block_tile(const Quantized* x, int64_t step, const void* packed, i
   }
 }
 
-using BlockTile = void (*)(const Quantized*, int64_t, const void*, int64_t, int, float*);
+using BlockTile = void (*)(const QuantizedBlock*, int64_t, const void*, int64_t, int, float*);
 
 #if defined(__AVX512F__)
 constexpr int BLOCK_TILE = 6;  // the rows of a tile
@@ -212,7 +212,7 @@ void multiply_all_blocks(const Linear& p, int threads) {
   const Finish finish_tile = finish_for<float>(p.activation);
   std::atomic<int64_t> next{0};
   on_threads(threads, [&](int) {
-    Buffer<Quantized> copy;
+    Buffer<QuantizedBlock> copy;
     alignas(64) float sums[BLOCK_TILE * PANEL];
     int64_t held = -1;  // the chunk that the copy holds
     for (int64_t task; (task = next++) < chunks * groups;) {

@@ -83,20 +83,6 @@ inline void pack_int8(const int8_t* weight, const int8_t* more, int64_t in_step,
   });
 }
 
-QKV_INLINE Ints to_nearest(Floats x) {
-#if defined(__AVX512F__)
-  return (Ints)_mm512_maskz_cvtps_epi32(0xffff, (__m512)x);
-#elif defined(__AVX2__)
-  return (Ints)_mm256_cvtps_epi32((__m256)x);
-#elif defined(__SSE2__) && !defined(QKV_TILES_MODEL)
-  return (Ints)_mm_cvtps_epi32((__m128)x);
-#else
-  Ints n;
-  for (int k = 0; k < WIDTH; ++k) n[k] = int32_t(__builtin_rintf(x[k]));
-  return n;
-#endif
-}
-
 // Returns the scale of a row: NaN if a number of the row is not finite, and 0 if all numbers count as 0.
 inline float scale_of_row(const float* x, int64_t count) {
   constexpr int LANES = 16;  // in every variant, so that the sum is rounded alike

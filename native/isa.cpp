@@ -99,7 +99,6 @@ Machine look() {
   if ((registers & 0x6) != 0x6) return has;  // xmm, ymm
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return has;
   has.avx2 = bit(b, 5);
-  bool vnni = bit(c, 11);
   bool f = bit(b, 16), dq = bit(b, 17), bw = bit(b, 30), vl = bit(b, 31);
   bool vnni = bit(c, 11);  // dot products of int8
   bool tiles = bit(d, 24) && bit(d, 22);  // with products of bfloat16

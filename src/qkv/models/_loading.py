@@ -86,10 +86,10 @@ def load(
             memory, matrix products take about half the time, and results have two to three
             significant digits. With int8, the products of linear layers are computed in int8, and
             parameters are float32; docs/models.md describes the rounding and its error. In a GGUF
-            file, matrices in the blocks Q4_0, Q4_1, Q8_0, Q4_K and Q6_K then take as much memory as
-            in the file, and vectors are rounded to int16 numbers, with one scale for each block of
-            32, before they are multiplied with a matrix; `parameters` computes a float32 array each
-            time.
+            file, matrices in the blocks Q4_0, Q4_1, Q8_0, Q4_K and Q6_K then take about as much
+            memory as in the file, and vectors are rounded to int16 numbers, with one scale for each
+            block of 32, before they are multiplied with a matrix; `model.parameters[name]` then
+            computes a float32 array.
 
     The files of the weights are mapped into memory. While a model is in use, do not write to its
     files; replace the files instead.

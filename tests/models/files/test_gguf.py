@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
+from qkv.circuits import copying_scores
 from qkv.models import ModelError, load
 from qkv.models.files._gguf import _BLOCKS, dequantize, read_gguf
 from qkv.ops.kernel import backend
@@ -402,6 +403,9 @@ def test_what_else_a_model_in_blocks_does(tmp_path):
 
     text, edits = "the cat 12", {"ablate": [(0, 1)]}
     close(*(one.trace(text, **edits).pattern(1, 2) for one in (model, plain)))
+    gradients = [one.gradient(IDS[0], of=(-1, 5), at=[("z", 0)]) for one in (model, plain)]
+    close(*(next(iter(gradient.values())) for gradient in gradients))
+    close(*(copying_scores(one) for one in (model, plain)))
     model.save(tmp_path / "saved")
     again = load(tmp_path / "saved")
     for name, array in plain.parameters.items():
