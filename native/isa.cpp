@@ -126,17 +126,18 @@ std::vector<const Variant*> choose() {
 #if defined(QKV_HAS_AMX)
   if (has.amx && found.empty()) found.push_back(&amx::variant);
 #endif
+  bool by_dot_products = false;
 #if defined(QKV_HAS_AVX512BF16)
-  if (has.avx512bf16 && gains_by_dot_products(has)) found.push_back(&avx512bf16::variant);
-  else
+  by_dot_products = has.avx512bf16 && gains_by_dot_products(has);
+  if (by_dot_products) found.push_back(&avx512bf16::variant);
 #endif
 #if defined(QKV_HAS_AVX512)
-  if (has.avx512) found.push_back(&avx512::variant);
+  if (has.avx512 && !by_dot_products) found.push_back(&avx512::variant);
 #endif
 #if defined(QKV_HAS_AVX2)
   if (has.avx2) found.push_back(&avx2::variant);
 #endif
-  (void)has, (void)tiles;
+  (void)has, (void)tiles, (void)by_dot_products;
 #if defined(QKV_HAS_PORTABLE)
   found.push_back(&portable::variant);
 #endif

@@ -258,7 +258,7 @@ class HeadNorms:
 
     def __init__(self, norms: Sequence[LayerNorm]) -> None:
         self.norms, self.dim = norms, sum(norm.dim for norm in norms)
-        self.parameters = _numbered(norm.parameters for norm in norms)
+        self.parameters = _number_heads(norm.parameters for norm in norms)
 
     def run(self, x: Array) -> tuple[Array, list[NormSaved]]:
         """Normalise the joined vectors (..., H * d); also return the values for `backward`."""
@@ -271,10 +271,10 @@ class HeadNorms:
         triples = zip(self.norms, np.split(grad, len(self.norms), axis=-1), saved, strict=True)
         backs = [norm.backward(part, one) for norm, part, one in triples]
         x = np.concatenate([back.x for back in backs], axis=-1)
-        return base.Gradient(x, _numbered(back.parameters for back in backs))
+        return base.Gradient(x, _number_heads(back.parameters for back in backs))
 
 
-def _numbered(heads: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
+def _number_heads(heads: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
     """Return the parameters of all heads, keyed by the number of the head and the name."""
     return {f"{n}.{name}": array for n, head in enumerate(heads) for name, array in head.items()}
 
