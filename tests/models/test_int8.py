@@ -1,6 +1,7 @@
 """Tests of models whose linear layers compute in int8."""
 
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ import qkv
 from qkv.arrays import Int8Weight
 from qkv.models import load
 from qkv.models.files.names import Storage
+from qkv.ops.kernel import INT8, VARIANTS
 
 from .small_models import CONFIGS, WRITERS, write_small
 from .test_bfloat16 import config_of, cosines, numbers_of
 
+linear_module = sys.modules["qkv.ops.linear"]
 TEXTS = ["the bank of the river", "the bank", "a river and the bank of a river and a bank"]
 
 
@@ -72,6 +75,32 @@ def test_generation_with_a_cache_matches_runs_without(name, tmp_path):
     for count in range(6):
         logits = model([ids + generated[:count]]).logits[0, -1]
         assert logits[generated[count]] >= logits.max() - 1e-3 * np.abs(logits).max()
+
+
+@pytest.mark.parametrize("name", VARIANTS or [None])
+def test_all_products_are_in_int8(pair, monkeypatch, name):
+    if name is None:
+        pytest.skip("the kernel was not built")
+    monkeypatch.setenv("QKV_BACKEND", name)
+    seen, packed = [], linear_module.pack
+
+    def spy(weight, here, kind, threads):
+        seen.append(kind)
+        return packed(weight, here, kind, threads)
+
+    monkeypatch.setattr(linear_module, "pack", spy)
+    _, model = pair
+    model.encode(TEXTS)
+    assert len(seen) == 6 * model.num_layers
+    assert set(seen) == {INT8}
+
+
+def test_the_weights_of_heads_are_plain_arrays(pair):
+    found = [model.head_weights(0) for model in pair]
+    for name in ("W_Q", "W_K", "W_V", "W_O", "W_E"):
+        float32, int8 = (getattr(weights, name) for weights in found)
+        assert type(int8) is np.ndarray
+        np.testing.assert_array_equal(int8, float32)
 
 
 def test_a_trace_shows_what_encode_computes(pair):

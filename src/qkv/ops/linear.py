@@ -102,13 +102,12 @@ def linear(
             y, threads,
         )  # fmt: skip
         return y.view(result).reshape(shape)
+    in_int8 = fits and kind is not None and weight_kind(weight, kind) == kernel.INT8
     if kind is not None:
         work = compute_type(kind)
         x, weight = x.astype(work, copy=False), weight.astype(work, copy=False)
-    if fits and kind is not None and weight_kind(weight, kind) == kernel.INT8:
-        y = multiply_int8(x, weight)
-    else:
-        y = x @ weight if kind is None else multiply(x, weight)  # (..., out)
+    product = multiply_int8 if in_int8 else multiply
+    y = x @ weight if kind is None else product(x, weight)  # (..., out)
     if bias is not None:
         y += bias
     if activation is not None:
