@@ -192,6 +192,5 @@ def test_a_model_in_blocks(tmp_path: Path) -> None:
 
 
 def test_types_that_a_model_cannot_have(writes: str) -> None:
-    for kind, said in (("int8", "dtype is int8: give float32"), ("int4", "'int4' is not one of")):
-        line = refused(run("generate", PROMPT, "--model", writes, "--dtype", kind), "generate")
-        assert said in line
+    line = refused(run("generate", PROMPT, "--model", writes, "--dtype", "int4"), "generate")
+    assert "'int4' is not one of" in line

@@ -94,7 +94,8 @@ def linear(
             packed = weight.packed
             product = functools.partial(kernel.compiled.multiply_blocks, chosen, weight.code)
         else:
-            packed = pack(weight, chosen, weight_kind(weight, factors), threads)
+            way = factors if type(weight) is np.ndarray else weight_kind(weight, factors)
+            packed = pack(weight, chosen, way, threads)
             product = functools.partial(kernel.compiled.linear, chosen)
         product(
             rows, packed, added, code,

@@ -32,7 +32,7 @@ _LOOP, _JOIN, _LIST, _SLICE, _COMPARED = (
     "join texts",
     "new list",
     "new slice",
-    "compared",
+    "compared value",
 )
 # Functions with a width or count, and functions whose result can be as long as the product of their
 # arguments.
@@ -239,7 +239,7 @@ class _Limits:
         self.spend(self.size(value) if isinstance(value, str | list | tuple) else 0, step=0)
         return value
 
-    def compared(self, value: Any) -> Any:
+    def compare(self, value: Any) -> Any:
         """Look at the time before a value is compared or tested, and return the value."""
         self.spend(step=0)
         return value
@@ -412,7 +412,7 @@ def _sandbox(limits: _Limits) -> Any:
     for name, function in sandbox.filters.items():
         sandbox.filters[name] = limits.limit(name, function)
     sandbox.filters |= {_LOOP: limits.items, _JOIN: limits.join, _LIST: limits.collect}
-    sandbox.filters |= {_SLICE: limits.cut, _COMPARED: limits.compared}
+    sandbox.filters |= {_SLICE: limits.cut, _COMPARED: limits.compare}
     del sandbox.globals["lipsum"]
     sandbox.globals |= {
         "raise_exception": _refuse,

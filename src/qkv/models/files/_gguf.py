@@ -190,6 +190,8 @@ class Blocks(Stored):
     offset: float = 0.0
     transposed: bool = False
 
+    is_between_blocks = True
+
     def rows(self, name: str) -> list[tuple[str, str, tuple[int, ...], Array]]:
         """Return the name, the type in the file, the shape and the bytes."""
         return [(name, self.block, self.shape, self.raw)]

@@ -46,6 +46,8 @@ class Stored:
     shape: tuple[int, ...]
     raw: Array
 
+    is_between_blocks = False  # whether the file may hold matrices in blocks
+
     def rows(self, name: str) -> list[tuple[str, str, tuple[int, ...], Array]]:
         """Return the name, type, shape and bytes of each tensor in the file that this one is."""
         return [(name, self.kind, self.shape, self.raw)]

@@ -338,8 +338,8 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
             array = tensor.read()
             array = array.T if family.is_transposed(name) else array
             array = fused.cut(array) if fused.count > 1 else array
-            # a view of the mapped file would keep pages of the matrices around it in memory
-            matrix = array.astype(kind, copy=in_blocks)
+            # a view of a GGUF file would keep pages of the matrices around it in memory
+            matrix = array.astype(kind, copy=in_blocks and tensor.is_between_blocks)
         parameters[name] = matrix
         begins = tuple(filter(None, (family.prefix, family.old_prefix)))
         prefix = family.prefix if stored[theirs].startswith(begins) else ""
