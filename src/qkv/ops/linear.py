@@ -107,8 +107,8 @@ def linear(
     if kind is not None:
         work = compute_type(kind)
         x, weight = x.astype(work, copy=False), weight.astype(work, copy=False)
-    product = multiply_int8 if in_int8 else multiply
-    y = x @ weight if kind is None else product(x, weight)  # (..., out)
+    in_numpy = multiply_int8 if in_int8 else multiply
+    y = x @ weight if kind is None else in_numpy(x, weight)  # (..., out)
     if bias is not None:
         y += bias
     if activation is not None:
