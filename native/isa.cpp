@@ -41,7 +41,9 @@ namespace avx512bf16 { extern const Variant variant; }
 namespace {
 
 struct Machine {
-  bool avx2 = false, avx512 = false, avx512bf16 = false, amx = false;
+  bool avx2 = false, avx512 = false, amx = false;
+  bool dot_products = false;  // of bfloat16
+  bool avx512bf16 = false;    // whether these dot products are faster than float32
   char vendor[13] = {};
   unsigned family = 0;
 };
@@ -103,8 +105,9 @@ Machine look() {
   bool vnni = bit(c, 11);  // dot products of int8
   bool tiles = bit(d, 24) && bit(d, 22);  // with products of bfloat16
   has.avx512 = has.avx2 && f && dq && bw && vl && (registers & 0xe6) == 0xe6;  // zmm, masks
-  if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) has.avx512bf16 = has.avx512 && vnni && bit(a, 5);
-  has.amx = has.avx512bf16 && tiles && (registers & 0x60000) == 0x60000 && may_use_tiles();
+  if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) has.dot_products = has.avx512 && vnni && bit(a, 5);
+  has.avx512bf16 = has.dot_products && gains_by_dot_products(has);
+  has.amx = has.dot_products && tiles && (registers & 0x60000) == 0x60000 && may_use_tiles();
   return has;
 }
 #else
@@ -126,18 +129,16 @@ std::vector<const Variant*> choose() {
 #if defined(QKV_HAS_AMX)
   if (has.amx && found.empty()) found.push_back(&amx::variant);
 #endif
-  bool by_dot_products = false;
 #if defined(QKV_HAS_AVX512BF16)
-  by_dot_products = has.avx512bf16 && gains_by_dot_products(has);
-  if (by_dot_products) found.push_back(&avx512bf16::variant);
+  if (has.avx512bf16) found.push_back(&avx512bf16::variant);
 #endif
 #if defined(QKV_HAS_AVX512)
-  if (has.avx512 && !by_dot_products) found.push_back(&avx512::variant);
+  if (has.avx512 && !has.avx512bf16) found.push_back(&avx512::variant);
 #endif
 #if defined(QKV_HAS_AVX2)
   if (has.avx2) found.push_back(&avx2::variant);
 #endif
-  (void)has, (void)tiles, (void)by_dot_products;
+  (void)has, (void)tiles;
 #if defined(QKV_HAS_PORTABLE)
   found.push_back(&portable::variant);
 #endif
@@ -149,7 +150,7 @@ std::vector<const Variant*> choose() {
 std::string about_bfloat16() {
   const Machine& has = machine();
   if (has.amx) return "the processor has tiles (AMX), and the system lets this process use them";
-  if (!has.avx512bf16) return "the processor has no instructions for bfloat16";
+  if (!has.dot_products) return "the processor has no instructions for bfloat16";
   const Measured* row = measured_like(has);
   if (!row) return "the processor's dot products of bfloat16 have not been measured";
   char text[160];
