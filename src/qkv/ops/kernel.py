@@ -48,6 +48,11 @@ def backend() -> str:
     """
     if _AMX not in ("", "model"):
         raise ValueError(f'QKV_AMX={_AMX} is unknown: write "model", or unset the variable')
+    if _AMX and "native-amx" not in VARIANTS:
+        raise ValueError(
+            "QKV_AMX=model needs a kernel that was compiled for all processors: run "
+            "`pip install .` in a clone with a C++ compiler, or unset the variable"
+        )
     name = os.environ.get("QKV_BACKEND", "")
     if not name:
         return BACKENDS[0]
