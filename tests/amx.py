@@ -18,4 +18,6 @@ def _has_model() -> bool:
     return done.returncode == 0
 
 
-needs_model = pytest.mark.skipif(not _has_model(), reason="the kernel was compiled for one processor only: CI=1 compiles all")
+needs_model = pytest.mark.skipif(
+    not _has_model(), reason="the kernel was compiled for one processor only: CI=1 compiles all"
+)
