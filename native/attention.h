@@ -12,7 +12,7 @@ template <class Product>
 constexpr int QUERIES_OF = Product::ALIGN > 1 ? 128 : 112 / TILE * TILE;
 constexpr int QUERIES = QUERIES_OF<Single>;
 constexpr int TILES = QUERIES / TILE;  // the tiles of such a chunk; with `Tiles`, a chunk has fewer
-constexpr int MOST_QUERIES = QUERIES < 128 && HIGHEST > TILE ? 128 : QUERIES;
+constexpr int MOST_QUERIES = QUERIES_OF<OfBfloat16> > QUERIES ? QUERIES_OF<OfBfloat16> : QUERIES;
 
 // The buffers that a worker needs for its tasks, in addition to the packed head.
 struct Scratch {

@@ -13,10 +13,10 @@
 namespace qkv {
 namespace QKV_VARIANT {
 
-constexpr int BLOCK_SIZE = 32;      // the numbers of x that share a scale
-constexpr int PAIRS = 16;      // the pairs of numbers in a block
-constexpr int COLUMNS = 32;   // the columns of W side by side
-constexpr int FETCH = 2048;   // how many bytes ahead blocks are prefetched
+constexpr int BLOCK_SIZE = 32;  // the numbers of x that share a scale
+constexpr int PAIRS = 16;       // the pairs of numbers in a block
+constexpr int COLUMNS = 32;     // the columns of W side by side
+constexpr int FETCH = 2048;     // how many bytes ahead blocks are prefetched
 constexpr int64_t BLOCK_ROWS = 64;  // the rows of x that are quantized for each pass over W
 
 // The packed blocks of COLUMNS columns. Nibble n of word w of `q` has number 16 * (n % 2) + 4 * w + n / 2
@@ -205,10 +205,7 @@ template <class Unit>
 void multiply_all_blocks(const Linear& p, int threads) {
   const int64_t units = p.in / (Unit::PARTS * BLOCK_SIZE), blocks = p.in / BLOCK_SIZE, panels = panels_of(p.out);
   const int64_t chunks = (p.rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-  const int64_t pieces = (p.rows <= BLOCK_TILE ? 2 : 16) * threads;
-  int64_t groups = 1;
-  while (groups < panels && chunks * groups < pieces) groups *= 2;
-  if (groups > panels) groups = panels;
+  const int64_t groups = groups_of(panels, chunks, p.rows, threads);
   const Finish finish_tile = finish_for<float>(p.activation);
   std::atomic<int64_t> next{0};
   on_threads(threads, [&](int) {
