@@ -75,7 +75,7 @@ writer_option = _named_model("books-decoder", "books-decoder")
 dtype_option = click.option(
     "--dtype",
     type=click.Choice(["float32", "float64", "bfloat16", "int8"]),
-    help="Compute with weights of this type. int8 is for GGUF files, whose quantized weights then "
-    "take about as much memory as in the file. Default: float32, or the type in the file.",
+    help="Compute with weights of this type. With int8, the quantized weights of a GGUF file take "
+    "about as much memory as in the file. Default: float32, or the type in the file.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
