@@ -19,7 +19,7 @@ from .sizes import IMAGES, MIXED
 from .small_models import CONFIGS, WRITERS, write_small
 from .support import CONFIG, plain_bert
 
-linear_module = sys.modules["qkv.ops.linear"]
+packing_module = sys.modules["qkv.ops.packing"]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TEXTS = ["the bank of the river", "the bank", "a river and the bank of a river and a bank"]
 
@@ -104,13 +104,13 @@ def test_all_products_are_of_bfloat16_with_bfloat16(halves, monkeypatch, name):
         pytest.skip("the kernel was not built")
     monkeypatch.setenv("QKV_BACKEND", name)
     seen = []
-    packed = linear_module.pack
+    packed = packing_module.pack
 
     def spy(weight, here, kind, threads):
         seen.append((weight.dtype, kind))
         return packed(weight, here, kind, threads)
 
-    monkeypatch.setattr(linear_module, "pack", spy)
+    monkeypatch.setattr(packing_module, "pack", spy)
     load(halves[0], dtype="bfloat16").encode(TEXTS)
     assert len(seen) == 2 * 6  # 2 layers with 6 products each
     assert set(seen) == {(BFLOAT16, BFLOAT16)}
@@ -147,9 +147,9 @@ def test_each_family_is_close_to_itself_in_float32(name, tmp_path, monkeypatch):
     short, wide = load(path, dtype="bfloat16"), load(path)
     for parameter, array in short.parameters.items():
         wide.parameters[parameter] = array
-    packed, kinds = linear_module.pack, set()
+    packed, kinds = packing_module.pack, set()
     monkeypatch.setattr(
-        linear_module,
+        packing_module,
         "pack",
         lambda weight, here, kind, threads: kinds.add(kind) or packed(weight, here, kind, threads),
     )

@@ -15,7 +15,7 @@ from qkv.ops.kernel import INT8, VARIANTS
 from .small_models import CONFIGS, WRITERS, write_small
 from .test_bfloat16 import config_of, cosines, numbers_of
 
-linear_module = sys.modules["qkv.ops.linear"]
+packing_module = sys.modules["qkv.ops.packing"]
 TEXTS = ["the bank of the river", "the bank", "a river and the bank of a river and a bank"]
 
 
@@ -82,13 +82,13 @@ def test_all_products_are_in_int8(pair, monkeypatch, name):
     if name is None:
         pytest.skip("the kernel was not built")
     monkeypatch.setenv("QKV_BACKEND", name)
-    seen, packed = [], linear_module.pack
+    seen, packed = [], packing_module.pack
 
     def spy(weight, here, kind, threads):
         seen.append(kind)
         return packed(weight, here, kind, threads)
 
-    monkeypatch.setattr(linear_module, "pack", spy)
+    monkeypatch.setattr(packing_module, "pack", spy)
     _, model = pair
     model.encode(TEXTS)
     assert len(seen) == 6 * model.num_layers

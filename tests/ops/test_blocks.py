@@ -204,9 +204,9 @@ def test_wrong_rows_and_attributes() -> None:
             matrix.T[np.array([0, row])]
     assert matrix.T[np.empty((0, 2), np.int64)].shape == (0, 2, 96)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        matrix.nothing  # noqa: B018
+        matrix.nothing  # noqa: B018  # asking for it is what fails
     with pytest.raises(AttributeError, match="_hidden"):
-        matrix._hidden  # noqa: B018
+        matrix._hidden  # noqa: B018  # asking for it is what fails
 
 
 @ON_ONE_BACKEND

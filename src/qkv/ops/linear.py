@@ -14,7 +14,7 @@ from qkv.ops import kernel
 from qkv.ops._blocks import BlockMatrix
 from qkv.ops._int8_rows import multiply_int8
 from qkv.ops.activation import activate_in_numpy, activation_named
-from qkv.ops.packing import pack, packed_once, weight_kind
+from qkv.ops.packing import kernel_product, packed_once, weight_kind
 from qkv.ops.threads import matmul_alone, run_all
 
 # State: a training step calls `linear` through layers that do not know about mixed precision. The
@@ -90,13 +90,7 @@ def linear(
         shape, result = (*x.shape[:-1], weight.shape[1]), kernel.FLOAT32 if wide else kind
         y = np.empty((len(rows), weight.shape[1]), kernel.bits_type(result))
         added = None if bias is None else np.require(bias, kernel.FLOAT32, ["C", "A"])
-        if isinstance(weight, BlockMatrix):
-            packed = weight.packed
-            product = functools.partial(kernel.compiled.multiply_blocks, chosen, weight.code)
-        else:
-            way = factors if type(weight) is np.ndarray else weight_kind(weight, factors)
-            packed = pack(weight, chosen, way, threads)
-            product = functools.partial(kernel.compiled.linear, chosen)
+        product, packed = kernel_product(weight, chosen, factors, threads)
         product(
             rows, packed, added, code,
             _rows_of_result(gate, shape, result), _rows_of_result(residual, shape, result),

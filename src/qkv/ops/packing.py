@@ -184,6 +184,20 @@ def weight_kind(weight: Array, kind: DType) -> DType:
     return INT8 if in_int8 else kind
 
 
+def kernel_product(
+    weight: Array, chosen: int, kind: DType, threads: int
+) -> tuple[Callable[..., None], Array]:
+    """Return the kernel's function that multiplies rows by a weight, and the packed weight.
+
+    The rows are of the dtype `kind`. The function takes the rows and the packed weight, then the
+    arguments of `linear` in _kernel.pyi from `bias` on.
+    """
+    if isinstance(weight, BlockMatrix):
+        return partial(compiled.multiply_blocks, chosen, weight.code), weight.packed
+    whole = pack(weight, chosen, weight_kind(weight, kind), threads)
+    return partial(compiled.linear, chosen), whole
+
+
 def packed_size(shape: tuple[int, ...], chosen: int, kind: DType) -> int:
     """Return how many float32 numbers a packed weight of this shape takes."""
     depth, width = shape
@@ -247,12 +261,8 @@ class Prepared:
 
         A float32 residual makes the result float32.
         """
-        if isinstance(weight, BlockMatrix):
-            product = partial(compiled.multiply_blocks, self.variant, weight.code)
-            return self._product(weight.packed, weight.shape[1], bias, activation, product)
-        kind = weight_kind(weight, self.kind)
-        whole = pack(weight, self.variant, kind, self.threads)
-        return self._product(whole, weight.shape[1], bias, activation)
+        product, whole = kernel_product(weight, self.variant, self.kind, self.threads)
+        return self._product(product, whole, weight.shape[1], bias, activation)
 
     def joined_linear(self, weights: Sequence[Array], bias: Array | None) -> Callable[..., Array]:
         """Return a function that multiplies its input by several weight matrices at once.
@@ -261,18 +271,18 @@ class Prepared:
         """
         kind = weight_kind(weights[0], self.kind)
         whole = packed_together(weights, self.variant, kind, self.threads)
-        return self._product(whole, sum(weight.shape[1] for weight in weights), bias, None)
+        product, width = partial(compiled.linear, self.variant), sum(w.shape[1] for w in weights)
+        return self._product(product, whole, width, bias, None)
 
     def _product(
         self,
+        product: Callable[..., None],
         weights: Array,
         width: int,
         bias: Array | None,
         activation: str | None,
-        product: Callable[..., None] | None = None,
     ) -> Callable[..., Array]:
         bits, threads = self.bits, self.threads
-        product = product or partial(compiled.linear, self.variant)
         code = 0 if activation is None else activation_named(activation).code
         addend = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])
 
