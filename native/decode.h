@@ -341,13 +341,5 @@ void attend_parts(const Attention& a, int threads) {
   });
 }
 
-inline void attend_short(const Attention& a, int threads) {
-  switch (a.query.type) {
-    case Type::float32: return attend_parts<float>(a, threads);
-    case Type::float16: return attend_parts<Float16>(a, threads);
-    default: return attend_parts<Bfloat16>(a, threads);
-  }
-}
-
 }  // namespace QKV_VARIANT
 }  // namespace qkv

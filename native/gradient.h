@@ -251,12 +251,5 @@ void differentiate_in(const Attention& a, const Gradient& g, int threads) {
   }
 }
 
-inline void differentiate(const Attention& a, const Gradient& g, int threads) {
-  if constexpr (OfBfloat16::ALIGN > 1)
-    if (a.query.type == Type::bfloat16 && g.upstream.type == Type::bfloat16)
-      return differentiate_in<OfBfloat16>(a, g, threads);
-  differentiate_in<Single>(a, g, threads);
-}
-
 }  // namespace QKV_VARIANT
 }  // namespace qkv

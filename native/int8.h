@@ -282,17 +282,5 @@ inline void multiply_all_int8(const Linear& p, int threads) {
   });
 }
 
-inline size_t packed_bytes(int64_t in, int64_t out, Type type) {
-  return type == Type::int8 ? packed_bytes_of_int8(in, out) : packed_bytes_of_floats(in, out, type);
-}
-
-inline void linear(const Linear& p, int threads) {
-  threads = threads_for_product(double(p.rows) * double(p.in) * double(p.out), threads);
-  if (p.packed_type == Type::int8) return multiply_all_int8(p, threads);
-  if (p.type == Type::float16) return multiply_all<Float16>(p, threads);
-  if (p.type == Type::bfloat16) return multiply_all<Bfloat16>(p, threads);
-  multiply_all<float>(p, threads);
-}
-
 }  // namespace QKV_VARIANT
 }  // namespace qkv

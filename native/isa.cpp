@@ -119,28 +119,39 @@ const Machine& machine() {
   return found;
 }
 
-std::vector<const Variant*> choose() {
-  const Machine& has = machine();
-  std::vector<const Variant*> found;
-  const char* tiles = std::getenv("QKV_AMX");
-#if defined(QKV_HAS_AMXMODEL)
-  if (tiles && std::strcmp(tiles, "model") == 0) found.push_back(&amxmodel::variant);
-#endif
+// The variants that this machine can run, without the model of the tiles.
+const std::vector<const Variant*>& machine_variants() {
+  static const std::vector<const Variant*> found = [] {
+    [[maybe_unused]] const Machine& has = machine();
+    std::vector<const Variant*> found;
 #if defined(QKV_HAS_AMX)
-  if (has.amx && found.empty()) found.push_back(&amx::variant);
+    if (has.amx) found.push_back(&amx::variant);
 #endif
 #if defined(QKV_HAS_AVX512BF16)
-  if (has.avx512bf16) found.push_back(&avx512bf16::variant);
+    if (has.avx512bf16) found.push_back(&avx512bf16::variant);
 #endif
 #if defined(QKV_HAS_AVX512)
-  if (has.avx512 && !has.avx512bf16) found.push_back(&avx512::variant);
+    if (has.avx512 && !has.avx512bf16) found.push_back(&avx512::variant);
 #endif
 #if defined(QKV_HAS_AVX2)
-  if (has.avx2) found.push_back(&avx2::variant);
+    if (has.avx2) found.push_back(&avx2::variant);
 #endif
-  (void)has, (void)tiles;
 #if defined(QKV_HAS_PORTABLE)
-  found.push_back(&portable::variant);
+    found.push_back(&portable::variant);
+#endif
+    return found;
+  }();
+  return found;
+}
+
+std::vector<const Variant*> choose() {
+  std::vector<const Variant*> found = machine_variants();
+#if defined(QKV_HAS_AMXMODEL)
+  const char* tiles = std::getenv("QKV_AMX");
+  if (tiles && std::strcmp(tiles, "model") == 0) {
+    if (machine().amx) found.erase(found.begin());  // the model takes the place of the tiles
+    found.insert(found.begin(), &amxmodel::variant);
+  }
 #endif
   return found;
 }
@@ -158,6 +169,8 @@ std::string about_bfloat16() {
                 row->dot_products, row->float32);
   return text;
 }
+
+const Variant& machine_variant() { return *machine_variants().front(); }
 
 const std::vector<const Variant*>& variants() {
   static const std::vector<const Variant*> found = choose();

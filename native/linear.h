@@ -301,17 +301,5 @@ inline size_t packed_bytes_of_floats(int64_t in, int64_t out, Type type) {
   return size_t(units) * size_t(panels_of(out) * PANEL) * (type == Type::float32 ? 4 : 2);
 }
 
-inline void pack(const void* weight, int64_t in_step, int64_t out_step, int64_t in, int64_t out,
-                 Type type, void* packed, int threads) {
-  auto run = [&](auto zero) {
-    typedef decltype(zero) T;
-    pack_all(static_cast<const T*>(weight), in_step, out_step, in, out, static_cast<T*>(packed),
-             threads);
-  };
-  if (type == Type::float16) return run(Float16{});
-  if (type == Type::bfloat16) return run(Bfloat16{});
-  run(0.0f);
-}
-
 }  // namespace QKV_VARIANT
 }  // namespace qkv

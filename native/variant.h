@@ -50,6 +50,7 @@ struct Variant {
 };
 
 const std::vector<const Variant*>& variants();  // the variants that this machine can run, the fastest first
+const Variant& machine_variant();  // the fastest of them, without the model of the tiles
 std::string about_bfloat16();  // why this machine multiplies bfloat16 as it does
 
 }  // namespace qkv

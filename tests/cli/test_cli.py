@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 import qkv.models
-from amx import needs_model
 from qkv.cli import main
 from qkv.models import random_model
 from qkv.ops.kernel import BACKENDS
@@ -185,7 +184,6 @@ def test_info_says_when_the_kernel_was_not_built(monkeypatch: pytest.MonkeyPatch
     assert told["bfloat16"] == "computed in float32: NumPy does not multiply bfloat16"
 
 
-@needs_model
 @pytest.mark.skipif("native-avx2" not in BACKENDS, reason="there is no AVX2 variant")
 def test_info_says_how_bfloat16_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QKV_BACKEND", "native-avx2")

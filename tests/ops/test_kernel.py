@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import qkv
-from amx import needs_model
 from qkv.ops.kernel import BACKENDS, VARIANTS, compiled, variant
 
 native = pytest.mark.skipif(compiled is None, reason="the kernel was not built")
@@ -325,7 +324,7 @@ def test_out_is_unchanged_after_an_error(backend: str) -> None:
     assert (out == 9).all()
 
 
-@needs_model
+@native
 def test_the_variable_for_tiles_takes_one_word() -> None:
     code = "import qkv; print(qkv.backend())"
     for word, wanted in (("model", "native-amx\n"), ("yes", "QKV_AMX=yes is unknown")):

@@ -50,8 +50,8 @@ def backend() -> str:
         raise ValueError(f'QKV_AMX={_AMX} is unknown: write "model", or unset the variable')
     if _AMX and "native-amx" not in VARIANTS:
         raise ValueError(
-            "QKV_AMX=model needs a kernel that was compiled for all processors: run "
-            "`pip install .` in a clone with a C++ compiler, or unset the variable"
+            "QKV_AMX=model needs the native kernel, which is not installed: run `pip install .` "
+            "in a clone with a C++ compiler, or unset the variable"
         )
     name = os.environ.get("QKV_BACKEND", "")
     if not name:
