@@ -31,9 +31,16 @@ from .support import Visit
 from .test_engine_inside import bare
 
 READ = """([file, texts]) => {
+  const told = (text, work) => {
+    try {
+      return work();
+    } catch (error) {
+      throw new Error(`${JSON.stringify(text)}: ${error.stack}`); // an error in one run of many
+    }
+  };
   const tokenizer = readTokenizer(JSON.parse(file));
   return texts.map((text) => {
-    const { tokens } = tokenize(tokenizer, text, 1e6);
+    const { tokens } = told(text, () => tokenize(tokenizer, text, 1e6));
     const of = (name) => tokens.map((token) => token[name]);
     const positions = [0]; // how many characters each part of the text has
     for (const mark of text) positions.push(...mark.split("").fill(positions.at(-1) + 1));

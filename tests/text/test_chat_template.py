@@ -260,7 +260,7 @@ def test_attributes_are_refused(reach: str) -> None:
         ("{% if x %}", "is not valid Jinja: line 1: Unexpected end of template"),
         ("a\n{{ 'x' | nothing }}", "is not valid Jinja: line 2: No filter named 'nothing'"),
         ("{{ raise_exception('no \x1b[31msystem') }}", r"refuses the messages: no \x1b[31msystem"),
-        ("{{ a.b.c }}", "fails: UndefinedError: 'a' is undefined"),
+        ("{{ a.b.c }}", "reads a value that is not given: 'a' is undefined"),
         ("{{ 1 / 0 }}", "fails: ZeroDivisionError: division by zero"),
         ("{{ messages | lipsum }}", "is not valid Jinja: line 1: No filter named 'lipsum'"),
         ("{% include 'x' %}", "fails: TypeError: no loader for this environment specified"),

@@ -164,6 +164,8 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
         reason = f"is not valid Jinja: line {error.lineno}: {error.message}"
     except jinja.exceptions.SecurityError as error:
         reason = f"is not safe: {error}"
+    except jinja.UndefinedError as error:
+        reason = f"reads a value that is not given: {error}"
     except Exception as error:  # a template is a program, and can fail with any error
         reason = f"fails: {type(error).__name__}: {error}"
     raise value_error(f"the chat template {visible(reason[:400])}")
