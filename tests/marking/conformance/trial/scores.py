@@ -259,7 +259,9 @@ def _with_exponential(exponential, query, key, value, is_causal=False, scale=Non
 def _exponential_from_bits(x):
     """Write the exponent's bits of a float32 (Schraudolph 1999)."""
     bits = np.maximum(x * (2**23 / math.log(2)) + (127 * 2**23 - 366393), 0)
-    return bits.astype(np.int32).view(np.float32).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        near = bits.astype(np.int32).view(np.float32).astype(np.float64)
+    return np.where(np.isnan(x), x, near)
 
 
 fast_exponential = functools.partial(_with_exponential, _exponential_from_bits)

@@ -37,7 +37,7 @@ DEFECTIVE = [
         scores.scale_after_softmax,
         "plain",
         "the scale multiplies the weights after the softmax instead of the scores before it",
-        ("bool mask", "float mask", *EVERYTHING),
+        ("bool mask", "float mask", *EVERYTHING, "hidden NaN"),
     ),
     Entry(
         scores.scale_of_value_size,
@@ -49,6 +49,7 @@ DEFECTIVE = [
         scores.bias_scaled_with_scores,
         "bias",
         "the bias is multiplied by the scale (it is added before the scale)",
+        ("scale",),
     ),
     Entry(
         scores.float_mask_weakened_in_decode,
@@ -76,16 +77,19 @@ DEFECTIVE = [
         scores.softcap_off_in_decode,
         "softcap",
         "with one query (decoding), the softcap is ignored",
+        ("lengths",),
     ),
     Entry(
         scores.alibi_zero_in_decode,
         "ALiBi",
         "with one query (decoding), ALiBi is ignored",
+        ("q_offset",),
     ),
     Entry(
         scores.alibi_slope_of_previous_head,
         "ALiBi",
         "each head uses the slope of the head before it",
+        ("causal",),
     ),
     Entry(
         scores.alibi_from_cache,
@@ -108,7 +112,7 @@ DEFECTIVE = [
         scores.epsilon_in_denominator,
         "plain",
         "a small number is added to the sum of exponentials, so that weights sum to less than 1",
-        ("bool mask", "float mask", *EVERYTHING),
+        ("bool mask", "float mask", *EVERYTHING, "hidden NaN"),
     ),
     Entry(
         scores.products_in_int8,
@@ -120,12 +124,13 @@ DEFECTIVE = [
         visibility.causal_from_first_key,
         "causal",
         "the causal mask aligns the first query with the first key if L and S differ",
+        ("hidden NaN",),
     ),
     Entry(
         visibility.causal_switches_corner,
         "causal",
         "with more queries than keys, the causal mask aligns the first query with the first key",
-        ("rows that see nothing",),
+        ("rows that see nothing", "hidden NaN"),
     ),
     Entry(
         visibility.causal_lost_with_weights,
@@ -149,7 +154,7 @@ DEFECTIVE = [
         visibility.mask_of_batch_0,
         "bool mask",
         "all rows of the batch use the mask of row 0",
-        ("float mask", "rows that see nothing"),
+        ("float mask", "rows that see nothing", "hidden NaN"),
     ),
     Entry(
         visibility.hidden_scores_nearly_zero,
@@ -173,22 +178,28 @@ DEFECTIVE = [
         visibility.window_one_key_too_wide,
         "window",
         "the left side of the window is one key too wide",
+        (
+            "causal",
+            "hidden NaN",
+        ),
     ),
     Entry(
         visibility.window_without_its_last_key,
         "window",
         "the right side of the window is exclusive: one key too narrow",
+        ("hidden NaN",),
     ),
     Entry(
         visibility.window_ignored_in_decode,
         "window",
         "with one query (decoding), the window is ignored",
-        ("q_offset",),
+        ("q_offset", "causal", "hidden NaN"),
     ),
     Entry(
         visibility.window_open_to_the_right,
         "window",
         "the right side of the window is ignored",
+        ("hidden NaN",),
     ),
     Entry(
         visibility.lengths_of_longest_row,
@@ -200,18 +211,19 @@ DEFECTIVE = [
         visibility.lengths_include_one_padded_key,
         "lengths",
         "one key of the padding is visible: the key length is off by one",
-        ("hidden NaN",),
+        ("hidden NaN", "causal"),
     ),
     Entry(
         visibility.offset_of_row_0,
         "q_offset",
         "all rows of the batch use the offset of row 0",
+        ("causal",),
     ),
     Entry(
         visibility.negative_offset_is_zero,
         "q_offset",
         "a negative offset is treated as 0",
-        ("causal", "rows that see nothing"),
+        ("causal", "rows that see nothing", "hidden NaN"),
     ),
     Entry(
         visibility.blind_rows_are_nan,
@@ -234,7 +246,7 @@ DEFECTIVE = [
         tiles.keys_after_last_full_tile_dropped,
         "plain",
         "the keys after the last full tile (of 4) are dropped",
-        EVERYTHING,
+        ("hidden NaN", *EVERYTHING),
     ),
     Entry(
         tiles.accumulator_never_rescaled,
@@ -294,13 +306,13 @@ DEFECTIVE = [
         outputs.softmax_plus_one,
         "plain",
         "1 is added to the denominator after the maximum was subtracted",
-        ("bool mask", "float mask", *EVERYTHING),
+        ("bool mask", "float mask", *EVERYTHING, "hidden NaN"),
     ),
     Entry(
         outputs.sinks_never_bound,
         "sinks",
         "the sinks are ignored",
-        ("rows that see nothing",),
+        ("rows that see nothing", "causal"),
     ),
     Entry(
         outputs.sinks_once_per_split,
