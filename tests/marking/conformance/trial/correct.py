@@ -1,0 +1,883 @@
+"""Right kernels in odd styles. Each agrees with the formula in the arguments that it takes.
+
+A kernel may refuse what it does not support, with any type of exception and any words.
+"""
+
+import functools
+import itertools
+import math
+import operator
+
+import numpy as np
+
+from .pieces import mix
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+
+def loops_over_queries(query, key, value, attn_mask=None):
+    """Compute one query at a time, and read only the keys that it sees."""
+    B, H, L, d = query.shape
+    S, dv = value.shape[2:]
+    out = np.zeros((B, H, L, dv), np.float64)
+    full = None if attn_mask is None else np.broadcast_to(attn_mask, (B, H, L, S))
+    for b, h, i in np.ndindex(B, H, L):
+        g = h // (H // key.shape[1])
+        extra = np.zeros(S)
+        if full is not None:
+            row = full[b, h, i]
+            extra = np.where(row, 0, -np.inf) if row.dtype == bool else row.astype(np.float64)
+        seen = np.flatnonzero(extra != -np.inf)
+        if seen.size:
+            x = key[b, g, seen].astype(np.float64) @ query[b, h, i].astype(np.float64)
+            x = x / math.sqrt(d) + extra[seen]
+            w = np.exp(x - x.max())
+            out[b, h, i] = w @ value[b, g, seen].astype(np.float64) / w.sum()
+    return out.astype(query.dtype)
+
+
+def _online(query, key, value, tile, order=1, scale=None):
+    """Keep a running maximum over tiles of keys."""
+    B, H, L, d = query.shape
+    group = H // key.shape[1]
+    q = query.astype(np.float64) * (d**-0.5 if scale is None else scale)
+    m = np.full((B, H, L), -np.inf)
+    s = np.zeros((B, H, L))
+    acc = np.zeros((B, H, L, value.shape[-1]))
+    for j in range(0, key.shape[2], tile)[::order]:
+        k = key[:, :, j : j + tile].astype(np.float64).repeat(group, axis=1)
+        v = value[:, :, j : j + tile].astype(np.float64).repeat(group, axis=1)
+        x = q @ k.swapaxes(2, 3)
+        new = np.maximum(m, x.max(axis=3))
+        p = np.exp(x - new[..., None])
+        alpha = np.exp(m - new)
+        s = s * alpha + p.sum(axis=3)
+        acc = acc * alpha[..., None] + p @ v
+        m = new
+    return (acc / np.where(s > 0, s, 1)[..., None]).astype(query.dtype)
+
+
+def tiles_of_seven(query, key, value, scale=None):
+    """Use an online softmax over tiles of 7 keys."""
+    return _online(query, key, value, 7, scale=scale)
+
+
+tiles_of_thirteen_backwards = functools.partial(_online, tile=13, order=-1)
+
+
+def merge_of_three_splits(query, key, value, return_lse=False):
+    """Compute three splits of the keys, and merge them by their LSE."""
+    B, H, L, d = query.shape
+    S = key.shape[2]
+    q = query.astype(np.float64)
+    parts = []
+    for index in np.array_split(np.arange(S), 3):
+        if not index.size:
+            continue
+        k = np.repeat(key[:, :, index].astype(np.float64), H // key.shape[1], axis=1)
+        v = np.repeat(value[:, :, index].astype(np.float64), H // key.shape[1], axis=1)
+        x = np.einsum("bhld,bhsd->bhls", q, k) / math.sqrt(d)
+        lse = np.logaddexp.reduce(x, axis=-1)
+        parts.append((np.exp(x - lse[..., None]) @ v, lse))
+    out, total = np.zeros((B, H, L, value.shape[3])), np.full((B, H, L), -np.inf)
+    for part, lse in parts:
+        both = np.logaddexp(total, lse)
+        out = out * np.exp(total - both)[..., None] + part * np.exp(lse - both)[..., None]
+        total = both
+    out = out.astype(query.dtype)
+    return (out, total.astype(np.result_type(query.dtype, np.float32))) if return_lse else out
+
+
+def halves_within_halves(query, key, value):
+    """Split the keys recursively, and merge (maximum, sum, output) of the two halves."""
+    d, group = query.shape[3], query.shape[1] // key.shape[1]
+    q = query.astype(np.float64) / math.sqrt(d)
+    k, v = (np.repeat(x.astype(np.float64), group, 1) for x in (key, value))
+
+    def solve(first, last):
+        if last - first <= 3:
+            x = q @ k[:, :, first:last].swapaxes(2, 3)
+            m = x.max(axis=-1, keepdims=True, initial=-1e300)
+            p = np.exp(x - m)
+            return m, p.sum(axis=-1, keepdims=True), p @ v[:, :, first:last]
+        middle = (first + last) // 2
+        (m1, s1, o1), (m2, s2, o2) = solve(first, middle), solve(middle, last)
+        m = np.maximum(m1, m2)
+        a, b = np.exp(m1 - m), np.exp(m2 - m)
+        return m, a * s1 + b * s2, a * o1 + b * o2
+
+    _, s, o = solve(0, key.shape[2])
+    return np.divide(o, s, out=np.zeros_like(o), where=s > 0).astype(query.dtype)
+
+
+def heads_last(query, key, value, is_causal=False):
+    """Move to the layout (B, L, H, d), in which einsum names the axes."""
+    Q, K, V = (np.moveaxis(x, 1, 2).astype("f8") for x in (query, key, value))
+    B, L, H, d = Q.shape
+    S, G = K.shape[1:3]
+    Q = Q.reshape(B, L, G, H // G, d)
+    X = np.einsum("qbgrd,kbgd->bgrqk", Q.swapaxes(0, 1), K.swapaxes(0, 1)) / d**0.5
+    if is_causal:
+        X[..., np.arange(S)[None] > np.arange(L)[:, None] + S - L] = -np.inf
+    X -= np.maximum(X.max(-1, keepdims=True, initial=-np.inf), -1e200)
+    np.exp(X, out=X)
+    X /= np.maximum(X.sum(-1, keepdims=True), 1e-300)
+    out = mix(X, np.moveaxis(V, 2, 1)[:, :, None])
+    return out.reshape(B, H, L, V.shape[-1]).astype(query.dtype)
+
+
+def minus_1e30(query, key, value, attn_mask=None, bias=None):
+    """Hide keys by adding -1e30, and clear the rows in which no key is visible."""
+    B, H, L, d = query.shape
+    S = key.shape[2]
+    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
+    x = query.astype(np.float64) @ k.swapaxes(-1, -2) * (1 / math.sqrt(d))
+    seen = np.ones((B, H, L, S), bool)
+    for extra in (attn_mask, bias):
+        if extra is None:
+            continue
+        if extra.dtype == bool:
+            seen &= extra
+            continue
+        seen &= extra != -np.inf
+        x = x + np.where(extra == -np.inf, 0, extra).astype(np.float64)
+    x = np.where(seen, x, 0) + (~seen) * -1e30
+    w = np.exp(x - x.max(axis=-1, keepdims=True, initial=-1e300)) * seen
+    w /= np.where(seen.any(axis=-1, keepdims=True), w.sum(axis=-1, keepdims=True), 1)
+    return mix(w, v).astype(query.dtype)
+
+
+def powers_of_two(query, key, value, scale=None, softcap=None):
+    """Fold log2(e) into the scale, and use exp2."""
+    d, group = query.shape[-1], query.shape[1] // key.shape[1]
+    k, v = (x.astype(np.float64).repeat(group, axis=1) for x in (key, value))
+    factor = 1 / math.sqrt(d) if scale is None else scale
+    x = (query.astype(np.float64) * factor) @ np.swapaxes(k, -1, -2)
+    if softcap is not None:
+        x = np.tanh(x / softcap) * softcap
+    x *= math.log2(math.e)
+    x -= x.max(axis=-1, keepdims=True, initial=-1e300)
+    p = np.exp2(x)
+    total = p.sum(axis=-1, keepdims=True)
+    return (p @ v / np.where(total, total, 1)).astype(query.dtype)
+
+
+def no_maximum_but_small_scores(query, key, value):
+    """Do without the maximum in float64, and refuse scores that would overflow."""
+    group = query.shape[1] // key.shape[1]
+    k, v = (x.astype(np.float64).repeat(group, axis=1) for x in (key, value))
+    x = query.astype(np.float64) @ k.swapaxes(-1, -2) / math.sqrt(query.shape[-1])
+    if np.abs(x).max(initial=0) > 600:
+        raise OverflowError("scores beyond 600 are not for me")
+    p = np.exp(x)
+    return (p @ v / np.maximum(p.sum(axis=-1, keepdims=True), 1e-300)).astype(query.dtype)
+
+
+def masked_arrays(query, key, value, attn_mask=None):
+    """Use numpy.ma, whose sums skip masked elements."""
+    if attn_mask is not None and attn_mask.dtype != bool:
+        raise NotImplementedError("float masks: come back next year")
+    B, H, L, d = query.shape
+    S, dv = value.shape[2:]
+    k, v = (np.repeat(x, H // x.shape[1], axis=1).astype(np.float64) for x in (key, value))
+    hide = ~np.broadcast_to(True if attn_mask is None else attn_mask, (B, H, L, S))
+    out = np.zeros((B, H, L, dv))
+    for b, h in np.ndindex(B, H):
+        x = np.ma.array(query[b, h].astype(np.float64) @ k[b, h].T / d**0.5, mask=hide[b, h])
+        if x.count():
+            w = np.exp(x.filled(-np.inf) - x.max(axis=1).filled(0)[:, None])
+            w = np.ma.array(w, mask=hide[b, h])
+            w = w.filled(0) / w.sum(axis=1).filled(1)[:, None]
+            used = ~hide[b, h].all(axis=0)
+            out[b, h] = mix(w[:, used], v[b, h][used])
+    return out.astype(query.dtype)
+
+
+def options_by_name(query, key, value, **options):
+    """Take options through **kwargs, and refuse those that are unknown."""
+    scale = options.pop("scale", None)
+    causal = options.pop("is_causal", False)
+    if options:
+        raise TypeError(f"what is {sorted(options)[0]}?")
+    H, L, d = query.shape[1:]
+    S = key.shape[2]
+    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
+    x = np.matmul(query.astype(np.float64), k.swapaxes(2, 3)) * (
+        d**-0.5 if scale is None else scale
+    )
+    if causal:
+        x = np.where(np.tri(L, S, S - L, dtype=bool), x, -np.inf)
+    w = np.exp(x - np.maximum(x.max(axis=-1, keepdims=True, initial=-np.inf), -1e300))
+    return (mix(w, v) / np.maximum(w.sum(axis=-1, keepdims=True), 1e-300)).astype(query.dtype)
+
+
+def equal_heads_only(query, key, value):
+    """Refuse grouped heads with NotImplementedError."""
+    if query.shape[1] != key.shape[1]:
+        raise NotImplementedError("GQA")
+    x = np.einsum("bhid,bhjd->bhij", query, key, dtype=np.float64) / math.sqrt(query.shape[3])
+    w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
+    w /= w.sum(axis=3, keepdims=True) + (w.shape[3] == 0)
+    return np.einsum("bhij,bhjv->bhiv", w, value, dtype=np.float64).astype(query.dtype)
+
+
+def square_only(query, key, value, is_causal=False):
+    """Refuse L != S with an assertion without words."""
+    assert query.shape[2] == key.shape[2]
+    H, L, d = query.shape[1:]
+    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
+    x = query.astype(np.float64) @ k.swapaxes(-1, -2) / math.sqrt(d)
+    if is_causal:
+        x[..., np.triu(np.ones((L, L), bool), 1)] = -np.inf
+    w = np.exp(x - x.max(axis=-1, keepdims=True, initial=-1e300))
+    return (mix(w, v) / np.maximum(w.sum(axis=-1, keepdims=True), 1e-300)).astype(query.dtype)
+
+
+def sizes_of_eight_only(query, key, value):
+    """Refuse head sizes that are no multiples of 8 with IndexError; add 8 products at a time."""
+    B, H, L, d = query.shape
+    if d % 8 or value.shape[3] % 8:
+        raise IndexError("lane 7 is empty")
+    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
+    x = np.zeros((B, H, L, key.shape[2]))
+    for lane in range(0, d, 8):
+        x += query[..., lane : lane + 8].astype(np.float64) @ k[..., lane : lane + 8].swapaxes(2, 3)
+    x /= math.sqrt(d)
+    w = np.exp(x - x.max(axis=-1, keepdims=True, initial=-1e300))
+    return (w @ v / np.maximum(w.sum(axis=-1, keepdims=True), 1e-300)).astype(query.dtype)
+
+
+def short_decode_only(query, key, value, key_lengths=None):
+    """Serve a single query only, and refuse more with KeyError."""
+    if query.shape[2] != 1:
+        raise KeyError("prefill")
+    B, H = query.shape[:2]
+    out = np.zeros((B, H, 1, value.shape[3]))
+    for b, h in itertools.product(range(B), range(H)):
+        n = key.shape[2] if key_lengths is None else int(key_lengths[b])
+        g = h * key.shape[1] // H
+        if n:
+            x = key[b, g, :n].astype(np.float64) @ query[b, h, 0].astype(np.float64)
+            x /= math.sqrt(query.shape[3])
+            w = np.exp(x - x.max())
+            out[b, h, 0] = (w / w.sum()) @ value[b, g, :n].astype(np.float64)
+    return out.astype(query.dtype)
+
+
+class ScratchBuffers:
+    """Keep two buffers between calls, and write into them in place."""
+
+    def __init__(self):
+        """Start with empty buffers."""
+        self.scores = np.empty(0)
+        self.sums = np.empty(0)
+
+    def __call__(self, query, key, value, is_causal=False, scale=None):
+        """Compute the attention."""
+        B, H, L, d = query.shape
+        S = key.shape[2]
+        if self.scores.size < B * H * L * S:
+            self.scores = np.empty(B * H * L * S)
+        if self.sums.size < B * H * L:
+            self.sums = np.empty(B * H * L)
+        x = self.scores[: B * H * L * S].reshape(B, H, L, S)
+        total = self.sums[: B * H * L].reshape(B, H, L, 1)
+        k, v = (np.repeat(a.astype(np.float64), H // a.shape[1], axis=1) for a in (key, value))
+        np.matmul(query.astype(np.float64), k.swapaxes(2, 3), out=x)
+        np.multiply(x, d**-0.5 if scale is None else scale, out=x)
+        if is_causal:
+            np.copyto(x, -np.inf, where=np.arange(S) > np.arange(S - L, S)[:, None])
+        np.amax(x, axis=3, keepdims=True, initial=-1e300, out=total)
+        np.subtract(x, total, out=x)
+        np.exp(x, out=x)
+        np.sum(x, axis=3, keepdims=True, out=total)
+        np.divide(x, total, out=x, where=total > 0)
+        return mix(x, v).astype(query.dtype)
+
+
+scratch_buffers = ScratchBuffers()
+
+
+def _closure(block):
+    """Return a kernel that computes blocks of queries."""
+    calls = []
+
+    def blocks_of_queries(query, key, value, *, window=None, q_offset=None):
+        """Compute blocks of queries against the keys that the block may see."""
+        calls.append(query.shape)
+        B, H, L, d = query.shape
+        S = key.shape[2]
+        left, right = (None, None) if window is None else window
+        if q_offset is None or isinstance(q_offset, str):
+            q_offset = 0 if q_offset == "start" else S - L
+        places = np.broadcast_to(q_offset, (B,))
+        out = np.zeros((B, H, L, value.shape[3]), query.dtype)
+        for b, h, i in itertools.product(range(B), range(H), range(0, L, block)):
+            g = h // (H // key.shape[1])
+            at = np.arange(i, min(i + block, L)) + int(places[b])
+            first = 0 if left is None else min(max(int(at[0]) - left, 0), S)
+            last = S if right is None else min(max(int(at[-1]) + right + 1, first), S)
+            j = np.arange(first, last)
+            seen = np.ones((len(at), len(j)), bool)
+            if left is not None:
+                seen &= j >= at[:, None] - left
+            if right is not None:
+                seen &= j <= at[:, None] + right
+            x = query[b, h, i : i + block].astype(np.float64) @ key[b, g, first:last].T.astype("f8")
+            x = np.where(seen, x / math.sqrt(d), -np.inf)
+            w = np.exp(x - x.max(axis=1, keepdims=True, initial=-1e300))
+            w /= np.where(seen.any(axis=1, keepdims=True), w.sum(axis=1, keepdims=True), 1)
+            out[b, h, i : i + block] = mix(w, value[b, g, first:last].astype(np.float64))
+        return out
+
+    return blocks_of_queries
+
+
+blocks_of_five_queries = _closure(5)
+
+
+def float32_in_reversed_order(query, key, value):
+    """Add up in float32, but from the last key to the first (float64 stays float64)."""
+    H, kind = query.shape[1], np.result_type(query.dtype, np.float32)
+    q = query.astype(kind) * kind.type(query.shape[3] ** -0.5)
+    k, v = (np.repeat(x[:, :, ::-1].astype(kind), H // x.shape[1], axis=1) for x in (key, value))
+    x = (q[..., ::-1] @ np.swapaxes(k[..., ::-1], 2, 3)).astype(kind)
+    w = np.exp(x - x.max(axis=3, keepdims=True, initial=np.finfo(kind).min))
+    return (w @ v / np.maximum(w.sum(axis=3, keepdims=True), kind.type(1e-30))).astype(query.dtype)
+
+
+def causal_by_slices(query, key, value, is_causal=False):
+    """Slice the keys instead of masking them."""
+    B, H, L, d = query.shape
+    S = key.shape[2]
+    group = H // key.shape[1]
+    out = np.zeros((B, H, L, value.shape[3]), query.dtype)
+    for i in range(L):
+        n = max(S - L + i + 1, 0) if is_causal else S
+        if n == 0:
+            continue
+        q = query[:, :, i].reshape(B, H // group, group, d).astype(np.float64)
+        x = np.einsum("bgrd,bgsd->bgrs", q, key[:, :, :n].astype(np.float64)) / math.sqrt(d)
+        w = np.exp(x - x.max(axis=-1, keepdims=True))
+        w /= w.sum(axis=-1, keepdims=True)
+        o = np.einsum("bgrs,bgsv->bgrv", w, value[:, :, :n].astype(np.float64))
+        out[:, :, i] = o.reshape(B, H, value.shape[3])
+    return out
+
+
+def alibi_by_outer_product(query, key, value, alibi_slopes=None, is_causal=False):
+    """Build the ALiBi bias as an outer product of slopes and distances."""
+    H, L, d = query.shape[1:]
+    S = key.shape[2]
+    far = np.subtract.outer(np.arange(L) + (S - L), np.arange(S))
+    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
+    x = query.astype(np.float64) @ k.swapaxes(2, 3) / np.sqrt(d)
+    if alibi_slopes is not None:
+        x = x - np.multiply.outer(np.asarray(alibi_slopes, np.float64), np.abs(far))
+    if is_causal:
+        x = np.where(far >= 0, x, -np.inf)
+    w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
+    return (mix(w, v) / np.maximum(w.sum(axis=3, keepdims=True), 1e-300)).astype(query.dtype)
+
+
+def sinks_as_columns(query, key, value, sinks=None):
+    """Append the sinks to the scores as columns, and drop their weights."""
+    B, H, L, d = query.shape
+    S = key.shape[2]
+    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
+    x = query.astype(np.float64) @ k.swapaxes(2, 3) / np.sqrt(d)
+    if sinks is not None:
+        columns = np.reshape(sinks, (1, H, 1, -1)).astype(np.float64)
+        columns = np.repeat(np.repeat(columns, B, axis=0), L, axis=2)
+        x = np.concatenate([columns, x], axis=3)
+    w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
+    w /= np.maximum(w.sum(axis=3, keepdims=True), 1e-300)
+    return (w[..., w.shape[3] - S :] @ v).astype(query.dtype)
+
+
+def sinks_by_correction(query, key, value, sinks=None, return_lse=False):
+    """Compute without sinks, then shrink the output by exp(lse - lse with sinks)."""
+    H, S, d = query.shape[1], key.shape[2], query.shape[3]
+    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
+    x = query.astype(np.float64) @ k.swapaxes(2, 3) / np.sqrt(d)
+    lse = np.logaddexp.reduce(x, axis=3) if S else np.full(x.shape[:3], -np.inf)
+    out = np.exp(x - np.where(lse == -np.inf, 0, lse)[..., None]) @ v
+    if sinks is not None:
+        extra = np.logaddexp.reduce(np.reshape(sinks, (H, -1)).astype(np.float64), axis=1)
+        both = np.logaddexp(lse, extra[:, None])
+        out *= np.exp(np.where(lse == -np.inf, -np.inf, lse - both))[..., None]
+        lse = both
+    out = out.astype(query.dtype)
+    return (out, lse.astype(np.result_type(query.dtype, np.float32))) if return_lse else out
+
+
+def lengths_by_slices(query, key, value, key_lengths=None, query_lengths=None):
+    """Slice each row of the batch to its lengths."""
+    B, H, L, d = query.shape
+    S = key.shape[2]
+    out = np.zeros((B, H, L, value.shape[3]), query.dtype)
+    n = np.broadcast_to(S if key_lengths is None else key_lengths, (B,))
+    m = np.broadcast_to(L if query_lengths is None else query_lengths, (B,))
+    for b in range(B):
+        if n[b] == 0 or m[b] == 0:
+            continue
+        k, v = (
+            np.repeat(a[b, :, : n[b]].astype(np.float64), H // a.shape[1], axis=0)
+            for a in (key, value)
+        )
+        x = query[b, :, : m[b]].astype(np.float64) @ k.swapaxes(1, 2) / math.sqrt(d)
+        w = np.exp(x - x.max(axis=2, keepdims=True))
+        out[b, :, : m[b]] = w @ v / w.sum(axis=2, keepdims=True)
+    return out
+
+
+def lengths_by_zeroing(query, key, value, key_lengths=None, return_weights=False):
+    """Overwrite the padding with zeros first, and give it no weight."""
+    H, S = query.shape[1], key.shape[2]
+    real = np.ones((len(query), 1, S, 1), bool)
+    if key_lengths is not None:
+        real = np.arange(S)[:, None] < np.reshape(key_lengths, (-1, 1, 1, 1))
+    k, v = (
+        np.repeat(np.where(real, x, 0).astype(np.float64), H // x.shape[1], axis=1)
+        for x in (key, value)
+    )
+    x = np.einsum("bhld,bhsd->bhls", query.astype(np.float64), k) / math.sqrt(query.shape[3])
+    x = np.where(real.swapaxes(2, 3), x, -np.inf)
+    w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
+    w /= np.maximum(w.sum(axis=3, keepdims=True), 1e-300)
+    out = (w @ v).astype(query.dtype)
+    return (out, w.astype(np.result_type(query.dtype, np.float32))) if return_weights else out
+
+
+def causal_with_any_offset(query, key, value, is_causal=False, q_offset=None):
+    """Count for each query how many keys it sees."""
+    B, H, L, d = query.shape
+    S = key.shape[2]
+    if isinstance(q_offset, str):
+        q_offset = {"start": 0, "end": S - L}[q_offset]
+    if q_offset is None:
+        if is_causal and L != S:
+            raise ValueError("which place?")
+        q_offset = 0
+    count = np.full((B, 1, L, 1), S)
+    if is_causal:
+        count = np.clip(np.reshape(q_offset, (-1, 1, 1, 1)) + np.arange(1, L + 1)[:, None], 0, S)
+    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
+    x = np.where(np.arange(S) < count, query.astype("f8") @ k.swapaxes(2, 3) / d**0.5, -np.inf)
+    w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
+    w /= np.maximum(w.sum(axis=3, keepdims=True), 1e-300)
+    return mix(w, v).astype(query.dtype)
+
+
+def rows_by_apply(query, key, value):
+    """Compute each row with numpy.apply_along_axis."""
+
+    def soften(row):
+        row = np.exp(row - row.max())
+        return row / row.sum()
+
+    H = query.shape[1]
+    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
+    x = query.astype(np.float64) @ k.swapaxes(2, 3) / math.sqrt(query.shape[3])
+    if x.size:
+        x = np.apply_along_axis(soften, 3, x)
+    return (x @ v).astype(query.dtype)
+
+
+def smallest_weights_first(query, key, value):
+    """Sort the weights, and add the smallest first."""
+    H = query.shape[1]
+    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
+    x = np.matmul(query.astype(np.float64), k.swapaxes(2, 3)) / math.sqrt(query.shape[3])
+    order = np.argsort(x, axis=3)
+    x = np.take_along_axis(x, order, axis=3)
+    w = np.exp(x - x[..., -1:])
+    w /= np.maximum(w.sum(axis=3, keepdims=True), 1e-300)
+    out = np.zeros((*x.shape[:3], v.shape[3]))
+    for j in range(x.shape[3]):
+        out += w[..., j, None] * np.take_along_axis(v, order[..., j, None], axis=2)
+    return out.astype(query.dtype)
+
+
+def padded_to_sixteen(query, key, value, is_causal=False):
+    """Pad the lengths to multiples of 16, hide the padding, and cut the output."""
+    B, H, L, d = query.shape
+    S = key.shape[2]
+
+    def pad(x):
+        return np.pad(x.astype(np.float64), [(0, 0), (0, 0), (0, -x.shape[2] % 16), (0, 0)])
+
+    q, k, v = pad(query), pad(key), pad(value)
+    group = H // key.shape[1]
+    q = q.reshape(B, key.shape[1], group, q.shape[2], d)
+    x = q @ k[:, :, None].swapaxes(-1, -2) / math.sqrt(d)
+    i, j = np.ogrid[: x.shape[3], : x.shape[4]]
+    hidden = (j >= S) | (is_causal & (j > i + S - L))
+    x[..., hidden] = -np.inf
+    w = np.exp(x - x.max(axis=-1, keepdims=True, initial=-1e300))
+    w /= np.maximum(w.sum(axis=-1, keepdims=True), 1e-300)
+    out = mix(w, v[:, :, None]).reshape(B, H, x.shape[3], value.shape[3])
+    return out[:, :, :L].astype(query.dtype)
+
+
+def logs_by_logaddexp(query, key, value, attn_mask=None, return_weights=False, return_lse=False):
+    """Take the LSE from numpy.logaddexp.reduce, and the weights from the LSE."""
+    B, H, L, d = query.shape
+    S = key.shape[2]
+    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
+    x = query.astype(np.float64) @ k.swapaxes(2, 3) / math.sqrt(d)
+    seen = np.ones((B, H, L, S), bool)
+    if attn_mask is not None:
+        m = np.broadcast_to(attn_mask, x.shape)
+        seen = m if m.dtype == bool else m != -np.inf
+        if m.dtype != bool:
+            x = x + np.where(seen, m, 0).astype(np.float64)
+    x = np.where(seen, x, -np.inf)
+    lse = np.logaddexp.reduce(x, axis=3) if S else np.full((B, H, L), -np.inf)
+    w = np.exp(x - np.where(lse == -np.inf, 0, lse)[..., None])
+    wide = np.result_type(query.dtype, np.float32)
+    answer = [mix(w, v).astype(query.dtype)]
+    answer += [w.astype(wide)] if return_weights else []
+    answer += [lse.astype(wide)] if return_lse else []
+    return answer[0] if len(answer) == 1 else tuple(answer)
+
+
+def softcap_by_exponentials(query, key, value, softcap=None, bias=None):
+    """Write tanh(x) as (1 - e) / (1 + e) with e = exp(-2x), from the side that is safe."""
+    H = query.shape[1]
+    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
+    x = query.astype(np.float64) @ k.swapaxes(2, 3) * query.shape[3] ** -0.5
+    if softcap:
+        e = np.expm1(-2 * np.abs(x) / softcap)
+        x = np.copysign(softcap * -e / (2 + e), x)
+    if bias is not None:
+        x = np.where(bias == -np.inf, -np.inf, x + np.asarray(bias, np.float64))
+    w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
+    return (mix(w, v) / np.maximum(w.sum(axis=3, keepdims=True), 1e-300)).astype(query.dtype)
+
+
+def keys_as_columns(query, key, value, alibi_slopes=None, q_offset=None, window=None):
+    """Store keys as columns (d, S), and write the rules as one list of conditions."""
+    B, H, L, d = query.shape
+    G, S = key.shape[1:3]
+    if q_offset is None or isinstance(q_offset, str):
+        q_offset = 0 if q_offset == "start" else S - L
+    place = np.reshape(q_offset, (-1, 1, 1, 1)) + np.arange(L)[:, None] - np.arange(S)
+    left, right = window or (None, None)
+    rules = [np.ones((B, 1, L, S), bool)]
+    rules += [] if left is None else [place <= left]
+    rules += [] if right is None else [-place <= right]
+    columns = np.ascontiguousarray(key.transpose(0, 1, 3, 2), dtype=np.float64)
+    x = np.stack([query[:, h].astype("f8") @ columns[:, h * G // H] for h in range(H)], axis=1)
+    x /= math.sqrt(d)
+    if alibi_slopes is not None:
+        x = x - np.asarray(alibi_slopes, np.float64)[:, None, None] * np.abs(place)
+    x = np.where(functools.reduce(operator.and_, rules), x, -np.inf)
+    w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
+    w /= np.maximum(w.sum(axis=3, keepdims=True), 1e-300)
+    out = [mix(w[:, h], value[:, h * G // H].astype(np.float64)) for h in range(H)]
+    return np.stack(out, axis=1).astype(query.dtype)
+
+
+def no_float64_please(query, key, value, scale=1.0):
+    """Refuse float64 with BufferError; the default of the scale is 1, not 1 / sqrt(d)."""
+    if query.dtype == np.float64:
+        raise BufferError("8 bytes do not fit")
+    H = query.shape[1]
+    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
+    x = query.astype(np.float64) @ k.swapaxes(2, 3) * scale
+    w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
+    return (w @ v / np.maximum(w.sum(axis=3, keepdims=True), 1e-300)).astype(query.dtype)
+
+
+def differences_of_weights(query, key, value):
+    """Take value 0, and add the weighted differences of the other values from it."""
+    H = query.shape[1]
+    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
+    x = query.astype(np.float64) @ k.swapaxes(2, 3) / math.sqrt(query.shape[3])
+    if not key.shape[2]:
+        return np.zeros((*x.shape[:3], v.shape[3]), query.dtype)
+    w = np.exp(x - x.max(axis=3, keepdims=True))
+    w /= w.sum(axis=3, keepdims=True)
+    return (v[:, :, :1] + w @ (v - v[:, :, :1])).astype(query.dtype)
+
+
+def batch_and_heads_in_one(query, key, value, is_causal=False):
+    """Fold batch and heads into one axis, as many kernels do."""
+    B, H, L, d = query.shape
+    G, S, dv = key.shape[1], key.shape[2], value.shape[3]
+    flat = np.ascontiguousarray(query, dtype=np.float64).reshape(B * H, L, d)
+    keys = np.ascontiguousarray(key, dtype=np.float64).reshape(B * G, S, d)
+    values = np.ascontiguousarray(value, dtype=np.float64).reshape(B * G, S, dv)
+    out = np.zeros((B * H, L, dv))
+    rows, columns = np.indices((L, S))
+    for n in range(B * H):
+        own = n // H * G + n % H // (H // G)
+        x = flat[n] @ keys[own].T / math.sqrt(d)
+        x[is_causal & (columns - rows > S - L)] = -np.inf
+        w = np.exp(x - x.max(axis=1, keepdims=True, initial=-1e300))
+        out[n] = mix(w, values[own]) / np.maximum(w.sum(axis=1, keepdims=True), 1e-300)
+    return out.reshape(B, H, L, dv).astype(query.dtype)
+
+
+def two_mask_shapes_only(query, key, value, attn_mask=None):
+    """Refuse masks of all shapes but (L, S) and (B, H, L, S) with an odd RuntimeError."""
+    if attn_mask is not None and attn_mask.ndim not in (2, 4):
+        raise RuntimeError("mask.ndim ∉ {2, 4}")
+    if attn_mask is not None and attn_mask.ndim == 4 and attn_mask.shape[:2] != query.shape[:2]:
+        raise RuntimeError("")
+    H = query.shape[1]
+    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
+    x = query.astype(np.float64) @ k.swapaxes(2, 3) / math.sqrt(query.shape[3])
+    if attn_mask is not None:
+        hidden = ~attn_mask if attn_mask.dtype == bool else attn_mask == -np.inf
+        extra = 0 if attn_mask.dtype == bool else np.where(hidden, 0, attn_mask)
+        x = np.where(hidden, -np.inf, x + extra)
+    w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
+    return (mix(w, v) / np.maximum(w.sum(axis=3, keepdims=True), 1e-300)).astype(query.dtype)
+
+
+def with_own_gradient(query, key, value, is_causal=False, softcap=None):
+    """Compute the forward pass of a pair."""
+    w, _, _, v, _ = _forward(query, key, value, is_causal, softcap)
+    return mix(w, v).astype(query.dtype)
+
+
+def with_own_gradient_grad(query, key, value, grad_out, is_causal=False, softcap=None):
+    """Compute the backward pass of with_own_gradient."""
+    w, q, k, v, slope = _forward(query, key, value, is_causal, softcap)
+    g = grad_out.astype(np.float64)
+    back = g @ v.swapaxes(2, 3)
+    back = w * (back - np.einsum("bhlv,bhlv->bhl", g, w @ v)[..., None]) * slope
+    back *= query.shape[3] ** -0.5
+    grads = back @ k, back.swapaxes(2, 3) @ q, w.swapaxes(2, 3) @ g
+    answer = []
+    for grad, x in zip(grads, (query, key, value), strict=True):
+        B, heads, length, size = x.shape
+        grouped = grad.reshape(B, heads, query.shape[1] // heads, length, size)
+        answer.append(grouped.sum(axis=2).astype(x.dtype))
+    return tuple(answer)
+
+
+def _forward(query, key, value, is_causal, softcap):
+    """Return weights, float64 inputs and the derivative of the softcap."""
+    H, L, d = query.shape[1:]
+    S = key.shape[2]
+    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
+    q = query.astype(np.float64)
+    x = q @ k.swapaxes(2, 3) / math.sqrt(d)
+    slope = np.ones_like(x)
+    if softcap is not None:
+        t = np.tanh(x / softcap)
+        x, slope = softcap * t, 1 - t * t
+    if is_causal:
+        x = np.where(np.tri(L, S, S - L, dtype=bool), x, -np.inf)
+    w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
+    return w / np.maximum(w.sum(axis=3, keepdims=True), 1e-300), q, k, v, slope
+
+
+class Formula:
+    """Apply the rules of the whole formula one after the other, each as a method."""
+
+    def __call__(
+        self,
+        query,
+        key,
+        value,
+        attn_mask=None,
+        is_causal=False,
+        q_offset=None,
+        window=None,
+        bias=None,
+        alibi_slopes=None,
+        softcap=None,
+        sinks=None,
+        scale=None,
+        query_lengths=None,
+        key_lengths=None,
+        return_weights=False,
+        return_lse=False,
+    ):
+        """Compute the attention."""
+        B, H, L, d = query.shape
+        S = key.shape[2]
+        k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
+        if q_offset is None or isinstance(q_offset, str):
+            q_offset = 0 if q_offset == "start" else S - L
+        place = np.arange(S) - np.reshape(q_offset, (-1, 1, 1, 1)) - np.arange(L)[:, None]
+        seen = self.window(place, window) & (place <= (0 if is_causal else np.inf))
+        seen = seen & self.lengths(np.arange(S), key_lengths)
+        seen = seen & self.lengths(np.arange(L)[:, None], query_lengths)
+        x = query.astype(np.float64) @ k.swapaxes(2, 3) * (d**-0.5 if scale is None else scale)
+        x = x if softcap is None else softcap * np.tanh(x / softcap)
+        for extra in (bias, attn_mask):
+            if extra is None:
+                continue
+            seen = seen & (extra if extra.dtype == bool else extra != -np.inf)
+            x = x if extra.dtype == bool else x + np.where(extra == -np.inf, 0, extra)
+        if alibi_slopes is not None:
+            x = x - np.reshape(alibi_slopes, (H, 1, 1)).astype(np.float64) * np.abs(place)
+        seen = np.broadcast_to(seen, (B, H, L, S))
+        x = np.where(seen, x, -np.inf)
+        columns = np.zeros((B, H, L, 0))
+        if sinks is not None:
+            columns = np.reshape(sinks, (H, 1, -1)).astype(np.float64)
+            columns = np.broadcast_to(columns, (B, H, L, columns.shape[2]))
+        both = np.concatenate([x, columns], axis=3)
+        top = np.maximum(both.max(axis=3, keepdims=True, initial=-np.inf), -1e300)
+        total = np.exp(both - top).sum(axis=3, keepdims=True)
+        w = np.exp(x - top) / np.where(total == 0, 1, total)
+        out = self.mix(w, seen, v).astype(query.dtype)
+        wide = np.result_type(query.dtype, np.float32)
+        with np.errstate(divide="ignore"):
+            lse = np.where(total == 0, -np.inf, top + np.log(total))[..., 0]
+        answer = [out]
+        answer += [w.astype(wide)] if return_weights else []
+        answer += [lse.astype(wide)] if return_lse else []
+        return answer[0] if len(answer) == 1 else tuple(answer)
+
+    @staticmethod
+    def window(place, window):
+        """Return which places are within the window."""
+        left, right = window or (None, None)
+        return (-place <= (np.inf if left is None else left)) & (
+            place <= (np.inf if right is None else right)
+        )
+
+    @staticmethod
+    def lengths(index, lengths):
+        """Return which indices are within the lengths."""
+        return True if lengths is None else index < np.reshape(lengths, (-1, 1, 1, 1))
+
+    @staticmethod
+    def mix(w, seen, v):
+        """Weigh the values; a value that a query does not see counts as 0."""
+        if np.isfinite(v).all():
+            return w @ v
+        return (w[..., None] * np.where(seen[..., None], v[:, :, None], 0)).sum(axis=3)
+
+
+whole_formula = Formula()
+
+
+def keys_one_by_one(query, key, value, scale=None):
+    """Loop over the keys, and keep sums for all queries at once."""
+    B, H, L, d = query.shape
+    group = H // key.shape[1]
+    q = query.astype(np.float64) * (d**-0.5 if scale is None else scale)
+    top, total = np.full((B, H, L, 1), -np.inf), np.zeros((B, H, L, 1))
+    out = np.zeros((B, H, L, value.shape[3]))
+    for k, v in zip(np.moveaxis(key, 2, 0), np.moveaxis(value, 2, 0), strict=True):
+        k, v = (x.astype(np.float64).repeat(group, axis=1)[:, :, None] for x in (k, v))
+        x = (q * k).sum(axis=3, keepdims=True)
+        higher = np.maximum(top, x)
+        fix, part = np.exp(top - higher), np.exp(x - higher)
+        total, out, top = total * fix + part, out * fix + part * v, higher
+    return (out / np.where(total == 0, 1, total)).astype(query.dtype)
+
+
+def keys_before_queries(query, key, value, bias=None):
+    """Compute the transposed scores (S, L), with the softmax along the columns."""
+    B, H, L, d = query.shape
+    S = key.shape[2]
+    out = np.zeros((B, H, value.shape[3], L))
+    full = None if bias is None else np.broadcast_to(bias, (B, H, L, S))
+    for h in range(H):
+        g = h * key.shape[1] // H
+        x = key[:, g].astype(np.float64) @ query[:, h].astype(np.float64).swapaxes(1, 2)
+        x /= math.sqrt(d)
+        if full is not None:
+            extra = full[:, h].swapaxes(1, 2).astype(np.float64)
+            x = np.where(extra == -np.inf, -np.inf, x + extra)
+        w = np.exp(x - x.max(axis=1, keepdims=True, initial=-1e300))
+        w /= np.maximum(w.sum(axis=1, keepdims=True), 1e-300)
+        out[:, h] = mix(w.swapaxes(1, 2), value[:, g].astype(np.float64)).swapaxes(1, 2)
+    return out.swapaxes(2, 3).astype(query.dtype)
+
+
+def window_by_sliding_views(query, key, value, window=None):
+    """Read the window as a view of padded keys; serve finite windows and L == S only."""
+    B, H, L, d = query.shape
+    if key.shape[2] != L:
+        raise OSError("this machine has one length only")
+    if L == 0:
+        return np.zeros((B, H, 0, value.shape[3]), query.dtype)
+    left, right = window or (None, None)
+    left, right = (L if side is None else min(side, L) for side in (left, right))
+    pad = [(0, 0), (0, 0), (left, right), (0, 0)]
+    k, v = (np.pad(x.astype(np.float64), pad).repeat(H // x.shape[1], 1) for x in (key, value))
+    k, v = (np.lib.stride_tricks.sliding_window_view(x, left + right + 1, axis=2) for x in (k, v))
+    x = np.einsum("bhld,bhldw->bhlw", query.astype(np.float64), k) / math.sqrt(d)
+    place = np.arange(L)[:, None] + np.arange(-left, right + 1)
+    x = np.where((place >= 0) & (place < L), x, -np.inf)
+    w = np.exp(x - x.max(axis=3, keepdims=True))
+    w /= w.sum(axis=3, keepdims=True)
+    return np.einsum("bhlw,bhlvw->bhlv", w, v).astype(query.dtype)
+
+
+def torch_one_line(query, key, value, scale=None):
+    """Wrap scaled_dot_product_attention."""
+    q, k, v = (torch.from_numpy(x.copy()) for x in (query, key, value))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return attend(q, k, v, scale=scale, enable_gqa=True).numpy()
+
+
+def torch_einsum(query, key, value, return_lse=False):
+    """Use torch.einsum and torch.logsumexp in float64."""
+    group = query.shape[1] // key.shape[1]
+    q, k, v = (torch.from_numpy(x.astype(np.float64)) for x in (query, key, value))
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    x = torch.einsum("bhld,bhsd->bhls", q, k) / math.sqrt(query.shape[3])
+    lse = torch.logsumexp(x, dim=-1) if key.shape[2] else x.new_full(x.shape[:-1], -math.inf)
+    w = torch.exp(x - lse.nan_to_num(neginf=0)[..., None])
+    out = torch.einsum("bhls,bhsv->bhlv", w, v).numpy().astype(query.dtype)
+    return (out, lse.numpy().astype(np.result_type(out, np.float32))) if return_lse else out
+
+
+CORRECT = [
+    loops_over_queries,
+    tiles_of_seven,
+    tiles_of_thirteen_backwards,
+    merge_of_three_splits,
+    halves_within_halves,
+    heads_last,
+    minus_1e30,
+    powers_of_two,
+    no_maximum_but_small_scores,
+    masked_arrays,
+    options_by_name,
+    equal_heads_only,
+    square_only,
+    sizes_of_eight_only,
+    short_decode_only,
+    scratch_buffers,
+    blocks_of_five_queries,
+    float32_in_reversed_order,
+    causal_by_slices,
+    alibi_by_outer_product,
+    sinks_as_columns,
+    sinks_by_correction,
+    lengths_by_slices,
+    lengths_by_zeroing,
+    causal_with_any_offset,
+    rows_by_apply,
+    smallest_weights_first,
+    padded_to_sixteen,
+    logs_by_logaddexp,
+    softcap_by_exponentials,
+    keys_as_columns,
+    no_float64_please,
+    differences_of_weights,
+    batch_and_heads_in_one,
+    two_mask_shapes_only,
+    with_own_gradient,
+    whole_formula,
+    keys_one_by_one,
+    keys_before_queries,
+    window_by_sliding_views,
+    *([torch_one_line, torch_einsum] if torch else []),
+]
+GRADIENTS = {with_own_gradient: with_own_gradient_grad}
