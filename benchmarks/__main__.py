@@ -39,6 +39,7 @@ CLAIMS = (
     "cold",
     "bert",
     "llama",
+    "smollm2",
     "inside",
     "circuits",
     "scan",
@@ -50,7 +51,7 @@ CLAIMS = (
 PEERS = (
     *("qkv", "numpy", "torch", "onnxruntime", "openvino"),
     *("transformers", "sentence-transformers", "fastapi", "uvicorn", "dask", "pyarrow"),
-    "transformer-lens",
+    *("transformer-lens", "ctranslate2", "nncf", "llama-cpp-python"),
 )
 QUICK = 8  # lengths are divided by this number for a quick check
 

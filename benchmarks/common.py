@@ -35,6 +35,7 @@ class Way:
     operations: float = 0  # the number of floating-point multiplications and additions
     reads: float = 0  # the minimum number of bytes to read
     dtype: str = "float32"  # the peak is the multiply-add rate of this type
+    also: Callable[[Any], dict[str, float]] = lambda _: {}  # other measures of the result's error
 
 
 def timed(call: Callable[[], Any] | str | None, *arguments, **options) -> Way | str | None:
@@ -138,7 +139,7 @@ def share_of_peak(least: float | None, aim: float | None = None, way: str = "qkv
     return Goal(text, lambda row: row["ways"][way]["share"], "%", least=least, aim=aim)
 
 
-def share_of_reading(least: float, way: str = "qkv") -> Goal:
+def share_of_reading(least: float | None, way: str = "qkv") -> Goal:
     """Make a goal: reach at least this share of the machine's read rate."""
     text = f"share of the machine's read rate{way.removeprefix('qkv')}"
     return Goal(text, lambda row: row["ways"][way]["share"], "%", least=least)
@@ -155,9 +156,15 @@ def within(most: float, way: str, of: str = "qkv") -> Goal:
     )
 
 
+def per_second(what: str, count: int, way: str) -> Goal:
+    """Show how many texts or tokens an implementation processes per second; this is no goal."""
+    return Goal(f"{what} per second, {way}", lambda row: count / seconds(row, way), "n")
+
+
 def at_most(most: float, way: str = "qkv") -> Goal:
     """Make a goal: a call takes `most` seconds or less."""
-    return Goal("one call", lambda row: seconds(row, way), "s", most=most)
+    text = f"one call{way.removeprefix('qkv')}"
+    return Goal(text, lambda row: seconds(row, way), "s", most=most)
 
 
 def no_less_exact(than: str, way: str = "qkv") -> Goal:
@@ -173,9 +180,21 @@ def no_less_exact(than: str, way: str = "qkv") -> Goal:
     return Goal(f"error relative to {than}", ratio, most=1.0)
 
 
+def other_measure(name: str, way: str, *, relative_to: str = "", **bounds: float) -> Goal:
+    """Make a goal for another measure of a result's error (`Way.also`), or for a ratio of two."""
+
+    def value(row: dict[str, Any]) -> float:
+        found = row["ways"][way]["also"][name]
+        return found / row["ways"][relative_to]["also"][name] if relative_to else found
+
+    text = f"{name} of {way}" + f" relative to {relative_to}" * bool(relative_to)
+    return Goal(text, value, "measure", **bounds)
+
+
 def memory_at_most(most: float, way: str) -> Goal:
     """Make a goal: a call needs `most` bytes or less in addition to the inputs."""
-    return Goal("memory above the inputs", lambda row: row["memory"][way], "B", most=most)
+    text = way if way.startswith("memory") else "memory above the inputs"
+    return Goal(text, lambda row: row["memory"][way], "B", most=most)
 
 
 def less_memory(than: str, least: float, way: str = "qkv") -> Goal:
@@ -248,9 +267,11 @@ def measure(row: Row, threads: int, rounds: int = ROUNDS, seconds: float = 1.0) 
         ArithmeticError: an implementation returns a wrong result; the row is not timed.
     """
     ways = {name: way for name, way in row.ways.items() if isinstance(way, Way)}
-    errors = {}
+    errors, also = {}, {}
     for name, way in ways.items():
-        errors[name] = way.error(way.call())
+        result = way.call()
+        errors[name], also[name] = way.error(result), way.also(result)
+        del result
         if not errors[name] <= way.allowed:
             raise ArithmeticError(
                 f"{row.name}: {name} is off by {errors[name]:.1e}, allowed is {way.allowed:.1e}"
@@ -291,6 +312,7 @@ def measure(row: Row, threads: int, rounds: int = ROUNDS, seconds: float = 1.0) 
             "fastest": min(times[name]),
             "turns": len(times[name]),
             "error": errors[name],
+            **({"also": also[name]} if also[name] else {}),
         }
         work, limit = (
             (way.operations, rates[way.dtype])
@@ -319,6 +341,8 @@ def in_unit(value: float, unit: str) -> str:
         return f"{value / 1e6:,.0f} MB"
     if unit == "":
         return f"{value:.0e}"
+    if unit == "measure":
+        return f"{value:.4f}"
     if unit == "n":
         return f"{value:,.0f}"
     return f"{value:.2f}x"
@@ -356,6 +380,12 @@ def rate_in_words(name: str, rate: float) -> str:
     return f"{rate / 1e9:,.1f} {'GB/s' if name == 'reading' else 'GFLOP/s'}"
 
 
+def errors_in_words(error: float, way: dict[str, Any]) -> str:
+    """Format the error of an implementation, and the other measures of it."""
+    also = way.get("also", {}).items()
+    return "; ".join([f"{error:.0e}", *(f"{name} {value:.4f}" for name, value in also)])
+
+
 def report(row: dict[str, Any]) -> Iterable[str]:
     """Format a measured row as lines for the terminal."""
     limits = ", ".join(
@@ -365,7 +395,8 @@ def report(row: dict[str, Any]) -> Iterable[str]:
         f"  (limits: {limits})" if limits else ""
     )
     for name, way in row["ways"].items():
-        line = f"  {name:32} {time_in_words(way['seconds']):>9}  error {way['error']:.0e}"
+        line = f"  {name:32} {time_in_words(way['seconds']):>9}  "
+        line += f"error {errors_in_words(way['error'], way)}"
         if "share" in way:
             line += f"  {way['rate'] / 1e9:8,.1f} G/s {way['share']:7.1%}"
         yield line

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import in_unit, of_memory, rate_in_words, verdict, wanted
+from benchmarks.common import errors_in_words, in_unit, of_memory, rate_in_words, verdict, wanted
 from benchmarks.growth import exponent
 from qkv.measure import time_in_words
 
@@ -129,7 +129,13 @@ NumPy. Shapes are `(B, H, L, d)`. For decoding, shapes are `(B, Hq over Hkv, L x
 heads share Hkv key heads, and L queries attend to S keys; `heads as queries` treats the query heads
 of a group as queries of one head, so that the keys are read once. `chunks` computes a window in
 chunks of queries, each with only the keys that it sees. `compiled` means `torch.compile`, which
-needs a C++ compiler.
+needs a C++ compiler. In int8, `onnxruntime` is the result of `quantize_dynamic` with a scale for
+each channel. `openvino` is the result of NNCF's `quantize`, which runs the model on 100 other texts
+first, and `int8 weights` is the result of its `compress_weights`; both compute the other operations
+in bfloat16 where the processor has it. The cosines compare the vectors of all texts with those of
+`qkv` in float32. llama.cpp is llama-cpp-python, compiled for AVX-512 without AMX, because its build
+with AMX crashes. The perplexity is that of 20,000 tokens of this documentation, in parts of 512
+tokens.
 """
 
 HOW = "## How to repeat it\n"
@@ -145,7 +151,8 @@ $ make bench QUICK=1
 The first command measures everything, which takes {minutes}. The second command measures only two
 claims. The third command measures one claim again, and replaces the numbers of this processor. The
 last command only checks that everything runs, with lengths divided by eight. `make bench` makes its
-own environment with torch, transformers, onnxruntime and OpenVINO (1.8 GB). A full run, or a claim
+own environment with torch, transformers, onnxruntime, OpenVINO, NNCF and CTranslate2 (1.9 GB), and
+compiles llama-cpp-python; if this fails, the tables say that it is missing. A full run, or a claim
 measured again, replaces only the results of the processor that it runs on: a file in
 `benchmarks/results/processors/`, named by vendor, family and model. Then the command writes this
 page from the files of all processors. The models read texts from WordNet
@@ -262,7 +269,8 @@ def details(rows: list[dict[str, Any]]) -> str:
                 cells.append("" if one is None else time_in_words(one["seconds"]))
                 cells.append("" if not one or "share" not in one else f"{one['share']:.0%}")
                 error = max(error, one["error"] if one else 0)
-            lines.append(["" if number else name, way, *cells, f"{error:.0e}"])
+            last = errors_in_words(error, one or {})
+            lines.append(["" if number else name, way, *cells, last])
         for way, reason in dict(next(iter(by_threads.values())).get("missing", ())).items():
             lines.append(["", way, reason, *[""] * (2 * len(counts))])
         for way in next(iter(by_threads.values()))["memory"]:

@@ -100,12 +100,17 @@ def test_measuring_a_row_reports_rates_shares_and_goals(monkeypatch: pytest.Monk
         "work",
         {
             "qkv": Way(lambda: 0, lambda _: 1e-7, operations=1e9),
-            "peer": Way(lambda: 0, lambda _: 2e-7, operations=1e9),
+            "peer": Way(lambda: 3, lambda _: 2e-7, operations=1e9, also=lambda got: {"bias": got}),
             "reader": Way(lambda: 0, lambda _: 0.0, reads=1e8),
             "absent": None,
             "failing": "not compiled: no compiler",
         },
-        (common.faster("peer", 4.0, 5.0), common.faster("absent", 1.0), common.share_of_peak(0.6)),
+        (
+            *(common.faster("peer", 4.0, 5.0), common.faster("absent", 1.0)),
+            *(common.share_of_peak(0.6), common.per_second("texts", 1000, "peer")),
+            *(common.other_measure("bias", "peer", least=4), common.other_measure("bias", "qkv")),
+            common.other_measure("bias", "peer", relative_to="peer", most=1.005),
+        ),
         {"qkv": lambda: 7.0},
     )
     found = measure(row, threads=2)
@@ -117,10 +122,14 @@ def test_measuring_a_row_reports_rates_shares_and_goals(monkeypatch: pytest.Monk
     assert found["ways"]["peer"]["error"] == 2e-7
     assert found["memory"] == {"qkv": 7.0}
     assert found["missing"] == {"absent": "not installed", "failing": "not compiled: no compiler"}
-    first, absent, share = found["goals"]
+    first, absent, share, rate, bias, unbiased, ratio = found["goals"]
     assert (first["value"], first["met"], first["aim_met"]) == (4.0, True, False)
     assert (absent["value"], absent["met"]) == (None, None)
     assert (share["value"], share["met"], share["aim_met"]) == (0.5, False, None)
+    assert (rate["value"], rate["met"]) == (500.0, None)
+    assert (bias["value"], bias["met"]) == (3, False)
+    assert unbiased["value"] is None
+    assert (ratio["value"], ratio["met"]) == (1.0, True)
     lines = "\n".join(common.report(found))
     assert "work, 2 threads  (limits: float32 4.0 GFLOP/s, reading 2.0 GB/s)" in lines
     assert "absent                           not installed" in lines
@@ -128,6 +137,8 @@ def test_measuring_a_row_reports_rates_shares_and_goals(monkeypatch: pytest.Monk
     assert "4.00x  (at least 4.00x, aim 5.00x) met, short of the aim" in lines
     assert "50.0%  (at least 60.0%) MISSED" in lines
     assert "not measured" in lines
+    assert "error 2e-07; bias 3.0000" in lines
+    assert "3.0000  (at least 4.0000) MISSED" in lines
     json.dumps(found, allow_nan=False)
 
 
@@ -456,6 +467,7 @@ def test_the_page_has_what_was_measured() -> None:
         measured = row_of(qkv=seconds, torch=goal * seconds)
         for way in measured["ways"].values():
             way |= {"error": 3e-7, "share": 0.5}
+        measured["ways"]["torch"]["also"] = {"mean cosine": 0.99}
         judged = common.faster("torch", 2.0, 2.5).judged(measured)
         return measured | {
             "name": "(1, 2)",
@@ -483,6 +495,7 @@ def test_the_page_has_what_was_measured() -> None:
     assert "| 3.00x, aim met | **1.50x, missed** |" in text
     assert "at least 2.00x, aim 2.50x" in text
     assert "| (1, 2) | qkv | 100 ms | 50% | 50 ms | 50% | 3e-07 |" in text
+    assert "| torch | 300 ms | 50% | 75 ms | 50% | 3e-07; mean cosine 0.9900 |" in text
     assert "It waits for memory." in text
     assert "#### Whole texts\n\nEach was read.\n\n| work |" in text
     assert "| qkv | 2.00 | 1.00 | 4,096 | 16.8 ms | 41 MB |" in text
