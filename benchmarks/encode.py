@@ -23,7 +23,7 @@ CALIBRATION = 100  # the number of texts on which NNCF chooses the scales of act
 COSINE = 0.9999  # the minimum cosine between vectors in bfloat16 and in float64
 APART = (2 * (1 - COSINE)) ** 0.5  # the distance of two unit vectors that have this cosine
 APART_INT8 = 0.1  # the distance at a cosine of 0.995
-WRONG = 0.5  # no quantization of another library moves a vector this far
+WRONG = 1.0  # no quantization of another library moves a vector this far
 ENCODERS = "onnxruntime|openvino"
 
 

@@ -1,7 +1,8 @@
 """SmolLM2 from a GGUF file of Q4_1 and Q8_0 blocks: a prompt, new tokens, loading and memory.
 
 `qkv` computes with float32 values of the blocks; `qkv, int8` and llama.cpp multiply the blocks. The
-error is the largest difference of a logit, relative to the largest logit of the prompt.
+error is the largest difference of a logit, relative to the largest logit of the prompt. Memory is
+the peak of a process that loads the model and answers a question.
 """
 
 import subprocess
@@ -155,6 +156,7 @@ def new_tokens(model: Any, ids: np.ndarray, count: int) -> list[int]:
     """Return the most likely next tokens, by qkv or by llama.cpp."""
     if isinstance(model, qkv.Model):
         return list(model.generate(ids, max_new_tokens=count).ids)
+    model.reset()  # otherwise it keeps the keys and values of the same prompt
     return list(islice(model.generate(ids.tolist(), temp=0.0), count))
 
 
