@@ -173,12 +173,16 @@ def _jax(device: str) -> Library:
     return Library(lambda a: jax.device_put(a, target), _as_array, halves, absent, backward)
 
 
+class NotNumbers(TypeError):
+    """The function returned something else than an array of numbers."""
+
+
 def _as_array(x: Any) -> Array:
     a = np.asarray(x)
     if a.dtype.name == "bfloat16":
         return a.astype(np.float32)
     if a.dtype.kind not in "biuf":
-        raise TypeError(
+        raise NotNumbers(
             f"the function returned {type(x).__name__}, which is not an array of numbers"
         )
     return a

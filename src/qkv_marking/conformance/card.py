@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -27,7 +26,6 @@ _NAMES = MappingProxyType(
 )
 _RANDOM = 60
 _HANGS = 3  # after this number of crashes or hangs, the other cases of a feature are skipped
-_SHAPES = re.compile("broadcast|core dimension|cannot reshape|not aligned|must match the size")
 _STEPS = 60  # the maximum number of calls in the search for a smaller failing case
 
 
@@ -108,7 +106,7 @@ def conform(
         halves = [dtype for dtype in about["halves"] if dtype not in dtypes]
         plan = [*plan_cases(dtypes, halves), *random(seed, _RANDOM, dtypes)]
         cases = [case for case in _filter_cases(plan, about, aligned) if case.feature in chosen]
-        results = _revise_statuses(_all(runs, cases))
+        results = _all(runs, cases)
         results, findings = _findings(runs, results)
     by_feature = {name: _results_of(name, results) for name in chosen}
     statuses = {name: status_of(group) if group else "absent" for name, group in by_feature.items()}
@@ -190,25 +188,6 @@ def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
         ended[case.feature] = ended.get(case.feature, 0) + result.ended
         results.append(result)
     return results
-
-
-def _revise_statuses(results: Sequence[CaseResult]) -> list[CaseResult]:
-    """Change the status "refused" to "wrong" if an error was about the shapes of arrays.
-
-    The status stays "refused" if no case of the same feature is right.
-    """
-    needed = [result for result in results if not result.case.optional]
-    fits = {result.feature for result in needed if result.status == "right"}
-    return [
-        replace(result, status="wrong")
-        if result.status == "refused"
-        and result.feature in fits
-        and not result.case.optional
-        and result.case.Hq == result.case.Hkv
-        and _SHAPES.search(result.message)
-        else result
-        for result in results
-    ]
 
 
 def _findings(
